@@ -136,17 +136,16 @@ def _axis(x: Listed | ListedMask | Affine) -> int | None:
     return wide[0] if len(wide) == 1 else None
 
 
-def _thin(x: Any) -> Any:
-    """Return a list, or a mask by a table, along its own axis alone, without what is linear of it."""
-    shape = tuple(n if i == _axis(x) else 1 for i, n in enumerate(x.shape))
-    thin = replace(x, at=replace(x.at, shape=shape))
-    none = (0,) * len(shape)
-    return replace(thin, rest=Affine(np.zeros((1, 1), np.int64), none, shape)) if isinstance(x, Listed) else thin
+def _own_axis(x: Listed | ListedMask) -> Affine:
+    """Return the places in a table along the axis alone along which it leads."""
+    return replace(x.at, shape=tuple(n if i == _axis(x) else 1 for i, n in enumerate(x.shape)))
 
 
 def _summed(op: Op, a: Listed, b: Listed, sums: Sums) -> Listed:
     """Return a sum or difference of two lists along one axis as one list: what is linear of them stays so."""
-    one, other = _thin(a), _thin(b)
+    at = [_own_axis(x) for x in (a, b)]
+    rests = [Affine(np.zeros((1, 1), np.int64), (0,) * len(x.shape), x.shape) for x in at]
+    one, other = (replace(x, rest=rest, at=own) for x, rest, own in zip((a, b), rests, at, strict=True))
     values = elements_of(op, one) + (-1 if op.name == "arith.subi" else 1) * elements_of(op, other)
     made = table_of(op, values, np.logical_and(_defined(op, one), _defined(op, other)), one.shape, WIDE)
     return replace(made, rest=sums(op, a.rest, b.rest), at=replace(made.at, shape=a.shape))
@@ -292,7 +291,7 @@ def _joined_by_elements(op: Op, how: Callable[..., Booleans], a: ListedMask, b: 
     """Return masks by two tables along one axis of a block as one by a table of all programs; None for two axes."""
     if a.at.of or b.at.of or _axis(a) is None or _axis(a) != _axis(b):
         return None
-    thin = [replace(_thin(x), within=None) for x in (a, b)]
+    thin = [replace(x, at=_own_axis(x), within=None) for x in (a, b)]
     holds = how(*(holds_of(op, x) for x in thin))
     known = np.logical_and(*(_defined(op, x) for x in thin))
     made = table_of(op, holds.astype(np.int64), known, thin[0].shape, 1)
