@@ -199,7 +199,6 @@ def test_integers_without_a_defined_value_are_refused(index: str, why: str, tmp_
     ("body", "why"),
     [
         ("    tl.store(Y + p, tl.sum(tl.load(X + p * xs + c % 10, mask=c % 10 < 4, other=0.0)))", "start again within"),
-        ("    tl.store(Y + p, tl.sum(tl.load(X + p * xs + c % 10)))", "a sum, maximum or product along an axis whose"),
         ("    tl.store(Y + p * xs + c % 10, tl.load(X + p * xs + c))", "a store to indices that start again"),
     ],
 )
@@ -211,3 +210,12 @@ def test_indices_that_begin_anew_within_a_block_are_not_read_as_if_they_went_on(
     arrays = {"X": x, "Y": np.zeros_like(x) if "xs + c % 10, tl" in body else np.zeros(8, np.float32)}
     with pytest.raises(ProgramError, match=why):
         _ran(_recorded(tmp_path, text, 8, arrays, xs=BLOCK, B=BLOCK))
+
+
+def test_a_sum_of_elements_by_remainders_reads_each_of_them(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((8, BLOCK)).astype(np.float32)
+    text = HEAD.format("X, Y, xs") + "    p, c = tl.program_id(0), tl.arange(0, B)\n"
+    text += "    tl.store(Y + p, tl.sum(tl.load(X + p * xs + c % 10)))\n"
+    done = _ran(_recorded(tmp_path, text, 8, {"X": x, "Y": np.zeros(8, np.float32)}, xs=BLOCK, B=BLOCK))
+    expected = x[:, np.arange(BLOCK) % 10].astype(np.float64).sum(1)
+    assert np.abs(np.reshape(done.output, 8) - expected).max() < 1e-4

@@ -38,7 +38,7 @@ from npusim.kernels.triton.integers import (
     positive,
     resized,
 )
-from npusim.kernels.triton.kernel_draft import Draft, Load, plain_name
+from npusim.kernels.triton.kernel_draft import Draft, KnownBlock, Load, plain_name
 from npusim.kernels.triton.listed import (
     by_elements,
     chosen_by_table,
@@ -53,7 +53,6 @@ from npusim.kernels.triton.ttir_text import FORMATS, Op, shape_of
 from npusim.kernels.triton.values import (
     RELATIONS,
     Affine,
-    Booleans,
     Condition,
     Elements,
     Floats,
@@ -168,6 +167,8 @@ LIBDEVICE: Mapping[str, str] = MappingProxyType(
         "__nv_fsqrt_rn": "tt.precise_sqrt",
         "__nv_tanhf": "math.tanh",
         "__nv_fast_expf": "math.exp",
+        "__nv_fast_logf": "math.log",
+        "__nv_fast_log2f": "math.log2",
         "__nv_ceilf": "math.ceil",
         "__nv_floorf": "math.floor",
         "__nv_roundf": "math.round",
@@ -175,12 +176,15 @@ LIBDEVICE: Mapping[str, str] = MappingProxyType(
         "__nv_nearbyintf": "math.roundeven",
     }
 )
+#: Functions that are an instruction of a GPU's special function unit of which no measured bits are there.
+_LOG2_UNIT = ("__nv_fast_logf", "__nv_fast_log2f")
 #: Brackets of one expression: Python reads about 200 that are nested.
 MOST_STEPS = 100
 #: A number that hides a score where it is added: so low that the weight is 0.
 LOW = -1e4
 #: Numbers of a row may be any: what two of the first operand, and two of the second one, give alike is known.
-_STAND_INS = ((0.7, -3.1), (1.9, -0.4))
+#: They are beyond any number that a maximum or minimum has beside them, on both sides.
+_STAND_INS = ((0.7e30, -3.1e30), (1.9e30, -0.4e30))
 #: Operands that leave the other one of an operation as it is.
 _UNITS: Mapping[str, float] = MappingProxyType(
     {"+": 0.0, "-": 0.0, "*": 1.0, "/": 1.0, "maximum": -math.inf, "minimum": math.inf}
@@ -291,7 +295,7 @@ class Arithmetic(Draft, ABC):
             raise op.fail(f"{op.name} of masks, or of computed values: masks are joined by & | ^ ~")
 
     def _linear(self, op: Op, a: Affine, b: Affine) -> Affine:
-        made, wraps = integers(op, a, b)
+        made, wraps = integers(op, a, b, begins=not self.choices.lists_remainders)
         return made if wraps is None else self._said_to_wrap(op, made, wraps)
 
     def _linear_or_listed(self, op: Op, a: Affine, b: Affine) -> Known:
@@ -452,7 +456,10 @@ class Arithmetic(Draft, ABC):
             self.hidden.unlike_rows.add(axes[0])
         text = self._combined(op, how, a, b)
         is_seen = all(x.is_seen or _is_alike(x) for x in blocks)
-        made = Floats(text, axes, blocks[0].fmt, pad, False, False, factors, place, None, is_low, held, is_seen)
+        is_even = pad is None and how != "/" and all(map(_is_one_number, (a, b)))
+        made = Floats(
+            text, axes, blocks[0].fmt, pad, False, False, factors, place, None, is_low, held, is_seen, is_even
+        )
         self._bind(op, made)
 
     def _is_inverted(self, op: Op, divisor: Known) -> bool:
@@ -584,11 +591,8 @@ class Arithmetic(Draft, ABC):
         is_factor = any(o.name == "tt.dot" for o in self._uses.get(op.results[0], []))  # of a product: P of p
         called = x.text.upper() if is_factor and x.text.isidentifier() else ""
         pad = x.pad if x.pad is None or math.isnan(x.pad) or fmt not in FORMATS else _rounded(x.pad, fmt)
-        self._bind(
-            op,
-            Floats(f"{self.text(x)}.to({self.choices.fmt(fmt)!r}{how})", x.axes, fmt, pad, is_seen=x.is_seen),
-            called,
-        )
+        text = f"{self.text(x)}.to({self.choices.fmt(fmt)!r}{how})"
+        self._bind(op, Floats(text, x.axes, fmt, pad, is_seen=x.is_seen, is_even=x.is_even), called)
 
     _arith_truncf = _arith_extf = _tt_fp_to_fp = _cast
 
@@ -610,7 +614,11 @@ class Arithmetic(Draft, ABC):
         self._bind(op, Floats(text.format(self.text(x)), x.axes, x.fmt, pad, is_low=is_low, is_seen=x.is_seen))
 
     def _tt_extern_elementwise(self, op: Op, *x: Known) -> None:
-        if (symbol := re.findall(r'symbol = "(\w*)"', op.text)[0]) not in LIBDEVICE:
+        symbol = re.findall(r'symbol = "(\w*)"', op.text)[0]
+        if symbol in _LOG2_UNIT and self.choices.forms.get(symbol):
+            why = "lg2.approx, of which only the error is documented, has the bits of a correctly rounded one here"
+            self.notes.append(f"{op.line}: {why}")
+        if symbol not in LIBDEVICE:
             raise op.fail(f"a function of a library, {symbol}; there are {', '.join(sorted(LIBDEVICE))}")
         if (name := LIBDEVICE[symbol]) in TO_WHOLE:
             self._to_whole(op, x[0], name)
@@ -728,6 +736,7 @@ class Arithmetic(Draft, ABC):
         if not self._is_cut(axis):
             self.hidden.uncut.append((op, x, kind, neutral))
             return
+        self._note_zeros(op)
         self.hidden.relied.add(axis)
         if x.pad != neutral and (kind == "sum" or (not x.is_low and self._hidden_maximum(x, axis) is None)):
             hidden = "unknown" if x.pad is None else sign * x.pad
@@ -742,6 +751,15 @@ class Arithmetic(Draft, ABC):
             if self._is_cut(axis) and x.pad != neutral and not (x.is_low and kind != "sum"):
                 why = f"a {kind} along an axis that a mask cuts in another block, joined with it later"
                 raise op.fail(f"{why}: mask this block too, with other={-neutral if kind == 'min' else neutral}")
+
+    def _note_zeros(self, op: Op) -> None:
+        """Note loads under a mask without ``other`` that an operation along a cut axis is computed from."""
+        sources = {n for name in op.operands for n in self._made_of(name)}
+        for load in self._made:
+            if load.name == "tt.load" and len(load.operands) == 2 and sources.intersection(load.results):
+                why = "a masked load without other=...: hidden elements are 0 here, as in compiled code for GPUs"
+                if not any(n == f"{load.line}: {why}" for n in self.notes):
+                    self.notes.append(f"{load.line}: {why}")
 
     def _hidden_maximum(self, x: Floats, axis: str | None) -> float | None:
         """Return the value of elements that a mask hides in every program where a maximum may be theirs; else None."""
@@ -819,6 +837,7 @@ class Arithmetic(Draft, ABC):
             return
         if not isinstance(a, Floats) or not isinstance(b, Floats):
             raise op.fail("a product of a value that is no block of floats")
+        a, b = (self._widened(op, x) for x in (a, b))
         self._join(a.axes[1], b.axes[0])
         self._check_factors(op, a, b)
         self._refuse_anew(op, a.axes[1])
@@ -859,11 +878,23 @@ class Arithmetic(Draft, ABC):
         if not self._is_cut(along):
             self.hidden.uncut.append((op, replace(a, pad=0.0 if is_right else None), "product", 0.0))
             return
+        self._note_zeros(op)
         self.hidden.relied.add(along)
         if not is_right:
             why = "a product along an axis that a mask cuts"
             why += ", with 0 times a number that is not finite" if 0.0 in pads else ""
             raise op.fail(f"{why}: other=0.0 where one of its factors is loaded")
+
+    def _widened(self, op: Op, x: Floats) -> Floats:
+        """Return a factor of FP8 as one of float16 where the matrix unit multiplies no FP8."""
+        if not self.choices.is_widened(x.fmt):
+            return x
+        why = "the matrix unit multiplies no FP8: factors become float16, which has the same numbers"
+        if not any(n.endswith(why) for n in self.notes):
+            self.notes.append(f"{op.line}: {why}")
+        name = self._unique(f"{x.text}_wide")
+        self._emit(f"{name} = {x.text}.to({self.choices.fmt('f16')!r})", op.line)
+        return replace(x, text=name, fmt="f16", narrow=None)
 
     def _arith_select(self, op: Op, mask: Known, a: Known, b: Known) -> None:
         # Compiled code contracts no product that a choice stands behind, even one that chooses alike everywhere.
@@ -924,7 +955,8 @@ class Arithmetic(Draft, ABC):
         if not isinstance(a, Floats) or not isinstance(b, Number):
             self._fixed_choice(op, of, a, b)
             return
-        self._hidden_by(op, b)
+        pad = -math.inf if self._hidden_by(op, b) else b.value
+        a = replace(a, pad=pad) if self._elements_hide_unread(a, of) else a
         self._mask(op, a, b, of)
 
     def _hidden_by(self, op: Op, b: Number) -> bool:
@@ -992,19 +1024,10 @@ class Arithmetic(Draft, ABC):
 
         In every row that a load reads: further ones are not stored.
         """
-        walk, axes = self._walk, list(map(self.root, a.axes))
-        if walk is None or len(axes) != 2 or None in axes or any(len(d.steps) != 2 for _, d in rules):
+        walk, shape = self._walk, rules[0][1].shape
+        if walk is None or not self._is_tile(a) or any(len(d.steps) != 2 for _, d in rules):
             return False
-        shape, read = rules[0][1].shape, list[Integers]()
-        for axis, n in zip(axes, shape, strict=True):
-            known = [
-                np.minimum(left, n)[:, -walk.most :]
-                for x in self.loads.values()
-                for own, left in zip(x.axes, x.left, strict=True)
-                if self.root(own) == axis and (x.is_walked or left.shape[1] == 1)
-            ]
-            read.append(reduce(np.minimum, known) if known else np.full((1, 1), n))
-        (rows, first), last = read, shape[1] - 1
+        (rows, first), last = self._read_of_tile(a, shape), shape[1] - 1
         is_visited = (np.arange(walk.most)[None] < walk.counts) & (first <= last) & (rows > 0)
         hides = np.zeros((1, 1), bool)
         for relation, d in rules:
@@ -1014,6 +1037,35 @@ class Arithmetic(Draft, ABC):
             corners = [d.base + i * down + j * along for i in (0 * rows, rows - 1) for j in (first, 0 * first + last)]
             hides = hides | np.logical_and.reduce(np.broadcast_arrays(*(~RELATIONS[relation](c, 0) for c in corners)))
         return bool(np.all(hides | ~is_visited))
+
+    def _is_tile(self, a: Floats) -> bool:
+        """Return whether a value is a tile of rows and columns."""
+        return len(a.axes) == 2 and None not in a.axes
+
+    def _read_of_tile(self, a: Floats, shape: Sequence[int]) -> tuple[Integers, Integers]:
+        """Return how many rows, and columns, of a walked tile loads read, for each program and iteration."""
+        assert self._walk is not None
+        read = list[Integers]()
+        for axis, n in zip(map(self.root, a.axes), shape, strict=True):
+            known = [
+                np.minimum(left, n)[:, -self._walk.most :]
+                for x in self.loads.values()
+                for own, left in zip(x.axes, x.left, strict=True)
+                if self.root(own) == axis and (x.is_walked or left.shape[1] == 1)
+            ]
+            read.append(reduce(np.minimum, known) if known else np.full((1, 1), n))
+        rows, columns = read
+        return rows, columns
+
+    def _elements_hide_unread(self, a: Floats, mask: Elements) -> bool:
+        """Return whether a mask by its elements hides each column of a walked tile that no load reads, as above."""
+        walk = self._walk
+        if walk is None or not self._is_tile(a) or len(mask.shape) != 2:
+            return False
+        rows, first = (x[..., None, None] for x in self._read_of_tile(a, mask.shape))
+        down, along = np.arange(mask.shape[0])[:, None], np.arange(mask.shape[1])
+        is_visited = (np.arange(walk.most)[None] < walk.counts)[..., None, None]
+        return not np.any((mask.values != 0) & (down < rows) & (along >= first) & is_visited)
 
     def _is_loaded_so(self, op: Op, axis: str | None, most: Integers) -> bool:
         """Return whether the walked tiles along an axis have no more elements than a mask leaves.
@@ -1066,34 +1118,42 @@ class Arithmetic(Draft, ABC):
 
     def _fixed_mask(self, op: Op, a: Floats, b: Number, mask: Condition | Elements) -> None:
         """Write a mask outside of loops, the same in all programs, as a matrix of 0 and 1 that is read."""
-        matrix = self._fixed(op, mask)
         a, name = self._named(op, a), self._unique("seen")
-        self.seen[name] = Floats(name, a.axes, a.fmt), matrix
+        self._known_block(op, name, elements_in(op, mask).values, a.fmt, a.axes)
         self._bind(op, Floats(f"where(compare({name}, 0.0, 'une'), {a.text}, {b.text})", a.axes, a.fmt, a.pad))
 
-    def _fixed(self, op: Op, mask: Condition | Elements) -> Booleans:
-        """Return the elements of a mask outside of loops; refuse one that differs between programs."""
-        matrix = elements_in(op, mask).values.astype(bool)
-        if np.any(matrix != matrix[:1, :1]):
-            raise op.fail("a mask outside of a loop that differs between programs: tl.where of a block and a number")
-        self.notes.append(f"{op.line}: the mask outside of a loop is a matrix that is read")
-        return np.asarray(matrix[0, 0])
+    def _known_block(
+        self, op: Op, name: str, values: Integers, fmt: str, axes: tuple[str | None, ...] | None = None
+    ) -> Floats:
+        """Read integers or a mask outside of loops, (program, iteration, *axes), as data; return the block.
+
+        ``axes``: of the block that it masks; by default its own, of which those are left out along which all are alike.
+        """
+        if values.shape[1] > 1:
+            raise op.fail("a mask, or indices, of a loop's iterations as data: outside of loops alone")
+        is_by_program = bool(np.any(values != values[:1]))
+        matrix = np.broadcast_to(values, (len(self.ids), *values.shape[1:]))[:, 0] if is_by_program else values[0, 0]
+        for axis in range(is_by_program, matrix.ndim) if axes is None else ():
+            if np.all(matrix == (first := np.take(matrix, [0], axis))):
+                matrix = first  # where all along an axis are alike, one stands for them
+        own = self._axes(matrix.shape[is_by_program:]) if axes is None else axes
+        made = Floats(name, own, fmt)
+        self.seen[name] = KnownBlock(made, np.asarray(matrix), op.line, is_by_program)
+        what = "a block that is read, another one in each program" if is_by_program else "a block that is read"
+        self.notes.append(f"{op.line}: what is known of indices outside of a loop is {what}")
+        return made
 
     def _fixed_choice(self, op: Op, mask: Condition | Elements, a: Known, b: Known) -> None:
         """Write a choice between two blocks, or numbers, by a mask of indices that is the same in all programs."""
         values = [x for x in (a, b) if isinstance(x, Floats)]
         if self._walk is not None or not all(isinstance(x, Floats | Number) for x in (a, b)):
             raise op.fail("tl.where of two blocks by a mask of indices in a loop, or of other values than floats")
-        matrix, fmt = self._fixed(op, mask), shape_of(op.type.rpartition(", ")[2])[1]
-        for axis in range(matrix.ndim):  # where all along an axis are alike, one stands for them
-            if np.all(matrix == (first := np.take(matrix, [0], axis))):
-                matrix = first
-        name = self._unique("seen")
-        self.seen[name] = seen = Floats(name, self._axes(matrix.shape), fmt), matrix
+        fmt, name = shape_of(op.type.rpartition(", ")[2])[1], self._unique("seen")
+        seen = self._known_block(op, name, elements_in(op, mask).values, fmt)
         one, other = hidden_value(a), hidden_value(b)
         text = f"where(compare({name}, 0.0, 'une'), {self.text(a)}, {self.text(b)}"
         text += ")" if values else f", {self.choices.fmt(fmt)!r})"
-        self._bind(op, Floats(text, self._joined(seen[0], *values), fmt, one if one == other else None))
+        self._bind(op, Floats(text, self._joined(seen, *values), fmt, one if one == other else None))
 
 
 def _is_decided(x: Condition) -> bool:
@@ -1187,7 +1247,14 @@ def _pad(x: Known, other: float) -> float | None:
     """
     if isinstance(x, Number):
         return x.value if x.is_known else other
-    return other if _is_alike(x) else hidden_value(x)
+    assert isinstance(x, Floats)
+    return other if _is_alike(x) or x.is_even else x.pad
+
+
+def _is_one_number(x: Known) -> bool:
+    """Return whether the columns of a row that a mask hides have one finite value, known or not."""
+    number = _pad(x, 0.0)
+    return number is not None and math.isfinite(number) and not (isinstance(x, Floats) and x.held)
 
 
 def _as_column(x: Known) -> Known:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from itertools import product
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,11 +20,12 @@ from numpy.typing import NDArray
 
 from npusim import formats
 from npusim.errors import ProgramError
+from npusim.kernels.triton.added_parts import has_atomics
 from npusim.kernels.triton.arithmetic import BINARY, LIBDEVICE, NUMBERS, TO_WHOLE
 from npusim.kernels.triton.rolled_rows import with_scratch_kept
 from npusim.kernels.triton.tensor_axes import IntegerTensor
 from npusim.kernels.triton.ttir_text import FORMATS, Function, Op, refusing, shape_of
-from npusim.kernels.triton.values import Tensor, number_of
+from npusim.kernels.triton.values import ROWS, Tensor, number_of
 from npusim.program.numerics.reference import multiplied, summed
 
 if TYPE_CHECKING:
@@ -161,9 +163,12 @@ class LaunchMemory:
             some = here & (heads[0] == batch) & (heads[1] == head)
             values[some] = matrix[rows[some], cols[some]]
 
-    def store(self, pointer: Pointer, values: Array, mask: Array) -> None:
-        """Store elements; of other tensors than the first result only the program itself sees them."""
+    def store(self, pointer: Pointer, values: Array, mask: Array, *, adds: bool = False) -> None:
+        """Store elements, or add to them; of other tensors than the first result only the program itself sees them."""
         at, values = pointer.at[mask], np.asarray(values, np.float64)[mask]
+        if adds and pointer.of == self.result[0]:
+            self._add(pointer.of, at, values)
+            return
         if pointer.of in self.placed or pointer.of in self.scratch:
             self.own.setdefault(pointer.of, {}).update(zip(at.tolist(), values.tolist(), strict=True))
         name, arranged = self.result
@@ -177,6 +182,19 @@ class LaunchMemory:
             if (b, h) not in self.stored:
                 self.stored[b, h] = np.full((count, width), np.nan)
             self.stored[b, h][rows[some] - first, cols[some]] = values[some]
+
+    def _add(self, of: str, at: Array, values: Array) -> None:
+        """Add to elements of the result, which begin with what the tensor has."""
+        (batch, head), (_, width), rows, cols, here = _places(self.result[1], at)
+        first, count = self.span
+        begun = self.load(Pointer(of, at))
+        for i in np.flatnonzero(here & (rows >= first) & (rows < first + count)).tolist():
+            key = int(batch[i]), int(head[i])
+            if key not in self.stored:
+                self.stored[key] = np.full((count, width), np.nan)
+            place = rows[i] - first, cols[i]
+            known = self.stored[key][place]
+            self.stored[key][place] = (begun[i] if np.isnan(known) else known) + values[i]
 
 
 def _places(tensor: Tensor, offsets: Array) -> tuple[tuple[Array, Array], tuple[int, int], Array, Array, Array]:
@@ -348,9 +366,17 @@ class ExactProgram:
 
     # ---------------------------------------------------------------- memory
 
+    def _tt_atomic_rmw(self, op: Op, pointer: Pointer, value: Array, mask: Array = ALL) -> Array:
+        """Add to elements; no operation reads what they were."""
+        if not op.text.startswith("tt.atomic_rmw fadd"):
+            raise op.fail("an atomic operation other than an addition of floats")
+        whole = np.broadcast_to(value, pointer.at.shape)
+        self.memory.store(pointer, whole, np.broadcast_to(mask, pointer.at.shape), adds=True)
+        return np.zeros(pointer.at.shape)
+
     def _tt_load(self, op: Op, pointer: Pointer, mask: Array = ALL, other: Array | None = None) -> Array:
         fmt = shape_of(op.type)[1]
-        values = np.full(pointer.at.shape, np.nan if fmt in FORMATS else 0, _DTYPES[fmt])
+        values = np.zeros(pointer.at.shape, _DTYPES[fmt])
         values = values if other is None else np.array(np.broadcast_to(other, values.shape))
         mask = np.broadcast_to(mask, pointer.at.shape)
         values[mask] = self.memory.load(pointer._replace(at=pointer.at[mask]))
@@ -449,6 +475,9 @@ class ExactLaunch:
     def rows(self, inputs: HeadSource, batch: int, head: int, row: int, rows: int) -> NDArray[np.float64]:
         """Return rows (rows, columns) of a head, NaN where no program of the launch stores."""
         programs, (first, count) = self.grid.programs_of(batch, head, row, rows)
+        if has_atomics(self.function):  # any program may add to any row
+            programs = [list(at[::-1]) for at in product(*(range(n) for n in self.size[::-1]))]
+            first, count = 0, self.grid.placed_result[1].shape[ROWS]
         key = first, count, tuple(map(tuple, programs))
         if self._inputs_of is not inputs:
             self._inputs_of, self._latest = inputs, None

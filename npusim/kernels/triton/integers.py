@@ -80,10 +80,11 @@ def without_sign(values: Integers, bits: int) -> Unsigned:
     return values.astype(np.int64).view(np.uint64) & np.uint64((1 << bits) - 1)
 
 
-def integers(op: Op, a: Affine, b: Affine) -> tuple[Affine, NDArray[np.bool_] | None]:
+def integers(op: Op, a: Affine, b: Affine, *, begins: bool = True) -> tuple[Affine, NDArray[np.bool_] | None]:
     """Return an integer operation (``arith.addi``, ...) of two, and for each program and iteration whether it wraps.
 
-    None where no result can be beyond its type.  Raises `ProgramError` for one that is not linear in a block's axes.
+    None where no result can be beyond its type.  ``begins``: a block's remainders are known up to where they restart.
+    Raises `ProgramError` for one that is not linear in a block's axes.
     """
     name, bits = op.name.partition(".")[2], WIDE if a.of else a.bits
     left = tuple(lesser(x, y) for x, y in zip(a.limits(), b.limits(), strict=True))
@@ -106,7 +107,7 @@ def integers(op: Op, a: Affine, b: Affine) -> tuple[Affine, NDArray[np.bool_] | 
         steps = tuple(s * int(factor.base.flat[0]) for s in block.steps)
         made = Affine(a.base * b.base, steps, shape, "", left, bits, said)
         return _typed(op, made, a, b, operator.mul)
-    if name in ("remsi", "remui") and (begun := _begun(a, b, shape, left)) is not None:
+    if begins and name in ("remsi", "remui") and (begun := _begun(a, b, shape, left)) is not None:
         return begun, None
     return _by_elements(op, name, a, b, Affine(a.base, a.steps, shape, "", left, bits, said)), None
 

@@ -76,8 +76,10 @@ class Choices:
     ``further``: lines of which the assembler contracts additions with divisions, FILE:LINE.
     ``is_exact``: all is float64, as a reference.  ``is_apart``: each loop has separate statements, on the same tiles.
     ``lists_elements``: elements by loaded integers, one in each program, are a list of all programs.
+    ``lists_remainders``: a block's remainders that restart within it are a list of all programs.
     ``parts_by_loops``: the part of a tensor that a loop visits is separate.  ``programs``:
-    the programs that are read, by their numbers in the grid; empty: all.
+    the programs that are read, by their numbers in the grid; empty: all.  ``multiplied``: formats of factors that the
+    matrix unit multiplies; empty: any.  FP8 that it does not multiply becomes float16, which has all of its numbers.
     """
 
     is_fresh: bool
@@ -93,11 +95,17 @@ class Choices:
     is_apart: bool = False
     lists_elements: bool = False
     parts_by_loops: bool = False
+    lists_remainders: bool = False
     programs: tuple[tuple[int, ...], ...] = ()
+    multiplied: frozenset[str] = frozenset()
 
     def form(self, name: str, fmt: str, usual: str) -> str:
         """Return how a function of a format is written; ``usual``: where nothing computes it in a way of its own."""
         return self.forms.get(name, usual) if fmt == "f32" else usual
+
+    def is_widened(self, fmt: str) -> bool:
+        """Return whether factors of a format become float16: FP8 that the matrix unit does not multiply."""
+        return fmt.startswith("f8") and "float16" in self.multiplied and self.fmt(fmt) not in self.multiplied
 
     def fmt(self, name: str) -> str:
         """Return the format that TTIR calls by a name."""
@@ -174,6 +182,23 @@ class Walk:
 
 
 @dataclass
+class KnownBlock:
+    """A mask, or indices, that is known at launch and read as data: its elements, or those of each program.
+
+    ``elements``: along the axes of ``value``; where programs differ, behind an axis of these (``is_by_program``).
+    """
+
+    value: Floats
+    elements: np.ndarray[Any, Any]
+    line: Line
+    is_by_program: bool = False
+
+    def keep(self, programs: Integers) -> None:
+        """Go on with some of the programs, in that order."""
+        self.elements = self.elements[programs] if self.is_by_program else self.elements
+
+
+@dataclass
 class Stored(Load):
     """A stored value and its address; ``is_walked``: stored tile by tile, in a loop."""
 
@@ -219,8 +244,8 @@ class Draft:
         self.loads: dict[str, Load] = {}
         self.stored: list[Stored] = []
         self.numbers: dict[str, float] = {}
-        #: Masks outside of loops, with their matrices.
-        self.seen: dict[str, tuple[Floats, Any]] = {}
+        #: Masks and indices outside of loops that are read as data.
+        self.seen = dict[str, KnownBlock]()
         self.states: dict[str, tuple[Number | Floats, tuple[str | None, ...], str]] = {}
         self.walks: list[Walk] = []
         #: Axes that a mask cuts, rows that a sum or maximum along the other axis of a block leaves, and formats of
@@ -437,6 +462,8 @@ class Draft:
                 self.values[name] = replace(x, within=x.within.at(programs))
         for walk in self.walks:
             walk.keep(programs)
+        for known in self.seen.values():
+            known.keep(programs)
         for load in self.loads.values():
             load.pointer, load.left = load.pointer.at(programs), [x[programs] if len(x) > 1 else x for x in load.left]
         self.bounds = [(axis, x[programs] if len(x) > 1 else x, line) for axis, x, line in self.bounds]

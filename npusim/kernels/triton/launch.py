@@ -31,6 +31,7 @@ from npusim.formats import ARITHMETICS, VARIANTS
 from npusim.formats.exponential import LOG2_E
 from npusim.kernels.declare.define import schedule
 from npusim.kernels.triton import launch_parts, short_kernel_name
+from npusim.kernels.triton.added_parts import PartsError, has_atomics, parts_apart
 from npusim.kernels.triton.calls import MOST_PROGRAMS
 from npusim.kernels.triton.compiled_choices import UNKNOWN
 from npusim.kernels.triton.compiler import OPTIONS, POINTERS, Compiled, Source, compiled, function_of, source_of
@@ -39,7 +40,7 @@ from npusim.kernels.triton.kernel_draft import Choices, UnlikeProgramsError
 from npusim.kernels.triton.launch_phases import LaunchGrid, placed
 from npusim.kernels.triton.reader import Reader, read_launch
 from npusim.kernels.triton.releases import untried
-from npusim.kernels.triton.results_apart import results_apart
+from npusim.kernels.triton.results_apart import inside, results_apart
 from npusim.kernels.triton.shared_memory import check_programs
 from npusim.kernels.triton.start_values import starts_apart
 from npusim.kernels.triton.ttir_text import FORMATS, Function, Line, read, refusing
@@ -65,6 +66,8 @@ STAGES, MOST_STAGES = 3, 4  # triton 3.6, CUDAOptions
 AXES = "xyz"
 #: log2 e as a kernel's float32 has it.
 LOG2_E32 = float(np.float32(LOG2_E))
+#: ln 2 as CUDA's fast logarithm has it.
+LN_2 = float(np.float32(math.log(2.0)))
 #: Kinds of programs that one launch may have, and what is said of the times of several kernels.
 MOST_KINDS, _LAUNCHES = 4, "their times, with {} launches, not the one kernel's"
 _OPTIONS = MappingProxyType({"num_warps": 4, "num_stages": STAGES})  # triton 3.6, CUDAOptions
@@ -154,6 +157,8 @@ FUNCTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "correct": {},
         "cuda": {
             "__nv_expf": "exp({}, 'exp.libdevice')",
+            "__nv_fast_log2f": "log({}, 'log2.correct')",
+            "__nv_fast_logf": f"(log({{}}, 'log2.correct') * {LN_2!r})",
             "math.log": "log({}, 'log.libdevice')",
             "math.log2": "log({}, 'log2.libdevice')",
             "math.rsqrt": "rsqrt({}, 'rsqrt.hopper_approx')",
@@ -424,7 +429,9 @@ def phase_read(
     fuses = is_gpu and p.contracts and (made.fuses or bool(made.further) or not architecture_of(device))
     order, orders = ("mma_lanes", made.orders) if is_gpu and not p.sum_order else ("", {})
     of_code = {"addends": made.addends, "sums": made.sums, "further": made.further}
-    choices = _choices(p, fuses=fuses, order=order, orders=orders, **of_code)
+    units = device.matrix_engines.values()
+    multiplied = frozenset(fmt for unit in units for fmt in unit.arithmetic)
+    choices = _choices(p, fuses=fuses, order=order, orders=orders, multiplied=multiplied, **of_code)
     with refusing(line, name):
         first, *others = launched(read(made.ttir), arguments, grid, choices)
         further = [
@@ -454,13 +461,17 @@ def _launched(
     function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices, kinds: int
 ) -> list[LaunchGrid]:
     """Return the blocks of a launch; ``kinds``: how many kinds of programs there may be."""
+    if has_atomics(function):
+        return _added(function, arguments, grid, choices, kinds)
     listed, split = replace(choices, lists_elements=True), replace(choices, parts_by_loops=True)
     try:
         return [placed(read_launch(function, arguments, grid, choices))]
     except ProgramError as error:
         made, fault = list[LaunchGrid](), error
-        each = results_apart(function)
-        for how, parts in ((listed, [function]), (split, [function]), (choices, each), (listed, each)):
+        each, whole = results_apart(function), replace(choices, lists_remainders=True)
+        ways = [(listed, [function]), (split, [function]), (choices, each), (listed, each)]
+        ways += [(whole, [function]), (whole, each)] if _has_remainders(function) else []
+        for how, parts in ways:
             try:
                 made = made or [placed(read_launch(part, arguments, grid, how)) for part in parts]
             except UnlikeProgramsError as error:
@@ -478,6 +489,30 @@ def _launched(
             first.reader.notes.append(f"{function.name}: {why}")
             made = [first, *_launched(apart.before, apart.arguments, grid, choices, kinds), *others]
     return made or _by_programs(fault, function, arguments, grid, choices, kinds)
+
+
+def _has_remainders(function: Function) -> bool:
+    """Return whether a kernel has remainders of the indices of a block."""
+    every = [*function.operations, *inside(function.operations)]
+    return any(o.name in ("arith.remsi", "arith.remui") and "tensor" in o.type for o in every)
+
+
+def _added(
+    function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices, kinds: int
+) -> list[LaunchGrid]:
+    """Return the blocks of a kernel with atomic additions: of one that adds the parts, and of those that make them."""
+    apart = parts_apart(function, arguments, 1)
+    try:
+        makers = _launched(apart.before, apart.arguments, grid, choices, kinds)
+    except PartsError as error:
+        apart = parts_apart(function, arguments, error.count)
+        makers = _launched(apart.before, apart.arguments, grid, choices, kinds)
+    makers += _launched(apart.others, arguments, grid, choices, kinds) if apart.others else []
+    adder = placed(read_launch(apart.after, apart.arguments, apart.grid, replace(choices, orders={}, sums={})))
+    why = "atomic additions: programs add their parts to zeros, in their order, and a kernel adds the sum to the"
+    why += " tensor; on a chip the order is free, and bits may differ between two runs"
+    adder.reader.notes.append(f"{apart.after.operations[0].line}: {why}; {_LAUNCHES.format(1 + len(makers))}")
+    return [adder, *makers]
 
 
 def _by_programs(

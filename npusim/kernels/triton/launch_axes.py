@@ -68,6 +68,11 @@ def readings(view: View, bases: Integers, *, is_row: bool, is_part: bool, rows: 
 def _with_outer_axes(view: View, moved: Group) -> Iterator[View]:
     """Yield a view with its further axes as batch, heads and splits; along ``moved`` a loop goes: splits."""
     rest = tuple(i for i in view.rest if i not in moved)
+    if view.parts > 1:  # parts of an atomic addition are splits
+        split = view.assigned(splits=(0,))
+        others = tuple(k for k in rest if k)
+        yield from (split.assigned(batch=a, heads=b) for a, b in _in_two(split, others) if 0 in rest)
+        return
     if moved:
         yield from (view.assigned(splits=moved, batch=a, heads=b) for a, b in _in_two(view, rest))
         return

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from itertools import chain, combinations, product
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,20 +23,29 @@ from npusim.kernels.form.lowering import Kernel
 from npusim.kernels.form.phase import Phase, Stacked, TileLoop, TileRun, tensor_of
 from npusim.kernels.form.work_table import Visits, WorkTable, alike
 from npusim.kernels.triton.factors_before_loop import Prelude, phase_before, prelude_of
-from npusim.kernels.triton.kernel_draft import AXES_IN_TEXT, LANGUAGE, NUMBERS, Load, Stored, UnlikeProgramsError, Walk
+from npusim.kernels.triton.kernel_draft import (
+    AXES_IN_TEXT,
+    LANGUAGE,
+    NUMBERS,
+    KnownBlock,
+    Load,
+    Stored,
+    UnlikeProgramsError,
+    Walk,
+)
 from npusim.kernels.triton.launch_axes import Result, TensorUse, matched, readings
 from npusim.kernels.triton.masks import Rule, mask_of_plain
 from npusim.kernels.triton.tensor_axes import GatheredView, MaskView, View
 from npusim.kernels.triton.ttir_text import refusing
 from npusim.kernels.triton.values import (
     COLUMNS,
+    MOST_ELEMENTS,
     RELATIONS,
     ROWS,
     SPLIT,
     Affine,
     Booleans,
     Elements,
-    Floats,
     Integers,
     Number,
     Tensor,
@@ -637,7 +646,7 @@ class LaunchGrid:
             names[prelude.load] = prelude.name
         axes = {names[x.name]: self._axes(x) for x in r.loads.values()}
         axes |= {"mask": "row key"} if any(w.mask for w in r.walks) else {}
-        axes |= {n: self._axes_of_mask(x, matrix) for n, (x, matrix) in r.seen.items()}
+        axes |= {n: self._axes_of_mask(x) for n, x in r.seen.items()}
         lines.append((f"def {r.function.name}({', '.join([*axes, *r.numbers])}):", self.stored.line.number))
         done = 0
         for walk in r.walks if r.choices.is_apart else r.walks[:1]:
@@ -704,14 +713,15 @@ class LaunchGrid:
                 "against the problem (--causal, --window)"
             )
         values = dict[str, Any]()
-        for n, (x, matrix) in r.seen.items():
-            known, shared = self._matrix(x, matrix), 1
-            known = known.astype(get_format(fmt := r.choices.fmt(x.fmt)).dtype)
-            if known.shape[2] == 1:  # all rows share it
+        for n, x in r.seen.items():
+            known, shared = self._matrix(x), 1
+            known = known.astype(get_format(fmt := r.choices.fmt(x.value.fmt)).dtype)
+            if known.shape[2] == 1 and not x.is_by_program:  # all rows share it
                 shared = self.out.shape[ROWS]
                 known = np.broadcast_to(known, (1, 1, shared, known.shape[-1]))
-            rows, columns = known.shape[2:]
-            bound[n] = GlobalTensor(n, 1, 1, rows, columns, fmt, "constant", shared_rows=shared)
+            role: Role = "input" if x.is_by_program else "constant"
+            batch, heads, rows, columns = known.shape
+            bound[n] = GlobalTensor(n, batch, heads, rows, columns, fmt, role, shared_rows=shared)
             values[n] = partial(np.asarray, known)
         for (n, _), load in zip(written.axes, r.loads.values(), strict=False):
             if isinstance(t := self._tensor(load.of), MaskView):
@@ -732,15 +742,22 @@ class LaunchGrid:
         phase = replace(phase, notes=tuple(dict.fromkeys(r.notes)), flops=flops)
         return (before, phase) if prelude else (phase,)
 
-    def _axes_of_mask(self, x: Floats, matrix: Booleans) -> str:
+    def _axes_of_mask(self, known: KnownBlock) -> str:
         """Return the names of the axes of a mask that is read; one of columns has rows, which share it."""
-        is_of_columns = self._matrix(x, matrix).shape[2] == 1
+        x = known.value
         last = x.axes[-1] if x.axes else None
+        if known.is_by_program:
+            called = self.called(x.axes).split()
+            return " ".join(["row", *(n for n in called if n != "row")])
+        is_of_columns = self._matrix(known).shape[2] == 1
         columns = [self.names[self.reader.root(last)]] if is_of_columns and last is not None else []
         return " ".join(["row", *columns]) if is_of_columns else self.called(x.axes)
 
-    def _matrix(self, x: Floats, matrix: Booleans) -> Booleans:
-        """Return a mask that is read, (1, 1, rows, columns)."""
+    def _matrix(self, known: KnownBlock) -> np.ndarray[Any, Any]:
+        """Return a mask that is read, (batch, heads, rows, columns); of one that all programs share (1, 1, ...)."""
+        x, matrix = known.value, known.elements
+        if known.is_by_program:
+            return self._matrix_of_programs(known)
         is_of_rows = matrix.ndim == 1 and self._is_of_rows(x.axes)
         rows, columns = matrix.shape if matrix.ndim == 2 else (-1, 1) if is_of_rows else (1, -1)
         return matrix.reshape(1, 1, rows, columns)
@@ -753,6 +770,41 @@ class LaunchGrid:
             does = "stores to" if isinstance(x, Stored) else "reads"
             what = f"{x.pointer.of}: the kernel {does} {self._tensor(x.pointer.of).name}"
             raise self._fault(x.line, f"{what}; q, k and v are inputs of an attention, o is its result")
+
+    def _matrix_of_programs(self, known: KnownBlock) -> np.ndarray[Any, Any]:
+        """Return a mask that differs between programs at the rows that each of them stores."""
+        called = self.called(known.value.axes).split()
+        across = [n for n in called if n != "row"]
+        why = "a mask, or indices, outside of a loop that differs between programs"
+        if len(across) > 1 or self.is_stacked or self.walked in across or called[1:] == ["row"] != called:
+            raise self._fault(known.line, f"{why}, along axes other than the result's rows and one more")
+        first, count = np.zeros_like(self.row), np.ones_like(self.row)
+        if across == ["value"]:
+            first, count = self.col, self.cols
+        elif across:
+            whole = np.full_like(self.row, self.sizes[across[0]])
+            first, count = self.parts.get(across[0], (first, whole))
+        b, h, splits, rows, _ = self.out.shape
+        shape = (b * splits, h, rows, int((first + count).max()))
+        if prod(shape) > MOST_ELEMENTS:
+            raise self._fault(known.line, f"{why}: {prod(shape):,} elements; allowed: {MOST_ELEMENTS:,}")
+        made, is_set = np.zeros(shape, known.elements.dtype), np.zeros(shape, bool)
+        is_down = "row" in called and not self.is_row
+        form = (1, -1) if not is_down else known.elements.shape[1:] if across else (-1, 1)
+        for i in np.flatnonzero((self.rows[:, 0] > 0) & (self.cols[:, 0] > 0)).tolist():
+            n, most = int(self.rows[i, 0]), int(count[i, 0])
+            block = known.elements[i].reshape(form)
+            here = (
+                int(self.batch[i, 0]) * splits + int(self.split[i, 0]),
+                int(self.head[i, 0]),
+                slice(row := int(self.row[i, 0]), row + n),
+                slice(column := int(first[i, 0]), column + most),
+            )
+            block = np.broadcast_to(block[:n, :most], (n, most))
+            if np.any((made[here] != block) & is_set[here]):
+                raise self._fault(known.line, f"{why}, of which two store the same rows")
+            made[here], is_set[here] = block, True
+        return made
 
     def _global(self, of: str, load: str = "") -> GlobalTensor | Stacked:
         t, is_stored = self._tensor(of), not load and any(of == x.pointer.of for x in self.reader.stored)
@@ -768,6 +820,7 @@ class LaunchGrid:
         role = "constant" if load in self.constant else role
         more["view"] = t if isinstance(t, View) else None
         more["stretch_rows"] = int(isinstance(t, GatheredView) and t.groups[ROWS] == (0,))
+        more |= _in_parts(t, b * splits, h, rows, cols)
         tensor = GlobalTensor(name, b * splits, h, rows, cols, t.fmt, role, t.is_interleaved, **more)
         if (key := self._stack_of(of, load)) in self.stacks:
             return Stacked(f"{key} place", splits, tensor, is_by_tile=self.stacks[key][1])
@@ -869,6 +922,14 @@ class LaunchGrid:
         """Return the numbers of rows and columns, and for each program the first ones and how many it has."""
         return (self.out.shape[ROWS], self.row, self.rows), (self.out.shape[COLUMNS], self.col, self.cols)
 
+    @cached_property
+    def _is_scattered(self) -> bool:
+        """Whether tiles are at unlike distances, as pages are: programs then share the runs of neighbours alone."""
+        assert self.walk is not None
+        starts = np.broadcast_to(self.walk[0], self.is_visited.shape)
+        follows = self.is_visited[:, 1:] & self.is_visited[:, :-1]
+        return len(np.unique(np.diff(starts, axis=1)[follows])) > 1
+
     def _runs(self, i: int) -> tuple[TileRun, ...]:
         """Return the tiles that a program visits, grouped by shape and equal spacing."""
         runs = list[TileRun]()
@@ -879,11 +940,22 @@ class LaunchGrid:
             last = runs[-1] if runs else None
             apart = col - last.col - (last.count - 1) * last.step if last else 0
             is_like = last is not None and apart != 0 and (last.cols, last.only) == (cols, only[j])
-            if last and is_like and (last.count == 1 or last.step == apart):
+            is_regular = not self._is_scattered or apart == cols
+            if last and is_like and is_regular and (last.count == 1 or last.step == apart):
                 runs[-1] = replace(last, count=last.count + 1, step=apart)
             else:
                 runs.append(TileRun(col, cols, 1, max(cols, 1), only[j]))
         return tuple(runs)
+
+
+def _in_parts(t: Tensor, batch: int, heads: int, rows: int, cols: int) -> dict[str, Any]:
+    """Return how a tensor that atomic additions add parts to is in memory, or that of the sums of these."""
+    if not isinstance(t, View) or not (t.parts or t.sums):
+        return {}
+    if t.parts:
+        return {"view": None, "added": t.parts}
+    name, shape = f"{t.parameter.removesuffix('_sum')}_parts", (batch * t.sums, heads, rows, cols)
+    return {"view": None, "of": GlobalTensor(name, *shape, t.fmt, "workspace", added=t.sums)}
 
 
 def _sorted(values: Integers) -> Integers:

@@ -122,9 +122,33 @@ def operated(op: Op, a: Listed | Affine, b: Listed | Affine, sums: Sums) -> List
         rest = replace(one.rest, base=one.rest.base * number, steps=tuple(s * number for s in one.rest.steps))
         beyond = None if one.beyond is None else one.beyond * number
         made = replace(one, rest=rest, table=one.table * number, beyond=beyond)
+    elif name in _SUMS and isinstance(a, Listed) and isinstance(b, Listed) and _axis(a) == _axis(b) is not None:
+        made = _summed(op, a, b, sums)
     else:
         return by_elements(op, a, b)
     return _in_bits(op, made)
+
+
+def _axis(x: Listed | ListedMask | Affine) -> int | None:
+    """Return the one axis of a block along which a table leads; None where there is another number of them."""
+    at = x if isinstance(x, Affine) else x.at
+    wide = [i for i, (s, n) in enumerate(zip(at.steps, at.shape, strict=True)) if s and n > 1]
+    return wide[0] if len(wide) == 1 else None
+
+
+def _own_axis(x: Listed | ListedMask) -> Affine:
+    """Return the places in a table along the axis alone along which it leads."""
+    return replace(x.at, shape=tuple(n if i == _axis(x) else 1 for i, n in enumerate(x.shape)))
+
+
+def _summed(op: Op, a: Listed, b: Listed, sums: Sums) -> Listed:
+    """Return a sum or difference of two lists along one axis as one list: what is linear of them stays so."""
+    at = [_own_axis(x) for x in (a, b)]
+    rests = [Affine(np.zeros((1, 1), np.int64), (0,) * len(x.shape), x.shape) for x in at]
+    one, other = (replace(x, rest=rest, at=own) for x, rest, own in zip((a, b), rests, at, strict=True))
+    values = elements_of(op, one) + (-1 if op.name == "arith.subi" else 1) * elements_of(op, other)
+    made = table_of(op, values, np.logical_and(_defined(op, one), _defined(op, other)), one.shape, WIDE)
+    return replace(made, rest=sums(op, a.rest, b.rest), at=replace(made.at, shape=a.shape))
 
 
 def by_elements(op: Op, a: Listed | Affine, b: Listed | Affine) -> Listed:
@@ -253,14 +277,27 @@ def joined_masks(op: Op, name: str, a: ListedMask, b: ListedMask | Condition) ->
         return replace(a, within=b & a.within if a.within else b) if name == "andi" else None
     is_plain = a.within is None and b.within is None
     is_one = (a.at.of, a.at.steps, a.at.shape) == (b.at.of, b.at.steps, b.at.shape) and len(a.holds) == len(b.holds)
-    if not is_one or not (is_plain or name == "andi") or not np.array_equal(a.at.base, b.at.base):
+    if (how := _JOINED.get(name)) is None or not (is_plain or name == "andi"):
         return None
-    if (how := _JOINED.get(name)) is None:
-        return None
+    if not is_one or not np.array_equal(a.at.base, b.at.base):
+        return _joined_by_elements(op, how, a, b)
     beyond = None if a.beyond is None or b.beyond is None else bool(how(a.beyond, b.beyond))
     within = [w for w in (a.within, b.within) if w is not None]
     both = within[0] & within[1] if len(within) > 1 else within[0] if within else None
     return replace(a, holds=how(a.holds, b.holds), within=both, beyond=beyond)
+
+
+def _joined_by_elements(op: Op, how: Callable[..., Booleans], a: ListedMask, b: ListedMask) -> ListedMask | None:
+    """Return masks by two tables along one axis of a block as one by a table of all programs; None for two axes."""
+    if a.at.of or b.at.of or _axis(a) is None or _axis(a) != _axis(b):
+        return None
+    thin = [replace(x, at=_own_axis(x), within=None) for x in (a, b)]
+    holds = how(*(holds_of(op, x) for x in thin))
+    known = np.logical_and(*(_defined(op, x) for x in thin))
+    made = table_of(op, holds.astype(np.int64), known, thin[0].shape, 1)
+    within = [w for w in (a.within, b.within) if w is not None]
+    both = within[0] & within[1] if len(within) > 1 else within[0] if within else None
+    return ListedMask(made.table.astype(bool), replace(made.at, shape=a.shape), both)
 
 
 def first_ones(op: Op, mask: ListedMask, is_read: Booleans) -> tuple[int, Integers]:

@@ -8,6 +8,7 @@ from itertools import count
 
 import numpy as np
 
+from npusim.errors import ProgramError
 from npusim.kernels.triton.calls import INTEGERS
 from npusim.kernels.triton.integers import bits_of, wrapped
 from npusim.kernels.triton.kernel_draft import Load, Stored
@@ -110,6 +111,10 @@ class Memory(WholeNumbers):
         if not isinstance(tensor, View) and not pointer.shape:
             why = "give it as an argument, a constexpr, or a table of pages (--page); or record the call"
             raise op.fail(f"a load of one element of {pointer.of}: {why} (npusim help triton)")
+        mask, rest = self._bounds_and_rest(op, mask)
+        if rest is not None:
+            self._load_and_choose(op, pointer, mask, rest, other, fmt)
+            return
         pointer, tensor = self._in_part(pointer)
         lanes, shape = self._lanes(op, mask, pointer), pointer.shape
         if self._walk is None and isinstance(other, Number) and any(np.all(left <= 0) for left in lanes):
@@ -124,7 +129,7 @@ class Memory(WholeNumbers):
         self._check_indices(op, pointer, left)
         dims = self._dims(op, pointer, self._viewed(op, pointer, left))
         is_transposed = dims == (COLUMNS, ROWS)
-        pad = other.value if isinstance(other, Number) else None
+        pad = other.value if isinstance(other, Number) else 0.0 if other is None and mask is not None else None
         axes = self._axes(pointer.shape)
         self.anew |= {a for a, is_anew in zip(axes, self._begin_anew(op, mask, pointer, left), strict=True) if is_anew}
         self._note_cuts(axes, pointer.shape, left)
@@ -162,6 +167,37 @@ class Memory(WholeNumbers):
                     is_seen = bool(np.all(is_read[:, 0] & (seen[:, 0] >= n)))
                     self._walk.partial[axis] = is_seen and self._walk.partial.get(axis, True)
 
+    def _bounds_and_rest(self, op: Op, mask: Known | None) -> tuple[Known | None, Condition | None]:
+        """Return the bounds of a block's axes that a load's mask has, and what else it asks of indices, if anything."""
+        if not isinstance(mask, Condition):
+            return mask, None
+        others = [
+            (r, d)
+            for r, d in mask.of
+            if any(d.steps) and bound_of(d, r) is None and not np.all(answers(Condition(((r, d),)))[0])
+        ]
+        either = tuple(group for group in mask.either if not np.all(answers(Condition((), (group,)))[0]))
+        if not others and not either:
+            return mask, None
+        return Condition(tuple(x for x in mask.of if x not in others)), Condition(tuple(others), either)
+
+    def _load_and_choose(
+        self, op: Op, pointer: Affine, bounds: Known | None, rest: Condition, other: Known | None, fmt: str
+    ) -> None:
+        """Load the elements within bounds, and put a number in place of those that the rest of a mask hides."""
+        number = Number(0.0, "0.0", pointer.shape) if other is None else other
+        why = "the mask of a load that is no bound of its axes"
+        if not isinstance(number, Number):
+            raise op.fail(f"{why}, with another block in place of hidden elements")
+        try:
+            self._load(op, pointer, bounds if isinstance(bounds, Condition) and bounds.every else None, number, fmt)
+        except ProgramError as error:
+            raise op.fail(f"{why}: read as a load of all and a choice behind it: {error}") from None
+        self.notes.append(f"{op.line}: {why} is a choice behind the load of all of the block, whose time it has")
+        loaded = self.values[op.results[0]]
+        if isinstance(loaded, Floats):
+            self._selected(op, rest, self._named(op, loaded), number)
+
     def _in_lanes(self, op: Op, x: Floats, shape: tuple[int, ...], lanes: list[Integers], other: Known | None) -> None:
         """Set a loaded block; where a mask hides some lanes of one element, each lane has a separate value."""
         sides = enumerate(zip(shape, lanes, strict=True))
@@ -174,7 +210,7 @@ class Memory(WholeNumbers):
         for i in alike:
             self._note_cuts(x.axes[i : i + 1], shape[i : i + 1], lanes[i : i + 1])
             self.bounds.append((x.axes[i], lanes[i], op.line))
-        self._set(op, self._named(op, replace(x, pad=other.value if isinstance(other, Number) else None)))
+        self._set(op, self._named(op, x))
 
     def _is_factor(self, op: Op) -> bool:
         """Return whether a product reads what an operation makes, as it is or converted."""
@@ -339,7 +375,7 @@ class Memory(WholeNumbers):
             return replace(made, bits=bits)
         if isinstance(pointer, Listed):
             return replace(table_of(op, values, known, pointer.shape, bits), beyond=_number_of(other))
-        left = self._left(op, condition, pointer)
+        left = self._lanes(op, condition, pointer)
         ends = tuple(x if np.any(x < n) else None for x, n in zip(left, pointer.shape, strict=True))
         if (made := affine(values, known)) is None:
             rest = Affine(np.zeros((1, 1), np.int64), (0,) * len(pointer.shape), pointer.shape, bits=bits)

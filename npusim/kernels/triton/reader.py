@@ -7,6 +7,7 @@ that faults are reported there.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,10 +17,11 @@ from typing import Any, cast
 import numpy as np
 
 from npusim.errors import ProgramError
+from npusim.kernels.triton.added_parts import part_of
 from npusim.kernels.triton.arithmetic import BINARY, UNARY, hidden_value
 from npusim.kernels.triton.flat_indices import FlatBlock, flat_blocks, on_rows_and_columns
 from npusim.kernels.triton.integers import bits_of, within
-from npusim.kernels.triton.kernel_draft import Choices, Stored, Walk, plain_name
+from npusim.kernels.triton.kernel_draft import Choices, KnownBlock, Load, Stored, Walk, plain_name
 from npusim.kernels.triton.loads_and_stores import Memory, are_alike
 from npusim.kernels.triton.masked_sums import with_masked_terms
 from npusim.kernels.triton.passed_states import with_states_passed
@@ -44,7 +46,7 @@ from npusim.kernels.triton.values import (
 #: Operations that are refused, and what to do instead.
 _REFUSED: Mapping[str, str] = MappingProxyType(
     {
-        "tt.atomic": "atomics: let each program store its part, and add the parts in a kernel of its own",
+        "tt.atomic": "atomics other than tl.atomic_add of floats to one tensor: let each program store its part",
         "tt.elementwise_inline_asm": "inline assembly: write it in Triton's language",
         "tt.gather": "a gather by loaded indices: give tables of pages as data of the problem (--page)",
     }
@@ -156,6 +158,7 @@ class Reader(Memory):
         self._check_uncut()
         if not self.stored:
             raise ProgramError(f"{function.operations[-1].line}: {function.name} stores nothing")
+        self._drop_statements()
         self._drop_unread()
         if not self.loads and not self.seen:
             self._read_ones()
@@ -189,7 +192,7 @@ class Reader(Memory):
         name, value = self._unique("ones"), stored.value
         shape = (1,) * (len(stored.axes) - 1) + (stored.pointer.shape[-1:] or (1,))
         axes = (None,) * (len(stored.axes) - 1) + stored.axes[-1:]
-        self.seen[name] = Floats(name, axes, value.fmt), np.ones(shape, bool)
+        self.seen[name] = KnownBlock(Floats(name, axes, value.fmt), np.ones(shape, bool), stored.line)
         self.notes.append(f"{stored.line}: numbers alone are stored: a mask that always holds is read for them")
         text = f"where(compare({name}, 0.0, 'une'), {self.text(value)}, {self.text(value)})"
         stored.value = replace(value, text=text)
@@ -201,6 +204,20 @@ class Reader(Memory):
         texts += [start.text for start, _, _ in self.states.values()]
         words = {word for text in texts for word in re.findall(r"[A-Za-z_]\w*", text)}
         self.loads = {n: x for n, x in self.loads.items() if x.is_walked or n in words}
+
+    def _drop_statements(self) -> None:
+        """Leave out statements outside of loops whose value no other reads, as where a sum takes a product in."""
+        while True:
+            lines = [*self.lines, *(line for walk in self.walks for line in walk.lines)]
+            texts = [text for text, _ in lines] + [self.text(x.value) for x in self.stored]
+            texts += [start.text for start, _, _ in self.states.values()]
+            counts = Counter(word for text in texts for word in set(re.findall(r"[A-Za-z_]\w*", text)))
+            unread = [i for i, (text, _) in enumerate(self.lines) if counts[text.partition(" = ")[0]] == 1]
+            if not unread:
+                return
+            for walk in self.walks:
+                walk.at -= sum(i < walk.at for i in unread)
+            self.lines = [line for i, line in enumerate(self.lines) if i not in unread]
 
     def _join_free(self) -> None:
         """Join axes of stored blocks whose elements are alike along them with those of the first result."""
@@ -245,8 +262,10 @@ class Reader(Memory):
             if len(returns) != 1 and (np.all(every) or np.all(none)):
                 rest = _continued(named, *(names if np.all(every) else names[::-1]))
                 continue
-            if len(returns) != 1 or np.any(~every & ~none) or every.shape[1] > 1:
-                raise op.fail("a branch other than an early return that each program's own numbers decide")
+            if np.any(~every & ~none) or every.shape[1] > 1:
+                raise op.fail("a branch that a block's elements answer differently: tl.where")
+            if len(returns) != 1:
+                raise self.unlike(op, "a branch, other than an early return, that not all programs answer alike", every)
             is_left = np.broadcast_to(every if returns[0] == names[0] else none, (len(self.ids), 1))[:, 0]
             self._return(op, is_left)
             # A return may be that of later branches too.
@@ -267,17 +286,44 @@ class Reader(Memory):
     def _is_in_place(self, x: Stored) -> bool:
         """Return whether a program stores once, and behind its loads, which are of the same elements.
 
-        In a loop: each tile is stored where it is loaded, and no later loop loads any.
+        In a loop: each tile is stored where it is loaded, and no later loop loads any; what is loaded before that loop
+        is of elements between the first and the last that the program itself stores.
         """
         loads = [y for y in self.loads.values() if y.of == x.pointer.of]
         later = {n for walk in self.walks[x.walk :] for n in walk.loads} if x.is_walked else set[str]()
-        return [y.pointer.of for y in self.stored].count(x.pointer.of) == 1 and all(
-            (y.is_walked, y.pointer.steps) == (x.is_walked, x.pointer.steps)
-            and y.after <= x.after
-            and y.name not in later
-            and all(map(are_alike, (y.pointer.base, *y.left), (x.pointer.base, *x.left)))
+
+        def is_at(y: Load) -> bool:
+            """Return whether a load is where the store is, tile by tile."""
+            is_like = (y.is_walked, y.pointer.steps) == (x.is_walked, x.pointer.steps)
+            return is_like and all(map(are_alike, (y.pointer.base, *y.left), (x.pointer.base, *x.left)))
+
+        is_once = [y.pointer.of for y in self.stored].count(x.pointer.of) == 1
+        return is_once and all(
+            y.after <= x.after and y.name not in later and (is_at(y) or (y.walk < x.walk and self._are_own(x, y)))
             for y in loads
         )
+
+    def _are_own(self, stored: Stored, load: Load) -> bool:
+        """Return whether each program loads between elements that it stores, and no other one stores there."""
+        low, high = self._reach(stored)
+        first, last = self._reach(load)
+        order = np.argsort(low, kind="stable")
+        is_apart = np.all(low[order][1:] > high[order][:-1])
+        return bool(is_apart and np.all((first > last) | ((first >= low) & (last <= high))))
+
+    def _reach(self, x: Load) -> tuple[Integers, Integers]:
+        """Return the first and the last element that each program accesses; swapped where it accesses none."""
+        times, of_walk = x.pointer.base.shape[1], self.walks[x.walk - 1] if x.walk else None
+        visited = np.ones((len(self.ids), times), bool)
+        if of_walk is not None and times > 1:
+            visited = np.broadcast_to(np.arange(times)[None] < of_walk.counts, visited.shape)
+        low, high = x.pointer.base, x.pointer.base
+        for step, n, left in zip(x.pointer.steps, x.pointer.shape, x.left, strict=True):
+            most = np.minimum(left, n)
+            visited, end = visited & (most > 0), step * (most - 1)
+            low, high = low + np.minimum(0, end), high + np.maximum(0, end)
+        ends = np.iinfo(np.int64)
+        return np.where(visited, low, ends.max).min(1), np.where(visited, high, ends.min).max(1)
 
     def _do(self, op: Op) -> None:
         self.line = op.line
@@ -344,6 +390,13 @@ class Reader(Memory):
             self._keep(np.repeat(np.arange(count), parts))
             self._part = Affine(np.tile(np.arange(parts), count)[:, None], bits=bits_of(op.type))
         self._set(op, self._part)
+
+    def _npusim_part(self, op: Op, base: Known, pointer: Known) -> None:
+        """Read where a program's part of an atomic addition begins."""
+        if not isinstance(base, Affine) or not isinstance(pointer, Affine):
+            raise op.fail("atomic additions at addresses by loaded integers: sort them, and add each one's")
+        every = replace(pointer, base=np.broadcast_to(pointer.base, (len(self.ids), pointer.base.shape[1])))
+        self._set(op, part_of(op, base, every, self.arguments[base.of]))
 
     def _npusim_scale(self, op: Op, x: Known) -> None:
         if not isinstance(x, Number) or not x.value > 0:
@@ -455,6 +508,7 @@ class Reader(Memory):
             return
         zeros = (isinstance(x, Number) and not x.value for x in map(self.values.__getitem__, starts))
         walk.is_sum = self.choices.is_fresh and not self.walks and _is_sum(op, list(zeros))
+        walk.is_sum &= not any(map(self.choices.is_widened, _factors(op)))
         is_still = not self._is_walked(op)
         if is_still and walk.counts.any() and (np.ptp(walk.counts) or walk.most > MOST_UNROLLED):
             why = f"its iterations differ between programs, or are more than {MOST_UNROLLED}"
@@ -711,6 +765,12 @@ def _is_of_integers(op: Op) -> bool:
     kinds = [shape_of(o.type) for o in _within(op) if o.results and o.type and "tt.ptr" not in o.type]
     stores = any(o.name.startswith(("tt.store", "tt.descriptor", "tt.atomic")) for o in _within(op))
     return bool(op.results) and not stores and all(not shape and fmt not in FORMATS for shape, fmt in kinds)
+
+
+def _factors(op: Op) -> list[str]:
+    """Return the formats of what products in a loop multiply."""
+    types = [TYPES.findall(o.text.rpartition(" : ")[2].partition("->")[0]) for o in op.body if o.name == "tt.dot"]
+    return [shape_of(t)[1] for listed in types for t in listed if t.startswith("tensor")]
 
 
 def _is_sum(op: Op, zeros: Sequence[bool]) -> bool:

@@ -137,7 +137,8 @@ def check_programs(readers: Sequence[Reader]) -> None:
     by another kind of programs is refused.
     """
     stores = [(r, x) for r in readers for x in r.stored]
-    for reader, x in ((r, x) for r in readers for x in r.loads.values()):
+    loads = ((r, x) for r in readers for x in r.loads.values())
+    for reader, x in ((r, x) for r, x in loads if not _root(r, x.of).is_workspace):  # of a launch before it
         for of, stored in stores:
             if reader is not of or _root(reader, x.of).name != _root(of, stored.of).name:
                 _check_pair(reader, x, of, stored)

@@ -49,7 +49,7 @@ def starts_apart(function: Function, arguments: Mapping[str, Any]) -> StartsApar
         kinds[name] = f"!tt.ptr<{fmt}>"
         own = replace(view, name=name, fmt=FORMATS[fmt] if view.fmt != "float64" else "float64", is_workspace=True)
         given[name] = replace(own, storage=-1)
-        chain, pointer = _pointers(like.operands[0], root, name, fmt, made)
+        chain, pointer = pointers_into(like.operands[0], root, name, fmt, made)
         mask = like.operands[2:3]
         before += [*chain, replace(like, operands=[pointer, start, *mask])]
         renamed[start] = f"{name}_value"
@@ -104,12 +104,12 @@ def _root(pointer: str, made: Mapping[str, Op], function: Function) -> str:
     return pointer if pointer in function.parameters else ""
 
 
-def _pointers(pointer: str, root: str, name: str, fmt: str, made: Mapping[str, Op]) -> tuple[list[Op], str]:
+def pointers_into(pointer: str, root: str, name: str, fmt: str, made: Mapping[str, Op]) -> tuple[list[Op], str]:
     """Return the operations that give a pointer's addresses in another tensor, and that pointer."""
     if pointer == root:
         return [], name
     op = made[pointer]
-    chain, base = _pointers(op.operands[0], root, name, fmt, made)
+    chain, base = pointers_into(op.operands[0], root, name, fmt, made)
     text, type_ = (re.sub(r"!tt\.ptr<\w+>", f"!tt.ptr<{fmt}>", x) for x in (op.text, op.type))
     own = f"{pointer}@{name}"
     return [*chain, replace(op, results=[own], operands=[base, *op.operands[1:]], text=text, type=type_)], own

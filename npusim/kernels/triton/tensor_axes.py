@@ -38,6 +38,8 @@ class View(Tensor):
     ``fixed``: axes of which every program accesses one index.  Axes of one index, or of stride 0, are not among them;
     ``described``, ``described_by``: sizes and strides as a descriptor has them.  ``is_exchanged``: along its rows the
     stride is the smaller one.  ``storage``, ``offset``: the memory that it is in, and its first element there.
+    ``parts``: of a tensor that atomic additions add so many parts to, along its first axis, which are one in memory;
+    ``sums``: of the sums of so many parts.
     """
 
     sizes: tuple[int, ...] = ()
@@ -49,6 +51,8 @@ class View(Tensor):
     is_exchanged: bool = False
     storage: int = field(default=-1, compare=False)
     offset: int = field(default=0, compare=False)
+    parts: int = 0
+    sums: int = 0
 
     @property
     def rest(self) -> Group:

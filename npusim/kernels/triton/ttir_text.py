@@ -181,9 +181,9 @@ def _depth(line: str) -> int:
 
 def _operation(text: str, line: Line) -> Op:
     results = list[str]()
-    if match := re.match(r"%([\w#-]+)(?::(\d+))? = (.*)", text):
-        name, count, text = match.groups()
-        results = [f"{name}#{i}" for i in range(int(count))] if count else [name]
+    if match := re.match(r"%([\w#-]+)(?::(\d+))?((?:, %[\w#-]+)*) = (.*)", text):
+        name, count, others, text = match.groups()
+        results = [f"{name}#{i}" for i in range(int(count))] if count else [name, *re.findall(r"%([\w#-]+)", others)]
     kind = re.findall(r'^"?([\w.]+)"?', text)[0]
     plain = text if kind == "arith.constant" else re.sub(r"\{[^}]*\}|<\{.*?\}>", "", text)
     type_ = "" if text.endswith("{") else re.split(r" -> | to | : ", plain)[-1].strip()

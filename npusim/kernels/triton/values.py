@@ -298,7 +298,8 @@ class Floats:
     ``held``: the state of a loop whose value it has there, whichever that is.  ``is_product``: it is not stored yet.
     ``factors``: of a multiplication, which an addition may fuse; ``place``: of that multiplication.
     ``narrow``: a value of a narrower format that it equals. ``is_low``: no element is below its value where a
-    mask hides a column. ``is_seen``: behind a loop that began with a tile of which a mask hid nothing.
+    mask hides a column. ``is_seen``: behind a loop that began with a tile of which a mask hid nothing. ``is_even``: the
+    hidden elements of a row have one finite value, which is not known.
     """
 
     text: str
@@ -313,6 +314,7 @@ class Floats:
     is_low: bool = False
     held: HeldState | None = None
     is_seen: bool = False
+    is_even: bool = False
 
 
 @dataclass(frozen=True, eq=False)

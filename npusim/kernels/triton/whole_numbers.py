@@ -98,18 +98,11 @@ class WholeNumbers(Arithmetic, ABC):
         self.arguments[of] = replace(view, storage=memory[0], offset=memory[1])
 
     def _as_block(self, op: Op, x: Affine) -> Floats:
-        """Return indices, the same in all programs, as a block of numbers that is read."""
+        """Return indices as a block of numbers that is read."""
         values = elements(op, x)
-        if self._walk is not None or np.any(values != values[:1, :1]) or np.abs(values).max() > MOST_EXACT:
-            raise op.fail("indices as values of a tile that differ between programs or tiles, or are beyond 2^24")
-        matrix = values[0, 0]
-        for axis in range(matrix.ndim):
-            if np.all(matrix == (first := np.take(matrix, [0], axis))):
-                matrix = first
-        name, kind = self._unique("indices"), f"i{x.bits}"
-        self.seen[name] = made = Floats(name, self._axes(matrix.shape), kind), matrix
-        self.notes.append(f"{op.line}: indices as values of a tile are a block that is read")
-        return made[0]
+        if self._walk is not None or np.abs(values).max() > MOST_EXACT:
+            raise op.fail("indices as values of a tile in a loop, or beyond 2^24")
+        return self._known_block(op, self._unique("indices"), values, f"i{x.bits}")
 
     def _stored_integers(self, op: Op, x: Affine) -> Floats | Number:
         """Return integers that are known at launch as a block, or one number, to be stored."""

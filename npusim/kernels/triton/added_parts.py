@@ -1,0 +1,158 @@
+"""Atomic additions: a kernel that stores each program's part, and one that adds the parts to the tensor.
+
+Parts share one place in memory, to which programs add in their order, which is free on a chip.  The time has a launch
+more than the one kernel's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from npusim.errors import ProgramError
+from npusim.kernels.triton.results_apart import STORES, inside, needed_by, roots_of, sources_of
+from npusim.kernels.triton.start_values import pointers_into
+from npusim.kernels.triton.tensor_axes import View
+from npusim.kernels.triton.ttir_text import FORMATS, Function, Op, read
+from npusim.kernels.triton.values import Affine, Integers
+
+#: Elements of a row that one program of the second kernel adds.
+MOST_COLUMNS = 4096
+ATOMIC = "tt.atomic_rmw"
+_ADDS = f"{ATOMIC} fadd"
+
+
+class PartsError(ProgramError):
+    """A tensor of parts has other than as many parts as are needed (``count``)."""
+
+    def __init__(self, message: str, count: int) -> None:
+        super().__init__(message)
+        self.count = count
+
+
+class PartsApart(NamedTuple):
+    """The kernel that stores the parts, the one that adds them with its grid, and the arguments of both.
+
+    ``others``: the kernel of the other results; None where there is none.
+    """
+
+    before: Function
+    others: Function | None
+    after: Function
+    arguments: dict[str, Any]
+    grid: tuple[int, ...]
+
+
+def has_atomics(function: Function) -> bool:
+    """Return whether a kernel has atomic operations."""
+    return any(o.name.startswith("tt.atomic") for o in (*function.operations, *inside(function.operations)))
+
+
+def parts_apart(function: Function, arguments: Mapping[str, Any], count: int) -> PartsApart:
+    """Return a kernel with atomic additions as two, for so many parts of each element.
+
+    Raises `ProgramError` for other atomic operations, for several such tensors, and for one with gaps.
+    """
+    every = [*function.operations, *inside(function.operations)]
+    atomics = [o for o in every if o.name.startswith("tt.atomic")]
+    line, read_names = atomics[0].line, {n for o in every for n in o.operands}
+    if any(not o.text.startswith(_ADDS) or read_names.intersection(o.results) for o in atomics):
+        raise atomics[0].fail("atomics other than tl.atomic_add of floats, or one whose old value is read")
+    sources = sources_of(function.operations)
+    roots = set[str]().union(*(roots_of(o.operands[0], sources) for o in atomics))
+    accessed = {r for o in every if o.name in ("tt.load", "tt.store") for r in roots_of(o.operands[0], sources)}
+    (root, *more), view = sorted(roots), arguments.get(min(roots))
+    if more or not isinstance(view, View) or roots & accessed or len(atomics) > 1:
+        why = "atomic additions to several tensors, several times, or to one that is accessed otherwise too"
+        raise atomics[0].fail(f"{why}: a kernel of its own for each")
+    span = prod(view.sizes)
+    if tuple(view.by) != tuple(prod(view.sizes[i + 1 :]) for i in range(len(view.sizes))):
+        raise atomics[0].fail(f"{root}: atomic additions to a tensor with gaps between its elements")
+    (fmt,) = {n for n, f in FORMATS.items() if f == _format(function, root)}
+    name, total = f"{root}_parts", f"{root}_sum"
+    own = replace(view, is_workspace=True, storage=-1, described=(), described_by=())
+    sizes, by = ((count, *view.sizes), (span, *view.by)) if count > 1 else (view.sizes, view.by)
+    given = {
+        name: replace(own, name=name, sizes=sizes, by=by, parts=count),
+        total: replace(own, name=total, sums=count),
+    }
+    made, pointers = {r: o for o in every for r in o.results}, set[str]()
+
+    def stored(operations: Sequence[Op]) -> list[Op]:
+        """Return operations with a store of a part in place of each atomic addition."""
+        listed = list[Op]()
+        for op in operations:
+            if op not in atomics:
+                listed.append(replace(op, body=stored(op.body), otherwise=stored(op.otherwise)))
+                continue
+            pointer, value, *mask = op.operands
+            chain, into = pointers_into(pointer, root, f"{name}@own", fmt, made)
+            pointers.add(into)
+            part = Op("npusim.part", [f"{name}@own"], [name, pointer], f"npusim.part {{span = {span}}}", "", op.line)
+            listed += [part, *chain, Op("tt.store", [], [into, value, *mask], "tt.store", "", op.line)]
+        return listed
+
+    kinds = dict.fromkeys(given, f"!tt.ptr<{fmt}>")
+    parts = stored(function.operations)
+    ends, rest = (
+        [o for o in parts if any((i.operands[0] in own) is is_own for i in (o, *inside([o])) if i.name in STORES)]
+        for own, is_own in ((pointers, True), (pointers, False))
+    )
+    if any(o in ends for o in rest):
+        raise atomics[0].fail("an atomic addition beside another store in one branch or loop: a kernel of its own")
+    before = function._replace(parameters={**function.parameters, **kinds}, operations=needed_by(parts, ends))
+    others = function._replace(operations=needed_by(parts, rest)) if rest else None
+    columns = view.sizes[-1] if view.sizes and view.sizes[-1] <= MOST_COLUMNS else 1
+    after = _adding(function.name, (root, total), fmt, columns)
+    for op in after.operations:
+        op.line = line
+    return PartsApart(before, others, after, {**arguments, **given}, (span // columns, 1, 1))
+
+
+def _format(function: Function, root: str) -> str:
+    fmt = function.parameters[root].removeprefix("!tt.ptr<").removesuffix(">")
+    return FORMATS.get(fmt, "")
+
+
+def _adding(called: str, names: tuple[str, str], fmt: str, columns: int) -> Function:
+    """Return a kernel of which each program adds a row of the second tensor to the first one's."""
+    (root, total), width = names, 1 << (columns - 1).bit_length()
+    block, pointers, numbers = f"tensor<{width}x{fmt}>", f"tensor<{width}x!tt.ptr<{fmt}>>", f"tensor<{width}xi32>"
+    lines = [
+        "module {",
+        f"tt.func public @{called}(%{root}: !tt.ptr<{fmt}>, %{total}: !tt.ptr<{fmt}>) attributes {{x = 1}} {{",
+        "%pid = tt.get_program_id x : i32",
+        f"%n = arith.constant {columns} : i32",
+        "%row = arith.muli %pid, %n : i32",
+        f"%cols = tt.make_range {{end = {width} : i32, start = 0 : i32}} : {numbers}",
+        f"%ends = tt.splat %n : i32 -> {numbers}",
+        f"%inside = arith.cmpi slt, %cols, %ends : {numbers}",
+    ]
+    for i, of in enumerate((root, total)):
+        lines += [
+            f"%base{i} = tt.addptr %{of}, %row : !tt.ptr<{fmt}>, i32",
+            f"%all{i} = tt.splat %base{i} : !tt.ptr<{fmt}> -> {pointers}",
+            f"%pointers{i} = tt.addptr %all{i}, %cols : {pointers}, {numbers}",
+            f"%part{i} = tt.load %pointers{i}, %inside : {pointers}",
+        ]
+    lines += [f"%made = arith.addf %part0, %part1 : {block}", f"tt.store %pointers0, %made, %inside : {pointers}"]
+    return read("\n".join([*lines, "tt.return", "}", "}"]))
+
+
+def part_of(op: Op, base: Affine, pointer: Affine, view: View) -> Affine:
+    """Return where each program's part begins: of programs that add to the same block one has one part."""
+    addresses: Integers = np.broadcast_to(pointer.base, (len(pointer.base), pointer.base.shape[1]))
+    _, kinds = np.unique(addresses, axis=0, return_inverse=True)
+    kinds = kinds.reshape(-1)
+    order = np.argsort(kinds, kind="stable")
+    first = np.searchsorted(kinds[order], kinds[order])
+    part = np.empty_like(kinds)
+    part[order] = np.arange(len(kinds)) - first
+    count, span = int(part.max()) + 1, op.number("span")
+    if count != view.parts:
+        raise PartsError(f"{op.line}: {count} programs add to one element", count)
+    return replace(base, base=base.base + part[:, None] * span)

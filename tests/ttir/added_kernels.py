@@ -1,0 +1,49 @@
+"""Kernels with atomic additions, and a product of FP8."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def split_product(A, B, C, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr):
+    """Each program adds the product of a part of K."""
+    rm, rn = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
+    rk = tl.program_id(2) * BK + tl.arange(0, BK)
+    total = tl.zeros((BM, BN), tl.float32)
+    for k in range(tl.cdiv(K, BK * SPLIT)):
+        at = rk + k * BK * SPLIT
+        a = tl.load(A + rm[:, None] * K + at[None, :], mask=at[None, :] < K, other=0.0)
+        b = tl.load(B + at[:, None] * N + rn[None, :], mask=at[:, None] < K, other=0.0)
+        total = tl.dot(a, b, total)
+    tl.atomic_add(C + rm[:, None] * N + rn[None, :], total, mask=(rm < M)[:, None] & (rn < N)[None, :])
+
+
+@triton.jit
+def column_sums(X, W, Y, DW, N, B: tl.constexpr, KIND: tl.constexpr):
+    """A result for each row, and sums over rows that programs add to one row."""
+    row, cols = tl.program_id(0), tl.arange(0, B)
+    mask = cols < N
+    x = tl.load(X + row * N + cols, mask=mask, other=0.0)
+    w = tl.load(W + cols, mask=mask, other=0.0)
+    tl.store(Y + row * N + cols, x * w, mask=mask)
+    if KIND == 0:
+        tl.atomic_add(DW + cols, x, mask=mask)
+    elif KIND == 1:
+        tl.atomic_max(DW + cols, x, mask=mask)
+    elif KIND == 2:
+        old = tl.atomic_add(DW + cols, x, mask=mask)
+        tl.store(Y + row * N + cols, old, mask=mask)
+    else:
+        tl.atomic_add(DW + row // 2 + cols, x, mask=mask)
+
+
+@triton.jit
+def narrow_product(A, B, C, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """A product of two factors of FP8."""
+    rm, rn, rk = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BK)
+    total = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, K, BK):
+        a = tl.load(A + rm[:, None] * K + (k + rk)[None, :])
+        b = tl.load(B + rn[None, :] * K + (k + rk)[:, None])
+        total = tl.dot(a, b, total)
+    tl.store(C + rm[:, None] * N + rn[None, :], total)

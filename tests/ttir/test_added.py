@@ -1,0 +1,69 @@
+"""Atomic additions as parts, and factors of FP8 where a unit multiplies none: beside NumPy."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import npusim
+from npusim.errors import ProgramError
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
+if find_spec("triton") is not None:
+    from ttir import added_kernels as kernels
+DEVICES = ("ascend_910b2", "h200")
+
+
+def _run(name: str, grid: tuple[int, ...], hw: str, **words: Any) -> Any:
+    with npusim.record(floats=True) as calls:
+        getattr(kernels, name)[grid](**words)
+    return npusim.run(calls[0], hw=hw, rows="all")
+
+
+def test_programs_add_products_of_parts_of_k() -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((64, 192)).astype(np.float16), rng.standard_normal((192, 64)).astype(np.float16)
+    c = rng.standard_normal((64, 64)).astype(np.float32)
+    sizes = {"M": 64, "N": 64, "K": 192, "BM": 32, "BN": 32, "BK": 32, "SPLIT": 3}
+    done = _run("split_product", (2, 2, 3), "h200", A=a, B=b, C=c, **sizes)
+    expected = c + a.astype(np.float64) @ b
+    assert np.abs(np.reshape(done.output, c.shape) - expected).max() < 1e-4
+    assert done.numerics.error.rmse < 1e-5
+    assert any("atomic additions: " in n for n in done.notes)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_programs_add_rows_to_one(hw: str) -> None:
+    rng = np.random.default_rng(1)
+    x, w, dw = (rng.standard_normal(s).astype(np.float32) for s in ((7, 40), 40, 40))
+    words = {"X": x, "W": w, "Y": np.zeros_like(x), "DW": dw, "N": 40, "B": 64}
+    done = _run("column_sums", (7,), hw, **words, KIND=0)
+    expected = dw + x.astype(np.float64).sum(0)
+    assert np.abs(np.reshape(done.output, 40) - expected).max() < 1e-5
+    assert done.numerics.error.rmse < 1e-6
+
+
+def test_other_atomic_operations_are_refused() -> None:
+    x, w, dw = np.ones((6, 40), np.float32), np.ones(40, np.float32), np.zeros(64, np.float32)
+    words = {"X": x, "W": w, "Y": np.zeros_like(x), "DW": dw, "N": 40, "B": 64}
+    for kind, why in ((1, "other than tl.atomic_add"), (2, "whose old value is read|accessed otherwise")):
+        with pytest.raises(ProgramError, match=rf"added_kernels\.py:\d+: .*({why}|old value is read)"):
+            _run("column_sums", (6,), "h200", **words, KIND=kind)
+    with pytest.raises(ProgramError, match=r"added_kernels\.py:\d+: "):  # blocks that overlap, not the same ones
+        _run("column_sums", (6,), "h200", **words, KIND=3)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_factors_of_fp8_have_all_of_their_numbers(hw: str) -> None:
+    rng = np.random.default_rng(2)
+    a, b = (rng.standard_normal(s).astype(ml_dtypes.float8_e4m3fn) for s in ((64, 128), (32, 128)))
+    words = {"C": np.zeros((64, 32), np.float32), "N": 32, "K": 128, "BM": 32, "BN": 32, "BK": 64}
+    done = _run("narrow_product", (2,), hw, A=a, B=b, **words)
+    expected = a.astype(np.float64) @ b.astype(np.float64).T
+    error = np.abs(np.reshape(done.output, expected.shape) - expected).max()
+    assert error < (2e-5 if hw == "ascend_910b2" else 2e-2)  # a GPU's unit adds FP8 up to fewer bits
+    assert any("the matrix unit multiplies no FP8" in n for n in done.notes) == (hw == "ascend_910b2")

@@ -1,0 +1,161 @@
+"""Masks that differ between programs, that are no bounds, and elements that a mask hides: beside NumPy."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+
+import npusim
+from npusim.errors import ProgramError
+from ttir.stored import stored
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
+if find_spec("triton") is not None:
+    from ttir import mask_kernels as kernels
+DEVICES = ("ascend_910b2", "h200")
+
+
+def _drawn(*shape: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def _run(name: str, grid: tuple[int, ...], hw: str, **words: Any) -> Any:
+    with npusim.record(floats=True) as calls:
+        getattr(kernels, name)[grid](**words)
+    return npusim.run(calls[0], hw=hw, rows="all")
+
+
+def _is_near(done: Any, expected: Any) -> bool:
+    """Return whether the first result is the expected one to float32's rounding, and its stated error too."""
+    output = np.asarray(done.output, np.float64).reshape(expected.shape)
+    known = ~np.isnan(output)
+    scale = np.abs(expected).max()
+    return bool(known.any() and np.abs(output - expected)[known].max() < 2e-6 * scale)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_elements_that_a_mask_hides_without_a_number_are_0(hw: str) -> None:
+    x = _drawn(5, 20)
+    done = _run("centred", (5,), hw, X=x, Y=np.zeros_like(x), n=20, B=32, KIND=0)
+    wide = x.astype(np.float64)
+    assert _is_near(done, wide - wide.mean(1, keepdims=True))
+    assert any("a masked load without other" in n for n in done.notes)
+    x = -np.abs(x)
+    done = _run("centred", (5,), hw, X=x, Y=np.zeros_like(x), n=20, B=32, KIND=1)
+    assert _is_near(done, x.astype(np.float64))  # the largest is a hidden 0
+    with pytest.raises(ProgramError, match=r"mask_kernels\.py:\d+: a sum along an axis .* masked values are -1\.0"):
+        _run("centred", (5,), hw, X=x, Y=np.zeros_like(x), n=20, B=32, KIND=2)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_hidden_0_times_a_number_of_the_row_is_0(hw: str) -> None:
+    dy, x, w, r, mu = _drawn(6, 40), _drawn(6, 40, seed=1), _drawn(40, seed=2), _drawn(6, seed=3), _drawn(6, seed=4)
+    words = {"DY": dy, "X": x, "W": w, "R": r, "MU": mu, "DX": np.zeros_like(x), "n": 40, "B": 64}
+    normed = (x - mu[:, None].astype(np.float64)) * r[:, None]
+    dyw = dy.astype(np.float64) * w
+    done = _run("norm_gradient", (6,), hw, **words, SHIFT=False)
+    assert _is_near(done, dyw - normed * (dyw * normed).sum(1, keepdims=True) / 40)
+    with pytest.raises(ProgramError, match=r"a sum along an axis .* masked values are unknown"):
+        _run("norm_gradient", (6,), hw, **words, SHIFT=True)  # the hidden number less one of the row is no 0
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_label_of_each_program_chooses(hw: str) -> None:
+    x, labels = _drawn(7, 70), np.array([3, 69, 0, 31, 32, 5, 64], np.int64)
+    expected = x.astype(np.float64)
+    expected[np.arange(7), labels] -= 1
+    assert _is_near(_run("labelled", (7, 3), hw, X=x, L=labels, Y=np.zeros_like(x), n=70, B=32), expected)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_masks_of_rows_and_columns_differ_between_programs(hw: str) -> None:
+    x, labels = _drawn(2, 40, 40), np.array([3, 40, 18], np.int32)
+    rows, cols = np.arange(40)[:, None], np.arange(40)
+    of = labels[np.arange(40) // 16][:, None]
+    wide = x.astype(np.float64)
+    least = 20 - cols // 16
+    depth = np.arange(2)[:, None, None]
+    expected = (
+        np.where(cols > rows, -5.0, wide),
+        np.where(cols > rows, wide * 2, 3 - wide),
+        np.where(rows >= of, wide, 7.0),
+        np.where(cols >= of, wide * 2, wide),
+        np.where(cols >= least, wide * 2, wide) - (rows + depth),
+    )
+    for kind, right in enumerate(expected):
+        words = {"X": x, "Y": np.zeros_like(x), "L": labels, "m": 40, "n": 40, "R": 16, "B": 16}
+        done = _run("triangle", (3, 3, 2), hw, **words, KIND=kind)
+        assert _is_near(done, right), kind
+        assert done.numerics.error.rmse < 1e-6
+
+
+def test_masks_that_cannot_be_data_are_refused() -> None:
+    x = _drawn(4, 64)
+    with pytest.raises(ProgramError, match=r"mask_kernels\.py:\d+: the mask of a load that is no bound of its axes: "):
+        _run("shifted_load", (4,), "h200", X=x, Y=np.zeros_like(x), n=64, S=3, B=64)
+    why = r"mask_kernels\.py:\d+: a mask, or indices, .* differs between programs, of which two store the same rows"
+    with pytest.raises(ProgramError, match=why):
+        _run("labelled_sum", (4, 4), "h200", X=x, L=_drawn(4, 60), Y=_drawn(4, 60), n=60, B=16, N=64)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_branches_that_programs_answer_by_their_number_are_kinds(hw: str) -> None:
+    x = _drawn(2, 5, 32)
+    done = _run("shifted_rows", (2, 5), hw, X=x, Y=np.zeros_like(x), T=5, D=32)
+    expected = np.concatenate([-x[:, :1], x[:, :-1] - x[:, 1:]], 1).astype(np.float64)
+    assert _is_near(done, expected)
+    assert any("read as 2 kernels" in n for n in done.notes)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_pages_are_at_another_distance_in_each_program(hw: str) -> None:
+    q, k, v = (_drawn(*shape, seed=i).astype(np.float16) for i, shape in enumerate(((48, 32), (96, 32), (96, 32))))
+    table = np.array([[0, 3], [5, 1], [2, 4]], np.int32)
+    words = {"Q": q, "K": k, "V": v, "T": table, "O": np.zeros((48, 32), np.float32), "n": 2, "D": 32, "B": 16}
+    done = _run("two_pages", (3,), hw, **words)
+    seen = (table[:, :, None] * 16 + np.arange(16)).reshape(3, 32)
+    scores = np.exp2(np.einsum("prd,pkd->prk", q.reshape(3, 16, 32).astype(np.float64), k[seen].astype(np.float64)))
+    expected = np.einsum("prk,pkd->prd", scores / scores.sum(2, keepdims=True), v[seen].astype(np.float64))
+    assert np.abs(np.reshape(done.output, expected.shape) - expected).max() < 3e-3
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_row_that_a_later_loop_stores_in_place_is_read_before(hw: str) -> None:
+    x = _drawn(4, 100)
+    done = _run("in_place", (4,), hw, X=x.copy(), n=100, B=32, KIND=0)
+    wide = x.astype(np.float64)
+    expected = wide * (wide**2).sum(1, keepdims=True)
+    assert np.abs(np.reshape(done.output, x.shape) - expected).max() < 1e-4
+    with pytest.raises(ProgramError, match=r"mask_kernels\.py:\d+: X"):
+        _run("in_place", (4,), hw, X=x.copy(), n=100, B=32, KIND=1)  # which program comes first is free
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_rows_of_a_block_are_tokens_and_heads(hw: str) -> None:
+    lengths = np.array([0, 23, 40], np.int32)
+    q = _drawn(40, 8, 32).astype(np.float16)
+    k, v = (_drawn(128, 32, seed=i).astype(np.float16) for i in (1, 2))
+    table = np.array([[5, 2], [0, 7]], np.int32)
+    words = {"Q": q, "K": k, "V": v, "T": table, "LENGTHS": lengths, "O": np.zeros((40, 8, 32), np.float32)}
+    sizes = {"heads": 8, "pages": 2, "G": 8, "M": 64, "D": 32, "B": 16, "PAGE": 16}
+    expected = np.zeros((40, 8, 32))
+    for number in range(2):
+        low, high = lengths[number : number + 2]
+        keys = (table[number][:, None] * 16 + np.arange(16)).reshape(-1)[: high - low]
+        scores = np.einsum("thd,kd->thk", q[low:high].astype(np.float64), k[keys].astype(np.float64))
+        causal = np.arange(high - low)[None, None] <= np.arange(high - low)[:, None, None]
+        weights = np.where(causal, np.exp2(scores), 0.0)
+        expected[low:high] = (weights / weights.sum(2, keepdims=True)) @ v[keys].astype(np.float64)
+    done = _run("grouped_rows", (2, 1, 3), hw, **words, **sizes)
+    assert np.abs(stored(done, words)["O"] - expected).max() < 3e-3
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_product_that_a_sum_alone_takes_in_is_no_statement(hw: str) -> None:
+    x, weights = _drawn(4, 32), np.abs(_drawn(4, 32, seed=1))
+    done = _run("rescaled", (4,), hw, X=x, L=weights, Y=np.zeros(4, np.float32), N=32)
+    expected = (weights.astype(np.float64) * np.exp(x.astype(np.float64))).sum(1)
+    assert np.abs(np.reshape(done.output, 4) - expected).max() < 1e-4
