@@ -45,8 +45,8 @@ def kernel(X, Y, T, n, B: tl.constexpr):
 """
 #: What is refused, by the line that has it: words of the message.
 REFUSED = {
-    "tl.store(Y + tl.load(T + i) // 2, x)": "two indices lead a store to the same row",
-    "tl.atomic_add(Y + i, x)": "atomics",
+    "tl.store(Y + tl.load(T + i) // 2, x)": "a store writes one row by two indices",
+    "tl.atomic_max(Y + i, x)": "atomics",
     "tl.store(Y + i, tl.cumsum(x, 0, reverse=True))": "reverse",
     "tl.store(Y + i, x, mask=x > 0)": "a condition of computed values",
     "tl.store(Y + i, tl.where(x > 0, i, 0).to(tl.float32))": "of other than floats",
@@ -222,7 +222,7 @@ def test_sizes_and_numbers_of_a_call_are_its_own(file: Path) -> None:
 
 
 def test_a_recording_says_which_kernels_are_read_and_why_others_are_not(tmp_path: Path) -> None:
-    kernel = KERNEL.format("tl.atomic_add(Y + i, x)").replace("def kernel", "def summed")
+    kernel = KERNEL.format("tl.atomic_max(Y + i, x)").replace("def kernel", "def summed")
     (tmp_path / "kernels.py").write_text(f"{KERNEL.format('tl.store(Y + i, x)')}\n\n{kernel}")
     called = "(x, x.copy(), np.arange(256, dtype=np.int32), 256, B=128)"
     lines = ["import numpy as np", "from kernels import kernel, summed", "x = np.zeros(256, np.float32)"]
