@@ -1248,13 +1248,19 @@ def _pad(x: Known, other: float) -> float | None:
     if isinstance(x, Number):
         return x.value if x.is_known else other
     assert isinstance(x, Floats)
-    return other if _is_alike(x) or x.is_even else x.pad
+    return other if _is_alike(x) or (x.is_even and x.pad is None) else x.pad
 
 
 def _is_one_number(x: Known) -> bool:
     """Return whether the columns of a row that a mask hides have one finite value, known or not."""
     number = _pad(x, 0.0)
     return number is not None and math.isfinite(number) and not (isinstance(x, Floats) and x.held)
+
+
+def _as_lanes(x: Known) -> Known:
+    """Return a block of one column as one of lanes, anything else as it is."""
+    is_column = isinstance(x, Floats) and len(x.axes) == 2 and x.axes[0] is not None
+    return replace(x, axes=x.axes[:1]) if is_column and isinstance(x, Floats) else x
 
 
 def _as_column(x: Known) -> Known:
@@ -1267,7 +1273,9 @@ def _combined_hidden(how: str, a: Known, b: Known) -> tuple[float | None, HeldSt
     """Return an operation's value where a mask hides columns, NaN included, if it is known; and the state it is there.
 
     A state of a loop may have there what it begins with, or what a lane has that a mask hides in the last tile alone.
+    Of blocks of one column the value is that of rows which a mask hides.
     """
+    a, b = (a, b) if any(not _is_alike(x) for x in (a, b)) else (_as_lanes(a), _as_lanes(b))
     fmt = next(x.fmt for x in (a, b) if isinstance(x, Floats))
     held = [x.held if isinstance(x, Floats) else None for x in (a, b)]
     one, other = ([_pad(x, stand_in) for stand_in in pair] for x, pair in zip((a, b), _STAND_INS, strict=True))
