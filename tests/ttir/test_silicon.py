@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 REFUSED = {
     "group_norm": "both of its axes",
     "matmul_f32": "no arithmetic is stated for float32",
-    "attn_extra1": "indices as values of a tile that differ",
+    "attn_extra1": "indices as values of a tile in a loop",
 }
 #: Cases of which single elements differ: compiled code contracts another product for some elements than for others.
 UNLIKE = ("merge_f16", "ln_bwd_bf16_1000")
