@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from npusim.report.result_json import RunRecord
     from npusim.simulation.run_result import Spread
 
+#: What an arithmetic of TF32 factors does with float32.
+_TRUNCATED = "; float32 without its low 13 bits"
 #: Largest distance in ULP that is printed: as many steps as a format of 16 bits has numbers.  A float32 output is
 #: further away only from a value so near to 0 that the count means nothing.
 COMPARABLE_ULP = 1 << 16
@@ -70,7 +72,7 @@ def bits_facts(record: RunRecord, *, is_full: bool = False) -> Iterator[Fact]:
         yield "diagnosis", cells(*_diagnosis_lines(bits.diagnosis.figures()))
     used = bits.arithmetic | {f"row sums in {order}": basis for order, basis in (bits.row_sums or {}).items()}
     if used:
-        units = ", ".join(f"{name} ({evidence})" for name, evidence in used.items())
+        units = ", ".join(f"{name} ({evidence}{_TRUNCATED * ('.tf32.' in name)})" for name, evidence in used.items())
         stated = Cell(units, "warn" if "assumed" in used.values() else "")
         if is_full:
             others = [*map(_spread, record.spread), *([_compared(record).strip()] if record.spread else [])]

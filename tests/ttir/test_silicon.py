@@ -16,11 +16,7 @@ import npusim
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
 HERE = Path(__file__).parent
 #: Cases that npusim refuses, and why; all else is measured and equal.
-REFUSED = {
-    "group_norm": "both of its axes",
-    "matmul_f32": "no arithmetic is stated for float32",
-    "attn_extra1": "indices as values of a tile in a loop",
-}
+REFUSED = {"group_norm": "both of its axes", "attn_extra1": "indices as values of a tile in a loop"}
 #: Cases of which single elements differ: compiled code contracts another product for some elements than for others.
 UNLIKE = ("merge_f16", "ln_bwd_bf16_1000")
 #: A case of each kind by default; all with ``-m exhaustive``.

@@ -318,7 +318,12 @@ REFUSED = {
         "        mn = ",
         "        s = tl.extra.libdevice.sinh(s)\n        mn = ",
     ),
-    "atomics": ("atomic additions to several tensors", "capped", "    tl.store(O + off", "    tl.atomic_add(O, 1.0)\n    tl.store(O + off"),
+    "atomics": (
+        "atomic additions to several tensors",
+        "capped",
+        "    tl.store(O + off",
+        "    tl.atomic_add(O, 1.0)\n    tl.store(O + off",
+    ),
     "a condition on values": (
         "arith.extui of a mask that a block's elements answer differently, or of computed values",
         "capped",

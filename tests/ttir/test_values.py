@@ -201,7 +201,9 @@ def test_one_element_is_there_for_all_lanes_of_a_block(how: str, hw: str) -> Non
     assert np.array_equal(made, SPREAD[how](x))
 
 
-@pytest.mark.parametrize(("how", "why"), [("some lanes", "a mask hides elements"), ("hidden", "masked values are unknown")])
+@pytest.mark.parametrize(
+    ("how", "why"), [("some lanes", "a mask hides elements"), ("hidden", "masked values are unknown")]
+)
 def test_a_mask_of_lanes_that_read_one_element_is_not_lost(how: str, why: str) -> None:
     from ttir import value_kernels as kernels
 

@@ -838,6 +838,7 @@ class Arithmetic(Draft, ABC):
         if not isinstance(a, Floats) or not isinstance(b, Floats):
             raise op.fail("a product of a value that is no block of floats")
         a, b = (self._widened(op, x) for x in (a, b))
+        self._check_precision(op, a.fmt)
         self._join(a.axes[1], b.axes[0])
         self._check_factors(op, a, b)
         self._refuse_anew(op, a.axes[1])
@@ -884,6 +885,16 @@ class Arithmetic(Draft, ABC):
             why = "a product along an axis that a mask cuts"
             why += ", with 0 times a number that is not finite" if 0.0 in pads else ""
             raise op.fail(f"{why}: other=0.0 where one of its factors is loaded")
+
+    def _check_precision(self, op: Op, fmt: str) -> None:
+        """Refuse a product of float32 that is none of TF32 factors, and note what these are."""
+        if fmt != "f32" or self.choices.is_exact:
+            return
+        how = re.findall(r"inputPrecision = (\w+)", op.text)[:1] or ["ieee"]
+        if how != ["tf32"]:
+            why = "which other instructions than one product of the matrix unit compute: input_precision='tf32'"
+            raise op.fail(f"a product of float32 with input_precision={how[0]!r}, {why}")
+        self.notes.append(f"{op.line}: factors of float32 are multiplied as TF32, without their low 13 bits")
 
     def _widened(self, op: Op, x: Floats) -> Floats:
         """Return a factor of FP8 as one of float16 where the matrix unit multiplies no FP8."""

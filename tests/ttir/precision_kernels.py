@@ -1,0 +1,15 @@
+"""Products of float32 in each precision of their factors."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def product(A, B, C, K, P: tl.constexpr, M: tl.constexpr, N: tl.constexpr, BK: tl.constexpr):
+    m, n, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, BK)
+    sums = tl.zeros([M, N], tl.float32)
+    for j in range(0, K, BK):
+        a = tl.load(A + m[:, None] * K + (j + k)[None, :])
+        b = tl.load(B + (j + k)[:, None] * N + n[None, :])
+        sums = tl.dot(a, b, sums, input_precision=P)
+    tl.store(C + m[:, None] * N + n[None, :], sums)
