@@ -122,7 +122,7 @@ class LaneModel:
         busy = down * across * depth * steps.pipe_cycles * sharing / self.tensor.rate
         tally.take(TENSOR, busy, f"{self.key}.{TENSOR}.steps.{step.attributes.accumulator_format}.step_cycles")
         tally.issued += down * across * depth * steps.steps_count.value * sharing
-        cycles = product_cycles(steps, chains=down * across * sharing, depth=depth, rate=self.tensor.rate)
+        cycles: float = product_cycles(steps, chains=down * across * sharing, depth=depth, rate=self.tensor.rate)
         loads = 0.0
         for source, held, count, is_transposed in zip(step.srcs, (mma.a, mma.b), (down, across), flags, strict=True):
             assert not isinstance(source, float)
