@@ -141,6 +141,9 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
         Whether bits are computed.
     overrides
         ``{dotted key of the device file: value}``; a value is a number, or text as after ``-C``.
+    scale
+        ``{unit or link of the device: factor of its rate}``: ``{"VECTOR": 0.5}`` doubles the cycles of each operation
+        of the vector unit.
 
     Other Parameters
     ----------------

@@ -133,7 +133,7 @@ _COMPLETIONS: Mapping[str, Callable[..., list[str]]] = MappingProxyType(
 )
 Read = TypeVar("Read")
 #: Options that may be given more than once.
-_REPEATED = ("overrides", "tiling")
+_REPEATED = ("overrides", "scale", "tiling")
 
 
 def request_option(name: str) -> Any:
@@ -257,7 +257,7 @@ def _read(name: str, value: Any, schedule: str = "") -> Any:
     """Return an option's value as the request for a schedule has it."""
     option = OPTIONS[name].names[0]
     match name:
-        case "overrides":
+        case "overrides" | "scale":
             return key_values(value, option) or None
         case "tiling":
             return key_values([part for item in value or () for part in item.split(",")], "-t") or None

@@ -487,6 +487,9 @@ class Case(RunSizes):
     overrides: dict[str, TilingValue] = Field(
         default_factory=dict, description="values of the device file by dotted key"
     )
+    scale: dict[str, TilingValue] | None = Field(
+        default=None, description="factors of the rates of units and links, of a what-if: {VECTOR: 0.5}"
+    )
 
 
 class BaselineFile(Case):

@@ -62,7 +62,20 @@ class RouteSpec(SpecModel):
     )
 
 
-class _QueueSpec(SpecModel):
+class RatedUnit(SpecModel):
+    """Fields of all units whose operations take time by a rate."""
+
+    rate_factor: Positive | None = Field(
+        default=None, description="rate over the one that the other numbers state, of a what-if (--scale); missing: 1"
+    )
+
+    @property
+    def rate(self) -> float:
+        """The rate over the one that the other numbers state: 0.5 doubles the cycles of the unit's operations."""
+        return 1.0 if self.rate_factor is None else float(self.rate_factor.value)
+
+
+class _QueueSpec(RatedUnit):
     """Fields of all engines with an instruction queue."""
 
     queue_depth_count: PositiveWhole = Field(description="instructions that may wait")
@@ -134,7 +147,7 @@ class MatrixEngine(_QueueSpec):
 
     def fractal_cycles(self, _input_format: str) -> float:
         """Return the cycles of a step for a format, where the format is multiplied."""
-        return float(self.cycles_per_fractal.value)
+        return float(self.cycles_per_fractal.value) / self.rate
 
     def arithmetic_of(self, input_format: str) -> str:
         """Return the registry name of the arithmetic; raise `SpecError` where none that fits is stated."""
@@ -461,7 +474,7 @@ class LibrarySpec(SpecModel):
         return {one: 1 / int(one)}
 
 
-class LocalMemoryPipe(SpecModel):
+class LocalMemoryPipe(RatedUnit):
     """Local memory, where spilled registers go."""
 
     model: Literal["local_memory"]
@@ -481,7 +494,7 @@ class LocalMemoryPipe(SpecModel):
         return min(1.0, max(0.0, (live_bytes / l2_bytes - near) / (far - near)))
 
 
-class TurnoverPipe(SpecModel):
+class TurnoverPipe(RatedUnit):
     """How fast a multiprocessor ends blocks and begins others in their place."""
 
     model: Literal["turnover"]
@@ -625,7 +638,7 @@ class LaneOpSpec(SpecModel):
     instructions_count: PositiveWhole
 
 
-class LanePipe(SpecModel):
+class LanePipe(RatedUnit):
     """A pipe that works element by element, a warp instruction at a time: FMA, MUFU."""
 
     model: Literal["lanes"]
@@ -660,7 +673,7 @@ class PhaseSpec(SpecModel):
     lanes_count: PositiveWhole
 
 
-class SharedMemoryPipe(SpecModel):
+class SharedMemoryPipe(RatedUnit):
     """LSU: shared memory, and shuffles between the lanes of a warp; one for all sub-cores."""
 
     model: Literal["shared_memory"]

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
-from npusim.config.core_units import DmaEngine, EngineSpec, FixpipeEngine, MatrixEngine, VectorUnit
+from npusim.config.core_units import DmaEngine, EngineSpec, FixpipeEngine, MatrixEngine, RatedUnit, VectorUnit
 from npusim.config.family import FAMILIES, MACHINES, is_registered, registered
 from npusim.config.messages import suggest
 from npusim.config.model import Name, SpecModel, Text, entry, fault_at
@@ -122,6 +122,19 @@ class LinkSpec(SpecModel):
     catch_up: CatchUpSpec | None = Field(
         default=None, description="how cores that queue for it fall out of step; absent: they stay in step"
     )
+    rate_factor: Positive | None = Field(
+        default=None, description="bandwidth over bytes_per_s, of a what-if (--scale); missing: 1"
+    )
+
+    @property
+    def rate(self) -> float:
+        """The bandwidth that runs have, in bytes a second."""
+        return float(self.bytes_per_s.value) * self.factor
+
+    @property
+    def factor(self) -> float:
+        """The bandwidth over ``bytes_per_s``."""
+        return 1.0 if self.rate_factor is None else float(self.rate_factor.value)
 
 
 class FlagsSpec(SpecModel):
@@ -344,7 +357,7 @@ class DeviceSpec(HardwareModel):
     def _links_are_not_slower_than_the_clock_resolves(self) -> Self:
         clock, least = self.clock_hz.value, SLOWEST_BYTES_PER_CYCLE * self.clock_hz.value
         for name, link in self.links.items():
-            if (rate := link.bytes_per_s.value) < least:
+            if (rate := link.rate) < least:
                 raise fault_at(
                     f"links.{name}.bytes_per_s",
                     f"{rate!r} is less than the clock resolves: at {clock / 1e9:g} GHz at least "
@@ -430,6 +443,30 @@ class DeviceSpec(HardwareModel):
     def link(self, name: str) -> LinkSpec:
         """Return a shared link; raise `SpecError` with the device's links if there is none of this name."""
         return entry(self.links, name, f"{self.name}: no link {name!r}; it has: ")
+
+    @property
+    def rate_keys(self) -> dict[str, tuple[str, ...]]:
+        """Keys of the factors of rates (`--scale`), by unit or link; a unit of several kinds of core has several."""
+        keys: dict[str, tuple[str, ...]] = {}
+        for name, core in self.cores.items():
+            for engine, unit in core.engines.items():
+                if isinstance(unit, RatedUnit):
+                    keys[engine] = (*keys.get(engine, ()), f"cores.{name}.engines.{engine}.rate_factor")
+        return keys | {link: (*keys.get(link, ()), f"links.{link}.rate_factor") for link in self.links}
+
+    @property
+    def scale(self) -> dict[str, float]:
+        """Factors of rates that are not 1, by link or unit; by core and unit where the cores of a unit differ."""
+        rates: dict[str, dict[str, float]] = {}
+        for name, core in self.cores.items():
+            for engine, unit in core.engines.items():
+                if isinstance(unit, RatedUnit):
+                    rates.setdefault(engine, {})[f"{name}.{engine}"] = unit.rate
+        factors = {name: link.factor for name, link in self.links.items()}
+        for engine, by_core in rates.items():
+            first = next(iter(by_core.values()))
+            factors |= {engine: first} if set(by_core.values()) == {first} else by_core
+        return {name: factor for name, factor in factors.items() if factor != 1}
 
     @property
     def unchanged(self) -> DeviceSpec | None:

@@ -19,11 +19,12 @@ from pydantic import BaseModel, ValidationError
 
 from npusim.config.device import DeviceSpec
 from npusim.config.document import Document, read_inherited
-from npusim.config.messages import explain, suggest
+from npusim.config.messages import choices, explain, suggest
 from npusim.config.packaged import is_node_name, list_packaged, packaged_folder, resolve, yaml_files
+from npusim.config.quantity import RANGES
 from npusim.config.workload import Workload
 from npusim.errors import SpecError
-from npusim.units import format_value
+from npusim.units import ascii_digits, format_value
 
 #: What files of npusim are: the part of their schema before its version.
 KINDS = frozenset(
@@ -195,6 +196,37 @@ def apply_overrides(
     return (
         changed.changed_from(device) if isinstance(changed, DeviceSpec) and isinstance(device, DeviceSpec) else changed
     )
+
+
+def scaled(device: DeviceSpec, scale: Mapping[str, object]) -> DeviceSpec:
+    """Return the device with rates of units and links changed by factors: ``{"VECTOR": 0.5}``; itself if they are so.
+
+    A unit that several kinds of core have is changed in all of them.
+
+    Raises `SpecError` with ``--scale unit=factor: `` and the fault: no such unit (with those of the device), a factor
+    that is no number above 0, or a factor that the device's file or ``-C`` states otherwise.
+    """
+    if not device.is_timed or device.family == "node":
+        what = "a node: its devices have their stated rates" if device.family == "node" else "not timed"
+        raise SpecError(f"--scale {' '.join(f'{n}={x}' for n, x in scale.items())}: {device.name} is {what}")
+    keys, stated, changes = device.rate_keys, device.scale, dict[str, object]()
+    for name, factor in scale.items():
+        said = f"--scale {name}={factor}"
+        if name not in keys:
+            raise SpecError(f"{said}: {device.name} has no unit {name!r}{choices(str(name), list(keys))}")
+        try:
+            value = float(ascii_digits(factor)) if isinstance(factor, str) else factor
+        except ValueError:
+            value = None
+        low, high = RANGES["_factor"]
+        if isinstance(value, bool) or not isinstance(value, Real) or not low <= float(value) <= high:
+            raise SpecError(f"{said}: write a number from {low:g} to {high:,.0f}: 0.5 is half the rate, 2 is twice it")
+        known = {name: stated[name]} if name in stated else {k: f for k, f in stated.items() if k.endswith(f".{name}")}
+        if other := next((f for f in known.values() if f != value), None):
+            raise SpecError(f"{said}: the device has the factor {other:g} already; state one of them")
+        if not known and value != 1:
+            changes |= dict.fromkeys(keys[name], value)
+    return apply_overrides(device, changes)
 
 
 def _override_text(key: str, value: object) -> str:

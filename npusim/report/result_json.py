@@ -7,7 +7,7 @@ records, so that old and new runs are treated alike.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,13 +38,17 @@ MOST_BYTES = 256 * MIB
 
 @dataclass(frozen=True)
 class DeviceRecord:
-    """The device a run was for; ``digest`` is the hash of its file's content."""
+    """The device a run was for; ``digest`` is the hash of its file's content.
+
+    ``scale``: rates of units and links over the rates that its file states, of a what-if (``--scale``).
+    """
 
     name: str
     digest: str
     clock_hz: float
     group_count: int
     link_bytes_per_s: dict[str, float]
+    scale: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,8 @@ def _device(device: DeviceSpec) -> DeviceRecord:
         digest=device.digest(),
         clock_hz=float(device.clock_hz.value),
         group_count=device.group_count.value,
-        link_bytes_per_s={name: float(link.bytes_per_s.value) for name, link in device.links.items()},
+        link_bytes_per_s={name: link.rate for name, link in device.links.items()},
+        scale=device.scale,
     )
 
 

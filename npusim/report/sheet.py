@@ -192,6 +192,7 @@ def _inputs(record: RunRecord) -> Iterator[tuple[str, object]]:
         "workload": record.workload,
         "ignored": ", ".join(record.ignored) or None,
     }.items()
+    yield from _flat("device.scale", record.device.scale)
     tensors = {"tensors": problem_text(record.problem)} if "tensors" in record.problem else {}
     yield from _flat("problem", {**record.problem, **tensors})
     yield from _flat("tiling", record.tiling)

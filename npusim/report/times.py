@@ -122,6 +122,9 @@ def time_facts(record: RunRecord, timing: TimingRecord, *, is_full: bool = False
     With ``is_full`` also the time of other kinds of measurement, the method, the least time, and the basis of the roof.
     """
     yield "latency", cells(_latency(timing))
+    if record.device.scale:
+        rates = (f"{name} at {factor:g} times its rate" for name, factor in record.device.scale.items())
+        yield "what if", cells(", ".join(rates), style="warn")
     phases = timing.account.phases if timing.account else ()
     if len(phases) > 1:
         each = (f"{p.name} {_duration(timing.core_us * p.cycles / timing.cycles)}" for p in phases)

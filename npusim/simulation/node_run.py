@@ -329,7 +329,7 @@ def _beside(machine: NodeDevice, program: TileProgram, method: str) -> tuple[str
     (child,) = stated[0].children
     problem = cast("Problem", child.problem)
     simulated = simulated_child(child, machine.node, machine.each, method)
-    rate, hbm = problem.kv_bytes() / simulated.latency_s, machine.each.link("hbm").bytes_per_s.value
+    rate, hbm = problem.kv_bytes() / simulated.latency_s, machine.each.link("hbm").rate
     kernel = table.decode.start_s.value + problem.kv_bytes() / table.decode.bytes_per_s.value
     return (
         f"attention of the device: {kernel * US:,.1f} us by the kernel that {machine.node.name} states (fitted); our "

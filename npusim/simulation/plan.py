@@ -21,7 +21,7 @@ from npusim.library import find_schedule, is_of_models
 from npusim.program.numerics.evaluate import SAMPLE_ROWS, chosen, chosen_heads, indices
 from npusim.program.timing import method_named
 from npusim.simulation.figures import figures
-from npusim.simulation.request import CALL, LAST, refuse
+from npusim.simulation.request import CALL, LAST, OPTIONS, refuse
 from npusim.simulation.tensor_files import (
     check_finite,
     chosen_tensors,
@@ -337,16 +337,19 @@ def without_effect(plan: Plan, seconds: float, seconds_on: Callable[[DeviceSpec]
 
     ``seconds_on`` returns the time of the run's program on another device.
     """
-    changed = plan.request.overrides or {}
+    changed = {name: getattr(plan.request, name) or {} for name in ("overrides", "scale")}
 
-    def without(key: str) -> float | None:
-        others = {k: v for k, v in changed.items() if k != key}
-        return seconds_on(device_of(replace(plan.request, overrides=others)))
+    def without(change: tuple[str, str]) -> float | None:
+        name, key = change
+        others = {name: {k: v for k, v in changed[name].items() if k != key}}
+        return seconds_on(device_of(replace(plan.request, **cast("dict[str, Any]", others))))
 
-    for key, other in figures(changed, without):  # where the tile is none without a change, the change decides
+    # Where the tile is none without a change, the change decides.
+    for (name, key), other in figures([(name, key) for name, of in changed.items() for key in of], without):
         if other == seconds:
+            option = min(OPTIONS[name].names, key=len)
             same = "this run takes the same with the device file's number"
-            yield f"-C {key}={format_value(changed[key])} changes no time here: {same}"
+            yield f"{option} {key}={format_value(changed[name][key])} changes no time here: {same}"
 
 
 def refuse_beyond(limit_s: float | None, seconds: Mapping[str, float]) -> None:

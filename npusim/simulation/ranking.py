@@ -52,7 +52,7 @@ def steady(l2: L2State | None, device: DeviceSpec) -> L2State | None:
 def predicted(program: TileProgram, device: DeviceSpec, timing: TimingResult) -> Prediction:
     """Return the prediction of a configuration's program from its time."""
     us, key, room = timing.core_us, class_key(program, device), program.occupancy
-    rates = {name: float(link.bytes_per_s.value) for name, link in device.links.items()}
+    rates = {name: link.rate for name, link in device.links.items()}
     limit = replace(timing, uses=timing.uses_of_groups()).limit(rates)
     if room is None:
         return Prediction(us, key, limit=limit)

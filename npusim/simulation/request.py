@@ -138,6 +138,7 @@ Groups = Sequence[int] | Literal["last"]
 _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = MappingProxyType(
     {
         "overrides": ((Mapping,), "a mapping of dotted keys to values"),
+        "scale": ((Mapping,), "a mapping of units to factors of their rates"),
         "precision": ((str,), "the name of a preset, as text"),
         "tensors": ((str, Path, Mapping), "a file, a name or a mapping of arrays"),
         "tensor_prefix": ((str,), "text"),
@@ -272,6 +273,11 @@ class Request:
     )
     overrides: Mapping[str, object] | None = _where(
         "-C KEY=VALUE", "Change one number of the device, by its dotted key; may be repeated."
+    )
+    scale: Mapping[str, object] | None = _where(
+        "--scale UNIT=FACTOR",
+        "What if a unit or link had another rate: VECTOR=0.5 halves it, hbm=2 doubles it; may be repeated.",
+        needs="device time",
     )
     clock: float | None = _where(
         "--clock CLOCK",
@@ -492,12 +498,14 @@ class Request:
 
     def machine(self) -> DeviceSpec:
         """Return the device or node, numbers of it changed; raise `SpecError` as `load_machine`."""
+        from npusim.config.load import scaled
         from npusim.config.node_file import load_machine
         from npusim.kernels.declare.define import unread_keys
 
         held = {"held_clock_hz": self.clock, "held_power_w": self.power_watts}
         set_to = {key: value for key, value in held.items() if value is not None}
-        return load_machine(self.named_device(), {**(self.overrides or {}), **set_to}, unread_keys)
+        machine = load_machine(self.named_device(), {**(self.overrides or {}), **set_to}, unread_keys)
+        return scaled(machine, self.scale) if self.scale else machine
 
     def placed(self) -> Request:
         """Return the request with absolute paths of its files, for a process that has another folder."""
@@ -556,7 +564,8 @@ class Request:
 
     def about(self) -> dict[str, object]:
         """Return the problem and the device, for readers of a search."""
-        about: dict[str, object] = {"device": self.machine().name}
+        about: dict[str, object] = {"device": (device := self.machine()).name}
+        about |= {"scale": device.scale} if device.scale else {}
         if self.problem is None:
             about["workload"] = self.title(self.load())
         if self.problem is not None or self.tensors is None:  # else the tensors' sizes are the problem
@@ -627,6 +636,7 @@ class CallOptions(TypedDict, total=False):
     problem: AnyProblem | None
     hw: str | Path | DeviceSpec | NodeSpec | None
     overrides: Mapping[str, object] | None
+    scale: Mapping[str, object] | None
     clock: float | None
     power_watts: float | None
     tiling: Mapping[str, object] | Tiling | None

@@ -270,7 +270,7 @@ def roofline_of(result: RunData) -> Roofline | None:
         intensity=result.program.flops / timing.compulsory_bytes,
         moved_intensity=result.program.flops / moved,
         peak_flops_per_s=peak,
-        memory_bytes_per_s=float(device.link("hbm").bytes_per_s.value),
+        memory_bytes_per_s=device.link("hbm").rate,
         attained_flops_per_s=result.program.flops * timing.clock_hz / timing.cycles,
     )
 

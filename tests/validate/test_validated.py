@@ -43,6 +43,7 @@ from npusim.studies.validate.measured_times import Residual
 from reports.validation import bands, study
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 WRITE = "python reports/validation/bands.py writes it anew"
@@ -331,6 +332,19 @@ def test_bands_rest_on_times_that_the_device_bounds() -> None:
     assert validated(load_device("ascend_910b2"), "flash").most_error < 0.3  # type: ignore[operator]
 
 
+def _shapes(cases: Sequence[bands.KeptOut]) -> int:
+    return len({c.case.shape for c in cases})
+
+
+def _holds_too_many(cases: Sequence[bands.KeptOut]) -> bool:
+    """Return whether the band of nine in ten is wider than 0.95 of the cases need, even with one shape more outside.
+
+    Cases of one shape have similar errors: of ``n`` shapes the share has steps of 1/n, and below 20 shapes a band that
+    holds 0.95 holds all of them.
+    """
+    return bands.shares(cases)[1] - 1 / _shapes(cases) > bands.SHARES[1][1]
+
+
 def test_bands_hold_for_cases_kept_out() -> None:
     kept = bands.judged()
     assert [key for key, cases in kept.items() if not bands.is_by_chance(cases)] == []
@@ -342,6 +356,13 @@ def test_bands_hold_for_cases_kept_out() -> None:
     assert not bands.is_by_chance(doubled)
     kinds = {key: bands.shares(cases)[1] for key, cases in bands.by_kind().items() if len(cases) >= bands.JUDGED}
     assert {key: share for key, share in kinds.items() if share < bands.SHARES[1][0]} == {}
+    judged = {key: bands.by_kind()[key] for key in kinds}
+    assert {key for key, cases in judged.items() if _holds_too_many(cases)} == set()
+    # Few shapes cannot tell 0.95 from 1; where a class has 20 or more, one of them is at most 0.05 of its share.
+    above = {key: _shapes(cases) for key, cases in judged.items() if kinds[key] > bands.SHARES[1][1]}
+    assert {key for key, shapes in above.items() if shapes >= 20} <= {("h200", "standard", "")}  # by one case of 65
+    halved = [c._replace(case=c.case._replace(error=c.case.error / 2)) for c in judged["h200", "flash", "cudnn"]]
+    assert _holds_too_many(halved)
     assert {("h100", "flash", ""), ("h200", "flash", ""), ("h100", "gemm", "library")} <= kinds.keys()
     every = [c for cases in bands.judged().values() for c in cases]
     assert all(low <= share <= high for share, (low, high) in zip(bands.shares(every), bands.SHARES, strict=True))
@@ -366,5 +387,9 @@ def test_launches_of_triton_kernels_have_the_band_of_their_kind_where_some_were_
     assert validated(h100, "k.py::f[1]()", problem).verdict == "not measured"
     pool = [case for case in measured_cases(cores_of(h100)) if case.schedule == LAUNCHES]
     for kind, found in (("products", products.band), ("no products", plain.band)):
-        errors = [abs(case.error) for case in pool if case.kind == kind]
-        assert 0.85 <= sum(error <= found for error in errors) / len(errors) <= 1
+        cases = [case for case in pool if case.kind == kind]
+        share, shapes = sum(abs(case.error) <= found for case in cases) / len(cases), len({c.shape for c in cases})
+        # 255 cases of 6 shapes and 138 of 5: a shape is more than the range has room for, so that all but one hold.
+        assert shapes < 10
+        assert share >= 0.85
+        assert share - 1 / shapes <= 0.95

@@ -162,7 +162,7 @@ class _CallTime:
         self.tile = slower * (pace.tile + tile_bytes / pace.bytes_per_cycle)
         # Blocks of the same keys read them from memory once.
         new = min(1.0, sum(t.size_bytes for t in inputs) / (sum(counts) * tile_bytes))
-        rates = [float(device.link(n).bytes_per_s.value) for n in ("hbm", "l2")]
+        rates = [device.link(n).rate for n in ("hbm", "l2")]
         seconds = tile_bytes * max(new / rates[0], 1 / rates[1])
         self.memory = seconds * float(device.clock_hz.value)
 

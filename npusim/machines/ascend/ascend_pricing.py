@@ -117,7 +117,7 @@ class EnginePricing(Transfers):
                 cycles, terms = registers.function_cycles(steps, spec, key, code)
             else:
                 cycles, terms = vector_cycles(steps, spec, banks, key, work.decided)
-            self._vector[alike] = Cost(cycles, terms=terms)
+            self._vector[alike] = Cost(cycles, terms=terms).at_rate(spec.rate)
         return self._vector[alike]
 
     def _with_tile(self, work: VectorWork, cost: Cost) -> Cost:
@@ -186,7 +186,8 @@ class AscendPricing(EnginePricing):
         slowest = max(halves, key=lambda cost: cost.occupancy_cycles)
         key, drain = f"cores.{queue.core}.engines.{queue.engine}.elements_per_cycle", slowest.occupancy_cycles
         start = sum(cycles for constant, cycles in slowest.terms if constant.endswith(".latency_cycles"))
-        elements = sum(step.dst.rows * step.dst.cols for step in op.steps) / spec.elements_per_cycle.value
+        each = spec.elements_per_cycle.value * spec.rate
+        elements = sum(step.dst.rows * step.dst.cols for step in op.steps) / each
         if (whole := ceil(elements + start)) <= drain:
             return slowest
         last = tuple(term for term in slowest.terms if term[0].endswith(".latency_cycles"))
@@ -223,7 +224,7 @@ def _product(step: Step, spec: MatrixEngine, key: str) -> Cost:
     work = count * spec.cycles_per_fractal.value
     start = spec.startup_cycles.value
     terms = ((f"{key}.cycles_per_fractal", float(work)), (f"{key}.startup_cycles", float(start)))
-    return Cost(ceil(work + start), terms=terms)
+    return Cost(ceil(work + start), terms=terms).at_rate(spec.rate)
 
 
 #: Repeats after which an instruction's results are there for one that reads them in the same order: shorter ones

@@ -40,7 +40,7 @@ def stated_work(kernel: NodeKernel, node: NodeSpec, device: DeviceSpec, *, has_s
         start, rate = table.decode.start_s.value, float(table.decode.bytes_per_s.value)
         seconds = float(start) + size / rate
         terms = (("start_s", start / seconds), ("bytes_per_s", 1.0 - start / seconds))
-        return _roof(kernel, seconds, size / device.link("hbm").bytes_per_s.value, terms, "decode")
+        return _roof(kernel, seconds, size / device.link("hbm").rate, terms, "decode")
     if table.others is not None and not has_schedules:
         return _from_roof(kernel, table.others, device)
     return None
@@ -49,7 +49,7 @@ def stated_work(kernel: NodeKernel, node: NodeSpec, device: DeviceSpec, *, has_s
 def _from_roof(kernel: NodeKernel, table: RoofTimes, device: DeviceSpec) -> KernelWork:
     """Return the work of kernels without a schedule: the slower of memory and matrix units."""
     problems = [c.problem for c in kernel.children]
-    memory = sum(p.bytes_moved() for p in problems) / device.link("hbm").bytes_per_s.value
+    memory = sum(p.bytes_moved() for p in problems) / device.link("hbm").rate
     reached = memory / float(table.memory_factor.value)
     products = sum(p.flops() for p in problems) / table.flops_per_s.value
     key = "memory_factor" if reached >= products else "flops_per_s"
@@ -81,7 +81,7 @@ def simulated_work(kernel: NodeKernel, results: Sequence[TimingResult], device: 
     for result in results:
         for kind, used in _busiest(result).items():
             busy[kind] += used
-        hbm_seconds = result.link_bytes.get("hbm", 0) / device.link("hbm").bytes_per_s.value
+        hbm_seconds = result.link_bytes.get("hbm", 0) / device.link("hbm").rate
         busy["hbm"] += hbm_seconds * result.clock_hz
     demand = tuple((name, min(1.0, used / cycles)) for name, used in busy.items())
     terms: dict[str, float] = defaultdict(float)

@@ -183,7 +183,7 @@ class Device:
 
     def _claim(self, plan: PlannedCollective, sign: int) -> None:
         touched = plan.sending_bytes_per_s() * plan.driver.memory_touches_factor.value
-        self.claims["hbm"] += sign * touched / self.spec.link("hbm").bytes_per_s.value
+        self.claims["hbm"] += sign * touched / self.spec.link("hbm").rate
         core = plan.driver.core
         if core is not None:
             share = plan.driver.engine_count.value / self.spec.core_count(core)

@@ -221,8 +221,11 @@ def engine_of(device: DeviceSpec, name: str, kind: type[EngineType]) -> EngineTy
 
 def fill_passes(device: DeviceSpec) -> int:
     """Return the passes through shared memory, one with the cache, in the time that L2 fills the cache by as much."""
-    memory, port = engine_of(device, LSU, SharedMemoryPipe), engine_of(device, LDG, DmaEngine).route("GM", "RF")
-    return ceil(memory.banks_count.value * memory.bank_bytes.value / port.bytes_per_cycle.value)
+    memory, copies = engine_of(device, LSU, SharedMemoryPipe), engine_of(device, LDG, DmaEngine)
+    port = copies.route("GM", "RF")
+    return ceil(
+        memory.banks_count.value * memory.bank_bytes.value * memory.rate / (port.bytes_per_cycle.value * copies.rate)
+    )
 
 
 def counts_turnover(device: DeviceSpec) -> bool:

@@ -12,7 +12,7 @@ from functools import cache, partial
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from npusim.config.core_units import GroupMatrixEngine, LanePipe, SharedMemoryPipe, SpecialisedSpec
+from npusim.config.core_units import GroupMatrixEngine, LanePipe, RatedUnit, SharedMemoryPipe, SpecialisedSpec
 from npusim.config.quantity import Quantity
 from npusim.errors import SpecError
 from npusim.formats import get_format, stored_format
@@ -126,7 +126,10 @@ class GroupModel:
         self.subcores, self.sharing = issue.subcores_count.value, issue.sharing
         self.tensor, self.shared = tensor, shared
         self.lanes = {name: e for name in (FMA, ALU, MUFU) if isinstance(e := engines.get(name), LanePipe)}
-        self.memory_bytes = shared.banks_count.value * shared.bank_bytes.value
+        #: Factors of the rates of units, of a what-if; latencies and issue slots stay.
+        self.rates = {name: unit.rate for name, unit in engines.items() if isinstance(unit, RatedUnit)}
+        self.memory_bytes = shared.banks_count.value * shared.bank_bytes.value * shared.rate
+        self.shuffle_cycles = shared.shuffle_cycles.value / shared.rate
         #: What charges of arithmetic warps issue beside loads and copies, in instructions.
         self.issued = {STEP.key: issue.sharing.step_instructions_count.value, INSTRUCTION: 1}
         self.constant = cache(partial(_constant, device))
@@ -167,6 +170,7 @@ class GroupModel:
             if has_steps or consumers or charge.key not in self.issued:
                 constant, engine = self.constant(charge.key).value, charge.key.partition(".")[0]
                 taken = charge.times / constant if charge.key.endswith("_per_cycle") else charge.times * constant
+                taken /= self.rates.get(engine, 1.0)
                 tally.add(f"{self.key}.{charge.key}", taken)
                 if taken and engine != WARPS:
                     tally.pipes[engine] = tally.pipes.get(engine, 0.0) + taken
@@ -232,7 +236,7 @@ class GroupModel:
             issued = 0.0
         else:
             constant, cycles = self.tensor.mma.rate(a.fmt, step.dst.fmt)
-            busy, memory, lone, end, issued = self._of_warps(step, a, depth, cycles, work)
+            busy, memory, lone, end, issued = self._of_warps(step, a, depth, cycles / self.tensor.rate, work)
         tally.cycles += end
         tally.terms[f"{self.key}.{TENSOR}.{by}.{constant}"] = lone + end
         tally.pipes |= {TENSOR: busy, LSU: memory}
@@ -253,7 +257,7 @@ class GroupModel:
         if repeats > 1:  # in instructions of half the width
             width, count = max(FRAGMENT_COLUMNS, width // repeats), count * repeats
         moved = MATRIX_BYTES * (width + (spec.m_elements.value if from_shared else 0))
-        return count, width / spec.elements_per_cycle.value, moved / self.memory_bytes
+        return count, width / (spec.elements_per_cycle.value * self.tensor.rate), moved / self.memory_bytes
 
     def _of_groups(self, step: Step, a: Operand, work: GroupWork) -> tuple[float, float, float, float]:
         """Return cycles of the tensor cores and of shared memory, of the product alone, and after it."""
@@ -306,7 +310,7 @@ class GroupModel:
         """Account for a product whose formats no tensor core has: multiply-adds of the lanes."""
         warps = work.decided.warps
         count = step.dst.rows * step.dst.cols * depth / WARP_LANES / warps
-        each = WARP_LANES / self.lanes[FMA].lanes_count.value * ceil_div(warps, self.subcores)
+        each = WARP_LANES / self._lanes_of(FMA) * ceil_div(warps, self.subcores)
         share = self._lanes_alone(count * each, tally)
         tally.add(f"{self.key}.{FMA}.ops.mul.instructions_count", tally.pipes[FMA])
         return share
@@ -342,6 +346,8 @@ class GroupModel:
             for charge in scores:
                 self._issue(charge.key.rpartition(".")[2], charge.times * most, "", count)
         warps, s = self._warps(work), self.sharing.of(work.decided.consumers)
+        plain = count.issued - count.compare / 2 - count.special / 8
+        count.compare, count.special = count.compare / self.rates.get(ALU, 1.0), count.special / self.rates[MUFU]
         narrow = max(count.compare, count.multiply)
         waited = 0.0 if isinstance(s, SpecialisedSpec) else s.special_wait_factor.value * count.special
         alone = max(1.0, warps)  # a single warp has a sub-core for itself
@@ -356,7 +362,7 @@ class GroupModel:
         tally.cycles += count.latency
         moved = self._copied(work)
         lone = max(lone, moved)
-        plain = count.issued - count.compare / 2 - count.special / 8
+        plain /= self.rates[FMA]
         busy = {FMA: plain, ALU: count.compare, MUFU: count.special, LSU: count.shared * self.subcores + moved / warps}
         tally.pipes |= {name: cycles * warps for name, cycles in busy.items()}
         return shared(
@@ -379,16 +385,22 @@ class GroupModel:
             return shared(1)
         in_all = work.decided.warps
         warps, wide = in_all / self.subcores, ceil_div(in_all, self.subcores)
-        narrow = code.narrow * WARP_LANES / self.lanes[ALU if ALU in self.lanes else FMA].lanes_count.value
-        special = code.special * WARP_LANES / self.lanes[MUFU].lanes_count.value
-        lone, memory = max(code.alone_cycles, wide * max(code.issued, narrow, special)), float(code.shared * in_all)
+        narrow = code.narrow * WARP_LANES / self._lanes_of(ALU if ALU in self.lanes else FMA)
+        special = code.special * WARP_LANES / self._lanes_of(MUFU)
+        multiply = (code.issued - code.narrow - code.special) / self.rates[FMA]
+        narrow = max(narrow, multiply) if multiply > code.issued else narrow
+        shared_cycles = code.shared * in_all / self.rates[LSU]
+        lone, memory = max(code.alone_cycles, wide * max(code.issued, narrow, special)), shared_cycles
         if code.local and (local := find_constant(self.device, f"{SPILL}.bytes_per_cycle")):
-            taken = code.local * LANE_BYTES * WARP_LANES * in_all / local.value
+            taken = code.local * LANE_BYTES * WARP_LANES * in_all / (local.value * self.rates[SPILL])
             memory, lone = memory + taken, lone + taken
         tally.terms[f"{self.key}.{INSTRUCTION}"] = lone
         tally.pipes |= {FMA: code.issued * warps, ALU: narrow * warps, MUFU: special * warps, LSU: memory}
         issued, compare = code.issued * warps, narrow * warps
         return shared(ceil(lone), issue=issued, compare=compare, special=special * warps, memory=memory)
+
+    def _lanes_of(self, pipe: str) -> float:
+        return self.lanes[pipe].lanes_count.value * self.rates[pipe]
 
     def _copied(self, work: GroupWork) -> float:
         return (work.copies + work.loads) * work.passes * work.decided.warps * WARP_BYTES / self.memory_bytes
@@ -438,7 +450,7 @@ class GroupModel:
         cycles = issued * WARP_LANES / spec.lanes_count.value
         if pipe == ALU:
             count.compare += cycles
-        elif cycles > issued:
+        elif (cycles := cycles / self.rates[FMA]) > issued:
             count.multiply += cycles
 
     def _special(self, step: Step, values: float, count: Count) -> None:
@@ -475,7 +487,7 @@ class GroupModel:
             self._issue("mul", values + blocks, "float32", count)
             self._issue("cast", blocks, "", count)
             count.issued += ROUNDS * blocks
-            count.shared += ROUNDS * blocks * self.shared.shuffle_cycles.value
+            count.shared += ROUNDS * blocks * self.shuffle_cycles
             count.latency += ROUNDS * self.shared.shuffle_latency_cycles.value
         if sizes[0] == 1:  # pairs, at half the speed, then exchanged between lanes for the next product
             self._issue("cast", values / 2, "", count)
@@ -495,7 +507,7 @@ class GroupModel:
             for name, each in passes.instructions.items():
                 self._issue(name, passes.times * each, step.dst.fmt, count)
             count.issued += passes.times * passes.shuffles
-            count.shared += passes.times * passes.shuffles * self.shared.shuffle_cycles.value
+            count.shared += passes.times * passes.shuffles * self.shuffle_cycles
             count.latency += passes.times * passes.rounds * self.shared.shuffle_latency_cycles.value
             if passes.products:  # of 16 x 16 x 16 in float32's width: half the depth of an instruction of 16 bits
                 each_product = 2 * BLOCK * BLOCK / (spec.m_elements.value * spec.n_elements.value)
@@ -508,11 +520,12 @@ class GroupModel:
         ``joins``: the instruction that joins two.
         """
         count.issued += ROUNDS * rows
-        count.shared += ROUNDS * rows * self.shared.shuffle_cycles.value
+        count.shared += ROUNDS * rows * self.shuffle_cycles
         self._issue(joins, ROUNDS * rows, fmt, count)
         count.latency += ROUNDS * self.shared.shuffle_latency_cycles.value
         if work.across > 1 and work.repeats == 1:
-            count.shared += CROSS_ACCESSES + CROSS_BARRIERS * self.sharing.barrier_warp_cycles.value
+            crossing = CROSS_ACCESSES + CROSS_BARRIERS * self.sharing.barrier_warp_cycles.value
+            count.shared += crossing / self.rates[LSU]
             count.issued += CROSS_ACCESSES
             count.latency += self.sharing.reduction_cycles.value * (CROSS_STEPS + CROSS_ROW_STEPS * rows)
 

@@ -119,17 +119,17 @@ class LaneModel:
         down, across = fragments(plan, mma.c, step.dst.rows, step.dst.cols)
         depth = ceil_div(step.depth, mma.k)
         sharing = ceil_div(plan.warps, self.subcores)
-        busy = down * across * depth * steps.pipe_cycles * sharing
+        busy = down * across * depth * steps.pipe_cycles * sharing / self.tensor.rate
         tally.take(TENSOR, busy, f"{self.key}.{TENSOR}.steps.{step.attributes.accumulator_format}.step_cycles")
         tally.issued += down * across * depth * steps.steps_count.value * sharing
-        cycles = product_cycles(steps, chains=down * across * sharing, depth=depth)
-        loads = 0
+        cycles: float = product_cycles(steps, chains=down * across * sharing, depth=depth, rate=self.tensor.rate)
+        loads = 0.0
         for source, held, count, is_transposed in zip(step.srcs, (mma.a, mma.b), (down, across), flags, strict=True):
             assert not isinstance(source, float)
             if memory_of(source) == "SMEM":
                 each = load_cycles(held, tile_of(source), plan, self.banks, is_transposed=is_transposed)
                 accesses = ceil_div(depth * count * held.values * BYTES_OF_HALF, plan.access_bytes)
-                loads += accesses * each * plan.warps
+                loads += accesses * each * plan.warps / self.shared.rate
                 tally.issued += accesses * sharing
         if loads:
             tally.take(LSU, loads, self._phase(plan))
@@ -147,13 +147,13 @@ class LaneModel:
     # ---------------------------------------------------------------- shared memory
 
     def _store(self, step: Step, plan: WarpPlan, tally: Tally) -> None:
-        loads = store_cycles(tile_of(step.dst), plan, self.banks)
+        loads = store_cycles(tile_of(step.dst), plan, self.banks) / self.shared.rate
         tally.take(LSU, loads, self._phase(plan))
         if self.is_staged:
             # What is stored came through the cache, which is one with shared memory, 16 bytes a thread at a time.
             size = step.dst.payload_bytes
             accesses = ceil_div(size, ACCESS_BYTES * WARP_LANES * plan.warps)
-            tally.take(LSU, size / self.memory_bytes, f"{self.key}.{LSU}.bank_bytes")
+            tally.take(LSU, size / (self.memory_bytes * self.shared.rate), f"{self.key}.{LSU}.bank_bytes")
             tally.issued += (
                 accesses * self.sharing.access_instructions_count.value * ceil_div(plan.warps, self.subcores)
             )
@@ -165,7 +165,7 @@ class LaneModel:
         return f"{self.key}.{LSU}.phases.{bits}.lanes_count"
 
     def _shuffle(self, count: int, plan: WarpPlan, tally: Tally) -> None:
-        busy = count * plan.warps * self.shared.shuffle_cycles.value
+        busy = count * plan.warps * self.shared.shuffle_cycles.value / self.shared.rate
         tally.take(LSU, busy, f"{self.key}.{LSU}.shuffle_cycles")
         tally.issued += count * ceil_div(plan.warps, self.subcores)
         tally.cycles += busy + self.shared.shuffle_latency_cycles.value
@@ -221,7 +221,7 @@ class LaneModel:
         spec = self.lanes[pipe]
         count = ceil_div(values, spec.packed(name, fmt)) * spec.op(name).instructions_count.value
         warps = ceil_div(plan.warps, self.subcores)
-        each = ceil_div(WARP_LANES, spec.lanes_count.value) * warps
+        each = ceil_div(WARP_LANES, spec.lanes_count.value) * warps / spec.rate
         tally.issued += count * warps
         tally.take(pipe, count * each, f"{self.key}.{pipe}.ops.{name}.instructions_count")
         tally.cycles += count * each + spec.latency_cycles.value
@@ -231,17 +231,18 @@ class LaneModel:
 BYTES_OF_HALF = 2
 
 
-def product_cycles(steps: MmaStepsSpec, *, chains: int, depth: int) -> int:
+def product_cycles(steps: MmaStepsSpec, *, chains: int, depth: int, rate: float = 1.0) -> int:
     """Return the cycles from a warp's first matrix instruction to the last result.
 
     ``chains`` accumulators are independent of one another, each accumulates ``depth`` products one after the other.  A
     product waits for the previous one of its accumulator; products of different accumulators follow at the rate of the
     pipe.  One wmma of 16 x 16 x 16 is ``chains=1, depth=4``: 54 cycles with float32 accumulators, 64 with float16
-    (Raihan et al. 2019).
+    (Raihan et al. 2019).  ``rate``: of the pipe, over the stated one.
     """
-    pace = max(chains * steps.pipe_cycles, steps.chained_latency_cycles.value)
-    last = (chains - 1) * steps.pipe_cycles + sum(g.gap_cycles.value for g in steps.lone_gaps)
-    return (depth - 1) * pace + last + steps.result_latency_cycles.value
+    each = steps.pipe_cycles / rate
+    pace = max(chains * each, steps.chained_latency_cycles.value)
+    last = (chains - 1) * each + sum(g.gap_cycles.value for g in steps.lone_gaps)
+    return ceil((depth - 1) * pace + last + steps.result_latency_cycles.value)
 
 
 # ---------------------------------------------------------------- banks

@@ -10,6 +10,7 @@ They are rounded to whole cycles once, where they are computed (`npusim.machines
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import ceil
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from npusim.program.ir.columns import BlockColumns
@@ -230,6 +231,14 @@ class Cost(NamedTuple):
     terms: Terms = ()
     pipe_cycles: tuple[tuple[str, int], ...] = ()
     share: Share | None = None
+
+    def at_rate(self, rate: float) -> Cost:
+        """Return the cost on a unit with ``rate`` of its stated rate; latencies and the bytes on links stay."""
+        if rate == 1.0:
+            return self
+        terms = tuple((key, cycles / rate) for key, cycles in self.terms)
+        cycles = ceil(round(self.occupancy_cycles / rate, 6))  # 21 / 0.7 is above 30 in binary
+        return self._replace(occupancy_cycles=cycles, terms=terms)
 
 
 class Pricing(Protocol):

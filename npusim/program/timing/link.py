@@ -36,7 +36,7 @@ NO_CATCH_UP = 0, 1
 
 def bytes_per_cycle(device: DeviceSpec, link: str) -> float:
     """Return the bytes that a shared link carries in a cycle, for all cores together."""
-    return float(device.link(link).bytes_per_s.value) / float(device.clock_hz.value)
+    return device.link(link).rate / float(device.clock_hz.value)
 
 
 def catch_up(device: DeviceSpec, link: str) -> tuple[int, int]:

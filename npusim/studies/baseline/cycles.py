@@ -122,7 +122,8 @@ def request_of(case: Case, candidate: BaselineFile | Candidate, folder: Path) ->
 
 def fault_text(error: NpusimError) -> str:
     """Return an error's text in the words of the file: the text for `-C` becomes that for an override of the file."""
-    return re.sub(r"^-C ", "overrides: ", str(error), flags=re.MULTILINE)
+    text = re.sub(r"^-C ", "overrides: ", str(error), flags=re.MULTILINE)
+    return re.sub(r"^--scale ", "scale: ", text, flags=re.MULTILINE)
 
 
 def _resolved(name: str, folder: Path) -> str | Path:

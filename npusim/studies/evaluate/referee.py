@@ -128,6 +128,7 @@ class Referee(ABC):
             problem=problem,
             hw=self.request.hw,
             overrides=self.request.overrides,
+            scale=self.request.scale,
             clock=self.request.clock,
             power_watts=self.request.power_watts,
             tensors=arrays,
