@@ -82,9 +82,9 @@ class ResidentBlock:
             for loader in dict.fromkeys(self.places.loaders.values() if has_turnover else ())
         }
         keys = tiling.widths.get(frame.loop_axis or "", 0)
-        #: Whether a tile's masks are beside no exponentials: alone on its core, the block's warps synchronise in each
-        #: tile.
-        self.masks_apart = tiling.masks_apart and self.turns is None and keys > PREDICATED_KEYS
+        #: Whether a tile's masks are beside no exponentials of its block: alone on its core, the block's warps
+        #: synchronise in each tile; and groups that alternate mask all scores before their maxima.
+        self.masks_apart = tiling.masks_apart and keys > PREDICATED_KEYS
         # One function a loop, or a part of it, for all blocks: blocks with equal contents share a body.
         self.tiles = {loop: partial(self._tile, loop.stages) for loop in frame.phase.loops}
         parts = self.turns.cuts if self.turns and self.decided.ahead else ()

@@ -119,7 +119,8 @@ class SmTiling:
 
         Warps meet at barriers in every tile, and no other block's exponentials run during their masks: an H100 takes
         6 to 8 cycles longer for each score of a lane and warp there, 1 to 4 where two or more blocks are resident
-        (reports/silicon/phases.json).
+        (reports/silicon/phases.json).  Groups that alternate each mask a tile's scores before its maxima, whatever the
+        other group computes (FlashAttention-3, hopper/mainloop_fwd_sm90_tma_gmma_ws.hpp).
         """
         decided = self.decided
         has_several = self.has_groups and decided.generation == "wgmma" and (decided.groups > 1 or decided.repeats > 1)

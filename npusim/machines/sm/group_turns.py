@@ -157,12 +157,15 @@ class WarpTurns:
             scores = (self.done[self.first][group].front(*SIGNAL),) if is_ahead else ()
             later = (self.done[self.last][group].front(*SIGNAL),) if is_ahead else ()
             turn = self._take_turn(group, takes=True, gives=False) if has_turn else ()
-            op, at, work = ops[0], self._cut(ops[0].steps, tiles), work_of(ops[0])
-            head, tail = work.paying("score")._replace(is_fenced=False), work.meeting(has_turn)
-            ops[:1] = [
-                replace(op, steps=op.steps[:at], handshake=scores, work=head),
+            # Masks that are an operation of their own come before maxima, and cost what a score is charged for.
+            first = next((i for i, op in enumerate(ops) if any(x.opcode in REDUCTIONS for x in op.steps)), 0)
+            op, at, work = ops[first], self._cut(ops[first].steps, tiles), work_of(ops[first])
+            head, tail = (work if first else work.paying("score"))._replace(is_fenced=False), work.meeting(has_turn)
+            ops[first : first + 1] = [
+                replace(op, steps=op.steps[:at], handshake=(), work=head),
                 replace(op, steps=op.steps[at:], handshake=(*later, *turn), work=tail),
             ]
+            ops[0] = replace(ops[0], handshake=scores)
         if s is end and has_turn:
             ops[-1] = replace(ops[-1], handshake=ops[-1].handshake + self._take_turn(group, takes=False, gives=True))
         yield from ops
