@@ -687,6 +687,8 @@ class Reader(Memory):
         )
         partial = {self.root(a): is_seen for a, is_seen in walk.partial.items()}
         seen = [partial[self.root(a)] for a in axes if a is not None and self.root(a) in partial]
+        if seen:
+            self._note_zeros([end])
         alone = is_held and [r for o in self._uses.get(inner, []) for r in o.results] == [end]
         self.hidden.lanes[inner] = axes
         if seen and not alone and inner not in self.hidden.unsteady:
