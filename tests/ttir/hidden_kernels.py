@@ -218,3 +218,26 @@ def variance(X, Y, N, IN_TILES: tl.constexpr, FILL: tl.constexpr, B: tl.constexp
         d = tl.where(r < N, x - tl.sum(x, 0) / N, FILL)
         squares = d * d
     tl.store(Y + p, tl.sum(squares, 0))
+
+
+@triton.jit
+def left_out(X, W, Y, N, S, HOW: tl.constexpr, B: tl.constexpr):
+    """Sums of tiles of which a branch, or a mask of another tensor, leaves some out, with loads in front of it."""
+    p = tl.program_id(0)
+    r = tl.arange(0, B)
+    s = 0.0
+    for j in range(0, N, B):
+        x = tl.load(X + p * N + j + r, mask=j + r < N, other=0.0)
+        if HOW == "later tiles":
+            if j > 0:
+                s += tl.sum(x, 0)
+        elif HOW == "later tiles by program":
+            if j > p * B:
+                s += tl.sum(x, 0)
+        elif HOW == "with a load":
+            if j > p * B:
+                w = tl.load(W + p * N + j + r, mask=j + r < N, other=0.0)
+                s += tl.sum(x + w, 0)
+        else:
+            s += tl.sum(x + tl.load(W + p * N + j + r, mask=j + r < S, other=0.0), 0)
+    tl.store(Y + p, s)
