@@ -197,3 +197,47 @@ def product(
             b = tl.where(rn[None] < N, b, 0.0)
         c = tl.dot(a.to(tl.float16), b.to(tl.float16), c)
     tl.store(C + rm[:, None] * N + rn[None], c, mask=rn[None] < N)
+
+
+@triton.jit
+def variance(X, Y, N, IN_TILES: tl.constexpr, FILL: tl.constexpr, B: tl.constexpr):
+    """The sum of squares of a row's differences from its mean, of which a mask hides those beyond the row."""
+    p = tl.program_id(0)
+    r = tl.arange(0, B)
+    if IN_TILES:
+        sums = tl.zeros([B], tl.float32)
+        for j in range(0, N, B):
+            sums += tl.load(X + p * N + j + r, mask=j + r < N, other=0.0)
+        mean = tl.sum(sums, 0) / N
+        squares = tl.zeros([B], tl.float32)
+        for j in range(0, N, B):
+            d = tl.where(j + r < N, tl.load(X + p * N + j + r, mask=j + r < N, other=0.0) - mean, FILL)
+            squares += d * d
+    else:
+        x = tl.load(X + p * N + r, mask=r < N, other=0.0)
+        d = tl.where(r < N, x - tl.sum(x, 0) / N, FILL)
+        squares = d * d
+    tl.store(Y + p, tl.sum(squares, 0))
+
+
+@triton.jit
+def left_out(X, W, Y, N, S, HOW: tl.constexpr, B: tl.constexpr):
+    """Sums of tiles of which a branch, or a mask of another tensor, leaves some out, with loads in front of it."""
+    p = tl.program_id(0)
+    r = tl.arange(0, B)
+    s = 0.0
+    for j in range(0, N, B):
+        x = tl.load(X + p * N + j + r, mask=j + r < N, other=0.0)
+        if HOW == "later tiles":
+            if j > 0:
+                s += tl.sum(x, 0)
+        elif HOW == "later tiles by program":
+            if j > p * B:
+                s += tl.sum(x, 0)
+        elif HOW == "with a load":
+            if j > p * B:
+                w = tl.load(W + p * N + j + r, mask=j + r < N, other=0.0)
+                s += tl.sum(x + w, 0)
+        else:
+            s += tl.sum(x + tl.load(W + p * N + j + r, mask=j + r < S, other=0.0), 0)
+    tl.store(Y + p, s)

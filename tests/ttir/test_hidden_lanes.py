@@ -25,10 +25,13 @@ def zeros(*shape: int) -> Any:
 
 
 X, TALL, STEPS, SHORT = normal(4, 77) - 1, normal(50, 40) - 3, normal(4, 3, 20), normal(4, 20)
+LONG = normal(2, 77, seed=3)
 ROWS, LEFT, RIGHT = normal(2, 7, 20), normal(64, 77, fmt="float16"), normal(77, 24, seed=1, fmt="float16") + 4
 WORDS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "lanes": ((4,), {"X": X, "Y": zeros(4), "N": 77, "B": 32}),
     "online": ((4,), {"X": X, "Y": zeros(4), "N": 77, "B": 32}),
+    "variance": ((4,), {"X": X, "Y": zeros(4), "N": 77}),
+    "left_out": ((2,), {"X": X[:2], "W": LONG, "Y": zeros(2), "N": 77, "S": 32, "B": 32}),
     "second_state": ((4,), {"X": X, "Y": zeros(4), "N": 77, "B": 32}),
     "times": ((4,), {"X": STEPS, "U": zeros(32), "Y": zeros(4, 3), "N": 20, "T": 3, "B": 32}),
     "by_tiles": ((1,), {"X": X, "W": normal(96, seed=1), "Y": zeros(4), "R": 4, "N": 77, "BR": 4, "B": 32}),
@@ -75,10 +78,17 @@ def _counted(x: Any) -> Any:
 
 
 EXACT = {n: x.astype(np.float64) for n, x in {"x": X, "tall": TALL, "rows": ROWS, "short": SHORT}.items()}
+LATER = np.arange(77)[None] // 32 > np.arange(2)[:, None]
 RIGHT_ONES: list[tuple[str, dict[str, Any], Any]] = [
     ("lanes", {"OTHER": 0.0, "HOW": "sum"}, EXACT["x"].sum(1)),
     ("lanes", {"OTHER": -INF, "HOW": "max"}, EXACT["x"].max(1)),
+    ("lanes", {"OTHER": None, "HOW": "sum"}, EXACT["x"].sum(1)),  # without other hidden lanes are 0
     ("lanes", {"OTHER": None, "HOW": "masked squares from 2"}, ((EXACT["x"] - 2) ** 2).sum(1)),
+    ("variance", {"IN_TILES": True, "FILL": 0.0, "B": 32}, EXACT["x"].var(1) * 77),
+    ("variance", {"IN_TILES": False, "FILL": 0.0, "B": 128}, EXACT["x"].var(1) * 77),
+    ("left_out", {"HOW": "later tiles"}, EXACT["x"][:2, 32:].sum(1)),
+    ("left_out", {"HOW": "later tiles by program"}, (EXACT["x"][:2] * LATER).sum(1)),
+    ("left_out", {"HOW": "with a load"}, ((EXACT["x"][:2] + LONG) * LATER).sum(1)),
     ("online", {"OTHER": -INF, "BY_LANES": False}, np.log(np.exp(EXACT["x"]).sum(1))),
     ("online", {"OTHER": -INF, "BY_LANES": True}, np.log(np.exp(EXACT["x"]).sum(1))),
     ("times", {"HOW": "turns", "TURNS": True}, [_exchanged(x) for x in STEPS.astype(np.float64)]),
@@ -100,9 +110,11 @@ RIGHT_ONES: list[tuple[str, dict[str, Any], Any]] = [
 ]
 WRONG_ONES: list[tuple[str, dict[str, Any], str]] = [
     ("lanes", {"OTHER": 1.0, "HOW": "sum"}, ALONE),
-    ("lanes", {"OTHER": None, "HOW": "sum"}, ALONE),
     ("lanes", {"OTHER": 0.0, "HOW": "max"}, ALONE),
     ("lanes", {"OTHER": 0.0, "HOW": "squares from 2"}, ALONE),
+    ("variance", {"IN_TILES": True, "FILL": 1.0, "B": 32}, ALONE),
+    ("variance", {"IN_TILES": False, "FILL": 1.0, "B": 128}, "a sum along an axis that a mask cuts"),
+    ("left_out", {"HOW": "by a mask"}, "a mask hides tiles of W completely that are read of X"),
     ("online", {"OTHER": 0.0, "BY_LANES": False}, "a max along an axis that a mask cuts, whose masked values are 0.0"),
     ("online", {"OTHER": 0.0, "BY_LANES": True}, ALONE),
     ("second_state", {"HOW": "sums of the new one"}, "a sum along an axis that a mask cuts"),
@@ -135,8 +147,11 @@ def test_what_masked_lanes_hold_changes_no_result(kernel: str, how: dict[str, An
     from ttir.stored import stored
 
     call, words = _recorded(kernel, how)
-    made = stored(npusim.run(call, hw="h200", rows="all"), words)
+    done = npusim.run(call, hw="h200", rows="all")
+    made = stored(done, words)
     (result,) = made.values()
+    is_noted = any("a masked load without other" in n for n in done.notes)
+    assert is_noted == (how.get("OTHER", 0.0) is None)
     assert np.abs(result - np.asarray(exact)).max() < (0.1 if kernel == "product" else 1e-4)
 
 

@@ -324,10 +324,10 @@ def best_of_all_lanes(X, COUNT, V, I, N, B: tl.constexpr, KIND: tl.constexpr):
 
 
 @triton.jit
-def best_again(X, I, N, B: tl.constexpr):
+def best_again(X, I, N, B: tl.constexpr, OTHER: tl.constexpr):
     p, j = tl.program_id(0), tl.arange(0, B)
-    x = tl.load(X + p * N + j, mask=j < N, other=0.0)
-    x = tl.where(j == tl.argmax(x, 0), -5.0, x)
+    x = tl.load(X + p * N + j, mask=j < N, other=OTHER)
+    x = tl.where(j == tl.argmax(x, 0), -float("inf"), x)
     tl.store(I + p, tl.argmax(x, 0))
 
 
@@ -366,3 +366,11 @@ def best_of_sum(X, Z, Y, N, B: tl.constexpr, KIND: tl.constexpr):
     x = tl.load(X + p * N + j, mask=j < N, other=0.0)
     y = z + x if KIND < 2 else x + z
     tl.store(Y + p, tl.max(y, 0) if KIND % 2 else tl.sum(y, 0))
+
+
+@triton.jit
+def other_index(X, Y, N, B: tl.constexpr, BY: tl.constexpr):
+    """A sum of the elements whose index, less a distance, is that of a row's maximum."""
+    p, j = tl.program_id(0), tl.arange(0, B)
+    x = tl.load(X + p * N + j, mask=j < N, other=-float("inf"))
+    tl.store(Y + p, tl.sum(tl.where(j - BY == tl.argmax(x, 0), x, 0.0), 0))

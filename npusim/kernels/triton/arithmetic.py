@@ -736,7 +736,7 @@ class Arithmetic(Draft, ABC):
         if not self._is_cut(axis):
             self.hidden.uncut.append((op, x, kind, neutral))
             return
-        self._note_zeros(op)
+        self._note_zeros(op.operands)
         self.hidden.relied.add(axis)
         if x.pad != neutral and (kind == "sum" or (not x.is_low and self._hidden_maximum(x, axis) is None)):
             hidden = "unknown" if x.pad is None else sign * x.pad
@@ -752,9 +752,9 @@ class Arithmetic(Draft, ABC):
                 why = f"a {kind} along an axis that a mask cuts in another block, joined with it later"
                 raise op.fail(f"{why}: mask this block too, with other={-neutral if kind == 'min' else neutral}")
 
-    def _note_zeros(self, op: Op) -> None:
-        """Note loads under a mask without ``other`` that an operation along a cut axis is computed from."""
-        sources = {n for name in op.operands for n in self._made_of(name)}
+    def _note_zeros(self, names: Sequence[str]) -> None:
+        """Note loads under a mask without ``other`` that some values along a cut axis are computed from."""
+        sources = {n for name in names for n in self._made_of(name)}
         for load in self._made:
             if load.name == "tt.load" and len(load.operands) == 2 and sources.intersection(load.results):
                 why = "a masked load without other=...: hidden elements are 0 here, as in compiled code for GPUs"
@@ -879,7 +879,7 @@ class Arithmetic(Draft, ABC):
         if not self._is_cut(along):
             self.hidden.uncut.append((op, replace(a, pad=0.0 if is_right else None), "product", 0.0))
             return
-        self._note_zeros(op)
+        self._note_zeros(op.operands)
         self.hidden.relied.add(along)
         if not is_right:
             why = "a product along an axis that a mask cuts"
@@ -1011,7 +1011,7 @@ class Arithmetic(Draft, ABC):
             self._fixed_choice(op, mask, a, b)
             return
         pad = -math.inf if self._hidden_by(op, b) else b.value
-        bounds, a = [bound_of(d, relation) for relation, d in mask.of], replace(a, held=None)
+        bounds, a = [bound_of(d, relation) for relation, d in mask.of], replace(a, held=None, is_even=False)
         for bound in filter(None, bounds):
             self.cuts.add(self.root(a.axes[bound[0]]))
             if bound[0] != len(a.axes) - 1:
@@ -1101,7 +1101,7 @@ class Arithmetic(Draft, ABC):
     def _mask(self, op: Op, a: Floats, b: Number, mask: Condition | Elements) -> None:
         if len(mask.shape) != 2 and self._walk is not None:
             raise op.fail("a mask in a loop that is no comparison of rows and columns of a tile")
-        a = replace(a, held=None)
+        a = replace(a, held=None, is_even=False)
         if a.pad != b.value and not (a.pad == -math.inf and b.value <= LOW):
             a = replace(a, pad=None)  # of columns beyond the tensor some have the one value, and others the number
         if self._walk is None:

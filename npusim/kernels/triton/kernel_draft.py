@@ -161,6 +161,8 @@ class Walk:
     mask: Condition | Elements | None = None
     masked: list[str] = field(default_factory=list)
     is_sum: bool = False
+    #: Iterations whose tiles are visited, (programs, iterations); None for all: in others an if leaves all states.
+    done: Booleans | None = None
     #: Axes along which masks hide lanes in some iterations alone, and whether none in any program's first one; and each
     #: state's value where the loop begins.
     partial: dict[str | None, bool] = field(default_factory=dict)
@@ -179,6 +181,7 @@ class Walk:
     def keep(self, programs: Integers) -> None:
         """Go on with some of the programs, in that order."""
         self.counts, self.mask = self.counts[programs], self.mask and self.mask.at(programs)
+        self.done = self.done[programs] if self.done is not None and len(self.done) > 1 else self.done
 
 
 @dataclass

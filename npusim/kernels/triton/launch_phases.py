@@ -159,7 +159,7 @@ class LaunchGrid:
         self._views: dict[str, View] = {} if result is None else {self.stored.pointer.of: result}
         #: Which programs store anything: of others nothing follows for the axes of tensors.
         self.stores = _stores(reader)
-        self.is_visited = _visited(reader) & self.stores
+        self.is_visited = _visited(reader, self.stores)
         self.is_summed = any(w.is_sum for w in reader.walks)
         self.is_row = is_row(reader)
         self.out = self._tensor(self.stored.pointer.of)
@@ -976,13 +976,22 @@ def _grouped(rows: Integers) -> tuple[list[int], Integers]:
     return np.unique(which, return_index=True)[1].tolist(), which
 
 
-def _visited(reader: Reader) -> Booleans:
-    """Return the iterations of each program, loop after loop, that read anything."""
+def _visited(reader: Reader, stores: Booleans) -> Booleans:
+    """Return the iterations of each program that stores, loop after loop, that read anything.
+
+    Raises `ProgramError` where a mask hides one tensor's tile completely, and another one's is read.
+    """
     walks = reader.walks[:1] if reader.choices.is_apart else reader.walks
-    counts = [np.arange(w.most)[None] < w.counts for w in walks] or [np.ones((len(reader.ids), 1), bool)]
-    visited = np.concatenate(counts, 1)
-    for left in (x for load in reader.loads.values() if load.is_walked for x in load.left):
-        visited = visited & (left > 0)
+    counts = [(np.arange(w.most)[None] < w.counts) & (True if w.done is None else w.done) for w in walks]
+    counts = counts or [np.ones((len(reader.ids), 1), bool)]
+    done = np.concatenate(counts, 1) & stores
+    visited, before = done, ""
+    for load in (x for x in reader.loads.values() if x.is_walked):
+        is_read = np.logical_and.reduce(np.broadcast_arrays(done, *(left > 0 for left in load.left)))
+        if before and np.any(is_read != visited):
+            why = f"a mask hides tiles of {load.of} completely that are read of {before}, or the other way round"
+            raise ProgramError(f"{load.line}: {why}: a loop leaves a tile out for all of its tensors")
+        visited, before = is_read, load.of
     return visited
 
 

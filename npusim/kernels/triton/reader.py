@@ -363,6 +363,7 @@ class Reader(Memory):
         if self._walk is not None and op.results and not has_effects and self._is_skipped_else(op):
             before, self._only = self._only, every if self._only is None else self._only & every
             self.cuts.add(None)
+            self._walk.done = np.asarray(self._only)
             self._branch(op, op.body)
             self._only = before
         elif not op.results and not op.otherwise and self._is_last(op) and every.shape[1] == 1 and self._walk is None:
@@ -425,9 +426,9 @@ class Reader(Memory):
             self.values[r] = replace(a, base=np.where(every, a.base, b.base), left=left, overflow=said)
 
     def _is_skipped_else(self, op: Op) -> bool:
-        """Return whether every state of the loop is unchanged where an if does not hold."""
+        """Return whether an if that does not hold leaves every state of its loop, which stores nothing."""
         loop = next((o for o in self._loops if op in o.body), None)
-        if loop is None:
+        if loop is None or any(o.name in ("tt.store", "tt.descriptor_store") for o in _within(loop)):
             return False
         carried = dict(zip(loop.operands[4::2], loop.body[-1].operands, strict=True))
         unchanged = dict(zip(op.results, op.otherwise[-1].operands if op.otherwise else (), strict=False))
@@ -687,6 +688,8 @@ class Reader(Memory):
         )
         partial = {self.root(a): is_seen for a, is_seen in walk.partial.items()}
         seen = [partial[self.root(a)] for a in axes if a is not None and self.root(a) in partial]
+        if seen:
+            self._note_zeros([end])
         alone = is_held and [r for o in self._uses.get(inner, []) for r in o.results] == [end]
         self.hidden.lanes[inner] = axes
         if seen and not alone and inner not in self.hidden.unsteady:
@@ -734,6 +737,8 @@ class Reader(Memory):
         """Make one loop of two that differ in their masks alone; others are apart, if they only go over rows."""
         first, second, *more = self.walks
         if self.choices.is_apart:
+            if any(w.done is not None for w in self.walks):
+                raise op.fail("a second loop over tiles beside one that leaves tiles out: put it into its own kernel")
             if any(" @ " in text for w in self.walks for text, _ in w.lines):
                 raise op.fail("a second loop over tiles that differs from the first: put it into its own kernel")
             if not np.array_equal(self.walks[-1].counts, first.counts):

@@ -45,7 +45,7 @@ class WholeNumbers(Arithmetic, ABC):
         unsteady: Mapping[str, bool] = MappingProxyType({}),
     ) -> None:
         super().__init__(function, arguments, grid, choices, unsteady)
-        self._places = dict[str, bool]()  # names of indices of maxima, and whether a mask may hide the element
+        self._places = dict[str, Affine]()  # indices of which a maximum has one of an element that no mask hides
 
     @abstractmethod
     def _load(self, op: Op, pointer: Affine, mask: Known | None, other: Known | None, fmt: str) -> None:
@@ -174,14 +174,19 @@ class WholeNumbers(Arithmetic, ABC):
         one, other = (self._as_value(op, x) for x in (a, b))
         text = f"compare({self.text(one)}, {self.text(other)}, {_RELATIONS[relation]!r})"
         axes = self._joined(*(x for x in (one, other) if isinstance(x, Floats)))
-        is_place = any(isinstance(x, Floats) and x.text in self._places for x in (a, b))
-        is_hidden = is_place and Affine in (type(a), type(b))  # a maximum is at an element that no mask hides
-        if is_hidden and any(isinstance(x, Floats) and self._places.get(x.text) for x in (a, b)):
-            why = "an index of an element that a mask hides is compared as one of no element: first of the hidden ones"
-            self.notes.append(f"{op.line}: {why} again, if a maximum is theirs once more")
-        pad = float(relation == "ne") if is_hidden and relation in ("eq", "ne") else None
+        is_seen = self._is_of_seen(a, b) or self._is_of_seen(b, a)
+        pad = float(relation == "ne") if is_seen and relation in ("eq", "ne") else None
         self._bind(op, Floats(text, axes, MASK, pad))
         self._set(op, ValueComparison(self.values[op.results[0]]))  # type: ignore[arg-type]
+
+    def _is_of_seen(self, place: Known, index: Known) -> bool:
+        """Return whether integers are the indices of which a maximum has one, of an element that no mask hides."""
+        known = self._places.get(place.text) if isinstance(place, Floats) else None
+        if known is None or not isinstance(place, Floats) or not isinstance(index, Affine):
+            return False
+        (at, *more), steps = [i for i, s in enumerate(index.steps) if s] or [0], [s for s in known.steps if s]
+        is_along = not more and place.axes[at] is None and [index.steps[at]] == steps
+        return is_along and not np.any(index.base != known.base)
 
     def _as_value(self, op: Op, x: Known) -> Floats | Number:
         """Return an integer as a value of a tile: one that is there, one number, or indices."""
@@ -248,7 +253,8 @@ class WholeNumbers(Arithmetic, ABC):
         assert isinstance(found, Floats)
         place = self._named(op, replace(found, text=f"({found.text} * -1.0)", fmt="i32"), "place")
         self.values[op.results[1]] = place
-        self._places[place.text] = is_hidden
+        if not is_hidden:
+            self._places[place.text] = index
         self.notes.append(f"{op.line}: a maximum with its index is two maxima here; of NaN there is no index")
 
     def _first_hidden(self, op: Op, axis: str | None) -> int:
