@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import npusim
+from npusim.errors import ProgramError
 from npusim.kernels.triton.float64_walk import ExactLaunch
 from npusim.report.bits_table import bits_facts
 from npusim.report.result_json import load_result, record_of
@@ -106,3 +107,16 @@ def test_a_wrong_second_result_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     done, _, _ = launch("norm_with_numbers", "h200", **NUMBERS)
     assert done.numerics.others["Rstd"].rmse > 0.1
     assert done.numerics.others["Mean"].rmse < 1e-3
+
+
+def test_a_refusal_is_of_the_way_of_reading_that_came_furthest(monkeypatch: pytest.MonkeyPatch) -> None:
+    from npusim.kernels.triton import launch as launches
+
+    fails = iter([31, 33, 32, *[30] * 8])
+
+    def fail(*_: Any) -> Any:
+        raise ProgramError(f"result_kernels.py:{next(fails)}: not read")
+
+    monkeypatch.setattr(launches, "read_launch", fail)
+    with pytest.raises(ProgramError, match=r"result_kernels\.py:33: not read"):
+        launch("by_program", "h200", Y=((ROWS, COLUMNS), F16))
