@@ -13,7 +13,7 @@ from npusim.report.text import Cell, Column, Columns, Fact, cells, percent, whol
 from npusim.units import format_duration
 
 if TYPE_CHECKING:
-    from npusim.program.numerics.bits_result import NumericEvent, NumericRecord
+    from npusim.program.numerics.bits_result import ErrorSummary, NumericEvent, NumericRecord
     from npusim.report.result_json import RunRecord
     from npusim.simulation.run_result import Spread
 
@@ -48,6 +48,7 @@ def bits_facts(record: RunRecord, *, is_full: bool = False) -> Iterator[Fact]:
     if bits is None:
         yield "numerics", cells("not computed")
         return
+    others = bits.others or {}
     overflow, nan = sum(bits.overflow_counts.values()), sum(bits.nan_counts.values())
     is_bad = overflow or nan or not bits.is_finite
     events = f"overflow {whole(overflow)}   NaN {whole(nan)}"
@@ -55,6 +56,7 @@ def bits_facts(record: RunRecord, *, is_full: bool = False) -> Iterator[Fact]:
         "numerics",
         (
             Cell(f"{_error(bits)}   {events}", "bad" if is_bad else ""),
+            *(Cell(f"{n}: {_of_other(x)}", "bad" if x and not x.is_finite else "") for n, x in others.items()),
             *cells(*(f"first {event}{_why(event, bits)}" for event in bits.first_events), style="bad"),
             *_finite(record, bits),
             Cell(f"against {bits.against} on {bits.sample}"),
@@ -145,7 +147,12 @@ def ulp_words(ulp: int) -> str:
     return whole(ulp) if ulp <= COMPARABLE_ULP else "not comparable"
 
 
-def _error(bits: NumericRecord) -> str:
+def _of_other(error: ErrorSummary | None) -> str:
+    """Return the errors of a result other than the output."""
+    return "no error: none of it is computed (--rows all), or it is added to" if error is None else _error(error)
+
+
+def _error(bits: ErrorSummary) -> str:
     """Return the errors, or the counts of NaN and Inf of an output that has some."""
     if not bits.is_finite:
         return (

@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from npusim.config.problem import Problem
-    from npusim.kernels.declare.registry import Schedule
+    from npusim.kernels.declare.registry import ExactResults, Schedule
     from npusim.program.ir.tile import GlobalTensor
     from npusim.program.ir.tile_program import TileProgram
     from npusim.program.numerics.bits_result import NumericResult
-    from npusim.program.numerics.evaluate import BlockRows, Output, Programs
+    from npusim.program.numerics.evaluate import BlockRows, Output, Programs, Span
     from npusim.program.numerics.executor import HeadSource
     from npusim.simulation.plan import Plan
 
@@ -209,7 +209,8 @@ class TensorSubject(Subject):
             _check_read(plan.tensors or {}, program)
         if plan.schedule.reference is None and plan.schedule.exact is None:
             _in_float64(plan)  # refused before anything is computed
-        return {"exact_rows_of": partial(_exact_rows, plan, self), "exact": plan.exact}
+        of_results = partial(_exact_results, plan, self) if _is_exact(plan) else None
+        return {"exact_rows_of": partial(_exact_rows, plan, self), "exact_results": of_results, "exact": plan.exact}
 
 
 def result_of(program: TileProgram) -> GlobalTensor:
@@ -283,9 +284,7 @@ def _exact_rows(plan: Plan, subject: TensorSubject, batch: int, head: int, row: 
             plan.exact_results[plan.tiling] = np.asarray(whole)
         return plan.exact_results[plan.tiling][batch, head, row : row + rows]
     if plan.schedule.exact is not None:
-        if plan.tiling not in plan.exact_rows:
-            plan.exact_rows[plan.tiling] = plan.schedule.exact(plan.problem, plan.tiling)
-        return plan.exact_rows[plan.tiling](source, batch, head, row, rows)
+        return _exact_launch(plan).rows(source, batch, head, row, rows)
     if "kernel" not in plan.exact_programs:
         schedule = _in_float64(plan)
         own_fields = schedule.tiling.model_fields.keys() - cast("Any", schedule.tiling.__base__).model_fields.keys()
@@ -298,6 +297,25 @@ def _exact_rows(plan: Plan, subject: TensorSubject, batch: int, head: int, row: 
     program = plan.exact_programs["kernel"]
     written = execute_rows(program, source, [row + rows - 1], {head}, batches={batch}, most=rows)[1]
     return np.concatenate([written[at] for at in sorted(written) if at[0] == batch])[-rows:].astype(np.float64)
+
+
+def _is_exact(plan: Plan) -> bool:
+    """Return whether a plan's kernel itself has the float64 result that errors are measured from."""
+    return plan.schedule.reference is None and plan.schedule.exact is not None
+
+
+def _exact_launch(plan: Plan) -> ExactResults:
+    if plan.tiling not in plan.exact_rows:
+        assert plan.schedule.exact is not None
+        plan.exact_rows[plan.tiling] = plan.schedule.exact(plan.problem, plan.tiling)
+    return plan.exact_rows[plan.tiling]
+
+
+def _exact_results(
+    plan: Plan, subject: TensorSubject, computed: Mapping[str, Mapping[tuple[int, int], Span]]
+) -> Mapping[tuple[str, int, int], NDArray[Any]]:
+    """Return the computed rows of all results of a kernel of plain tensors in float64, by the kernel itself."""
+    return _exact_launch(plan).results(source_of(plan, subject), computed)
 
 
 def _in_float64(plan: Plan) -> Schedule:

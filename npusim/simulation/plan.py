@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from npusim.config.problem import AnyProblem
     from npusim.config.workload import Workload
     from npusim.kernels.declare.node_define import PartialSums
-    from npusim.kernels.declare.registry import Precision
+    from npusim.kernels.declare.registry import ExactResults, Precision
     from npusim.library import Schedule
     from npusim.machines.base import Machine
     from npusim.program.ir.tile_program import TileProgram
@@ -90,7 +90,7 @@ class Plan:
     exact: References = field(default_factory=dict, repr=False, compare=False)
     sources: dict[Subject, HeadSource] = field(default_factory=dict, repr=False, compare=False)
     exact_programs: dict[str, TileProgram] = field(default_factory=dict, repr=False, compare=False)
-    exact_rows: dict[Tiling, Callable[..., NDArray[Any]]] = field(default_factory=dict, repr=False, compare=False)
+    exact_rows: dict[Tiling, ExactResults] = field(default_factory=dict, repr=False, compare=False)
     exact_results: dict[Tiling, NDArray[Any]] = field(default_factory=dict, repr=False, compare=False)
 
     @property

@@ -32,11 +32,15 @@ from npusim.units import ascii_digits
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from npusim.config.device import DeviceSpec
     from npusim.config.family import CoreFamily
     from npusim.config.problem import AnyProblem
     from npusim.machines.published_kernel import PublishedKernel
     from npusim.program.ir.tile_program import TileProgram
+    from npusim.program.numerics.executor import HeadSource
 
 
 #: Arguments of a reference, in order.
@@ -76,6 +80,21 @@ class _LateFields:
 
     def __set__(self, schedule: Schedule, value: type[Tiling] | Callable[[], type[Tiling]]) -> None:
         vars(schedule)["_tiling"] = value
+
+
+class ExactResults(Protocol):
+    """The results of a kernel of plain tensors in float64, by the kernel itself."""
+
+    def rows(self, inputs: HeadSource, batch: int, head: int, row: int, rows: int) -> NDArray[np.float64]:
+        """Return rows (rows, columns) of the output."""
+
+    def results(
+        self, inputs: HeadSource, computed: Mapping[str, Mapping[tuple[int, int], tuple[int, int]]]
+    ) -> Mapping[tuple[str, int, int], NDArray[Any]]:
+        """Return rows of all tensors that it stores, NaN where it stores nothing, by name, batch and head.
+
+        ``computed``: first row and number of rows, by name, and by batch and head.
+        """
 
 
 @dataclass(frozen=True)
@@ -132,9 +151,8 @@ class Schedule:
     is_of_decoding: bool = False
     models: tuple[str, ...] = ()
     sizes: Mapping[str, float] = field(default_factory=dict)
-    #: ``exact(problem, tiling)``: a function of inputs, batch, head, first row and rows that returns rows of the result
-    #: in float64; None: the schedule's program on cores that compute in float64.
-    exact: Callable[[Any, Any], Callable[..., Any]] | None = None
+    #: ``exact(problem, tiling)``: the results in float64; None: the schedule's program on cores that compute so.
+    exact: Callable[[Any, Any], ExactResults] | None = None
     follows: Mapping[str, Callable[[Any, Any, int, int], Any]] = field(default_factory=dict)
     #: Shape and format of each tensor of a recorded launch, which says no size by name, under ``tensors``.
     shapes: Mapping[str, Any] = field(default_factory=dict)

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 F64 = "float64"
+#: Name of the first result in a program.
+RESULT = "o"
 #: Matrices that stay converted: of a head Q, K, V and what goes with them.
 MATRICES = 16
 _DTYPES: Mapping[str, Any] = MappingProxyType(
@@ -115,6 +117,26 @@ class DescribedBlock(NamedTuple):
     block: tuple[int, ...]
 
 
+#: First row and number of rows of a head.
+Span = tuple[int, int]
+
+
+class KeptResult(NamedTuple):
+    """A result whose elements are stored: tensor of the program, parameter, arrangement, and rows by batch and head.
+
+    ``spans``: one span for every head, or the heads that are wanted.
+    """
+
+    name: str
+    parameter: str
+    arranged: Tensor
+    spans: Span | Mapping[tuple[int, int], Span]
+
+    def span(self, batch: int, head: int) -> Span:
+        """Return the rows of a head that are stored; none where the head is not wanted."""
+        return self.spans if isinstance(self.spans, tuple) else self.spans.get((batch, head), (0, 0))
+
+
 @dataclass
 class LaunchMemory:
     """The elements that a launch reads, and those that it stores: float64, NaN where there is nothing.
@@ -126,14 +148,13 @@ class LaunchMemory:
     arguments: Mapping[str, Any]
     matrix: Callable[[str, int, int], Array]
     placed: Mapping[str, list[tuple[GlobalTensor, Tensor]]]
-    result: tuple[str, Tensor]
+    results: Sequence[KeptResult]
     #: Of parameters, where a program begins.
     values: Mapping[str, Any]
     #: Tensors that each program stores to and loads from again.
     scratch: Collection[str]
-    #: First row and number of rows of the result's heads that are wanted.
-    span: tuple[int, int]
-    stored: dict[tuple[int, int], Array] = field(default_factory=dict)
+    #: Wanted rows of each result, by name, batch and head.
+    stored: dict[tuple[str, int, int], Array] = field(default_factory=dict)
     #: Elements that the present program stored, by argument and address.
     own: dict[str, dict[int, float]] = field(default_factory=dict)
 
@@ -164,37 +185,38 @@ class LaunchMemory:
             values[some] = matrix[rows[some], cols[some]]
 
     def store(self, pointer: Pointer, values: Array, mask: Array, *, adds: bool = False) -> None:
-        """Store elements, or add to them; of other tensors than the first result only the program itself sees them."""
+        """Store elements, or add to them; of tensors that are no wanted result only the program itself sees them."""
         at, values = pointer.at[mask], np.asarray(values, np.float64)[mask]
-        if adds and pointer.of == self.result[0]:
-            self._add(pointer.of, at, values)
+        kept = [x for x in self.results if x.parameter == pointer.of]
+        if adds and kept:
+            self._add(kept[0], at, values)
             return
         if pointer.of in self.placed or pointer.of in self.scratch:
             self.own.setdefault(pointer.of, {}).update(zip(at.tolist(), values.tolist(), strict=True))
-        name, arranged = self.result
-        if pointer.of != name:
-            return
-        (batch, head), (_, width), rows, cols, here = _places(arranged, at)
-        first, count = self.span
-        here = here & (rows >= first) & (rows < first + count)
-        for b, h in np.unique(np.stack([batch[here], head[here]]), axis=1).T.tolist():
-            some = here & (batch == b) & (head == h)
-            if (b, h) not in self.stored:
-                self.stored[b, h] = np.full((count, width), np.nan)
-            self.stored[b, h][rows[some] - first, cols[some]] = values[some]
+        for result in kept:
+            (batch, head), (_, width), rows, cols, here = _places(result.arranged, at)
+            for b, h in np.unique(np.stack([batch[here], head[here]]), axis=1).T.tolist():
+                first, count = result.span(b, h)
+                some = here & (batch == b) & (head == h) & (rows >= first) & (rows < first + count)
+                if np.any(some):
+                    self._matrix_of(result, b, h, width)[rows[some] - first, cols[some]] = values[some]
 
-    def _add(self, of: str, at: Array, values: Array) -> None:
+    def _matrix_of(self, result: KeptResult, batch: int, head: int, width: int) -> Array:
+        """Return the stored rows of a head, NaN before the first store to them."""
+        if (key := (result.name, batch, head)) not in self.stored:
+            self.stored[key] = np.full((result.span(batch, head)[1], width), np.nan)
+        return self.stored[key]
+
+    def _add(self, result: KeptResult, at: Array, values: Array) -> None:
         """Add to elements of the result, which begin with what the tensor has."""
-        (batch, head), (_, width), rows, cols, here = _places(self.result[1], at)
-        first, count = self.span
-        begun = self.load(Pointer(of, at))
-        for i in np.flatnonzero(here & (rows >= first) & (rows < first + count)).tolist():
-            key = int(batch[i]), int(head[i])
-            if key not in self.stored:
-                self.stored[key] = np.full((count, width), np.nan)
-            place = rows[i] - first, cols[i]
-            known = self.stored[key][place]
-            self.stored[key][place] = (begun[i] if np.isnan(known) else known) + values[i]
+        (batch, head), (_, width), rows, cols, here = _places(result.arranged, at)
+        begun = self.load(Pointer(result.parameter, at))
+        for i in np.flatnonzero(here).tolist():
+            first, count = result.span(b := int(batch[i]), h := int(head[i]))
+            if not first <= rows[i] < first + count:
+                continue
+            matrix, place = self._matrix_of(result, b, h, width), (rows[i] - first, cols[i])
+            matrix[place] = (begun[i] if np.isnan(matrix[place]) else matrix[place]) + values[i]
 
 
 def _places(tensor: Tensor, offsets: Array) -> tuple[tuple[Array, Array], tuple[int, int], Array, Array, Array]:
@@ -435,7 +457,7 @@ class ExactProgram:
 
 
 class ExactLaunch:
-    """The rows of the first result of a launch in float64, by the programs that store them."""
+    """The results of a launch in float64, by the programs that store them."""
 
     def __init__(
         self, function: Function, arguments: Mapping[str, Any], size: Sequence[int], grids: Sequence[LaunchGrid]
@@ -443,7 +465,8 @@ class ExactLaunch:
         """``function``: TTIR as it is; ``size``: programs along each axis; ``grids``: those of a launch, of which the
         first says which programs store which rows.
         """
-        self.function, self.arguments, self.size, self.grid = function, arguments, size, grids[0]
+        self.function, self.arguments, self.size, self.grids = function, arguments, size, grids
+        self.grid = grids[0]
         self._inputs, self._scratch = dict[str, Any](), with_scratch_kept(function)[1].keys()
         for grid in grids:
             for name, placed in grid.placed_inputs.items():
@@ -452,7 +475,9 @@ class ExactLaunch:
         self._inputs_of: HeadSource | None = None
         self._matrix: Callable[[str, int, int], Array]
         #: Of the latest rows: which rows and programs, and what the programs store: others of theirs may follow.
-        self._latest: tuple[Any, dict[tuple[int, int], Array]] | None = None
+        self._latest: tuple[Any, dict[tuple[str, int, int], Array]] | None = None
+        #: Of the latest results that were wanted together: their rows, and all of them.
+        self._together: tuple[list[KeptResult], dict[tuple[str, int, int], Array]] | None = None
         self.values = dict[str, Any]()
         parameters = list(function.parameters.items())
         while parameters:
@@ -473,32 +498,58 @@ class ExactLaunch:
                 self.values[name] = np.asarray(number).astype(_DTYPES[kind])
 
     def rows(self, inputs: HeadSource, batch: int, head: int, row: int, rows: int) -> NDArray[np.float64]:
-        """Return rows (rows, columns) of a head, NaN where no program of the launch stores."""
+        """Return rows (rows, columns) of the first result's head, NaN where no program of the launch stores."""
+        self._use(inputs)
+        if self._together is not None:
+            first, count = self._together[0][0].span(batch, head)
+            if first <= row and row + rows <= first + count:
+                stored = self._together[1].get((RESULT, batch, head))
+                if stored is not None and not np.isnan(wanted := stored[row - first : row - first + rows]).any():
+                    return wanted
         programs, (first, count) = self.grid.programs_of(batch, head, row, rows)
         if has_atomics(self.function):  # any program may add to any row
             programs = [list(at[::-1]) for at in product(*(range(n) for n in self.size[::-1]))]
             first, count = 0, self.grid.placed_result[1].shape[ROWS]
         key = first, count, tuple(map(tuple, programs))
-        if self._inputs_of is not inputs:
-            self._inputs_of, self._latest = inputs, None
-            self._matrix = lru_cache(maxsize=MATRICES)(lambda *of: formats.cast(inputs(*of), F64))
         if self._latest is None or self._latest[0] != key:
-            self._latest = key, self._stored((first, count), programs)
+            result = KeptResult(RESULT, *self.grid.placed_result, (first, count))
+            self._latest = key, self._stored([result], programs)
         made: NDArray[np.float64] = np.full((rows, self.grid.placed_result[1].shape[-1]), np.nan)
         low, high = max(row, first), min(row + rows, first + count)
-        if (stored := self._latest[1].get((batch, head))) is not None:
+        if (stored := self._latest[1].get((RESULT, batch, head))) is not None:
             made[low - row : high - row] = stored[low - first : high - first]
         return made
 
-    def _stored(self, span: tuple[int, int], programs: Sequence[Sequence[int]]) -> dict[tuple[int, int], Array]:
-        """Return what some programs store of each head, (rows, columns), of so many rows from a first one on.
+    def results(
+        self, inputs: HeadSource, computed: Mapping[str, Mapping[tuple[int, int], Span]]
+    ) -> Mapping[tuple[str, int, int], Array]:
+        """Return the computed rows of all results, NaN where no program of the launch stores, by name, batch and head.
 
-        By batch, which counts splits too, and head.
+        ``computed``: first row and number of rows by the name of the program's tensor, and by batch, which counts
+        splits too, and head.  Of a launch with atomic additions there is none.
         """
-        name, tensor = self.grid.placed_result
-        memory = LaunchMemory(
-            self.arguments, self._matrix, self._inputs, (name, tensor), self.values, self._scratch, span
-        )
+        self._use(inputs)
+        kept, programs = list[KeptResult](), set[tuple[int, ...]]()
+        for grid in [] if has_atomics(self.function) else self.grids:
+            placed = {name: KeptResult(name, *of, computed.get(name, {})) for name, of in grid.placed_results.items()}
+            for (batch, head), span in computed.get(next(iter(placed)), {}).items():
+                programs |= {tuple(at) for at in grid.programs_of(batch, head, *span)[0]}
+            kept += placed.values()
+        if kept and (self._together is None or self._together[0] != kept):
+            self._together = kept, self._stored(kept, sorted(programs))
+        return self._together[1] if self._together else {}
+
+    def _use(self, inputs: HeadSource) -> None:
+        """Forget what other inputs gave."""
+        if self._inputs_of is not inputs:
+            self._inputs_of, self._latest, self._together = inputs, None, None
+            self._matrix = lru_cache(maxsize=MATRICES)(lambda *of: formats.cast(inputs(*of), F64))
+
+    def _stored(
+        self, results: Sequence[KeptResult], programs: Sequence[Sequence[int]]
+    ) -> dict[tuple[str, int, int], Array]:
+        """Return what programs store of results, (rows, columns), by name, batch, which counts splits, and head."""
+        memory = LaunchMemory(self.arguments, self._matrix, self._inputs, results, self.values, self._scratch)
         for ids in programs:
             ExactProgram(self.function.operations, memory, ids, self.size)
         return memory.stored

@@ -474,13 +474,11 @@ def _launched(
         for how, parts in ways:
             try:
                 made = made or [placed(read_launch(part, arguments, grid, how)) for part in parts]
-            except UnlikeProgramsError as error:
-                fault = fault if isinstance(fault, UnlikeProgramsError) else error
-            except ProgramError:
-                continue
+            except ProgramError as error:
+                fault = _further(fault, error)
     if len(made) > 1:
         why = f"results of unlike shapes: read as {len(made)} kernels, one for each tensor stored"
-        why += "; errors are of the first"
+        why += "; `output` has the first"
         made[0].reader.notes.append(f"{function.name}: {why}; {_LAUNCHES.format(len(made))}")
     if not made and (apart := starts_apart(function, arguments)) is not None:
         with suppress(ProgramError):
@@ -489,6 +487,15 @@ def _launched(
             first.reader.notes.append(f"{function.name}: {why}")
             made = [first, *_launched(apart.before, apart.arguments, grid, choices, kinds), *others]
     return made or _by_programs(fault, function, arguments, grid, choices, kinds)
+
+
+def _further(first: ProgramError, other: ProgramError) -> ProgramError:
+    """Return the fault of the way of reading that came further by lines; one of unlike programs before all others."""
+    if isinstance(first, UnlikeProgramsError) or isinstance(other, UnlikeProgramsError):
+        return first if isinstance(first, UnlikeProgramsError) else other
+    lines = [re.match(r"[^:]*:(\d+): ", str(each)) for each in (first, other)]
+    reached, further = (int(line[1]) if line else 0 for line in lines)
+    return other if further > reached else first
 
 
 def _has_remainders(function: Function) -> bool:
@@ -536,7 +543,7 @@ def _by_programs(
     if choices.programs:
         return made
     counts = ", ".join(str(each.reader.programs) for each in made)
-    why = f"programs do unlike things: read as {len(made)} kernels, of {counts} programs; errors are of the first"
+    why = f"programs do unlike things: read as {len(made)} kernels, of {counts} programs; `output` has the first's rows"
     made[0].reader.notes.append(
         f"{fault}".partition(": ")[0] + f": {function.name}: {why}; {_LAUNCHES.format(len(made))}"
     )
@@ -615,15 +622,13 @@ def read_as(
         return launched(read(ttir), arguments, grid, _choices(p, fuses=p.contracts))
 
 
-def exact_launch(
-    ttir: str, name: str, line: Line, arguments: Mapping[str, Any], grid: tuple[int, ...]
-) -> Callable[..., np.ndarray[Any, Any]]:
-    """Return the function of inputs, batch, head, first row and rows that returns rows of a launch in float64."""
+def exact_launch(ttir: str, name: str, line: Line, arguments: Mapping[str, Any], grid: tuple[int, ...]) -> ExactLaunch:
+    """Return the results of a launch in float64."""
     blocks = read_as(ttir, name, line, arguments, grid, EXACT)
-    return ExactLaunch(read(ttir), arguments, grid, blocks).rows
+    return ExactLaunch(read(ttir), arguments, grid, blocks)
 
 
-def _exact(launch: Launch, problem: KernelProblem, tiling: Tiling) -> Callable[..., np.ndarray[Any, Any]]:
+def _exact(launch: Launch, problem: KernelProblem, tiling: Tiling) -> ExactLaunch:
     names = names_of(problem) | {n: getattr(tiling, n) for n, _ in launch.constants}
     made, arguments, grid = compiled_launch(launch, names, launch.options, "")
     return exact_launch(made.ttir, launch.source.name, Line(launch.source.path, launch.source.line), arguments, grid)

@@ -612,6 +612,16 @@ class LaunchGrid:
         """The parameter of the first result, and its arrangement."""
         return self.stored.pointer.of.partition(".")[0], self.out
 
+    @property
+    def placed_results(self) -> dict[str, tuple[str, Tensor]]:
+        """The parameter and arrangement of each result, the first one's first, by the name of the phase's tensor."""
+        placed = dict[str, tuple[str, Tensor]]()
+        for of in dict.fromkeys(x.pointer.of for x in self.reader.stored):
+            bound = self._global(of)
+            tensor = bound.tensor if isinstance(bound, Stacked) else bound
+            placed[tensor.name] = of.partition(".")[0], self._tensor(of)
+        return placed
+
     def programs_of(self, batch: int, head: int, row: int, rows: int) -> tuple[list[list[int]], tuple[int, int]]:
         """Return the programs that store some of the rows of a head, and their first row and number of rows.
 

@@ -34,13 +34,12 @@ from npusim.kernels.triton.tensor_axes import tensor_of
 from npusim.kernels.triton.ttir_text import Line, read, refusing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    import numpy as np
+    from collections.abc import Mapping
 
     from npusim.config.tiling import Tiling
     from npusim.kernels.declare.define import Phases
     from npusim.kernels.declare.registry import Schedule
+    from npusim.kernels.triton.float64_walk import ExactLaunch
 
 #: Triton's default of a launch (triton 3.6, CUDAOptions).
 WARPS = 4
@@ -161,7 +160,7 @@ def _launched(
     return arguments if call.language else arguments | dict(configuration.constants), grid
 
 
-def _exact(call: Call, _problem: object, tiling: Tiling) -> Callable[..., np.ndarray[Any, Any]]:
+def _exact(call: Call, _problem: object, tiling: Tiling) -> ExactLaunch:
     configuration = _configuration(call, tiling)
     line = Line(call.path, call.line)
     return exact_launch(configuration.ttir, call.name, line, *_launched(call, configuration, EXACT))

@@ -123,7 +123,8 @@ class NumericRecord(ErrorSummary):
 
     ``overflow_counts`` and ``nan_counts`` count elements per operation, ``first_events`` has the first of each kind.
     ``arithmetic`` names the matrix units' arithmetic and its evidence, ``row_sums`` the orders of row sums and their
-    basis, ``against`` describes the reference of the errors, ``choices`` counts the values chosen by other values.
+    basis, ``against`` describes the reference of the errors, ``choices`` counts the values chosen by other values,
+    ``others`` has the errors of results other than the output, by tensor, over the elements computed; None: of none.
     """
 
     sample: str
@@ -135,6 +136,7 @@ class NumericRecord(ErrorSummary):
     row_sums: dict[str, str] | None = None
     against: str = "float64"
     choices: dict[str, ChoiceCounts] | None = None
+    others: dict[str, ErrorSummary | None] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

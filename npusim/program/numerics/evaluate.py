@@ -87,6 +87,11 @@ class Output(Protocol):
 Reference = Callable[[Array, Array, Array, Any, int, int], NDArray[np.float64]]
 #: Float64 results by batch, head, first row and number of rows, stored for other precisions on the same inputs.
 References = dict[tuple[int, int, int, int], NDArray[np.float64]]
+#: First row and number of rows.
+Span = tuple[int, int]
+#: Returns the computed rows of all tensors that a kernel stores in float64, NaN where it stores nothing, by name, batch
+#: and head; computed are the rows by name, and by batch and head.
+ExactResultsOf = Callable[[Mapping[str, Mapping[tuple[int, int], Span]]], Mapping[tuple[str, int, int], Array]]
 #: Batch, head and first row of a block of the output.
 BlockRows = tuple[int, int, int]
 #: Programs by name.
@@ -119,6 +124,7 @@ def evaluate(
     reference: Reference = attention,
     exact: References | None = None,
     exact_rows_of: Callable[[int, int, int, int], Array] | None = None,
+    exact_results: ExactResultsOf | None = None,
     variants: Programs | None = None,
     observers: Sequence[Observer] = (),
 ) -> NumericResult:
@@ -129,7 +135,8 @@ def evaluate(
     ``"sample"``: all heads, fewer only where K would be large. ``diagnose`` adds ranges, resonance, underflow and
     saturation; ``progress`` receives the share of all blocks that is done, with ``exact_rows_of`` of blocks and of
     their exact results.  ``reference`` computes the float64 result for errors; ``exact`` stores it;
-    ``exact_rows_of(batch, head, row, rows)`` returns it for schedules other than attention. ``variants`` are programs
+    ``exact_rows_of(batch, head, row, rows)`` returns it for schedules other than attention, and ``exact_results`` the
+    computed rows of all tensors that a kernel stores. ``variants`` are programs
     that compute `compared_rows` too; ``observers`` are called after every step.
     """
     rows = chosen("rows", rows, problem.seq_q)
@@ -137,11 +144,15 @@ def evaluate(
     attention_of = cast("Problem", problem)  # without `exact_rows_of`
     probe = Probe(attention_of) if diagnose else None
     needed = needed_blocks(program, rows, wanted)
+    is_whole = exact_results is not None and rows == "all" and len(wanted) == problem.heads
+    if is_whole:  # blocks of other results too, which the output's do not need
+        needed |= {p.name: list(p.blocks) for p in program.phases if p.serves == "rows"}
     among, cols = _Alternatives(program, needed, wanted, variants or {}), problem.output_cols
     watching: Sequence[Observer] = (probe, *observers) if probe else observers
     halves = [progress, None] if exact_rows_of is None else [_half(progress, 0), _half(progress, 1)]
     done = execute(program, inputs, needed, observers=watching, progress=halves[0], variants=list(among.lanes.values()))
     written = {at: o[:, :cols] for at, o in _written(program, needed, wanted, done.tensors).items()}
+    others = {} if exact_results is None else _other_errors(program, done.tensors, exact_results, is_whole=is_whole)
     references, exact_rows = list[Array](), {} if exact is None else exact
     for (batch, head, row), block in written.items():
         at = (batch, head, row, len(block))
@@ -167,10 +178,49 @@ def evaluate(
         rows=written,
         shape=(problem.batch, problem.heads, problem.seq_q, cols),
         sample=_describe(problem, wanted, written),
+        others=others or None,
         diagnosis=probe.diagnosis(error.nan_row_fraction) if probe else None,
         row_errors={at: row_errors(o, ref) for (at, o), ref in zip(written.items(), references, strict=True)},
         variants={n: x[:, :cols] for n, x in among.rows(done, inputs).items()},
     )
+
+
+def _other_errors(
+    program: TileProgram, tensors: TensorStore, exact: ExactResultsOf, *, is_whole: bool
+) -> dict[str, ErrorSummary | None]:
+    """Return the errors of results other than the output, by tensor, over their computed elements; None without any.
+
+    ``is_whole``: all blocks are computed, so that an element that the reference alone has is missing.
+    """
+    results = {n: t for n, t in program.tensors.items() if t.role == "output" and t.of is None}
+    if not results.keys() - {"o"}:
+        return {}
+    written = {n: tensors.written(t) for n, t in results.items()}
+    spans = {n: {at: span for at, x in of.items() if (span := _stored_span(x))[1]} for n, of in written.items()}
+    of_all, errors = exact(spans), dict[str, ErrorSummary | None]()
+    for name in results.keys() - {"o"}:
+        computed, references = list[Array](), list[Array]()
+        for at, (first, count) in spans[name].items():
+            values = written[name][at][first : first + count]
+            reference = of_all.get((name, *at), np.full(values.shape, np.nan))
+            is_result = _is_stored(values) | (is_whole & ~np.isnan(reference))
+            computed.append(values[is_result][:, None])
+            references.append(reference[is_result][:, None])
+        is_known = bool(computed) and bool(of_all)
+        errors[name] = summarise_errors(computed, references, results[name].fmt) if is_known else None
+    return dict(sorted(errors.items()))
+
+
+def _is_stored(values: Array) -> NDArray[np.bool_]:
+    """Return which elements of a matrix of results have other bits than before the first store."""
+    raw = np.ascontiguousarray(values).view(np.uint8).reshape(*values.shape, -1)
+    return np.asarray((raw != POISON).any(-1))
+
+
+def _stored_span(matrix: Array) -> Span:
+    """Return the first row of a matrix of results that is stored, and how many rows there are to the last one."""
+    rows = np.flatnonzero(_is_stored(matrix).any(1))
+    return (int(rows[0]), int(rows[-1] - rows[0]) + 1) if rows.size else (0, 0)
 
 
 def _half(progress: Progress | None, before: int) -> Progress | None:

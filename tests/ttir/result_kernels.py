@@ -1,0 +1,38 @@
+"""Kernels that store several tensors."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def norm_with_numbers(X, Y, Mean, Rstd, n, B: tl.constexpr):
+    """A row minus its mean over its deviation, and both numbers of each row."""
+    row, column = tl.program_id(0), tl.arange(0, B)
+    x = tl.load(X + row * n + column, mask=column < n, other=0.0).to(tl.float32)
+    mean = tl.sum(x, axis=0) / n
+    rstd = 1 / tl.sqrt(tl.sum(x * x, axis=0) / n - mean * mean + 1e-5)
+    tl.store(Y + row * n + column, (x - mean) * rstd, mask=column < n)
+    tl.store(Mean + row, mean)
+    tl.store(Rstd + row, rstd)
+
+
+@triton.jit
+def halves(X, Left, Right, n, B: tl.constexpr):
+    """Results of unlike shapes: a row's first half twice as large, and all of the row."""
+    row, column = tl.program_id(0), tl.arange(0, B)
+    half = tl.arange(0, B // 2)
+    tl.store(Left + row * (n // 2) + half, 2.0 * tl.load(X + row * n + half, mask=half < n // 2), mask=half < n // 2)
+    tl.store(Right + row * n + column, tl.load(X + row * n + column, mask=column < n) + 1.0, mask=column < n)
+
+
+@triton.jit
+def by_program(X, Y, n, B: tl.constexpr):
+    """Programs that do unlike things: the first two rows are squared, and others halved."""
+    row, column = tl.program_id(0), tl.arange(0, B)
+    x = tl.load(X + row * n + column, mask=column < n, other=0.0)
+    if row < 2:
+        x = 2.0 * x
+        y = x * x
+    else:
+        y = 0.5 * x
+    tl.store(Y + row * n + column, y, mask=column < n)

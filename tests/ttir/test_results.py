@@ -1,0 +1,122 @@
+"""Errors of every tensor that a launch stores, beside those by NumPy in float64."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import npusim
+from npusim.errors import ProgramError
+from npusim.kernels.triton.float64_walk import ExactLaunch
+from npusim.report.bits_table import bits_facts
+from npusim.report.result_json import load_result, record_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
+DEVICES = ("ascend_910b2", "h200")
+ROWS, COLUMNS, BLOCK = 6, 40, 64
+F16, F32 = np.float16, np.float32
+
+
+def launch(name: str, hw: str, *, rows: str = "all", **results: Any) -> tuple[Any, dict[str, Any], Any]:
+    """Return the run of a launch, what it stores by tensor, and its input in float64."""
+    from ttir import result_kernels
+    from ttir.stored import stored
+
+    x = np.random.default_rng(0).standard_normal((ROWS, COLUMNS)).astype(F16)
+    words = {"X": x, **{n: np.zeros(shape, fmt) for n, (shape, fmt) in results.items()}, "n": COLUMNS, "B": BLOCK}
+    with npusim.record(floats=True) as calls:
+        getattr(result_kernels, name)[(ROWS,)](**words)
+    done = npusim.run(calls[0], hw=hw, rows=rows)
+    return done, stored(done, words), x.astype(np.float64)
+
+
+def relative(made: Any, wanted: Any) -> float:
+    return float(np.sqrt(((made - wanted) ** 2).sum() / (wanted**2).sum()))
+
+
+NUMBERS = {"Y": ((ROWS, COLUMNS), F16), "Mean": ((ROWS,), F32), "Rstd": ((ROWS,), F16)}
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_each_stored_tensor_has_its_error(hw: str) -> None:
+    done, made, x = launch("norm_with_numbers", hw, **NUMBERS)
+    mean, rstd = x.mean(1), 1 / np.sqrt(x.var(1) + 1e-5)
+    assert done.numerics.rmse == pytest.approx(relative(made["Y"], (x - mean[:, None]) * rstd[:, None]), rel=1e-3)
+    assert list(done.numerics.others) == ["Mean", "Rstd"]
+    for name, wanted in (("Mean", mean), ("Rstd", rstd)):
+        error = done.numerics.others[name]
+        assert error.count == ROWS
+        assert error.rmse == pytest.approx(relative(made[name], wanted), rel=1e-3)
+    assert done.numerics.others["Rstd"].rmse > 1e-5 > done.numerics.others["Mean"].rmse > 0
+
+
+def test_a_sample_has_the_errors_of_the_rows_computed() -> None:
+    done, _, _ = launch("norm_with_numbers", "h200", rows="4", **NUMBERS)
+    assert [x.count for x in done.numerics.others.values()] == [1, 1]
+
+
+def test_errors_are_in_the_table_and_in_json(tmp_path: Path) -> None:
+    done, _, _ = launch("norm_with_numbers", "ascend_910b2", **NUMBERS)
+    record = record_of(done)
+    lines = [cell.text for name, cells in bits_facts(record) if name == "numerics" for cell in cells]
+    rmse = done.numerics.others["Rstd"].rmse
+    assert any(line.startswith(f"Rstd: relative RMSE {rmse:.2e}") for line in lines)
+    (tmp_path / "result.json").write_text(json.dumps(record.to_document()))
+    assert load_result(tmp_path).numerics.others == done.numerics.others
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_results_of_unlike_shapes_have_their_errors(hw: str) -> None:
+    done, made, x = launch("halves", hw, Left=((ROWS, COLUMNS // 2), F16), Right=((ROWS, COLUMNS), F16))
+    (other,) = done.numerics.others.values()
+    assert done.numerics.rmse == 0  # twice a number
+    assert other.count == x.size
+    assert other.rmse == pytest.approx(relative(made["Right"], x + 1), rel=1e-3)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_each_kind_of_programs_has_its_error(hw: str) -> None:
+    done, made, x = launch("by_program", hw, Y=((ROWS, COLUMNS), F16))
+    (other,) = done.numerics.others.values()
+    assert (done.numerics.count, other.count) == (4 * COLUMNS, 2 * COLUMNS)
+    assert done.numerics.rmse == pytest.approx(relative(made["Y"][2:], x[2:] / 2), abs=1e-5)
+    assert other.rmse == pytest.approx(relative(made["Y"][:2], 4 * x[:2] ** 2), rel=1e-3)
+
+
+def test_a_sample_says_which_result_it_has_none_of() -> None:
+    done, _, _ = launch("by_program", "h200", rows="5", Y=((ROWS, COLUMNS), F16))
+    lines = [cell.text for name, cells in bits_facts(record_of(done)) if name == "numerics" for cell in cells]
+    assert done.numerics.others == {"Y_2": None}
+    assert any(line.startswith("Y_2: no error: none of it is computed (--rows all)") for line in lines)
+
+
+def test_a_wrong_second_result_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_all = ExactLaunch.results
+
+    def wrong(*of: Any) -> Any:
+        return {at: x + 1.0 if at[0] == "Rstd" else x for at, x in of_all(*of).items()}
+
+    monkeypatch.setattr(ExactLaunch, "results", wrong)
+    done, _, _ = launch("norm_with_numbers", "h200", **NUMBERS)
+    assert done.numerics.others["Rstd"].rmse > 0.1
+    assert done.numerics.others["Mean"].rmse < 1e-3
+
+
+def test_a_refusal_is_of_the_way_of_reading_that_came_furthest(monkeypatch: pytest.MonkeyPatch) -> None:
+    from npusim.kernels.triton import launch as launches
+
+    fails = iter([31, 33, 32, *[30] * 8])
+
+    def fail(*_: Any) -> Any:
+        raise ProgramError(f"result_kernels.py:{next(fails)}: not read")
+
+    monkeypatch.setattr(launches, "read_launch", fail)
+    with pytest.raises(ProgramError, match=r"result_kernels\.py:33: not read"):
+        launch("by_program", "h200", Y=((ROWS, COLUMNS), F16))
