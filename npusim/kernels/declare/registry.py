@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from npusim.config.problem import AnyProblem
     from npusim.machines.published_kernel import PublishedKernel
     from npusim.program.ir.tile_program import TileProgram
-    from npusim.program.numerics.executor import HeadSource
 
 
 #: Arguments of a reference, in order.
@@ -82,14 +81,18 @@ class _LateFields:
         vars(schedule)["_tiling"] = value
 
 
+#: Returns a head (rows, columns) of an input by tensor name, batch and head.
+InputHeads = Callable[[str, int, int], "NDArray[Any]"]
+
+
 class ExactResults(Protocol):
     """The results of a kernel of plain tensors in float64, by the kernel itself."""
 
-    def rows(self, inputs: HeadSource, batch: int, head: int, row: int, rows: int) -> NDArray[np.float64]:
+    def rows(self, inputs: InputHeads, batch: int, head: int, row: int, rows: int) -> NDArray[np.float64]:
         """Return rows (rows, columns) of the output."""
 
     def results(
-        self, inputs: HeadSource, computed: Mapping[str, Mapping[tuple[int, int], tuple[int, int]]]
+        self, inputs: InputHeads, computed: Mapping[str, Mapping[tuple[int, int], tuple[int, int]]]
     ) -> Mapping[tuple[str, int, int], NDArray[Any]]:
         """Return rows of all tensors that it stores, NaN where it stores nothing, by name, batch and head.
 
