@@ -48,7 +48,7 @@ def bits_facts(record: RunRecord, *, is_full: bool = False) -> Iterator[Fact]:
     if bits is None:
         yield "numerics", cells("not computed")
         return
-    others = bits.others or {}
+    results = bits.others or {}
     overflow, nan = sum(bits.overflow_counts.values()), sum(bits.nan_counts.values())
     is_bad = overflow or nan or not bits.is_finite
     events = f"overflow {whole(overflow)}   NaN {whole(nan)}"
@@ -56,7 +56,7 @@ def bits_facts(record: RunRecord, *, is_full: bool = False) -> Iterator[Fact]:
         "numerics",
         (
             Cell(f"{_error(bits)}   {events}", "bad" if is_bad else ""),
-            *(Cell(f"{n}: {_of_other(x)}", "bad" if x and not x.is_finite else "") for n, x in others.items()),
+            *(Cell(f"{n}: {_of_other(x)}", "bad" if x and not x.is_finite else "") for n, x in results.items()),
             *cells(*(f"first {event}{_why(event, bits)}" for event in bits.first_events), style="bad"),
             *_finite(record, bits),
             Cell(f"against {bits.against} on {bits.sample}"),

@@ -46,7 +46,7 @@ def test_other_precisions_are_refused_at_their_line(precision: str) -> None:
         npusim.run(_call(precision), hw="h200", rows="all")
 
 
-@pytest.mark.parametrize("device", ["ascend_910b2", "v100"])
+@pytest.mark.parametrize("device", ["ascend_910b2", "v100", "t4"])
 def test_a_device_without_tf32_refuses(device: str) -> None:
     with pytest.raises(NpusimError, match="float32"):
         npusim.run(_call("tf32"), hw=device, rows="all")
