@@ -150,9 +150,14 @@ class MatrixEngine(_QueueSpec):
         return float(self.cycles_per_fractal.value) / self.rate
 
     def arithmetic_of(self, input_format: str) -> str:
-        """Return the registry name of the arithmetic; raise `SpecError` where none that fits is stated."""
+        """Return the registry name of the arithmetic; raise `SpecError` where none that fits is stated.
+
+        Factors of float32 are multiplied as tf32 where the unit has that: their low 13 bits are dropped.
+        """
         from npusim.formats import get_arithmetic
 
+        if input_format == "float32" and "float32" not in self.arithmetic and "tf32" in self.arithmetic:
+            input_format = "tf32"
         if input_format not in self.arithmetic:
             known = ", ".join(self.arithmetic)
             first = next(iter(self.arithmetic), "none")

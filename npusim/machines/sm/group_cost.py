@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from npusim.config.core_units import GroupMatrixEngine, LanePipe, RatedUnit, SharedMemoryPipe, SpecialisedSpec
 from npusim.config.quantity import Quantity
 from npusim.errors import SpecError
-from npusim.formats import get_format, stored_format
+from npusim.formats import get_arithmetic, get_format, stored_format
 from npusim.formats.layout.fragment import WARP_LANES
 from npusim.formats.scans import BLOCK
 from npusim.machines.sm.core import (
@@ -226,7 +226,8 @@ class GroupModel:
         a, b = step.srcs
         assert not isinstance(a, float)
         assert not isinstance(b, float)
-        form = self.tensor.fractals.get(a.fmt)
+        multiplied = "tf32" if get_arithmetic(step.attributes.arithmetic).a.name == "tf32" else a.fmt
+        form = self.tensor.fractals.get(multiplied)
         if form is None:
             return self._without_tensor(step, step.depth, work, tally)
         depth = ceil_div(max(work.depth, step.depth), form.k_elements.value)
@@ -235,7 +236,7 @@ class GroupModel:
             busy, memory, lone, end = self._of_groups(step, a, work)
             issued = 0.0
         else:
-            constant, cycles = self.tensor.mma.rate(a.fmt, step.dst.fmt)
+            constant, cycles = self.tensor.mma.rate(multiplied, step.dst.fmt)
             busy, memory, lone, end, issued = self._of_warps(step, a, depth, cycles / self.tensor.rate, work)
         tally.cycles += end
         tally.terms[f"{self.key}.{TENSOR}.{by}.{constant}"] = lone + end
