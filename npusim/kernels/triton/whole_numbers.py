@@ -45,7 +45,8 @@ class WholeNumbers(Arithmetic, ABC):
         unsteady: Mapping[str, bool] = MappingProxyType({}),
     ) -> None:
         super().__init__(function, arguments, grid, choices, unsteady)
-        self._places = dict[str, Affine]()  # indices of which a maximum has one of an element that no mask hides
+        #: Indices of which a maximum has one, and whether a mask may hide that element.
+        self._places = dict[str, tuple[Affine, bool]]()
 
     @abstractmethod
     def _load(self, op: Op, pointer: Affine, mask: Known | None, other: Known | None, fmt: str) -> None:
@@ -175,13 +176,16 @@ class WholeNumbers(Arithmetic, ABC):
         text = f"compare({self.text(one)}, {self.text(other)}, {_RELATIONS[relation]!r})"
         axes = self._joined(*(x for x in (one, other) if isinstance(x, Floats)))
         is_seen = self._is_of_seen(a, b) or self._is_of_seen(b, a)
+        if is_seen and any(isinstance(x, Floats) and self._places.get(x.text, (0, False))[1] for x in (a, b)):
+            why = "an index of an element that a mask hides is compared as one of no element: first of the hidden ones"
+            self.notes.append(f"{op.line}: {why} again, if a maximum is theirs once more")
         pad = float(relation == "ne") if is_seen and relation in ("eq", "ne") else None
         self._bind(op, Floats(text, axes, MASK, pad))
         self._set(op, ValueComparison(self.values[op.results[0]]))  # type: ignore[arg-type]
 
     def _is_of_seen(self, place: Known, index: Known) -> bool:
         """Return whether integers are the indices of which a maximum has one, of an element that no mask hides."""
-        known = self._places.get(place.text) if isinstance(place, Floats) else None
+        known = self._places[place.text][0] if isinstance(place, Floats) and place.text in self._places else None
         if known is None or not isinstance(place, Floats) or not isinstance(index, Affine):
             return False
         (at, *more), steps = [i for i, s in enumerate(index.steps) if s] or [0], [s for s in known.steps if s]
@@ -253,8 +257,8 @@ class WholeNumbers(Arithmetic, ABC):
         assert isinstance(found, Floats)
         place = self._named(op, replace(found, text=f"({found.text} * -1.0)", fmt="i32"), "place")
         self.values[op.results[1]] = place
-        if not is_hidden:
-            self._places[place.text] = index
+        if not is_hidden or (x.pad is not None and math.isfinite(x.pad)):
+            self._places[place.text] = index, is_hidden
         self.notes.append(f"{op.line}: a maximum with its index is two maxima here; of NaN there is no index")
 
     def _first_hidden(self, op: Op, axis: str | None) -> int:
