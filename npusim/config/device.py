@@ -360,7 +360,7 @@ class DeviceSpec(HardwareModel):
             if (rate := link.rate) < least:
                 raise fault_at(
                     f"links.{name}.bytes_per_s",
-                    f"{rate!r} is less than the clock resolves: at {clock / 1e9:g} GHz at least "
+                    f"{rate:g} is less than the clock resolves: at {clock / 1e9:g} GHz at least "
                     f"{format_limit(least)}, 1/{1 / SLOWEST_BYTES_PER_CYCLE:.0f} byte a cycle",
                 )
         return self
