@@ -236,11 +236,8 @@ def test_numbers_of_tiles_and_states_that_hold_one_another_are_told_apart(hw: st
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (
-            "operands={'out': lambda problem: 0}, score=lambda s, out: s + out",
-            "operand 'out' is called as something of the kernel is",
-        ),
-        ("fields=Own", "field 'kernel' is one of a machine's own"),
+        ("operands={'out': lambda problem: 0}, score=lambda s, out: s + out", "operand 'out' has a name of the kernel"),
+        ("fields=Own", "field 'kernel' is a field of a machine"),
         (
             "operands={'b': lambda problem: np.ones((3, 4, 4))}, score=lambda s, b: s + b",
             "operand b has shape (3, 4, 4)",
