@@ -457,10 +457,8 @@ class Arithmetic(Draft, ABC):
         text = self._combined(op, how, a, b)
         is_seen = all(x.is_seen or _is_alike(x) for x in blocks)
         is_even = pad is None and how != "/" and all(map(_is_one_number, (a, b)))
-        made = Floats(
-            text, axes, blocks[0].fmt, pad, False, False, factors, place, None, is_low, held, is_seen, is_even
-        )
-        self._bind(op, made)
+        made = Floats(text, axes, blocks[0].fmt, pad, factors=factors, place=place, is_low=is_low)
+        self._bind(op, replace(made, held=held, is_seen=is_seen, is_even=is_even))
 
     def _is_inverted(self, op: Op, divisor: Known) -> bool:
         """Return whether compiled code multiplies by an inverse in a division, and additions alone take the product in.
@@ -758,8 +756,8 @@ class Arithmetic(Draft, ABC):
         for load in self._made:
             if load.name == "tt.load" and len(load.operands) == 2 and sources.intersection(load.results):
                 why = "a masked load without other=...: hidden elements are 0 here, as in compiled code for GPUs"
-                if not any(n == f"{load.line}: {why}" for n in self.notes):
-                    self.notes.append(f"{load.line}: {why}")
+                if (note := f"{load.line}: {why}") not in self.notes:
+                    self.notes.append(note)
 
     def _hidden_maximum(self, x: Floats, axis: str | None) -> float | None:
         """Return the value of elements that a mask hides in every program where a maximum may be theirs; else None."""
@@ -859,7 +857,7 @@ class Arithmetic(Draft, ABC):
         is_sum = self._walk and self._walk.is_sum
         if self.choices.is_fresh and not is_sum:  # a matrix unit that cannot accumulate onto a result of rows
             text = self._named(op, made, f"{a.text}{b.text.removesuffix('j')}".upper()).text
-        pad = c.pad if made.pad == 0.0 and c.pad is not None else None
+        pad = c.pad if made.pad == 0.0 else None
         held = c.held if made.pad == a.pad == 0.0 else None
         self._bind(op, Floats(f"({c.text} + {text})", self._joined(made, c), fmt, pad, held=held))
 
@@ -890,10 +888,10 @@ class Arithmetic(Draft, ABC):
         """Refuse a product of float32 that is none of TF32 factors, and note what these are."""
         if fmt != "f32" or self.choices.is_exact:
             return
-        how = re.findall(r"inputPrecision = (\w+)", op.text)[:1] or ["ieee"]
-        if how != ["tf32"]:
+        stated = re.search(r"inputPrecision = (\w+)", op.text)
+        if (how := stated[1] if stated else "ieee") != "tf32":
             why = "which other instructions than one product of the matrix unit compute: input_precision='tf32'"
-            raise op.fail(f"a product of float32 with input_precision={how[0]!r}, {why}")
+            raise op.fail(f"a product of float32 with input_precision={how!r}, {why}")
         self.notes.append(f"{op.line}: factors of float32 are multiplied as TF32, without their low 13 bits")
 
     def _widened(self, op: Op, x: Floats) -> Floats:

@@ -175,22 +175,25 @@ class WholeNumbers(Arithmetic, ABC):
         one, other = (self._as_value(op, x) for x in (a, b))
         text = f"compare({self.text(one)}, {self.text(other)}, {_RELATIONS[relation]!r})"
         axes = self._joined(*(x for x in (one, other) if isinstance(x, Floats)))
-        is_seen = self._is_of_seen(a, b) or self._is_of_seen(b, a)
-        if is_seen and any(isinstance(x, Floats) and self._places.get(x.text, (0, False))[1] for x in (a, b)):
+        chosen = [is_hidden for x, y in ((a, b), (b, a)) if (is_hidden := self._is_hidden_place(x, y)) is not None]
+        if any(chosen):
             why = "an index of an element that a mask hides is compared as one of no element: first of the hidden ones"
             self.notes.append(f"{op.line}: {why} again, if a maximum is theirs once more")
-        pad = float(relation == "ne") if is_seen and relation in ("eq", "ne") else None
+        pad = float(relation == "ne") if chosen and relation in ("eq", "ne") else None
         self._bind(op, Floats(text, axes, MASK, pad))
         self._set(op, ValueComparison(self.values[op.results[0]]))  # type: ignore[arg-type]
 
-    def _is_of_seen(self, place: Known, index: Known) -> bool:
-        """Return whether integers are the indices of which a maximum has one, of an element that no mask hides."""
-        known = self._places[place.text][0] if isinstance(place, Floats) and place.text in self._places else None
-        if known is None or not isinstance(place, Floats) or not isinstance(index, Affine):
-            return False
+    def _is_hidden_place(self, place: Known, index: Known) -> bool | None:
+        """Return whether a mask may hide the element of a maximum's index; None where the integers are not its block's.
+
+        ``place``: the index of a maximum, one of the integers ``index`` of its block.
+        """
+        if not isinstance(place, Floats) or place.text not in self._places or not isinstance(index, Affine):
+            return None
+        known, is_hidden = self._places[place.text]
         (at, *more), steps = [i for i, s in enumerate(index.steps) if s] or [0], [s for s in known.steps if s]
         is_along = not more and place.axes[at] is None and [index.steps[at]] == steps
-        return is_along and not np.any(index.base != known.base)
+        return is_hidden if is_along and not np.any(index.base != known.base) else None
 
     def _as_value(self, op: Op, x: Known) -> Floats | Number:
         """Return an integer as a value of a tile: one that is there, one number, or indices."""
