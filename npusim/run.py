@@ -141,12 +141,12 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
         Whether bits are computed.
     overrides
         ``{dotted key of the device file: value}``; a value is a number, or text as after ``-C``.
-    scale
-        ``{unit or link of the device: factor of its rate}``: ``{"VECTOR": 0.5}`` doubles the cycles of each operation
-        of the vector unit.
 
     Other Parameters
     ----------------
+    scale
+        ``{unit or link of the device: factor of its rate}``: ``{"VECTOR": 0.5}`` doubles the cycles of each operation
+        of the vector unit.
     clock, power_watts
         The clock in Hz at which the cores are held, and the limit in watts that the board is set to; None: the clock is
         free, and falls where products reach the limit of the device file.

@@ -175,7 +175,10 @@ def test_a_factor_without_effect_is_said() -> None:
     assert said == ["--scale TENSOR=2 changes no time here: this run takes the same with the device file's number"]
 
 
-def test_a_case_of_a_baseline_may_be_a_what_if_and_a_measurement_may_not(tmp_path: Path) -> None:
+def test_a_case_of_a_baseline_may_be_a_what_if_and_a_measurement_may_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CI", raising=False)
     case = tmp_path / "case.yaml"
     text = "schema: npusim.baseline/1\nhw: ascend_910b2\nschedule: flash\nworkload: pangu_38b\nseq: 256\n"
     case.write_text(f"{text}scale: {{VECTOR: 0.5}}\n")

@@ -38,12 +38,12 @@ def test_peaks_are_the_vendors(hw: str, tflops: float) -> None:
 
 
 def test_numbers_of_another_chip_are_assumptions() -> None:
-    formats = {"t4": {"float16"}, "l40s": {"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"}}
+    formats = {"t4": {"float16"}, "l40s": {"float16", "bfloat16", "tf32", "float8_e4m3fn", "float8_e5m2"}}
     for hw in ("a10", "t4", "a100", "l40s"):
         device = load_device(hw)
         assert (device.power is None) == (hw in ("a10", "t4"))
         assert not {fact.basis for _, fact in device.facts()} & {"measured", "fitted"}
-        assert set(device.matrix_engine("sm").arithmetic) == formats.get(hw, {"float16", "bfloat16"})
+        assert set(device.matrix_engine("sm").arithmetic) == formats.get(hw, {"float16", "bfloat16", "tf32"})
 
 
 def test_the_clock_of_an_a100_falls_as_published() -> None:
