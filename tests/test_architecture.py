@@ -818,6 +818,29 @@ def test_names_have_types() -> None:
     assert found <= UNTYPED, f"{found} names are Any: name the class, or a Protocol; object where a check narrows it"
 
 
+# ---------------------------------------------------------------- documents
+
+#: Calls that write a row of JSON from an object, where a table has no declared columns for it: only fewer may come.
+FROM_OBJECTS = {
+    "cli/check_commands.py": 2,
+    "cli/probe_command.py": 1,
+    "cli/run_command.py": 2,
+    "report/findings.py": 5,
+    "report/layouts.py": 1,
+    "report/worst_inputs.py": 3,
+}
+
+
+def test_rows_of_documents_are_written_from_declared_columns() -> None:
+    """`Columns` declares a row of a table and of its JSON document once."""
+    found: dict[str, int] = {}
+    for path in SOURCES:
+        if room_of(path) in ("report", "cli"):
+            calls = [n for n in nodes_of(parsed(path)) if isinstance(n, ast.Call) and _callee(n) == "asdict"]
+            found |= {name_of(path): len(calls)} if calls else {}
+    assert found == FROM_OBJECTS
+
+
 # ---------------------------------------------------------------- names in docstrings
 
 #: A module of the package, or a name in one, as docstrings and comments write it; two rooms are gone.

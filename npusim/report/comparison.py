@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,6 +31,7 @@ from npusim.report.text import (
     Style,
     cells,
     document,
+    keyed,
     percent,
     plain,
     pre_html,
@@ -52,6 +54,24 @@ SHOWN, DRAWN = 10, 8
 LABEL_LETTERS = 10
 POINTS = Columns(
     Column("run", "name"), Column("latency us", "latency_us", ",.2f"), Column("relative RMSE", "error", ".2e")
+)
+#: A part of a unit's time in JSON, of the part itself, and of a change that has one.
+_PART = keyed("kind", "name", "cycles", "givers")
+STEP = Columns(
+    Column("moved: unit", "unit", style="label", key="unit"),
+    *(replace(column, value=attrgetter(f"part.{column.key}")) for column in _PART),
+)
+#: A change of a unit: tables have the cycles of each run between its columns.
+MOVED = Columns(
+    *STEP.columns,
+    Column("operation, or wait", "part", str),
+    Column(
+        "times",
+        lambda m: " -> ".join(dict.fromkeys(map(whole, m.times))),
+        align=">",
+        key="times",
+        json=attrgetter("times"),
+    ),
 )
 
 
@@ -195,11 +215,6 @@ def compare(*runs: RunData | RunRecord | str | Path) -> Comparison:
 def comparison_document(comparison: Comparison) -> dict[str, object]:
     """Return the comparison as JSON data."""
     c = comparison
-    runs = range(1, len(c.sheets))
-    figures = [
-        {**asdict(f), "changes": [f.change(i) for i in runs], "relative_changes": [f.relative_change(i) for i in runs]}
-        for f in c.figures
-    ]
     return document(
         "compare",
         version=2,
@@ -207,8 +222,8 @@ def comparison_document(comparison: Comparison) -> dict[str, object]:
         problems=c.problems,
         differences=c.differences,
         latency=None if c.latency is None else _latency(c, c.latency),
-        moved=[{"unit": m.unit, **asdict(m.part), "times": m.times} for m in c.moved],
-        figures=figures,
+        moved=MOVED.records(c.moved),
+        figures=figure_columns(c.heads).records(c.figures),
     )
 
 
@@ -220,9 +235,9 @@ def _latency(c: Comparison, latency: Breakdown) -> dict[str, object]:
         "cycles": [s.cycles for s in c.sheets],
         "time": c.sheets[0].time,
         "latency_us": [s.time_us for s in c.sheets],
-        "parts": [{**asdict(p), "text": str(p), "us": [latency.us(p, i) for i in runs]} for p in latency.parts],
+        "parts": part_columns(latency, c.labels).records(latency.parts),
         "causes": [[str(p) for p in latency.causes(i)] if i else [] for i in runs],
-        "chains": [[{"unit": s.unit, **asdict(s.part)} for s in steps] for steps in c.chains],
+        "chains": [STEP.records(steps) for steps in c.chains],
     }
 
 
@@ -399,6 +414,18 @@ def _signed(change: float, spec: str = "+,") -> str:
     return format(change, spec) if change else "="
 
 
+def part_columns(latency: Breakdown, labels: Sequence[str]) -> Columns:
+    """Return the columns of parts: tables have each run's time and its change, JSON the times in a list."""
+    runs = range(len(labels))
+    return Columns(
+        *_PART,
+        Column("part", str, key="text"),
+        Column(None, lambda part: [latency.us(part, run) for run in runs], key="us"),
+        *(Column(f"{labels[run]} us", _of(run, latency.us), ",.2f") for run in runs),
+        *(Column(f"{labels[run]}, change us", _of(run, latency.change_us), "+,.2f") for run in runs[1:]),
+    )
+
+
 def _parts_grid(latency: Breakdown, heads: Sequence[str]) -> Grid:
     """Return the parts that moved, the largest first, the rest as one, and their sum."""
     runs = range(1, len(latency.sheets))
@@ -441,24 +468,31 @@ def _moved_grid(c: Comparison) -> Grid | None:
         lambda m, run: whole(m.part.cycles[run]),
         change=lambda m, run: _signed(m.part.cycles[run] - m.part.cycles[0]),
     )
-    grid = Columns(
-        Column("moved: unit", "unit", style="label"),
-        Column("operation, or wait", "part", str),
-        *columns,
-        Column("times", lambda m: " -> ".join(dict.fromkeys(map(whole, m.times))), align=">"),
-    ).grid(shared[:SHOWN])
+    names = MOVED.named("moved: unit", "operation, or wait")
+    grid = Columns(*names, *columns, *MOVED.named("times")).grid(shared[:SHOWN])
     if left := len(c.moved) - len(grid.rows):
         rest = (Cell(f"{left} more", "dim"), Cell("in --json", "dim"), *cells(*("" for _ in grid.header[2:])))
         return replace(grid, rows=(*grid.rows, rest))
     return grid
 
 
+def figure_columns(heads: Sequence[str]) -> Columns:
+    """Return the columns of figures: tables have each run's value and change, JSON all of them in lists."""
+    runs = range(1, len(heads))
+    return Columns(
+        Column("", "name", style="label", key="name"),
+        *keyed("kind", "values"),
+        Column(None, lambda figure: [figure.change(run) for run in runs], key="changes"),
+        Column(None, lambda figure: [figure.relative_change(run) for run in runs], key="relative_changes"),
+        *_beside(heads, _written, _style, change=ComparedFigure.change),
+    )
+
+
 def _figures_grid(c: Comparison) -> Iterator[Block]:
     """Yield every figure, and on a line for each run how busy the pipes are that it alone has."""
-    columns = _beside(c.heads, _written, _style, change=ComparedFigure.change)
     rows = [figure for figure in c.figures if not _repeats(figure, c.figures)]
     alone = [f for f in rows if f.kind == "share" and _only(f.values) is not None]
-    yield Columns(Column("", "name", style="label"), *columns).grid(f for f in rows if f not in alone)
+    yield figure_columns(c.heads).grid(f for f in rows if f not in alone)
     shares = {
         f.name.removesuffix("busy"): [None if v is None else _written(f, run) for run, v in enumerate(f.values)]
         for f in alone
@@ -562,11 +596,7 @@ def _changes(c: Comparison, latency: Breakdown) -> Figure:
         for i in runs
         for name, parts in drawn
     ]
-    table = Columns(
-        Column("part", str),
-        *(Column(f"{label} us", _of(i, latency.us), ",.2f") for i, label in enumerate(c.labels)),
-        *(Column(f"{c.labels[i]}, change us", _of(i, latency.change_us), "+,.2f") for i in runs),
-    )
+    table = part_columns(latency, c.labels)
     text = f"Difference in time from {c.labels[0]}, by activity of {_units(latency)}; the parts add up to the whole."
     spec = charts.changes(rows) if rows else None
     return Figure("changes", "Why the latencies differ", text, spec, table.grid(latency.ranked))

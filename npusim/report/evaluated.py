@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from npusim.report.text import Block, Cell, Column, Columns, Fact, Facts, Heading, Style, document, help_on
+from npusim.report.text import Block, Cell, Column, Columns, Fact, Facts, Heading, Style, document, help_on, keyed
 from npusim.simulation.request import short_name
 from npusim.units import plural
 
@@ -16,6 +16,43 @@ if TYPE_CHECKING:
     from npusim.studies.evaluate.evaluation import Microseconds
 
 _STYLES: Mapping[str, Style] = MappingProxyType({"right": "good", "wrong": "bad", "unproved": "warn"})
+#: Times on a device, the first wrong element, the worst judged call, and what is not read: JSON has them by these keys.
+TIME = Columns(
+    *keyed("low", "mid", "high", "limit", "limit_share", "registers", "spilled", "errors"),
+    *keyed("key", "reason", "tile", "is_ranked", "warps", "is_link"),
+)
+WRONG = Columns(*keyed("at", "value", "exact", "looks_like"))
+WORST = Columns(
+    *keyed("case", "is_right", "text", "excess", "matched", "total"),
+    Column(None, lambda worst: None if worst.first is None else WRONG.record(worst.first), key="first"),
+    *keyed("is_extreme", "is_resized"),
+)
+NOT_READ = Columns(*keyed("case", "text", "file", "line"))
+
+
+def candidate_columns(devices: Sequence[str]) -> Columns:
+    """Return the columns of candidates: the table has times and ranks on these devices, JSON all of them by device."""
+    of_devices = []
+    for device in devices:
+        of_devices += [
+            Column(f"us {device}", lambda e, device=device: _text(e.us[device]), align=">"),
+            Column("rank", lambda e, device=device: e.rank.get(device), align=">"),
+        ]
+    return Columns(
+        Column("kernel", lambda e: short_name(e.kernel), key="kernel", json=attrgetter("kernel")),
+        Column("verdict", "verdict", key="verdict"),
+        *keyed("reason", "looks_like"),
+        Column(None, lambda e: None if e.worst is None else WORST.record(e.worst), key="worst"),
+        *keyed("judged"),
+        Column("bits", "bits", key="bits"),
+        Column(None, lambda e: {device: TIME.record(us) for device, us in e.us.items()}, key="us"),
+        *keyed("rank"),
+        *of_devices,
+        Column("trust", lambda e: "yes" if e.trust is True else e.trust, key="trust", json=attrgetter("trust")),
+        *keyed("doubts"),
+        Column(None, lambda e: NOT_READ.records(e.not_read), key="not_read"),
+        *keyed("other_tiles"),
+    )
 
 
 def _text(us: Microseconds) -> str:
@@ -30,21 +67,7 @@ def evaluated_table(evaluations: Sequence[Evaluation]) -> Iterator[Block]:
     """Yield the candidates, a row each, and the facts of those that are not right."""
     devices = list(dict.fromkeys(device for e in evaluations for device in e.us))
     yield Heading(f"{len(evaluations)} {plural(len(evaluations), 'kernel')} judged", ", ".join(devices))
-    rows = [
-        {
-            "kernel": short_name(e.kernel),
-            "verdict": e.verdict,
-            "bits": e.bits,
-            **{f"us {d}": _text(e.us[d]) for d in devices},
-            **{f"rank {d}": e.rank.get(d) for d in devices},
-            "trust": "yes" if e.trust is True else e.trust,
-        }
-        for e in evaluations
-    ]
-    columns = [Column("kernel", "kernel"), Column("verdict", "verdict"), Column("bits", "bits")]
-    for device in devices:
-        columns += [Column(f"us {device}", f"us {device}", align=">"), Column("rank", f"rank {device}", align=">")]
-    yield Columns(*columns, Column("trust", "trust")).grid(rows)
+    yield candidate_columns(devices).grid(evaluations)
     if doubts := [(short_name(e.kernel), (Cell("; ".join(e.doubts)),)) for e in evaluations if e.doubts]:
         yield Heading("why to measure", "")
         yield Facts(tuple(doubts))
@@ -66,4 +89,4 @@ def evaluated_table(evaluations: Sequence[Evaluation]) -> Iterator[Block]:
 
 def evaluated_document(evaluations: Sequence[Evaluation]) -> dict[str, object]:
     """Return the evaluations as JSON data, in the order of the candidates."""
-    return document("evaluation", kernels=[asdict(e) for e in evaluations])
+    return document("evaluation", kernels=candidate_columns(()).records(evaluations))

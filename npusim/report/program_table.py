@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
 from npusim.program.ir.listing import ListedLoop, ListedOp, ListedRing, listing_of, operations_of
 from npusim.report.charts import Figure
-from npusim.report.text import Block, Column, Columns, Facts, Heading, cells, document
+from npusim.report.text import Block, Column, Columns, Facts, Heading, cells, document, keyed
 from npusim.units import format_bytes
 
 if TYPE_CHECKING:
@@ -21,8 +21,37 @@ if TYPE_CHECKING:
 Row = tuple[str, ...]
 
 _OF_RINGS = "rings"
-_RINGS = ("ring", "memory", "slots", "from", "to", "flags")
-_OPERATIONS = ("queue", "operation", "computes", "region", "waits for", "gives")
+#: A ring, as tables write it and as JSON has it.
+RINGS = Columns(
+    Column("ring", "name", key="name"),
+    Column("memory", "space", key="space"),
+    Column("slots", lambda ring: f"{ring.depth} x {format_bytes(ring.slot_bytes)}"),
+    *keyed("depth", "slot_bytes"),
+    Column("from", "producers", "+".join, key="producers"),
+    Column("to", lambda ring: "+".join([*ring.consumers, *(f"{queue} (reads)" for queue in ring.peeks)])),
+    *keyed("consumers", "peeks"),
+    Column("flags", "flag", key="flag"),
+)
+#: An operation of a block.
+OPERATIONS = Columns(
+    Column(None, lambda _: "operation", key="kind"),
+    Column("queue", "queue", key="queue"),
+    Column("operation", "label", key="label"),
+    Column("computes", "computes", key="computes"),
+    Column("region", "regions", " ".join, key="regions"),
+    Column("waits for", "waits", ", ".join, key="waits"),
+    Column("gives", "gives", ", ".join, key="gives"),
+)
+#: A loop and a phase, whose items JSON has in them.
+LOOPS = Columns(
+    Column(None, lambda _: "loop", key="kind"),
+    *keyed("name", "first", "count", "step"),
+    Column(None, lambda loop: _items(loop.items), key="items"),
+)
+PHASES = Columns(
+    *keyed("name", "blocks", "shapes", "block", "block_count"),
+    Column(None, lambda phase: _items(phase.items), key="items"),
+)
 #: Operations of the longest period that is folded into one line each.
 LONGEST_PERIOD = 8
 #: Resident blocks of a GPU's core have separate queues and rings, equal except for this number.
@@ -69,8 +98,8 @@ def program_tables(program: TileProgram) -> list[dict[str, Any]]:
 
 def _sections(listing: Listing) -> list[tuple[str, str, Row, list[Row]]]:
     """Return the sections of a listing: a name, a line on it, the titles of columns, and rows."""
-    phases = [(f"phase {p.name}", _about(p), _OPERATIONS, operation_rows(p)) for p in listing.phases]
-    return [(_OF_RINGS, "Slots that queues hand on in order.", _RINGS, ring_rows(listing)), *phases]
+    phases = [(f"phase {p.name}", _about(p), OPERATIONS.titles, operation_rows(p)) for p in listing.phases]
+    return [(_OF_RINGS, "Slots that queues hand on in order.", RINGS.titles, ring_rows(listing)), *phases]
 
 
 def program_figures(tables: Sequence[Mapping[str, Any]]) -> Iterator[Figure]:
@@ -82,15 +111,12 @@ def program_figures(tables: Sequence[Mapping[str, Any]]) -> Iterator[Figure]:
 
 def program_document(printed: Printed) -> dict[str, object]:
     """Return a program as JSON data: every ring, and the operations of the commonest block of each phase."""
-    phases = [{**asdict(p), "items": [_item(i) for i in p.items]} for p in printed.listing.phases]
-    rings = [asdict(ring) for ring in printed.listing.rings]
+    rings, phases = RINGS.records(printed.listing.rings), PHASES.records(printed.listing.phases)
     return document("program", schedule=printed.name, device=printed.device, rings=rings, phases=phases)
 
 
-def _item(item: ListedItem) -> dict[str, object]:
-    if isinstance(item, ListedOp):
-        return {"kind": "operation", **asdict(item)}
-    return {"kind": "loop", **asdict(item), "items": [_item(i) for i in item.items]}
+def _items(items: Sequence[ListedItem]) -> list[dict[str, Any]]:
+    return [(OPERATIONS if isinstance(item, ListedOp) else LOOPS).record(item) for item in items]
 
 
 def _about(phase: ListedPhase) -> str:
@@ -112,17 +138,11 @@ def ring_rows(listing: Listing) -> list[Row]:
     alike = {core: other for phase in listing.phases for core, other in alike_cores(phase).items()}
     named: dict[Row, list[Row]] = {}
     for ring in (ring for ring in listing.rings if not is_inner(ring)):
-        name, space, *row = (_RESIDENT.sub("B0", _listed_core(text, alike)) for text in _ring(ring))
+        name, space, *row = (_RESIDENT.sub("B0", _listed_core(text, alike)) for text in RINGS.texts(ring))
         named.setdefault(tuple(row), []).append((name, space))
     return [
         (*(", ".join(dict.fromkeys(names)) for names in zip(*ends, strict=True)), *row) for row, ends in named.items()
     ]
-
-
-def _ring(ring: ListedRing) -> Row:
-    consumers = [*ring.consumers, *(f"{queue} (reads)" for queue in ring.peeks)]
-    slots = f"{ring.depth} x {format_bytes(ring.slot_bytes)}"
-    return ring.name, ring.space, slots, "+".join(ring.producers), "+".join(consumers), ring.flag
 
 
 def _listed_core(text: str, alike: Mapping[str, str]) -> str:
@@ -151,15 +171,15 @@ def _rows(items: Sequence[ListedItem], longest: ListedLoop | None, depth: int) -
         indent = "  " * depth
         if isinstance(item, ListedOp):
             times = f"{count} x " if count > 1 else ""
-            joined = " ".join(item.regions), ", ".join(item.waits), ", ".join(item.gives)
-            if item.computes or any(joined):  # else it only has a place in the order of its queue, and costs nothing
-                yield (f"{indent}{item.queue}", f"{times}{item.label}", item.computes, *joined)
+            queue, label, *others = OPERATIONS.texts(item)
+            if any(others):  # else it only has a place in the order of its queue, and costs nothing
+                yield (f"{indent}{queue}", f"{times}{label}", *others)
             continue
         text, listed = ("", item.items) if longest in (None, item) else _difference(item, longest)
         if item.count == "1" and not text and not _depends(item):
             yield from _rows(listed, longest, depth)
         else:
-            yield (f"{indent}{item.bounds}:", text, "", "", "", "")
+            yield (f"{indent}{item.bounds}:", text, *[""] * (len(OPERATIONS.titles) - 2))
             yield from _rows(listed, longest, depth + 1)
 
 
@@ -289,7 +309,7 @@ def difference_table(difference: ProgramDifference) -> Iterator[Block]:
     if not difference.sections:
         yield Facts((("equal", cells("rings and the commonest block of each phase are the same")),))
     for name, rows in difference.sections.items():
-        header = ("", *(_RINGS if name == _OF_RINGS else _OPERATIONS))
+        header = ("", *(RINGS if name == _OF_RINGS else OPERATIONS).titles)
         yield Heading(name)
         yield _table(header).grid([(mark, *row) for mark, row in rows])
 

@@ -20,7 +20,7 @@ from npusim.report import charts
 from npusim.report.bits_table import scientific
 from npusim.report.charts import Figure, FigureTile, PagePart, Row, Spec
 from npusim.report.run_inputs import problem_text
-from npusim.report.text import Block, Cell, Column, Columns, Facts, Heading, cells, document, percent, whole
+from npusim.report.text import Block, Cell, Column, Columns, Facts, Heading, cells, document, keyed, percent, whole
 from npusim.simulation.request import short_name
 from npusim.studies.explore.exploration import Exploration, best_of, front, undominated
 from npusim.studies.explore.store import FIGURES, PointOutcome, read_store, text_of
@@ -57,22 +57,22 @@ def _method(row: Row) -> str:
 
 #: A point of a search, its row as `_row` has it: each figure as tables write it and as JSON has it.
 POINT = Columns(
-    Column(None, "tiling", key="tiling"),
+    *keyed("tiling"),
     Column("status", "status", key="status"),
     Column("cycles", "cycles", whole, ">", key="cycles"),
     Column("latency us", "latency_us", ",.2f", ">", key="latency_us"),
     Column("method", _method, key="method", json=itemgetter("method")),
-    Column(None, "band", key="band"),
+    *keyed("band"),
     Column("busiest", "busiest", key="busiest"),
     Column("busy", "busy_share", percent, ">", key="busy_share"),
-    Column(None, "ignored", key="ignored"),
+    *keyed("ignored"),
     Column("reason", "reason", key="reason"),
-    Column(None, "bound_us", key="bound_us"),
+    *keyed("bound_us"),
     Column("rel. RMSE", _error, align=">", key="relative_rmse", json=itemgetter("relative_rmse")),
-    *(Column(None, name, key=name) for name in ("is_finite", "hbm_bytes")),
+    *keyed("is_finite", "hbm_bytes"),
     Column("free", "head_room", percent, ">", key="head_room"),
     Column("least room", "tightest", key="tightest"),
-    *(Column(None, name, key=name) for name in ("same_as", "sampling_error")),
+    *keyed("same_as", "sampling_error"),
 )
 FRONT = Columns(
     Column("point", "name"), Column("latency us", "latency_us", ",.2f"), Column("relative RMSE", "error", ".2e")

@@ -105,6 +105,11 @@ class Column:
         return Cell(written, self.style(row) if callable(self.style) else self.style)
 
 
+def keyed(*names: str) -> tuple[Column, ...]:
+    """Return columns of JSON alone, each the attribute, or key, of its name."""
+    return tuple(Column(None, name, key=name) for name in names)
+
+
 class Columns:
     """A table, declared once: ``grid`` for terminals, Markdown and pages, ``records`` for JSON and charts."""
 
@@ -114,13 +119,31 @@ class Columns:
     def grid(self, rows: Iterable[Any]) -> Grid:
         """Return rows of any kind, written."""
         shown = [c for c in self.columns if c.title is not None]
-        header, align = tuple(c.title or "" for c in shown), "".join(c.align for c in shown)
-        return Grid(header, align, tuple(tuple(c.cell(row) for c in shown) for row in rows), self.spare)
+        align = "".join(c.align for c in shown)
+        return Grid(self.titles, align, tuple(tuple(c.cell(row) for c in shown) for row in rows), self.spare)
 
     def named(self, *titles: str) -> tuple[Column, ...]:
         """Return the columns with these titles, in this order: a table may show a part of the JSON keys."""
         of_title = {c.title: c for c in self.columns}
         return tuple(of_title[title] for title in titles)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of a row in JSON."""
+        return tuple(c.key for c in self.columns if c.key)
+
+    @property
+    def titles(self) -> tuple[str, ...]:
+        """The titles of the columns that tables have."""
+        return tuple(c.title for c in self.columns if c.title is not None)
+
+    def texts(self, row: object) -> tuple[str, ...]:
+        """Return the cells of one row as they are written."""
+        return tuple(c.cell(row).text for c in self.columns if c.title is not None)
+
+    def record(self, row: object) -> dict[str, Any]:
+        """Return one row as JSON has it."""
+        return self.records((row,))[0]
 
     def records(self, rows: Iterable[Any]) -> list[dict[str, Any]]:
         """Return the rows as JSON has them: the values of columns with a key, by it."""

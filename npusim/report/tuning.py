@@ -6,13 +6,54 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from npusim.report.text import Block, Cell, Column, Columns, Fact, Facts, Heading, document, percent
 from npusim.simulation.ranking import Prediction, ranked
 from npusim.simulation.request import command
 from npusim.studies.tune.prediction import Configuration, kept, lettered
 from npusim.units import plural
+
+
+class Ranked(NamedTuple):
+    """A configuration of a ranking: its fields as text, its class of bits, and its prediction."""
+
+    label: str
+    letter: str
+    of: Prediction
+
+    @property
+    def error(self) -> str | None:
+        """The errors of earlier predictions of its kind, in short; None where none were measured."""
+        return None if self.of.errors is None else self.of.errors.short or None
+
+    @property
+    def limit(self) -> str:
+        """The limit of the time; empty for none."""
+        return str(self.of.limit) if self.of.limit.name else ""
+
+
+#: A configuration of a ranking: each figure as the table writes it and as JSON has it.
+RANKED = Columns(
+    Column("configuration", "label", key="configuration"),
+    Column("us", attrgetter("of.us"), ",.2f", ">", key="us"),
+    Column("error", "error", key="error"),
+    Column("bits", "letter", key="bits"),
+    Column("registers", attrgetter("of.registers"), align=">", key="registers"),
+    Column(
+        "spilled",
+        lambda r: None if r.of.registers is None else r.of.spilled,
+        align=">",
+        key="spilled",
+        json=attrgetter("of.spilled"),
+    ),
+    Column("limit", lambda r: f"{r.limit} {percent(r.of.limit.share)}", key="limit", json=attrgetter("limit")),
+    Column(None, attrgetter("of.limit.share"), key="limit_share"),
+    spare=("spilled", "registers"),
+)
+#: Table of configurations of a kind that was never measured.
+_UNMEASURED = Columns(*(c for c in RANKED.columns if c.title != "error"), spare=RANKED.spare)
 
 
 @dataclass(frozen=True, repr=False)
@@ -82,17 +123,11 @@ class Tuning:
 
     def row(self, number: int) -> dict[str, Any]:
         """Return the row of one configuration."""
-        p = self.predictions[number]
-        return {
-            "configuration": self.configurations[number].label(),
-            "us": p.us,
-            "error": (p.errors.short if p.errors is not None else "") or None,
-            "bits": self.letters[number],
-            "registers": p.registers,
-            "spilled": p.spilled,
-            "limit": str(p.limit) if p.limit.name else "",
-            "limit_share": p.limit.share,
-        }
+        return RANKED.record(self.line(number, self.configurations[number].label()))
+
+    def line(self, number: int, label: str) -> Ranked:
+        """Return one configuration, under this label, as the columns of `RANKED` read it."""
+        return Ranked(label, self.letters[number], self.predictions[number])
 
     def pick(self) -> dict[str, Any]:
         """Return the best configuration of the shape, for a build script."""
@@ -114,20 +149,6 @@ class Tuning:
         return known.text(self.name, self.device) if known is not None and measured else "not measured"
 
 
-_TABLE = Columns(
-    Column("configuration", "configuration"),
-    Column("us", "us", ",.2f", ">"),
-    Column("error", "error"),
-    Column("bits", "bits"),
-    Column("registers", lambda r: r["registers"], align=">"),
-    Column("spilled", lambda r: None if r["registers"] is None else r["spilled"], align=">"),
-    Column("limit", lambda r: f"{r['limit']} {percent(r['limit_share'])}"),
-    spare=("spilled", "registers"),
-)
-#: Table of configurations of a kind that was never measured.
-_UNMEASURED = Columns(*(c for c in _TABLE.columns if c.title != "error"), spare=_TABLE.spare)
-
-
 def tuning_table(tuning: Tuning, top: int) -> Iterator[Block]:
     """Yield the best ``top`` configurations, the best of each class of bits, and the ones without a time, by reason."""
     order, listed = tuning.order, tuning.configurations
@@ -136,8 +157,8 @@ def tuning_table(tuning: Tuning, top: int) -> Iterator[Block]:
     yield Heading(f"{tuning.name}{shape}: {len(listed)} configurations, {len(without)} without a time", tuning.device)
     shared = tuning.shared(order[:top])
     labels = {i: tuning.configurations[i].label(shared) for i in order[:top]}
-    rows = [tuning.row(i) | {"configuration": label} for i, label in labels.items()]
-    yield (_TABLE if any(row["error"] for row in rows) else _UNMEASURED).grid(rows)
+    rows = [tuning.line(i, label) for i, label in labels.items()]
+    yield (RANKED if any(row.error for row in rows) else _UNMEASURED).grid(rows)
     all_have = " ".join(f"{n}={v}" for n, v in shared.items())
     facts: list[Fact] = [("all have", (Cell(all_have),))] if shared else []
     facts += [(f"class {letter}", (Cell(text),)) for letter, text in _classes(tuning)]
