@@ -205,6 +205,11 @@ class Sizes(SpecModel):
         return None
 
     @property
+    def product(self) -> GemmProblem | None:
+        """The matrix product of one device that the problem is; None where it is none."""
+        return None
+
+    @property
     def sizes(self) -> dict[str, int | float]:
         """Sizes by the names that a schedule declares; empty for a problem with fields."""
         return {}
@@ -723,6 +728,11 @@ class GemmProblem(Sizes):
     operands: Operands = "nd"
     is_plain: ClassVar[bool] = True
     asked_with: ClassVar[str] = "a matrix product: --problem m=4096,n=4096,k=4096"
+
+    @property
+    def product(self) -> GemmProblem:
+        """The problem itself."""
+        return self
 
     def flops(self) -> int:
         """Return operations, 2 per multiply-add."""

@@ -312,18 +312,19 @@ def estimate(
     ``bits`` are the rows and heads whose bits are computed, or None.  Products and copies are too short for
     an estimate: the result is empty.
     """
-    if not isinstance(problem, Problem):
+    attention = problem.attention
+    if attention is None:
         return {}
     sizes = dict(tiling)
     rows, keys = (int(sizes.get(name) or sizes.get("block") or _TILE) for name in ("block_q", "block_kv"))
-    each = problem.batch * ceil_div(problem.seq_q, rows)
-    blocks = problem.heads * (sum(ceil_div(n, rows) for n in problem.queries) if problem.lengths else each)
-    tiles = problem.heads * problem.pairs() / (rows * keys)
+    each = attention.batch * ceil_div(attention.seq_q, rows)
+    blocks = attention.heads * (sum(ceil_div(n, rows) for n in attention.queries) if attention.lengths else each)
+    tiles = attention.heads * attention.pairs() / (rows * keys)
     seconds = {"program": blocks * BLOCK_S}
     seconds["time"] = OPERATION_S.get(method, 0.0) * TILE_OPERATIONS * max(tiles, blocks)
     if bits is not None:
-        sizes_of_128 = (problem.head_dim + problem.value_head_dim) / 256
-        seconds["bits"] = _pairs(problem, rows, *bits) * PAIR_S * (sizes_of_128 + 1) / 2
+        sizes_of_128 = (attention.head_dim + attention.value_head_dim) / 256
+        seconds["bits"] = _pairs(attention, rows, *bits) * PAIR_S * (sizes_of_128 + 1) / 2
     return seconds
 
 

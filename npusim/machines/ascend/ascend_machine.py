@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from npusim.config.problem import GemmProblem, Problem
 from npusim.errors import FlagError, TilingError
 from npusim.formats import stored_format
 from npusim.kernels.attention.call_blocks import dealt, in_bands
@@ -121,18 +120,20 @@ class AscendMachine(Machine):
             return ({n: self.usual.register_tile[n] for n in ("block_q", "block_kv")},), *settings
         return settings
 
-    def declared(self, tiling: Any, problem: Any, precision: object) -> Any:
+    def declared(self, tiling: Any, problem: AnyProblem | None, precision: object) -> Any:
         """Return the tiling with this machine's declared values for fields without a named value.
 
         A kernel without a published tile has CANN's tile and order, whatever fields of its tile are named; with
         registers, slices are whole registers in any case.  A product is CANN's too: vector cores convert unaligned rows
         to fractals.
         """
-        is_product = isinstance(problem, GemmProblem) and isinstance(tiling, GemmFields)
-        if is_product and tiling.nd2nz is None and off_rows(problem):
+        if problem is None:
+            return tiling
+        product, attention = problem.product, problem.attention
+        if product is not None and isinstance(tiling, GemmFields) and tiling.nd2nz is None and off_rows(product):
             values = {**dict(tiling), "nd2nz": "vector"}
             return type(tiling).model_construct(_fields_set=set(tiling.model_fields_set), **values)
-        if not (isinstance(tiling, VectorFields) and isinstance(problem, Problem)):
+        if attention is None or not isinstance(tiling, VectorFields):
             return tiling
         known, fields = type(tiling).model_fields, dict[str, object]()
         is_open = "kernel" in known and known["kernel"].default is None
@@ -145,13 +146,13 @@ class AscendMachine(Machine):
             fields |= {**self.usual.fields, **self.usual.register_tile} if is_open else {}
         elif is_open and attention_fields(tiling).kernel is None:
             preset = self.preset_kernel(precision)
-            is_decode = problem.seq_q < self.group.fractal
-            is_cut = {"splits", "split_keys"} & tiling.model_fields_set or problem.values_in_keys
+            is_decode = attention.seq_q < self.group.fractal
+            is_cut = {"splits", "split_keys"} & tiling.model_fields_set or attention.values_in_keys
             if preset.is_by_name and is_decode and "splits" in known and not is_cut:
-                fields = dict(self.usual.decode(problem, self.places))  # the order of the preset's kernel is unknown
+                fields = dict(self.usual.decode(attention, self.places))  # the order of the preset's kernel is unknown
             elif preset.is_by_name and not is_decode:
                 keys = dict(tiling if "block_kv" in tiling.model_fields_set else self.usual.memory_tile)["block_kv"]
-                fields = dict(self.usual.prefill(problem, keys))
+                fields = dict(self.usual.prefill(attention, keys))
         elif (kernel := attention_fields(tiling).published) is not None:
             fields = KernelFields.stating(kernel.decides)
         if attention_fields(tiling).order != "rolling":
