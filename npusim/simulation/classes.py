@@ -60,7 +60,8 @@ def class_key(program: TileProgram, device: DeviceSpec) -> str:
 
 def _parts(phase: Phase, arithmetic: str) -> Iterator[str]:
     """Yield the parts that determine the values of a phase."""
-    decided = phase.arithmetic or arithmetic, dict(phase.constants), phase.finite_starts, phase.operator
+    arithmetic = phase.arithmetic or " ".join((arithmetic, *sorted(phase.arithmetic_by_format.values())))
+    decided = arithmetic, dict(phase.constants), phase.finite_starts, phase.operator
     yield repr((*decided, phase.compiled))
     yield repr({n: (name.axes, name.fmt, name.start) for n, name in phase.names.items()})
     yield repr({axis: phase.sizes.get(axis) for axis in sorted(_deciding(phase, arithmetic))})
