@@ -347,7 +347,8 @@ def _rows() -> Iterator[MmaArithmetic]:
     group = {"f16": (16,), "bf16": (16,), "tf32": (8,)}
     yield from _half_family("hopper.wgmma", group, 25, 32)
     yield from _fp8("hopper.wgmma", (32,), 32, 13)
-    yield from _fp8("hopper.wgmma_late", (32, 64, 128), 32, 13, c_mode="late", source=_LATE)
+    late = _fp8("hopper.wgmma_late", (32, 64, 128), 32, 13, c_mode="late", source=_LATE)
+    yield from (row for row in late if row.acc_format == "float32")
     yield from _half_family("blackwell.mma", ampere, 25, 32)
     yield from _fp8("blackwell.mma", (32,), 16, 25, **_TWO_STEPS)
     yield from _half_family("blackwell.tcgen05", group, 25, 32)
