@@ -290,7 +290,10 @@ class Frame:
         """
         (row,) = stage.rows
         a, b = map(self.fmt, row.srcs)
-        arithmetic = self.phase.arithmetic or row_for(arithmetic_of(a, self.fmt(row.dst)), a, b)
+        arithmetic = self.phase.arithmetic
+        if not arithmetic:
+            of_unit = self.phase.arithmetic_by_format.get(a) or arithmetic_of(a, self.fmt(row.dst))
+            arithmetic = row_for(of_unit, a, b)
         self.check_operands(stage, arithmetic)
         return replace(row.attributes, arithmetic=arithmetic)
 
@@ -404,7 +407,7 @@ class Frame:
                 tensors.append((n, stack, _alike(tensor_of(bound))))
         stages = tuple((loop.axis, tuple((s.name, s.rows) for s in loop.stages)) for loop in p.loops)
         tables = (tuple(p.names.items()), stages, tuple((s.name, s.rows) for s in p.finish))
-        parameters = (tuple(p.constants.items()), tuple(p.masks.items()), p.per_tile, p.arithmetic)
+        parameters = (tuple(p.constants.items()), tuple(p.masks.items()), p.per_tile, p.arithmetic, tuple(p.arithmetic_by_format.items()))
         return p.name, *tables, tuple(p.sizes.items()), tuple(tensors), parameters, p.walks, p.still
 
 

@@ -28,7 +28,7 @@ from npusim.program.ir.content import uncollected
 from npusim.program.ir.op import Opcode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from npusim.config.device import DeviceSpec
     from npusim.kernels.form.phase import Instruction, Phase, Stage, TileLoop, TileRun
@@ -60,14 +60,47 @@ def class_key(program: TileProgram, device: DeviceSpec) -> str:
 
 def _parts(phase: Phase, arithmetic: str) -> Iterator[str]:
     """Yield the parts that determine the values of a phase."""
-    decided = phase.arithmetic or arithmetic, dict(phase.constants), phase.finite_starts, phase.operator
+    arithmetic = phase.arithmetic or " ".join((arithmetic, *sorted(phase.arithmetic_by_format.values())))
+    decided = arithmetic, dict(phase.constants), phase.finite_starts, phase.operator
     yield repr((*decided, phase.compiled))
-    yield repr({n: (name.axes, name.fmt, name.start) for n, name in phase.names.items()})
     yield repr({axis: phase.sizes.get(axis) for axis in sorted(_deciding(phase, arithmetic))})
-    for loop in phase.loops:
-        yield repr((loop.axis, [_rows(s, phase) for s in loop.stages]))
-    yield repr([_rows(s, phase) for s in phase.finish])
+    if phase.compiled:
+        yield from _values(phase)
+    else:
+        yield repr({n: (name.axes, name.fmt, name.start) for n, name in phase.names.items()})
+        for loop in phase.loops:
+            yield repr((loop.axis, [_rows(s, phase) for s in loop.stages]))
+        yield repr([_rows(s, phase) for s in phase.finish])
     yield repr(_walks(phase))
+
+
+def _values(phase: Phase) -> Iterator[str]:
+    """Yield what the states of each loop become in it, and the results, each as a digest of all that it is computed
+    from, so that neither names of values matter nor whether a value is computed twice.
+
+    How often the reader writes a value of compiled code depends on the tile: an expression that masks cut is named.
+    """
+    numbers = dict[str, str]()
+
+    def number(n: str | float) -> str:
+        if isinstance(n, float) or n not in phase.names:
+            return repr(phase.constants.get(n, n) if isinstance(n, str) else n)
+        name = phase.names[n]
+        return numbers.get(n) or repr((n, name.axes, name.fmt, name.start, name.first))
+
+    def compute(stages: Iterable[Stage]) -> None:
+        for row in (r for s in stages for r in s.rows):
+            name, is_changed = phase.names[row.dst], row.attributes.accumulate or row.only
+            parts = row.opcode.name, *map(number, row.srcs), name.axes, name.fmt, row.only, _attributes(row, phase)
+            text = repr((*parts, number(row.dst) if is_changed else ""))
+            numbers[row.dst] = hashlib.sha256(text.encode()).hexdigest()
+
+    states = sorted(n for n, name in phase.names.items() if name.start is not None)
+    for loop in phase.loops:
+        compute(loop.stages)
+        yield repr((loop.axis, [(n, number(n)) for n in states]))
+    compute(phase.finish)
+    yield repr(sorted((n, numbers[n]) for n in phase.tensors if n in numbers))
 
 
 def _walks(phase: Phase) -> object:
@@ -165,8 +198,10 @@ def _deciding(phase: Phase, arithmetic: str) -> set[str]:
             if row.opcode is Opcode.MATMUL:
                 left, right = (set(phase.names[n].axes) for n in row.srcs)
                 axes |= (left & right) - set(phase.names[row.dst].axes) - _chained(phase, arithmetic)
-            elif row.opcode in (Opcode.CUMSUM, Opcode.INVERSE):  # where a tile ends, sums do
+            elif row.opcode is Opcode.INVERSE:
                 axes |= set(phase.names[row.dst].axes)
+            elif row.opcode is Opcode.CUMSUM:  # along the last axis: where a tile of it ends, sums do
+                axes.add(phase.names[row.dst].axes[-1])
             elif row.opcode is Opcode.ROW_SUM and not isinstance(row.srcs[0], float):
                 axes |= set(phase.names[row.srcs[0]].axes) - set(phase.names[row.dst].axes)
     return axes

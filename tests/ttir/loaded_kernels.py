@@ -76,6 +76,26 @@ def experts(
 
 
 @triton.jit
+def experts_of_eights(
+    A, B, C, ScaleA, ScaleB, Tokens, Experts, count, N, K, top, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
+):  # fmt: skip
+    """As `experts`, in FP8 with a scale for each BK of a row of A and for each BK x BK of B."""
+    pm, pn = tl.program_id(0), tl.program_id(1)
+    token = tl.load(Tokens + pm * BM + tl.arange(0, BM)).to(tl.int64)
+    is_one = token < count
+    expert = tl.load(Experts + pm).to(tl.int64)
+    rn, rk = pn * BN + tl.arange(0, BN), tl.arange(0, BK)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, K, BK):
+        a = tl.load(A + token[:, None] // top * K + (k + rk)[None, :], mask=is_one[:, None], other=0.0)
+        b = tl.load(B + expert * N * K + rn[None, :] * K + (k + rk)[:, None])
+        left = tl.load(ScaleA + token // top * (K // BK) + k // BK, mask=is_one, other=0.0)
+        right = tl.load(ScaleB + (expert * (N // BK) + rn // BK) * (K // BK) + k // BK)
+        acc += tl.dot(a, b) * left[:, None] * right[None, :]
+    tl.store(C + token[:, None] * N + rn[None, :], acc.to(C.dtype.element_ty), mask=is_one[:, None])
+
+
+@triton.jit
 def chosen_rows(X, Rows, Y, M, N, BM: tl.constexpr, BN: tl.constexpr):
     """Embeddings, or any rows by their numbers."""
     rm, rn = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BN)

@@ -13,3 +13,18 @@ def product(A, B, C, K, P: tl.constexpr, M: tl.constexpr, N: tl.constexpr, BK: t
         b = tl.load(B + (j + k)[:, None] * N + n[None, :])
         sums = tl.dot(a, b, sums, input_precision=P)
     tl.store(C + m[:, None] * N + n[None, :], sums)
+
+
+@triton.jit
+def product_of_eights(
+    A, B, C, K, MOST: tl.constexpr, OTHER: tl.constexpr, M: tl.constexpr, N: tl.constexpr, BK: tl.constexpr
+):
+    m, n, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, BK)
+    sums = tl.zeros([M, N], tl.float32)
+    for j in range(0, K, BK):
+        a = tl.load(A + m[:, None] * K + (j + k)[None, :])
+        b = tl.load(B + n[None, :] * K + (j + k)[:, None])
+        sums = tl.dot(a, b, sums, max_num_imprecise_acc=MOST)
+        if OTHER >= 0:
+            sums = tl.dot(a, b, sums, max_num_imprecise_acc=OTHER)
+    tl.store(C + m[:, None] * N + n[None, :], sums)

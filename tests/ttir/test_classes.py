@@ -231,6 +231,15 @@ def test_products_that_are_contracted_otherwise_are_apart_as_on_the_chip() -> No
     assert classes_of(calls) == ["A", "A", "B", "B", "B"]
 
 
+def test_rows_of_a_program_do_not_decide_cumulative_sums_as_on_the_chip() -> None:
+    """As an H200's hashes of Mamba-2's cumulative sums: one row a program has two elements a lane, more rows have four."""
+    with npusim.record() as calls:
+        configs = [triton.Config({"BH": n}) for n in (1, 2, 4, 8)]
+        tuned = triton.autotune(configs=configs, key=[])(class_kernels.added_up)
+        tuned[lambda c: (triton.cdiv(12, c["BH"]),)](empty(12, 256, fmt="float32"), empty(12, 256, fmt="float32"), 12, N=256)
+    assert classes_of(calls) == ["A", "B", "B", "B"]
+
+
 def test_a_class_is_unknown_where_an_order_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Compiled, "choices", UNKNOWN)
     with npusim.record() as calls:

@@ -58,6 +58,18 @@ def test_products_by_sorted_tokens_have_the_bits_of_a_fused_moe() -> None:
     assert np.array_equal(made, wanted.reshape(48, 128).astype(np.float64))
 
 
+def test_products_of_fp8_with_scales_have_the_bits_of_a_fused_moe() -> None:
+    from ttir.loaded_kernels import experts_of_eights
+
+    x, wanted = tensors("vllm_fused_moe_fp8", "in"), tensors("vllm_fused_moe_fp8", "out")["c_ptr"]
+    blocks = int(x["num_tokens_post_padded_ptr"][0]) // 16
+    words = {"A": x["a_ptr"], "B": x["b_ptr"], "C": x["c_ptr"].reshape(48, 256), "ScaleA": x["a_scale_ptr"]}
+    words |= {"ScaleB": x["b_scale_ptr"], "Tokens": x["sorted_token_ids_ptr"], "Experts": x["expert_ids_ptr"]}
+    words |= {"count": 48, "N": 256, "K": 256, "top": 2, "BM": 16, "BN": 128, "BK": 128}
+    made = bits(experts_of_eights, (blocks, 2), words, num_warps=4, num_stages=3)["C"]
+    assert np.array_equal(made, wanted.reshape(48, 256).astype(np.float64))
+
+
 def test_a_rotary_embedding_of_queries_and_keys_has_the_bits_of_liger() -> None:
     from ttir.engine_kernels import rope_both
 

@@ -340,6 +340,8 @@ class Phase:
         Functions that compute constant tensors, by the tensor's name.
     arithmetic
         Registry name of the products' arithmetic; empty: the device's.
+    arithmetic_by_format
+        Registry name of the arithmetic of products whose left factor has a format, where it is not the device's.
     compiled
         Digest of the choices of compiled code that decide bits, ``?`` if one is unknown; empty without such code.
     slice_elements
@@ -375,6 +377,7 @@ class Phase:
     masks: Mapping[str, Mask] = field(default_factory=dict)
     values: Mapping[str, Callable[[], NDArray[Any]]] = field(default_factory=dict)
     arithmetic: str = ""
+    arithmetic_by_format: Mapping[str, str] = field(default_factory=dict)
     compiled: str = ""
     slice_elements: int = 0
     is_named: bool = False

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.formats.reductions import MMA_LANES, in_trees, lanes_order, normal_order
-from npusim.kernels.triton.ttir_text import Locations, operand_shape
+from npusim.kernels.triton.ttir_text import FORMATS, Locations, operand_shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -75,6 +75,36 @@ def _order(layout: str, axis: int, layouts: Mapping[str, str]) -> str:
         columns = numbers["instrShape"][axis]
         return "mma_lanes" if warps == 1 else lanes_order(*MMA_LANES[:2], warps, columns)
     return UNKNOWN
+
+
+# ---------------------------------------------------------------- products
+
+#: A factor of a product that is converted before it is multiplied.
+_WIDENED = re.compile(r"tt\.fp_to_fp .*: tensor<[\dx]+x(f8\w+), #ttg\.dot_op<.* -> tensor<[\dx]+xf16, #ttg\.dot_op<")
+#: A product of FP8: of warp groups or not, after how many terms its sum is added to float32, and its depth.
+_EIGHT = re.compile(
+    r"(tt\.dot|ttng\.warp_group_dot) (?:.*?maxNumImpreciseAcc = (\d+))?.*? : (?:tensor|!ttg\.memdesc)<\d+x(\d+)x(f8\w+),"
+)
+#: Units of products of FP8 that are not a device's own, behind the name of its architecture.
+AS_HALF, IN_PARTS = "mma_half.k32", "wgmma_late.k{}"
+
+
+def eights_of(ttgir: str) -> dict[str, str]:
+    """Return for each format of FP8 the unit of its products in compiled code, ``?`` for two; without a device's own.
+
+    ``mma_half.k32``: factors are converted to float16 (Triton's code for Hopper, unless warp groups multiply);
+    ``wgmma_late.k64``: sums of 64 terms are added to the accumulator (``max_num_imprecise_acc``).
+    """
+    units = [(fmt, AS_HALF) for fmt in _WIDENED.findall(ttgir)]
+    for kind, most, depth, fmt in _EIGHT.findall(ttgir):
+        terms, k = int(most or 0), int(depth)
+        is_in_parts = kind != "tt.dot" and 0 < terms <= k
+        units.append((fmt, IN_PARTS.format(terms) if is_in_parts else ""))
+    found = dict[str, set[str]]()
+    for fmt, unit in units:
+        found.setdefault(FORMATS[fmt], set()).add(unit)
+    of_code = {fmt: some.pop() if len(some) == 1 else UNKNOWN for fmt, some in sorted(found.items())}
+    return {fmt: unit for fmt, unit in of_code.items() if unit}
 
 
 # ---------------------------------------------------------------- contraction

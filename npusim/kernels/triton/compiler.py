@@ -82,6 +82,7 @@ class Compiled:
     (`npusim.kernels.triton.compiled_choices`).
     ``moved``: registers that a loop around products stores to local memory or loads, for the loop with most.
     ``body``: the instructions of a warp for a block of a kernel without products (`npusim.machines.sm.compiled_rows`).
+    ``eights``: units of products of FP8 (`npusim.kernels.triton.compiled_choices.eights_of`).
     ``made_by``: the releases of Triton and of the assembler that made the code.
     ``is_foreign``: whether another compiler makes the code, whose choices are not known.
     """
@@ -99,6 +100,7 @@ class Compiled:
     addends: Mapping[str, str] = field(default_factory=dict)
     sums: Mapping[str, str] = field(default_factory=dict)
     further: Sequence[str] = ()
+    eights: Mapping[str, str] = field(default_factory=dict)
     made_by: str = ""
     is_foreign: bool = False
 
@@ -428,6 +430,7 @@ def _measured(made: _Code, ttir: str, architecture: str) -> Compiled:
         addends=contraction.addends,
         sums=contraction.sums,
         further=contraction.further,
+        eights=compiled_choices.eights_of(made.ttgir),
         made_by=assembler_of(architecture),
     )
 

@@ -560,8 +560,9 @@ def _phases_of(
     phase = replace(phase, name=name, is_named=True) if blocks.number else phase
     decided = (made.choices if architecture_of(device) else UNKNOWN) if is_gpu else ""
     notes = (*phase.notes, *filter(None, [untried()]))
-    arithmetic = p.arithmetic or (_of_half_sums(blocks.reader, device) if is_gpu else "")
-    phase = replace(phase, arithmetic=arithmetic, compiled=decided, notes=notes)
+    arithmetic = p.arithmetic or (_of_half_sums(blocks.reader, made, device) if is_gpu else "")
+    by_format = {} if arithmetic or not is_gpu else _of_eights(blocks.reader, made, device)
+    phase = replace(phase, arithmetic=arithmetic, arithmetic_by_format=by_format, compiled=decided, notes=notes)
     measured = ("hopper", "libdevice") if is_gpu and _capability(device) != MEASURED_FUNCTIONS else ()
     variants = {r.attributes.variant.partition(".")[2] for s in phase.stages for r in s.rows}
     if any(variant.startswith(measured) for variant in variants if variant):
@@ -582,7 +583,7 @@ def _phases_of(
     return [*before, (phase, fields)]
 
 
-def _of_half_sums(reader: Reader, device: DeviceSpec) -> str:
+def _of_half_sums(reader: Reader, made: Compiled, device: DeviceSpec) -> str:
     """Return the arithmetic of products that a GPU adds up in float16 (``out_dtype=tl.float16``); empty: float32.
 
     Raises `ProgramError` where some are and others are not, or the unit has no such arithmetic.
@@ -590,12 +591,31 @@ def _of_half_sums(reader: Reader, device: DeviceSpec) -> str:
     formats = {a for a, total in reader.sums_by_format if total == "f16"}
     if not formats:
         return ""
-    units = {device.matrix_engine(SM).arithmetic_of(FORMATS[a]) for a in formats}
+    units = {_arithmetic_of(FORMATS[a], reader, made, device) for a in formats}
     half = {f"{unit.rpartition('.')[0]}.f16" for unit in units}
     if len(half) > 1 or not half <= ARITHMETICS.keys() or any(total != "f16" for _, total in reader.sums_by_format):
         why = "products that add up in float16, beside other products or in formats without such an arithmetic"
         raise ProgramError(f"{reader.line}: {reader.function.name}: {why} on {device.name}: out_dtype=tl.float32")
     return half.pop()
+
+
+def _of_eights(reader: Reader, made: Compiled, device: DeviceSpec) -> dict[str, str]:
+    """Return the arithmetic of products of FP8 by format, where compiled code has another one than the device's own."""
+    formats = made.eights.keys() & {FORMATS[a] for a, _ in reader.sums_by_format}
+    return {fmt: _arithmetic_of(fmt, reader, made, device) for fmt in sorted(formats)}
+
+
+def _arithmetic_of(fmt: str, reader: Reader, made: Compiled, device: DeviceSpec) -> str:
+    """Return the arithmetic of a GPU's products in compiled code; raise `ProgramError` where it is not known."""
+    name = device.matrix_engine(SM).arithmetic_of(fmt)
+    if not (unit := made.eights.get(fmt)):
+        return name
+    architecture, _, _, formats = name.split(".", 3)
+    if (of_code := f"{architecture}.{unit}.{formats}") not in ARITHMETICS:
+        why = f"products of {fmt} that the compiler makes in two ways, or in one whose arithmetic is not known ({unit})"
+        why += "; allowed: one max_num_imprecise_acc for all of them, of 32, 64, 128, none, or more than a tile's depth"
+        raise ProgramError(f"{reader.line}: {reader.function.name}: {why} on {device.name}")
+    return of_code
 
 
 def _choices(p: TritonPrecision, **of_code: Any) -> Choices:

@@ -226,7 +226,8 @@ class GroupModel:
         a, b = step.srcs
         assert not isinstance(a, float)
         assert not isinstance(b, float)
-        multiplied = "tf32" if get_arithmetic(step.attributes.arithmetic).a.name == "tf32" else a.fmt
+        unit = get_arithmetic(step.attributes.arithmetic)
+        multiplied = unit.converts_to or ("tf32" if unit.a.name == "tf32" else a.fmt)
         form = self.tensor.fractals.get(multiplied)
         if form is None:
             return self._without_tensor(step, step.depth, work, tally)
