@@ -369,7 +369,9 @@ class Arithmetic(Draft, ABC):
             return
         if not isinstance(a, Affine) or not isinstance(b, Affine):
             raise op.fail("a comparison of masks, or of computed values")
-        self._set(op, compared(op, relation, a, b))
+        self._set(op, made := compared(op, relation, a, b))
+        if self.choices.chooses_lanes and any(op.results[0] in self._made_of(n) for n in self._store_masks):
+            self.stored_lanes |= {_lanes_of(r, d) for r, d in made.of if not np.ptp(d.base)}
 
     def _refuse_undefined(self, op: Op, a: Affine, b: Affine) -> None:
         """Raise `ProgramError` for a division by 0, or a shift by the bits of a type or more, that a program does."""
@@ -1009,7 +1011,8 @@ class Arithmetic(Draft, ABC):
             self._fixed_choice(op, mask, a, b)
             return
         pad = -math.inf if self._hidden_by(op, b) else b.value
-        bounds, a = [bound_of(d, relation) for relation, d in mask.of], replace(a, held=None, is_even=False)
+        bounds = [None if self._hides_lanes_alike(r, d) else bound_of(d, r) for r, d in mask.of]
+        a = replace(a, held=None, is_even=False)
         for bound in filter(None, bounds):
             self.cuts.add(self.root(a.axes[bound[0]]))
             if bound[0] != len(a.axes) - 1:
@@ -1027,6 +1030,16 @@ class Arithmetic(Draft, ABC):
             self.hidden.unlike_rows.add(a.axes[0])
             a = replace(a, pad=pad)
         self._mask(op, a, b, Condition(tuple(rest), mask.either)) if rest or mask.either else self._bind(op, a)
+
+    def _hides_lanes_alike(self, relation: str, d: Affine) -> bool:
+        """Return whether a comparison that hides lanes along one axis in all programs alike is a choice."""
+        along = [i for i, s in enumerate(d.steps) if s]
+        is_lane = len(along) == 1 and d.shape[along[0]] > 1 and self._walk is None and not np.ptp(d.base)
+        if not self.choices.chooses_lanes or not is_lane or np.all(answers(Condition(((relation, d),)))[0]):
+            return False
+        is_stored = _lanes_of(relation, d) in self.stored_lanes
+        is_first = bool(RELATIONS[relation](d.steps[along[0]], 0))
+        return not is_stored and (is_first or self.choices.chooses_lanes == "all")
 
     def _hides_unread(self, a: Floats, rules: Sequence[tuple[str, Affine]]) -> bool:
         """Return whether comparisons of rows and columns hide each column of a walked tile that no load reads.
@@ -1128,15 +1141,22 @@ class Arithmetic(Draft, ABC):
     def _fixed_mask(self, op: Op, a: Floats, b: Number, mask: Condition | Elements) -> None:
         """Write a mask outside of loops, the same in all programs, as a matrix of 0 and 1 that is read."""
         a, name = self._named(op, a), self._unique("seen")
-        self._known_block(op, name, elements_in(op, mask).values, a.fmt, a.axes)
-        self._bind(op, Floats(f"where(compare({name}, 0.0, 'une'), {a.text}, {b.text})", a.axes, a.fmt, a.pad))
+        seen = self._known_block(op, name, elements_in(op, mask).values, a.fmt, a.axes, a.axes)
+        self._bind(op, Floats(f"where(compare({seen.text}, 0.0, 'une'), {a.text}, {b.text})", a.axes, a.fmt, a.pad))
 
     def _known_block(
-        self, op: Op, name: str, values: Integers, fmt: str, axes: tuple[str | None, ...] | None = None
+        self,
+        op: Op,
+        name: str,
+        values: Integers,
+        fmt: str,
+        axes: tuple[str | None, ...] | None = None,
+        like: tuple[str | None, ...] = (),
     ) -> Floats:
         """Read integers or a mask outside of loops, (program, iteration, *axes), as data; return the block.
 
         ``axes``: of the block that it masks; by default its own, of which those are left out along which all are alike.
+        ``like``: axes of the blocks that it is read with; an earlier block of the same elements along these is it.
         """
         if values.shape[1] > 1:
             raise op.fail("a mask, or indices, of a loop's iterations as data: outside of loops alone")
@@ -1146,6 +1166,11 @@ class Arithmetic(Draft, ABC):
             if np.all(matrix == (first := np.take(matrix, [0], axis))):
                 matrix = first  # where all along an axis are alike, one stands for them
         own = self._axes(matrix.shape[is_by_program:]) if axes is None else axes
+        for known in (x for x in self.seen.values() if len(x.value.axes) == len(like) == len(own)):
+            one, along = known.value, [b for a, b in zip(known.value.axes, like, strict=True) if a is not None]
+            is_like = (one.fmt, known.is_by_program) == (fmt, is_by_program) and np.array_equal(known.elements, matrix)
+            if is_like and [*map(self.root, filter(None, one.axes))] == [*map(self.root, along)]:
+                return one  # a block stands for all of the same elements
         made = Floats(name, own, fmt)
         self.seen[name] = KnownBlock(made, np.asarray(matrix), op.line, is_by_program)
         what = "a block that is read, another one in each program" if is_by_program else "a block that is read"
@@ -1158,11 +1183,17 @@ class Arithmetic(Draft, ABC):
         if self._walk is not None or not all(isinstance(x, Floats | Number) for x in (a, b)):
             raise op.fail("tl.where of two blocks by a mask of indices in a loop, or of other values than floats")
         fmt, name = shape_of(op.type.rpartition(", ")[2])[1], self._unique("seen")
-        seen = self._known_block(op, name, elements_in(op, mask).values, fmt)
+        like = self._joined(*values) if values else ()
+        seen = self._known_block(op, name, elements_in(op, mask).values, fmt, like=like)
         one, other = hidden_value(a), hidden_value(b)
-        text = f"where(compare({name}, 0.0, 'une'), {self.text(a)}, {self.text(b)}"
+        text = f"where(compare({seen.text}, 0.0, 'une'), {self.text(a)}, {self.text(b)}"
         text += ")" if values else f", {self.choices.fmt(fmt)!r})"
         self._bind(op, Floats(text, self._joined(seen, *values), fmt, one if one == other else None))
+
+
+def _lanes_of(relation: str, d: Affine) -> tuple[str, int, tuple[int, ...]]:
+    """Return a comparison of lanes that are the same in all programs, whichever axes of one index its block has."""
+    return relation, int(d.base.flat[0]), tuple(s for s in d.steps if s)
 
 
 def _is_decided(x: Condition) -> bool:

@@ -77,6 +77,8 @@ class Choices:
     ``is_exact``: all is float64, as a reference.  ``is_apart``: each loop has separate statements, on the same tiles.
     ``lists_elements``: elements by loaded integers, one in each program, are a list of all programs.
     ``lists_remainders``: a block's remainders that restart within it are a list of all programs.
+    ``chooses_lanes``: lanes that a mask hides in all programs alike are chosen behind a load of all lanes: ``first``
+    ones, before those that it leaves, or ``all``.
     ``parts_by_loops``: the part of a tensor that a loop visits is separate.  ``programs``:
     the programs that are read, by their numbers in the grid; empty: all.  ``multiplied``: formats of factors that the
     matrix unit multiplies; empty: any.  FP8 that it does not multiply becomes float16, which has all of its numbers.
@@ -96,6 +98,7 @@ class Choices:
     lists_elements: bool = False
     parts_by_loops: bool = False
     lists_remainders: bool = False
+    chooses_lanes: str = ""
     programs: tuple[tuple[int, ...], ...] = ()
     multiplied: frozenset[str] = frozenset()
 
@@ -281,6 +284,9 @@ class Draft:
         self._sources: dict[str, tuple[str, ...]] = {}
         self._looks: dict[str, Op] = {}
         self._stores: list[str] = []  # pointers
+        self._store_masks: list[str] = []
+        #: Comparisons with 0 that masks of stores are made of, of lanes that are the same in all programs.
+        self.stored_lanes = set[tuple[str, int, tuple[int, ...]]]()
         self._products, self._made = 0, list[Op]()  # operations, with those of branches and loops
         self._count(function.operations)
         self._read_parameters(list(function.parameters.items()))
@@ -311,6 +317,7 @@ class Draft:
                 self._looks[op.results[0]] = op
             if op.name in ("tt.store", "tt.descriptor_store"):
                 self._stores.append(op.operands[0])
+                self._store_masks += op.operands[2:] if op.name == "tt.store" else []
             for name in op.operands:
                 self._uses.setdefault(name, []).append(op)
             self._products += op.name == "tt.dot"

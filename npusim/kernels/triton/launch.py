@@ -471,6 +471,8 @@ def _launched(
         each, whole = results_apart(function), replace(choices, lists_remainders=True)
         ways = [(listed, [function]), (split, [function]), (choices, each), (listed, each)]
         ways += [(whole, [function]), (whole, each)] if _has_remainders(function) else []
+        lanes = [replace(choices, chooses_lanes=which) for which in ("first", "all")]
+        ways += [(how, parts) for how in lanes for parts in ([function], each)]
         for how, parts in ways:
             try:
                 made = made or [placed(read_launch(part, arguments, grid, how)) for part in parts]

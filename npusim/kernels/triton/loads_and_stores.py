@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import count
+from itertools import chain, count
 
 import numpy as np
 
@@ -174,7 +174,9 @@ class Memory(WholeNumbers):
         others = [
             (r, d)
             for r, d in mask.of
-            if any(d.steps) and bound_of(d, r) is None and not np.all(answers(Condition(((r, d),)))[0])
+            if any(d.steps)
+            and (bound_of(d, r) is None or self._hides_lanes_alike(r, d))
+            and not np.all(answers(Condition(((r, d),)))[0])
         ]
         either = tuple(group for group in mask.either if not np.all(answers(Condition((), (group,)))[0]))
         if not others and not either:
@@ -190,13 +192,33 @@ class Memory(WholeNumbers):
         if not isinstance(number, Number):
             raise op.fail(f"{why}, with another block in place of hidden elements")
         try:
-            self._load(op, pointer, bounds if isinstance(bounds, Condition) and bounds.every else None, number, fmt)
+            bounds = bounds if isinstance(bounds, Condition) and bounds.every else None
+            self._load(op, self._in_visible_lanes(op, pointer, bounds, rest), bounds, number, fmt)
         except ProgramError as error:
             raise op.fail(f"{why}: read as a load of all and a choice behind it: {error}") from None
         self.notes.append(f"{op.line}: {why} is a choice behind the load of all of the block, whose time it has")
         loaded = self.values[op.results[0]]
         if isinstance(loaded, Floats):
             self._selected(op, rest, self._named(op, loaded), number)
+
+    def _in_visible_lanes(self, op: Op, pointer: Affine, bounds: Known | None, rest: Condition) -> Affine:
+        """Return pointers of which lanes that a mask hides in all programs alike have the address of a visible one."""
+        if not self.choices.chooses_lanes:
+            return pointer
+        for axis, (step, n) in enumerate(zip(pointer.steps, pointer.shape, strict=True)):
+            lanes = np.arange(min(n, int(self._lanes(op, bounds, pointer)[axis].max())))
+            visible = np.ones(lanes.shape, bool)
+            for relation, d in rest.of:
+                if self._hides_lanes_alike(relation, d) and d.steps[axis]:
+                    visible &= RELATIONS[relation](int(d.base.flat[0]) + d.steps[axis] * lanes, 0)
+            if visible.all() or not visible.any() or not step or pointer.limits()[axis] is not None:
+                continue
+            first, last = (int(i) for i in np.flatnonzero(visible)[[0, -1]])
+            at = Affine(np.zeros((1, 1), np.int64), one_hot(axis, pointer.shape), pointer.shape)
+            steps = tuple(0 if i == axis else s for i, s in enumerate(pointer.steps))
+            of_rest = replace(pointer, base=pointer.base + first * step, steps=steps)
+            return self._in_rows(op, Listed(of_rest, (np.clip(lanes, first, last) - first) * step, at), bounds)
+        return pointer
 
     def _in_lanes(self, op: Op, x: Floats, shape: tuple[int, ...], lanes: list[Integers], other: Known | None) -> None:
         """Set a loaded block; where a mask hides some lanes of one element, each lane has a separate value."""
@@ -297,20 +319,24 @@ class Memory(WholeNumbers):
         """Return pointers of a block whose rows go by a table in a tensor of these rows; others as they are."""
         if isinstance(pointer, Affine):
             return pointer
-        of, name = pointer.rest.of, f"{pointer.rest.of}.rows"
+        of = pointer.rest.of
         if not isinstance(source := self.arguments[of], View):
             raise op.fail(f"{of}: rows by loaded integers: record the call")
+        is_read_alone = self._is_read_alone(of)
+        for name in chain((f"{of}.rows",), (f"{of}.rows{i}" for i in count(2))):
+            made, view = rows_of(op, pointer, source, name)
+            known = self.arguments.get(name)
+            if not isinstance(known, GatheredView) or (known.listed, known.along) == (view.listed, view.along):
+                break
+            if not is_read_alone:
+                raise op.fail(f"{of}: rows by loaded integers that differ between two accesses")
         others = [x for x in (*self.loads.values(), *self.stored) if x.of.partition(".")[0] == of and x.of != name]
-        if others and not self._is_read_alone(of):
+        if others and not is_read_alone:
             raise op.fail(f"{of}: rows by loaded integers, of a tensor that is accessed otherwise too")
-        made, view = rows_of(op, pointer, source, name)
-        known = self.arguments.get(name)
-        if isinstance(known, GatheredView) and (known.listed, known.along) != (view.listed, view.along):
-            raise op.fail(f"{of}: rows by loaded integers that differ between two accesses")
         self._check_rows(op, made, view, self._lanes(op, mask, made))
         if known is None:
-            count = f"{len(view.listed):,} rows by loaded integers, or by indices that are not linear"
-            self.notes.append(f"{op.line}: {of}: {count}: one that is there twice is read from memory twice")
+            listed = f"{len(view.listed):,} rows by loaded integers, or by indices that are not linear"
+            self.notes.append(f"{op.line}: {of}: {listed}: one that is there twice is read from memory twice")
             if not any(n > 1 and abs(s) < view.by_row for s, n in zip(made.steps, made.shape, strict=True)):
                 why = "single elements by a list are timed as neighbours, not as a sector of memory for each"
                 self.notes.append(f"{op.line}: {of}: {why}")
