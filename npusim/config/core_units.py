@@ -29,6 +29,11 @@ class RouteSpec(SpecModel):
     destination: Text = Field(description="buffer written: of the core or another of its group, or GM")
     bytes_per_cycle: Positive = Field(description="the core's own port, alone on its links")
     latency_cycles: WholeQuantity
+    row_latency_cycles: WholeQuantity | None = Field(
+        default=None,
+        description="the same of the instruction that moves one row of fractals; a tile of several is moved by one such "
+        "instruction each, or by one of `latency_cycles`, whichever is faster",
+    )
     scale_bytes_per_cycle: Positive | None = Field(
         default=None,
         description="rate of the scales of operands in blocks, which move after their elements; default: the "

@@ -101,9 +101,12 @@ class Footprint(ColumnScan):
         return None if table is None else touches_of(self.frame, dict(self.reread), self.views, table, group_count)
 
     def _parts(self, block: WorkTile) -> Iterator[WorkTile]:
+        """Yield the parts of a block, the first axis of `parts` outside."""
         sizes = dict(self.parts)
-        spans = ([(a, at + i, n) for i, n in chunks(size, sizes.get(a, size))] for a, at, size in block.spans)
-        return (replace(block, spans=chosen) for chosen in product(*spans))
+        cut = {a: [(a, at + i, n) for i, n in chunks(size, sizes.get(a, size))] for a, at, size in block.spans}
+        for chosen in product(*(cut[a] for a in (*(a for a in cut if a not in sizes), *sizes))):
+            spans = {span[0]: span for span in chosen}
+            yield replace(block, spans=tuple(spans[a] for a in cut))
 
 
 def _of_tiles(frame: Frame, n: str, block: WorkTile, each: int) -> Iterator[Touch]:

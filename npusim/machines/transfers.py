@@ -100,14 +100,18 @@ class Transfers:
         interval = ceil(spec.issue_interval_cycles.value * _stretches(step))
         if interval > port:
             port, terms = interval, [(f"{key}.issue_interval_cycles", float(interval))]
-        latency = route.latency_cycles.value
+        name, latency = self.latency(step, route)
         if not route.links:
             # Within a core an instruction ends before the next of its pipe begins; through GM they overlap.
-            whole = Cost(ceil(port) + latency, 0, (), (*terms, (f"{path}.latency_cycles", float(latency))))
+            whole = Cost(ceil(port) + latency, 0, (), (*terms, (f"{path}.{name}", float(latency))))
             return whole.at_rate(spec.rate)
         if isinstance(src, GlobalTile):  # the share of its tensor that misses L2 takes longer
             latency += ceil(self._miss_share(src.tensor.name) * self.device.memory.l2.miss_extra_latency_cycles.value)
         return Cost(ceil(port), latency, self._links(step, route), tuple(terms)).at_rate(spec.rate)
+
+    def latency(self, _step: Step, route: RouteSpec) -> tuple[str, int]:
+        """Return the latency of a move, in cycles, behind the name of its key in the device file."""
+        return "latency_cycles", route.latency_cycles.value
 
     def stored_bytes(self, operand: Operand, _memory: str) -> int:
         """Return an operand's bytes in a memory: the bytes of its elements, if the memory adds no padding."""

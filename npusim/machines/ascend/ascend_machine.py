@@ -37,6 +37,7 @@ from npusim.machines.transfers import BLOCK_BYTES
 from npusim.program.ir.check import check_flags
 from npusim.program.ir.content import Itself, kept_by_blocks
 from npusim.program.ir.tile import GlobalTensor
+from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -273,11 +274,20 @@ class AscendMachine(Machine):
         rows, cols = (getattr(tiling, f"single_{n}", None) or getattr(tiling, f"block_{n}") for n in "mn")
         phases.append(gemm(label, operands["a"], operands["b"], c, (rows, cols), **more))
         # source: mat_mul_v3's kernels (ProcessNDtoNZ): vector cores rearrange, meet (SyncAll), raise a flag
-        swizzle = tiling.swizzle if isinstance(tiling, GemmFields) else 1
+        together = self._rows_together(tiling, b, ceil_div(c.rows, rows)) if isinstance(tiling, GemmFields) else 1
         return [
-            replace(phase, is_joined=n > 0, cells=in_bands(phase.cells, swizzle) if swizzle > 1 else phase.cells)
+            replace(phase, is_joined=n > 0, cells=in_bands(phase.cells, together) if together > 1 else phase.cells)
             for n, phase in enumerate(phases)
         ]
+
+    def _rows_together(self, tiling: GemmFields, b: GlobalTensor, rows: int) -> int:
+        """Return the rows of tiles of C that successive blocks compute column by column; ``rows``: of all C.
+
+        A wave of blocks that goes along C reads all of B again for each row of tiles, from memory if L2 does not hold
+        it.
+        """
+        is_beyond = stored_format(b.fmt).bytes_of(b.rows * b.cols) > self.device.memory.l2.capacity_bytes.value
+        return tiling.swizzle or (rows if is_beyond else 1)
 
     def _decided(self, phase: Phase, tiling: Any, t: KernelFields) -> AscendDecisions:
         """Return the decisions of a phase's kernel; in an attention the tiling's fields replace them."""

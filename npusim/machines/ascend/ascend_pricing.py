@@ -37,7 +37,7 @@ from npusim.units import ceil_div, round_up
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
-    from npusim.config.core_units import EngineSpec, VectorOpSpec
+    from npusim.config.core_units import EngineSpec, RouteSpec, VectorOpSpec
     from npusim.config.device import BankSpec, DeviceSpec
     from npusim.config.quantity import Quantity
     from npusim.machines.decisions import AscendDecisions
@@ -192,6 +192,14 @@ class AscendPricing(EnginePricing):
             return slowest
         last = tuple(term for term in slowest.terms if term[0].endswith(".latency_cycles"))
         return Cost(whole, slowest.latency_cycles, slowest.link_bytes, ((key, elements), *last))
+
+    def latency(self, step: Step, route: RouteSpec) -> tuple[str, int]:
+        """Return the latency of a move: of one instruction, or of one for each row of a tile's fractals."""
+        by_rows = route.row_latency_cycles
+        rows = min(ceil_div(extent, self._fractal) for extent in (step.dst.rows, step.dst.cols))
+        if by_rows is None or rows * by_rows.value >= route.latency_cycles.value:
+            return super().latency(step, route)
+        return "row_latency_cycles", rows * by_rows.value
 
     def stored_bytes(self, operand: Operand, memory: str) -> int:
         """Return an operand's bytes in ``memory``: padded to full fractals in L1, L0A, L0B, L0C (ascend.md 1.2)."""

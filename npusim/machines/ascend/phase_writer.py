@@ -108,12 +108,14 @@ class AscendPhase:
         )
 
     def _pieces(self) -> tuple[tuple[tuple[str, int], ...], list[str]]:
-        """Return the pieces of a block of one product without a loop, and its earlier loads."""
+        """Return the pieces of a block of one product without a loop, the outer first, and its earlier loads."""
         streaming = [p for p in self.products.values() if "piece" in p.modes.values()]
         if len(self.products) != 1 or not streaming or self.frame.loop_axis:
             return (), []
         (p,) = streaming
-        return ((p.m_axis, p.plan.m), (p.n_axis, p.plan.n)), [n for n, mode in p.modes.items() if mode != "piece"]
+        bands, panels = (p.m_axis, p.plan.m), (p.n_axis, p.plan.n)
+        order = (panels, bands) if p.plan.panels_outside else (bands, panels)
+        return order, [n for n, mode in p.modes.items() if mode != "piece"]
 
     def _body_counts(self, blocks: Sequence[WorkTile]) -> Iterator[tuple[Hashable, Body, Sequence[int]]]:
         """Yield the work of blocks tile after tile, stage by stage, with the number of repetitions."""

@@ -16,6 +16,7 @@ from npusim.machines.ascend.group import AIV, PING_PONG, SLICE_ELEMENTS, has_reg
 from npusim.machines.decisions import AscendDecisions, Barriers, Route, StageOrder
 from npusim.machines.published_kernel import AscendKernel
 from npusim.machines.published_kernels import find_kernel, kernels
+from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
@@ -138,6 +139,7 @@ def gemm_tiling(phase: Phase, fields: Any, group: AscendGroup) -> AscendTiling:
         k,
         left="piece" if loads[0] else "held",
         right="piece" if loads[1] else "held",
+        panels_outside=_goes_down_first((share_m, share_n), (m, n), (not loads[0], not loads[1])),
         loops_over_k=all(loads),
         left_depth=f.get("slots_l1a") or (PING_PONG if loads[0] else 1),
         right_depth=f.get("slots_l1b") or (PING_PONG if loads[1] else 1),
@@ -146,6 +148,20 @@ def gemm_tiling(phase: Phase, fields: Any, group: AscendGroup) -> AscendTiling:
         slots=tuple(f.get(f"slots_l0{x}") or 0 for x in "abc"),
     )
     return AscendTiling({phase.name: plan})
+
+
+def _goes_down_first(share: tuple[int, int], tile: tuple[int, int], held: tuple[bool, bool]) -> bool:
+    """Return whether a core goes through the rows of a panel of C before the next panel, as CANN's products do.
+
+    ``share``, ``tile``: rows and columns of a core, and of one tile; ``held``: whether A and B are loaded whole. The
+    inner loop reads one operand again for each step of the outer loop: of the two orders a core takes the one that
+    reads fewer bytes, and goes down first where both read as many.  source: CANN's TBE, gemm_integrated_schedule_util,
+    split_mn_block and reorder_l1_mn_axis.
+    """
+    (rows, columns), bands, panels = share, *(1 if h else ceil_div(s, t) for h, s, t in zip(held, share, tile, strict=True))
+    if bands == 1 or panels == 1:
+        return bands == panels or bands == 1
+    return rows * panels + columns <= rows + columns * bands
 
 
 def _check_blocks(what: str, size: int, fmt: str) -> None:
@@ -265,10 +281,11 @@ class GemmFields(Tiling):
         description="unit that converts row-major operands to fractals: MTE2 on the way to L1, or vector cores before, "
         "for rows not aligned to 256 bytes; default: vector for unaligned rows, as CANN's MatMulV3",
     )
-    swizzle: int = Field(
-        default=1,
+    swizzle: int | None = Field(
+        default=None,
         ge=1,
-        description="rows of tiles of C in a group, which successive blocks compute column by column (CATLASS)",
+        description="rows of tiles of C in a group, which successive blocks compute column by column (CATLASS); "
+        "default: 1, or all rows if L2 holds less than B, which is then read once",
     )
     unit_flag: bool = Field(
         default=False, description="whether one half of the accumulators drains while the other still adds up"
