@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 from npusim.errors import ProgramError
 from npusim.kernels.tilelang.statements import (
-    Applied,
     BoundValue,
     BufferElement,
     BufferPart,
+    Change,
     Conditional,
     CoreScope,
     CrossFlag,
@@ -39,11 +39,9 @@ from npusim.kernels.tilelang.statements import (
     substituted,
     variables_of,
     walked,
+    with_inner,
 )
 from npusim.kernels.triton.ttir_text import Line
-
-Change = Callable[[Expression], Expression]
-
 
 # ---------------------------------------------------------------- one sequence
 
@@ -511,13 +509,11 @@ class _Workspace:
 
     def read(self, e: Expression) -> Expression:
         """Return an expression with the tile's elements in place of the tensor's."""
-        if isinstance(e, Applied):
-            return replace(e, operands=tuple(map(self.read, e.operands)))
-        if isinstance(e, BufferElement) and e.buffer is self.tensor:
-            known = {t for index in self.place.first for t, _ in index}
-            moving = [[t for t in linear(i, {}) if isinstance(t, Variable) and t not in known] for i in e.indices]
-            return BufferElement(self.tile, tuple(m[0] for m in moving if m))
-        return e
+        if not isinstance(e, BufferElement) or e.buffer is not self.tensor:
+            return with_inner(e, self.read)
+        known = {t for index in self.place.first for t, _ in index}
+        moving = [[t for t in linear(i, {}) if isinstance(t, Variable) and t not in known] for i in e.indices]
+        return BufferElement(self.tile, tuple(m[0] for m in moving if m))
 
 
 def without_overwritten(body: Sequence[Statement]) -> tuple[Statement, ...]:
@@ -583,11 +579,8 @@ def elements_of(x: Elementwise | BoundValue) -> list[BufferElement]:
 
 def with_buffers(e: Expression, by: Mapping[TileBuffer, TileBuffer]) -> Expression:
     """Return an expression with other buffers."""
-    if isinstance(e, Applied):
-        return replace(e, operands=tuple(with_buffers(x, by) for x in e.operands))
-    if isinstance(e, BufferElement):
-        return BufferElement(by.get(e.buffer, e.buffer), tuple(with_buffers(i, by) for i in e.indices))
-    return e
+    made = with_inner(e, lambda x: with_buffers(x, by))
+    return replace(made, buffer=by.get(made.buffer, made.buffer)) if isinstance(made, BufferElement) else made
 
 
 def changed(statements: Iterable[Statement], change: Change) -> tuple[Statement, ...]:

@@ -39,6 +39,8 @@ from npusim.kernels.tilelang.statements import (
     substituted,
     variables_of,
     walked,
+    with_bodies,
+    with_inner,
     written_buffers,
 )
 
@@ -108,7 +110,7 @@ def fused(body: Sequence[Statement], live: Set[TileBuffer] = frozenset()) -> tup
     for i, s in enumerate(body):
         rest = Exposed(body[i + 1 :]).reads | live
         own = rest | (Exposed(s.body).reads if isinstance(s, SerialLoop) else set())
-        one = _inside(s, partial(fused, live=own))
+        one = with_bodies(s, partial(fused, live=own))
         before = made[-1] if made else None
         is_pair = isinstance(one, SerialLoop) and isinstance(before, SerialLoop)
         both = _as_one(before, one, rest) if is_pair else None  # type: ignore[arg-type]
@@ -117,16 +119,6 @@ def fused(body: Sequence[Statement], live: Set[TileBuffer] = frozenset()) -> tup
         else:
             made.append(one)
     return tuple(made)
-
-
-def _inside(s: Statement, change: object) -> Statement:
-    """Return a statement with the statements in it changed."""
-    assert callable(change)
-    if isinstance(s, SerialLoop):
-        return replace(s, body=change(s.body))
-    if isinstance(s, Conditional):
-        return replace(s, then=change(s.then), otherwise=change(s.otherwise))
-    return s
 
 
 def _as_one(a: SerialLoop, b: SerialLoop, live: Set[TileBuffer]) -> SerialLoop | None:
@@ -175,7 +167,7 @@ def flattened(body: Sequence[Statement]) -> tuple[Statement, ...]:
     written, uses = set(written_buffers(body)), Counter(x.buffer for x in accesses(body))
 
     def inside(statements: Iterable[Statement]) -> tuple[Statement, ...]:
-        return tuple(_one_loop(_without_copies(_inside(s, inside), written, uses)) for s in statements)
+        return tuple(_one_loop(_without_copies(with_bodies(s, inside), written, uses)) for s in statements)
 
     return inside(body)
 
@@ -206,10 +198,8 @@ def _without_copies(s: Statement, written: set[TileBuffer], uses: Mapping[TileBu
         return s
 
     def element(e: Expression) -> Expression:
-        if isinstance(e, Applied):
-            return replace(e, operands=tuple(map(element, e.operands)))
         if not isinstance(e, BufferElement) or e.buffer not in origins:
-            return e
+            return with_inner(e, element)
         x = origins[e.buffer]
         pairs = zip(x.indices, e.indices, strict=True)
         return substituted(x.value, {i.name: j for i, j in pairs if isinstance(i, Variable)})
@@ -252,13 +242,11 @@ def _one_loop(s: Statement) -> Statement:
 
 def _known(e: Expression) -> Expression:
     """Return a condition without the parts of it that hold in any case."""
-    if isinstance(e, BufferElement):
-        return replace(e, indices=tuple(map(_known, e.indices)))
     if not isinstance(e, Applied):
-        return e
-    operands = tuple(map(_known, e.operands))
+        return with_inner(e, _known)
     if e.word == "eq" and number_of(e, {}):
         return Literal(1, "bool")
+    operands = tuple(map(_known, e.operands))
     if e.word == "and" and Literal(1, "bool") in operands:
         return operands[1] if operands[0] == Literal(1, "bool") else operands[0]
     return replace(e, operands=operands)
@@ -272,10 +260,10 @@ class _Flattened:
 
     def element(self, e: Expression) -> Expression:
         """Return an expression with the number of the element; ``is_left`` says that another one stays."""
-        if isinstance(e, BufferElement):
-            return replace(e, indices=tuple(map(self.element, e.indices)))
         if not {self.batch, self.number} & variables_of([e]):
             return e
+        if isinstance(e, BufferElement):
+            return with_inner(e, self.element)
         if (first := self.is_first(e)) is not None:
             return first
         if isinstance(e, Applied) and e.word in ("+", "-", "*"):
@@ -289,10 +277,8 @@ class _Flattened:
             rest = {t: n for t, n in terms.items() if t != Variable(self.number)}
             if by and self.size % by == 0 and not {self.batch, self.number} & variables_of(rest):
                 return e
-        if isinstance(e, Applied):
-            return replace(e, operands=tuple(map(self.element, e.operands)))
-        self.is_left = True
-        return e
+        self.is_left |= isinstance(e, Variable)
+        return with_inner(e, self.element)
 
     def is_first(self, e: Expression) -> Expression | None:
         """Return "batch is 0 and element is 0" as "number is 0"; None for another condition."""
@@ -390,11 +376,7 @@ class _Numbers:
         """Return an expression with the task's number in place of the expression of it."""
         if frozenset(linear(e, {}).items()) == self.task:
             return task
-        if isinstance(e, Applied):
-            return replace(e, operands=tuple(self.with_task(x, task) for x in e.operands))
-        if isinstance(e, BufferElement):
-            return replace(e, indices=tuple(self.with_task(x, task) for x in e.indices))
-        return e
+        return with_inner(e, lambda x: self.with_task(x, task))
 
 
 def _smallest(e: Expression, names: set[str]) -> Iterator[Expression]:

@@ -280,15 +280,28 @@ def expressions_in(statements: Iterable[Statement]) -> Iterator[Expression]:
             yield s.condition
 
 
+Change = Callable[[Expression], Expression]
+
+
+def with_inner(e: Expression, change: Change) -> Expression:
+    """Return an expression with the expressions directly in it changed: operands, or the indices of an element."""
+    if isinstance(e, Applied):
+        return replace(e, operands=tuple(map(change, e.operands)))
+    return replace(e, indices=tuple(map(change, e.indices))) if isinstance(e, BufferElement) else e
+
+
+def with_bodies(s: Statement, change: Callable[[tuple[Statement, ...]], tuple[Statement, ...]]) -> Statement:
+    """Return a loop or if with the statements in it changed; another statement as it is."""
+    if isinstance(s, SerialLoop):
+        return replace(s, body=change(s.body))
+    if isinstance(s, Conditional):
+        return replace(s, then=change(s.then), otherwise=change(s.otherwise))
+    return s
+
+
 def substituted(e: Expression, by: Mapping[str, Expression]) -> Expression:
     """Return an expression with others in place of some variables."""
-    if isinstance(e, Variable):
-        return by.get(e.name, e)
-    if isinstance(e, Applied):
-        return replace(e, operands=tuple(substituted(x, by) for x in e.operands))
-    if isinstance(e, BufferElement):
-        return replace(e, indices=tuple(substituted(x, by) for x in e.indices))
-    return e
+    return by.get(e.name, e) if isinstance(e, Variable) else with_inner(e, lambda x: substituted(x, by))
 
 
 def simpler(e: Applied) -> Expression:

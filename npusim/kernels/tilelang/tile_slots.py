@@ -36,6 +36,8 @@ from npusim.kernels.tilelang.statements import (
     substituted,
     variables_of,
     walked,
+    with_bodies,
+    with_inner,
     written_buffers,
 )
 
@@ -44,17 +46,12 @@ Body = tuple[Statement, ...]
 
 def with_invariant_slots(body: Sequence[Statement]) -> Body:
     """Return statements with ``if k < 2: a[k % 2] = x`` as an assignment of each iteration, where x is always equal."""
-    made = list[Statement]()
-    for s in body:
-        if isinstance(s, SerialLoop):
-            inner = with_invariant_slots(s.body)
-            made.append(replace(s, body=tuple(_unconditional(x, s, inner) for x in inner)))
-        elif isinstance(s, Conditional):
-            then, otherwise = (with_invariant_slots(b) for b in (s.then, s.otherwise))
-            made.append(replace(s, then=then, otherwise=otherwise))
-        else:
-            made.append(s)
-    return tuple(made)
+
+    def one(s: Statement) -> Statement:
+        s = with_bodies(s, with_invariant_slots)
+        return replace(s, body=tuple(_unconditional(x, s, s.body) for x in s.body)) if isinstance(s, SerialLoop) else s
+
+    return tuple(map(one, body))
 
 
 def _unconditional(s: Statement, loop: SerialLoop, body: Body) -> Statement:
@@ -318,14 +315,10 @@ class _SlotTiles:
 
     def value(self, e: Expression) -> Expression:
         """Return an expression that reads the tiles."""
-        if isinstance(e, Applied):
-            return replace(e, operands=tuple(map(self.value, e.operands)))
-        if not isinstance(e, BufferElement):
-            return e
-        indices = tuple(map(self.value, e.indices))
-        if e.buffer is not self.buffer:
-            return replace(e, indices=indices)
-        return BufferElement(self.of(indices[self.axis]), self.at(indices))
+        made = with_inner(e, self.value)
+        if not isinstance(made, BufferElement) or made.buffer is not self.buffer:
+            return made
+        return BufferElement(self.of(made.indices[self.axis]), self.at(made.indices))
 
     def part(self, x: BufferPart) -> BufferPart:
         """Return a slot as the tile."""
@@ -336,10 +329,8 @@ class _SlotTiles:
 
     def statement(self, s: Statement) -> list[Statement]:
         """Return a statement on the tiles; a fill of all slots is one of each tile."""
-        if isinstance(s, SerialLoop):
-            return [replace(s, body=self.statements(s.body))]
-        if isinstance(s, Conditional):
-            return [replace(s, then=self.statements(s.then), otherwise=self.statements(s.otherwise))]
+        if isinstance(s, SerialLoop | Conditional):
+            return [with_bodies(s, self.statements)]
         if isinstance(s, MatrixProduct):
             return [replace(s, a=self.part(s.a), b=self.part(s.b), c=self.part(s.c))]
         if isinstance(s, TileReduction):
