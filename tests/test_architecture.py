@@ -26,6 +26,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 #: From low to high; a folder in a folder stands for itself where it is listed. Parts of one layer do not import one
 #: another unless listed in WITHIN.
 LAYERS: tuple[tuple[str, ...], ...] = (
+    ("late_methods",),
     ("units", "errors", "sanitize", "cache"),
     ("formats", "frames"),
     ("config",),

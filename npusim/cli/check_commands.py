@@ -1,7 +1,7 @@
 """``npusim check``, ``validate``, ``diff`` and ``invariant``: comparisons that also decide the exit code."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from importlib.resources import files
 from itertools import count
 from pathlib import Path
@@ -15,6 +15,7 @@ from npusim.cli.flags_command import check_flags
 from npusim.cli.help import Verbs
 from npusim.errors import CheckFailedError, SpecError
 from npusim.kernels.triton import SIGN
+from npusim.late_methods import dataclass
 from npusim.report.text import Block, Column, Columns, Facts, cells, document, percent
 from npusim.simulation.request import BitsOptions, Request, SeedOptions, refuse, short_name
 

@@ -6,7 +6,7 @@ import re
 import shlex
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from types import MappingProxyType
@@ -19,6 +19,7 @@ from npusim.cli.console import terminal_width
 from npusim.cli.help import Command, text_of
 from npusim.errors import SpecError
 from npusim.kernels.triton import is_launch
+from npusim.late_methods import dataclass
 from npusim.simulation.request import LAST, OPTIONS, Option, Request, RunOptions, names_and_metavar, whole_number
 from npusim.units import ascii_digits
 

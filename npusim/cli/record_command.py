@@ -5,7 +5,6 @@ import runpy
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +13,7 @@ from npusim.cli.console import say, show_either
 from npusim.cli.help import Verbs
 from npusim.errors import SpecError
 from npusim.kernels.triton import SIGN, launch_parts
+from npusim.late_methods import dataclass
 from npusim.simulation.request import refuse
 from npusim.units import parse_count, plural
 

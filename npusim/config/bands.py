@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from math import log2, sqrt
 from statistics import fmean, median
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from npusim.config.family import NODE_FAMILY
 from npusim.config.packaged import read_table
+from npusim.late_methods import dataclass
 from npusim.units import plural
 
 if TYPE_CHECKING:

@@ -19,7 +19,6 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
@@ -27,6 +26,7 @@ from typing import NamedTuple, TypeGuard
 
 from npusim import cache
 from npusim.errors import SpecError
+from npusim.late_methods import dataclass
 from npusim.sanitize import regular_file
 from npusim.units import MIB, ascii_digits
 

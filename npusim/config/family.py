@@ -7,7 +7,7 @@ manifest once, and the manifest is checked then.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -17,6 +17,7 @@ from npusim.config.messages import choices
 from npusim.config.packaged import installed
 from npusim.config.tiling import Blocks, Tiling
 from npusim.errors import SpecError
+from npusim.late_methods import dataclass
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from typing import Any
+
+from npusim.late_methods import dataclass
 
 
 def alibi_slopes(heads: int) -> tuple[float, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar, Literal, Self
 
@@ -10,6 +9,7 @@ from pydantic import Field, model_validator
 
 from npusim.config.model import NonNegativeInt, PositiveFloat, PositiveInt, SpecModel, StrictBool, fault_at
 from npusim.config.problem import LayerProblem, Problem
+from npusim.late_methods import dataclass
 from npusim.units import ceil_div
 
 #: Fields of attention in which local layers differ from the others.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from numbers import Real
@@ -24,6 +24,7 @@ from npusim.config.packaged import is_node_name, list_packaged, packaged_folder,
 from npusim.config.quantity import RANGES
 from npusim.config.workload import Workload
 from npusim.errors import SpecError
+from npusim.late_methods import dataclass
 from npusim.units import ascii_digits, format_value
 
 #: What files of npusim are: the part of their schema before its version.

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from npusim.errors import SpecError, TilingError
+from npusim.late_methods import dataclass
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import copy
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
@@ -14,6 +13,7 @@ from npusim.config.messages import choices, explain, suggest
 from npusim.config.model import fault_at
 from npusim.config.outside import is_outside
 from npusim.errors import TilingError
+from npusim.late_methods import dataclass
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo

@@ -7,7 +7,6 @@ A value is ``element * scale of its block * scale of the tensor``.  Formats and 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from npusim.errors import FormatError
 from npusim.formats.cast import E8M0_BIAS, E8M0_NAN, E8M0_TOP, Array, cast, scale_values, widen
 from npusim.formats.float_format import FloatFormat, get_format, lookup, stored_format
 from npusim.formats.mma_arithmetic import E8M0
+from npusim.late_methods import dataclass
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from npusim.errors import FormatError
 from npusim.formats.float_format import FORMATS, FloatFormat, format_of_dtype, get_format, lookup
+from npusim.late_methods import dataclass
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

@@ -7,7 +7,7 @@ import functools
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from npusim.errors import FormatError
+from npusim.late_methods import dataclass
 from npusim.units import ceil_div
 
 NanConvention = Literal["ieee", "all_ones", "none", "minus_zero"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dis
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from npusim.late_methods import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

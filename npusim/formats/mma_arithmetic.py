@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import permutations, product
 from types import MappingProxyType
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from typing import Any, Literal
 from npusim.errors import FormatError
 from npusim.formats.float_format import FloatFormat, get_format, lookup
 from npusim.formats.mma_tree import AdditionTree, leaf_count, parse_tree
+from npusim.late_methods import dataclass
 
 Evidence = Literal["hardware-vectors", "published-model", "assumed", "stated"]
 Method = Literal["fused", "exact", "sequential", "grouped", "tree"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -14,6 +13,7 @@ from npusim.errors import FormatError
 from npusim.formats.cast import Array, cast, widen
 from npusim.formats.float_format import FloatFormat, get_format
 from npusim.formats.mma_arithmetic import E8M0, Method, MmaArithmetic
+from npusim.late_methods import dataclass
 
 #: Below this many multiply-adds in all, threads cost more than they save.
 THREADED_MACS = 1 << 21

@@ -9,13 +9,14 @@ import functools
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from npusim.errors import FormatError
+from npusim.late_methods import dataclass
 
 if TYPE_CHECKING:
     from npusim.formats.cast import Array

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from npusim.formats.cast import Array, cast, widen, with_canonical_nan
 from npusim.formats.elementwise import add, check_operands, div, mul
 from npusim.formats.exact_rounding import function_value, round_fraction
 from npusim.formats.float_format import FloatFormat, get_format, lookup
+from npusim.late_methods import dataclass
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

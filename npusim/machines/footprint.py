@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING
 
 from npusim.kernels.attention.tiling_mask import SeenMask
 from npusim.kernels.form.phase import WHOLE, Visit
 from npusim.kernels.form.work_table import table_of
+from npusim.late_methods import dataclass
 from npusim.machines.footprint_columns import tiles_of, touches_of
 from npusim.program.ir.columns import ColumnScan, Touches
 from npusim.program.ir.tile import GlobalTile

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast
@@ -15,6 +15,7 @@ from npusim.errors import TilingError
 from npusim.formats import get_format
 from npusim.kernels.attention.split_rules import call_of
 from npusim.kernels.form.phase import Phase
+from npusim.late_methods import dataclass
 from npusim.machines.decisions import AscendDecisions, Charge, GpuDecisions
 
 if TYPE_CHECKING:

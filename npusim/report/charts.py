@@ -10,11 +10,11 @@ import json
 import math
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from npusim.errors import NpusimError
+from npusim.late_methods import dataclass
 
 if TYPE_CHECKING:
     from npusim.report.text import Block, Grid

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
+from npusim.late_methods import dataclass
 from npusim.program.ir.listing import ListedLoop, ListedOp, ListedRing, listing_of, operations_of
 from npusim.report.charts import Figure
 from npusim.report.text import Block, Column, Columns, Facts, Heading, cells, document, keyed

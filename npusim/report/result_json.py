@@ -7,7 +7,7 @@ records, so that old and new runs are treated alike.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from npusim.config.tiling import word_of
 from npusim.errors import SpecError
 from npusim.kernels.declare.define import machine_of
 from npusim.kernels.triton import is_recorded
+from npusim.late_methods import dataclass
 from npusim.library import find_schedule
 from npusim.program.numerics.bits_result import NumericRecord
 from npusim.program.timing.timing_result import TimingRecord

@@ -12,9 +12,9 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
+from npusim.late_methods import dataclass
 from npusim.sanitize import json_safe, visible
 
 Style = Literal["", "title", "label", "good", "warn", "bad", "dim"]

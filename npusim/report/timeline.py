@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Literal
 
 from npusim.errors import SpecError
+from npusim.late_methods import dataclass
 from npusim.machines.tracks import Track, track_of
 from npusim.program.ir.walk import OpTemplate, Path, Templates, required_count, unrolled
 from npusim.program.timing.gpu_pipes import PIPE_BUSY

@@ -16,7 +16,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from math import inf
@@ -30,6 +30,7 @@ from npusim.config.tiling import BEST, SEARCHED, build_tiling, declared, tile_fi
 from npusim.errors import NpusimError, SpecError, TilingError, one_line
 from npusim.kernels.declare.define import machine_class, machine_of
 from npusim.kernels.triton import is_launch
+from npusim.late_methods import dataclass
 from npusim.program.ir.check import check
 from npusim.program.ir.content import Itself, uncollected
 from npusim.program.ir.sameness import ProgramContent

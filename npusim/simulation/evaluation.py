@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
@@ -16,6 +15,7 @@ from npusim.config.seen import KeyFunction
 from npusim.config.tiling import build_tiling
 from npusim.errors import SpecError, TensorError
 from npusim.formats.cast import widen
+from npusim.late_methods import dataclass
 from npusim.library import schedules_called
 from npusim.program.numerics.evaluate import evaluate, execute_rows, variant_rows
 from npusim.program.numerics.input_tensors import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
@@ -17,6 +17,7 @@ from npusim.config.workload import shared_heads
 from npusim.errors import SpecError
 from npusim.formats import get_format
 from npusim.kernels.declare.define import machine_of
+from npusim.late_methods import dataclass
 from npusim.library import find_schedule, is_of_models
 from npusim.program.numerics.evaluate import SAMPLE_ROWS, chosen, chosen_heads, indices
 from npusim.program.timing import method_named

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from npusim.config.family import registered
+from npusim.late_methods import dataclass
 from npusim.program.timing.timing_result import Limit
 from npusim.simulation.classes import class_key
 

@@ -2,7 +2,6 @@
 
 It imports nothing that is slow to load, since help texts use it.
 """
-# ruff: noqa: RUF009 - `_option` makes dataclass fields.
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import inspect
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from functools import partial, wraps
 from pathlib import Path
 from types import MappingProxyType
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, TypeVar, cast,
 
 from npusim.errors import SpecError
 from npusim.kernels.triton import SIGN, is_launch, is_recorded, launch_parts
+from npusim.late_methods import dataclass
 from npusim.units import format_value, parse_count
 
 if TYPE_CHECKING:

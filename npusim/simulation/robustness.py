@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from npusim.errors import SpecError, TilingError
 from npusim.formats import ARITHMETICS, get_arithmetic
 from npusim.formats.float_format import format_of_dtype
 from npusim.kernels.declare.registry import NAMED
+from npusim.late_methods import dataclass
 from npusim.library import SCHEDULES
 from npusim.program.numerics.evaluate import compared_rows, execute_rows, named_choices
 from npusim.program.numerics.reference import summarise_errors

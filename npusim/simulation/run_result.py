@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 from npusim.config.bands import launch_kind, validated
 from npusim.config.device_tables import ESTIMATED
 from npusim.errors import SpecError
 from npusim.kernels.triton import is_launch
+from npusim.late_methods import dataclass
 from npusim.program.timing.timing_result import ConstantRecord, OverlapRecord, Roofline, units_of
 from npusim.simulation.naming import digest_of, folder_of, inputs_of, sizes_of
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from npusim.config.outside import with_origin
 from npusim.errors import TilingError
 from npusim.kernels.declare.define import machine_of
+from npusim.late_methods import dataclass
 from npusim.program.ir.check import check
 from npusim.program.timing import auto, method_named
 from npusim.program.timing.precompile import compiled_before, compiled_meanwhile

@@ -9,12 +9,13 @@ import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, cast
 
 from npusim.config.tiling import Tiling
 from npusim.formats import get_format
+from npusim.late_methods import dataclass
 from npusim.program.ir.content import kept_by_blocks
 from npusim.program.ir.op import Opcode
 from npusim.program.ir.opaque import Lanes, at_lane, twin

@@ -5,13 +5,13 @@ Source: NVIDIA/cutlass, ``media/docs/cpp/cute/02_layout_algebra.md``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
 from operator import mul
 from typing import TYPE_CHECKING, TypeAlias
 
 from npusim.errors import LayoutError
+from npusim.late_methods import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -9,7 +9,6 @@ Source: volta.md §1.1 (counts of all cases on Volta) and §2 (m16n8k16, where n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from math import lcm
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from npusim.errors import LayoutError
 from npusim.formats.layout.fragment import REGISTER_BITS, WARP_LANES, Arrangement
+from npusim.late_methods import dataclass
 
 if TYPE_CHECKING:
     from npusim.formats.layout.fragment import Fragment

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, Literal
 
 from npusim.errors import LayoutError
+from npusim.late_methods import dataclass
 
 if TYPE_CHECKING:
     from npusim.formats.layout.algebra import Layout

@@ -12,13 +12,13 @@ The maps are derived from the behaviour of the hardware, not typed in:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
 from npusim.errors import LayoutError
 from npusim.formats.layout.algebra import Layout, fitted
 from npusim.formats.layout.fragment import WARP_LANES, Fragment, Operand, Order
+from npusim.late_methods import dataclass
 
 Accumulator = Literal["f16", "f32"]
 

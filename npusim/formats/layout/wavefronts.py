@@ -7,13 +7,14 @@ differences between machines.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
 from npusim.errors import LayoutError
 from npusim.formats.layout.algebra import Layout
 from npusim.formats.layout.fragment import WARP_LANES
+from npusim.late_methods import dataclass
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:

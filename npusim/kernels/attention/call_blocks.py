@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import groupby, pairwise, product
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,6 +14,7 @@ import numpy as np
 from npusim.config.seen import KeyRanges, joined
 from npusim.kernels.form.phase import TileRun, WorkTile
 from npusim.kernels.form.work_table import WorkTable
+from npusim.late_methods import dataclass
 from npusim.program.ir.tile import GlobalTensor
 from npusim.units import ceil_div, chunks, round_up
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from npusim.errors import TilingError
@@ -22,6 +21,7 @@ from npusim.kernels.attention.score_functions import exponent_factor
 from npusim.kernels.attention.tiling_mask import mask_of
 from npusim.kernels.form.language import Value, exp, fma, full, maximum, tiles, where
 from npusim.kernels.form.lowering import Kernel, kernel
+from npusim.late_methods import dataclass
 
 if TYPE_CHECKING:
     from npusim.config.problem import Problem, Unseen

@@ -5,7 +5,6 @@ A kernel with the hook ``score`` applies them; one without it does not compute s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from npusim.formats import cast
 from npusim.formats.exponential import LOG2_E
 from npusim.kernels.attention.tiling_mask import ByIndices, PartByPart
 from npusim.kernels.form.language import Value, in_units_of, tanh
+from npusim.late_methods import dataclass
 from npusim.program.ir.tile import GlobalTensor
 
 if TYPE_CHECKING:

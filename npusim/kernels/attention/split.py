@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +19,7 @@ from npusim.kernels.attention.online_softmax import FlashPrecision, Sink, attend
 from npusim.kernels.form.language import Value, exp, full, log, maximum, tiles
 from npusim.kernels.form.lowering import kernel
 from npusim.kernels.form.phase import Phase, Stacked, TileRun, WorkTile, tensor_of
+from npusim.late_methods import dataclass
 from npusim.program.ir.tile import GlobalTensor
 from npusim.units import ceil_div, chunks
 

@@ -7,7 +7,7 @@ the other sequences, and the number of cores, determine part sizes in all rules 
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from math import sqrt
 from types import MappingProxyType
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from npusim.kernels.attention.split import sized
+from npusim.late_methods import dataclass
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ mapping and its bound: reports/tiling_mask).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from npusim.config.seen import KeyRanges
 from npusim.errors import TilingError
+from npusim.late_methods import dataclass
 from npusim.program.ir.opaque import varying
 from npusim.program.ir.tile import GlobalTensor, GlobalTile
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cache, lru_cache, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -32,6 +32,7 @@ from npusim.kernels.attention.tiling_mask import mask_of
 from npusim.kernels.declare.registry import Schedule, able_devices, as_family, changed_fields, for_inputs, multiplies
 from npusim.kernels.form.lowering import Kernel
 from npusim.kernels.form.phase import Phase
+from npusim.late_methods import dataclass
 from npusim.machines.base import Machine
 from npusim.machines.published_kernel import PublishedKernel
 from npusim.machines.published_kernels import kernels

@@ -13,7 +13,7 @@ the states; Mamba-2 (Dao and Gu 2024) computes the addends of each chunk, and th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, cached_property, partial
 from itertools import product
 from types import MappingProxyType
@@ -29,6 +29,7 @@ from npusim.kernels.declare.registry import Schedule
 from npusim.kernels.form.language import ONE, Product, Value, exp, full, log, tiles
 from npusim.kernels.form.lowering import Kernel, kernel
 from npusim.kernels.form.phase import Phase, Stacked, TileRun, WorkTile
+from npusim.late_methods import dataclass
 from npusim.program.ir.tile import GlobalTensor, Role
 from npusim.units import ceil_div, chunks
 

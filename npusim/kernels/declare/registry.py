@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from itertools import product
 from math import inf
 from types import MappingProxyType
@@ -26,6 +26,7 @@ from npusim.errors import BufferOverflowError, SpecError, TilingError
 from npusim.formats import BLOCK_FORMATS, LIBRARIES, SCALE_RULES, VARIANTS, get_arithmetic, stored_format
 from npusim.formats.reductions import ORDERS
 from npusim.kernels.attention.online_softmax import P_SCALE, Accumulate, ScaleIn, Sink
+from npusim.late_methods import dataclass
 from npusim.machines import published_kernels
 from npusim.units import ascii_digits
 

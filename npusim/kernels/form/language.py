@@ -14,7 +14,7 @@ import sys
 from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from npusim.errors import FormatError, ProgramError
 from npusim.formats import BLOCK_FORMATS, MAX_NANS, RELATIONS, get_format, get_scale_rule, stored_format
 from npusim.formats.scans import INVERSE_ORDERS, SCAN_ORDERS
+from npusim.late_methods import dataclass
 from npusim.program.ir.op import COMPARED, MASK, PLAIN, Attributes, Opcode
 from npusim.program.ir.opaque import varying
 

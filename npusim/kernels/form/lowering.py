@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from functools import lru_cache
 from itertools import chain, count, groupby
 from operator import itemgetter
@@ -30,6 +30,7 @@ from npusim.kernels.form.phase import (
     tensor_of,
     with_finite_starts,
 )
+from npusim.late_methods import dataclass
 from npusim.program.ir.op import PLAIN, Attributes
 from npusim.program.ir.op import Opcode as O
 from npusim.program.ir.tile import GlobalTensor

@@ -8,13 +8,14 @@ The same bound instructions are computed and costed.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from npusim.errors import ProgramError
 from npusim.formats import get_format, stored_format
+from npusim.late_methods import dataclass
 from npusim.program.ir.content import record
 from npusim.program.ir.op import PLAIN, SOURCES, Attributes, Opcode, Step
 

@@ -6,7 +6,6 @@ the rows; else (910B) they pass through a slot in GM.  The way back is UB to L1,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import isqrt
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
@@ -14,6 +13,7 @@ from npusim.config.core_units import DmaEngine, FixpipeEngine, RegisterVectorEng
 from npusim.errors import TilingError
 from npusim.formats import get_format
 from npusim.formats.reductions import CHAINS
+from npusim.late_methods import dataclass
 from npusim.machines.base import memories
 from npusim.machines.decisions import AscendDecisions, VectorCode
 from npusim.program.ir.buffers import AddressSpace, Allocator, Ring

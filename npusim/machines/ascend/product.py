@@ -5,13 +5,14 @@ One emitter serves every product; they differ in their :class:`ProductPlan`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
 
 from npusim.errors import TilingError
 from npusim.formats import get_format, stored_format
+from npusim.late_methods import dataclass
 from npusim.machines.ascend.group import AIC, CUBE, FIXP, L1, MTE1, MTE2, PING_PONG, compute, move, pass_on
 from npusim.machines.ascend.product_plan import default_plan
 from npusim.program.ir.op import Opcode, Step, TileOp

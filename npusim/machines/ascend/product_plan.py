@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,6 +12,7 @@ from npusim.errors import TilingError
 from npusim.formats import get_format, stored_format
 from npusim.kernels.attention.call_blocks import BlockOrder
 from npusim.kernels.attention.tiling_mask import MaskKind
+from npusim.late_methods import dataclass
 from npusim.machines.ascend.group import AIV, PING_PONG, SLICE_ELEMENTS, has_registers
 from npusim.machines.decisions import AscendDecisions, Barriers, Route, StageOrder
 from npusim.machines.published_kernel import AscendKernel

@@ -9,7 +9,7 @@ models'.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import ceil, log2
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from npusim.errors import UnknownOpcodeError
 from npusim.formats import BLOCK_FORMATS, stored_format
 from npusim.formats.reductions import CHAINS
+from npusim.late_methods import dataclass
 from npusim.program.ir.op import MASK, PLAIN, Opcode
 from npusim.program.ir.tile import GlobalTile, RingTile, Tile
 from npusim.units import ceil_div

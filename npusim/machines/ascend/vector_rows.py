@@ -6,13 +6,13 @@ memory, or are in UB; operands of a product are stored in a slot there or in L1.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from npusim.errors import TilingError
 from npusim.kernels.form.language import ONE
 from npusim.kernels.form.phase import WHOLE, bind
+from npusim.late_methods import dataclass
 from npusim.machines.ascend.group import GM, PING_PONG, SLICE_ELEMENTS, RowSlice, VectorWork, compute, move, pass_on
 from npusim.machines.transfers import BLOCK_BYTES
 from npusim.program.ir.op import Opcode, Step

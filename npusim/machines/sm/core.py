@@ -6,7 +6,7 @@ memory block by block, both in the units of the device file.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from math import ceil
 from types import MappingProxyType
@@ -17,6 +17,7 @@ from npusim.config.tiling import Field, Tiling, lightest, one_of, power_of_two
 from npusim.errors import BufferOverflowError, ProgramError, TilingError
 from npusim.formats.layout.fragment import REGISTER_BITS, WARP_LANES
 from npusim.formats.scans import of_float32
+from npusim.late_methods import dataclass
 from npusim.machines.base import memories
 from npusim.machines.decisions import Charge, GpuDecisions
 from npusim.machines.frame import Along

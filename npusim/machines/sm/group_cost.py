@@ -7,7 +7,6 @@ a sub-core has as many warps of a group as the group has over the core's sub-cor
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache, partial
 from math import ceil
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from npusim.errors import SpecError
 from npusim.formats import get_arithmetic, get_format, stored_format
 from npusim.formats.layout.fragment import WARP_LANES
 from npusim.formats.scans import BLOCK
+from npusim.late_methods import dataclass
 from npusim.machines.sm.core import (
     ALU,
     FMA,

@@ -8,7 +8,7 @@ and a framework's operators between them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -21,6 +21,7 @@ from npusim.formats import get_format, stored_format
 from npusim.formats.layout.fragment import WARP_LANES
 from npusim.kernels.form.flow import views
 from npusim.kernels.form.phase import Stacked
+from npusim.late_methods import dataclass
 from npusim.machines.decisions import Charge, Generation, GpuDecisions
 from npusim.machines.frame import attention_products
 from npusim.machines.published_kernel import GpuKernel, KernelUse

@@ -6,7 +6,7 @@ product move from there to its A operand, across lanes where necessary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from types import MappingProxyType
@@ -20,6 +20,7 @@ from npusim.formats.layout.instruction import instruction
 from npusim.formats.layout.wavefronts import fragment_addresses, padded, swizzled
 from npusim.kernels.form.flow import conflicts, flow, storage, views
 from npusim.kernels.form.phase import BySize, tensor_of
+from npusim.late_methods import dataclass
 from npusim.machines.decisions import GpuDecisions
 from npusim.machines.frame import attention_products
 from npusim.machines.sm.core import (

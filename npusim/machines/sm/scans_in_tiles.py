@@ -6,12 +6,12 @@ As Triton 3.6 compiles ``tl.cumsum`` and flash-linear-attention's ``solve_tril``
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from npusim.errors import UnknownOpcodeError
 from npusim.formats.scans import BLOCK, WARP
+from npusim.late_methods import dataclass
 from npusim.program.ir.op import Opcode
 from npusim.units import ceil_div
 

@@ -9,7 +9,7 @@ earlier states, so the graph is finite and covers programs of every length.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import lcm
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npusim.errors import ProgramError, RaceError
+from npusim.late_methods import dataclass
 from npusim.program.ir.columns import distinct
 from npusim.program.ir.families import values_of
 from npusim.program.ir.opaque import OpaqueRange

@@ -9,11 +9,12 @@ Ascend C's AllocTensor / EnQue / DeQue / FreeTensor handshake without hidden sta
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Literal
 
 from npusim.errors import BufferOverflowError, ProgramError
 from npusim.formats import stored_format
+from npusim.late_methods import dataclass
 from npusim.program.ir.tile import RingTile, Tile
 from npusim.units import format_bytes, round_up
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import field, fields, is_dataclass
 from functools import cache, wraps
 from numbers import Number
 from threading import Lock
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, dataclass_transform
+
+from npusim.late_methods import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator

@@ -7,12 +7,12 @@ same for all.  If it is not, the blocks with the smallest number become a separa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from npusim.late_methods import dataclass
 from npusim.program.ir.columns import BlockColumns
 from npusim.program.ir.content import Itself, kept_by_blocks, uncollected
 from npusim.program.ir.opaque import OpaqueError, OpaqueRange, Symbol, constant_of, symbols_in, terms_of, twin

@@ -6,9 +6,9 @@ A loop's body is called once, with an opaque index, so that a coordinate is prin
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from npusim.late_methods import dataclass
 from npusim.program.ir.families import shapes_of
 from npusim.program.ir.opaque import Coordinate, OpaqueRange, Symbol, constant_of, terms_of
 from npusim.program.ir.tile import GlobalTile

@@ -7,13 +7,14 @@ exact sum of its steps.  There is no macro operation: softmax is a dozen steps.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum, unique
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from npusim.errors import ProgramError
 from npusim.formats import get_arithmetic
+from npusim.late_methods import dataclass
 from npusim.program.ir.content import record
 from npusim.program.ir.tile import GlobalTile, Operand, RingTile, Tile
 

@@ -17,11 +17,12 @@ import functools
 import numbers
 import operator
 import sys
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import field, fields, is_dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsInt, TypeVar, cast
 
 from npusim.errors import ProgramError
+from npusim.late_methods import dataclass
 from npusim.program.ir.content import exact
 
 if TYPE_CHECKING:

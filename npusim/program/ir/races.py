@@ -16,7 +16,7 @@ release it never lose one, so flags are examined only in rings with a side that 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import reduce
 from heapq import heappop, heappush
 from itertools import accumulate, pairwise
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from npusim.errors import RaceError
+from npusim.late_methods import dataclass
 from npusim.program.ir.automaton import BLOCK, NEXT
 from npusim.program.ir.content import record
 from npusim.program.ir.regions import may_meet

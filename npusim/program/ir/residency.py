@@ -8,13 +8,14 @@ the cache holds all bytes that are accessed between two of its accesses.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from math import ceil, expm1
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from npusim.late_methods import dataclass
 from npusim.program.ir.columns import BlockColumns, ColumnScan, distinct, numbered
 from npusim.program.ir.content import MOST_BLOCKS, Itself, SameBlocks, kept_by_blocks
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from npusim.errors import ProgramError
 from npusim.formats import stored_format
+from npusim.late_methods import dataclass
 from npusim.program.ir.content import record
 from npusim.program.ir.families import families_of, shapes_of
 from npusim.program.ir.opaque import (

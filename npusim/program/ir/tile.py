@@ -7,11 +7,12 @@ memory are addressed by :class:`GlobalTile` instead, since all groups share them
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import gcd
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from npusim.formats import stored_format
+from npusim.late_methods import dataclass
 from npusim.program.ir.content import record
 from npusim.units import ceil_div
 

@@ -9,10 +9,11 @@ They are rounded to whole cycles once, where they are computed (`npusim.machines
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import ceil
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
+from npusim.late_methods import dataclass
 from npusim.program.ir.columns import BlockColumns
 from npusim.program.ir.content import exact, record
 from npusim.program.ir.op import TileOp

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from npusim.errors import ProgramError
+from npusim.late_methods import dataclass
 from npusim.program.ir.columns import distinct
 from npusim.program.ir.families import families_of, shapes_of
 from npusim.program.ir.tile_program import Item, Loop, ProgramPhase, TileProgram

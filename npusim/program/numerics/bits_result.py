@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
 from npusim.config.json_record import written_as
+from npusim.late_methods import dataclass
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

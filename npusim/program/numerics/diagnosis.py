@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from npusim import formats
 from npusim.config.problem import Problem, SinkData
 from npusim.formats import get_format
 from npusim.formats.cast import widen
+from npusim.late_methods import dataclass
 from npusim.program.ir.op import COMPARED, Opcode, Step
 from npusim.program.ir.opaque import at_lane
 from npusim.program.ir.tile import GlobalTile, Operand, RingTile, Tile

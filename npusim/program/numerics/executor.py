@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial, reduce
 from itertools import accumulate, groupby, pairwise, zip_longest
 from operator import add
@@ -22,6 +22,7 @@ from npusim import formats
 from npusim.errors import ProgramError
 from npusim.formats import stored_format
 from npusim.formats.cast import widen
+from npusim.late_methods import dataclass
 from npusim.program.ir.op import COMPARED, Attributes, Opcode, Source, Step, TileOp
 from npusim.program.ir.opaque import Lanes, at_lane, twin
 from npusim.program.ir.tile import GlobalTensor, GlobalTile, RingTile, Tile

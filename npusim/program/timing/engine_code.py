@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections import Counter
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain, groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from npusim.errors import ProgramError
+from npusim.late_methods import dataclass
 from npusim.program.ir.content import uncollected
 from npusim.program.timing.engine_arrays import (
     CALL,

@@ -7,12 +7,12 @@ cursors, so that a long program needs no more memory than its shapes.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from npusim.config.core_units import ScalarEngine
 from npusim.errors import ProgramError, SpecError
+from npusim.late_methods import dataclass
 from npusim.program.ir.content import Itself
 from npusim.program.ir.residency import dirty_share
 from npusim.program.ir.walk import OpTemplate, Templates, unrolled

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from npusim.config.bands import Validated
 from npusim.config.json_record import Microseconds, key
+from npusim.late_methods import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

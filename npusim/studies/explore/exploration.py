@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, TypeVar, Unpack, cast
 
 from npusim.errors import TilingError, one_line
 from npusim.frames import frame
+from npusim.late_methods import dataclass
 from npusim.simulation.request import Request, TensorOptions, command, schedule_name, takes_options
 from npusim.simulation.variants import PRECISION, named_fields
 from npusim.studies.explore.search import Options, Search, run_search

@@ -8,13 +8,14 @@ import math
 import pickle
 import time
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from npusim.config.node_file import is_node
 from npusim.errors import NpusimError, TilingError, one_line
+from npusim.late_methods import dataclass
 from npusim.program.ir.content import Itself
 from npusim.program.ir.sameness import ProgramContent
 from npusim.program.timing.engine_code import Code

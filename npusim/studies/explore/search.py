@@ -15,13 +15,14 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar, cast
 
 import npusim
 from npusim.errors import SpecError
 from npusim.kernels.declare.define import machine_of
+from npusim.late_methods import dataclass
 from npusim.simulation.variants import PRECISION
 from npusim.studies.explore.points import (
     Bits,

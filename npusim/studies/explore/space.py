@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain, groupby, product
 from math import prod
@@ -31,6 +31,7 @@ from npusim.config.tiling import (
 from npusim.errors import NpusimError, SpecError, TilingError
 from npusim.kernels.declare.define import machine_of, unread_keys
 from npusim.kernels.declare.registry import precision_fields
+from npusim.late_methods import dataclass
 from npusim.simulation.chosen_tile import is_chosen_in_steps, listed_fields, open_fields
 from npusim.simulation.plan import target_of
 from npusim.simulation.variants import OPTIONS, PRECISION, Variant, Variants, named_fields

@@ -13,11 +13,12 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from npusim.errors import OutputError, SpecError, reason_of
+from npusim.late_methods import dataclass
 from npusim.sanitize import csv_text
 from npusim.units import format_value
 

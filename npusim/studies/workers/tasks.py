@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
+
+from npusim.late_methods import dataclass
 
 Argument = TypeVar("Argument")
 Done = TypeVar("Done")
