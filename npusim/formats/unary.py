@@ -134,6 +134,8 @@ _OTHERS: Mapping[str, Mapping[str, UnaryVariant]] = MappingProxyType(
 )
 #: Whose implementations of functions and divisions of float32 compiled code has.
 LIBRARIES = ("correct", "cuda", "ascend_c")
+#: Divisions by name: rounded once, and a GPU's ``div.full.f32`` (`npusim.formats.cuda_functions.div_full`).
+DIVISIONS = ("div.correct", "div.hopper_full")
 VARIANTS: Mapping[str, Mapping[str, UnaryVariant]] = MappingProxyType(
     {name: MappingProxyType({"correct": _CORRECT, **_OTHERS.get(name, {})}) for name in FUNCTIONS}
 )

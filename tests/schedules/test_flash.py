@@ -302,3 +302,37 @@ def test_warp_groups_wait_for_what_the_others_make_of_stored_values(stages: int)
     problem = Problem(heads=2, kv_heads=1, seq_q=128, seq_kv=1000, head_dim=64, cache="int8")
     tiling = build_tiling(schedule.tiling, fields)
     check(schedule.program(problem, tiling, device, schedule.precision("")), device.flags)
+
+
+FAST = "exp_variant=exp2.hopper_ex2,div_variant=div.hopper_full"
+
+
+@pytest.mark.parametrize("kernel", ["fa2", "fa3"])
+def test_a_kernel_may_have_the_functions_that_its_code_has(kernel: str) -> None:
+    """2^x and 1 / l times O as an H200's instructions give them: a call of one tile, computed again here."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, 1, 64, 64)).astype(np.float16) for _ in "qkv")
+    problem = Problem(heads=1, seq_q=64, seq_kv=64, head_dim=64)
+    precision = f"fa2_fp32,output=float32,{FAST}"
+    request: Any = {"tiling": {"kernel": kernel}, "tensors": {"q": q, "k": k, "v": v}, "rows": "all", "heads": "all"}
+    done = run("flash", hw="h200", problem=problem, precision=precision, **request)
+    unit, factor = {"arithmetic": "hopper.mma.k16.f16.f32"}, np.float32(problem.scale / math.log(2))
+    s = formats.matmul(q[0, 0], np.ascontiguousarray(k[0, 0].T), **unit)
+    most = formats.mul(s.max(1, keepdims=True), factor, "float32")
+    p = formats.exp2(formats.fma(s, np.full_like(s, factor), np.broadcast_to(-most, s.shape), "float32"), "float32", variant="hopper_ex2")
+    total = formats.reduce_sum(p, "float32", order="sequential")[:, None]
+    o = formats.matmul(p.astype(np.float16), v[0, 0], **unit)
+    wanted = formats.mul(o, formats.rcp(total, "float32", variant="hopper_approx"), "float32")
+    assert np.array_equal(np.reshape(done.output, o.shape), wanted)
+    assert not np.array_equal(wanted, formats.div(o, total, "float32"))
+    (note,) = (n for n in done.notes if "--use_fast_math" in n)
+    assert note.startswith("div.hopper_full, exp2.hopper_ex2: an H200's instructions, as nvcc")
+
+
+def test_functions_of_an_h200_are_assumed_elsewhere_and_refused_in_float16() -> None:
+    (note,) = (n for n in run("flash", seq=64, hw="a100", precision=FAST).notes if "--use_fast_math" in n)
+    assert "instructions, assumed for a100," in note
+    with pytest.raises(NpusimError, match=r"div\.hopper_full"):
+        run("flash", seq=64, hw="ascend_910b2", precision="fa16,div_variant=div.hopper_full")
+    with pytest.raises(NpusimError, match=r"div_variant: 'fast' is not one of .*div\.hopper_full"):
+        run("flash", seq=64, precision="div_variant=fast")

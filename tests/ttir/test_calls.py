@@ -333,6 +333,15 @@ HOSTILE: dict[str, tuple[Any, Any, str]] = {
     "a number beyond its type": (("calls", 0, "arguments", "n"), 2**40, "n: 1099511627776; allowed: an integer of 32"),
     "a grid": (("calls", 0, "configurations", 0, "grid"), [2**20, 2**20], "a grid of .* 1,048,576 programs"),
     "letters": (("calls", 0, "path"), "x" * 10**6, r"path: .*\(1,000,002 letters\); allowed: text of at most 4,096"),
+    "no object for a call": (("calls", 0), 5, "call 0: 5; allowed: an object with names"),
+    "a list of arguments": (("calls", 0, "arguments"), [1], r"arguments: \[1\]; allowed: an object with names"),
+    "no list of strides": (("calls", 0, "arguments", "X", "strides"), 1, "strides: 1; allowed: a list"),
+    "a list for a stride": (("calls", 0, "arguments", "X", "strides"), [[]], r"X: \[\]; allowed: whole numbers"),
+    "too many strides": (("calls", 0, "arguments", "X", "strides"), [1, 1], "X: 2 strides; allowed: one for each of"),
+    "a stride to before": (("calls", 0, "arguments", "X", "strides"), [-1], "X: its first element: -"),
+    "a truth for a number": (("calls", 0, "configurations", 0, "grid"), [True], "grid: True; allowed: whole numbers"),
+    "another text": (("calls", 0, "configurations", 0, "ttir"), 7, "ttir: 7; allowed: 0 to 1, the number of a text"),
+    "no options": (("calls", 0, "configurations", 0, "options"), [1], r"options: \[1\]; allowed: an object"),
     "a folder": (("calls", 0, "name"), "../../x", r"a kernel called '\.\./\.\./x'"),
 }
 

@@ -95,8 +95,8 @@ class FlashPrecision(NamedFormats):
         P V as the matrix unit's output path stores it.
     output
         The result.
-    exp_variant, sum_order, rounding, multiply_add, accumulate, arithmetic
-        Named choices: the exponential, the order of the row sum, the rounding of casts, the number of roundings of a
+    exp_variant, div_variant, sum_order, rounding, multiply_add, accumulate, arithmetic
+        Named choices: the exponential, the division by the row sum (empty: rounded once), the order of the row sum, the rounding of casts, the number of roundings of a
         multiplication followed only by an addition, the place where P V accumulates, and the matrix arithmetic (empty:
         the device's).  A power-of-two exponential reads scores times log2 e.
     exponent
@@ -127,6 +127,7 @@ class FlashPrecision(NamedFormats):
     product: str = "float32"
     output: str = "input"
     exp_variant: str = "exp.correct"
+    div_variant: str = ""
     sum_order: str = ""
     accumulate: Accumulate = "fresh"
     arithmetic: str = ""
@@ -177,6 +178,7 @@ class Fp8Precision(NamedFormats):
     operand: str = E4M3
     output: str = "float32"
     exp_variant: str = "exp.correct"
+    div_variant: str = ""
     sum_order: str = "sequential"
     accumulate: Accumulate = "fresh"
     arithmetic: str = ""

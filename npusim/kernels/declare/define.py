@@ -64,7 +64,7 @@ PhasesFunction = Callable[[Any, Any, Any, Any], Phases]
 #: Fields of a precision that operations, products, tensors and earlier kernels read.
 _READ_BESIDE = frozenset(
     (
-        *("exp_variant", "sum_order", "rounding", "multiply_add", "arithmetic"),
+        *("exp_variant", "div_variant", "sum_order", "rounding", "multiply_add", "arithmetic"),
         *("output", "operands", "values", "scale_rule", "smooth"),
     )
 )

@@ -23,7 +23,7 @@ from npusim.config.problem import Dtype, Problem, Sizes
 from npusim.config.tiling import Tiling, build_tiling, names_of, tiling_fields
 from npusim.config.workload import IGNORABLE
 from npusim.errors import BufferOverflowError, SpecError, TilingError
-from npusim.formats import BLOCK_FORMATS, LIBRARIES, SCALE_RULES, VARIANTS, get_arithmetic, stored_format
+from npusim.formats import BLOCK_FORMATS, DIVISIONS, LIBRARIES, SCALE_RULES, VARIANTS, get_arithmetic, stored_format
 from npusim.formats.reductions import ORDERS
 from npusim.kernels.attention.online_softmax import P_SCALE, Accumulate, ScaleIn, Sink
 from npusim.late_methods import dataclass
@@ -423,6 +423,7 @@ def _halved(tiling: Tiling, field: str) -> Iterator[int | None]:
 NAMED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "exp_variant": tuple(f"{f}.{v}" for f in ("exp", "exp2") for v in VARIANTS[f]),
+        "div_variant": ("", *DIVISIONS),
         "functions": LIBRARIES,
         "sum_order": ORDERS,
         "accumulate": get_args(Accumulate),

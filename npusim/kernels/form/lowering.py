@@ -326,6 +326,7 @@ def precision_choices(p: object) -> tuple[tuple[O, Attributes], ...]:
     """Return the attributes that a precision chooses for operations to which the kernel gives none."""
     return (
         (O.EXP, Attributes(variant=getattr(p, "exp_variant", ""))),
+        (O.DIV, Attributes(variant=getattr(p, "div_variant", ""))),
         (O.ROW_SUM, Attributes(order=getattr(p, "sum_order", ""))),
         (O.CAST, Attributes(rounding=getattr(p, "rounding", ""))),
         (O.ADD, Attributes(variant=getattr(p, "multiply_add", ""))),

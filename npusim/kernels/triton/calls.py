@@ -201,7 +201,7 @@ def _read(path: str, _changed: int) -> Calls:
     why = f"{path}: no file of recorded calls, or a damaged one"
     try:
         arrays = read_archive(Path(path))
-        document = json.loads(bytes(arrays["calls"]).decode())
+        document = _object("calls", json.loads(bytes(arrays["calls"]).decode()))
         if document["format"] != FORMAT:
             raise SpecError(f"{path}: format {document['format']} of recorded calls; this npusim reads {FORMAT}")
         texts, release = document["ttir"], _text("triton", document["triton"])
@@ -222,12 +222,13 @@ def _read(path: str, _changed: int) -> Calls:
 
 def _call(number: int, each: Mapping[str, Any], texts: Sequence[str], arrays: Mapping[str, Any], release: str) -> Call:
     arguments = dict[str, Any]()
-    for name, x in each["arguments"].items():
+    for name, x in _object("arguments", _object(f"call {number}", each)["arguments"]).items():
         is_tensor = isinstance(x, dict)
         arguments[name] = _argument(name, x, arrays.get(f"{number}.{name}")) if is_tensor else _value(name, x)
     language = _text("language", each.get("language", ""))
     named = None if language else {n for n, x in arguments.items() if not isinstance(x, Argument)}
-    configurations = tuple(_configuration(v, texts, named) for v in each["configurations"])
+    listed = _list("configurations", each["configurations"])
+    configurations = tuple(_configuration(_object("configuration", v), texts, named) for v in listed)
     if not configurations:
         raise ValueError("a call without a configuration")
     name, path, where = (_text(n, each[n]) for n in ("name", "path", "where"))
@@ -238,13 +239,16 @@ def _call(number: int, each: Mapping[str, Any], texts: Sequence[str], arrays: Ma
 
 def _argument(name: str, x: Mapping[str, Any], data: Any) -> Argument:
     """Return a tensor of a file; raise `ValueError` for numbers that are no view's."""
-    fmt, lists = _text("format", x["fmt"]), {n: tuple(x[n]) for n in ("shape", "strides", "block")}
-    for n in (*lists["shape"], *lists["block"], x["offset"], x["storage"]):
+    fmt, lists = _text("format", x["fmt"]), {n: tuple(_list(n, x[n])) for n in ("shape", "strides", "block")}
+    strides = [abs(s) if isinstance(s, int) else s for s in lists["strides"]]
+    for n in (*lists["shape"], *strides, *lists["block"], x["offset"], x["storage"]):
         _whole(name, n)
-    reach = sum(
-        max(n - 1, 0) * abs(_whole(name, abs(s))) for n, s in zip(lists["shape"], lists["strides"], strict=True)
-    )
+    if len(strides) != len(lists["shape"]):
+        raise ValueError(f"{name}: {len(strides)} strides; allowed: one for each of its {len(lists['shape'])} axes")
+    reach = sum(max(n - 1, 0) * s for n, s in zip(lists["shape"], strides, strict=True))
     _whole(f"{name}: its last element", x["offset"] + reach)
+    back = sum(max(n - 1, 0) * min(s, 0) for n, s in zip(lists["shape"], lists["strides"], strict=True))
+    _whole(f"{name}: its first element", x["offset"] + back)
     if fmt in INTEGERS and reach >= MOST_INTEGERS:
         raise ValueError(f"{name}: integers {reach:,} elements apart; allowed: {MOST_INTEGERS:,}")
     dtype = np.dtype(fmt) if fmt in INTEGERS else get_format(fmt).dtype
@@ -256,8 +260,22 @@ def _argument(name: str, x: Mapping[str, Any], data: Any) -> Argument:
 
 def _whole(name: str, x: object) -> int:
     """Return an integer of a file; raise `ValueError` for another value, or one beyond 63 bits."""
-    if not isinstance(x, int) or not 0 <= x < 1 << 63:
+    if not isinstance(x, int) or isinstance(x, bool) or not 0 <= x < 1 << 63:
         raise ValueError(f"{name}: {_short(x)}; allowed: whole numbers from 0, below 2^63")
+    return x
+
+
+def _object(name: str, x: Any) -> dict[str, Any]:
+    """Return an object of a file; raise `ValueError` for another value."""
+    if not isinstance(x, dict):
+        raise ValueError(f"{name}: {_short(x)}; allowed: an object with names")
+    return x
+
+
+def _list(name: str, x: Any) -> list[Any]:
+    """Return a list of a file; raise `ValueError` for another value."""
+    if not isinstance(x, list):
+        raise ValueError(f"{name}: {_short(x)}; allowed: a list")
     return x
 
 
@@ -281,15 +299,20 @@ def _short(x: object) -> str:
 
 def _configuration(of: Mapping[str, Any], texts: Sequence[str], named: set[str] | None) -> CallConfiguration:
     """Return a configuration of a file; ``named``: the names that its constants may have, None for any name."""
-    text = texts[_whole("ttir", of["ttir"])] if of["ttir"] is not None else ""
-    options = {n: _whole(n, x) for n, x in of["options"].items()}
+    number = of["ttir"]
+    if number is not None and _whole("ttir", number) >= len(texts):
+        raise ValueError(f"ttir: {number}; allowed: 0 to {len(texts) - 1}, the number of a text of the file")
+    text = "" if number is None else texts[number]
+    options = {n: _whole(n, x) for n, x in _object("options", of["options"]).items()}
     if why := refused_option(options):
         raise ValueError(why)
-    constants = {n: _value(n, x) for n, x in of["constants"].items()}
+    constants = {n: _value(n, x) for n, x in _object("constants", of["constants"]).items()}
     if unknown := [n for n in constants if named is not None and n not in named]:
         raise ValueError(f"constant {_short(unknown[0])}, which is no parameter of the kernel that takes a number")
-    notes = tuple(_text("note", x) for x in of.get("notes", ()))
-    return CallConfiguration(text, _grid(of["grid"]), options, constants, str(of["refused"]), notes)
+    if not isinstance(refused := of["refused"], str):
+        raise ValueError(f"refused: {_short(refused)}; allowed: text")
+    notes = tuple(_text("note", x) for x in _list("notes", of.get("notes", [])))
+    return CallConfiguration(text, _grid(_list("grid", of["grid"])), options, constants, refused, notes)
 
 
 def _grid(numbers: Sequence[int]) -> tuple[int, ...]:

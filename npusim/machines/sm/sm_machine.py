@@ -72,6 +72,12 @@ ROUNDS = 8
 #: Keys of a step where the device's file says nothing of registers.
 KEYS = 64
 EXPONENTIAL = "bits of the hardware's EX2 are not public: powers of two are assumed to be correctly rounded"
+#: Functions of float32 that are an H200's instructions, the architecture of their bits, and what is said of them.
+HOPPERS, MEASURED_ON = frozenset({"exp2.hopper_ex2", "div.hopper_full"}), "sm_90"
+FAST = (
+    "{}: an H200's instructions{}, as nvcc compiles exp2f and 1 / l times O with --use_fast_math "
+    "(FlashAttention-2 and -3: setup.py) and as FlashInfer writes them"
+)
 UNTIMED = "this device has no timing model yet: values only"
 
 
@@ -309,9 +315,13 @@ class SmMachine(Machine):
                 storer, turn = resident.places.storer, takes_turns * number
                 queues |= {q: Queue(q, SM, WARPS, q, turn, is_awaited=q != storer) for q in resident.queues}
             built.append(self._phase(frame, tiling, residents))
-        rows = (r for phase, _ in listed for s in phase.stages for r in s.rows)
-        if self.device.is_timed and any(r.attributes.variant == "exp2.correct" for r in rows):
+        rows = ((phase, r.attributes.variant) for phase, _ in listed for s in phase.stages for r in s.rows)
+        variants = {(phase.compiled, variant) for phase, variant in rows if variant}
+        if self.device.is_timed and any(variant == "exp2.correct" for _, variant in variants):
             notes = (*notes, EXPONENTIAL)
+        if fast := sorted({v for is_compiled, v in variants if not is_compiled and v in HOPPERS}):
+            assumed = "" if self.device.architecture == MEASURED_ON else f", assumed for {self.device.name}"
+            notes = (*notes, FAST.format(", ".join(fast), assumed))
         notes = (*(() if self.device.is_timed else (UNTIMED,)), *notes)
         rooms = [replace(t.occupancy, blocks=t.residents) for _, t in listed if t.occupancy]
         occupied = [room.occupied() for room in rooms]

@@ -74,10 +74,11 @@ def _binary(function: Callable[[Any, Any, str], Array]) -> Semantics:
 
 def _division(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
     """Return a quotient rounded once, or, with ``div.hopper_full``, a GPU's ``div.full.f32``."""
-    if attributes.variant in ("", "div.correct"):
+    correct, full = formats.DIVISIONS
+    if attributes.variant in ("", correct):
         return formats.div(sources[0], sources[1], fmt)
-    if attributes.variant != "div.hopper_full" or fmt != "float32":
-        raise FormatError(f"unknown division {attributes.variant!r} of {fmt}; there is div.hopper_full of float32")
+    if attributes.variant != full or fmt != "float32":
+        raise FormatError(f"unknown division {attributes.variant!r} of {fmt}; there is {full} of float32")
     return formats.div_full(sources[0], sources[1])
 
 
