@@ -16,7 +16,6 @@ from npusim.kernel import (
     Phases,
     StatePrecision,
     as_stored,
-    ceil_div,
     chunk_tensors,
     chunked,
     in_slices,
@@ -35,20 +34,19 @@ def log_decay(heads: int) -> NDArray[np.float64]:
 def retention(problem: KernelProblem, tiling: Any, p: StatePrecision, _machine: object) -> Phases:
     """Return both kernels; the decay within a chunk is a matrix of each head, which is loaded."""
     sizes, chunk = sizes_of(problem), tiling.chunk
-    (batch, heads, tokens, key, _), at = sizes, np.arange(chunk)
+    (_, heads, _, key, _), at = sizes, np.arange(chunk)
     gamma = log_decay(heads)[None, :, None, None]
     tensors = chunk_tensors(sizes, chunk, problem.dtype, p.output)
-    for n, cols in (("decay", chunk), ("out", 1), ("into", 1)):
-        tensors[n] = GlobalTensor(n, 1, heads, chunk, cols, F32, "input")
+    for n, rows, cols in (("decay", chunk, chunk), ("out", chunk, 1), ("into", chunk, 1), ("keep", key, 1)):
+        tensors[n] = GlobalTensor(n, 1, heads, rows, cols, F32, "input")
     since = np.maximum(at[:, None] - at, 0)
-    shape = batch * ceil_div(tokens, chunk), heads, key, 1
     values = {
         "decay": as_stored(lambda: np.exp(gamma * since) * (at[:, None] >= at)),
         "out": as_stored(lambda: np.exp(gamma * (at[:, None] + 1))),
         "into": as_stored(lambda: np.exp(gamma * (chunk - 1 - at[:, None]))),
-        "keep": as_stored(lambda: np.broadcast_to(np.exp(gamma * chunk), shape)),
+        "keep": as_stored(lambda: np.broadcast_to(np.exp(gamma * chunk), (1, heads, key, 1))),
     }
-    return in_slices(chunked(Chunks.of(sizes, tiling), p, tensors, values))
+    return in_slices(chunked(Chunks.of(sizes, tiling), p, tensors, values, is_even=True))
 
 
 def _constant_gates(problem: KernelProblem) -> NDArray[np.float64]:

@@ -78,13 +78,25 @@ def states(k: Value, v: Value, into: Value | None, keep: Value, p: StatePrecisio
     """Return S before each chunk; ``into``: the decay of each token at the end of its chunk, where K does not include
     it.
 
-    ``keep``: the decay of S in a chunk, by channel of keys.
+    ``keep``: the decay of S in each chunk, by channel of keys.
     """
     s = full("key value", 0.0, p.state)
     for kj, vj, ej in tiles(k, v, keep):
         yield s.to(p.factor)
-        fed = vj if into is None else (vj.to(F32) * into).to(p.factor)
-        s = s * ej + p.left(kj.T @ fed, p.state)
+        s = s * ej + p.left(kj.T @ _fed(vj, into, p), p.state)
+
+
+@kernel(results="h", k="token key", v="token value", into="token", keep="key", walks="token", still="into")
+def evenly_decayed(k: Value, v: Value, into: Value | None, keep: Value, p: StatePrecision) -> Any:
+    """Return the same where all chunks decay alike: a block loads ``keep`` once."""
+    s = full("key value", 0.0, p.state)
+    for kj, vj in tiles(k, v):
+        yield s.to(p.factor)
+        s = s * keep + p.left(kj.T @ _fed(vj, into, p), p.state)
+
+
+def _fed(v: Value, into: Value | None, p: StatePrecision) -> Value:
+    return v if into is None else (v.to(F32) * into).to(p.factor)
 
 
 @kernel(
@@ -252,19 +264,26 @@ def decay_sums(function: Kernel, of: Chunks, each: int, results: list[GlobalTens
 
 
 def chunked(
-    of: Chunks, p: StatePrecision, tensors: Mapping[str, GlobalTensor], values: Mapping[str, Callable[[], Any]]
+    of: Chunks,
+    p: StatePrecision,
+    tensors: Mapping[str, GlobalTensor],
+    values: Mapping[str, Callable[[], Any]],
+    *,
+    is_even: bool = False,
 ) -> list[Phase]:
     """Return both kernels.
 
-    ``tensors``: q, k, v, o; k_h, the keys that update S, if not k; keep, a vector for each chunk; decay; into and out
-    for a decay a head. ``values``: functions that return the constant ones, by name.
+    ``tensors``: q, k, v, o; k_h, the keys that update S, if not k; keep, a vector for each chunk, or with ``is_even``
+    one for all; decay; into and out for a decay a head. ``values``: functions that return the constant ones, by name.
     """
     t, h = tensors, of.stack("h", of.key, of.value, p.factor)
     more: dict[str, Any] = {"p": p, "arithmetic": p.arithmetic}
-    kept = Stacked("chunk", of.count, t["keep"])
+    kept = t["keep"] if is_even else Stacked("chunk", of.count, t["keep"])
     known = {n: f for n, f in values.items() if n in ("keep", "into")}
     fed: dict[str, Any] = {"k": t.get("k_h", t["k"]), "v": t["v"], "into": t.get("into"), "keep": kept}
-    before = states.phase("states", of.panels(), of.spans() | {"key": of.high}, [h], values=known, **fed, **more)
+    before = (evenly_decayed if is_even else states).phase(
+        "states", of.panels(), of.spans() | {"key": of.high}, [h], values=known, **fed, **more
+    )
     read: dict[str, Any] = {**{n: t[n] for n in ("q", "k", "v", "decay")}, "out": t.get("out"), "h": h}
     known = {n: f for n, f in values.items() if n in ("decay", "out")}
     return [before, outputs.phase("outputs", of.blocks(), of.spans(), [t["o"]], values=known, **read, **more)]

@@ -239,7 +239,7 @@ class ResidentBlock:
             yield replace(op, work=work_of(op)._replace(copies=copies)) if is_beside else op
         if s is not stages[last]:
             return
-        slots = self.places.released(self.places.operands_of(stages), block, tile)
+        slots = self.places.released((*self.places.operands_of(stages), *self.places.for_rows), block, tile)
         for warps in self.warps:
             yield TileOp("next", warps, WARPS, (), slots, works.iteration())
             if not follows:
@@ -475,6 +475,8 @@ class ResidentBlock:
                     step = Step(Opcode.COPY, where, (ring.front(*shape),))
                     yield TileOp(f"{self.frame.label(n)}.store", self.places.storer, LDG, (step,))
                     continue
+                if self.places.leaves and self.works:  # fragments become rows in shared memory
+                    yield TileOp(f"{self.frame.label(n)}.turn", self.warps[group], WARPS, (), (), self.works.put())
                 step = Step(Opcode.COPY, where, (part,))
                 yield self._op(f"{self.frame.label(n)}.store", s, group, LDG, (step,))
 

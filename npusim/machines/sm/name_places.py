@@ -61,11 +61,6 @@ class BlockPlaces:
                     "them here; give the kernel the tensor twice, under two names"
                 )
         loader, is_product = f"{SM}.B{number}{LDG}", decided.roles == "copying"
-        #: The queue that loads each operand; in a library's product the copies of A wait for none of B,
-        #: in compiled rows none for another.
-        self.loaders = dict.fromkeys(frame.operands, loader)
-        apart = frame.operands if decided.code else frame.visited if is_product else ()
-        self.loaders |= {n: f"{loader}{i or ''}" for i, n in enumerate(apart)}
         #: Operands of the loop that are loaded.
         self.visited = tuple(n for n in frame.visited if n not in frame.views)
         #: Whether slots in shared memory are released only at the end of an iteration, or of a block without any.
@@ -73,13 +68,27 @@ class BlockPlaces:
         is_pipelined = tiling.has_groups and decided.roles == "alike" and not decided.slice_elements
         #: Whether warps wait for all copies of a tile at its begin, as compilers' loops of several stages do.
         self.waits_at_once = decided.stages > 1 and is_pipelined
+        #: Whether it is the pipelined loop of a recurrence, which leaves a result for each tile.
+        outs = (n for n, place in frame.places.items() if place == "out")
+        self.leaves = self.waits_at_once and any(frame.is_visited(n) for n in outs)
         staged = (*frame.held, *self.visited) if decided.slice_elements else self.visited
         #: Read by products: in shared memory.  Others are read where the loader leaves them.
         self.shared = tuple(n for n in staged if any(n in s.read for s in how))
-        #: Loaded once a block.
-        self.held = tuple(n for n in frame.held if n not in self.shared)
         #: Read by products too: what rows make of a tile's operands.
         self.prepared = tuple(n for n in frame.places if frame.is_of_operands(n))
+        #: Operands of the loop that are copied to shared memory for rows alone, and released at the iteration's end.
+        self.for_rows = tuple(n for n in self.visited if n not in self.shared and self.is_copied(n))
+        self.for_rows = self.for_rows if self.leaves else ()
+        #: The queue that loads each operand; in a library's product the copies of A wait for none of B,
+        #: in compiled rows none for another, in a recurrence those of later tiles for no load to registers.
+        self.loaders = dict.fromkeys(frame.operands, loader)
+        apart = frame.operands if decided.code else frame.visited if is_product else ()
+        self.loaders |= {n: f"{loader}{i or ''}" for i, n in enumerate(apart)}
+        if self.leaves:
+            copied = {*self.shared, *self.for_rows}
+            self.loaders |= {n: f"{loader}1" for n in self.visited if n not in copied}
+        #: Loaded once a block.
+        self.held = tuple(n for n in frame.held if n not in self.shared)
         who = f"{frame.prefix}B{number}"
         self._place_operands(who)
         #: Stores that warps do not wait for: the queue, and what waits there of each group, two tiles at most.
@@ -322,7 +331,7 @@ class BlockPlaces:
     def _read_by_rows(self, root: str, n: str, s: Stage, block: WorkTile, tile: Visit) -> RingTile:
         """Return the slot of an operand that rows read; a block acquires it at its start and releases it at its end."""
         once, readers = root not in self.held, self._readers(root, s)
-        first, last = once and s is readers[0], once and s is readers[-1]
+        first, last = once and s is readers[0], once and s is readers[-1] and root not in self.for_rows
         return self.slot(self.near[root], n, block, tile, first=first, last=last)
 
     def slots_of_rows(self, s: Stage, block: WorkTile, tile: Visit) -> Handshake:

@@ -73,7 +73,8 @@ def cold_reads(program: TileProgram, in_step: int) -> dict[str, float]:
 
     Blocks that share a head's keys run in step until the blocks of a place have read ``in_step`` tiles: if their head
     is read for the first time, all of them wait for a miss of the first.  Later blocks hit data that another has
-    loaded.
+    loaded.  Blocks of a recurrence, which leave a result for each tile, stay in step: whoever is ahead waits for memory
+    (`chunk_fwd_kernel_h` on an H100, two stages: a chunk takes as long in sequences of 128 chunks as in those of 32).
     """
     shares: dict[str, float] = {}
     written: set[str] = set()
@@ -82,7 +83,9 @@ def cold_reads(program: TileProgram, in_step: int) -> dict[str, float]:
         touched = {t.region.tensor.name: t.region.tensor for t in touches if not t.is_write}
         heads = max((t.heads for t in touched.values()), default=1)
         cold = {name: heads // t.heads for name, t in touched.items() if name not in shares and name not in written}
-        waits = {sharing: _waiting(phase, sharing, in_step) for sharing in set(cold.values())}
+        tiles = phase.blocks[0].tile_count if phase.blocks else 0
+        together = tiles if 1 < tiles <= sum(t.is_write for t in touches) else in_step
+        waits = {sharing: _waiting(phase, sharing, together) for sharing in set(cold.values())}
         shares |= {name: waits[sharing] for name, sharing in cold.items()}
         written |= {t.region.tensor.name for t in touches if t.is_write}
     return shares
