@@ -29,7 +29,7 @@ from npusim.studies.evaluate.child import WARMED, Question, computed, described,
 from npusim.studies.evaluate.limits import Limits
 from npusim.studies.evaluate.looks import WrongElement, of_refusal
 from npusim.studies.evaluate.process import CandidateProcess, nursery
-from npusim.studies.evaluate.referee import CaseVerdict, OverflowingCaseError, Referee, RefereeChoice
+from npusim.studies.evaluate.referee import CaseVerdict, Referee, RefereeChoice, UnjudgedCaseError
 from npusim.studies.tune.prediction import lettered
 
 if TYPE_CHECKING:
@@ -319,7 +319,7 @@ class Batch:
                     outputs.append(read_tensors(file)["o"].tobytes())
                 for verdict in self._verdicts(case, description, file):
                     verdicts.append(verdict)
-            except OverflowingCaseError:
+            except UnjudgedCaseError:
                 continue
             except NpusimError as error:
                 refused.append(_not_read(case.name, one_line(error)))
