@@ -100,7 +100,7 @@ def show_guide(ctx: typer.Context, topic: Topic = None, json: o.Json = False) ->
 
 
 def _wrapped(text: str, width: int) -> Iterator[Line]:
-    """Yield the lines of a guide for a terminal: sentences and tables wrapped, code as it is."""
+    """Yield the lines of a guide for a terminal: sentences, tables and commands wrapped, other code as it is."""
     is_code = False
     for is_table, group in groupby(text.splitlines(), lambda line: line.startswith("|")):
         listed = list(group)
@@ -117,11 +117,26 @@ def _wrapped(text: str, width: int) -> Iterator[Line]:
                 paragraph = []
             is_code ^= is_fence
             if is_code or is_fence or line.startswith("    "):
-                yield ((line, ""),)
+                yield from (((part, ""),) for part in _code(line, width))
             elif line:
                 paragraph.append(line)
             else:
                 yield ()
+
+
+def _code(line: str, width: int) -> Iterator[str]:
+    """Yield a line of code; a command after ``$`` is continued on further lines, as a shell reads them."""
+    if len(line) <= width or not line.startswith("$ "):
+        yield line
+        return
+    first, *words = re.findall(r"""(?:'[^']*'|"[^"]*"|\S)+""", line)
+    made = first
+    for word in words:
+        if len(made) + len(word) + len("  \\") > width and made.strip() != "$":
+            yield f"{made} \\"
+            made = "   "
+        made += f" {word}"
+    yield made
 
 
 def _cells_of(row: str) -> list[str]:

@@ -23,6 +23,7 @@ from npusim.program.numerics.input_tensors import kernel_source
 from npusim.simulation.simulate import run_request
 
 if TYPE_CHECKING:
+    from npusim.program.ir.tile_program import TileProgram
     from npusim.simulation.request import Request
     from npusim.simulation.run_result import RunData
 
@@ -37,7 +38,7 @@ class SequenceRun(NamedTuple):
     reads: dict[str, int]
 
 
-class _Memory:
+class Storages:
     """Bytes of storages, as launches leave them, and the launch that wrote to each last."""
 
     def __init__(self, calls: Sequence[Call], seed: int) -> None:
@@ -68,9 +69,13 @@ class _Memory:
         elements = of[x.storage][: self._sizes[x.storage] // size * size].view(dtype)
         return np.lib.stride_tricks.as_strided(elements[x.offset :], x.shape, [s * size for s in x.strides])
 
-    def store(self, number: int, call: Call, result: RunData, given: dict[str, Any]) -> None:
+    def is_written(self, x: Argument) -> Any:
+        """Return which elements of a view a launch has written."""
+        self.view(x)
+        return self._part(self._written, x, f"u{get_format(x.fmt).dtype.itemsize}") != 0
+
+    def store(self, number: int, call: Call, program: TileProgram, given: dict[str, Any]) -> None:
         """Execute all blocks of a launch, and write its results to its storages."""
-        program = result.program
         inputs = [t for t in program.tensors.values() if t.role == "input"]
         done = execute(program, kernel_source(inputs, 0, given))
         for t in program.tensors.values():
@@ -117,7 +122,7 @@ def in_sequence(schedules: Sequence[str], request: Request) -> tuple[SequenceRun
         raise SpecError("tensors: launches in sequence have the values of their storages; record them (--floats)")
     calls, done = [call_of(name) for name in schedules], list[SequenceRun]()
     _refuse_scratch(calls)
-    memory = _Memory(calls, request.seed or 0)
+    memory = Storages(calls, request.seed or 0)
     for number, (name, call) in enumerate(zip(schedules, calls, strict=True)):
         floats = {n: x for n, x in call.tensors.items() if not x.is_integer}
         given = {n: memory.view(x).copy() for n, x in floats.items()} if request.numerics else {}
@@ -133,6 +138,6 @@ def in_sequence(schedules: Sequence[str], request: Request) -> tuple[SequenceRun
         if later.isdisjoint(call.tensors[n].storage for n in written):
             continue
         if request.numerics:
-            memory.store(number, call, result, given)
+            memory.store(number, call, result.program, given)
         memory.writers |= {call.tensors[n].storage: number for n in written}
     return tuple(done)

@@ -7,6 +7,7 @@ import pytest
 import typer.testing
 
 from npusim.cli.app import app
+from npusim.cli.guide import guides
 
 
 def _verbs(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -47,3 +48,11 @@ def test_the_options_of_a_problem_are_described_once() -> None:
     names = "".join(_printed("explore", "--help"))
     assert "npusim help problem" in names
     assert all(name in names for name in ("--seq-kv", "--query-lengths", "--causal", "--problem"))
+
+
+def test_a_long_command_of_a_guide_is_continued_as_a_shell_reads_it() -> None:
+    lines = _printed("help", "diff")
+    first = next(i for i, line in enumerate(lines) if line.startswith("$ npusim run flash"))
+    assert lines[first].endswith(" \\")
+    command = lines[first].removesuffix(" \\") + lines[first + 1].removeprefix("   ")
+    assert command in guides()["diff"].splitlines()

@@ -69,7 +69,7 @@ def judged(kernel: str, faults: tuple[str, ...], reference: str, folder: Path) -
 def test_each_output_is_judged_by_the_name_that_the_kernel_has_for_it(tmp_path: Path) -> None:
     right, no_sum, no_norm = judged("added", ("", "sum", "norm"), "added", tmp_path)
     assert [right.verdict, no_sum.verdict, no_norm.verdict] == ["right", "wrong", "wrong"], right.reason
-    assert right.judged == 2 * 9
+    assert right.judged == 2 * 10
     assert ", H:" in no_sum.reason
     assert ", o:" in no_norm.reason
 

@@ -54,6 +54,16 @@ def lost(X, T, L, n, B: tl.constexpr, FAULT: tl.constexpr):
     tl.store(L + r, s if FAULT == "maximum" else m + s)
 
 @triton.jit
+def softened(X, O, m, n, BM: tl.constexpr, B: tl.constexpr, FAULT: tl.constexpr):
+    r, c = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, B)
+    ok = (r[:, None] < m) & ((c <= n) if FAULT == "beyond" else (c < n))[None]
+    x = tl.load(X + r[:, None] * n + c[None], mask=ok, other=float("-inf")).to(tl.float32)
+    e = tl.exp(x - (tl.maximum(tl.max(x, 1), 0.0) if FAULT == "from zero" else tl.max(x, 1))[:, None])
+    o = e / tl.sum(e, 1)[:, None]
+    o = o.to(tl.float16).to(tl.float32) if FAULT == "half" else o
+    tl.store(O + r[:, None] * n + c[None], o, mask=(r[:, None] < m) & (c < n)[None])
+
+@triton.jit
 def rotated(X, C, S, O, n, H: tl.constexpr, FAULT: tl.constexpr):
     r, i = tl.program_id(0), tl.arange(0, H)
     ok = i < n // 2
@@ -75,6 +85,10 @@ def added(X, BIAS):
     assert BIAS.shape[-1] == X.shape[-1] and BIAS.size == X.shape[-1]
     return (X + BIAS) * 0.75
 
+def softened(X):
+    e = np.exp(X - X.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
 def largest(X):
     return {"V": X.max(-1), "I": X.argmax(-1)}
 
@@ -89,9 +103,12 @@ def rotated(X, C, S):
     return o
 """
 TILE = "tensor(R, N)"
+SOFTENED = f"{TILE}, {TILE}.to('float32'), R, N, BM=4, B=next_power_of_2(N), FAULT='{{}}')"
 LAUNCHES = {
     "normed": f"normed[R]({TILE}, {TILE}, N, 1e-5, B=next_power_of_2(N), FAULT='{{}}')",
     "added": f"added[cdiv(R, 16)]({TILE}, tensor(N), {TILE}, R, N, BM=16, B=next_power_of_2(N), FAULT='{{}}')",
+    "softened": f"softened[cdiv(R, 4)]({SOFTENED}",
+    "softened, floor": f"softened[R // 5]({SOFTENED}",
 }
 ROWS, COLUMNS = 32, 96
 
@@ -103,12 +120,12 @@ def written(folder: Path) -> tuple[Path, str]:
     return kernels, str(references)
 
 
-def judged(kernel: str, faults: tuple[str, ...], folder: Path) -> list[Any]:
+def judged(kernel: str, faults: tuple[str, ...], folder: Path, columns: int = 96) -> list[Any]:
     """Return the evaluations of a launch that is written by hand."""
     kernels, references = written(folder)
     names = [f"{kernels}::{LAUNCHES[kernel].format(fault)}" for fault in faults]
-    options: dict[str, Any] = {"hw": "h200", "problem": {"R": ROWS, "N": COLUMNS}}
-    return list(evaluate(names, reference=f"{references}:{kernel}", **options))
+    options: dict[str, Any] = {"hw": "h200", "problem": {"R": ROWS, "N": columns}}
+    return list(evaluate(names, reference=f"{references}:{kernel.partition(',')[0]}", **options))
 
 
 def loaded(file: Path) -> ModuleType:
@@ -165,3 +182,18 @@ def test_a_reference_has_the_integers_of_a_recorded_call(tmp_path: Path) -> None
     right, fault = recorded("lost", ("", "maximum"), tmp_path)
     assert "right on the given sizes" in right.reason, right.reason
     assert fault.verdict == "wrong"
+
+
+def test_a_maximum_that_begins_with_zero_and_a_mask_of_one_more_are_not_right(tmp_path: Path) -> None:
+    right, half, zero, beyond = judged("softened", ("", "half", "from zero", "beyond"), tmp_path, columns=128)
+    assert (right.verdict, half.verdict) == ("right", "right"), (right.reason, half.reason)
+    assert zero.verdict == "wrong"
+    assert "inputs moved far below 0" in zero.looks_like
+    assert beyond.verdict == "unproved"  # on the given 128 columns nothing is beyond
+    assert "it refuses N that does not divide: " in beyond.reason
+
+
+def test_rows_that_no_program_of_the_given_call_stores_are_wrong(tmp_path: Path) -> None:
+    (floor,) = judged("softened, floor", ("",), tmp_path)
+    assert floor.verdict == "wrong"
+    assert floor.looks_like.startswith("an unwritten part: ")

@@ -15,6 +15,8 @@ from npusim.program.numerics.paths import bits_of
 from npusim.simulation.evaluation import TensorSubject, result_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from npusim.program.ir.tile import GlobalTensor
@@ -71,9 +73,18 @@ def outputs_of(program: TileProgram, subject: Subject, *, by_parameter: bool) ->
 
 
 def _shape_of(t: GlobalTensor) -> Shape:
-    """Return the shape of an argument; axes before the last four are joined with the first of these."""
+    """Return the shape of an argument."""
     assert t.view is not None
-    *before, heads, rows, cols = (1, 1, 1, *t.view.argument)
+    return four_axes(t.view.argument)
+
+
+def four_axes(shape: Sequence[int]) -> Shape:
+    """Return a shape as batches, heads, rows and columns; axes before the last four are joined with the first of these.
+
+    >>> four_axes((5, 2, 3, 4, 8)), four_axes((8,))
+    ((10, 3, 4, 8), (1, 1, 1, 8))
+    """
+    *before, heads, rows, cols = (1, 1, 1, *shape)
     return prod(before), heads, rows, cols
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from npusim.config import outside
 from npusim.errors import NpusimError, RaceError, one_line
 from npusim.kernels.declare import plugins
-from npusim.kernels.triton import is_launch
+from npusim.kernels.triton import is_launch, launch_parts
 
 if TYPE_CHECKING:
     from npusim.simulation.plan import Plan
@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 #: The device on which rankings of Triton kernels were compared with measured ones, 458 configurations
 #: (``reports/tune``): they hold for devices with its cores.
 RANKED_ON = "h100"
+
+
+def is_wrapper(schedule: str) -> bool:
+    """Return whether the name of a schedule is that of a wrapper: of a function of a file, called without a grid."""
+    path, call = launch_parts(schedule)
+    name, bracket, _ = call.partition("(")
+    return path.endswith(".py") and bool(bracket) and name.strip().isidentifier()
 
 
 @dataclass(frozen=True)
@@ -65,6 +72,10 @@ def described(question: Question) -> dict[str, Any]:
     from npusim.simulation.plan import plan_of
     from npusim.studies.evaluate.arguments import inputs_of, outputs_of
 
+    if is_wrapper(question.request.schedule):
+        from npusim.studies.evaluate.wrapper import describe
+
+        return describe(question)
     refused = ""
     try:
         asked = plan_of(_with_tile(question), is_bare=True)
@@ -123,6 +134,10 @@ def computed(question: Question) -> dict[str, Any]:
     from npusim.studies.evaluate.arguments import outputs_of, store
 
     file = str(question.more["file"])
+    if is_wrapper(question.request.schedule):
+        from npusim.studies.evaluate.wrapper import compute
+
+        return compute(question, lambda number: other_file(file, number - 1) if number else file)
     plan, program = program_of(plan_of(_with_tile(question), is_bare=True))
     BuiltPlan(plan, program).check()
     subject = subject_of(plan, program)
@@ -136,6 +151,33 @@ def computed(question: Question) -> dict[str, Any]:
 
 def timed(question: Question) -> dict[str, Any]:
     """Return the prediction of a request's time, with the chosen fields of its tile; ``tile`` as in `described`."""
+    if is_wrapper(question.request.schedule):
+        from npusim.studies.evaluate.wrapper import launches
+
+        return _in_sequence([_timed(Question(timed, each)) for each in launches(question)])
+    return _timed(question)
+
+
+def _in_sequence(times: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the time of launches one after another: their sum, with the limit of the longest."""
+    if len(times) == 1 or any("error" in each for each in times):
+        return next((each for each in times if "error" in each), times[0])
+    longest = max(times, key=lambda each: float(each["us"]))
+    registers = [each["registers"] for each in times if each["registers"] is not None]
+    return {
+        **longest,
+        "us": sum(each["us"] for each in times),
+        "is_ranked": False,  # the order of such sums was not compared with a measured one
+        "key": "+".join(each["key"] for each in times) if all(each["key"] for each in times) else "",
+        "registers": max(registers, default=None),
+        "spilled": max(each["spilled"] for each in times),
+        "warps": min(each["warps"] for each in times),
+        "band": None,
+        "errors": f"not measured: {len(times)} launches one after another",
+    }
+
+
+def _timed(question: Question) -> dict[str, Any]:
     from npusim.config.load import load_device
     from npusim.simulation.plan import plan_of
     from npusim.simulation.ranking import steady

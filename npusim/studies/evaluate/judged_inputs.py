@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from npusim.studies.stress.aspects import NEGATIVE
+from npusim.studies.stress.aspects import MOVED, NEGATIVE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +23,7 @@ OF_ATTENTION: Mapping[str, Mapping[str, float]] = MappingProxyType(
         "scores far apart": {"logit_std": 4.0},
         "a late key with the largest score": {"late": 16.0},
         "scores moved": {"logit_mean": 32.0},
+        "scores moved below 0": {"logit_mean": -32.0},  # a maximum that begins with 0: weights in float16 are 0 then
         "large values": {"values": 32.0},
         "queries of zeros": {"zero": 1.0},
     }
@@ -31,7 +32,8 @@ OF_TENSORS: Mapping[str, Mapping[str, float]] = MappingProxyType(
     {
         "large inputs": {"scale": 4.0},
         "small inputs": {"scale": 2.0**-10},  # an epsilon counts: within a root, or behind it
-        "negative inputs": {NEGATIVE: 1.0},  # a maximum that begins with 0, or has 0 beyond a row
+        "negative inputs": {NEGATIVE: 1.0},  # a maximum that has 0 beyond a row
+        "inputs moved far below 0": {MOVED: -128.0},  # the exponential of each, without its maximum, is 0
         "one large column": {"channels": 64.0},
         "zeros": {"zero": 1.0},
     }

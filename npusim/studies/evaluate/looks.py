@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +29,8 @@ EXPLAINED = 0.1
 TILES = (16, 32, 64, 128, 256)
 #: Factors of the scale that are tried, a percent from one to the next.
 SCALES = tuple(1.01**n for n in range(-140, 141) if n)
+#: Faults that a launch is refused for, by words of the refusal (`npusim.kernels.triton`).
+REFUSED = MappingProxyType({"no mask keeps it from that": "out of bounds", "of them never": "an unwritten part"})
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,11 @@ def of_values(given: Rows, exact: Rows, allowed: float) -> str:
         return "columns in reverse"
     few = wrong.mean()
     return f"a part alone: {_part(wrong)} wrong" if 0 < few < 0.5 else ""
+
+
+def of_refusal(text: str) -> str:
+    """Return the fault of the kernel for which a launch is refused; empty where npusim does not read it."""
+    return next((fault for words, fault in REFUSED.items() if words in text), "")
 
 
 def _is_explained(own: Doubles, right: Doubles, fault: Doubles) -> bool:

@@ -54,6 +54,10 @@ ATTENTION = MappingProxyType({False: "flash", True: "fp8_attention"})
 DRAWN = 24
 
 
+class UnjudgedCaseError(SpecError):
+    """No result of a point of stress is in the range of the output's format: all are beyond it, or round to 0."""
+
+
 @dataclass(frozen=True)
 class CaseVerdict:
     """The verdict on one call: the judgement in words, the error over its limit, and the first wrong element.
@@ -215,8 +219,9 @@ class FunctionReferee(Referee):
     A function returns an array, or arrays by the names of the outputs: all of them.  Of a recorded call it may have the
     arguments of integers too.
 
-    A correct kernel rounds inputs, or values of their size, once to the coarsest format of its tensors.  So its error
-    is that of the function on inputs that are off by half a step of that format, which `DRAWN` draws have.
+    A correct kernel rounds inputs, values of their size, and its result once to the coarsest format of its tensors.  So
+    its error is that of the function on inputs that are off by half a step of that format, in a result that is too,
+    which `DRAWN` draws have.
     """
 
     function: Callable[..., Any]
@@ -233,7 +238,9 @@ class FunctionReferee(Referee):
             if of_attention:
                 attention = packaged(self.problem)
                 drawing = KernelReferee(self.request, self.problem, self.shapes, self.inputs, reference=attention)
-                return drawing.drawn(case, description)
+                arrays, needed = drawing.drawn(case, description), description["inputs"]
+                if all(arrays[n].shape == tuple(needed[n][:4]) for n in arrays.keys() & needed.keys()):
+                    return arrays  # else the kernel has tensors of the names of an attention's, in other shapes
             tensors = tuple(
                 GlobalTensor(name, batch, heads, rows, cols, fmt, "input")
                 for name, (batch, heads, rows, cols, fmt) in description["inputs"].items()
@@ -260,6 +267,9 @@ class FunctionReferee(Referee):
             shape = batch, heads, len(computed), cols
             self.exact[key] = self._references(case, arrays, computed, shape, description)
         exact, kernels = self.exact[key]
+        rounded = widen(kernels[0])
+        if case.point and (not np.isfinite(rounded).any() or (exact.any() and not rounded.any())):
+            raise UnjudgedCaseError(f"{case.name}: no result is in the range of {fmt}")
 
         def of(values: NDArray[Any]) -> dict[BlockRows, NDArray[Any]]:
             first = {at: int(np.searchsorted(computed, at[2])) for at in rows}
@@ -298,6 +308,8 @@ class FunctionReferee(Referee):
         exact = self._called(case, wide, shape, description)
         moved = ({n: _moved(x, step, rng) for n, x in wide.items()} for _ in range(DRAWN))
         outputs = [exact, *(self._called(case, arrays, shape, description) for arrays in moved)]
+        if step > 2.0 ** -get_format(fmt).mantissa_bits:  # rounding to the output's format is finer
+            outputs[1:] = [_moved(x, step, rng) for x in outputs[1:]]
         return exact, [formats.cast(x.astype(np.float32) if fmt != "float64" else x, fmt) for x in outputs]
 
     def _called(

@@ -106,8 +106,9 @@ ASPECTS: Mapping[str, Aspect] = MappingProxyType(
 )
 #: The aspect that multiplies all inputs, by kind of subject.
 AMPLITUDE: Mapping[str, str] = MappingProxyType({"attention": "logit_std", "plain": "scale"})
-#: An aspect of judged calls alone, which no search tries: no input of a kernel of plain tensors is above 0.
-NEGATIVE = "negative"
+#: Aspects of judged calls alone, which no search tries: no input of a kernel of plain tensors is above 0, and a number
+#: is added to all inputs.
+NEGATIVE, MOVED = "negative", "moved"
 #: Aspects by a name for several.
 GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -226,4 +227,5 @@ def _of_tensors(x: NDArray[np.float64], _name: str, point: Point, rng: np.random
     x[:, column] *= point.get("channels", 1.0)
     x[rows] *= point.get("tokens", 1.0)
     x = -np.abs(x) if point.get(NEGATIVE) else x
+    x = x + point.get(MOVED, 0.0)
     return np.zeros_like(x) if point.get("zero") else x
