@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -30,13 +31,21 @@ WORST = Columns(
 NOT_READ = Columns(*keyed("case", "text", "file", "line"))
 
 
+def _us_on(device: str, candidate: Evaluation) -> str:
+    return _text(candidate.us[device])
+
+
+def _rank_on(device: str, candidate: Evaluation) -> int | None:
+    return candidate.rank.get(device)
+
+
 def candidate_columns(devices: Sequence[str]) -> Columns:
     """Return the columns of candidates: the table has times and ranks on these devices, JSON all of them by device."""
     of_devices = []
     for device in devices:
         of_devices += [
-            Column(f"us {device}", lambda e, device=device: _text(e.us[device]), align=">"),
-            Column("rank", lambda e, device=device: e.rank.get(device), align=">"),
+            Column(f"us {device}", partial(_us_on, device), align=">"),
+            Column("rank", partial(_rank_on, device), align=">"),
         ]
     return Columns(
         Column("kernel", lambda e: short_name(e.kernel), key="kernel", json=attrgetter("kernel")),
