@@ -36,3 +36,20 @@ def by_program(X, Y, n, B: tl.constexpr):
     else:
         y = 0.5 * x
     tl.store(Y + row * n + column, y, mask=column < n)
+
+
+@triton.jit
+def states_of_chunks(K, V, H, HT, C: tl.constexpr, D: tl.constexpr, T: tl.constexpr, LATE: tl.constexpr):
+    """States of linear attention: each is stored, then a product is added to it (LATE: it is read behind the sum)."""
+    rows, dims = tl.arange(0, C), tl.arange(0, D)
+    h = tl.zeros([D, D], tl.float32)
+    twice = tl.zeros([D, D], tl.float32)
+    for i in range(T // C):
+        k = tl.load(K + dims[:, None] + (i * C + rows)[None, :] * D)
+        v = tl.load(V + (i * C + rows)[:, None] * D + dims[None, :])
+        tl.store(H + i * D * D + dims[:, None] * D + dims[None, :], h)
+        new = h + tl.dot(k, v)
+        if LATE:
+            twice = new - h
+        h = new
+    tl.store(HT + dims[:, None] * D + dims[None, :], h + twice)

@@ -120,3 +120,20 @@ def test_a_refusal_is_of_the_way_of_reading_that_came_furthest(monkeypatch: pyte
     monkeypatch.setattr(launches, "read_launch", fail)
     with pytest.raises(ProgramError, match=r"result_kernels\.py:33: not read"):
         launch("by_program", "h200", Y=((ROWS, COLUMNS), F16))
+
+
+def test_a_state_is_stored_before_a_product_is_added_to_it() -> None:
+    from ttir import result_kernels as kernels
+
+    rng = np.random.default_rng(0)
+    k, v = (rng.standard_normal((64, 16)).astype(np.float16) for _ in range(2))
+    h, ht = np.zeros((2, 16, 16), np.float32), np.zeros((16, 16), np.float32)
+    with npusim.record(floats=True) as calls:
+        for late in (False, True):
+            kernels.states_of_chunks[(1,)](K=k, V=v, H=h, HT=ht, C=32, D=16, T=64, LATE=late)
+    done = npusim.run(calls[0], hw="h200", rows="all")
+    each = np.einsum("ctk,ctv->ckv", *(x.astype(np.float64).reshape(2, 32, 16) for x in (k, v)))
+    assert np.abs(np.asarray(done.output).reshape(h.shape) - np.stack([0 * each[0], each[0]])).max() < 1e-4
+    assert done.numerics.others["HT"].rmse < 1e-6
+    with pytest.raises(ProgramError, match="is read after a product is added to it in its place"):
+        npusim.run(calls[1], hw="h200", rows="all")

@@ -264,8 +264,15 @@ def _own_result(trace: Trace, x: Value, loop: int | None, others: Sequence[Value
     last = len(trace.events) - 1  # behind loops, since the kernel may return what loops leave
     if loop is not None:
         last = max((i for i, e in enumerate(trace.events) if e.loop == loop), default=last)
+    # A matrix unit adds a product to a state in its place: a state that is returned before is stored before.
+    added = [
+        i
+        for i, e in enumerate(trace.events)
+        if e.loop == loop and e.opcode is O.MATMUL and e.attributes.accumulate and e.srcs[-1] is x
+    ]
+    at = min(added) if added and x.kind == "state" and loop is not None else last + 1
     copied.event = Event(O.COPY if x.kind == "operand" else O.CAST, copied, (x,), PLAIN, "", loop, 0, "")
-    trace.events.insert(last + 1, copied.event)
+    trace.events.insert(at, copied.event)
     return copied
 
 
@@ -499,6 +506,9 @@ class _Lowering:
 
     def _row(self, e: Event) -> Instruction:
         srcs = e.srcs[:2] if e.opcode is O.MATMUL else e.srcs
+        if e.opcode is O.MATMUL and e.attributes.accumulate and self._source(e.srcs[2], e) != self.name_of[e.dst]:
+            why = "is read after a product is added to it in its place: read the sum, or read it before"
+            self.kernel.fail(f"{e.srcs[2]} {why}", e)
         attributes = self.choices.get(e.opcode, PLAIN) if e.attributes == PLAIN else e.attributes
         return Instruction(
             e.opcode, self.name_of[e.dst], tuple(self._source(s, e) for s in srcs), attributes, e.only, e.line
