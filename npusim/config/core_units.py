@@ -31,8 +31,8 @@ class RouteSpec(SpecModel):
     latency_cycles: WholeQuantity
     row_latency_cycles: WholeQuantity | None = Field(
         default=None,
-        description="the same of the instruction that moves one row of fractals; a tile of several is moved by one such "
-        "instruction each, or by one of `latency_cycles`, whichever is faster",
+        description="the same of an instruction that moves one row of fractals; a tile of several is moved by one such "
+        "instruction for each, or by one of `latency_cycles`, whichever is faster",
     )
     scale_bytes_per_cycle: Positive | None = Field(
         default=None,

@@ -30,6 +30,32 @@ def _registers(architecture: str) -> dict[tuple[str, ...], tuple[int, int, int, 
     }
 
 
+@cache
+def _of_recurrences(architecture: str) -> dict[tuple[str, ...], dict[int, tuple[int, int, int]]]:
+    """Return the table of `recurrence_registers`: rows by stages, by the other columns that say which kernel it is."""
+    found: dict[tuple[str, ...], dict[int, tuple[int, int, int]]] = {}
+    for row in read_table(f"{architecture}_recurrences.csv"):
+        key = tuple(row[column] for column in ("schedule", "phase", "dtype", "chunk", "key", "value", "warps"))
+        values = (int(row[n]) for n in ("registers_per_thread", "spilled_registers", "shared_bytes"))
+        found.setdefault(key, {})[int(row["stages"])] = next(values), next(values), next(values)
+    return found
+
+
+def recurrence_registers(
+    architecture: str, schedule: str, phase: str, dtype: str, sizes: tuple[int, int, int], warps: int, stages: int
+) -> tuple[int, int, int] | None:
+    """Return registers of a thread, spilled ones and shared bytes of a recurrence's kernel, None if it is not listed.
+
+    ``sizes``: tokens of a chunk, channels of keys and of values of a block.  A kernel that its library compiles for one
+    number of stages alone has that number's.
+    """
+    table = _of_recurrences(architecture)
+    formats = [dtype, *(f for f, same in _SAME_SIZE.items() if same == dtype)]
+    keys = ((schedule, phase, fmt, *map(str, (*sizes, warps))) for fmt in formats)
+    rows = next((table[key] for key in keys if key in table), {})
+    return rows.get(stages, next(iter(rows.values())) if len(rows) == 1 else None)
+
+
 def compiled_registers(
     architecture: str, kernel: str, dtype: str, d: int, causal: bool, rows: int, keys: int, stages: int, warps: int
 ) -> tuple[int, int, int, int] | None:

@@ -33,6 +33,14 @@ from npusim.kernel import (
 from npusim.machine import Machine
 
 
+#: What the times of this schedule do not stand for.  source: measurements/h100_recurrences.csv, operation gla
+ANOTHER = (
+    "gates: multiplied into Q and K, whose product then gives the scores; flash-linear-attention computes scores by "
+    "sub-blocks of 16 tokens and sums gates in float32, in three kernels that took an H100 250 us of 472 (1 x 8192 "
+    "tokens, 16 heads of 128): another algorithm, whose time this is not"
+)
+
+
 @kernel(results="qe ke kd", q="row key", k="row key", b="row key", rest="row key")
 def gated(q: Value, k: Value, b: Value, rest: Value, p: StatePrecision) -> Any:
     """Q e^b, K e^-b and K e^(last - b): the sums b of a chunk's log gates on both sides of the scores."""
@@ -84,7 +92,7 @@ def gla(problem: KernelProblem, tiling: Any, p: StatePrecision, machine: Machine
         "keep": as_stored(lambda: np.exp(_lasts(sums(), chunk))),
     }
     of_chunks = chunked(Chunks.of(sizes, tiling), p, tensors, values)
-    return [replace(before, slice_elements=GATES_SLICE), *in_slices(of_chunks)]
+    return [replace(before, slice_elements=GATES_SLICE, notes=(*before.notes, ANOTHER)), *in_slices(of_chunks)]
 
 
 def _drawn_gates(problem: KernelProblem) -> NDArray[np.float64]:

@@ -159,12 +159,10 @@ def _goes_down_first(share: tuple[int, int], tile: tuple[int, int], held: tuple[
     reads fewer bytes, and goes down first where both read as many.  source: CANN's TBE, gemm_integrated_schedule_util,
     split_mn_block and reorder_l1_mn_axis.
     """
-    (rows, columns), bands, panels = (
-        share,
-        *(1 if h else ceil_div(s, t) for h, s, t in zip(held, share, tile, strict=True)),
-    )
+    rows, columns = share
+    bands, panels = (1 if whole else ceil_div(s, t) for whole, s, t in zip(held, share, tile, strict=True))
     if bands == 1 or panels == 1:
-        return bands == panels or bands == 1
+        return bands == 1
     return rows * panels + columns <= rows + columns * bands
 
 

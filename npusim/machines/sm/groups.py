@@ -13,7 +13,7 @@ from math import prod
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from npusim.config.core_units import GroupMatrixEngine, LocalMemoryPipe
-from npusim.config.device_tables import ESTIMATED, compiled_registers
+from npusim.config.device_tables import ESTIMATED, compiled_registers, recurrence_registers
 from npusim.config.family import registered
 from npusim.config.tiling import Field, Tiling, power_of_two
 from npusim.errors import BufferOverflowError, SpecError, TilingError
@@ -246,10 +246,13 @@ def _live_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec) -> tuple
     return replace(tiling, widths={phase.loop_axis: keys}), note
 
 
-def kernel_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec, down: int = 0) -> tuple[SmTiling, str]:
+def kernel_tiling(
+    phase: Phase, fields: GroupFields, device: DeviceSpec, down: int = 0, called: str = ""
+) -> tuple[SmTiling, str]:
     """Return the execution by warps of a compiled phase other than attention, and a note: the blocks that a core holds.
 
-    ``down``: warps down the rows of its product; 0: unknown, as many as across.  Raises like `group_tiling`.
+    ``down``: warps down the rows of its product; 0: unknown, as many as across. ``called``: the schedule under which a
+    compiler's registers are listed.  Raises like `group_tiling`.
     """
     issue = warp_issue(device)
     product_stage = next((s.rows[0] for s in phase.stages if s.is_product), None)
@@ -274,6 +277,8 @@ def kernel_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec, down: i
     if fields.registers is not None:
         spilled = fields.spilled_registers or 0
         registers = Registers(fields.registers, spilled, fields.shared_bytes or 0, "as given", _accesses(fields))
+    elif (listed := _listed(called, phase, fields, code_architecture(device.architecture))) is not None:
+        registers = Registers(*listed, "of the compiler's table", SPILL_ACCESSES * listed[1])
     places = {x.axis for x in phase.tensors.values() if isinstance(x, Stacked)}  # of which a tile has none
     size = "x".join(str(phase.sizes[a]) for a in dict.fromkeys(a for a, *_ in phase.cells[0].spans) if a not in places)
     if phase.loop_axis:  # without a loop nothing is loaded ahead
@@ -281,6 +286,16 @@ def kernel_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec, down: i
     tiling, room = _resident(phase, fields, device, registers, size, decided)
     note = f", {registers.spilled} spilled" if registers.spilled else ""
     return tiling, f"{room}; tiles of {size}; registers {registers.origin}{note}"
+
+
+def _listed(called: str, phase: Phase, fields: GroupFields, architecture: str) -> tuple[int, int, int] | None:
+    """Return a compiler's registers, spills and shared memory for a recurrence's kernel, if they are listed."""
+    sizes = tuple(phase.sizes.get(axis, 0) for axis in ("token", "key", "value"))
+    (rows, *_) = (s.rows[0] for s in phase.stages if s.is_product) if all(sizes) else (None,)
+    if rows is None:
+        return None
+    fmt = phase.names[rows.srcs[0]].fmt
+    return recurrence_registers(architecture, called, phase.name, fmt, sizes, fields.warps, fields.stages or 1)
 
 
 def rows_tiling(phase: Phase, fields: GpuRowsFields, device: DeviceSpec) -> tuple[SmTiling, str]:

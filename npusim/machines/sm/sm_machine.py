@@ -239,7 +239,7 @@ class SmMachine(Machine):
     def compiled(self, called: str, phase: Phase, tiling: Any, down: int = 0, _piece: int = 0) -> tuple[SmTiling, str]:
         """Return the warps of a compiled phase, and a note."""
         if self.has_groups and attention_products(phase) is None:
-            return kernel_tiling(phase, tiling, self.device, down)
+            return kernel_tiling(phase, tiling, self.device, down, called)
         return self.fields_for(called, phase, tiling)
 
     def _in_lanes(self, phase: Phase, tiling: Any) -> tuple[SmTiling, str]:
