@@ -32,12 +32,6 @@ NOT_READ = Columns(*keyed("case", "text", "file", "line"))
 
 def candidate_columns(devices: Sequence[str]) -> Columns:
     """Return the columns of candidates: the table has times and ranks on these devices, JSON all of them by device."""
-    of_devices = []
-    for device in devices:
-        of_devices += [
-            Column(f"us {device}", lambda e, device=device: _text(e.us[device]), align=">"),
-            Column("rank", lambda e, device=device: e.rank.get(device), align=">"),
-        ]
     return Columns(
         Column("kernel", lambda e: short_name(e.kernel), key="kernel", json=attrgetter("kernel")),
         Column("verdict", "verdict", key="verdict"),
@@ -47,12 +41,18 @@ def candidate_columns(devices: Sequence[str]) -> Columns:
         Column("bits", "bits", key="bits"),
         Column(None, lambda e: {device: TIME.record(us) for device, us in e.us.items()}, key="us"),
         *keyed("rank"),
-        *of_devices,
+        *(column for device in devices for column in _of_device(device)),
         Column("trust", lambda e: "yes" if e.trust is True else e.trust, key="trust", json=attrgetter("trust")),
         *keyed("doubts"),
         Column(None, lambda e: NOT_READ.records(e.not_read), key="not_read"),
         *keyed("other_tiles"),
     )
+
+
+def _of_device(device: str) -> tuple[Column, Column]:
+    """Return the columns of the time and the rank on a device."""
+    time = Column(f"us {device}", lambda e: _text(e.us[device]), align=">")
+    return time, Column("rank", lambda e: e.rank.get(device), align=">")
 
 
 def _text(us: Microseconds) -> str:
