@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import pkgutil
 import pty
 import re
 import signal
@@ -21,9 +22,11 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
+import npusim.cli
 from npusim import __version__, run
 from npusim.cli.app import VERBS as GROUPS
 from npusim.cli.app import app
+from npusim.cli.help import Verbs
 from npusim.config.load import list_devices, list_workloads, load_device
 from npusim.config.node_file import list_nodes
 from npusim.errors import ContradictionError, SpecError
@@ -225,10 +228,18 @@ def test_every_help_has_an_example_that_names_the_verb(verb: str) -> None:
 
 
 def test_the_menu_has_every_verb_once_in_groups_of_at_most_seven_a_line_each() -> None:
-    group = get_command(app)
-    visible = {name for name, command in group.commands.items() if not command.hidden}  # type: ignore[attr-defined]
+    modules = [importlib.import_module(f"npusim.cli.{m.name}") for m in pkgutil.iter_modules(npusim.cli.__path__)]
+    named: list[object] = []
+    for apps in {id(v): v for m in modules for v in vars(m).values() if isinstance(v, Verbs) and v is not app}.values():
+        named += (
+            [apps.info.name] if isinstance(apps.info.name, str) else [verb.name for verb in apps.registered_commands]
+        )
+    visible = set(named)
+    assert len(named) == len(visible)
     listed = [name for verbs in GROUPS.values() for name in verbs]
     assert {*listed} == visible
+    group = get_command(app)
+    assert all(command.name == name for name, command in group.commands.items())  # type: ignore[attr-defined]
     assert len(listed) == len(visible)
     assert max(map(len, GROUPS.values())) <= 7
     lines = _ok("--help").splitlines()

@@ -124,6 +124,10 @@ def _values(one: Any) -> dict[str, Any]:
     return {f.name: getattr(one, f.name) for f in dataclasses.fields(one)}
 
 
+def _changed(one: Any) -> dict[str, Any]:
+    return _values(dataclasses.replace(one, a=9))
+
+
 @pytest.mark.parametrize("name", STANDARD)
 def test_calls_give_the_same_objects_and_errors(name: str) -> None:
     right, wrong = CALLS[name]
@@ -144,10 +148,10 @@ def test_equality_hashes_and_copies_are_the_same(name: str) -> None:
     for kind in (STANDARD, LATE):
         objects = [kind[name](*args, **named) for args, named in calls for _ in range(2)]
         equal = [[one == other for one in objects] for other in objects]
-        hashes = [_outcome(lambda one=one: hash(one)) for one in objects]
+        hashes = [_outcome(partial(hash, one)) for one in objects]
         alike = [[a == b for a in hashes] for b in hashes]
         copies = [_values(copy.copy(one)) for one in objects], [_values(copy.deepcopy(one)) for one in objects]
-        replaced = [_outcome(lambda one=one: _values(dataclasses.replace(one, a=9))) for one in objects]
+        replaced = [_outcome(partial(_changed, one)) for one in objects]
         texts = [h for h in hashes if not isinstance(h, int)]
         shown.append((equal, alike, copies, replaced, texts, objects[0] == 1, objects[0] != objects[0]))
     assert shown[0] == shown[1]
@@ -172,7 +176,7 @@ def test_frozen_objects_refuse_changes_alike(name: str) -> None:
     shown = []
     for kind in (STANDARD, LATE):
         one = kind[name](*args, **named)
-        changes = [lambda one=one: setattr(one, "a", 2), lambda one=one: delattr(one, "a")]
+        changes = [partial(setattr, one, "a", 2), partial(delattr, one, "a")]
         shown.append([_outcome(change) for change in changes])
         with pytest.raises((FrozenInstanceError, TypeError)):
             one.unknown = 1

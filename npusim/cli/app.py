@@ -7,38 +7,32 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, cast
 
 import typer
+from typer.main import get_command_from_info, get_group_from_info
+from typer.models import TyperInfo
 
 from npusim import __version__
-from npusim.cli import (
-    check_commands,
-    compare_command,
-    evaluate_command,
-    explore_command,
-    format_command,
-    guide,
-    hw_command,
-    layout_command,
-    measure_commands,
-    probe_command,
-    program_command,
-    record_command,
-    run_command,
-    serve_command,
-    stress_command,
-    tune_command,
-    warm_command,
-)
 from npusim.cli import options as o
 from npusim.cli.console import say
 from npusim.cli.help import Formatter, Group, Verbs, examples, write_examples
 from npusim.errors import CheckFailedError, ContradictionError, NpusimError
 
 INTERRUPTED = 130
+#: The files of verbs that share one, or that a group or a guide has; each other verb has a file of its own.
+FILES: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("check", "validate", "diff", "invariant"), "check_commands"),
+        **dict.fromkeys(("import", "calibrate", "export"), "measure_commands"),
+        **dict.fromkeys(("help", "new"), "guide"),
+        "report": "compare_command",
+        "workload": "hw_command",
+    }
+)
 #: Examples of the short help.
 _SHORT_EXAMPLES = 4
 
@@ -105,6 +99,32 @@ def _usage_errors() -> Iterator[None]:
         sys.exit(fault.exit_code)
 
 
+class _LateVerbs(Mapping[str, Any]):
+    """The verbs by name, in the order of the help text; each file is imported when a verb of it is looked up.
+
+    The options of all verbs are a twelfth of the CPU time of a short run.
+    """
+
+    def __init__(self) -> None:
+        self.names, self.verbs = [name for verbs in VERBS.values() for name in verbs], dict[str, Any]()
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.names:
+            raise KeyError(name)
+        if name not in self.verbs:
+            self.verbs[name] = _verb(name)
+        return self.verbs[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
 class _Root(Group):
     """Turns the errors of every verb into a message and an exit code."""
 
@@ -115,8 +135,9 @@ class _Root(Group):
         with _usage_errors():
             return super().make_context(info_name, args, parent, **extra)
 
-    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
-        return [name for verbs in VERBS.values() for name in verbs]
+    def __init__(self, **options: object) -> None:
+        super().__init__(**options)  # type: ignore[arg-type]
+        self.commands = _LateVerbs()  # type: ignore[assignment]
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         """Read the words before a verb; ``-h`` among them prints the verbs by group, on one screen."""
@@ -195,6 +216,22 @@ app = Verbs(
 )
 
 
+def _verb(name: str) -> Any:
+    """Return the command of a verb, or the group of its verbs."""
+    module = import_module(f"npusim.cli.{FILES.get(name, f'{name}_command')}")
+    style: dict[str, Any] = {
+        "pretty_exceptions_short": app.pretty_exceptions_short,
+        "rich_markup_mode": app.rich_markup_mode,
+    }
+    for verbs in (value for value in vars(module).values() if isinstance(value, Verbs)):
+        if verbs.info.name == name:
+            return get_group_from_info(TyperInfo(verbs), suggest_commands=app.suggest_commands, **style)
+        for verb in () if isinstance(verbs.info.name, str) else verbs.registered_commands:
+            if verb.name == name:
+                return get_command_from_info(verb, **style)
+    raise AssertionError(f"{module.__name__} has no verb {name}")
+
+
 def _save_report(archive: Path, error: ContradictionError) -> None:
     """Save the command, where it failed, the versions and every file that the command names, as a ZIP archive."""
     import platform
@@ -235,25 +272,3 @@ def root(
     ] = None,
 ) -> None:
     """Read the options that stand before a verb."""
-
-
-for module in (
-    run_command,
-    compare_command,
-    evaluate_command,
-    explore_command,
-    check_commands,
-    measure_commands,
-    layout_command,
-    format_command,
-    guide,
-    record_command,
-    program_command,
-    stress_command,
-    warm_command,
-    tune_command,
-    serve_command,
-):
-    app.add_typer(module.app)
-for verbs in (hw_command.hw, hw_command.workload, guide.new, measure_commands.export, probe_command.probe):
-    app.add_typer(verbs)

@@ -87,6 +87,11 @@ def write_examples(epilog: str | None, formatter: Formatter, most: int | None = 
             formatter.write(f"{line}\n")
 
 
+def _where_given(process: Callable[[Any, Any], object]) -> Callable[[Any, Any], object]:
+    """Return the processing of an option's value without that of None: no adapter of its type is built then."""
+    return lambda ctx, value: None if value is None else process(ctx, value)
+
+
 class Command(TyperCommand):
     """A verb whose options stand under the headings (``rich_help_panel``) they name; no value of theirs is empty.
 
@@ -96,6 +101,12 @@ class Command(TyperCommand):
 
     first: tuple[str, ...] = ()
     describes_problem = False
+
+    def __init__(self, *args: object, **options: object) -> None:
+        super().__init__(*args, **options)  # type: ignore[arg-type]
+        for param in self.params:
+            if not param.required and not param.multiple and param.nargs == 1 and param.callback is None:
+                param.process_value = _where_given(param.process_value)  # type: ignore[method-assign, assignment]
 
     def short_help_text(self, ctx: typer.Context) -> str:
         """Return the first sentence, the most used options, two examples, and where the other options are shown."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from npusim.cli import options as o
 from npusim.cli.console import in_percent, late_progress, said_late, say, show_either, write
 from npusim.cli.help import Verbs
+from npusim.kernels.triton import is_recorded
 from npusim.report.charts import altair
 from npusim.report.text import document
 from npusim.simulation.request import NEEDS, Request, refuse, short_name
@@ -179,6 +180,8 @@ def _is_run_in_sequence(request: Request, options: dict[str, Any], *, as_json: b
 
     ``options`` are of a single run, and refused.
     """
+    if not is_recorded(request.schedule):
+        return False
     from npusim.kernels.triton.calls import numbered
 
     if not (names := numbered(request.schedule)):

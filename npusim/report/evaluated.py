@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -31,22 +30,8 @@ WORST = Columns(
 NOT_READ = Columns(*keyed("case", "text", "file", "line"))
 
 
-def _us_on(device: str, candidate: Evaluation) -> str:
-    return _text(candidate.us[device])
-
-
-def _rank_on(device: str, candidate: Evaluation) -> int | None:
-    return candidate.rank.get(device)
-
-
 def candidate_columns(devices: Sequence[str]) -> Columns:
     """Return the columns of candidates: the table has times and ranks on these devices, JSON all of them by device."""
-    of_devices = []
-    for device in devices:
-        of_devices += [
-            Column(f"us {device}", partial(_us_on, device), align=">"),
-            Column("rank", partial(_rank_on, device), align=">"),
-        ]
     return Columns(
         Column("kernel", lambda e: short_name(e.kernel), key="kernel", json=attrgetter("kernel")),
         Column("verdict", "verdict", key="verdict"),
@@ -56,12 +41,18 @@ def candidate_columns(devices: Sequence[str]) -> Columns:
         Column("bits", "bits", key="bits"),
         Column(None, lambda e: {device: TIME.record(us) for device, us in e.us.items()}, key="us"),
         *keyed("rank"),
-        *of_devices,
+        *(column for device in devices for column in _of_device(device)),
         Column("trust", lambda e: "yes" if e.trust is True else e.trust, key="trust", json=attrgetter("trust")),
         *keyed("doubts"),
         Column(None, lambda e: NOT_READ.records(e.not_read), key="not_read"),
         *keyed("other_tiles"),
     )
+
+
+def _of_device(device: str) -> tuple[Column, Column]:
+    """Return the columns of the time and the rank on a device."""
+    time = Column(f"us {device}", lambda e: _text(e.us[device]), align=">")
+    return time, Column("rank", lambda e: e.rank.get(device), align=">")
 
 
 def _text(us: Microseconds) -> str:

@@ -23,7 +23,7 @@ import numpy as np
 
 from npusim.formats.reductions import normal_order
 from npusim.kernels.form.work_table import BATCH, HEAD, SPANS, WorkTable
-from npusim.kernels.triton.compiled_choices import UNKNOWN
+from npusim.kernels.triton import UNKNOWN
 from npusim.program.ir.content import uncollected
 from npusim.program.ir.op import Opcode
 

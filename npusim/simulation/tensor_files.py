@@ -18,7 +18,6 @@ from npusim.formats import cast, get_format
 from npusim.formats.archives import MOST_BYTES, read_archive
 from npusim.formats.float_format import format_of_dtype
 from npusim.kernels.triton import is_recorded
-from npusim.kernels.triton.calls import call_of
 from npusim.program.numerics.input_tensors import check_pages, hidden_keys, quantised
 from npusim.sanitize import regular_file
 from npusim.simulation.request import Layout
@@ -122,6 +121,8 @@ def kernel_tensors(request: Request) -> Tensors | None:
     """
     given = request.tensors
     if given is None and is_recorded(request.schedule):
+        from npusim.kernels.triton.calls import call_of
+
         return call_of(request.schedule).floats()
     if given is None or isinstance(given, Mapping):
         return None if given is None else {n: np.asarray(x) for n, x in given.items()}

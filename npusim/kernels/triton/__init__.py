@@ -6,6 +6,8 @@ from hashlib import sha256
 SUFFIX = ".npz"
 #: Separator between a file and a launch of one of its kernels, or the number of a recorded call.
 SIGN = "::"
+#: The order of a sum whose layout is of no known form.
+UNKNOWN = "?"
 #: Letters of a kernel's name that are part of the names of files; a longer one ends with a digest there.
 _MOST_LETTERS, _LETTERS = 80, 64
 

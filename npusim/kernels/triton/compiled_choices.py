@@ -16,13 +16,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.formats.reductions import MMA_LANES, in_trees, lanes_order, normal_order
+from npusim.kernels.triton import UNKNOWN as UNKNOWN  # noqa: PLC0414 - readers of choices compare with it
 from npusim.kernels.triton.ttir_text import FORMATS, Locations, operand_shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-#: The order of a sum whose layout is of no known form.
-UNKNOWN = "?"
 #: Rows that a warp of a matrix unit's result holds, and lanes along them (PTX ISA, m16n8 and wgmma).
 _MMA_ROWS, _MMA_ROW_LANES = 16, 8
 _LAYOUT = re.compile(r"^(#\w+) = (#ttg\.\w+<\{.*\}>)$", re.MULTILINE)
