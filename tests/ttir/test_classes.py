@@ -236,7 +236,9 @@ def test_rows_of_a_program_do_not_decide_cumulative_sums_as_on_the_chip() -> Non
     with npusim.record() as calls:
         configs = [triton.Config({"BH": n}) for n in (1, 2, 4, 8)]
         tuned = triton.autotune(configs=configs, key=[])(class_kernels.added_up)
-        tuned[lambda c: (triton.cdiv(12, c["BH"]),)](empty(12, 256, fmt="float32"), empty(12, 256, fmt="float32"), 12, N=256)
+        tuned[lambda c: (triton.cdiv(12, c["BH"]),)](
+            empty(12, 256, fmt="float32"), empty(12, 256, fmt="float32"), 12, N=256
+        )
     assert classes_of(calls) == ["A", "B", "B", "B"]
 
 

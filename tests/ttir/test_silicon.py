@@ -17,8 +17,9 @@ pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is n
 HERE = Path(__file__).parent
 #: Cases that npusim refuses, and why; all else is measured and equal.
 REFUSED = {"group_norm": "both of its axes", "attn_extra1": "indices as values of a tile in a loop"}
-#: Cases of which single elements differ: compiled code contracts another product for some elements than for others.
-UNLIKE = ("merge_f16", "ln_bwd_bf16_1000")
+#: Cases of which single elements differ.  Of a lane's first two products a sum of products rounds the second one here;
+#: code of rows that are loaded element by element rounds the first (one of 8,000 outputs).
+UNLIKE = ("ln_bwd_bf16_1000",)
 #: A case of each kind by default; all with ``-m exhaustive``.
 EVERY = 9
 
