@@ -83,7 +83,8 @@ def _order(layout: str, axis: int, layouts: Mapping[str, str]) -> str:
 _WIDENED = re.compile(r"tt\.fp_to_fp .*: tensor<[\dx]+x(f8\w+), #ttg\.dot_op<.* -> tensor<[\dx]+xf16, #ttg\.dot_op<")
 #: A product of FP8: of warp groups or not, after how many terms its sum is added to float32, and its depth.
 _EIGHT = re.compile(
-    r"(tt\.dot|ttng\.warp_group_dot) (?:.*?maxNumImpreciseAcc = (\d+))?.*? : (?:tensor|!ttg\.memdesc)<\d+x(\d+)x(f8\w+),"
+    r"(tt\.dot|ttng\.warp_group_dot) (?:.*?maxNumImpreciseAcc = (\d+))?.*? "
+    r": (?:tensor|!ttg\.memdesc)<\d+x(\d+)x(f8\w+),"
 )
 #: Units of products of FP8 that are not a device's own, behind the name of its architecture.
 AS_HALF, IN_PARTS = "mma_half.k32", "wgmma_late.k{}"
