@@ -109,7 +109,8 @@ _TEXT_TYPES = MappingProxyType(
 )
 _DTYPE_KEYS = ("torch_dtype", "dtype")
 
-PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+PositiveNumber = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+WholeNumber = Annotated[int, Field(strict=True)]
 #: MPT states these keys in a separate part, other models at the top.
 _OF_MPT = MappingProxyType(
     {"kv_n_heads": "num_key_value_heads", "softmax_scale": "attention_multiplier", "alibi": "alibi"}
@@ -132,35 +133,35 @@ class HuggingFaceConfig(BaseModel):
     hidden_size: PositiveInt = Field(validation_alias=AliasChoices("hidden_size", "n_embd", "d_model", "dim"))
     heads: HeadCount = Field(validation_alias=AliasChoices("num_attention_heads", "num_heads", "n_head", "n_heads"))
     kv_heads: HeadCount | None = _named(None, "num_key_value_heads", "num_kv_heads", "multi_query_group_num")
-    multi_query: bool = _named(False, "multi_query", "multi_query_attention")
-    new_decoder_architecture: bool = False
+    multi_query: StrictBool = _named(False, "multi_query", "multi_query_attention")
+    new_decoder_architecture: StrictBool = False
     layers: PositiveInt = Field(validation_alias=AliasChoices(*_LAYERS))
     head_dim: PositiveInt | None = _named(None, "head_dim", "kv_channels")
     intermediate_size: PositiveInt | None = _named(None, *FFN_WIDTH)
     dense_size: PositiveInt | None = _named(None, "intermediate_size_mlp")
     vocab_size: PositiveInt | None = None
-    tied: bool | None = _named(None, "tie_word_embeddings")
+    tied: StrictBool | None = _named(None, "tie_word_embeddings")
     activation: str | None = _named(None, "hidden_act", "activation_function", "hidden_activation", "activation")
-    max_positions: int | None = _named(None, "max_position_embeddings", "n_positions", "n_ctx")
+    max_positions: PositiveInt | None = _named(None, "max_position_embeddings", "n_positions", "n_ctx")
     dtype: str | None = _named(None, "dtype", "torch_dtype")
-    is_decoder: bool | None = None
-    is_causal: bool | None = _named(None, "is_causal", "causal")
+    is_decoder: StrictBool | None = None
+    is_causal: StrictBool | None = _named(None, "is_causal", "causal")
     image_size: object = None
     patch_size: object = None
-    sliding_window: int | None = _named(None, "sliding_window", "sliding_window_size")
-    use_sliding_window: bool | None = None
-    max_window_layers: int | None = None
-    sliding_window_pattern: int | str | None = None
+    sliding_window: WholeNumber | None = _named(None, "sliding_window", "sliding_window_size")
+    use_sliding_window: StrictBool | None = None
+    max_window_layers: NonNegativeInt | None = None
+    sliding_window_pattern: WholeNumber | str | None = None
     layer_types: tuple[str, ...] | None = _named(None, "layer_types", "layers_block_type")
     query_pre_attn_scalar: PositiveNumber | None = None
     attention_multiplier: PositiveNumber | None = None
     rope_scaling: dict[str, object] | None = _named(None, "rope_scaling", "rope_parameters")
     softcap: PositiveNumber | None = _named(None, "attn_logit_softcapping")
-    alibi: bool = _named(False, "alibi", "use_alibi")
+    alibi: StrictBool = _named(False, "alibi", "use_alibi")
     position_embedding_type: str | None = None
-    relative_attention_num_buckets: int | None = None
+    relative_attention_num_buckets: WholeNumber | None = None
     attention_chunk_size: PositiveInt | None = None
-    no_rope_layers: tuple[int, ...] | None = None
+    no_rope_layers: tuple[WholeNumber, ...] | None = None
     no_rope_layer_interval: PositiveInt | None = None
     index_topk: PositiveInt | None = None
     q_lora_rank: PositiveInt | None = None
@@ -425,14 +426,17 @@ def _windows(config: HuggingFaceConfig) -> tuple[int | None, int | None, int]:
         flags = config.no_rope_layers or [(layer + 1) % interval != 0 for layer in range(config.layers)]
         chunked = sum(map(bool, flags)) if kinds is None else sum(kind.startswith("chunked") for kind in kinds)
         return (None, config.attention_chunk_size, chunked) if chunked else (None, None, 0)
-    window = config.sliding_window
+    window, pattern = config.sliding_window, config.sliding_window_pattern
+    for key, number, least in ("sliding_window", window, -1), ("sliding_window_pattern", pattern, 1):
+        if isinstance(number, int) and number < least:
+            raise fault_at(key, f"{number} must be at least {least}")
     used = config.use_sliding_window
     if used is None:
         # Qwen2, Qwen3 and MiMo, which is a Qwen2, state a window that is off unless said otherwise.
         used = not config.model_type.startswith("qwen") and config.model_type != "mimo"
     if window is None or window <= 0 or not used:
         return None, None, 0
-    pattern = config.sliding_window_pattern or WINDOW_PATTERNS.get(config.model_type)
+    pattern = pattern or WINDOW_PATTERNS.get(config.model_type)
     if kinds is not None:
         sliding = sum(kind.startswith(("sliding", "local")) for kind in kinds)
     elif isinstance(pattern, str):  # EXAONE 4: the last layer sees everything
@@ -537,12 +541,21 @@ def _scale(config: HuggingFaceConfig, head_dim: int) -> float | None:
         return 1.0 / math.sqrt(scalar)
     # DeepSeek-V2 and V3 multiply by the square of YaRN's 0.1 m ln(factor) + 1 (their modeling code).
     scaling = config.rope_scaling or {}
-    every, factor = scaling.get("mscale_all_dim"), scaling.get("factor")
-    is_stated = isinstance(every, int | float) and isinstance(factor, int | float)
-    if config.kv_lora_rank is not None and is_stated and every and factor > 1:  # type: ignore[operator]
-        m = 0.1 * every * math.log(factor) + 1.0  # type: ignore[arg-type, operator]
-        return m * m / math.sqrt(head_dim)
+    if config.kv_lora_rank is not None and "mscale_all_dim" in scaling:
+        every, factor = (_number_of(scaling, key) for key in ("mscale_all_dim", "factor"))
+        if factor <= 0:
+            raise fault_at("rope_scaling.factor", f"{factor:g} must be greater than 0")
+        m = 0.1 * every * math.log(max(factor, 1.0)) + 1.0
+        return m * m / math.sqrt(head_dim) if m != 1 else None
     return None
+
+
+def _number_of(scaling: Mapping[str, object], key: str) -> float:
+    """Return a number of YaRN's; raise an error for another value."""
+    value = scaling.get(key, 1.0)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise fault_at(f"rope_scaling.{key}", f"expected a finite number, got {value!r}")
+    return float(value)
 
 
 def _unmodelled(config: HuggingFaceConfig) -> tuple[Unmodelled, ...]:

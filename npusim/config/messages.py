@@ -35,6 +35,7 @@ _EXPECTED = MappingProxyType(
         for kind in kinds
     }
 )
+_TYPES = frozenset(("bool", "int", "float", "str"))
 _LIMITS = MappingProxyType(
     {
         "greater_than": ("gt", "must be greater than"),
@@ -106,6 +107,10 @@ def _path_in_data(details: ErrorDetails, data: object) -> tuple[str | int, ...]:
         if isinstance(node, dict) and part not in node and index != absent_is_a_key:
             continue
         if path and not isinstance(node, dict | list | tuple) and data is not None:
+            continue
+        # Tags of unions are names of types: bool, constrained-int, tuple[int, ...].
+        is_tag = isinstance(part, str) and (part in _TYPES or not part.replace(".", "_").isidentifier())
+        if is_tag and (data is None or isinstance(node, list | tuple)):
             continue
         node = _child(node, part)
         path.append(part)

@@ -407,7 +407,13 @@ class Frame:
                 tensors.append((n, stack, _alike(tensor_of(bound))))
         stages = tuple((loop.axis, tuple((s.name, s.rows) for s in loop.stages)) for loop in p.loops)
         tables = (tuple(p.names.items()), stages, tuple((s.name, s.rows) for s in p.finish))
-        parameters = (tuple(p.constants.items()), tuple(p.masks.items()), p.per_tile, p.arithmetic, tuple(p.arithmetic_by_format.items()))
+        parameters = (
+            tuple(p.constants.items()),
+            tuple(p.masks.items()),
+            p.per_tile,
+            p.arithmetic,
+            tuple(p.arithmetic_by_format.items()),
+        )
         return p.name, *tables, tuple(p.sizes.items()), tuple(tensors), parameters, p.walks, p.still
 
 

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from npusim.config.huggingface import import_config, workload_yaml
 from npusim.config.load import list_workloads, load_workload
+from npusim.errors import SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -207,3 +208,36 @@ def test_imported_workloads_survive_their_own_file(config: Callable[..., Path], 
 def test_packaged_workloads_survive_their_own_file(name: str, write: Callable[..., Path]) -> None:
     workload = load_workload(name)
     assert load_workload(write(workload_yaml(workload))) == workload
+
+
+@pytest.mark.parametrize(
+    ("model", "keys", "why"),
+    [
+        ("mistral", {"sliding_window": True}, "sliding_window: expected a whole number, got True"),
+        ("mistral", {"sliding_window": "4096"}, "sliding_window: expected a whole number, got '4096'"),
+        ("mistral", {"sliding_window": -7}, "sliding_window: -7 must be at least -1"),
+        ("mistral", {"sliding_window": 2**60}, r"window: 1\d+ must be at most 9007199254740992"),
+        ("mixtral", {"moe_layer_freq": [1, "x"]}, r"moe_layer_freq\.1: expected true or false, got 'x'"),
+        ("gemma2", {"attn_logit_softcapping": "50"}, "attn_logit_softcapping: expected a number, got '50'"),
+        (
+            "gemma3_text",
+            {"sliding_window": 9, "sliding_window_pattern": 0},
+            "sliding_window_pattern: 0 must be at least 1",
+        ),
+        ("llama", {"is_causal": "false"}, "is_causal: expected true or false, got 'false'"),
+        ("llama", {"max_position_embeddings": 0}, "max_position_embeddings: 0 must be greater than 0"),
+        ("deepseek_v3", {"factor": "40"}, r"rope_scaling\.factor: expected a finite number, got '40'"),
+        ("deepseek_v3", {"factor": -3}, r"rope_scaling\.factor: -3 must be greater than 0"),
+        ("deepseek_v3", {"mscale_all_dim": True}, r"rope_scaling\.mscale_all_dim: expected a finite number, got True"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_where_it_would_change_attention(
+    model: str, keys: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    sizes = {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32, "intermediate_size": 9728}
+    latent = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+    scaling = {"type": "yarn", "factor": 40, "mscale_all_dim": 1.0}
+    more = {**latent, "rope_scaling": {**scaling, **keys}} if model == "deepseek_v3" else keys
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model, **sizes, **more}), "utf-8")
+    with pytest.raises(SpecError, match=why):
+        import_config(tmp_path / "config.json")

@@ -319,7 +319,11 @@ def test_a_kernel_may_have_the_functions_that_its_code_has(kernel: str) -> None:
     unit, factor = {"arithmetic": "hopper.mma.k16.f16.f32"}, np.float32(problem.scale / math.log(2))
     s = formats.matmul(q[0, 0], np.ascontiguousarray(k[0, 0].T), **unit)
     most = formats.mul(s.max(1, keepdims=True), factor, "float32")
-    p = formats.exp2(formats.fma(s, np.full_like(s, factor), np.broadcast_to(-most, s.shape), "float32"), "float32", variant="hopper_ex2")
+    p = formats.exp2(
+        formats.fma(s, np.full_like(s, factor), np.broadcast_to(-most, s.shape), "float32"),
+        "float32",
+        variant="hopper_ex2",
+    )
     total = formats.reduce_sum(p, "float32", order="sequential")[:, None]
     o = formats.matmul(p.astype(np.float16), v[0, 0], **unit)
     wanted = formats.mul(o, formats.rcp(total, "float32", variant="hopper_approx"), "float32")

@@ -232,11 +232,13 @@ def test_products_that_are_contracted_otherwise_are_apart_as_on_the_chip() -> No
 
 
 def test_rows_of_a_program_do_not_decide_cumulative_sums_as_on_the_chip() -> None:
-    """As an H200's hashes of Mamba-2's cumulative sums: one row a program has two elements a lane, more rows have four."""
+    """As an H200's hashes of Mamba-2's cumulative sums: a lane has two elements of one row, four of more rows."""
     with npusim.record() as calls:
         configs = [triton.Config({"BH": n}) for n in (1, 2, 4, 8)]
         tuned = triton.autotune(configs=configs, key=[])(class_kernels.added_up)
-        tuned[lambda c: (triton.cdiv(12, c["BH"]),)](empty(12, 256, fmt="float32"), empty(12, 256, fmt="float32"), 12, N=256)
+        tuned[lambda c: (triton.cdiv(12, c["BH"]),)](
+            empty(12, 256, fmt="float32"), empty(12, 256, fmt="float32"), 12, N=256
+        )
     assert classes_of(calls) == ["A", "B", "B", "B"]
 
 

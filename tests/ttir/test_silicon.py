@@ -17,10 +17,11 @@ pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is n
 HERE = Path(__file__).parent
 #: Cases that npusim refuses, and why; all else is measured and equal.
 REFUSED = {"group_norm": "both of its axes", "attn_extra1": "indices as values of a tile in a loop"}
-#: Cases of which single elements differ: compiled code contracts another product for some elements than for others.
-UNLIKE = ("merge_f16", "ln_bwd_bf16_1000")
-#: A case of each kind by default; all with ``-m exhaustive``.
-EVERY = 9
+#: Cases of which single elements differ.  Of a lane's first two products a sum of products rounds the second one here;
+#: code of rows that are loaded element by element rounds the first (one of 8,000 outputs).
+UNLIKE = ("ln_bwd_bf16_1000",)
+#: A case of each kind by default, and one that vector code joins; all with ``-m exhaustive``.
+EVERY, JOINED = 9, "merge_f16"
 
 
 @functools.cache
@@ -37,7 +38,10 @@ def _names() -> list[Any]:
         for n in dict.fromkeys(key.partition("/")[0] for key in stored)
         if not n.startswith(tuple(REFUSED)) and n not in UNLIKE
     ]
-    return [pytest.param(n, marks=[] if i % EVERY == 0 else pytest.mark.exhaustive) for i, n in enumerate(names)]
+    return [
+        pytest.param(n, marks=[] if i % EVERY == 0 or n == JOINED else pytest.mark.exhaustive)
+        for i, n in enumerate(names)
+    ]
 
 
 @pytest.mark.parametrize("name", _names())

@@ -96,9 +96,10 @@ class FlashPrecision(NamedFormats):
     output
         The result.
     exp_variant, div_variant, sum_order, rounding, multiply_add, accumulate, arithmetic
-        Named choices: the exponential, the division by the row sum (empty: rounded once), the order of the row sum, the rounding of casts, the number of roundings of a
-        multiplication followed only by an addition, the place where P V accumulates, and the matrix arithmetic (empty:
-        the device's).  A power-of-two exponential reads scores times log2 e.
+        Named choices: the exponential, the division by the row sum (empty: rounded once), the order of the row sum, the
+        rounding of casts, the number of roundings of a multiplication followed only by an addition, the place where P V
+        accumulates, and the matrix arithmetic (empty: the device's).  A power-of-two exponential reads scores times
+        log2 e.
     exponent
         Rounding of s c - m c before the exponential: ``once``, by a multiply-add, or ``twice``, product and difference,
         both with maxima of unscaled scores; or ``scaled``: maxima of scores times c.  Empty: as in the kernel that the

@@ -82,7 +82,8 @@ def _order(layout: str, axis: int, layouts: Mapping[str, str]) -> str:
 _WIDENED = re.compile(r"tt\.fp_to_fp .*: tensor<[\dx]+x(f8\w+), #ttg\.dot_op<.* -> tensor<[\dx]+xf16, #ttg\.dot_op<")
 #: A product of FP8: of warp groups or not, after how many terms its sum is added to float32, and its depth.
 _EIGHT = re.compile(
-    r"(tt\.dot|ttng\.warp_group_dot) (?:.*?maxNumImpreciseAcc = (\d+))?.*? : (?:tensor|!ttg\.memdesc)<\d+x(\d+)x(f8\w+),"
+    r"(tt\.dot|ttng\.warp_group_dot) (?:.*?maxNumImpreciseAcc = (\d+))?.*? "
+    r": (?:tensor|!ttg\.memdesc)<\d+x(\d+)x(f8\w+),"
 )
 #: Units of products of FP8 that are not a device's own, behind the name of its architecture.
 AS_HALF, IN_PARTS = "mma_half.k32", "wgmma_late.k{}"
@@ -159,6 +160,7 @@ def contraction_of(ptx: str, ttgir: str, assembled: Callable[[], Sequence[str]])
     Where one operation of the source is contracted for some elements only, the digest is that of all instructions.
     """
     code, copies = _arithmetic(ptx)
+    code = _placed(code, ptx, ttgir)
     sources = _Sources(code, copies)
     # Where products and sums of the source keep subnormals, an fma that does not is a library's own.
     keeps = not any(each.kind.startswith(("mul.ftz", "add.ftz")) for each in code)
@@ -219,6 +221,102 @@ def _arithmetic(ptx: str) -> tuple[list[_Arithmetic], dict[str, list[str | int]]
             for register in _REGISTER.findall(first):
                 sources.setdefault(register, []).extend(made)
     return code, sources
+
+
+# LLVM joins alike operations of one line to vectors, which have the place of the first alone.  Which product an
+# instruction is then shows in the loads that its factors come from.
+
+_DEFINED = re.compile(r'^\s*(%\w+) = "?([\w.]+)"?\(?(.*)$')
+_VALUE = re.compile(r"%\w+")
+#: Operations of TTGIR through which loads are followed, and instructions that end what is followed.
+_FOLLOWED = ("arith.", "math.", "tt.splat", "tt.broadcast", "tt.expand_dims", "tt.fp_to_fp", "ttg.convert_layout")
+_UNKNOWN_SOURCES = ("shfl", "ld.shared", "ldmatrix", "mma", "wgmma", "atom")
+
+
+def _placed(code: list[_Arithmetic], ptx: str, ttgir: str) -> list[_Arithmetic]:
+    """Return arithmetic in which each product has the place of that one of the source whose factors it has."""
+    products = _loads_of_products(ttgir)
+    if len(products) < 2:
+        return code
+    registers, placed = _Registers(ptx), list[_Arithmetic]()
+    for each in code:
+        if each.kind.startswith("mul") and each.place in products:
+            loads = registers.loads(each.operands[:2])
+            alike = [place for place, of in products.items() if of == loads]
+            if loads and loads != products[each.place] and len(alike) == 1:
+                each = each._replace(place=alike[0])  # noqa: PLW2901
+        placed.append(each)
+    return placed
+
+
+def _loads_of_products(ttgir: str) -> dict[str, frozenset[str]]:
+    """Return the places of loads that the factors of each product come from, by its place; without those of others."""
+    where, known, products = Locations(ttgir), dict[str, frozenset[str] | None](), dict[str, frozenset[str] | None]()
+    for line in ttgir.splitlines():
+        if not (match := _DEFINED.match(line)):
+            continue
+        name, operation, rest = match.groups()
+        loads: frozenset[str] | None = None
+        if operation == "tt.load":
+            loads = frozenset([where.place(line)])
+        elif operation == "arith.constant":
+            loads = frozenset()
+        elif operation.startswith(_FOLLOWED):
+            sources = [known.get(x) for x in _VALUE.findall(rest.partition(" : ")[0])]
+            loads = None if None in sources else frozenset().union(*(x for x in sources if x is not None))
+        known[name] = loads
+        if operation == "arith.mulf":
+            place = where.place(line)
+            products[place] = loads if products.get(place, loads) == loads else None
+    return {place: loads for place, loads in products.items() if loads is not None}
+
+
+class _Registers:
+    """The loads that registers of PTX come from, through packed pairs element by element."""
+
+    def __init__(self, ptx: str) -> None:
+        files, place = dict(_FILE.findall(ptx)), ""
+        self._made: dict[str, list[str | None]] = {}
+        packed = dict[str, list[str]]()
+        for line in map(str.strip, ptx.splitlines()):
+            if match := _LOC.match(line):
+                parts = [match.groups()[i : i + 3] for i in (0, 3) if match[i + 1]]
+                place = " at ".join(f"{files.get(file, '')}:{row}:{column}" for file, row, column in parts)
+            elif match := _INSTRUCTION.match(line):
+                name, operands = match[1], [x.strip() for x in _OPERAND.findall(match[2])]
+                first, *rest = operands or [""]
+                made, sources = _REGISTER.findall(first), [r for x in rest for r in _REGISTER.findall(x)]
+                if name.startswith("mov.") and len(sources) > 1 and len(made) == 1:
+                    packed[made[0]] = sources
+                elif (
+                    name.startswith("mov.")
+                    and len(made) > 1
+                    and sources
+                    and len(packed.get(sources[0], ())) == len(made)
+                ):
+                    for register, source in zip(made, packed[sources[0]], strict=True):
+                        self._made.setdefault(register, []).append(source)
+                    continue
+                if name.startswith("ld.global"):
+                    sources = ["@" + place]
+                unknown = [None] if name.startswith(_UNKNOWN_SOURCES) else []
+                for register in made:
+                    self._made.setdefault(register, []).extend([*sources, *unknown])
+
+    def loads(self, operands: Sequence[str]) -> frozenset[str] | None:
+        """Return the places of the loads that operands come from; None where one is not known."""
+        waiting: list[str | None] = [r for x in operands for r in _REGISTER.findall(x)]
+        seen, found = set[str](), set[str]()
+        while waiting:
+            source = waiting.pop()
+            if source is None:
+                return None
+            if source.startswith("@"):
+                found.add(source[1:])
+            elif source not in seen:
+                seen.add(source)
+                waiting += self._made.get(source, ())
+        return frozenset(found)
 
 
 class _Sources:
