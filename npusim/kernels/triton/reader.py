@@ -25,6 +25,7 @@ from npusim.kernels.triton.kernel_draft import Choices, KnownBlock, Load, Stored
 from npusim.kernels.triton.loads_and_stores import Memory, are_alike
 from npusim.kernels.triton.masked_sums import with_masked_terms
 from npusim.kernels.triton.passed_states import with_states_passed
+from npusim.kernels.triton.peeled_loops import with_loops_joined, with_loops_turned
 from npusim.kernels.triton.rolled_rows import rolled, with_scale_before_maximum, with_scratch_kept
 from npusim.kernels.triton.tensor_axes import Access, View
 from npusim.kernels.triton.third_axis import without_third_axis
@@ -95,7 +96,26 @@ def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[in
         return reader
     if fault is not None:
         raise fault
-    return _read(function, arguments, grid, choices)
+    try:
+        return _read(function, arguments, grid, choices)
+    except ProgramError as error:
+        for changed, why in _with_loops_changed(function, arguments):
+            with suppress(ProgramError):
+                reader = _read(changed, arguments, grid, choices)
+                reader.notes.append(f"{function.name}: {why}")
+                return reader
+        raise error
+
+
+def _with_loops_changed(function: Function, arguments: Mapping[str, Any]) -> Iterator[tuple[Function, str]]:
+    """Yield a kernel with loops that do the same otherwise, and what is to be said of them."""
+    joined = with_loops_joined(function, arguments)
+    why = "loops over the tiles of one row, of which one is masked, are read as one loop with the mask"
+    if joined is not None:
+        yield joined, why
+    if (turned := with_loops_turned(joined or function, arguments)) is not None:
+        how = "a loop that stores independent tiles is read in the opposite order, as the loop before it goes"
+        yield turned, f"{why}; {how}" if joined is not None else how
 
 
 def _read(
@@ -403,6 +423,14 @@ class Reader(Memory):
         if not isinstance(x, Number) or not x.value > 0:
             raise UnlikeLoopsError(f"{op.line}: a scale that is not above 0")
 
+    def _npusim_holds(self, op: Op, mask: Known, number: Known) -> None:
+        """Refuse a mask that hides anything in an iteration of which the kernel has none."""
+        assert isinstance(number, Affine)
+        every, _ = answers(self._condition(op, mask))
+        is_plain = (number.base >= op.number("first")) & (number.base < op.number("end"))
+        if np.any(is_plain & ~every & self.is_read(number.base.shape[1])):
+            raise op.fail("a loop without a mask beside one whose mask hides elements of its tiles")
+
     def _branch(self, op: Op, body: Sequence[Op]) -> None:
         for inner in body:
             self._do(inner)
@@ -641,6 +669,8 @@ class Reader(Memory):
         """Bind a loop-carried value; return its name, none for a value that is no block of floats."""
         inner, start = op.operands[4::2][at], op.operands[5::2][at]
         x = self.values[start]
+        if isinstance(x, Affine) and not self._is_moved(op, inner, op.body[-1].operands[at]):
+            x = self._as_number(x, shape_of(TYPES.findall(op.text.partition("-> (")[2])[at])[1]) or x
         if isinstance(x, Affine | Listed):  # a pointer or number that moves by the same step every time
             moved = x.rest if isinstance(x, Listed) else x
             by = times * self._moved(op, inner, op.body[-1].operands[at])
@@ -663,6 +693,13 @@ class Reader(Memory):
         self.states[name] = x, axes, fmt
         self._enter(inner, Floats(name, axes, fmt, hidden_value(x)))
         return name
+
+    @staticmethod
+    def _is_moved(op: Op, inner: str, end: str) -> bool:
+        """Return whether a loop only adds to an integer or pointer, or leaves it."""
+        made = next((o for o in op.body if end in o.results), None)
+        is_added = made is not None and made.name in ("tt.addptr", "arith.addi") and inner in made.operands
+        return inner == end or is_added
 
     def _enter(self, inner: str, x: Floats) -> None:
         """Bind a state where its loop begins: masked lanes have what it begins with, or later anything."""
