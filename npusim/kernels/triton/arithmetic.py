@@ -545,7 +545,9 @@ class Arithmetic(Draft, ABC):
         text += ")" if blocks else f", {self.choices.fmt(fmt)!r})"
         kept, other, chosen = hidden_value(a), hidden_value(b), hidden_value(mask.of)
         pad = (kept if kept == other else None) if chosen is None else kept if chosen else other
-        made = Floats(text, self._joined(mask.of, *blocks), fmt, pad)
+        states = {x.held for x in (a, b) if isinstance(x, Floats)}
+        held = states.pop() if len(states) == 1 and len(blocks) > 1 else None  # chosen or not, it is the same state
+        made = Floats(text, self._joined(mask.of, *blocks), fmt, pad, held=held)
         if mask.within is None:
             self._bind(op, made)
         elif isinstance(b, Number):

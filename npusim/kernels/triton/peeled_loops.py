@@ -38,7 +38,7 @@ def with_loops_joined(function: Function, arguments: Mapping[str, Any]) -> Funct
     Bounds of the loops have to be the same in all programs.
     """
     operations, is_changed = function.operations, False
-    while (made := _joined_once(operations, arguments)) is not None:
+    while (made := _joined_once(operations, arguments) or _with_tile(operations, arguments)) is not None:
         operations, is_changed = made, True
     return function._replace(operations=operations) if is_changed else None
 
@@ -125,6 +125,112 @@ def _joined_once(operations: list[Op], arguments: Mapping[str, Any]) -> list[Op]
     return None
 
 
+def _with_tile(operations: list[Op], arguments: Mapping[str, Any]) -> list[Op] | None:
+    """Return operations with a tile that is stored beside a loop as an iteration of that loop; None without such a one.
+
+    Compilers write a loop of one iteration so: of a first or last tile with a mask.
+    """
+    made = _made(operations)
+    for at, loop in enumerate(operations):
+        stores = [o for o in loop.body if o.name == "tt.store"]
+        bounds = _bounds(loop, made, arguments) if loop.name == "scf.for" and len(loop.operands) == 4 else None
+        if bounds is None or not bounds[3] or not stores or _has_other_effects(loop):
+            continue
+        low, _, step, count = bounds
+        for tiles, value in ((operations[:at], low - step), (operations[at + 1 :], low + count * step)):
+            beside = [o for o in tiles if o.name == "tt.store"]
+            beside = beside[-len(stores) :] if value < low else beside[: len(stores)]
+            one = _loop_with_tile(loop, stores, beside, value, bounds, made)
+            if one is not None:
+                rest = [o for o in operations if o not in beside]
+                changed = [o for x in rest for o in (one if x is loop else [x])]
+                return _read_ones(changed)
+    return None
+
+
+def _read_ones(operations: list[Op]) -> list[Op]:
+    """Return operations without those outside of loops whose results nothing reads."""
+    while True:
+        read = {n for o in (*operations, *inside(operations)) for n in o.operands}
+        kept = [o for o in operations if not o.results or o.name == "scf.for" or read.intersection(o.results)]
+        if len(kept) == len(operations):
+            return kept
+        operations = kept
+
+
+def _has_other_effects(loop: Op) -> bool:
+    known = ("tt.store", "tt.load", "scf.yield")
+    return any(o.name.startswith(_EFFECTS) and o.name not in known for o in loop.body)
+
+
+def _loop_with_tile(
+    loop: Op,
+    stores: Sequence[Op],
+    beside: Sequence[Op],
+    value: int,
+    bounds: tuple[int, int, int, int],
+    made: Mapping[str, Op],
+) -> list[Op] | None:
+    """Return a loop with one iteration more, whose number is ``value``, and its new bounds; None where it is another.
+
+    ``beside``: the stores of that iteration, whose masks, and those of its loads, the loop gets.
+    """
+    table, number, kind = (
+        _Forms(made),
+        loop.operands[0],
+        made[loop.operands[1]].type if loop.operands[1] in made else "i32",
+    )
+    table.names[number] = table.number(("arith.constant", f"arith.constant {value} : {kind}", (), 0))
+    forms = [[tuple(map(table.of, o.operands[:2])) for o in some] for some in (stores, beside)]
+    if table.has_choices or len(beside) != len(stores) or forms[0] != forms[1]:
+        return None
+    own = {table.of(r): r for o in loop.body for r in o.results if o.name != "tt.reduce"}
+    loads = [o for o in made.values() if o.name == "tt.load" and o not in loop.body]
+    new, masks, changed = list[Op](), list[str](), dict[int, Op]()
+
+    def inner(name: str) -> str:
+        """Return a mask of the tile as one of the loop."""
+        if (of := table.of(name)) in own:
+            return own[of]
+        op = made.get(name)
+        if op is None or op.name not in _OF_INDICES or not op.operands:
+            return name
+        operands = [inner(n) for n in op.operands]
+        if operands == op.operands:
+            return name
+        own[of] = f"{name}@tile"
+        new.append(replace(op, results=[own[of]], operands=operands))
+        return own[of]
+
+    for o in loop.body:
+        like = next(
+            (x for x in loads if o.name == "tt.load" and table.of(x.results[0]) == table.of(o.results[0])), None
+        )
+        if like is not None and len(like.operands) > 1:
+            mask = inner(like.operands[1])
+            masks.append(mask)
+            changed[id(o)] = replace(o, operands=[o.operands[0], mask, *like.operands[2:]])
+    for o, like in zip(stores, beside, strict=True):
+        if len(like.operands) > 2:
+            mask = inner(like.operands[2])
+            masks.append(mask)
+            changed[id(o)] = replace(o, operands=[*o.operands[:2], mask])
+    checks = [
+        Op(HOLDS, [], [m, number], f"{HOLDS} {{first = {bounds[0]}, end = {bounds[1]}}}", "", loop.line)
+        for m in dict.fromkeys(masks)
+    ]
+    needed = {n for o in new for n in o.operands}
+    at = max((i + 1 for i, o in enumerate(loop.body) if needed & set(o.results)), default=0)
+    if any(id(o) in changed for o in loop.body[:at]):
+        return None
+    body = [*loop.body[:at], *new, *checks, *(changed.get(id(o), o) for o in loop.body[at:])]
+    is_first, name = value < bounds[0], f"{number}@bound"
+    bound = value if is_first else value + 1
+    given = [number, name if is_first else loop.operands[1], loop.operands[2] if is_first else name, loop.operands[3]]
+    constant = Op("arith.constant", [name], [], f"arith.constant {bound} : {kind}", kind, loop.line)
+    return [constant, replace(loop, operands=given, body=body)]
+
+
 def _bounds(loop: Op, made: Mapping[str, Op], arguments: Mapping[str, Any]) -> tuple[int, int, int, int] | None:
     """Return where a loop begins and ends, its step, and how many iterations it has; None where they are not known."""
     low, high, step = (_whole(n, made, arguments) for n in loop.operands[1:4])
@@ -153,6 +259,7 @@ class _Forms:
 
     def __init__(self, made: Mapping[str, Op]) -> None:
         self.made, self.known, self.masks = made, dict[Any, int](), list[str]()
+        self.has_choices = False  #: whether masks choose, or are values, beside those of loads and stores
         self.names = dict[str, int]()
 
     def number(self, key: Any) -> int:
@@ -169,9 +276,11 @@ class _Forms:
     def _of_op(self, op: Op, name: str) -> int:
         if op.name == "arith.select" and self._is_of_indices(op.operands[0]):
             self.masks.append(op.operands[0])
+            self.has_choices = True
             return self.of(op.operands[1])
         if op.name in ("arith.extui", "arith.uitofp") and self._is_of_indices(op.operands[0]):
             self.masks.append(op.operands[0])
+            self.has_choices = True
             one = "1" if op.name == "arith.extui" else "1.000000e+00"
             kind = op.type.rpartition(" to ")[2]
             return self.number(("arith.constant", f"arith.constant dense<{one}> : {kind}", (), 0))
@@ -179,9 +288,19 @@ class _Forms:
         if op.name == "tt.load":
             self.masks += operands[1:2]
             return self.number((op.name, op.type, self.of(operands[0])))
+        if op.name in ("arith.addi", "arith.subi") and (same := self._without_zero(op)) is not None:
+            return self.of(same)
         text = re.sub(r"%[\w#:.$-]+", "", op.text)
         regions = tuple(re.sub(r"%[\w#:.$-]+", "", o.text) for o in inside([op]))
         return self.number((op.name, text, tuple(map(self.of, operands)), op.results.index(name), *regions))
+
+    def _without_zero(self, op: Op) -> str | None:
+        """Return what a sum with 0, or a difference less 0, is; None for others."""
+        zero = self.number(("arith.constant", f"arith.constant 0 : {op.type}", (), 0))
+        one, other = op.operands
+        if self.of(other) == zero:
+            return one
+        return other if op.name == "arith.addi" and self.of(one) == zero else None
 
     def _is_of_indices(self, name: str) -> bool:
         """Return whether a mask is made of comparisons of integers that nothing loads."""
@@ -204,7 +323,7 @@ def _one_loop(
         table.masks = []
         ends = dict(zip(places, map(table.of, loop.body[-1].operands if inner else ()), strict=True))
         stores = [o for o in loop.body if o.name == "tt.store"]
-        if any(o.name.startswith(_EFFECTS) and o.name not in ("tt.store", "tt.load", "scf.yield") for o in loop.body):
+        if _has_other_effects(loop):
             return None
         table.masks += [n for o in stores for n in o.operands[2:3]]
         results.append((ends, [tuple(map(table.of, o.operands[:2])) for o in stores]))
