@@ -1028,6 +1028,10 @@ class Arithmetic(Draft, ABC):
             return
         if isinstance(a, Number) and isinstance(b, Floats):
             mask, a, b = ~mask, b, a
+        if isinstance(a, Floats) and isinstance(b, Floats) and b.held is not None and self._is_of_tiles(a, mask):
+            a = replace(a, held=b.held, pad=b.pad, is_seen=False, is_even=False)
+            self._bind(op, a)  # a tile has no other lanes
+            return
         if not isinstance(b, Number) or not isinstance(a, Floats):
             self._fixed_choice(op, mask, a, b)
             return
@@ -1051,6 +1055,23 @@ class Arithmetic(Draft, ABC):
             self.hidden.unlike_rows.add(a.axes[0])
             a = replace(a, pad=pad)
         self._mask(op, a, b, Condition(tuple(rest), mask.either)) if rest or mask.either else self._bind(op, a)
+
+    def _is_of_tiles(self, a: Floats, mask: Condition) -> bool:
+        """Return whether a mask leaves the elements of a loop's tiles that its loads leave, no more and no less."""
+        walk, bounds = self._walk, [bound_of(d, relation) for relation, d in mask.of]
+        if walk is None or mask.either or not bounds or None in bounds:
+            return False
+        visited = np.arange(walk.most)[None] < walk.counts
+        for axis, most in filter(None, bounds):
+            lefts = [
+                np.minimum(left, n)[:, -walk.most :]
+                for load in (self.loads[name] for name in walk.loads)
+                for own, n, left in zip(load.axes, load.pointer.shape, load.left, strict=True)
+                if own is not None and self.root(own) == self.root(a.axes[axis])
+            ]
+            if not lefts or any(np.any((left != most) & visited) for left in lefts):
+                return False
+        return True
 
     def _hides_lanes_alike(self, relation: str, d: Affine) -> bool:
         """Return whether a comparison that hides lanes along one axis in all programs alike is a choice."""

@@ -19,6 +19,7 @@ import numpy as np
 from npusim.errors import ProgramError
 from npusim.kernels.triton.added_parts import part_of
 from npusim.kernels.triton.arithmetic import BINARY, UNARY, hidden_value
+from npusim.kernels.triton.element_wise import elements_in
 from npusim.kernels.triton.flat_indices import FlatBlock, flat_blocks, on_rows_and_columns
 from npusim.kernels.triton.integers import bits_of, within
 from npusim.kernels.triton.kernel_draft import Choices, KnownBlock, Load, Stored, Walk, plain_name
@@ -34,6 +35,7 @@ from npusim.kernels.triton.turned_blocks import with_turned_blocks
 from npusim.kernels.triton.values import (
     Affine,
     Booleans,
+    Elements,
     Floats,
     HeldState,
     Integers,
@@ -549,13 +551,16 @@ class Reader(Memory):
         times = np.arange(walk.most)[None]
         self.values[number] = replace(cast("Affine", bounds[0]), base=first + times * each)
         self.walks.append(walk)
-        names = [self._state(op, i, times) for i in range(len(inner))]
+        counters = {end: o for i, end in zip(inner, ends, strict=True) if (o := self._counter(op, i, end)) is not None}
+        names = ["" if end in counters else self._state(op, i, times) for i, end in enumerate(ends)]
         taken, self._at_loop = self._taken, self._at_loop or frozenset(self._taken)
         if not self.choices.is_apart:
             self._taken = set(self._at_loop)  # of the same loop once more, with or without a mask, names are the same
         self._walk = walk
-        for o in casts_last(op.body):
+        for o in casts_last([o for o in op.body if o not in counters.values()]):
             self._do(o)
+        for end, o in counters.items():
+            self._count_up(o, end, walk)
         new = {n: self.text(self.values[e]) for n, e in zip(names, ends, strict=True) if n}
         new = {n: text for n, text in new.items() if n != text}
         if new:
@@ -568,6 +573,25 @@ class Reader(Memory):
         self.values |= zip(op.results, done, strict=True)
         if len(self.walks) > 1:
             self._compare(op)
+
+    def _counter(self, op: Op, inner: str, end: str) -> Op | None:
+        """Return the addition of a counter of a block's lanes, that nothing else of its loop reads; None for others."""
+        made = next((o for o in op.body if end in o.results), None)
+        is_sum = made is not None and made.name == "arith.addi" and made.operands[0] == inner
+        readers = [o for n in (inner, end) for o in self._uses.get(n, []) if o not in (op, made, op.body[-1])]
+        if made is None or not is_sum or readers or not shape_of(made.type)[0]:
+            return None
+        by = next((o for o in op.body if made.operands[1] in o.results), None)
+        return made if by is not None and by.name == "arith.extui" else None
+
+    def _count_up(self, op: Op, end: str, walk: Walk) -> None:
+        """Set a counter behind its loop: what it begins with, and in how many iterations a mask holds in each lane."""
+        by = elements_in(op, self.values[op.operands[1]])
+        loop = next(o for o in self._loops if op in o.body)
+        start = elements_in(op, self.values[loop.operands[5::2][loop.body[-1].operands.index(end)]])
+        is_visited = np.arange(walk.most)[None] < walk.counts
+        steps = by.values * is_visited.reshape(*is_visited.shape, *(1 for _ in by.shape))
+        self.values[end] = Elements(start.values + steps.sum(1, keepdims=True), start.bits, 1, "a counter of lanes")
 
     def _counted(self, op: Op) -> bool:
         """Evaluate a loop over integers where it is one of few iterations; return whether it is."""

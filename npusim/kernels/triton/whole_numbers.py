@@ -24,6 +24,7 @@ from npusim.kernels.triton.values import (
     AXES,
     Affine,
     Condition,
+    Elements,
     Floats,
     Known,
     Listed,
@@ -154,7 +155,14 @@ class WholeNumbers(Arithmetic, ABC):
         fmt = shape_of(op.type)[1]
         if isinstance(x, Affine) and any(x.steps):
             x = self._as_block(op, x)
-        if not isinstance(x, Floats):
+        if isinstance(x, Elements):
+            if self._walk is not None or np.abs(x.values).max() > MOST_EXACT:
+                raise op.fail("indices as values of a tile in a loop, or beyond 2^24")
+            x = replace(self._known_block(op, self._unique("indices"), x.values, f"i{x.bits}"), is_seen=True)
+        number = self._of_loop(x) if isinstance(x, Affine) else None
+        if number is not None and not np.array_equal(x.base[0], np.arange(x.base.shape[1])):
+            self._set(op, number)
+        elif not isinstance(x, Floats):
             super()._arith_sitofp(op, x)
         elif self.choices.fmt(fmt) == self.choices.fmt(x.fmt):
             self._set(op, replace(x, fmt=fmt))
