@@ -43,6 +43,7 @@ from npusim.kernels.triton.listed import (
     by_elements,
     chosen_by_table,
     compared_by_table,
+    inverted,
     joined_masks,
     listed_in_bits,
     lowest_bit,
@@ -317,6 +318,9 @@ class Arithmetic(Draft, ABC):
             return None
         one, other = (a, b) if isinstance(a, ListedMask) else (b, a)
         assert isinstance(one, ListedMask)
+        is_opposite = name == "xori" and one.within is None and isinstance(other, Affine | Condition)
+        if is_opposite and np.all(answers(self._condition(op, other))[0]):
+            return inverted(one)
         return joined_masks(op, name, one, other if isinstance(other, ListedMask) else self._condition(op, other))
 
     def _of_masks(self, op: Op, name: str, a: Known, b: Known) -> Known:
@@ -364,14 +368,24 @@ class Arithmetic(Draft, ABC):
             return
         a, b = self._as_integers(a), self._as_integers(b)
         if isinstance(a, Affine | Listed) and isinstance(b, Affine | Listed) and Listed in (type(a), type(b)):
-            how, one, other = partial(compared_by_table, op, relation, a, b), a, b
-            self._set(op, or_elements(how, lambda: compared_elements(op, relation, one, other)))
+            how, pair = partial(compared_by_table, op, relation, a, b), (a, b)
+            self._set(op, or_elements(how, lambda: compared_elements(op, relation, *self._as_loaded(op, *pair))))
             return
         if not isinstance(a, Affine) or not isinstance(b, Affine):
             raise op.fail("a comparison of masks, or of computed values")
         self._set(op, made := compared(op, relation, a, b))
         if self.choices.chooses_lanes and any(op.results[0] in self._made_of(n) for n in self._store_masks):
             self.stored_lanes |= {_lanes_of(r, d) for r, d in made.of if not np.ptp(d.base)}
+
+    def _as_loaded(self, op: Op, *values: Affine | Listed) -> list[Affine | Listed]:
+        """Return integers with 0 in place of those that the mask of their load hides without a number."""
+        made = list[Affine | Listed]()
+        for x in values:
+            is_open = isinstance(x, Listed) and x.beyond is None and any(n is not None for n in x.at.limits())
+            made.append(replace(x, beyond=0) if is_open and isinstance(x, Listed) else x)
+            why = "integers that a mask without other=... hides are 0 here, as in compiled code for GPUs"
+            self.notes += [f"{op.line}: {why}"] if is_open else []
+        return made
 
     def _refuse_undefined(self, op: Op, a: Affine, b: Affine) -> None:
         """Raise `ProgramError` for a division by 0, or a shift by the bits of a type or more, that a program does."""
@@ -531,7 +545,9 @@ class Arithmetic(Draft, ABC):
         text += ")" if blocks else f", {self.choices.fmt(fmt)!r})"
         kept, other, chosen = hidden_value(a), hidden_value(b), hidden_value(mask.of)
         pad = (kept if kept == other else None) if chosen is None else kept if chosen else other
-        made = Floats(text, self._joined(mask.of, *blocks), fmt, pad)
+        states = {x.held for x in (a, b) if isinstance(x, Floats)}
+        held = states.pop() if len(states) == 1 and len(blocks) > 1 else None  # chosen or not, it is the same state
+        made = Floats(text, self._joined(mask.of, *blocks), fmt, pad, held=held)
         if mask.within is None:
             self._bind(op, made)
         elif isinstance(b, Number):
@@ -661,6 +677,11 @@ class Arithmetic(Draft, ABC):
             self._by_value(op, x, Number(1.0, "1.0"), Number(0.0, "0.0"))
             return
         x = self._as_integers(x)
+        if isinstance(x, Elements | Condition) and self._walk is None:  # a mask of a block as 0 and 1
+            of = elements_in(op, x)
+            if of.bits == 1:
+                self._set(op, self._known_block(op, self._unique("holds"), of.values, shape_of(op.type)[1]))
+                return
         if not isinstance(x, Affine) or (made := positive(x)) is None:
             raise op.fail("a conversion of a mask or of computed values, without a sign, to floats")
         self._arith_sitofp(op, made)
@@ -1007,6 +1028,10 @@ class Arithmetic(Draft, ABC):
             return
         if isinstance(a, Number) and isinstance(b, Floats):
             mask, a, b = ~mask, b, a
+        if isinstance(a, Floats) and isinstance(b, Floats) and b.held is not None and self._is_of_tiles(a, mask):
+            a = replace(a, held=b.held, pad=b.pad, is_seen=False, is_even=False)
+            self._bind(op, a)  # a tile has no other lanes
+            return
         if not isinstance(b, Number) or not isinstance(a, Floats):
             self._fixed_choice(op, mask, a, b)
             return
@@ -1030,6 +1055,23 @@ class Arithmetic(Draft, ABC):
             self.hidden.unlike_rows.add(a.axes[0])
             a = replace(a, pad=pad)
         self._mask(op, a, b, Condition(tuple(rest), mask.either)) if rest or mask.either else self._bind(op, a)
+
+    def _is_of_tiles(self, a: Floats, mask: Condition) -> bool:
+        """Return whether a mask leaves the elements of a loop's tiles that its loads leave, no more and no less."""
+        walk, bounds = self._walk, [bound_of(d, relation) for relation, d in mask.of]
+        if walk is None or mask.either or not bounds or None in bounds:
+            return False
+        visited = np.arange(walk.most)[None] < walk.counts
+        for axis, most in filter(None, bounds):
+            lefts = [
+                np.minimum(left, n)[:, -walk.most :]
+                for load in (self.loads[name] for name in walk.loads)
+                for own, n, left in zip(load.axes, load.pointer.shape, load.left, strict=True)
+                if own is not None and self.root(own) == self.root(a.axes[axis])
+            ]
+            if not lefts or any(np.any((left != most) & visited) for left in lefts):
+                return False
+        return True
 
     def _hides_lanes_alike(self, relation: str, d: Affine) -> bool:
         """Return whether a comparison that hides lanes along one axis in all programs alike is a choice."""

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from npusim.kernels.triton.ttir_text import Op
 
     Sums = Callable[[Op, Affine, Affine], Affine]
+    #: Of the integers of programs, those that stand for all, and for each program its number among these.
+    Kinds = Callable[[Integers], tuple[Integers, Integers]]
 
 #: Most entries of a table of the integers of all programs and iterations.
 MOST_LISTED = 1 << 22
@@ -41,10 +43,13 @@ _JOINED: Mapping[str, Callable[..., Booleans]] = MappingProxyType(
 )
 
 
-def table_of(op: Op, values: Integers, known: Booleans | None, shape: tuple[int, ...], bits: int) -> Listed:
+def table_of(
+    op: Op, values: Integers, known: Booleans | None, shape: tuple[int, ...], bits: int, kinds_of: Kinds | None = None
+) -> Listed:
     """Return integers by their elements, (program, iteration, *axes), as a table; alike programs share its entries.
 
-    ``known``: which elements have a value: all, or the first ones of an axis.  Raises `ProgramError` for a block along
+    ``known``: which elements have a value: all, or the first ones of an axis.  ``kinds_of``: which programs share
+    entries, by their integers; by default those whose integers are alike.  Raises `ProgramError` for a block along
     two axes, or too many.
     """
     wide = [i for i, n in enumerate(shape) if n > 1]
@@ -56,7 +61,11 @@ def table_of(op: Op, values: Integers, known: Booleans | None, shape: tuple[int,
         raise op.fail(f"{values.size:,} integers of all programs that are not linear; allowed: {MOST_LISTED:,}")
     programs, times, n = *values.shape[:2], shape[wide[0]]
     flat = np.where(known, values, 0).reshape(programs, times * n)
-    kinds, of_each = np.unique(flat, axis=0, return_inverse=True)
+    if kinds_of is None:
+        kinds, of_each = np.unique(flat, axis=0, return_inverse=True)
+    else:
+        first, of_each = kinds_of(flat)
+        kinds = flat[first]
     base = of_each.reshape(-1, 1) * (times * n) + np.arange(times)[None] * n
     steps = tuple(int(i == wide[0]) for i in range(len(shape)))
     count = known.reshape(programs, times, n).sum(2)
@@ -325,6 +334,44 @@ def _shifted(op: Op, x: Listed, shift: Integers) -> Listed:
     part = replace(x, rest=Affine(shift, (0,) * len(shape), shape), at=replace(x.at, shape=shape))
     made = table_of(op, elements_of(op, part), _known(op, part), shape, WIDE)
     return Listed(rest, made.table, replace(made.at, shape=x.shape))
+
+
+def by_one_list(op: Op, x: Listed, kinds_of: Kinds) -> Listed:
+    """Return pointers whose table leads along an axis of a block along which they are linear too, by one table of all
+    programs: one element, or row, of each row of the block.
+    """
+    axis = _axis(x)
+    if axis is None or not x.rest.steps[axis]:
+        return x
+    own = _own_axis(x)
+    steps = tuple(s if i == axis else 0 for i, s in enumerate(x.rest.steps))
+    part = replace(x, rest=Affine(x.rest.base, steps, own.shape), at=own)
+    made = table_of(op, elements_of(op, part), _known(op, part), own.shape, WIDE, kinds_of)
+    others = tuple(0 if i == axis else s for i, s in enumerate(x.rest.steps))
+    rest = replace(x.rest, base=np.zeros((1, 1), np.int64), steps=others)
+    return Listed(rest, made.table, replace(made.at, shape=x.shape))
+
+
+def inverted(mask: ListedMask) -> ListedMask:
+    """Return the opposite of a mask by a table alone."""
+    return replace(mask, holds=~mask.holds, beyond=None if mask.beyond is None else not mask.beyond)
+
+
+def where_held(op: Op, x: Listed, mask: ListedMask, kinds_of: Kinds) -> Listed | None:
+    """Return pointers by a table along one axis, whose elements that a mask by a table hides lead to the first one.
+
+    None where the mask is along another axis.
+    """
+    x = by_one_list(op, x, kinds_of)
+    axis = _axis(x)
+    if axis is None or _axis(mask) != axis:
+        return None
+    own = _own_axis(x)
+    part = replace(x, rest=Affine(np.zeros((1, 1), np.int64), (0,) * len(own.shape), own.shape), at=own)
+    holds = holds_of(op, replace(mask, at=_own_axis(mask), within=None))
+    values, holds = np.broadcast_arrays(elements_of(op, part), holds)
+    made = table_of(op, np.where(holds, values, 0), _known(op, part), own.shape, WIDE, kinds_of)
+    return replace(x, table=made.table, at=replace(made.at, shape=x.shape))
 
 
 def rows_of(op: Op, x: Listed, source: View, name: str) -> tuple[Affine, GatheredView]:

@@ -12,7 +12,7 @@ from npusim.errors import ProgramError
 from npusim.kernels.triton.calls import INTEGERS
 from npusim.kernels.triton.integers import bits_of, wrapped
 from npusim.kernels.triton.kernel_draft import Load, Stored
-from npusim.kernels.triton.listed import elements_of, first_ones, rows_of, table_of
+from npusim.kernels.triton.listed import by_one_list, elements_of, first_ones, rows_of, table_of, where_held
 from npusim.kernels.triton.tensor_axes import GatheredView, IntegerTensor, MaskView, View
 from npusim.kernels.triton.ttir_text import Op, shape_of
 from npusim.kernels.triton.values import (
@@ -61,8 +61,34 @@ class Memory(WholeNumbers):
                 raise op.fail(f"{of}: integers that a kernel stores and loads: give the kernel a copy")
             self._set(op, self._looked_up(op, tensor, pointer, mask, other))
             return
+        if isinstance(mask, ListedMask) and self._is_scattered(op, mask):
+            self._load_where_held(op, pointer, mask, other)
+            return
         pointer = self._as_listed(op, pointer, mask) if self.choices.lists_elements else pointer
         self._load(op, self._in_rows(op, pointer, mask), mask, other, shape_of(op.type)[1])
+
+    def _is_scattered(self, op: Op, mask: ListedMask) -> bool:
+        """Return whether a mask by loaded integers leaves other elements than the first ones of a block."""
+        try:
+            first_ones(op, mask, self.is_read(mask.at.base.shape[1]))
+        except ProgramError:
+            return True
+        return False
+
+    def _load_where_held(self, op: Op, pointer: Affine | Listed, mask: ListedMask, other: Known | None) -> None:
+        """Load all elements, and put a number in place of those that a mask by loaded integers hides."""
+        number = Number(0.0, "0.0", pointer.shape) if other is None else other
+        held = where_held(op, pointer, mask, self._kinds_of_all) if isinstance(pointer, Listed) else pointer
+        if held is None or not isinstance(number, Number):
+            why = "the mask of a load by loaded integers that leaves other than the first ones of a block"
+            raise op.fail(f"{why}, along another axis than the list's, or with a block in place of hidden elements")
+        chosen = self._of_table(op, replace(mask, within=None))
+        self._load(op, self._in_rows(op, held, mask.within), mask.within, number, shape_of(op.type)[1])
+        loaded = self.values[op.results[0]]
+        why = "the mask of a load by loaded integers is a choice behind the load of all of the block, whose time it has"
+        self.notes.append(f"{op.line}: {why}")
+        if isinstance(loaded, Floats):
+            self._by_value(op, chosen, self._named(op, loaded), number)
 
     def _as_listed(self, op: Op, pointer: Affine | Listed, mask: Known | None) -> Affine | Listed:
         """Return addresses by a loaded integer, of each program and iteration, as a list of all of them.
@@ -104,6 +130,10 @@ class Memory(WholeNumbers):
         if not np.array_equal(table[first][of_each], table):  # parts of one program
             return np.arange(len(table)), np.arange(len(table))
         return first, of_each
+
+    def _kinds_of_all(self, flat: Integers) -> tuple[Integers, Integers]:
+        """Return which programs share entries of a table, by their integers, (programs, entries), or (1, entries)."""
+        return self._kinds(np.broadcast_to(flat, (len(self.ids), flat.shape[1])))
 
     def _load(self, op: Op, pointer: Affine, mask: Known | None, other: Known | None, fmt: str) -> None:
         """Load a block of floats, or of a mask."""
@@ -322,7 +352,7 @@ class Memory(WholeNumbers):
         of = pointer.rest.of
         if not isinstance(source := self.arguments[of], View):
             raise op.fail(f"{of}: rows by loaded integers: record the call")
-        is_read_alone = self._is_read_alone(of)
+        pointer, is_read_alone = by_one_list(op, pointer, self._kinds_of_all), self._is_read_alone(of)
         for name in chain((f"{of}.rows",), (f"{of}.rows{i}" for i in count(2))):
             made, view = rows_of(op, pointer, source, name)
             known = self.arguments.get(name)

@@ -19,12 +19,14 @@ import numpy as np
 from npusim.errors import ProgramError
 from npusim.kernels.triton.added_parts import part_of
 from npusim.kernels.triton.arithmetic import BINARY, UNARY, hidden_value
+from npusim.kernels.triton.element_wise import elements_in
 from npusim.kernels.triton.flat_indices import FlatBlock, flat_blocks, on_rows_and_columns
 from npusim.kernels.triton.integers import bits_of, within
 from npusim.kernels.triton.kernel_draft import Choices, KnownBlock, Load, Stored, Walk, plain_name
 from npusim.kernels.triton.loads_and_stores import Memory, are_alike
 from npusim.kernels.triton.masked_sums import with_masked_terms
 from npusim.kernels.triton.passed_states import with_states_passed
+from npusim.kernels.triton.peeled_loops import with_loops_joined, with_loops_turned
 from npusim.kernels.triton.rolled_rows import rolled, with_scale_before_maximum, with_scratch_kept
 from npusim.kernels.triton.tensor_axes import Access, View
 from npusim.kernels.triton.third_axis import without_third_axis
@@ -33,6 +35,7 @@ from npusim.kernels.triton.turned_blocks import with_turned_blocks
 from npusim.kernels.triton.values import (
     Affine,
     Booleans,
+    Elements,
     Floats,
     HeldState,
     Integers,
@@ -95,7 +98,26 @@ def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[in
         return reader
     if fault is not None:
         raise fault
-    return _read(function, arguments, grid, choices)
+    try:
+        return _read(function, arguments, grid, choices)
+    except ProgramError as error:
+        for changed, why in _with_loops_changed(function, arguments):
+            with suppress(ProgramError):
+                reader = _read(changed, arguments, grid, choices)
+                reader.notes.append(f"{function.name}: {why}")
+                return reader
+        raise error
+
+
+def _with_loops_changed(function: Function, arguments: Mapping[str, Any]) -> Iterator[tuple[Function, str]]:
+    """Yield a kernel with loops that do the same otherwise, and what is to be said of them."""
+    joined = with_loops_joined(function, arguments)
+    why = "loops over the tiles of one row, of which one is masked, are read as one loop with the mask"
+    if joined is not None:
+        yield joined, why
+    if (turned := with_loops_turned(joined or function, arguments)) is not None:
+        how = "a loop that stores independent tiles is read in the opposite order, as the loop before it goes"
+        yield turned, f"{why}; {how}" if joined is not None else how
 
 
 def _read(
@@ -403,6 +425,14 @@ class Reader(Memory):
         if not isinstance(x, Number) or not x.value > 0:
             raise UnlikeLoopsError(f"{op.line}: a scale that is not above 0")
 
+    def _npusim_holds(self, op: Op, mask: Known, number: Known) -> None:
+        """Refuse a mask that hides anything in an iteration of which the kernel has none."""
+        assert isinstance(number, Affine)
+        every, _ = answers(self._condition(op, mask))
+        is_plain = (number.base >= op.number("first")) & (number.base < op.number("end"))
+        if np.any(is_plain & ~every & self.is_read(number.base.shape[1])):
+            raise op.fail("a loop without a mask beside one whose mask hides elements of its tiles")
+
     def _branch(self, op: Op, body: Sequence[Op]) -> None:
         for inner in body:
             self._do(inner)
@@ -521,13 +551,16 @@ class Reader(Memory):
         times = np.arange(walk.most)[None]
         self.values[number] = replace(cast("Affine", bounds[0]), base=first + times * each)
         self.walks.append(walk)
-        names = [self._state(op, i, times) for i in range(len(inner))]
+        counters = {end: o for i, end in zip(inner, ends, strict=True) if (o := self._counter(op, i, end)) is not None}
+        names = ["" if end in counters else self._state(op, i, times) for i, end in enumerate(ends)]
         taken, self._at_loop = self._taken, self._at_loop or frozenset(self._taken)
         if not self.choices.is_apart:
             self._taken = set(self._at_loop)  # of the same loop once more, with or without a mask, names are the same
         self._walk = walk
-        for o in casts_last(op.body):
+        for o in casts_last([o for o in op.body if o not in counters.values()]):
             self._do(o)
+        for end, o in counters.items():
+            self._count_up(o, end, walk)
         new = {n: self.text(self.values[e]) for n, e in zip(names, ends, strict=True) if n}
         new = {n: text for n, text in new.items() if n != text}
         if new:
@@ -540,6 +573,25 @@ class Reader(Memory):
         self.values |= zip(op.results, done, strict=True)
         if len(self.walks) > 1:
             self._compare(op)
+
+    def _counter(self, op: Op, inner: str, end: str) -> Op | None:
+        """Return the addition of a counter of a block's lanes, that nothing else of its loop reads; None for others."""
+        made = next((o for o in op.body if end in o.results), None)
+        is_sum = made is not None and made.name == "arith.addi" and made.operands[0] == inner
+        readers = [o for n in (inner, end) for o in self._uses.get(n, []) if o not in (op, made, op.body[-1])]
+        if made is None or not is_sum or readers or not shape_of(made.type)[0]:
+            return None
+        by = next((o for o in op.body if made.operands[1] in o.results), None)
+        return made if by is not None and by.name == "arith.extui" else None
+
+    def _count_up(self, op: Op, end: str, walk: Walk) -> None:
+        """Set a counter behind its loop: what it begins with, and in how many iterations a mask holds in each lane."""
+        by = elements_in(op, self.values[op.operands[1]])
+        loop = next(o for o in self._loops if op in o.body)
+        start = elements_in(op, self.values[loop.operands[5::2][loop.body[-1].operands.index(end)]])
+        is_visited = np.arange(walk.most)[None] < walk.counts
+        steps = by.values * is_visited.reshape(*is_visited.shape, *(1 for _ in by.shape))
+        self.values[end] = Elements(start.values + steps.sum(1, keepdims=True), start.bits, 1, "a counter of lanes")
 
     def _counted(self, op: Op) -> bool:
         """Evaluate a loop over integers where it is one of few iterations; return whether it is."""
@@ -641,6 +693,8 @@ class Reader(Memory):
         """Bind a loop-carried value; return its name, none for a value that is no block of floats."""
         inner, start = op.operands[4::2][at], op.operands[5::2][at]
         x = self.values[start]
+        if isinstance(x, Affine) and not self._is_moved(op, inner, op.body[-1].operands[at]):
+            x = self._as_number(x, shape_of(TYPES.findall(op.text.partition("-> (")[2])[at])[1]) or x
         if isinstance(x, Affine | Listed):  # a pointer or number that moves by the same step every time
             moved = x.rest if isinstance(x, Listed) else x
             by = times * self._moved(op, inner, op.body[-1].operands[at])
@@ -663,6 +717,13 @@ class Reader(Memory):
         self.states[name] = x, axes, fmt
         self._enter(inner, Floats(name, axes, fmt, hidden_value(x)))
         return name
+
+    @staticmethod
+    def _is_moved(op: Op, inner: str, end: str) -> bool:
+        """Return whether a loop only adds to an integer or pointer, or leaves it."""
+        made = next((o for o in op.body if end in o.results), None)
+        is_added = made is not None and made.name in ("tt.addptr", "arith.addi") and inner in made.operands
+        return inner == end or is_added
 
     def _enter(self, inner: str, x: Floats) -> None:
         """Bind a state where its loop begins: masked lanes have what it begins with, or later anything."""

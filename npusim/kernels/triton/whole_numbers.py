@@ -20,7 +20,19 @@ from npusim.kernels.triton.integers import limits_of
 from npusim.kernels.triton.kernel_draft import Choices
 from npusim.kernels.triton.tensor_axes import IntegerTensor, MaskView, View
 from npusim.kernels.triton.ttir_text import WHOLE, Function, Op, shape_of
-from npusim.kernels.triton.values import AXES, Affine, Floats, Known, Listed, Number, ValueComparison, elements, literal
+from npusim.kernels.triton.values import (
+    AXES,
+    Affine,
+    Condition,
+    Elements,
+    Floats,
+    Known,
+    Listed,
+    Number,
+    ValueComparison,
+    elements,
+    literal,
+)
 
 #: Whole numbers up to this one are exact in float32.
 MOST_EXACT = 1 << 24
@@ -105,6 +117,34 @@ class WholeNumbers(Arithmetic, ABC):
             raise op.fail("indices as values of a tile in a loop, or beyond 2^24")
         return self._known_block(op, self._unique("indices"), values, f"i{x.bits}")
 
+    def _indices_of_tiles(self, op: Op, x: Affine, axis: str | None) -> Floats:
+        """Return indices along an axis of a loop's tiles, the same ones in each, as a tensor that is read with them."""
+        of_axis = [
+            (load, i)
+            for load in self.loads.values()
+            for i, own in enumerate(load.axes)
+            if load.is_walked and load.name in self.walks[-1].loads and own and self.root(own) == self.root(axis)
+        ]
+        along = [i for i, s in enumerate(x.steps) if s]
+        if not of_axis or len(along) != 1 or self._walk is None:
+            raise op.fail("indices as values of a tile in a loop: along an axis of a tile that it loads alone")
+        (like, i), n, most, shape = of_axis[0], x.shape[along[0]], self._walk.most, x.shape
+        values, ones = np.tile(int(x.base.flat[0]) + x.steps[along[0]] * np.arange(n), most), (1,) * len(AXES)
+        name = f"indices_{self._unique('of')}"
+        fmt = self.choices.fmt(f"i{x.bits}")
+        self.arguments[name] = MaskView(name, ones, fmt, ones, sizes=(most * n,), by=(1,), holds=values)
+        steps = tuple(int(k == along[0]) for k in range(len(shape)))
+        start = np.arange(most)[None] * n
+        rule = "slt", Affine(-like.left[i], steps, shape)
+        before = self.values.pop(op.results[0], None)
+        self._load(op, Affine(start, steps, shape, name), Condition((rule,)), None, f"i{x.bits}")
+        made = self.values.pop(op.results[0])
+        if before is not None:
+            self.values[op.results[0]] = before
+        assert isinstance(made, Floats)
+        self.notes.append(f"{op.line}: indices of a loop's tiles are a tensor that is read: its time is counted")
+        return made
+
     def _stored_integers(self, op: Op, x: Affine) -> Floats | Number:
         """Return integers that are known at launch as a block, or one number, to be stored."""
         if not any(x.steps) and not np.ptp(x.base):
@@ -115,7 +155,14 @@ class WholeNumbers(Arithmetic, ABC):
         fmt = shape_of(op.type)[1]
         if isinstance(x, Affine) and any(x.steps):
             x = self._as_block(op, x)
-        if not isinstance(x, Floats):
+        if isinstance(x, Elements):
+            if self._walk is not None or np.abs(x.values).max() > MOST_EXACT:
+                raise op.fail("indices as values of a tile in a loop, or beyond 2^24")
+            x = replace(self._known_block(op, self._unique("indices"), x.values, f"i{x.bits}"), is_seen=True)
+        number = self._of_loop(x) if isinstance(x, Affine) else None
+        if number is not None and not np.array_equal(x.base[0], np.arange(x.base.shape[1])):
+            self._set(op, number)
+        elif not isinstance(x, Floats):
             super()._arith_sitofp(op, x)
         elif self.choices.fmt(fmt) == self.choices.fmt(x.fmt):
             self._set(op, replace(x, fmt=fmt))
@@ -195,10 +242,44 @@ class WholeNumbers(Arithmetic, ABC):
         is_along = not more and place.axes[at] is None and [index.steps[at]] == steps
         return is_hidden if is_along and not np.any(index.base != known.base) else None
 
+    def _as_number(self, x: Affine, kind: str) -> Number | None:
+        """Return a state of integers that begins with one number, as whole numbers; None for another one."""
+        is_one = not any(x.steps) and not np.ptp(x.base) and not x.of and kind in WHOLE
+        value = float(x.base.flat[0])
+        return Number(value, literal(value), x.shape) if is_one and abs(value) <= MOST_EXACT else None
+
+    def _integer(self, op: Op, a: Known, b: Known) -> None:
+        one, other = (a, b) if isinstance(a, Floats) else (b, a)
+        if not isinstance(one, Floats):
+            super()._integer(op, a, b)
+            return
+        if op.name != "arith.addi" or one.text not in self._places or not isinstance(other, Affine):
+            why = "values of a tile: an index of an extremum alone is added to numbers of the loop"
+            raise op.fail(f"{op.name} of integers that are {why}")
+        index, _ = self._places[one.text]
+        most = np.abs(index.base).max() + sum(abs(s) * n for s, n in zip(index.steps, index.shape, strict=True))
+        if most + np.abs(other.base).max() > MOST_EXACT:
+            raise op.fail("an index of an extremum beyond 2^24, where float32 has no such number")
+        number = self._as_value(op, other)
+        self._bind(op, Floats(f"({self.text(one)} + {self.text(number)})", one.axes, one.fmt))
+
+    def _of_loop(self, x: Affine) -> Number | None:
+        """Return integers that are linear in a loop's number, as a number of its tiles; None for others."""
+        times = x.base.shape[1]
+        walked = next((y.name for y in self.loads.values() if y.is_walked), "")
+        if self._walk is None or times < 2 or not walked or any(x.steps) or np.any(x.base != x.base[:1]):
+            return None
+        first, step = int(x.base[0, 0]), int(x.base[0, 1] - x.base[0, 0])
+        if np.any(x.base[0] != first + step * np.arange(times)) or np.abs(x.base).max() > MOST_EXACT:
+            return None
+        return Number(math.nan, f"({walked}.index * {float(step)!r} + {float(first)!r})", x.shape, is_known=False)
+
     def _as_value(self, op: Op, x: Known) -> Floats | Number:
         """Return an integer as a value of a tile: one that is there, one number, or indices."""
         if isinstance(x, Affine) and not any(x.steps) and not np.ptp(x.base):
             return _number(op, x, x.shape)
+        if isinstance(x, Affine) and (number := self._of_loop(x)) is not None:
+            return number
         made = self._as_block(op, x) if isinstance(x, Affine) else x
         if not isinstance(made, Floats):
             raise op.fail(f"{op.name} of a value of a tile, and of integers that loads decide")
@@ -248,7 +329,9 @@ class WholeNumbers(Arithmetic, ABC):
     def _place(self, op: Op, largest: Op, x: Floats, best: Floats, index: Affine) -> None:
         """Set the index of a maximum, of equal ones the first, as a second maximum: of the opposite indices."""
         at, axis = op.number("axis"), x.axes[op.number("axis")]
-        wide, block = replace(best, axes=(*best.axes[:at], None, *best.axes[at:])), self._as_block(op, index)
+        is_of_tiles = self._walk is not None and index.base.size == 1
+        block = self._indices_of_tiles(op, index, axis) if is_of_tiles else self._as_block(op, index)
+        wide = replace(best, axes=(*best.axes[:at], None, *best.axes[at:]))
         axes, beyond = self._joined(x, wide, block), float(MOST_EXACT)
         is_hidden = axis is not None and self._hidden_maximum(x, axis) is not None
         if is_hidden:  # the first that a mask hides is behind all that it leaves

@@ -1,0 +1,351 @@
+"""Loops of which the first or the last tiles are apart, with a mask of their own, as one loop: the same TTIR otherwise.
+
+A kernel goes through all tiles but the last without a mask, and through the last one in a second loop with it.  The
+masked statements of both are those of one loop over all tiles, since a mask that holds changes nothing; that it holds
+where the kernel has none is looked at where the loop is read (`HOLDS`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from npusim.kernels.triton.results_apart import STORES, inside
+from npusim.kernels.triton.ttir_text import Function, Op
+
+#: An operation that is not TTIR's: its mask has to hold in the iterations from ``first`` to before ``end``.
+HOLDS = "npusim.holds"
+_OF_INDICES = ("arith.cmpi", "arith.andi", "arith.ori", "tt.broadcast", "tt.expand_dims", "tt.splat", "arith.constant")
+_EFFECTS = ("tt.store", "tt.descriptor", "tt.atomic", "tt.load", "cf.", "scf.", "tt.return")
+_INTEGERS: Mapping[str, Callable[[int, int], int]] = {
+    "arith.addi": lambda a, b: a + b,
+    "arith.subi": lambda a, b: a - b,
+    "arith.muli": lambda a, b: a * b,
+    "arith.divsi": lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),
+    "arith.remsi": lambda a, b: abs(a) % abs(b) * (-1 if a < 0 else 1),
+    "arith.minsi": min,
+    "arith.maxsi": max,
+}
+_SAME = ("arith.extsi", "arith.trunci", "arith.index_cast")
+
+
+def with_loops_joined(function: Function, arguments: Mapping[str, Any]) -> Function | None:
+    """Return a kernel whose pairs of loops over one row of tiles, one of them masked, are one each; None without any.
+
+    Bounds of the loops have to be the same in all programs.
+    """
+    operations, is_changed = function.operations, False
+    while (made := _joined_once(operations, arguments) or _with_tile(operations, arguments)) is not None:
+        operations, is_changed = made, True
+    return function._replace(operations=operations) if is_changed else None
+
+
+def with_loops_turned(function: Function, arguments: Mapping[str, Any]) -> Function | None:
+    """Return a kernel whose loops that store independent tiles go from the last to the first; None without any."""
+    made = _made(function.operations)
+    turned = {id(o): _turned(o, made, arguments) for o in function.operations if o.name == "scf.for"}
+    if not any(turned.values()):
+        return None
+    return function._replace(operations=[turned.get(id(o)) or o for o in function.operations])
+
+
+def _turned(loop: Op, made: Mapping[str, Op], arguments: Mapping[str, Any]) -> Op | None:
+    number, *bounds = loop.operands[:4]
+    low, high, step = (_whole(n, made, arguments) for n in bounds)
+    if len(loop.operands) > 4 or not any(o.name in STORES for o in inside([loop])):
+        return None
+    if low is None or high is None or step is None or step <= 0 or high <= low:
+        return None
+    total, new, all_, kind = 2 * low + (high - 1 - low) // step * step, f"{number}@turned", f"{number}@all", "i32"
+    if bounds[0] in made:
+        kind = made[bounds[0]].type or kind
+    ops = [
+        Op("arith.constant", [all_], [], f"arith.constant {total} : {kind}", kind, loop.line),
+        Op("arith.subi", [new], [all_, number], "arith.subi", kind, loop.line),
+    ]
+    return replace(loop, body=[*ops, *_renamed(loop.body, {number: new})])
+
+
+def _renamed(operations: Sequence[Op], names: Mapping[str, str]) -> list[Op]:
+    return [
+        replace(
+            o,
+            operands=[names.get(n, n) for n in o.operands],
+            body=_renamed(o.body, names),
+            otherwise=_renamed(o.otherwise, names),
+        )
+        for o in operations
+    ]
+
+
+def _made(operations: Sequence[Op]) -> dict[str, Op]:
+    return {r: o for o in (*operations, *inside(list(operations))) for r in o.results}
+
+
+def _whole(name: str, made: Mapping[str, Op], arguments: Mapping[str, Any]) -> int | None:
+    """Return an integer that is the same in all programs: of arguments and constants; None for another one."""
+    op = made.get(name)
+    if op is None:
+        value = arguments.get(name)
+        return value if isinstance(value, int) else None
+    if op.name == "arith.constant":
+        text = op.text.removeprefix("arith.constant ").partition(" : ")[0]
+        return int(text) if text.lstrip("-").isdigit() else None
+    values = [_whole(n, made, arguments) for n in op.operands]
+    known = [v for v in values if v is not None]
+    if len(known) < len(values):
+        return None
+    if op.name in _SAME and len(known) == 1:
+        return known[0]
+    is_division = op.name in ("arith.divsi", "arith.remsi")
+    if op.name not in _INTEGERS or len(known) != 2 or (is_division and not known[1]):
+        return None
+    return _INTEGERS[op.name](*known)
+
+
+def _joined_once(operations: list[Op], arguments: Mapping[str, Any]) -> list[Op] | None:
+    """Return operations with the first such pair of loops as one; None where there is none."""
+    made, at = _made(operations), [i for i, o in enumerate(operations) if o.name == "scf.for"]
+    for i, j in pairwise(at):
+        first, second, between = operations[i], operations[j], operations[i + 1 : j]
+        read = {n for k, o in enumerate(operations) if k != j for m in (o, *inside([o])) for n in m.operands}
+        read |= {n for o in inside([second]) for n in o.operands}
+        is_apart = not any(o.body or o.name.startswith(_EFFECTS) for o in between)
+        if not is_apart or read & set(first.results) or not _follows(first, second, made, arguments):
+            continue
+        order = [first.results.index(n) if n in first.results else -1 for n in second.operands[5::2]]
+        if sorted(order) != list(range(len(first.results))):
+            continue
+        one = _one_loop(first, second, order, made, arguments)
+        if one is not None:
+            return [*operations[:i], *between, one, *operations[j + 1 :]]
+    return None
+
+
+def _with_tile(operations: list[Op], arguments: Mapping[str, Any]) -> list[Op] | None:
+    """Return operations with a tile that is stored beside a loop as an iteration of that loop; None without such a one.
+
+    Compilers write a loop of one iteration so: of a first or last tile with a mask.
+    """
+    made = _made(operations)
+    for at, loop in enumerate(operations):
+        stores = [o for o in loop.body if o.name == "tt.store"]
+        bounds = _bounds(loop, made, arguments) if loop.name == "scf.for" and len(loop.operands) == 4 else None
+        if bounds is None or not bounds[3] or not stores or _has_other_effects(loop):
+            continue
+        low, _, step, count = bounds
+        for tiles, value in ((operations[:at], low - step), (operations[at + 1 :], low + count * step)):
+            beside = [o for o in tiles if o.name == "tt.store"]
+            beside = beside[-len(stores) :] if value < low else beside[: len(stores)]
+            one = _loop_with_tile(loop, stores, beside, value, bounds, made)
+            if one is not None:
+                rest = [o for o in operations if o not in beside]
+                changed = [o for x in rest for o in (one if x is loop else [x])]
+                return _read_ones(changed)
+    return None
+
+
+def _read_ones(operations: list[Op]) -> list[Op]:
+    """Return operations without those outside of loops whose results nothing reads."""
+    while True:
+        read = {n for o in (*operations, *inside(operations)) for n in o.operands}
+        kept = [o for o in operations if not o.results or o.name == "scf.for" or read.intersection(o.results)]
+        if len(kept) == len(operations):
+            return kept
+        operations = kept
+
+
+def _has_other_effects(loop: Op) -> bool:
+    known = ("tt.store", "tt.load", "scf.yield")
+    return any(o.name.startswith(_EFFECTS) and o.name not in known for o in loop.body)
+
+
+def _loop_with_tile(
+    loop: Op,
+    stores: Sequence[Op],
+    beside: Sequence[Op],
+    value: int,
+    bounds: tuple[int, int, int, int],
+    made: Mapping[str, Op],
+) -> list[Op] | None:
+    """Return a loop with one iteration more, whose number is ``value``, and its new bounds; None where it is another.
+
+    ``beside``: the stores of that iteration, whose masks, and those of its loads, the loop gets.
+    """
+    table, number, kind = (
+        _Forms(made),
+        loop.operands[0],
+        made[loop.operands[1]].type if loop.operands[1] in made else "i32",
+    )
+    table.names[number] = table.number(("arith.constant", f"arith.constant {value} : {kind}", (), 0))
+    forms = [[tuple(map(table.of, o.operands[:2])) for o in some] for some in (stores, beside)]
+    if table.has_choices or len(beside) != len(stores) or forms[0] != forms[1]:
+        return None
+    own = {table.of(r): r for o in loop.body for r in o.results if o.name != "tt.reduce"}
+    loads = [o for o in made.values() if o.name == "tt.load" and o not in loop.body]
+    new, masks, changed = list[Op](), list[str](), dict[int, Op]()
+
+    def inner(name: str) -> str:
+        """Return a mask of the tile as one of the loop."""
+        if (of := table.of(name)) in own:
+            return own[of]
+        op = made.get(name)
+        if op is None or op.name not in _OF_INDICES or not op.operands:
+            return name
+        operands = [inner(n) for n in op.operands]
+        if operands == op.operands:
+            return name
+        own[of] = f"{name}@tile"
+        new.append(replace(op, results=[own[of]], operands=operands))
+        return own[of]
+
+    for o in loop.body:
+        like = next(
+            (x for x in loads if o.name == "tt.load" and table.of(x.results[0]) == table.of(o.results[0])), None
+        )
+        if like is not None and len(like.operands) > 1:
+            mask = inner(like.operands[1])
+            masks.append(mask)
+            changed[id(o)] = replace(o, operands=[o.operands[0], mask, *like.operands[2:]])
+    for o, like in zip(stores, beside, strict=True):
+        if len(like.operands) > 2:
+            mask = inner(like.operands[2])
+            masks.append(mask)
+            changed[id(o)] = replace(o, operands=[*o.operands[:2], mask])
+    checks = [
+        Op(HOLDS, [], [m, number], f"{HOLDS} {{first = {bounds[0]}, end = {bounds[1]}}}", "", loop.line)
+        for m in dict.fromkeys(masks)
+    ]
+    needed = {n for o in new for n in o.operands}
+    at = max((i + 1 for i, o in enumerate(loop.body) if needed & set(o.results)), default=0)
+    if any(id(o) in changed for o in loop.body[:at]):
+        return None
+    body = [*loop.body[:at], *new, *checks, *(changed.get(id(o), o) for o in loop.body[at:])]
+    is_first, name = value < bounds[0], f"{number}@bound"
+    bound = value if is_first else value + 1
+    given = [number, name if is_first else loop.operands[1], loop.operands[2] if is_first else name, loop.operands[3]]
+    constant = Op("arith.constant", [name], [], f"arith.constant {bound} : {kind}", kind, loop.line)
+    return [constant, replace(loop, operands=given, body=body)]
+
+
+def _bounds(loop: Op, made: Mapping[str, Op], arguments: Mapping[str, Any]) -> tuple[int, int, int, int] | None:
+    """Return where a loop begins and ends, its step, and how many iterations it has; None where they are not known."""
+    low, high, step = (_whole(n, made, arguments) for n in loop.operands[1:4])
+    if low is None or high is None or step is None or step <= 0:
+        return None
+    return low, high, step, max(0, -(-(high - low) // step))
+
+
+def _step(first: tuple[int, int, int, int], second: tuple[int, int, int, int]) -> int:
+    """Return which loop's step is that of both: of a loop of one iteration it decides nothing."""
+    return 1 if first[3] <= 1 else 0
+
+
+def _follows(first: Op, second: Op, made: Mapping[str, Op], arguments: Mapping[str, Any]) -> bool:
+    """Return whether a loop goes on where another one ends, by the same steps."""
+    one, other = (_bounds(loop, made, arguments) for loop in (first, second))
+    if one is None or other is None or not one[3] or not other[3]:
+        return False
+    step = (one, other)[_step(one, other)][2]
+    is_like = all(b[3] <= 1 or b[2] == step for b in (one, other))
+    return is_like and other[0] == one[0] + one[3] * step
+
+
+class _Forms:
+    """Numbers of values of loops, equal for those computed alike where masks hold."""
+
+    def __init__(self, made: Mapping[str, Op]) -> None:
+        self.made, self.known, self.masks = made, dict[Any, int](), list[str]()
+        self.has_choices = False  #: whether masks choose, or are values, beside those of loads and stores
+        self.names = dict[str, int]()
+
+    def number(self, key: Any) -> int:
+        """Return the number of a form."""
+        return self.known.setdefault(key, len(self.known))
+
+    def of(self, name: str) -> int:
+        """Return the number of a value."""
+        if name not in self.names:
+            op = self.made.get(name)
+            self.names[name] = self.number(name) if op is None else self._of_op(op, name)
+        return self.names[name]
+
+    def _of_op(self, op: Op, name: str) -> int:
+        if op.name == "arith.select" and self._is_of_indices(op.operands[0]):
+            self.masks.append(op.operands[0])
+            self.has_choices = True
+            return self.of(op.operands[1])
+        if op.name in ("arith.extui", "arith.uitofp") and self._is_of_indices(op.operands[0]):
+            self.masks.append(op.operands[0])
+            self.has_choices = True
+            one = "1" if op.name == "arith.extui" else "1.000000e+00"
+            kind = op.type.rpartition(" to ")[2]
+            return self.number(("arith.constant", f"arith.constant dense<{one}> : {kind}", (), 0))
+        operands = op.operands
+        if op.name == "tt.load":
+            self.masks += operands[1:2]
+            return self.number((op.name, op.type, self.of(operands[0])))
+        if op.name in ("arith.addi", "arith.subi") and (same := self._without_zero(op)) is not None:
+            return self.of(same)
+        text = re.sub(r"%[\w#:.$-]+", "", op.text)
+        regions = tuple(re.sub(r"%[\w#:.$-]+", "", o.text) for o in inside([op]))
+        return self.number((op.name, text, tuple(map(self.of, operands)), op.results.index(name), *regions))
+
+    def _without_zero(self, op: Op) -> str | None:
+        """Return what a sum with 0, or a difference less 0, is; None for others."""
+        zero = self.number(("arith.constant", f"arith.constant 0 : {op.type}", (), 0))
+        one, other = op.operands
+        if self.of(other) == zero:
+            return one
+        return other if op.name == "arith.addi" and self.of(one) == zero else None
+
+    def _is_of_indices(self, name: str) -> bool:
+        """Return whether a mask is made of comparisons of integers that nothing loads."""
+        op = self.made.get(name)
+        if op is None or op.name not in _OF_INDICES:
+            return False
+        return op.name in ("arith.cmpi", "arith.constant") or all(map(self._is_of_indices, op.operands))
+
+
+def _one_loop(
+    first: Op, second: Op, order: Sequence[int], made: Mapping[str, Op], arguments: Mapping[str, Any]
+) -> Op | None:
+    """Return two loops as one; None where they do other than the same but for masks, or both have some."""
+    table = _Forms(made)
+    results, masks = list[Any](), list[list[str]]()
+    for loop, places in ((first, range(len(order))), (second, order)):
+        inner = loop.operands[4::2]
+        table.names = {loop.operands[0]: table.number("number")}
+        table.names |= {n: table.number(f"state {p}") for n, p in zip(inner, places, strict=True)}
+        table.masks = []
+        ends = dict(zip(places, map(table.of, loop.body[-1].operands if inner else ()), strict=True))
+        stores = [o for o in loop.body if o.name == "tt.store"]
+        if _has_other_effects(loop):
+            return None
+        table.masks += [n for o in stores for n in o.operands[2:3]]
+        results.append((ends, [tuple(map(table.of, o.operands[:2])) for o in stores]))
+        masks.append(list(dict.fromkeys(table.masks)))
+    if results[0] != results[1] or all(masks):
+        return None
+    is_first = bool(masks[0])
+    kept, other = (first, second) if is_first else (second, first)
+    one, two = (_bounds(loop, made, arguments) for loop in (first, second))
+    assert one is not None and two is not None
+    low, end = (two[0], two[1]) if is_first else (one[0], two[0])
+    body = list(kept.body)
+    for mask in masks[0 if is_first else 1]:
+        at = next((i + 1 for i, o in enumerate(body) if mask in o.results), 0)
+        text = f"{HOLDS} {{first = {low}, end = {end}}}"
+        body.insert(at, Op(HOLDS, [], [mask, kept.operands[0]], text, "", other.line))
+    starts, inner = first.operands[5::2], kept.operands[4::2]
+    if is_first:
+        ends = [second.results[order.index(p)] for p in range(len(order))]
+    else:
+        starts, ends = [starts[p] for p in order], second.results
+    step = (first, second)[_step(one, two)].operands[3]
+    carried = [n for pair in zip(inner, starts, strict=True) for n in pair]
+    operands = [kept.operands[0], first.operands[1], second.operands[2], step, *carried]
+    return replace(kept, operands=operands, results=ends, body=body)

@@ -1,0 +1,98 @@
+"""Loops with a tile apart, integers that loops carry, and elements gathered for each row: beside NumPy."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+
+import npusim
+from npusim.errors import ProgramError
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
+if find_spec("triton") is not None:
+    from ttir import peeled_kernels as kernels
+DEVICES = ("ascend_910b2", "h200")
+INFINITY = float("inf")
+
+
+def _output(name: str, grid: int, hw: str, **words: Any) -> Any:
+    with npusim.record(floats=True) as calls:
+        getattr(kernels, name)[(grid,)](**words)
+    return np.asarray(npusim.run(calls[0], hw=hw, rows="all").output, np.float64)
+
+
+def _drawn(*shape: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize("n", [40, 48])
+def test_a_masked_last_tile_is_one_of_the_loop(hw: str, n: int) -> None:
+    x = _drawn(3, n)
+    words = {"n": n, "HIDES": 0, "OTHER": -INFINITY, "SCALE": 1.0, "B": 16}
+    weights = np.exp(x.astype(np.float64))
+    output = _output("peeled_softmax", 3, hw, X=x, Y=np.zeros_like(x), **words).reshape(x.shape)
+    assert np.abs(output - weights / weights.sum(1, keepdims=True)).max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("n", "words"),
+    [
+        (40, {"HIDES": 1, "OTHER": -INFINITY, "SCALE": 1.0}),  # fewer elements than are stored
+        (40, {"HIDES": 0, "OTHER": 0.0, "SCALE": 1.0}),  # hidden lanes count
+        (40, {"HIDES": 0, "OTHER": -INFINITY, "SCALE": 2.0}),  # the last tile does other than the loop
+        (40, {"HIDES": 40, "OTHER": -INFINITY, "SCALE": 1.0}),  # nothing of it is loaded
+    ],
+)
+def test_a_last_tile_that_is_none_of_the_loop_is_refused(n: int, words: dict[str, Any]) -> None:
+    x = _drawn(3, n)
+    with pytest.raises(ProgramError, match=r"peeled_kernels\.py:\d+: "):
+        _output("peeled_softmax", 3, "h200", X=x, Y=np.zeros_like(x), n=n, B=16, **words)
+
+
+@pytest.mark.parametrize(("hw", "n"), [("ascend_910b2", 40), ("ascend_910b2", 48), ("h200", 48)])
+def test_counters_of_lanes(hw: str, n: int) -> None:
+    x = _drawn(3, n)
+    output = _output("counted_mean", 3, hw, X=x, MEAN=np.zeros(3, np.float32), n=n, B=16)
+    assert np.abs(output.reshape(-1) - x.astype(np.float64).mean(1)).max() < 1e-6
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize("n", [40, 48, 9])
+def test_the_index_of_a_running_maximum_is_that_of_the_first(hw: str, n: int) -> None:
+    x = np.random.default_rng(1).integers(0, 3, (10, n)).astype(np.float32)
+    x[3] = -1
+    output = _output("running_place", 3, hw, X=x, Y=np.zeros(10, np.int64), rows=10, n=n, R=4, B=16)
+    assert np.array_equal(output.reshape(-1), x.argmax(1))
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize("programs", [3, 5])
+def test_an_element_is_gathered_for_each_row(hw: str, programs: int) -> None:
+    x, w, labels = _drawn(20, 7), _drawn(7, seed=1), np.random.default_rng(2).integers(0, 7, 20)
+    labels[[2, 3, 11, 19]] = -100
+    y = np.zeros(20, np.float32)
+    output = _output("label_losses", programs, hw, X=x, L=labels, W=w, Y=y, n=20, C=7, IGNORED=-100, B=8)
+    known = labels >= 0
+    wide = -w.astype(np.float64)[labels * known] * x[np.arange(20), labels * known] * known
+    assert np.abs(output.reshape(-1)[:20] - wide).max() < 1e-6
+
+
+def test_a_label_beyond_the_classes_is_refused() -> None:
+    x, w, labels = _drawn(20, 7), _drawn(7, seed=1), np.full(20, 3)
+    labels[4] = 70
+    y = np.zeros(20, np.float32)
+    with pytest.raises(ProgramError, match=r"peeled_kernels\.py:\d+: W: loaded integers lead beyond its elements"):
+        _output("label_losses", 3, "h200", X=x, L=labels, W=w, Y=y, n=20, C=7, IGNORED=-100, B=8)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_labels_of_rows_choose_among_columns(hw: str) -> None:
+    x, labels = _drawn(10, 7), np.random.default_rng(2).integers(0, 7, 10)
+    expected = x.astype(np.float64)
+    expected[np.arange(10), labels] -= 1
+    output = _output("label_gradients", 3, hw, X=x, L=labels, Y=np.zeros_like(x), n=10, C=7, R=4, B=8)
+    assert np.abs(output.reshape(x.shape) - expected).max() < 1e-6
