@@ -32,7 +32,6 @@ from npusim.kernel import (
 )
 from npusim.machine import Machine
 
-
 #: What the times of this schedule do not stand for.  source: measurements/h100_recurrences.csv, operation gla
 ANOTHER = (
     "gates: multiplied into Q and K, whose product then gives the scores; flash-linear-attention computes scores by "

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import npusim
+from npusim.config.problem import KernelProblem
 from npusim.errors import SpecError
 from npusim.library import find_schedule, gla, retention
 from reports.parts.kernel import declared_tiling
@@ -85,3 +86,31 @@ def test_a_run_is_called_by_its_sizes() -> None:
     tiling = declared_tiling("retention", "h200", **TILING)
     result = npusim.run("retention", hw="h200", problem=PROBLEM, tiling=tiling, numerics=False)
     assert result.name == "retention-heads2tokens80key32value48"
+
+
+def _states_us(stages: int, tokens: int = 2048) -> float:
+    """Return the time of retention's states on an H100: 16 heads of 128, blocks of 32 x 32, 4 warps."""
+    sizes = {"batch": 1, "heads": 16, "tokens": tokens, "key": 128, "value": 128, "dtype": "bfloat16"}
+    tiling = {"chunk": 64, "warps": 4, "stages": stages, "block_key": 32, "block_value": 32}
+    run = npusim.run("retention", hw="h100", problem=KernelProblem.of(sizes), tiling=tiling, numerics=False, l2="clean")
+    assert run.timing is not None
+    assert run.timing.account is not None
+    states = run.timing.account.phases[0]
+    return float(run.timing.core_us * states.cycles / run.timing.cycles)
+
+
+def test_states_wait_for_each_chunk_where_one_tile_is_under_way() -> None:
+    """FLA's chunk_fwd_kernel_h on an H100: 30.0 us of 32 chunks with two stages, 19.1 with four; 127 of 128 chunks."""
+    two, four = _states_us(2), _states_us(4)
+    assert 24 < two < 36
+    assert 14 < four < 22
+    assert 100 < _states_us(2, 8192) < 140  # blocks stay in step: later chunks wait too
+
+
+def test_registers_are_the_compilers_where_they_are_listed() -> None:
+    sizes = {"batch": 1, "heads": 2, "tokens": 128, "key": 64, "value": 64, "dtype": "bfloat16"}
+    fields = {"chunk": 64, "warps": 4, "stages": 2, "block_key": 64, "block_value": 64}
+    for more, words in ({}, "80 registers a thread, 32 KiB"), ({"block_value": 48}, "registers estimated"):
+        tiling = {**fields, **more}
+        run = npusim.run("retention", hw="h100", problem=KernelProblem.of(sizes), tiling=tiling, numerics=False)
+        assert any(words in note for note in run.notes if note.startswith("states:"))

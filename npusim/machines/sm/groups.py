@@ -290,12 +290,12 @@ def kernel_tiling(
 
 def _listed(called: str, phase: Phase, fields: GroupFields, architecture: str) -> tuple[int, int, int] | None:
     """Return a compiler's registers, spills and shared memory for a recurrence's kernel, if they are listed."""
-    sizes = tuple(phase.sizes.get(axis, 0) for axis in ("token", "key", "value"))
-    (rows, *_) = (s.rows[0] for s in phase.stages if s.is_product) if all(sizes) else (None,)
-    if rows is None:
+    token, key, value = (phase.sizes.get(axis, 0) for axis in ("token", "key", "value"))
+    product = next((s.rows[0] for s in phase.stages if s.is_product), None)
+    if product is None:
         return None
-    fmt = phase.names[rows.srcs[0]].fmt
-    return recurrence_registers(architecture, called, phase.name, fmt, sizes, fields.warps, fields.stages or 1)
+    of = phase.name, phase.names[product.srcs[0]].fmt, (token, key, value)
+    return recurrence_registers(architecture, called, *of, fields.warps, fields.stages or 1)
 
 
 def rows_tiling(phase: Phase, fields: GpuRowsFields, device: DeviceSpec) -> tuple[SmTiling, str]:
