@@ -11,7 +11,7 @@ import typer
 
 from npusim.cli import options as o
 from npusim.cli.console import progress, say, show_either, write
-from npusim.cli.flags_command import check_flags
+from npusim.cli.flags_command import check_flags, show_time
 from npusim.cli.help import Verbs
 from npusim.errors import CheckFailedError, SpecError
 from npusim.kernels.triton import SIGN
@@ -85,6 +85,12 @@ def check(
     vector_barriers: Annotated[
         bool, o.option("--vector-barriers", "The vector pipe of a program needs barriers between instructions.")
     ] = False,
+    hw: Annotated[
+        str,
+        o.option(
+            "--hw DEVICE", "Time of a program as its text has it, in place of the check of its flags.", shown=False
+        ),
+    ] = "",
     json: o.Json = False,
 ) -> None:
     """Compare cycles and decisions with the accepted ones, or check the flags of a TileLang-Ascend program.
@@ -92,17 +98,22 @@ def check(
     Cycles are compared exactly. Exit code 1 if any differ. --update is refused where the environment
     variable CI is set. FILE.py::program is an expert program of TileLang-Ascend, whose flags and barriers
     are checked instead: exit code 1 for a race, a wait without a set, a flag left set (npusim help tilelang).
+    With --hw its time is shown instead.
     """
     of_baselines: dict[str, object] = {"--tolerance": None if tolerance == "0" else tolerance}
     of_baselines |= {"--update": update or None, "--github": github or None}
     of_baselines |= {"--junit": junit, "--reason": reason or None}
     if SIGN in str(folder):
         refuse(of_baselines, f"{folder} is a program, whose flags are checked; they go with a folder of baselines")
-        check_flags(str(folder), arguments or [], vector_barriers=vector_barriers, json=json)
+        given = str(folder), arguments or []
+        if hw:
+            show_time(*given, hw=hw, vector_barriers=vector_barriers, json=json)
+        else:
+            check_flags(*given, vector_barriers=vector_barriers, json=json)
         return
     if folder.suffix == ".py":
         raise SpecError(f"{folder}: name the program in the file: {folder}{SIGN}NAME")
-    of_programs = {"-a": arguments, "--vector-barriers": vector_barriers or None}
+    of_programs = {"-a": arguments, "--vector-barriers": vector_barriers or None, "--hw": hw or None}
     refuse(of_programs, f"{folder} has baselines; they go with FILE.py::program")
     if reason and not update:
         raise SpecError(f"--reason {reason}: goes with --update")

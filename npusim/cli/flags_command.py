@@ -1,4 +1,4 @@
-"""``npusim check FILE.py::program``: the flags and barriers of an expert program."""
+"""``npusim check FILE.py::program``: the flags and barriers of an expert program, and with ``--hw`` its time."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 from npusim.cli.console import show_either
 from npusim.errors import CheckFailedError
 from npusim.kernels.triton import SIGN
-from npusim.report.text import Block, Facts, cells, document
-from npusim.units import plural
+from npusim.report.text import Block, Facts, cells, document, percent
+from npusim.units import format_duration, plural
 
 if TYPE_CHECKING:
     from npusim.studies.flags import FlagReport
     from npusim.studies.flags.bounded_check import FoundFault
+    from npusim.studies.flags.written_time import WrittenTime
 
 
 def check_flags(program: str, arguments: list[str], *, vector_barriers: bool, json: bool) -> None:
@@ -25,6 +26,40 @@ def check_flags(program: str, arguments: list[str], *, vector_barriers: bool, js
     if report.faults:
         count = len(report.faults)
         raise CheckFailedError(f"{program}: {count} {plural(count, 'fault')} of flags and barriers")
+
+
+def show_time(program: str, arguments: list[str], *, hw: str, vector_barriers: bool, json: bool) -> None:
+    """Show the time of a program as its text has it."""
+    from npusim.config.load import load_device
+    from npusim.kernels.tilelang.program import argument_values
+    from npusim.studies.flags.written_time import time_program
+
+    path, _, name = program.partition(SIGN)
+    device, given = load_device(hw), argument_values(arguments)
+    made = time_program(Path(path), name, given, device=device, vector_in_order=not vector_barriers)
+    show_either(
+        json,
+        lambda: document(
+            "written_time",
+            program=made.program,
+            hw=made.device,
+            cycles=made.cycles,
+            seconds=made.seconds,
+            busy={f"{core} {pipe}": share for (core, pipe), share in made.busy.items()},
+            notes=list(made.notes),
+        ),
+        lambda: [Facts(tuple((label, cells(*texts)) for label, texts in _time_rows(made)))],
+    )
+
+
+def _time_rows(made: "WrittenTime") -> list[tuple[str, tuple[str, ...]]]:
+    busy = sorted(made.busy.items(), key=lambda x: -x[1])
+    rows: list[tuple[str, tuple[str, ...]]] = [
+        ("program", (made.program,)),
+        ("time", (format_duration(made.seconds), f"{made.cycles:,.0f} cycles of {made.device}")),
+        ("busy", (", ".join(f"{core} {pipe} {percent(share)}" for (core, pipe), share in busy if share > 0),)),
+    ]
+    return rows + [("note", (note,)) for note in made.notes]
 
 
 def _document(report: "FlagReport") -> dict[str, object]:

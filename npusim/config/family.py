@@ -77,6 +77,9 @@ class CoreFamily:
     cores, sole, parts
         Kinds of core that a device file must have; those of which a core group has exactly one; and further parts,
         ``flags`` or ``launch``.
+    issued
+        ``module:Class`` that times programs which state their instructions, flags and barriers themselves: made of a
+        file's path and a device, its ``time`` takes what a core group issues.  Empty: the family times none.
 
     Raises `SpecError` for a manifest that misses or contradicts something.
     """
@@ -94,6 +97,7 @@ class CoreFamily:
     cores: tuple[str, ...] = ()
     sole: tuple[str, ...] = ()
     parts: tuple[Literal["flags", "launch"], ...] = ()
+    issued: str = ""
 
     def __post_init__(self) -> None:
         if fault := _fault(self):

@@ -136,7 +136,7 @@ def _numbered(x: Issued, line: int) -> Issued:
 
 
 def _slot(name: str, slot: int, core: str = "C", space: str = "UB") -> Box:
-    return Box(name, space, "" if space == "GM" else core, ((slot, slot + 1), (0, 4)), (4, 1), 4)
+    return Box(name, space, "" if space == "GM" else core, ((slot, slot + 1), (0, 4)), (4, 1), "float32")
 
 
 def _access(core: str, pipe: str, reads: tuple[Box, ...], writes: tuple[Box, ...]) -> Issued:

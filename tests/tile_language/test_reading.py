@@ -244,3 +244,21 @@ def test_functions_of_a_library_are_named(function: str) -> None:
     notes = configuration_of_each(function).notes
     assert sum("nvcc's functions (expf, logf)" in n for n in notes) == 1
     assert not any("expf" in n for n in configuration_of_each("abs").notes)
+
+
+@pytest.mark.parametrize(("kind", "hw"), [("part", "h200"), ("elements", "h200"), ("neighbours", "a10")])
+def test_atomic_additions_are_sums_of_parts(kind: str, hw: str) -> None:
+    from tests.tile_language.tile_kernels import drawn, split_product, torch
+
+    a, b = drawn((32, 128), (128, 64))
+    call = recorded(lambda: split_product(32, 64, 128, 2, kind)(a, b, torch.zeros(32, 64)))
+    assert error(call, hw, "C", a.numpy().astype(np.float64) @ b.numpy().astype(np.float64)) < 1e-6
+
+
+def test_an_addition_of_a_loop_to_one_place_is_refused() -> None:
+    from tests.tile_language.tile_kernels import added_rows, drawn, torch
+
+    (a,) = drawn((32, 64), dtype=torch.float32)
+    call = recorded(lambda: added_rows(32, 64)(a, torch.zeros(64)))
+    with pytest.raises(NpusimError, match=r"tile_kernels\.py:\d+: elements of a loop that C has no axis for"):
+        npusim.run(call, hw="h200")

@@ -387,3 +387,49 @@ def scales(size: int):
             T.copy(b, B)
 
     return widened
+
+
+@tilelang.jit
+def split_product(rows: int, columns: int, depth: int, splits: int, kind: str = "part", tile: int = 32, part: int = 32):
+    """A product whose depth several blocks share: each adds its part to the result."""
+
+    @T.prim_func
+    def product(
+        A: T.Tensor((rows, depth), "float16"),
+        B: T.Tensor((depth, columns), "float16"),
+        C: T.Tensor((rows, columns), "float32"),
+    ):
+        with T.Kernel(columns // tile, rows // tile, splits, threads=128) as (bx, by, bz):
+            left = T.alloc_shared((tile, part), "float16")
+            right = T.alloc_shared((part, tile), "float16")
+            total = T.alloc_fragment((tile, tile), "float32")
+            T.clear(total)
+            for k in T.serial(depth // splits // part):
+                T.copy(A[by * tile, bz * (depth // splits) + k * part], left)
+                T.copy(B[bz * (depth // splits) + k * part, bx * tile], right)
+                T.gemm(left, right, total)
+            if kind == "part":
+                T.atomic_add(C[by * tile : (by + 1) * tile, bx * tile : (bx + 1) * tile], total)
+            elif kind == "elements":
+                for i, j in T.Parallel(tile, tile):
+                    T.atomic_add(C[by * tile + i, bx * tile + j], total[i, j])
+            else:
+                for i, j in T.Parallel(tile, tile // 2):
+                    T.atomic_addx2(C[by * tile + i, bx * tile + j * 2], total[i, j * 2])
+
+    return product
+
+
+@tilelang.jit
+def added_rows(rows: int, columns: int):
+    """All elements of a tile added to one row, which is no tile's part."""
+
+    @T.prim_func
+    def sums(A: T.Tensor((rows, columns), "float32"), C: T.Tensor((columns,), "float32")):
+        with T.Kernel(rows // 16, threads=128) as bx:
+            a = T.alloc_fragment((16, columns), "float32")
+            T.copy(A[bx * 16, 0], a)
+            for i, j in T.Parallel(16, columns):
+                T.atomic_add(C[j], a[i, j])
+
+    return sums

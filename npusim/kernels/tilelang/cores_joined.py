@@ -495,7 +495,7 @@ class _Workspace:
         for x in s.body:
             new = replace(x, value=self.read(x.value))
             if isinstance(new, Elementwise) and new.buffer is self.tensor:
-                if new.condition is not None:
+                if new.condition is not None or new.is_added:
                     raise refused(x.line, f"{self.tensor.name}, which the kernel reads again, is written in part")
                 names = {n for n, _ in new.axes}
                 moving = tuple(Variable(n) for i in new.indices for n in names & variables_of([i]))
@@ -527,7 +527,7 @@ def _stored_place(s: Statement) -> tuple[object, ...] | None:
     if not isinstance(s, ParallelNest) or len(s.body) != 1 or not isinstance(s.body[0], Elementwise):
         return None
     x = s.body[0]
-    if not x.buffer.is_global or x.condition is not None:
+    if not x.buffer.is_global or x.condition is not None or x.is_added:
         return None
     names: dict[str, Expression] = {n: Variable(f"#{i}") for i, (n, _) in enumerate(x.axes)}
     indices = (linear(substituted(i, names), {}) for i in x.indices)

@@ -68,7 +68,10 @@ _AUTOMATIC = ("TL_ASCEND_AUTO_SYNC", "TL_ASCEND_AUTO_CV_SYNC", "TL_ASCEND_AUTO_C
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """What a core issues: ``pipe`` executes it; ``run`` counts how often ``line`` issued it (from 1)."""
+    """What a core issues: ``pipe`` executes it; ``run`` counts how often ``line`` issued it (from 1).
+
+    ``product``: rows, columns and depth of a product, or of the one that it loads for.
+    """
 
     core: str
     pipe: str
@@ -79,6 +82,7 @@ class Issued:
     reads: tuple[Box, ...] = ()
     writes: tuple[Box, ...] = ()
     flag: Flag = ()
+    product: tuple[int, int, int] | None = None
 
     def __str__(self) -> str:
         return f"line {self.line} ({self.name}, {self.core} {self.pipe}, run {self.run})"
@@ -124,12 +128,16 @@ class Decisions:
 
 @dataclass(frozen=True, slots=True)
 class GroupWalk:
-    """The instructions of a core group in the order in which each core issues them, and what was assumed."""
+    """The instructions of a core group in the order in which each core issues them, and what was assumed.
+
+    ``cut``: the iterations of loops of which the first ones alone were walked.
+    """
 
     group: int
     groups: int
     cores: Mapping[str, tuple[Issued, ...]]
     notes: tuple[str, ...]
+    cut: tuple[int, ...] = ()
 
 
 #: Iterations that are tried where only a run knows the number of a loop's.
@@ -137,20 +145,28 @@ LOOP_COUNTS = (0, 1, 2, 3)
 
 
 def walk_program(
-    kernel: PrimFunc, language: Language, group: int, decisions: Decisions, scalars: Mapping[str, object]
+    kernel: PrimFunc,
+    language: Language,
+    group: int,
+    decisions: Decisions,
+    scalars: Mapping[str, object],
+    most: int | None = None,
 ) -> GroupWalk:
     """Return the instructions of core group ``group`` along the path of ``decisions``.
 
-    ``scalars``: values of the kernel's parameters that are no tensors; the others are unknown.  Raises `SpecError` with
-    the line of a word that is not read, or whose flags the compiler makes.
+    ``scalars``: values of the kernel's parameters that are no tensors; the others are unknown.  ``most``: iterations
+    that are walked of a loop that no other loop is around.  Raises `SpecError` with the line of a word that is not
+    read, or whose flags the compiler makes.
     """
     refuse_automatic(kernel)
     decisions.begin()
     cores, notes, groups, loose = dict[str, tuple[Issued, ...]](), dict[str, None](), 1, dict[str, int]()
+    cut = set[int]()
     for core in CORES:
-        one = _CoreWalk(kernel, core, group, decisions)
+        one = _CoreWalk(kernel, core, group, decisions, most=most)
         one.run(language, scalars)
         cores[core], groups = tuple(one.issued), one.groups
+        cut |= one.cut
         loose |= {core[0]: one.loose} if one.loose else {}
         notes |= dict.fromkeys(one.notes)
     if len(loose) == 2:
@@ -160,7 +176,7 @@ def walk_program(
     working = {
         c: i for c, i in cores.items() if any(x.kind == "access" for x in i) or any("cross" in x.kind for x in i)
     }
-    return GroupWalk(group, groups, working, tuple(notes))
+    return GroupWalk(group, groups, working, tuple(notes), tuple(sorted(cut)))
 
 
 def refuse_automatic(kernel: PrimFunc) -> None:
@@ -245,6 +261,9 @@ class _CoreWalk:
     issued: list[Issued] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     loose: int = 0  # a line outside of T.Scope that this core issues
+    most: int | None = None  # iterations that are walked of an outermost loop
+    cut: set[int] = field(default_factory=set)  # iterations of the loops that are not walked to their end
+    _depth: int = 0
 
     def __post_init__(self) -> None:
         self._runs, self._scope, self._buffers = Counter[tuple[int, str, str]](), "", list[Buffer]()
@@ -361,8 +380,7 @@ class _CoreWalk:
 
     def _box(self, buffer: Buffer, ranges: tuple[tuple[int, int], ...], *, is_exact: bool = True) -> Box:
         core = "" if buffer.space == "GM" else self.core
-        width = width_of(buffer.fmt)
-        return Box(buffer.name, buffer.space, core, ranges, buffer.strides, width, buffer.address, is_exact)
+        return Box(buffer.name, buffer.space, core, ranges, buffer.strides, buffer.fmt, buffer.address, is_exact)
 
     def box(self, x: object) -> Box:
         """Return the part of memory that an operand is."""
@@ -396,6 +414,7 @@ class _CoreWalk:
         reads: tuple[Box, ...] = (),
         writes: tuple[Box, ...] = (),
         flag: Flag = (),
+        product: tuple[int, int, int] | None = None,
     ) -> None:
         """Add an instruction, if this core executes it."""
         is_cube = pipe in ("M", "MTE1", "FIX") or any(b.space in ("L1", "L0A", "L0B", "L0C") for b in (*reads, *writes))
@@ -409,7 +428,7 @@ class _CoreWalk:
         line = self.line
         key = line, pipe, name
         self._runs[key] += 1
-        self.issued.append(Issued(self.core, pipe, kind, name, line, self._runs[key], reads, writes, flag))
+        self.issued.append(Issued(self.core, pipe, kind, name, line, self._runs[key], reads, writes, flag, product))
 
     def word(self, name: str) -> object:
         """Return a word of the language."""
@@ -478,7 +497,12 @@ class _CoreWalk:
             )
             high = operator.index(low) + count  # type: ignore[arg-type]
         numbers = range(operator.index(low), operator.index(high))  # type: ignore[arg-type]
+        if self.most is not None and not self._depth and len(numbers) > self.most and not self.is_muted:
+            self.cut.add(len(numbers))
+            numbers = numbers[: self.most]
+        self._depth += 1
         yield from numbers[:1] if self.is_muted else numbers
+        self._depth -= 1
 
     word_unroll = word_serial
 
@@ -503,15 +527,23 @@ class _CoreWalk:
 
     def word_gemm_v0(self, a: object, b: object, c: object, *_: object, **__: object) -> None:
         """A product of tiles in L1: MTE1 loads them, then the matrix unit writes; it orders the two itself."""
-        flag = ("product", len(self.issued))
-        self.issue("MTE1", "access", "product loads", reads=(self.box(a), self.box(b)), flag=flag)
-        self.issue("M", "access", "product", reads=(self.box(c),), writes=(self.box(c),), flag=flag)
+        flag, sizes, own = ("product", len(self.issued)), self.sizes_of_product(a, c), (self.box(c),)
+        self.issue("MTE1", "access", "product loads", reads=(self.box(a), self.box(b)), flag=flag, product=sizes)
+        self.issue("M", "access", "product", reads=own, writes=own, flag=flag, product=sizes)
 
     word_gemm_v1 = word_gemm_v0
 
     def word_mma(self, a: object, b: object, c: object, *_: object, **__: object) -> None:
         """A product of tiles in L0A and L0B."""
-        self.issue("M", "access", "mma", reads=(self.box(a), self.box(b), self.box(c)), writes=(self.box(c),))
+        reads, sizes = (self.box(a), self.box(b), self.box(c)), self.sizes_of_product(a, c)
+        self.issue("M", "access", "mma", reads=reads, writes=(self.box(c),), product=sizes)
+
+    def sizes_of_product(self, a: object, c: object) -> tuple[int, int, int]:
+        """Return the rows, columns and depth of a product into c."""
+        left, target = self.box(a), self.box(c)
+        columns = target.ranges[-1][1] - target.ranges[-1][0]
+        rows = max(1, target.size // target.width // max(1, columns))
+        return rows, columns, left.size // left.width // rows
 
     def _vector(self, name: str, target: object, sources: tuple[object, ...]) -> None:
         reads = list[Box]()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -36,6 +37,8 @@ from npusim.kernels.tilelang.statements import (
     linear,
     refused,
     simpler,
+    variables_of,
+    with_inner,
 )
 from npusim.kernels.tilelang.ttir_writer import part_as_nest
 from npusim.kernels.triton.compiler import OPTIONS
@@ -381,7 +384,11 @@ class _PrimFuncReader:
             self.variables[inner.loop_var] = Variable(axes[-1][0])
             self.annotated(dict(inner.annotations or {}))
             inner = inner.body
-        return (ParallelNest(tuple(axes), tuple(self.in_nest(inner, tuple(axes), None)), line),)
+        body = tuple(self.in_nest(inner, tuple(axes), None))
+        own = {x.axes for x in body if isinstance(x, Elementwise)}
+        if len(own) > 1 or (len(body) > 1 and own - {tuple(axes)}):
+            raise self.refuse("an atomic addition of several neighbours beside other statements of a nest")
+        return (ParallelNest(next(iter(own), tuple(axes)), body, line),)
 
     def in_nest(
         self, s: tirx.Stmt, axes: tuple[tuple[str, int], ...], condition: Expression | None
@@ -408,6 +415,8 @@ class _PrimFuncReader:
             return made_of
         if kind == "Evaluate" and _word(s.value) in _QUIET:
             return []
+        if kind == "Evaluate" and (width := _ADDITIONS.get(_word(s.value))):
+            return [self.added(s.value, axes, condition, width)]
         if kind == "For" and s.thread_binding is None and int(s.kind) != _PARALLEL:
             return self.repeated(s, axes, condition)
         what = f"T.{_word(s.value)}" if kind == "Evaluate" else "a loop" if kind == "For" else kind
@@ -432,6 +441,26 @@ class _PrimFuncReader:
     ) -> Elementwise:
         indices = tuple(self.expression(i) for i in s.indices)
         return Elementwise(axes, self.buffer(s.buffer), indices, self.expression(s.value), condition, self.line)
+
+    def added(
+        self, node: tirx.Call, axes: tuple[tuple[str, int], ...], condition: Expression | None, width: int
+    ) -> Elementwise:
+        """Return an atomic addition to an element, or to ``width`` neighbours, which a loop of all of them adds."""
+        pointer, value = node.args[:2]
+        target = self.expression(pointer.args[0])
+        read = self.expression(value.args[0] if width > 1 else value)
+        if not isinstance(target, BufferElement):
+            raise self.refuse("an atomic addition to other than an element of a tensor")
+        indices, value_of = target.indices, read
+        if width > 1:
+            name = axes[-1][0] if axes else ""
+            taken = [_without_factor(e, name, width) for e in (*indices[-1:], read)]
+            first, second = taken
+            if condition is not None or first is None or second is None or name in variables_of(indices[:-1]):
+                raise self.refuse(f"an atomic addition of {width} neighbours whose last index is not {width} * {name}")
+            indices, value_of = (*indices[:-1], first), second
+            axes = (*axes[:-1], (name, width * axes[-1][1]))
+        return Elementwise(axes, target.buffer, indices, value_of, condition, self.line, is_added=True)
 
     # ------------------------------------------------------------ calls
     def part(self, node: tirx.Call) -> BufferPart:
@@ -465,7 +494,14 @@ class _PrimFuncReader:
             return (MatrixProduct(a, b, c, transposes, self.expression(node.args[9]), self.line),)
         if word in ("reduce", "cumsum"):
             return (self.reduction(word, node, known),)
-        raise self.refuse(f"T.{word}: no counterpart in the language of kernels{_INSTEAD.get(word, '')}")
+        if word == "atomicadd":
+            self.annotated({k: v for k, v in known.items() if str(k) not in _OF_ADDITIONS})
+            nest = part_as_nest(self.part(node.args[0]), self.part(node.args[1]), self.line)
+            return (replace(nest, body=tuple(replace(x, is_added=True) for x in nest.body)),)  # type: ignore[call-arg]
+        if width := _ADDITIONS.get(word):
+            x = self.added(node, (), None, width)
+            return (ParallelNest((), (x,), self.line),)
+        raise self.refuse(f"T.{word}: no counterpart in the language of kernels")
 
     def reduction(self, word: str, node: tirx.Call, known: dict[object, object]) -> TileReduction:
         if known.pop("nan_propagate", None):
@@ -543,9 +579,12 @@ class _PrimFuncReader:
 
 _ZERO = Literal(0.0, "float32")
 _SCOPES = frozenset({"shared", "shared.dyn", "local", "local.fragment", "local.var", "global"})
-_INSTEAD: Mapping[str, str] = MappingProxyType(
-    {"atomicadd": ": let each block store its part, and add the parts in a kernel of its own"}
+#: Neighbours that an atomic addition in parallel loops adds to.
+_ADDITIONS: Mapping[str, int] = MappingProxyType(
+    {"atomic_add_elem_op": 1, "atomic_addx2_elem_op": 2, "atomic_addx4_elem_op": 4}
 )
+#: Annotations of a part's addition that decide how it is done, and no value.
+_OF_ADDITIONS = frozenset({"use_tma", "memory_order"})
 
 
 def has_sums(body: Sequence[Statement]) -> bool:
@@ -556,6 +595,18 @@ def has_sums(body: Sequence[Statement]) -> bool:
         if isinstance(s, Conditional | SerialLoop)
     ]
     return any(isinstance(s, TileReduction) and s.word.endswith("sum") for s in body) or any(map(has_sums, inside))
+
+
+def _without_factor(e: Expression, name: str, factor: int) -> Expression | None:
+    """Return an expression with a variable in place of ``factor`` times it; None where it is used otherwise."""
+    if e == Applied("*", (Variable(name), Literal(factor))):
+        return Variable(name)
+    if e == Variable(name):
+        return None
+    inside = e.operands if isinstance(e, Applied) else e.indices if isinstance(e, BufferElement) else ()
+    if any(_without_factor(x, name, factor) is None for x in inside):
+        return None
+    return with_inner(e, lambda x: _without_factor(x, name, factor) or x)
 
 
 def _word(node: tirx.Call) -> str:

@@ -112,7 +112,8 @@ class BoundValue:
 class Elementwise:
     """Elements of a buffer under parallel loops: ``axes`` has each loop's variable and length.
 
-    ``condition``: where it is false an element stays as it is.
+    ``condition``: where it is false an element stays as it is.  ``is_added``: values are added to a tensor's elements,
+    by atomic additions.
     """
 
     axes: tuple[tuple[str, int], ...]
@@ -121,6 +122,7 @@ class Elementwise:
     value: Expression
     condition: Expression | None
     line: Line
+    is_added: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,9 +34,14 @@ class Box:
     core: str
     ranges: tuple[tuple[int, int], ...]
     strides: tuple[int, ...]
-    width: int
+    fmt: str
     address: int | None = None
     is_exact: bool = True
+
+    @property
+    def width(self) -> int:
+        """Bytes of an element."""
+        return WIDTHS[self.fmt]
 
     @property
     def span(self) -> tuple[int, int]:
@@ -168,16 +173,16 @@ class Buffer:
     put: Callable[[Buffer, object, object], None] = field(repr=False)
     address: int | None = None
     writes: int = 0
+    #: Elements between neighbours of each axis.
+    strides: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.strides = tuple(math.prod(self.shape[i + 1 :]) for i in range(len(self.shape)))
 
     @property
     def dtype(self) -> str:
         """The format, as programs ask for it."""
         return self.fmt
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Elements between neighbours of each axis."""
-        return tuple(math.prod(self.shape[i + 1 :]) for i in range(len(self.shape)))
 
     def __getitem__(self, index: object) -> object:
         return self.part(self, index)

@@ -59,6 +59,8 @@ FUNCTIONS: Mapping[str, str] = MappingProxyType(
     | {"sqrt": "tt.precise_sqrt", "fabs": "math.absf", "abs": "math.absf", "erf": "math.erf", "tanh": "math.tanh"}
     | {"rint": "math.roundeven", "floor": "math.floor", "ceil": "math.ceil"}
 )
+#: An addition of floats to elements of a tensor.
+_ATOMIC = "tt.atomic_rmw fadd"
 _NEUTRAL = MappingProxyType({"sum": 0.0, "max": -math.inf, "min": math.inf})
 #: A result that an operation has, and the names that a line has.
 _RESULT, _NAME = re.compile(r" *%([\w]+)(?::\d+)? = "), re.compile(r"%(\w+)")
@@ -125,7 +127,7 @@ def used_lines(lines: Sequence[str]) -> list[str]:
     used, last = set[str](), list[str]()
     for line in reversed(lines):
         result = _RESULT.match(line)
-        if result is None or result[1] in used or line.endswith("{"):
+        if result is None or result[1] in used or line.endswith("{") or _ATOMIC in line:
             used.update(_NAME.findall(line if result is None else line[result.end() :]))
             last.append(line)
     return last[::-1]
@@ -594,10 +596,18 @@ class _Writer:
     def elementwise(self, x: Elementwise) -> None:
         target, v = BufferElement(x.buffer, x.indices), self.value(x.value)
         self.once(x, v)
+        if x.is_added and (not x.buffer.is_global or x.buffer.fmt not in FLOATS):
+            raise refused(x.line, f"an atomic addition to {x.buffer.name}, which is no tensor of floats")
         if x.buffer.is_global:
             shape = tuple(n for _, n in self.axes)
             v, pointers = self.widened(self.cast(v, x.buffer.fmt), shape), self.pointers(target, shape)
-            self.put(f"tt.store %{pointers.name}, %{v.name}{self.mask(target, x.condition, shape)} : {pointers.type}")
+            mask = self.mask(target, x.condition, shape)
+            if x.is_added:
+                kinds = ", ".join([pointers.type, v.type, *([type_of(shape, "bool")] if mask else [])])
+                text = f"{_ATOMIC}, relaxed, gpu, %{pointers.name}, %{v.name}{mask} : ({kinds}) -> {v.type}"
+                self.op(text, shape, x.buffer.fmt)
+            else:
+                self.put(f"tt.store %{pointers.name}, %{v.name}{mask} : {pointers.type}")
             self.forget([x.buffer])
             return
         at, origin = self.axes_of(target, is_read=False), self.origin(x)

@@ -385,6 +385,8 @@ def _torch_on_cpu(torch: Any, device: DeviceSpec, capability: int) -> Iterator[N
                 return True
             if function is torch.Tensor.get_device:
                 return 0
+            if function is torch.device and args and isinstance(args[0], int):  # of the accelerator, by its number
+                return torch.device("cpu")
             return function(*map(on_cpu, args), **{k: on_cpu(x) for k, x in (kwargs or {}).items()})
 
     class Nothing(contextlib.nullcontext):  # type: ignore[type-arg]

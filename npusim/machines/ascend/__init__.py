@@ -54,4 +54,5 @@ ASCEND = CoreFamily(
     cores=("aic", "aiv"),
     sole=("aic",),
     parts=("flags", "launch"),
+    issued="npusim.machines.ascend.issued_program:IssuedProgram",
 )
