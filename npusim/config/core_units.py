@@ -450,6 +450,13 @@ class CodeSpec(SpecModel):
     far_cycles: Positive = Field(description="`fetch_cycles` of a kernel that neither cache holds")
 
 
+class AccessSpec(SpecModel):
+    """What a thread of an operator of eager PyTorch computes for each access to memory."""
+
+    instructions_count: PositiveWhole = Field(description="instructions, of which each takes an issue slot of its warp")
+    wait_cycles: WholeQuantity = Field(description="time for which the thread waits in addition, if no other works")
+
+
 class LibrarySpec(SpecModel):
     """Costs of a framework's kernels on a multiprocessor, where memory does not limit them."""
 
@@ -465,6 +472,9 @@ class LibrarySpec(SpecModel):
     softmax: dict[str, RowSpec] = Field(min_length=1, description="constants by length of row, ascending")
     masked_cycles: Positive = Field(description="additional time of an element of softmax whose result is 0")
     add_cycles: Positive = Field(description="time of an element of a sum with a matrix that all heads share")
+    index: AccessSpec | None = Field(default=None, description="an element of a tensor that is not contiguous")
+    join: AccessSpec | None = Field(default=None, description="an element of two tensors that are joined to one")
+    sum_cycles: Positive | None = Field(default=None, description="time of an element of a row that is summed up")
     combine_cycles: Positive | None = Field(
         default=None,
         description="time of an element of O that is merged from splits, in addition to its parts (FlashAttention-2)",

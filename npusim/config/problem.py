@@ -782,6 +782,33 @@ class RowsProblem(Sizes):
         return (matrices * self.heads * self.rows * self.cols + shared) * element_bytes(self.dtype)
 
 
+class OperatorProblem(Sizes):
+    """One operator of PyTorch between products, a kernel, over ``rows`` rows of ``cols`` elements: its time alone.
+
+    ``widen`` and ``narrow`` convert ``dtype`` to float32 and back; ``square``, ``mean`` (of each row), ``column`` (of a
+    number a row) and ``rescale`` (by a number a row) are of float32.  Of ``dtype``: ``add`` and ``gelu`` of contiguous
+    matrices; ``scale`` (by what rows or heads share), ``negate``, ``silu``, ``store`` (into a part of a tensor) of one,
+    ``times`` and ``plus`` of two that are parts of others; ``join`` of two halves.
+    """
+
+    asked_with: ClassVar[str] = "an operator of a layer (npusim run layer -t framework=eager)"
+    what: Literal[
+        "widen", "square", "mean", "column", "rescale", "narrow", "scale", "negate", "join", "plus", "store", "add",
+        "silu", "times", "gelu",
+    ]  # fmt: skip
+    rows: PositiveInt
+    cols: PositiveInt
+    dtype: Dtype = "bfloat16"
+
+    def bytes_moved(self) -> int:
+        """Return the bytes of inputs of the operator's size and of its result, each once."""
+        own, wide = element_bytes(self.dtype), element_bytes("float32")
+        matrices = {"widen": own + wide, "narrow": own + wide, "mean": wide}
+        matrices |= dict.fromkeys(("square", "column", "rescale"), 2 * wide)
+        matrices |= dict.fromkeys(("plus", "add", "times"), 3 * own)
+        return self.rows * self.cols * matrices.get(self.what, 2 * own)
+
+
 #: A size by name: a number, or a switch; the schedule says which sizes there are.
 NamedSize = StrictBool | StrictInt | StrictFloat
 
@@ -887,7 +914,7 @@ def launch_problem(
     return KernelProblem(**sizes, **({} if dtype is None else {"dtype": dtype}))
 
 
-AnyProblem = Problem | GemmProblem | CopyProblem | RowsProblem | KernelProblem
+AnyProblem = Problem | GemmProblem | CopyProblem | RowsProblem | OperatorProblem | KernelProblem
 
 
 # ---------------------------------------------------------------- several devices

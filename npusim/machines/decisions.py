@@ -108,7 +108,9 @@ Turns = Literal["exponentials", "products"]
 #: When a kernel pays: at a block's start or end; in an iteration, there for registers in local memory or beyond L2, or
 #: for each slice of a sum; for each element that rows make, that a block's end makes, or of scores; for each
 #: multiply-add.
-Due = Literal["block", "end", "tile", "local", "beyond", "slice", "element", "output", "score", "multiply_add"]
+Due = Literal[
+    "block", "end", "tile", "access", "local", "beyond", "slice", "element", "output", "score", "multiply_add"
+]  # fmt: skip
 
 
 class Charge(NamedTuple):

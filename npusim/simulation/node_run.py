@@ -16,12 +16,13 @@ from npusim.config.problem import LayerProblem, SharedProblem
 from npusim.config.tiling import Tiling
 from npusim.errors import NpusimError, ProgramError
 from npusim.kernels.declare.define import machine_of
-from npusim.kernels.declare.layer_tasks import layers_on_host, periods
+from npusim.kernels.declare.layer_tasks import host_issue_s, layers_on_host, periods
 from npusim.kernels.declare.registry import SMALLER
 from npusim.library import SCHEDULES
 from npusim.machines.node.collective import collective
 from npusim.machines.node.kernel_work import simulated_work, stated_work
 from npusim.machines.node.layers_in_memory import longest, memory_plan
+from npusim.machines.node.node_machine import femtoseconds
 from npusim.machines.node.node_program import ROW_GRAIN, CollectiveOp, HostOp, KernelOp, operations
 from npusim.machines.node.node_result import folded
 from npusim.machines.node.node_simulation import simulate
@@ -112,7 +113,9 @@ def child_program(child: Child, device: DeviceSpec, whole: Problem | None = None
 
     ``whole``: the problem that it computes instead, with the tile of the child.
     """
-    fields: Any = {"tiling": dict(child.fields), "precision": child.precision or None, "l2": steady(None, device)}
+    l2 = steady(None, device)
+    found = "repeated" if l2 and child.is_near else l2
+    fields: Any = {"tiling": dict(child.fields), "precision": child.precision or None, "l2": found}
     asked = Request(child.schedule, problem=child.problem, hw=device, numerics=False, **fields)
     plan, program = program_of(plan_of(asked))
     if whole is None:
@@ -126,11 +129,11 @@ def has_schedule(name: str, device: DeviceSpec) -> bool:
     return schedule is not None and not schedule.unsupported(device)
 
 
-def kernel_timer(node: NodeSpec, device: DeviceSpec, method: str) -> KernelTimer:
+def kernel_timer(node: NodeSpec, device: DeviceSpec, method: str, issue_s: float = 0.0) -> KernelTimer:
     """Return the function for a kernel's work: the node's table if it has one, else the device's timing, or if named.
 
     Kernels are issued one after the other, and a launch costs the device's time where its file states this apart;
-    the host's time is a framework's overhead.
+    a host takes ``issue_s`` for each of them, else its time is a framework's overhead.
     """
     timed = cache(partial(simulated_child, node=node, device=device, method=method))
 
@@ -139,7 +142,10 @@ def kernel_timer(node: NodeSpec, device: DeviceSpec, method: str) -> KernelTimer
         has_schedules = all(has_schedule(child.schedule, device) for child in kernel.children)
         is_named = has_schedules and any(child.is_named for child in kernel.children)
         work = None if is_named else stated_work(kernel, node, device, has_schedules=has_schedules)
-        return work or simulated_work(kernel, [timed(child) for child in kernel.children], device)
+        work = work or simulated_work(kernel, [timed(child) for child in kernel.children], device)
+        if not issue_s or kernel.is_fused:
+            return work
+        return replace(work, issue_fs=max(work.issue_fs, femtoseconds(issue_s * work.launches)))
 
     return timer
 
@@ -155,17 +161,19 @@ def simulated_child(child: Child, node: NodeSpec, device: DeviceSpec, method: st
         raise type(error)(text) from error
 
 
-def time_on_node(program: TileProgram, node_device: DeviceSpec, method: str, trace_groups: Groups = ()) -> NodeTiming:
+def time_on_node(
+    program: TileProgram, node_device: DeviceSpec, method: str, trace_groups: Groups = (), issue_s: float = 0.0
+) -> NodeTiming:
     """Return the time of a node program, its kernels by a named method, checked for sanity.
 
-    ``trace_groups`` may be ``"last"``: the device that ends last.
+    ``trace_groups`` may be ``"last"``: the device that ends last.  ``issue_s``: of the host, for each kernel.
 
     Raises `SpecError` if there is no such method, or the devices are not all joined.
     """
     method_named(method)
     machine = machine_of(node_device)
     node, device = machine.node, machine.single
-    timer = kernel_timer(node, device, method)
+    timer = kernel_timer(node, device, method, issue_s)
     ranks = len(program.phases[0].blocks)
     traced = range(ranks) if isinstance(trace_groups, str) else trace_groups
     timing = simulate(program, node, device, timer, ranks=ranks, trace_groups=traced)
@@ -179,9 +187,10 @@ def _model(plan: Plan, problem: ModelProblem, groups: Groups) -> NodeTiming:
     """Return the time of all layers of a model: each kind is simulated once."""
     tiling, machine = cast("LayerTiling", plan.tiling), cast("NodeDevice", plan.device)
     times, groups = [], (0,) if isinstance(groups, str) else groups  # devices are alike
+    issue_s = host_issue_s(tiling, machine)
     for period in periods(problem, tiling, machine, cast("PartialSums", plan.precision)):
         check(period.program)
-        times.append((time_on_node(period.program, machine, plan.request.method, groups), period.count))
+        times.append((time_on_node(period.program, machine, plan.request.method, groups, issue_s), period.count))
     timing = folded(times, tiling.overhead_us / US * problem.layers)
     check_sanity(timing)
     return timing

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
+import npusim
 from npusim.config.family import registered
+from npusim.config.layers import Experts, ModelProblem
 from npusim.config.load import load_device
 from npusim.config.problem import GemmProblem, Problem
+from npusim.errors import TilingError
 from npusim.machines.node.node_program import Child
 from npusim.simulation.node_run import child_program
 
@@ -30,6 +33,57 @@ def test_a_prefill_runs_the_attention_of_its_framework(hw: str, sizes: dict[str,
     device = load_device(hw)
     problem = Problem(**{"heads": 4, "seq_q": 512, "seq_kv": 512, "head_dim": 128} | sizes)
     assert registered(device.family).attention_of(problem, device) == attention
+
+
+#: Microseconds of an H200's profile by part, a layer of Llama-3-8B that decodes 16 tokens, 2,048 keys each: eager
+#: PyTorch 2.11 (measurements/h200_layer.csv; the residual sum by itself), and the wall of its graph.
+DECODED = {"norm": 43.29, "rotary": 21.38, "cache": 4.54, "residual": 2.88, "attention": 35.42, "qkv": 15.84}
+WALL = 260.61
+LLAMA = ModelProblem(
+    batch=16, heads=32, kv_heads=8, seq_q=1, seq_kv=2048, causal_offset=2047, head_dim=128, causal=True,
+    dtype="bfloat16", ranks=1, hidden=4096, layers=1, intermediate=14336, gated=True,
+)  # fmt: skip
+
+
+def layer(**tiling: Any) -> Any:
+    return npusim.run("layer", problem=LLAMA, hw="h200", tiling=tiling, numerics=False, trace_groups=()).timing
+
+
+def test_eager_operators_take_what_a_profile_says() -> None:
+    timing = layer(framework="eager")
+    assert timing.latency_s * 1e6 == pytest.approx(WALL, rel=0.05)
+    for part, measured in DECODED.items():
+        assert timing.parts_s[part] * 1e6 == pytest.approx(measured, rel=0.15), part
+    assert sum(timing.parts_s.values()) == pytest.approx(timing.latency_s, rel=1e-9)
+
+
+def test_a_host_that_issues_slower_than_kernels_end_limits_a_layer() -> None:
+    graph, host = (layer(launches=how) for how in ("graph", "host"))
+    slow = npusim.run(
+        "layer",
+        problem=LLAMA,
+        hw="h200",
+        tiling={"launches": "host"},
+        numerics=False,
+        trace_groups=(),
+        overrides={"launch.host_issue_s": "40e-6"},
+    ).timing
+    assert graph.latency_s <= host.latency_s < 1.1 * graph.latency_s
+    assert slow.latency_s > 10 * 40e-6
+
+
+@pytest.mark.parametrize(
+    ("hw", "change", "message"),
+    [
+        ("ascend_910b2", {}, "framework: eager; operators of eager PyTorch are known of GPUs, not of ascend_910b2"),
+        ("h200", {"experts": Experts(count=8, per_token=2, width=1024)}, "not of latent projections or experts"),
+    ],
+)
+def test_operators_that_are_not_known_are_refused(hw: str, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(TilingError, match=message):
+        npusim.run(
+            "layer", problem=LLAMA.model_copy(update=change), hw=hw, tiling={"framework": "eager"}, numerics=False
+        )
 
 
 @pytest.mark.parametrize(("hw", "l2"), [("h200", "steady"), ("ascend_910b2", "clean")])

@@ -17,14 +17,16 @@ up (FastAttention section 4.4, figure 6).  In prefill both compute on the device
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, cast
 
+from npusim.config.family import registered
 from npusim.config.layers import ModelProblem
 from npusim.config.node_file import NodeDevice
-from npusim.config.problem import CopyProblem, GemmProblem, Problem, RowsProblem, SharedProblem
+from npusim.config.problem import CopyProblem, GemmProblem, OperatorProblem, Problem, RowsProblem, SharedProblem
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
 from npusim.formats import get_format
@@ -81,6 +83,17 @@ class LayerTiling(OverlapTiling):
         default="auto",
         description="norms, rotary embeddings and activations of a device, with fields if any (rows:buffers=1)",
     )
+    framework: Literal["fused", "eager"] = Field(
+        default="fused",
+        description="kernels between the products: fused, a norm with its residual sum, a rotary embedding, an "
+        "activation each one kernel; eager, every operator of PyTorch one (NVIDIA's GPUs)",
+    )
+    launches: Literal["graph", "host"] = Field(
+        default="graph",
+        description="kernels of a layer: a graph, or issued one by one by the host, launch.host_issue_s each "
+        "(without a framework's own time: 15 to 25 us a kernel of eager PyTorch on an H200's host; overhead_us, or "
+        "-C launch.host_issue_s=20e-6)",
+    )
     offload: Literal["none", "classic", "cooperative"] = Field(
         default="none", description="copies of K and V to the host, and the processor that computes their attention"
     )
@@ -121,8 +134,21 @@ def periods(
         for (place, is_dense, is_local), count in kinds.items()
     ]
     if problem.vocab:
-        programs.append(Period(_head(problem, tiling), 1))
+        programs.append(Period(_head(problem, tiling, device), 1))
     return tuple(programs)
+
+
+def host_issue_s(tiling: LayerTiling, device: NodeDevice) -> float:
+    """Return the time that the host takes to issue a kernel; 0 where a graph does.
+
+    Raises `TilingError` where the device's file does not state it.
+    """
+    if tiling.launches == "graph":
+        return 0.0
+    issue = None if device.each.launch is None else device.each.launch.host_issue_s
+    if issue is None:
+        raise TilingError(f"launches: host; {device.each.name}'s file has no launch.host_issue_s; allowed: graph")
+    return float(issue.value)
 
 
 def model_program(
@@ -187,7 +213,7 @@ def layer_tasks(
 ) -> list[Task]:
     """Return one layer's tasks; the next layer begins when the last one is over."""
     cuts = cut_rows(p.rows, tiling.blocks, tiling.first_share)
-    tasks = block_tasks(0, RowBlock(0, p.rows, _before(p)))
+    tasks = block_tasks(0, RowBlock(0, p.rows, _as_framework(p, tiling, device, _before(p))))
     ends: list[int] = []
     if tiling.blocks == 1 or strategy != "none":
         tasks += attention_tasks(p, strategy, tiling.attention, device, (len(tasks) - 1,), len(tasks))
@@ -203,7 +229,8 @@ def layer_tasks(
             tasks += block_tasks(index, block)
             ends.append(_reduced(tasks, comm, index, block, is_overlapped=True))
     for index, (row, rows) in enumerate(cuts):
-        block = RowBlock(row, rows, (_norm(p, rows), *(_ffn(p, rows, p.ffn_width) if is_dense else _experts(p, rows))))
+        ffn = _ffn(p, rows, p.ffn_width) if is_dense else _experts(p, rows)
+        block = RowBlock(row, rows, _as_framework(p, tiling, device, (_norm(p, rows), *ffn)))
         tasks += block_tasks(index, block, tuple(ends) if len(ends) < len(cuts) else (ends[index],))
         _reduced(tasks, comm, index, block, is_overlapped=len(cuts) > 1)
     return tasks
@@ -282,16 +309,67 @@ def _experts(p: ModelProblem, rows: int) -> tuple[NodeKernel, ...]:
     )
 
 
-def _head(p: ModelProblem, tiling: LayerTiling) -> TileProgram:
+def _head(p: ModelProblem, tiling: LayerTiling, device: NodeDevice) -> TileProgram:
     """Return the last norm and the vocabulary's product of one token a sequence, its columns shared."""
     columns = -(-p.vocab // p.ranks)
-    block = RowBlock(0, p.batch, (_norm(p, p.batch), _product("vocabulary", p.batch, columns, p.hidden, p)))
+    kernels = _norm(p, p.batch), _product("vocabulary", p.batch, columns, p.hidden, p)
+    block = RowBlock(0, p.batch, _as_framework(p, tiling, device, kernels))
     tasks = [_as_named(task, tiling) for task in block_tasks(0, block)]
     return task_program("vocabulary", p.ranks, tasks, 2 * p.batch * columns * p.hidden, (COMPUTE,))
 
 
+def _as_framework(
+    p: ModelProblem, tiling: LayerTiling, device: NodeDevice, kernels: tuple[NodeKernel, ...]
+) -> tuple[NodeKernel, ...]:
+    """Return the kernels that a framework runs for these: eager PyTorch an operator each, the residual sum too.
+
+    Raises `TilingError` for devices and models whose operators are not known.
+    """
+    if tiling.framework == "fused":
+        return kernels
+    known = f"framework: {tiling.framework}; operators of eager PyTorch are known of"
+    if registered(device.each.family).processor != "gpu":
+        raise TilingError(f"{known} GPUs, not of {device.each.name}; allowed: fused")
+    if p.latent is not None or p.experts is not None:
+        raise TilingError(f"{known} dense layers, not of latent projections or experts; allowed: fused")
+    return tuple(one for kernel in kernels for one in _eager(p, kernel))
+
+
+def _eager(p: ModelProblem, kernel: NodeKernel) -> Iterator[NodeKernel]:
+    """Yield the kernels of eager PyTorch for one between products: Llama's modules in Transformers.
+
+    Source: huggingface/transformers, models/llama/modeling_llama.py: LlamaRMSNorm, apply_rotary_pos_emb, LlamaMLP;
+    launches as an H200's profile lists them (measurements/h200_layer.csv).
+    """
+
+    def operator(what: str, rows: int, cols: int, name: str = "") -> NodeKernel:
+        one = OperatorProblem(what=what, rows=rows, cols=cols, dtype=p.dtype)
+        return NodeKernel("rows", (Child("operator", one, is_near=True),), name=name or kernel.name)
+
+    if kernel.role != "rows":
+        yield kernel
+    elif kernel.name == "cache":
+        yield from [operator("store", p.kv_heads * p.rows, p.head_dim)] * 2  # of K and of V
+    elif kernel.name == "rotary":  # x cos + turned(x) sin, of Q and of K; of one token x is contiguous
+        half, whole = p.head_dim // 2, p.head_dim
+        listed = ("scale", whole), ("negate", half), ("join", whole), ("scale", whole)
+        last = "plus" if p.seq_q > 1 else "add"
+        for heads in (p.heads, p.kv_heads):
+            yield from [operator(what, heads * p.rows, cols) for what, cols in (*listed, (last, whole))]
+    else:
+        problem = cast("RowsProblem", kernel.children[0].problem)
+        rows, cols = problem.rows, problem.cols
+        if kernel.name == "norm":
+            yield operator("add", rows, cols, "residual")
+            yield from [operator(what, rows, cols) for what in ("widen", "square", "mean")]
+            yield from [operator("column", rows, 1)] * 2  # plus epsilon, and the reciprocal root
+            yield from [operator(what, rows, cols) for what in ("rescale", "narrow", "scale")]
+        else:
+            yield from [operator(what, rows, cols) for what in (("silu", "times") if p.gated else ("gelu",))]
+
+
 def _rows(problem: RowsProblem, name: str) -> NodeKernel:
-    return NodeKernel("rows", (Child("rows", problem),), name=name)
+    return NodeKernel("rows", (Child("rows", problem, is_near=True),), name=name)
 
 
 def _product(

@@ -76,7 +76,8 @@ def _roof(
 def simulated_work(kernel: NodeKernel, results: Sequence[TimingResult], device: DeviceSpec) -> KernelWork:
     """Return the work of children simulated on their device, and their use of it."""
     cycles, seconds = sum(r.cycles for r in results), sum(r.cycles / r.clock_hz for r in results)
-    launch = 0.0 if kernel.is_fused else max(r.stream_s for r in results)
+    first = max(results, key=lambda r: r.stream_s)
+    launch, gap = (0.0, 0.0) if kernel.is_fused else (first.stream_s, _between(first))
     busy: dict[str, float] = defaultdict(float)
     for result in results:
         for kind, used in _busiest(result).items():
@@ -99,7 +100,21 @@ def simulated_work(kernel: NodeKernel, results: Sequence[TimingResult], device: 
         methods=tuple(sorted({r.method for r in results})),
         bound_fs=femtoseconds(bound),
         band=max(r.band for r in results),
+        gap_fs=femtoseconds(gap),
+        launches=_launches(gap, device),
     )
+
+
+def _between(result: TimingResult) -> float:
+    """Return the part of a stream's launches in which no kernel of them runs; 0 where a file states no such part."""
+    times = result.times_s
+    return max(0.0, times["core"] + result.stream_s - times["kernel"]) if "kernel" in times else 0.0
+
+
+def _launches(gap_s: float, device: DeviceSpec) -> int:
+    """Return how many kernels such gaps follow."""
+    each = device.launch.gap_s if device.launch is not None else None
+    return round(gap_s / float(each.value)) if each is not None and each.value and gap_s else 1
 
 
 def _busiest(result: TimingResult) -> dict[str, float]:

@@ -22,10 +22,10 @@ from npusim.program.ir.tile_program import Item, ProgramPhase, Queue, TileProgra
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
-    from npusim.config.problem import CopyProblem, GemmProblem, Problem, RowsProblem
+    from npusim.config.problem import CopyProblem, GemmProblem, OperatorProblem, Problem, RowsProblem
     from npusim.program.ir.tile import RingTile
 
-    ChildProblem = Problem | GemmProblem | RowsProblem | CopyProblem
+    ChildProblem = Problem | GemmProblem | RowsProblem | OperatorProblem | CopyProblem
 
 COMPUTE = "npu.COMPUTE"
 UP, DOWN, CPU = "npu.UP", "npu.DOWN", "host.CPU"
@@ -41,6 +41,7 @@ class Child:
     """One program of one device inside a kernel: a schedule, its problem, its precision as text, tiling fields.
 
     ``is_named``: the caller named this schedule, so that no time of another schedule in a node's file replaces its own.
+    ``is_near``: it reads what the kernels just before it wrote, and finds in L2 what fits.
     """
 
     schedule: str
@@ -48,6 +49,7 @@ class Child:
     precision: str = ""
     fields: tuple[tuple[str, str], ...] = ()
     is_named: bool = False
+    is_near: bool = False
 
     @classmethod
     def named(cls, text: str, default: str, problem: ChildProblem) -> Child:
@@ -103,7 +105,8 @@ class Waves:
 class KernelWork:
     """A kernel's time alone and its use of each shared resource, 0 to 1 of the device.
 
-    ``launch_fs`` passes on the device before any work, ``issue_fs`` on the host.  ``demand`` names resources as claims
+    ``launch_fs`` passes on the device before any work, ``gap_fs`` of it between kernels, which are ``launches``;
+    ``issue_fs`` passes on the host.  ``demand`` names resources as claims
     do: kinds of core, ``hbm``.  With ``waves`` each core is occupied completely.  ``terms`` are the constants behind
     the time and their shares of it, ``methods`` its methods, ``band`` their relative distance from exact; ``bound_fs``
     is the least time of the work.
@@ -118,6 +121,8 @@ class KernelWork:
     methods: tuple[str, ...] = ()
     band: float = 0.0
     bound_fs: int = 0
+    gap_fs: int = 0
+    launches: int = 1
 
     @property
     def whole_fs(self) -> int:

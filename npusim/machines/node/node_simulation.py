@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 #: Roles of kernels that are attention.
 ATTENTION = ("attention", "decode")
+#: The part of a time that is no kernel's.
+BETWEEN = "between kernels"
 
 
 def simulate(
@@ -217,7 +219,9 @@ class _Simulation:
         done[0] += 1
         done[1] += last - first
         if use.group == 0:
-            self.parts_fs[part] = self.parts_fs.get(part, 0) + now - start
+            gap = self.timer(op.kernel).gap_fs if isinstance(op, KernelOp) else 0
+            for name, spent in ((part, now - start - gap), *([(BETWEEN, gap)] if gap else [])):
+                self.parts_fs[name] = self.parts_fs.get(name, 0) + spent
             if isinstance(op, KernelOp | CollectiveOp):
                 self.ran[isinstance(op, CollectiveOp)].append((start, now))
         for key, share in self._terms(op):

@@ -99,6 +99,8 @@ class SmTiling:
         Columns along each axis that a kernel computes even for a ragged tile; none: as many as the tile has.
     decided
         Decisions of its kernel.
+    has_own_rows
+        Whether each block reads rows that no other block reads.
     occupancy
         The number of blocks that fit, and the limit, where registers are no tiles of a buffer.
     """
@@ -107,6 +109,7 @@ class SmTiling:
     lanes: Mapping[str, WarpPlan] = field(default_factory=dict)
     widths: Mapping[str, int] = field(default_factory=dict)
     decided: GpuDecisions = field(default_factory=GpuDecisions)
+    has_own_rows: bool = False
     occupancy: Occupancy | None = field(default=None, compare=False)
 
     @property

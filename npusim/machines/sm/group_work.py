@@ -223,7 +223,7 @@ class Works:
         # Groups that take turns see where keys end in the part of a stage before its exponentials (`WarpTurns`).
         is_first = not self.decided.alternates and s is next((x for x in frame.stages if not x.is_product), None)
         columns = max((self._width(n) for n in names), default=0)
-        due: list[Due] = ["element"]
+        due: list[Due] = ["element", "access"]
         due += ["output"] if s in frame.phase.finish else []
         due += ["score"] if is_first else []
         is_spread = self.decided.repeats > 1 and not any(frame.loop_axis in frame.axes(n) for n in names)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from npusim.config.core_units import GroupMatrixEngine, LocalMemoryPipe
@@ -54,7 +55,7 @@ from npusim.program.ir.tile_program import Occupancy
 from npusim.units import ceil_div, format_bytes, round_up
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from npusim.config.device import DeviceSpec
     from npusim.kernels.form.phase import Instruction, Phase, WorkTile
@@ -74,6 +75,21 @@ ONE_SHOT_REGISTERS, ONE_SHOT_FACTOR = 22, 1.2
 SERIAL_REGISTERS = 192
 #: Tiles under way of an unrolled loop without products, and the registers of a lane that they may take.
 UNROLLED_TILES, UNROLLED_REGISTERS = 4, 64
+#: How operators of eager PyTorch access memory (library/operators.py): warps of a block, as in torch's kernels, and
+#: what a thread computes for each access, a key of a device file below `LIBRARY`.
+ACCESSES: Mapping[str, tuple[int, str]] = MappingProxyType(
+    {
+        "vectors": (4, ""),
+        "indexed": (4, "index"),
+        "pairs": (4, "index"),
+        "joined": (16, "join"),
+        "rows": (16, "sum_cycles"),
+    }
+)
+#: The kind of instructions that compute an index.
+INDEX = "FMA.ops.mul"
+#: What an index costs, keys of a device file.
+COMPUTED = "instructions_count", "wait_cycles"
 #: Warps of a block of rows from so many elements on.  source: unsloth/kernels/utils.py, calculate_settings
 ROWS_WARPS = ((32768, 32), (8192, 16), (2048, 8))
 
@@ -302,7 +318,8 @@ def rows_tiling(phase: Phase, fields: GpuRowsFields, device: DeviceSpec) -> tupl
     """Return the execution by warps of rows without products, and a note: the blocks that a core holds."""
     size = prod(phase.sizes.values())
     warps = fields.warps or next((n for least, n in ROWS_WARPS if size >= least), GROUP_WARPS)
-    return kernel_tiling(phase, GroupFields(warps=warps, stages=None), device)
+    tiling, note = kernel_tiling(phase, GroupFields(warps=warps, stages=None), device)
+    return replace(tiling, has_own_rows=True), note
 
 
 def _resident(
@@ -505,6 +522,8 @@ def operator_tiling(device: DeviceSpec, phase: Phase) -> SmTiling:
     """
     assert phase.operator is not None
     (operator, masked), columns = phase.operator, phase.sizes[phase.loop_axis]
+    if operator in ACCESSES:
+        return _accessing(device, phase, operator)
     tiling, issue = plain_tiling(device), warp_issue(device)
     if operator == "copy":
         return tiling
@@ -517,6 +536,23 @@ def operator_tiling(device: DeviceSpec, phase: Phase) -> SmTiling:
         points = issue.library.softmax_points(columns).items()
         charges = (*(Charge(f"{LIBRARY}.softmax.{n}.row_cycles", share, "element") for n, share in points), *masks)
     return _paying(tiling, *charges)
+
+
+def _accessing(device: DeviceSpec, phase: Phase, access: str) -> SmTiling:
+    """Return how an operator of eager PyTorch is executed: ``access`` is one of `ACCESSES`."""
+    issue, (warps, computed) = warp_issue(device), ACCESSES[access]
+    decided, charges = GpuDecisions(warps=warps), tuple[Charge, ...]()
+    if computed:
+        keys = [f"{LIBRARY}.{computed}"] if access == "rows" else [f"{LIBRARY}.{computed}.{n}" for n in COMPUTED]
+        first, *_ = (find_constant(device, key) for key in keys)
+        if first is None:
+            raise SpecError(f"{device.name}: cores.{SM}.engines.{keys[0]}: missing; operators of eager PyTorch need it")
+        charges = Charge(INDEX, float(first.value), "score"), Charge(keys[-1], due="access")
+    if access == "rows":  # a vector is added before the next one is loaded
+        decided, charges = decided._replace(loaded_tiles=1), (Charge(keys[0], due="element"),)
+    room = occupancy(issue, device.core(SM).buffer("SMEM").capacity_bytes.value, warps, {}, {})
+    blocks = min(room.blocks, ceil_div(len(phase.cells), device.group_count.value))
+    return SmTiling(blocks, decided=decided._replace(charges=charges), has_own_rows=True, occupancy=room)
 
 
 class GpuRowsFields(Tiling):

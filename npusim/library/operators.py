@@ -1,0 +1,166 @@
+"""Operators of PyTorch between products, each the kernel that eager PyTorch launches on a GPU: their time alone.
+
+How a kernel accesses memory decides its time.  Contiguous tensors of one format have vectors of 16 bytes, all of a
+thread's under way at once (vectorized_elementwise_kernel).  Parts of tensors and broadcast operands have an index for
+each element, computed by divisions, before its access, and a thread processes its elements one after the other
+(elementwise_kernel, unrolled_elementwise_kernel, CatArrayBatchedCopy); so does a sum of rows (reduce_kernel).  What
+rows or heads share is read once, from then on from a cache, and is left out.
+
+Source: pytorch/pytorch, aten/src/ATen/native/cuda: CUDALoops.cuh, Reduce.cuh, Shape.cu; grids and blocks of torch 2.11
+on an H200 (measurements/h200_layer.csv).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import ceil
+from types import MappingProxyType
+from typing import Any, Literal
+
+from npusim.kernel import (
+    STORED,
+    WIDE,
+    DeviceSpec,
+    FlashPrecision,
+    GlobalTensor,
+    OperatorProblem,
+    Phases,
+    Value,
+    ceil_div,
+    exp,
+    full,
+    grid,
+    kernel,
+    needs_groups,
+    registered,
+    schedule,
+    tiles,
+    with_columns,
+)
+from npusim.machine import Machine
+
+
+@kernel(results="y", x="row col")
+def one(x: Value, fmt: str, does: str) -> Iterator[Value]:
+    """One operand's element at a time."""
+    for xj in tiles(x):
+        if does == "square":
+            yield (xj * xj).to(fmt)
+        elif does in ("silu", "gelu"):  # memory decides the time of a GELU
+            yield (xj.to(WIDE) / (exp(xj.to(WIDE) * -1.0) + 1.0)).to(fmt)
+        elif does in ("negate", "scale", "rescale", "column"):
+            yield (xj * -1.0).to(fmt)
+        else:
+            yield xj.to(fmt)
+
+
+@kernel(results="y", x="row col", other="row col")
+def two(x: Value, other: Value, fmt: str, does: str) -> Iterator[Value]:
+    """An element of each of two operands at a time."""
+    for xj, oj in tiles(x, other):
+        yield (xj * oj if does == "times" else xj + oj).to(fmt)
+
+
+@kernel(results="y", x="row col")
+def mean(x: Value, fmt: str, share: float) -> Value:
+    """The mean of each row."""
+    total = full("row", 0.0, WIDE)
+    for xj in tiles(x):
+        total = total + xj.sum()
+    return total * share
+
+
+Access = Literal["vectors", "indexed", "pairs", "joined", "rows"]
+
+
+@dataclass(frozen=True, slots=True)
+class EagerOperator:
+    """An operator: how it accesses memory, its operands of one size, and which side is float32."""
+
+    access: Access
+    operands: int = 1
+    reads_wide: bool = False
+    writes_wide: bool = False
+
+
+OPERATORS: Mapping[str, EagerOperator] = MappingProxyType(
+    {
+        "widen": EagerOperator("indexed", writes_wide=True),
+        "square": EagerOperator("vectors", reads_wide=True, writes_wide=True),
+        "mean": EagerOperator("rows", reads_wide=True, writes_wide=True),
+        "column": EagerOperator("vectors", reads_wide=True, writes_wide=True),
+        "rescale": EagerOperator("pairs", reads_wide=True, writes_wide=True),
+        "narrow": EagerOperator("vectors", reads_wide=True),
+        "scale": EagerOperator("indexed"),
+        "negate": EagerOperator("indexed"),
+        "join": EagerOperator("joined"),
+        "plus": EagerOperator("indexed", 2),
+        "store": EagerOperator("indexed"),
+        "add": EagerOperator("vectors", 2),
+        "silu": EagerOperator("indexed"),
+        "times": EagerOperator("indexed", 2),
+        "gelu": EagerOperator("vectors"),
+    }
+)
+#: Elements of a block at a time, and how often.  source: CUDALoops.cuh, as above
+TILES: Mapping[str, tuple[int, int]] = MappingProxyType({"vectors": (1024, 1), "indexed": (128, 4), "pairs": (128, 2)})
+#: Blocks of a multiprocessor up to which each is simulated by itself.
+ROUNDS = 64
+#: CatArrayBatchedCopy: threads of a block, blocks a multiprocessor for each operand, operands.  source: Shape.cu
+JOINED, JOINED_BLOCKS, JOINED_OPERANDS = 512, 2, 2
+#: reduce_kernel: threads of a block, its most rows, elements of a vector.  source: Reduce.cuh
+SUMMED, SUMMED_ROWS, SUMMED_VECTOR = 512, 16, 4
+
+
+def operator(problem: OperatorProblem, _tiling: object, _precision: FlashPrecision, machine: Machine) -> Phases:
+    """Return the kernel of an operator."""
+    p, of = problem, OPERATORS[problem.what]
+    if p.rows == 1 and of.access == "indexed":  # a row is contiguous
+        of = replace(of, access="vectors")
+    read, written = (WIDE if wide else p.dtype for wide in (of.reads_wide, of.writes_wide))
+    if of.access == "rows":
+        rows = min(SUMMED_ROWS, 1 << (p.rows.bit_length() - 1))
+        x = GlobalTensor("x", 1, 1, p.rows, p.cols, read, "input")
+        y = GlobalTensor("y", 1, 1, p.rows, 1, written, "output")
+        width = min(p.cols, SUMMED_VECTOR * SUMMED // rows)
+        blocks = with_columns(grid(x, ("row", rows)), p.cols, width)
+        phase = mean.phase(
+            p.what, blocks, {"row": rows, "col": width, "one": 1}, [y], x=x, fmt=written, share=1 / p.cols
+        )
+        return [replace(phase, operator=(of.access, 0.0))]
+    count = p.rows * p.cols
+    if of.access == "joined":
+        width = JOINED
+        most = machine.device.group_count.value * JOINED_BLOCKS * JOINED_OPERANDS
+        steps = ceil_div(count, width * most)
+    else:
+        width, steps = TILES[of.access]
+        # Blocks of a place one after the other are one here.
+        steps *= max(1, count // (width * steps * machine.device.group_count.value * ROUNDS))
+    width = min(width, count)
+    total = width * min(steps, ceil_div(count, width))
+    x = GlobalTensor("x", 1, 1, ceil(count / total), total, read, "input")
+    operands: dict[str, Any] = {"x": x} | ({"other": replace(x, name="other")} if of.operands > 1 else {})
+    y = replace(x, name="y", fmt=written, role="output")
+    blocks = with_columns(grid(y, ("row", 1)), total, width)
+    of_kernel = two if of.operands > 1 else one
+    phase = of_kernel.phase(p.what, blocks, {"row": 1, "col": width}, [y], fmt=written, does=p.what, **operands)
+    return [replace(phase, operator=(of.access, 0.0))]
+
+
+def _unsupported(device: DeviceSpec) -> str:
+    is_gpu = registered(device.family).processor == "gpu"
+    return needs_groups(device) if is_gpu else f"{device.name} is no GPU, whose operators these are"
+
+
+SCHEDULES = schedule(
+    "operator",
+    operator,
+    problem=OperatorProblem,
+    precisions=[STORED],
+    tiling=None,
+    kind="plain",
+    unsupported=_unsupported,
+    summary="one operator of eager PyTorch between products",
+)
