@@ -532,7 +532,7 @@ class TensorStore:
         return values
 
     def cut(self, tile: GlobalTile, number: int = 0) -> Array:
-        """Return one cut as a view of its head's matrix; ``number``: of which block, where coordinates are `Lanes`."""
+        """Return one cut as a view of its head's matrix; ``number``: the block's, where coordinates are `Lanes`."""
         batch, head, row, col = (at_lane(at, number) for at in tile.corner)
         return self.head(tile.tensor, batch, head)[row : row + tile.rows, col : col + tile.cols]
 
