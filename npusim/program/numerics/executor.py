@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npusim import formats
-from npusim.errors import ProgramError
+from npusim.errors import TensorError
 from npusim.formats import stored_format
 from npusim.formats.cast import widen
 from npusim.program.ir.op import COMPARED, Attributes, Opcode, Source, Step, TileOp
@@ -528,7 +528,7 @@ class TensorStore:
             raw = np.full(tensor.rows * tensor.cols * fmt.dtype.itemsize, start, np.uint8)
             return raw.view(fmt.dtype).reshape(tensor.rows, tensor.cols)
         if values.shape != (shape := (tensor.rows_of(batch), tensor.cols)):
-            raise ProgramError(f"tensor {tensor.name}: {values.shape} given, {shape} needed")
+            raise TensorError(f"tensor {tensor.name}: {values.shape} given, {shape} needed")
         return values
 
     def cut(self, tile: GlobalTile, number: int = 0) -> Array:
