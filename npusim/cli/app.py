@@ -90,7 +90,7 @@ def _usage_errors() -> Iterator[None]:
     try:
         yield
     except typer.TyperException as error:
-        if getattr(type(error), "show", None) is not typer.BadParameter.show:  # of other errors than those of usage
+        if getattr(type(error), "show", None) is not typer.BadParameter.show:  # an error that is none of usage
             raise
         fault = cast("Any", error)
         if (ctx := fault.ctx) is not None:

@@ -201,9 +201,9 @@ def said_late(message: str) -> Iterator[Callable[..., object]]:
 def in_percent(
     advance: Callable[..., None], go_on: Callable[..., object] = bool, then: str = ""
 ) -> Callable[[float], None]:
-    """Return a function of the done share, 0 to 1, for the function of `progress`.
+    """Return a function that is called with the share that is done, 0 to 1, and calls the function of `progress`.
 
-    ``go_on``: that of `said_late`, which says ``then`` from share 0 on, and ends with the first share above.
+    ``go_on``: the function of `said_late`, which prints ``then`` while the share is 0 and ends at the first larger one.
     """
 
     def told(share: float) -> None:

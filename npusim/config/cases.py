@@ -147,7 +147,7 @@ class RunSizes(create_model("OfCall", __base__=SpecModel, **_OF_CALL), SpecModel
 OF_NAMED = (*RunSizes.model_fields, "phase")
 
 
-#: Further keys of a workload file on a model, with its names and inputs; a case may state them itself.
+#: Keys of a workload file that name it or its inputs; a case may state its other keys itself.
 _OF_FILE = ("schema_id", "name", "description", "source", "unmodelled", "data", "tensors")
 _OF_MODEL = MappingProxyType(
     {n: _or_none(f) for n, f in Workload.model_fields.items() if n not in (*_OF_FILE, *RunSizes.model_fields)}

@@ -245,7 +245,7 @@ class VectorEngine(_QueueSpec):
 class RegisterOpSpec(SpecModel):
     """One instruction of a vector unit with registers, on one register.
 
-    ``plain`` ones start two a cycle or as many as the unit issues, ``single`` ones one a cycle, ``long`` ones go
+    ``plain`` ones start at two a cycle, or as many as the unit issues, ``single`` ones at one a cycle, ``long`` ones go
     through a unit of their own; ``load`` and ``store`` reach the buffer.
     """
 

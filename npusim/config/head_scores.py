@@ -20,7 +20,7 @@ def alibi_slopes(heads: int) -> tuple[float, ...]:
     return tuple((slopes + above)[:heads])
 
 
-@lru_cache(maxsize=4096)  # of rows: blocks of keys ask for the same
+@lru_cache(maxsize=4096)  # rows: each block of keys needs the same ones
 def bias_row(head: int, query: int, keys: int) -> Any:
     """Return the addend of the scores of a head's query, (keys,), drawn standard normal in float32."""
     import numpy as np

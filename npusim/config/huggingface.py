@@ -62,7 +62,7 @@ ALIBI = frozenset(("bloom",))
 SINKS = frozenset(("gpt_oss",))
 #: One matrix of the vocabulary for both ends, even where the file does not say so.
 TIED = frozenset(("bloom", "cohere", "cohere2", "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "mpt", "opt"))
-#: Every token of these takes one expert that no key counts, as wide as the others.
+#: In these models every token passes through one further expert, as wide as the others, which no key states.
 SHARED_EXPERT = frozenset(("llama4_text",))
 #: Entries of ``layer_types`` that are attention as npusim computes it, or that with a window.
 LAYER_KINDS = frozenset(("full_attention", "sliding_attention", "global", "local", "attention"))

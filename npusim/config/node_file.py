@@ -81,7 +81,7 @@ class DriverMode(SpecModel):
         """Return the rate of the engines, of ``most``, that serve a message of ``size_bytes`` a rank; None: of all.
 
         NCCL uses complete channels; here the last one serves in part, since with complete ones alone a message would be
-        slower than a slightly longer one.  Multiples of the step are the same.
+        slower than a slightly longer one.  Multiples of the step have the same value.
         """
         least, engines = self.engine_least_bytes, float(most)
         if least is not None and size_bytes is not None:

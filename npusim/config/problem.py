@@ -31,7 +31,7 @@ FRACTAL = 16
 NonNegativeFloat = Annotated[StrictFloat, Field(ge=0)]
 #: Formats of Q, K and V; float32 isolates what later casts do, float64 checks schedules only.
 Dtype = Literal["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float32", "float64"]
-#: Those of 8 bits, whose values may have scales.
+#: The formats of 8 bits, whose values may have scales.
 SCALED = ("float8_e4m3fn", "float8_e5m2")
 #: Formats in blocks of 32 with a scale each, along k; what a product of them gives is `GemmProblem.output_dtype`.
 BlockDtype = Literal["mxfp8", "mxfp8_e5m2", "mxfp4", "nvfp4"]
@@ -140,7 +140,7 @@ DataRecipe = Annotated[
 
 
 def element_bytes(fmt: str) -> int:
-    """Return the bytes of an element; formats are loaded with their arrays, which sizes need not wait for."""
+    """Return the bytes of an element; a function, because formats load arrays, which a problem's sizes do not need."""
     from npusim.formats import get_format
 
     return get_format(fmt).size_bytes

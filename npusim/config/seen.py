@@ -119,7 +119,7 @@ def _matrix(seen: KeyRanges, first: int, rows: int, col: int, cols: int) -> npt.
     return seen_keys
 
 
-@lru_cache(maxsize=64)  # of documents
+@lru_cache(maxsize=64)  # one entry a document mask
 def _ends(lengths: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(accumulate(lengths))
 
@@ -175,7 +175,7 @@ def _ranges(row: npt.NDArray[Any]) -> Ranges:
     return tuple(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
 
-@lru_cache(maxsize=64)  # of problems
+@lru_cache(maxsize=64)  # one entry a problem
 def pairs_seen(seen: Seen, first: int, rows: int) -> int:
     """Return how many pairs of a query and a key there are, of ``rows`` positions from ``first`` on."""
     if isinstance(seen, KeyFunction):

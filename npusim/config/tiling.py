@@ -310,7 +310,7 @@ class TilingField:
     lightest: Lightest | None = None
     kind: str = "tile"
     none: str | None = None  #: the word that names None
-    is_power: bool = False  #: of two
+    is_power: bool = False  #: whether the value is a power of two
 
     def takes(self, value: object) -> bool:
         """Return whether an integer is within the field's limits."""

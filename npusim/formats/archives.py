@@ -65,4 +65,4 @@ def _claimed_bytes(stream: IO[bytes]) -> int:
     version = np.lib.format.read_magic(stream)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = read(stream)
-    return math.prod(max(0, int(size)) for size in shape) * int(dtype.itemsize)  # of Python: they do not overflow
+    return math.prod(max(0, int(size)) for size in shape) * int(dtype.itemsize)  # integers of Python do not overflow

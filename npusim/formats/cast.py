@@ -36,7 +36,7 @@ class CastPlan:
     """The target side of one conversion, as the integers the kernels read."""
 
     target: FloatFormat
-    over_code: int  #: of what is too large, and of Inf
+    over_code: int  #: code of a value that is too large, and of Inf
     nan_code: int
     over_keeps_sign: bool
     nan_keeps_sign: bool

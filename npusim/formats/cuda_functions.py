@@ -129,7 +129,7 @@ def ex2(x: Array) -> Array:
 
 
 def ex2_subnormal(x: Array) -> Array:
-    """Return ``ex2.approx.f32``: of half the argument the square, where the result would be subnormal."""
+    """Return ``ex2.approx.f32``: where the result would be subnormal, the square of that of half the argument."""
     is_low = x < LOWEST_EXPONENT
     power = ex2(np.where(is_low, x * np.float32(0.5), x))
     return np.where(is_low, power * power, power)

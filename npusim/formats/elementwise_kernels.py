@@ -79,7 +79,7 @@ def exp_float32_closer(x: NDArray[Any], out: NDArray[Any], undecided: NDArray[An
     for i in range(out.size):
         whole, r, scale = reduce_argument(np.float64(x[i]), binary)
         change = _expm1(r)
-        # Of the polynomial and of r: the latter also has what ln 2 in two parts leaves out.
+        # Errors of the polynomial and of r; the second includes what the two parts of ln 2 leave out.
         error = abs(change) * RELATIVE_ERROR + (0.0 if binary else abs(whole) * LN2_ERROR)
         low = round_sum(scale, (change - error) * scale, 0.0)
         out[i] = round_sum(scale, (change + error) * scale, 0.0)

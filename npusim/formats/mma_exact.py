@@ -159,7 +159,7 @@ def exact_kernel(block: int) -> Callable[..., None]:
             for kb in range(a.shape[1] // block):
                 k0 = kb * block
                 right = (b[k0 : k0 + block], b_unit[kb])
-                widest, least = 0.0, np.inf  # of all columns: a row whose terms span few bits needs no closer look
+                widest, least = 0.0, np.inf  # over all columns: a row whose terms span few bits needs no closer look
                 for j in range(columns):
                     widest, least = max(widest, b_range[kb, j]), min(least, b_unit[kb, j])
                 for i in range(c.shape[0]):

@@ -94,7 +94,7 @@ class Multiplier:
         self.unit = unit
 
     def prepare(self, values: Array, scale: Array | None, *, is_left: bool) -> Lanes:
-        """Return contiguous matrices of A or B prepared, float32 or float64; ``scale``: of their blocks along k."""
+        """Return prepared contiguous matrices of A or B, float32 or float64; ``scale``: of each block along k."""
         return (values,)
 
     def run(self, a: Lanes, b: Lanes, c: Array, which: Array) -> None:
@@ -242,7 +242,7 @@ class GroupedMultiplier(Multiplier):
                 sums += left[part, :, k, None] * right[part, k, None, :]
             sums *= a_part[part, :, None] * b_part[part, None, :]
             powers = a_power[part, :, None] + b_power[part, None, :]
-            # Of c 0 is no term.
+            # A c of 0 is no term.
             own = np.where(c == 0, powers.min(), np.maximum(np.frexp(np.where(np.isfinite(c), c, 0))[1] - 1, -126))
             top = np.maximum(powers.max(axis=0), own)
             total = np.trunc(np.ldexp(c.astype(np.float64), fraction - top))

@@ -11,8 +11,8 @@ numba's runtime (``_nrt``) nothing is counted or allocated, and the code needs n
 
 **Arrays by address.**  A tuple of arrays that is passed from function to function costs numba hundreds of values a
 call, to translate and to optimise: 4 s more of the first compilation, and runs that are 1.65 times as long.  A
-`Table` of addresses and lengths is one pointer a call, and reading a field of it a load that never changes; indices
-are not negative, and nothing checks them.
+`Table` of addresses and lengths passes one pointer in a call, and reading one of its fields is a load of a value that
+never changes.  Indices are not negative, and nothing checks them.
 
 `npusim.formats.jit` works without this module where numba's compiler has changed.
 """

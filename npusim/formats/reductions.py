@@ -134,7 +134,7 @@ def lanes_order(neighbours: int, lanes: int, warps: int, columns: int = 0) -> st
 
 
 def in_trees(order: str) -> str:
-    """Return the order of lanes that add their own as a tree, for an order of lanes that go from left to right.
+    """Return the order whose lanes add their own values as a tree, for one whose lanes add from left to right.
 
     >>> in_trees("lanes_4x32x4"), in_trees("mma_lanes")
     ('trees_4x32x4', 'trees_2x4x1')

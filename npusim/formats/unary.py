@@ -66,7 +66,7 @@ def _measured(formats: tuple[str, ...], table: str | None, instruction: str) -> 
     return UnaryVariant(formats, table, "hardware-vectors", source)
 
 
-#: Of each polynomial 2**x: coefficients from the highest power to the first, then the x up to which it is 0.
+#: Each polynomial of 2**x: coefficients from the highest power to the first, then the x up to which it is 0.
 POLYNOMIALS: Mapping[str, tuple[tuple[float, ...], float]] = MappingProxyType(
     {
         "exp2p": (
@@ -311,7 +311,7 @@ def rcp(x: ArrayLike, fmt: str | FloatFormat, *, variant: str = "correct") -> Ar
 
 
 def rsqrt(x: ArrayLike, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
-    """Return 1/sqrt(x) in ``fmt``; of ±0 ±Inf, of negatives NaN; see :func:`exp`."""
+    """Return 1/sqrt(x) in ``fmt``; ±Inf for ±0, NaN for negative numbers; see :func:`exp`."""
     return _apply("rsqrt", x, fmt, variant)
 
 

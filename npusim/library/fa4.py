@@ -94,8 +94,8 @@ def fa4(
     return (o / divisor(l, unseen)).to(p.output)
 
 
-#: Of FlashAttention-4 on inputs of 16 bits, but for the order of row sums; there the polynomial computes some elements,
-#: here all.  Time counts every polynomial and every rescaling but for the shares that a precision says.
+#: FlashAttention-4's choices on inputs of 16 bits, except the order of row sums; there the polynomial computes some
+#: elements, here all.  Time counts every polynomial and every rescaling but for the shares that a precision says.
 FA4 = attention(
     "fa4",
     fa4,

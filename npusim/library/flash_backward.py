@@ -83,7 +83,7 @@ class BackwardPrecision(NamedFormats):
     output
         The gradients.
     exp_variant, sum_order, accumulate, arithmetic
-        Named choices, as in `FlashPrecision`; ``accumulate``: that of the three gradients.
+        Named choices, as in `FlashPrecision`; ``accumulate`` is that of the three gradients.
     """
 
     name: str

@@ -171,7 +171,7 @@ def phases(problem: Problem, tiling: Any, precision: Fp8Precision, machine: Mach
             f"operand: P in {precision.operand}, but the matrix unit reads P together with V in {problem.dtype}; "
             f"use operand={operand} or leave it out"
         )
-    p = replace(precision, operand=operand)  # of the same values where the matrix unit has no FP8
+    p = replace(precision, operand=operand)  # the same values, where the matrix unit has no FP8
     if problem.dtype == "float32" and not p.arithmetic:
         p = replace(p, arithmetic="ieee.f32")
     p_scale = 1.0 if p.fold else p.scale

@@ -103,7 +103,7 @@ def softmax_whole(s: Value, fmt: str, unseen: Unseen | None = None) -> Iterator[
 
 @kernel(s="row col")
 def softmax_chunked(s: Value, fmt: str, start: float, unseen: Unseen | None = None) -> Iterator[Value]:
-    """Softmax of rows that do not fit: statistics chunk by chunk, then the probabilities; ``start``: of the maximum."""
+    """Softmax of rows that do not fit: statistics chunk by chunk, then probabilities; ``start``: the first maximum."""
     m, l = full("row", start, WIDE), full("row", 0.0, WIDE)
     for sj in tiles(s):
         x = sj.to(WIDE)

@@ -46,7 +46,7 @@ class AttentionPace(NamedTuple):
     residents: int = 1
 
 
-#: Of L2, for the keys and values of heads that are worked on together: 32 of 50 MiB in FlashAttention-3.
+#: Share of L2 for the keys and values of heads that are worked on together: 32 of 50 MiB in FlashAttention-3.
 L2_SHARE = 0.64
 
 

@@ -202,7 +202,7 @@ class GpuDecisions(NamedTuple):
     generation: Generation = "wgmma"
     is_serial: bool = False
     is_transposed: bool = False
-    warp_rows: int = 16  # of a fragment (PTX ISA, mma)
+    warp_rows: int = 16  # rows of a fragment (PTX ISA, mma)
     is_whole: bool = False
     rows: int = 0
     stages: int = 0

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 EVEN_SHARE = 0.85
 #: Cause of a stall where a queue is empty: its scalar unit has issued nothing for it.
 _EMPTY = "no instruction"
-#: Queries up to which a call over more keys is a decoding step (one a sequence, some more if speculated).
+#: The most queries of a decoding step: one a sequence, or some more where tokens are speculated.
 DECODED_QUERIES = 16
 #: Start-up of instructions worth mentioning, as a share of the vector unit's time.
 STARTUP_SHARE = 0.2

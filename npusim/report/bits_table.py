@@ -35,7 +35,7 @@ ERRORS = Columns(
 
 
 def scientific(value: float | None) -> str:
-    """Return an error as people read it: ``1.23e-04``; ``-`` for a missing value, and for a change relative to 0."""
+    """Return an error as text: ``1.23e-04``; ``-`` for a missing value, and for a change relative to 0."""
     return "-" if value is None or math.isinf(value) else f"{value:.2e}"
 
 

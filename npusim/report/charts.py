@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -112,7 +112,9 @@ def rows_axis(names: Sequence[str], field: str = "track", title: str | None = No
         {"test": f"indexof({json.dumps(long)}, datum.label) >= 0", "value": -7 * (n - 1)} for n, long in by_rows.items()
     ]
     many = {"labelExpr": lines, "labelOffset": {"condition": higher, "value": 0}} if higher else {}
-    axis = alt.Axis(title=title, titleAnchor="middle", ticks=False, domain=False, labelOverlap=False, **many)
+    axis = alt.Axis(
+        title=title, titleAnchor="middle", ticks=False, domain=False, labelOverlap=False, labelPadding=6, **many
+    )
     return alt.Y(f"{field}:N", sort=list(names), scale={"domain": list(names)}, axis=axis)
 
 
@@ -210,7 +212,7 @@ def bars(rows: Sequence[Row]) -> Spec:
     names = names_of(rows, "name")
     scale = {"domain": [0, 1.25 * max(row["value"] for row in rows) or 1], "nice": False}  # room for what is beside
     base = chart_of("rows").encode(
-        x=alt.X("value:Q", title="latency, us", axis={"format": form, "tickCount": 6}, scale=scale),
+        x=alt.X("value:Q", title="latency, us", axis={"format": ",.2~f", "tickCount": 6}, scale=scale),
         y=rows_axis(names, "name"),
         tooltip=[*tooltip(name="what"), alt.Tooltip("value:Q", format=form), *tooltip(text="note")],
     )
@@ -515,3 +517,32 @@ def heatmap(cells: Sequence[Row], x_title: str, y_title: str) -> Spec:
         nothing = base.transform_filter("datum.value == null && !datum.bound")
         layers.append(nothing.mark_text(style="cross", text="×", fontSize=17))
     return finished(alt.layer(*layers), max(3, len(lines)) * 30, cells=cells)
+
+
+def with_starts(spec: Any) -> Any:
+    """Return a specification whose axes and colours of numbers state where they start, if this is not 0."""
+    if isinstance(spec, list):
+        return [with_starts(part) for part in spec]
+    if not isinstance(spec, Mapping):
+        return spec
+    changed = {key: value if key == "datasets" else with_starts(value) for key, value in spec.items()}
+    for axis in ("x", "y"):
+        channel = changed.get(axis)
+        if isinstance(channel, dict) and channel.get("type") == "quantitative" and channel.get("title"):
+            changed[axis] = {**channel, "title": f"{channel['title']}{_start(channel.get('scale') or {})}"}
+    colour = changed.get("color")
+    if isinstance(colour, dict) and colour.get("type") == "quantitative" and colour.get("title"):
+        is_log = (colour.get("scale") or {}).get("type") == "log"
+        starts = "logarithmic" if is_log else "colours do not start at 0"
+        changed["color"] = {**colour, "title": f"{colour['title']} ({starts})"}
+    return changed
+
+
+def _start(scale: Mapping[str, Any]) -> str:
+    """Return the words behind an axis' title."""
+    if scale.get("type") == "log":
+        return " (logarithmic)"
+    low = (scale.get("domain") or [0])[0]
+    if isinstance(low, int | float) and low > 0:
+        return f" (axis starts at {low:,.4g})"
+    return " (axis does not start at 0)" if scale.get("zero") is False and "domain" not in scale else ""

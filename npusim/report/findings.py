@@ -382,7 +382,7 @@ def bits_document(report: BitsReport) -> dict[str, object]:
 
 
 def bits_table(report: BitsReport) -> tuple[Block, ...]:
-    """Return recordings held against predicted bits as people read them."""
+    """Return the table that compares recorded bits with predicted ones."""
     equal, total = (sum(getattr(r, n) for r in report.reports.values()) for n in ("matched", "total"))
     text = cells(f"{whole(equal)} of {whole(total)} outputs equal", style=_passed(report.is_passed))
     heading = Heading("bits, predicted against recorded", report.kind)
@@ -391,7 +391,7 @@ def bits_table(report: BitsReport) -> tuple[Block, ...]:
 
 
 def validation_table(report: TimesReport) -> tuple[Block, ...]:
-    """Return the report as people read it."""
+    """Return the report as a table."""
     heading = Heading("times, predicted against measured", report.source)
     return (heading, residuals(report).grid(report.residuals), Facts(tuple(_summary(report))))
 
@@ -475,7 +475,7 @@ def calibration_part(done: Calibration) -> PagePart:
 
 
 def calibration_table(done: Calibration) -> tuple[Block, ...]:
-    """Return a calibration as people read it: constants, and mean absolute errors before and after by schedule."""
+    """Return a calibration as a table: constants, and mean absolute errors before and after by schedule."""
     facts: list[Fact] = []
     if not done.is_whole:
         facts.append(("interrupted", cells("the search for further constants was not completed", style="warn")))

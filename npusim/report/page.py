@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npusim import __version__, cache
-from npusim.report.charts import PagePart, altair
+from npusim.report.charts import PagePart, altair, with_starts
 from npusim.report.comparison import Comparison, compare, comparison_part
 from npusim.report.page_figures import load_figures
 from npusim.report.result_json import REPORT_FILE, RESULT_FILE, RunRecord, load_result
@@ -122,7 +122,10 @@ def page_html(title: str, parts: Sequence[PagePart]) -> str:
     shown.filters["visible"] = lambda text: visible(str(text))
     shown.filters["numbers"] = lambda text: Markup(NUMBER.sub(r'<span class="n">\g<0></span>', str(escape(text))))
     figures = [f for part in parts for f in part.figures if f.spec is not None]
-    data = {"themes": {name: theme(name) for name in ("light", "dark")}, "charts": {f.key: f.spec for f in figures}}
+    data = {
+        "themes": {name: theme(name) for name in ("light", "dark")},
+        "charts": {f.key: with_starts(f.spec) for f in figures},
+    }
     draw = (TEMPLATES / "draw.js").read_text(encoding="utf-8")
     return shown.get_template("page.html").render(
         title=title,

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from npusim.errors import NpusimError, SpecError
-from npusim.report.charts import Figure, Spec, altair
+from npusim.report.charts import Figure, Spec, altair, with_starts
 from npusim.report.output import check_file_writable
 from npusim.report.page import theme
 
@@ -40,7 +39,7 @@ def picture(figures: Iterable[Figure], suffix: str, subject: str = "", first: It
         raise SpecError("--plot: there is nothing to draw: the result has no time and no error")
     heading = f"{subject}: {chosen.title[:1].lower()}{chosen.title[1:]}" if subject else chosen.title
     title = {"text": heading, "subtitle": _broken(chosen.text), "anchor": "start", "offset": 12}
-    spec = {**_with_starts(chosen.spec), "title": title}
+    spec = {**with_starts(chosen.spec), "title": title}
     return svg(spec, WIDTH).encode() if suffix == ".svg" else _png(spec, WIDTH)
 
 
@@ -72,32 +71,3 @@ def _broken(text: str, most: int = 100) -> list[str]:
     import textwrap
 
     return textwrap.wrap(text, most)
-
-
-def _with_starts(spec: Any) -> Any:
-    """Return a specification whose axes and colours of numbers state where they start, if this is not 0."""
-    if isinstance(spec, list):
-        return [_with_starts(part) for part in spec]
-    if not isinstance(spec, Mapping):
-        return spec
-    changed = {key: value if key == "datasets" else _with_starts(value) for key, value in spec.items()}
-    for axis in ("x", "y"):
-        channel = changed.get(axis)
-        if isinstance(channel, dict) and channel.get("type") == "quantitative" and channel.get("title"):
-            changed[axis] = {**channel, "title": f"{channel['title']}{_start(channel.get('scale') or {})}"}
-    colour = changed.get("color")
-    if isinstance(colour, dict) and colour.get("type") == "quantitative" and colour.get("title"):
-        is_log = (colour.get("scale") or {}).get("type") == "log"
-        starts = "logarithmic" if is_log else "colours do not start at 0"
-        changed["color"] = {**colour, "title": f"{colour['title']} ({starts})"}
-    return changed
-
-
-def _start(scale: Mapping[str, Any]) -> str:
-    """Return the words behind an axis' title."""
-    if scale.get("type") == "log":
-        return " (logarithmic)"
-    low = (scale.get("domain") or [0])[0]
-    if isinstance(low, int | float) and low > 0:
-        return f" (axis starts at {low:,.4g})"
-    return " (axis does not start at 0)" if scale.get("zero") is False and "domain" not in scale else ""

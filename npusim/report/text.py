@@ -146,7 +146,7 @@ class Columns:
         return self.records((row,))[0]
 
     def records(self, rows: Iterable[Any]) -> list[dict[str, Any]]:
-        """Return the rows as JSON has them: the values of columns with a key, by it."""
+        """Return the rows for JSON: the values of the columns that have a key, by this key."""
         keyed = [c for c in self.columns if c.key]
         return [{c.key: c.json(row) if c.json else c.of(row) for c in keyed} for row in rows]
 
@@ -209,7 +209,7 @@ def help_on(*words: str) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share as people read it: ``53.6 %``."""
+    """Return a share in percent: ``53.6 %``."""
     return f"{share * 100:.1f} %"
 
 

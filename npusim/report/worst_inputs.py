@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, fields
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from npusim.report import charts
@@ -95,6 +96,16 @@ def _margin(times: float | None) -> str:
     return f"the base does not hold, {smaller}"
 
 
+#: Sentences for the verdicts of a search.
+SAID = MappingProxyType(
+    {
+        "holds": "The accuracy holds on all tested inputs.",
+        "loses": "The accuracy is lost on some inputs.",
+        "not finite": "Some inputs give an output that is not finite.",
+    }
+)
+
+
 def errors_figure(stress: Stress) -> Figure:
     """Return the errors of calm inputs and of the worst inputs that were tested, against the error that holds."""
     ranked = sorted(stress.outcomes, key=lambda o: o.badness, reverse=True)
@@ -104,7 +115,7 @@ def errors_figure(stress: Stress) -> Figure:
         if o.rmse
     ][:DRAWN]
     lost = sum(o.rmse is None for o in stress.outcomes)
-    text = f"{stress.verdict}. Dashed: the largest error that holds, {stress.limit:.2g}."
+    text = f"{SAID[stress.verdict]} The dashed line is the largest error that holds, {stress.limit:.2g}."
     text += f" {lost} of {len(stress.outcomes)} inputs gave an output that is not finite." if lost else ""
     title = f"{stress.schedule} on {stress.device}, {stress.precision}: the largest errors"
     table = Columns(Column("input", "name"), Column("relative RMSE", "value", ".2e", ">"))
@@ -125,7 +136,8 @@ def scores_figure(stress: Stress) -> Figure | None:
         for at, share in enumerate(each)
         if min(filled) <= at <= max(filled)
     ]
-    text = f"Each bar: scores from one power of two to the next. Dashed: the largest number of {scores.fmt}."
+    text = "Each bar has the scores from one power of two to the next; "
+    text += f"the dashed line is the largest number of {scores.fmt}."
     title = f"Scores of {stress.schedule} on the worst input ({words(stress.worst.point)})"
     spec = charts.sizes(rows, scores.largest, scores.fmt)
     table = Columns(

@@ -374,7 +374,7 @@ def _outside_files(schedule: Schedule, device: DeviceSpec, call: tuple[object, .
 def _has_numba() -> bool:
     try:
         return find_spec("numba") is not None
-    except ImportError:  # of a finder that refuses it
+    except ImportError:  # a finder refuses it
         return False
 
 

@@ -23,7 +23,7 @@ def figures(
     """Yield each change with its figure, in order.
 
     ``figure`` plans, builds and measures a change.  Where it raises one of ``unfit``, the schedule, the device or the
-    call does not have the change: the change is left out, or has the figure that ``refused`` returns for the error.
+    call does not have the change: the change is left out, or ``refused`` returns a figure for it from the error.
     Other errors are raised.
     """
     for change in changes:

@@ -28,10 +28,10 @@ NO_LIMIT = Limit("", 0.0)
 class Prediction:
     """The predicted time of a configuration, or the reason why it has none.
 
-    ``us``: of the cores, without a launch; ``key``: of its class of bits (empty: not known); ``registers`` of a thread,
-    ``spilled`` ones of these, from a compiler or the estimate; ``warps``: resident on a core; ``limit``: the limit of
-    the time, as in a run; ``errors``: of such predicted times (None: no device).  ``reason``: why there is no time;
-    ``fits``: whether a larger device would do.
+    ``us``: time of the cores, without a launch; ``key``: its class of bits (empty: not known); ``registers``: those of
+    a thread, of which ``spilled`` are in memory, from a compiler or the estimate; ``warps``: those that are resident on
+    a core; ``limit``: the limit of the time, as in a run; ``errors``: the errors of such predicted times (None: no
+    device).  ``reason``: why there is no time; ``fits``: whether a larger device would do.
     """
 
     us: float | None = None

@@ -732,7 +732,7 @@ def _as_words(option: Option, value: Any) -> list[tuple[str, str]] | None:
         if (sizes := value.named_sizes()) is None:
             return None
         value = [f"{key}={format_value(item)}" for key, item in sizes.items()]
-        if not value:  # of a recorded call
+        if not value:  # a recorded call has none
             return []
     if isinstance(value, dict | MappingProxyType):
         return [(name, f"{key}={format_value(item)}") for key, item in value.items()]

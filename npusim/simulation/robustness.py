@@ -85,9 +85,9 @@ class Compared:
         return f"rows {row}..{row + len(self.rows) - 1} of head {head}{of_batch}"
 
     def rmse(self, rows: NDArray[Any], plan: Plan) -> tuple[float | None, float]:
-        """Return the relative RMSE of some values of them, and the standard error of its ratio to the run's.
+        """Return the relative RMSE of the last of these rows, and the standard error of its ratio to the run's.
 
-        That is relative; the RMSE is None where values are not finite.
+        That error is relative; the RMSE is None where values are not finite.
         """
         batch, head, row = self.block
         length = self.at[2] - row + len(rows)

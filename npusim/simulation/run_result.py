@@ -55,7 +55,7 @@ class Spread:
 
     ``arithmetic`` is its registry name, or ``row sums in <order>``.  ``rmse`` is the relative Frobenius distance,
     ``differing`` the share of outputs whose bits differ; both are None where not all outputs of the other are finite.
-    ``standard_error``: of ``rmse``, relative, from the differences of rows.
+    ``standard_error``: the relative standard error of ``rmse``, from the differences of rows.
     """
 
     arithmetic: str

@@ -284,7 +284,7 @@ def _operand(source: Source, sequences: int, has_rows: bool, lane: int, *, is_wh
     """Return the parts of an operand that decide a row's bits: columns, and the complete contracted operand of a
     product.
 
-    ``has_rows``: as for `row_key`; ``lane``: of which block, where coordinates are `Lanes`.
+    ``has_rows``: as for `row_key`; ``lane``: the number of the block, where coordinates are `Lanes`.
     """
     if isinstance(source, float | int):
         return float(at_lane(source, lane)).hex()

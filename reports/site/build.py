@@ -42,6 +42,8 @@ PAGES = {
     "changelog.md": ROOT / "CHANGELOG.md",
     "studies/README.md": STUDIES / "README.md",
 }
+#: The page of objects that calls return.
+OBJECTS = "objects"
 #: Modules whose public names the reference lists.
 MODULES = {
     "npusim": (
@@ -55,7 +57,7 @@ MODULES = {
         "npusim.studies.tune.hooks.triton",
         "npusim.errors",
     ),
-    "objects": (
+    OBJECTS: (
         "npusim.run.RunResult",
         "npusim.report.comparison.Comparison",
         "npusim.studies.explore.exploration.Exploration",
@@ -189,7 +191,10 @@ def _escaped(text: str) -> str:
 def _modules() -> Iterator[tuple[str, str]]:
     """Yield a page for each public module, its text that of its docstrings."""
     for title, names in MODULES.items():
-        yield title, "\n\n".join([f"# `{title}`", *(f"::: {name}" for name in names)]) + "\n"
+        # What a user holds, or calls, has a name without the file that it is in.
+        options = "\n    options: {show_root_full_path: false}" if title in ("npusim", OBJECTS) else ""
+        head = title.capitalize() if title == OBJECTS else f"`{title}`"
+        yield title, "\n\n".join([f"# {head}", *(f"::: {name}{options}" for name in names)]) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

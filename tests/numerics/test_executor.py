@@ -12,7 +12,7 @@ from ir.toy import order_graph
 
 from npusim import formats
 from npusim.config.problem import Problem
-from npusim.errors import ProgramError
+from npusim.errors import TensorError
 from npusim.program.ir.op import Opcode
 from npusim.program.ir.walk import Walker, walk
 from npusim.program.numerics.executor import LANES, Execution, Lane, Lockstep, TensorStore, execute
@@ -306,7 +306,7 @@ def test_outputs_that_no_block_writes_stay_nan(build_flash: Callable[..., TilePr
 def test_an_input_of_another_shape_than_the_programs_is_refused(build_flash: Callable[..., TileProgram]) -> None:
     fields: dict[str, Any] = {"heads": 1, "seq_q": 20, "seq_kv": 40, "head_dim": 16}
     tensors = draw(Problem(**{**fields, "seq_kv": 41}), seed=1)
-    with pytest.raises(ProgramError, match=r"tensor k: \(41, 16\) given, \(40, 16\) needed"):
+    with pytest.raises(TensorError, match=r"tensor k: \(41, 16\) given, \(40, 16\) needed"):
         execute(build_flash(**fields), array_source(tensors))
 
 

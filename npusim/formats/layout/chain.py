@@ -34,7 +34,7 @@ class ChainCost:
 
     shuffles: int  #: SHFL.BFLY of one 32-bit register
     selects: int  #: one for each source beyond the first that a register has in different lanes
-    permutes: int  #: of bytes: one for each register mixed from halves of two
+    permutes: int  #: permutations of bytes: one for each register that is mixed from halves of two
     conversions: int  #: values a lane converts to the operand's format; 0 where accumulators already have it
 
 
@@ -209,8 +209,9 @@ def _kept_axis(accumulator: Fragment, operand: Fragment) -> Literal[0, 1]:
 
 
 def held(fragment: Fragment, where: Arrangement, tiles: int = 1, axis: int = 0) -> dict[tuple[int, int], Source]:
-    """Return who holds each (row, column) of so many tiles of a warp, side by side along an axis; of copies the first.
+    """Return the lane and the value that hold each (row, column) of a warp's tiles, side by side along an axis.
 
+    Where several lanes hold one element it is the first of them.
     Value v of tile t is number ``t * fragment.values + v``.
     """
     extent = where.tile(fragment)[axis]

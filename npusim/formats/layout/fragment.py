@@ -33,10 +33,10 @@ class Fragment:
 
     instruction: str  #: its shape: ``m8n8k4``
     operand: Operand  #: C and D share one map
-    order: Order  #: of the A and B of m8n8k4; elsewhere the only one there is
+    order: Order  #: order of A and B of m8n8k4; other instructions have one order
     rows: int
     columns: int
-    bits: int  #: of one value: 16 or 32
+    bits: int  #: bits of one value: 16 or 32
     layout: Layout  #: (thread of the group, value) -> ``row + rows * column``
     lanes: Layout  #: (thread of the group, group) -> lane
 

@@ -67,7 +67,7 @@ class AscendMachine(Machine):
     """The Ascend family on one device."""
 
     slice_elements = SLICE_ELEMENTS
-    #: Of the 910B2 and the 950, fitted as `npusim.kernels.declare.cutting` says.
+    #: The pace of the 910B2 and the 950, fitted as `npusim.kernels.declare.cutting` says.
     pace = AttentionPace(block=4000, tile=700, bytes_per_cycle=100)
 
     def __init__(self, device: DeviceSpec) -> None:

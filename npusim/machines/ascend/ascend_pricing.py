@@ -49,12 +49,12 @@ if TYPE_CHECKING:
 ALONE = VectorWork()
 
 
-@lru_cache(maxsize=16)  # of devices and units
+@lru_cache(maxsize=16)  # one entry a unit of a device
 def _known(_device: Itself, *_by: object) -> dict[Hashable, Cost]:
     return {}
 
 
-@lru_cache(maxsize=16)  # of engines of devices
+@lru_cache(maxsize=16)  # one entry an engine of a device
 def _banks_of(device: Itself, core: str, engine: str) -> BankSpec | None:
     spec: DeviceSpec = device.thing
     of_buffers = (b.banks for b in spec.core(core).buffers.values())

@@ -47,7 +47,7 @@ class Corner:
 class DepthPiece:
     """One product's part of a sum: ``size`` of k from ``k`` on, ``at`` behind the start of a stretch ``length`` long.
 
-    ``is_first`` and ``is_last``: of the complete sum.
+    ``is_first`` and ``is_last``: whether it is the first, or the last, part of the complete sum.
     """
 
     k: int
@@ -73,7 +73,7 @@ def _planned(frame: Frame, stage: Stage, group: AscendGroup, tiling: AscendTilin
 class CubeProduct:
     """One product stage of a phase: its plan, its rings in L1, and its operations."""
 
-    l0: CubeRings  #: of all products, given when they are placed
+    l0: CubeRings  #: the rings of all products, known once they are placed
 
     def __init__(
         self,
@@ -217,7 +217,7 @@ class CubeProduct:
     def work(self, block: WorkTile, tile: Visit) -> Iterator[Item]:
         """Yield the work of one tile: neighbouring corners of one size as one loop."""
         depth, corners = self._parts(block, tile)
-        is_dealt = self.direct.get(self.dst)  # the position of a corner decides which core gets it
+        is_dealt = self.direct.get(self.dst)  # which core gets a corner depends on the position of the corner
 
         def alike(c: Corner) -> Hashable:
             return c if is_dealt else (c.band[1], c.panel[1], c.band[0] == 0, c.is_first)

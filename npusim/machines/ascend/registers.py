@@ -115,7 +115,7 @@ class RegisterValue:
     name: str
     sources: tuple[RegisterValue | Hashable, ...]
     rows: int
-    cols: int  #: of the tile it works through; 1 for a vector of rows
+    cols: int  #: columns of the tile that it works through; 1 for a vector of rows
     size: int  #: bytes of the widest element of its result and sources
     reduction: Opcode | None = None
     chains: int = 1

@@ -294,7 +294,7 @@ class Host:
     def __init__(self, env: Environment, node: NodeSpec, ranks: int) -> None:
         self.env, self.node, self.ranks = env, node, ranks
         self._links: dict[tuple[int, str], SharedLink] = {}
-        #: Of a host whose file has cores: all devices' copies and heads share it.
+        #: The memory of a host whose file has cores: all devices' copies and heads share it.
         self._memory = [] if node.cpu is None else [shared_link(env, "dram", node.cpu.dram_bytes_per_s.value)]
         self._worked_fs = [0] * ranks
 

@@ -14,7 +14,7 @@ OVERHEAD = "framework overhead"
 
 @dataclass(frozen=True, kw_only=True)
 class NodeTiming(TimingResult, OverlapRecord):
-    """Predicted time of a node program; ``queues[rank]``: of one device.
+    """Predicted time of a node program; ``queues[rank]``: the queues of one device.
 
     ``overlap_s`` is the time in which kernels and collectives overlap; ``running_s`` are the times of kernels and of
     collectives as they ran.  ``alone_s`` is the time of the kernels, in the same parts, on a device without other work,

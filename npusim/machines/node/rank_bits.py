@@ -111,7 +111,7 @@ class LayerEvaluation:
         self.programs: dict[Child, TileProgram] = {}
         self.program_of = program_of
         self.log = EventLog()
-        #: Of the row block under way: which rows are computed, and the attention and partial sums of each rank.
+        #: For the current row block: which rows are computed, and the attention and partial sums of each rank.
         self.computed: Array = np.zeros(0, np.bool_)
         self.attended: list[Array] = []
         self.partial: list[Array] = []

@@ -121,7 +121,7 @@ CPU = CoreFamily(
     processor="cpu",
     decisions=GpuDecisions,
     fields={"attention": _ATTENTION, "compiled": _GROUPS},
-    presets={"sum_order": "tree_halves"},  # of lanes
+    presets={"sum_order": "tree_halves"},  # the order of lanes
     unread=_UNREAD,
     cores=("sm",),
 )

@@ -150,7 +150,7 @@ def _decoded(word: str) -> MachineInstruction:
     return MachineInstruction(name, stall, result, operands, waits, int(size or 0))
 
 
-@lru_cache(maxsize=256)  # of kernels
+@lru_cache(maxsize=256)  # one entry a kernel
 def code_work(body: str, core: RowCore) -> CodeWork:
     """Return the work of a block's warps by the instructions of a body."""
     is_loop, code = _read(body)

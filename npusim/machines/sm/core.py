@@ -264,7 +264,7 @@ def occupancy(
     """Return the number of blocks of ``warps`` warps that fit one multiprocessor with ``memory_bytes`` of shared
     memory.
 
-    ``registers``: of a thread, by tenant, without the overhead; ``shared``: bytes of a block, by tenant,
+    ``registers``: registers of a thread, by tenant, without the overhead; ``shared``: bytes of a block, by tenant,
     ``spilled``: a thread's registers in local memory.
 
     Raises

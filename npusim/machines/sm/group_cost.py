@@ -287,7 +287,7 @@ class GroupModel:
     ) -> tuple[float, float, float, float, float]:
         """Return the same of products of single warps, which load their operands first, and their instructions.
 
-        ``cycles``: of the pipe, for an instruction.
+        ``cycles``: cycles of the pipe for one instruction.
         """
         spec, decided, across = self.tensor.mma, work.decided, work.across
         down, (rows, columns) = max(1, decided.warps // across), whole_sizes(step.dst, work)

@@ -120,7 +120,7 @@ def work_of(op: TileOp) -> GroupWork:
 
 
 class Works:
-    """The work of a block's warp groups; ``usual``: of an operation that needs nothing else."""
+    """The work of a block's warp groups; ``usual``: the work of an operation that needs nothing else."""
 
     def __init__(self, frame: Frame, tiling: SmTiling, places: BlockPlaces) -> None:
         self.frame, self.tiling, self.places, self.decided = frame, tiling, places, tiling.decided
@@ -171,7 +171,7 @@ class Works:
             return work._replace(depth=decided.slice_elements, barriers=1, is_fenced=True)
         adds_up = self.places.how[s].accumulate and self.frame.places[s.rows[0].dst] == "state"
         is_awaited = not adds_up or decided.stages == 1
-        if decided.alternates:  # of products that follow one another the last is
+        if decided.alternates:  # the last of products that follow one another is
             is_awaited = not decided.ahead and not self._is_followed(s)
         met = int(is_near and decided.roles == "alike")
         depth, sharers = self._width(left), self._sharers(s.rows[0].dst)

@@ -295,7 +295,7 @@ def kernel_tiling(
         registers = Registers(fields.registers, spilled, fields.shared_bytes or 0, "as given", _accesses(fields))
     elif (listed := _listed(called, phase, fields, code_architecture(device.architecture))) is not None:
         registers = Registers(*listed, "of the compiler's table", SPILL_ACCESSES * listed[1])
-    places = {x.axis for x in phase.tensors.values() if isinstance(x, Stacked)}  # of which a tile has none
+    places = {x.axis for x in phase.tensors.values() if isinstance(x, Stacked)}  # axes that a tile does not have
     size = "x".join(str(phase.sizes[a]) for a in dict.fromkeys(a for a, *_ in phase.cells[0].spans) if a not in places)
     if phase.loop_axis:  # without a loop nothing is loaded ahead
         decided = decided._replace(stages=stages, depth=max(1, stages - 1))
@@ -394,7 +394,7 @@ def _is_serial(tile: BlockTile, decided: GpuDecisions) -> bool:
     if tile.is_awaited:
         return False
     total = scores + output
-    if stored_format(tile.dtype).bits <= 8:  # of FP8, as there
+    if stored_format(tile.dtype).bits <= 8:  # the same rule for FP8
         return total > most if tile.stages == 1 else tile.keys > wide or tile.warps == eight
     return total > most or (total == most and scores >= large and tile.stages > 1)
 

@@ -237,7 +237,7 @@ def product_cycles(steps: MmaStepsSpec, *, chains: int, depth: int, rate: float 
     ``chains`` accumulators are independent of one another, each accumulates ``depth`` products one after the other.  A
     product waits for the previous one of its accumulator; products of different accumulators follow at the rate of the
     pipe.  One wmma of 16 x 16 x 16 is ``chains=1, depth=4``: 54 cycles with float32 accumulators, 64 with float16
-    (Raihan et al. 2019).  ``rate``: of the pipe, over the stated one.
+    (Raihan et al. 2019).  ``rate``: the pipe's rate over the stated one.
     """
     each = steps.pipe_cycles / rate
     pace = max(chains * each, steps.chained_latency_cycles.value)

@@ -110,7 +110,7 @@ class ChainTile:
     product: str
     is_chained: bool
     is_viewed: bool = False  # V is a part of K's tile
-    vectors: int = 4  # of FlashAttention: the state m and l, the new maximum, the rescaling factor
+    vectors: int = 4  # FlashAttention has four: the state m and l, the new maximum, the rescaling factor
 
     @classmethod
     def asked(cls, problem: Problem, p: Any) -> ChainTile:

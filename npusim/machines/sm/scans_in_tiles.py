@@ -38,7 +38,7 @@ PRODUCT_SHUFFLES = 8
 class Passes:
     """Steps that wait for one another: how many, and of each instructions and shuffles of a warp, and rounds in turn.
 
-    ``products``: of blocks of 16, of each step.
+    ``products``: the products of blocks of 16 in each step.
     """
 
     times: int

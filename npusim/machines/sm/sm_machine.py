@@ -81,9 +81,9 @@ FAST = (
 UNTIMED = "this device has no timing model yet: values only"
 
 
-#: Of the V100, where instructions of an iteration take longer than its products (fitted: `kernels.declare.cutting`).
+#: The V100's pace: instructions of an iteration take longer than its products (fitted: `kernels.declare.cutting`).
 IN_LANES = AttentionPace(block=3100, tile=5200, bytes_per_cycle=11.2, residents=2)
-#: The same of the H200, whose warp groups run concurrently.
+#: The pace of the H200, whose warp groups run concurrently.
 BESIDE = AttentionPace(block=3300, tile=730, bytes_per_cycle=18.1, residents=2)
 #: What a time in the lanes of m8n8k4 is: published kernels of such cores take about twice as long (kernel=xformers).
 DESIGN = "a design, about twice as fast as any published kernel: kernel=xformers predicts the one that was measured"
@@ -100,7 +100,7 @@ class SmMachine(Machine):
         self.has_lanes = device.is_timed and not self.has_groups
         self.has_rows_kernels = self.keeps_factors = not self.has_lanes
         self.has_library = has_warps(device)
-        self._lanes: SmTiling | None = None  # of the program whose phases are asked for
+        self._lanes: SmTiling | None = None  # the tiling of the program that is built
 
     def fitted(self, tiling: Any, problem: Any, precision: Any) -> tuple[Any, tuple[str, ...]]:
         """Return the tiling with open fields chosen, and a note on it.
@@ -272,7 +272,7 @@ class SmMachine(Machine):
         self, label: str, a: GlobalTensor, b: GlobalTensor, c: GlobalTensor, tiling: Any, **how: Any
     ) -> Sequence[Phase | tuple[Phase, SmTiling]]:
         """Return C = A B, or A B^T, of every head, as a library does it."""
-        how.pop("role", None)  # of accumulated tiles the last is the result
+        how.pop("role", None)  # the last of the accumulated tiles is the result
         fields, sizes = tiling if isinstance(tiling, GpuGemmFields) else GpuGemmFields(), (c.rows, c.cols, a.cols)
         fields = library_fields(sizes, a.fmt, c.batch * c.heads, fields, self.device)
         of_product = library_tiling(a, b, c, fields, self.device)

@@ -49,7 +49,7 @@ Tails = list[tuple[int, int]]
 class Node:
     """A piece at one state of the rings.
 
-    ``cursors``: of the first visit, ``advance`` the number of slots by which the piece moves them.
+    ``cursors``: those of the first visit; ``advance``: the number of slots by which the piece moves them.
     ``successors`` gives, for each node that may follow, the slots between the two nodes, the smallest number if the
     paths differ. ``regions`` are its contested regions, operation by operation.
     """

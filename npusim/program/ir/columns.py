@@ -65,8 +65,9 @@ class ColumnScan(ABC):
 
     @abstractmethod
     def of_columns(self, blocks: Sequence[Any], group_count: int) -> list[Touches] | None:
-        """Return the regions that blocks touch, ``group_count`` of them in step; None if the regions are listed one by
-        one.
+        """Return the regions that blocks touch, where ``group_count`` blocks run in step.
+
+        None if the regions are listed one by one.
         """
 
 

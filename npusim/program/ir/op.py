@@ -119,8 +119,8 @@ class Attributes:
     order: str = ""  #: order of a row sum, of cumulative sums, of an inverse
     every: int = 0  #: columns after which cumulative sums restart; 0: not within a row
     overflow: str = ""
-    rounding: str = ""  #: of a CAST, as `formats.cast` has it
-    share: float = 1.0  #: of a GPU's cases that take time: skipped in others; of powers of two, by a polynomial
+    rounding: str = ""  #: how a CAST rounds, as `formats.cast` has it
+    share: float = 1.0  #: of the cases, those in which a GPU spends time; of powers of two, those by a polynomial
     comparisons: int = 0  #: indices that form the mask of a SELECT
     lookups: int = 0  #: reads of a number of each row and column, likewise
     warp: WarpPlan | None = None  #: layout of the tiles in the lanes of a GPU's warps

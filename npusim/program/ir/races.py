@@ -9,8 +9,8 @@ whatever node, by a queue that a fact does not reach, is a race.
 
 Bytes that several queues access are numbered (`PlaceTable`).  A slot of a ring is counted from the position of its
 ring, so that recurring slots are one case.  A slot's flags are places too, written by the queue that sets them and read
-by the queue that waits: a flag that is set again before a wait is lost.  Sides that wait for every slot before they
-release it never lose one, so flags are examined only in rings with a side that does not.
+by the queue that waits: a flag that is set again before a wait is lost.  A side that waits for each slot before it
+releases the slot never loses a flag, so only rings with another kind of side have their flags examined.
 """
 
 from __future__ import annotations

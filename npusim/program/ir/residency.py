@@ -94,7 +94,7 @@ def residency(
     capacity = max(0, capacity_bytes - slots)
     warm_bytes = inputs if program.l2 == "warm" else None
     left = _left(sum(t.size_bytes for t in program.tensors.values()), capacity) if program.l2 == "repeated" else 0.0
-    if sum(len(phase.blocks) for phase in program.phases) <= MOST_BLOCKS:  # of more, what they touch is not kept
+    if sum(len(phase.blocks) for phase in program.phases) <= MOST_BLOCKS:  # with more, regions are not stored
         touched = sum(_touched_bytes(phase, group_count) for phase in phases)
         most = touched + sum(size for _, _, size in tensors) + (warm_bytes or 0)
         capacity = min(most, capacity)  # a cache that holds all bytes is as good as any larger one
@@ -167,7 +167,7 @@ class _Traffic:
     met: float = 0.0  #: times other groups that read them
     written: int = 0
     placed: int = 0  #: written to where nothing of them was
-    put_out: int = 0  #: of outputs that were written, once each
+    put_out: int = 0  #: outputs that were written, each counted once
     read_pushes: float = 0.0
     write_pushes: float = 0.0
 
@@ -200,7 +200,7 @@ class _Cache:
         self._last: dict[Key, tuple[int, int, int]] = {}  # (rows, step) of the last touch, and rows ever touched
         self._step_bytes: list[int] = []  # bytes whose last touch was in that step
         self._kept_from = self._kept_bytes = 0  # so many bytes, which were touched in that step or later, are in L2
-        self._new_bytes = 0  # of regions that are no inputs
+        self._new_bytes = 0  # bytes of regions that are no inputs
         self._begun: dict[str, int] = {}  # step in which a tensor was touched first
 
     def step(self, touched: _Step) -> None:
@@ -295,7 +295,7 @@ class _Cache:
 class _Use:
     """The extent of a region that one step touches, and the bytes of it that all groups read.
 
-    ``name``: of the tensor, which may be a view of the one that owns the memory.
+    ``name``: the tensor's name, which may be a view of the one that owns the memory.
     """
 
     name: str

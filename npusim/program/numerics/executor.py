@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npusim import formats
-from npusim.errors import ProgramError
+from npusim.errors import TensorError
 from npusim.formats import stored_format
 from npusim.formats.cast import widen
 from npusim.late_methods import dataclass
@@ -529,11 +529,11 @@ class TensorStore:
             raw = np.full(tensor.rows * tensor.cols * fmt.dtype.itemsize, start, np.uint8)
             return raw.view(fmt.dtype).reshape(tensor.rows, tensor.cols)
         if values.shape != (shape := (tensor.rows_of(batch), tensor.cols)):
-            raise ProgramError(f"tensor {tensor.name}: {values.shape} given, {shape} needed")
+            raise TensorError(f"tensor {tensor.name}: {values.shape} given, {shape} needed")
         return values
 
     def cut(self, tile: GlobalTile, number: int = 0) -> Array:
-        """Return one cut as a view of its head's matrix; ``number``: of which block, where coordinates are `Lanes`."""
+        """Return one cut as a view of its head's matrix; ``number``: the block's, where coordinates are `Lanes`."""
         batch, head, row, col = (at_lane(at, number) for at in tile.corner)
         return self.head(tile.tensor, batch, head)[row : row + tile.rows, col : col + tile.cols]
 

@@ -209,7 +209,7 @@ def _shape(problem: Problem, name: str) -> tuple[int, int]:
 def _sink(recipe: SinkData, name: str, rng: np.random.Generator, shape: tuple[int, int], scale: float) -> Array:
     values = rng.standard_normal(shape)
     if name == "q":
-        # Of length 1/scale, a query's scaled scores on normal keys have variance 1.
+        # A query of length 1/scale has scaled scores of variance 1 on normal keys.
         values[:, :-1] /= scale * np.sqrt((values[:, :-1] ** 2).sum(axis=1, keepdims=True))
         values[:, -1] = 1.0
     if name == "k":

@@ -30,7 +30,7 @@ FEW_OPERATIONS = 2_000_000
 #: Number of operations of groups that all differ up to which simulation is faster than a search for a repeated state:
 #: 0.05 s.
 SHORT_OPERATIONS = 500_000
-#: Operations that are simulated one by one, in some 2 s, rather than stated with a wide band.
+#: The most operations that are simulated one by one, which takes about 2 s; above it the time is stated with a band.
 MANY_OPERATIONS = 20_000_000
 #: A band is wide beyond 2 %.
 WIDE = 0.02

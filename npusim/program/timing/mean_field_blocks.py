@@ -104,9 +104,9 @@ class BlockTable:
         return ProgramError(f"{self.code.streams.program.name}: its blocks cannot be simulated one by one")
 
     def add(self, state: int, numbers: Ints, others: Ints) -> None:
-        """Simulate a block entered in ``state`` with ``others``, parts of other blocks' transfers, and store its time.
+        """Simulate a block that begins in ``state``, and store its time; ``others``: shares of other blocks' transfers.
 
-        ``numbers``: of the block and of its neighbours, `WINDOW` in total.  Raises `ProgramError` where
+        ``numbers``: the numbers of the block and of its neighbours, `WINDOW` in total.  Raises `ProgramError` where
         scalar units are too far apart, or blocks have too little in common.
         """
         r, m, block = self.results, self.state, self.blocks[int(numbers[BEFORE])]

@@ -55,7 +55,7 @@ class Snapshots(NamedTuple):
     digest: Ints
     moment: Ints
     totals: Ints  #: (slots, totals)
-    taken: Ints  #: of each level, ever
+    taken: Ints  #: for each level, over the whole run
     scratch: Ints  #: (history,)
     engine_floor: Ints
     issue_floor: Ints

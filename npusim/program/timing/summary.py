@@ -133,7 +133,7 @@ def _bounds(streams: Streams, work: dict[str, int], link_bytes: dict[str, int]) 
 def _account(streams: Streams, uses: Sequence[Sequence[QueueUse]], ends: Sequence[int]) -> Account:
     """Return the account of the core group that ends last, the first of several.
 
-    ``uses``: of each core group; ``ends``: the cycles at which the program's phases ended.
+    ``uses``: the uses of each core group; ``ends``: the cycles at which the program's phases ended.
     """
     group = max(range(len(uses)), key=lambda g: max((u.end_cycles for u in uses[g] if u.operations), default=0))
     done: Done = {}

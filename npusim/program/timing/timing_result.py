@@ -209,7 +209,7 @@ class TimingRecord:
     device's file has no numbers for.  ``bound_cycles`` is the least time that each unit and each link needs for its
     work, ``compulsory_bytes`` the least traffic beyond L2.  ``band``: the exact cycles are within ``1 - band`` to ``1 +
     band`` times ``cycles``; 0 where ``method`` is exact, else derived from a difference measured on operations of the
-    same program.  ``uses``: of all core groups' queues, ``overlap`` is set on nodes only, ``roofline`` where the
+    same program.  ``uses``: those of all core groups' queues; ``overlap`` is set on nodes only, ``roofline`` where the
     device's matrix units are described.  ``account`` belongs to the core group that ends last, ``validated`` states the
     errors of such predictions; None in files of earlier versions.
     """

@@ -45,7 +45,7 @@ class JudgedOutput:
 
 
 def inputs_of(subject: Subject, *, by_parameter: bool) -> dict[str, tuple[Shape, str]]:
-    """Return shape and format of the inputs by name; ``by_parameter``: of a recorded call, the arguments."""
+    """Return shape and format of the inputs by name; ``by_parameter``: the arguments of a recorded call."""
     found = dict[str, tuple[Shape, str]]()
     for t in subject.plain.values():
         is_argument = by_parameter and t.view is not None
@@ -55,7 +55,7 @@ def inputs_of(subject: Subject, *, by_parameter: bool) -> dict[str, tuple[Shape,
 
 
 def outputs_of(program: TileProgram, subject: Subject, *, by_parameter: bool) -> list[JudgedOutput]:
-    """Return the outputs, the result first; ``by_parameter``: of a recorded call, the arguments that it stores to."""
+    """Return the outputs, the result first; ``by_parameter``: the arguments that a recorded call stores to."""
     result = result_of(program)
     others = [t for t in program.tensors.values() if t.role == "output" and t.name != result.name]
     found = dict[str, JudgedOutput]()

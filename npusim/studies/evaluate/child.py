@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npusim.config import outside
-from npusim.errors import NpusimError, RaceError, one_line
+from npusim.errors import NpusimError, RaceError, TensorError, one_line
 from npusim.kernels.declare import plugins
 from npusim.kernels.triton import is_launch, launch_parts
 
@@ -48,11 +48,16 @@ class Question:
 
 
 def answer(question: Question) -> dict[str, Any]:
-    """Return the answer to a question: facts, or under ``error`` the reason why there are none, with its ``kind``."""
+    """Return the answer to a question: facts, or under ``error`` the reason why there are none, with its ``kind``.
+
+    ``kind``: a ``race``, a ``crash``, ``inputs`` of the question that do not fit the kernel, or ``refused``.
+    """
     try:
         return question.work(question)
     except RaceError as error:
         return {"error": one_line(error), "kind": "race"}
+    except TensorError as error:
+        return {"error": one_line(error), "kind": "inputs"}
     except NpusimError as error:
         return {"error": one_line(error), "kind": "refused"}
     except MemoryError:

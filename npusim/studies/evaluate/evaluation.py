@@ -54,8 +54,9 @@ _LINE = re.compile(r"([^\s:]+\.py):(\d+)")
 class Microseconds:
     """The predicted time on a device: ``low`` to ``high`` holds nine in ten such times; None where none were measured.
 
-    ``mid`` is None where the kernel has no time there; ``reason`` says why.  ``limit``: of the time, with its share.
-    ``key``: the class of equal bits.  ``tile``: its chosen fields, on the first device those of the judged calls.
+    ``mid`` is None where the kernel has no time there; ``reason`` says why.  ``limit``: what limits the time, and
+    ``limit_share`` the share of the time in which it is busy.  ``key``: the class of equal bits.  ``tile``: its chosen
+    fields, on the first device those of the judged calls.
     ``is_ranked``: the time has no band, but the predicted order of such kernels was compared with the measured order.
     ``warps``: resident on a core; ``is_link``: memory limits the time.
     """
@@ -298,13 +299,14 @@ class Batch:
                 # A recorded view may be a part of a tensor, so that memory beside it may be read.
                 is_view = is_recorded(request.schedule) or is_wrapper(request.schedule)
                 known = of_refusal(str(answer["error"])) if case.is_given and not is_view else ""
-                if known or answer["kind"] != "refused":
+                if known or answer["kind"] not in ("refused", "inputs"):
                     fault = f"{known or 'a ' + answer['kind']}: {answer['error']}"
                     verdicts.append(CaseVerdict(case.name, False, fault, None, 0, 0, is_resized=bool(case.sizes)))
                     break
                 refused.append(_not_read(case.name, str(answer["error"])))
                 given_refused = given_refused or (str(answer["error"]) if case.is_given else "")
-                refused_sizes += [case.name] if case.sizes and not case.is_given else []
+                is_of_sizes = case.sizes and not case.is_given and answer["kind"] == "refused"
+                refused_sizes += [case.name] if is_of_sizes else []
                 if number == 0:
                     break
                 continue

@@ -73,7 +73,7 @@ def recorded(question: Question) -> Recorded:
         named = ", ".join(dict(request.tiling))
         raise SpecError(f"tiling: {named}: a wrapper states the fields of its launches itself; leave them out")
     path, text = launch_parts(str(request.schedule))
-    with np.errstate(all="ignore"):  # of its own computations on memory without values
+    with np.errstate(all="ignore"):  # the wrapper may compute with memory that has no values
         module, _ = outside.load(f"{path}:", "a wrapper")
         function, launch = _called(module.__dict__, path, text)
         problem = request.problem if request.problem is not None else request.attention()

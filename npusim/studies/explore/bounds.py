@@ -260,7 +260,7 @@ class _Works:
 
 
 def alone_bound(code: Code, groups: Sequence[int]) -> int:
-    """Return cycles that no simulation goes below: these core groups, each alone on links without limit.
+    """Return a lower bound of the cycles: these core groups, each alone, on links without a limit.
 
     In a core group every operation waits for earlier ones of its queue and for flags, nothing else; with shorter
     transfers no operation ends later.  0 where queues share pipes, which are first come, first served.

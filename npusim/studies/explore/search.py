@@ -47,7 +47,7 @@ SEEDS = 4
 #: Number of points of a space from which a walk from point to point comes first, and the largest number of its
 #: simulations.
 LARGE, STEPS = 2048, 96
-#: Points of a batch, of one task of it, and how many have their bounds narrowed for each that is simulated.
+#: Number of points of a batch, of one of its tasks, and of those whose bounds are narrowed for each simulated point.
 BATCH, TASK, NARROWED = 64, 8, 16
 #: Stages whose time is estimated: the bounds of families, and the simulation of points that may win.
 BOUNDS, SIMULATION = "bounds", "simulation"
@@ -256,7 +256,7 @@ class Search:
     # ---------------------------------------------------------------- tasks
 
     def job(self, indices: Sequence[int], families: Mapping[int, PointFamily] | None = None) -> Job:
-        """Return a job of these points, or of ``families`` by their first ones."""
+        """Return a job of these points, or of ``families``, each by its first point."""
         tasks = tuple(PointTask(i, self.points[i], self._floor(i), self.bounds.get(i)) for i in indices)
         if families is not None:
             lightest = ((task, families[task.index]) for task in tasks)
@@ -584,10 +584,10 @@ class Search:
             for value in self._values(index) - seen:
                 candidates.setdefault(value, []).append(index)
         for attempt in range(TRIED):
-            # Of many points with a value, some are chosen from the middle on: the first ones have the first values of
-            # the other axes.  Among these the point with most unchecked values is chosen, the rarest value first; among
-            # equals the point with the lowest bound, which is the likeliest to be run and has fewer operations to
-            # check.
+            # Where many points have a value, some are chosen from the middle on: the first ones have the first values
+            # of the other axes.  Among these the point with most unchecked values is chosen, the rarest value first;
+            # among equals the point with the lowest bound, which is the likeliest to be run and has fewer operations
+            # to check.
             chosen, covered = list[int](), set(seen)
             for value, indices in sorted(candidates.items(), key=lambda item: len(item[1])):
                 if value not in covered:
@@ -634,7 +634,7 @@ def run_search(setting: SearchSpec, options: Options) -> Search:
     setting = replace(setting, notes=(*setting.notes, *options.notes))
     points = setting.points()
     if machine_of(setting.device).node is not None:
-        options = replace(options, exhaustive=True)  # of a node, whose blocks have no bound
+        options = replace(options, exhaustive=True)  # a node's blocks have no bound
     if options.on_size is not None:
         options.on_size(size_of(setting, points, options))
     search = Search(setting, options, points)

@@ -113,7 +113,7 @@ def _walked(kernel: PrimFunc, language: Language, scalars: Mapping[str, object])
     firsts = list[GroupWalk]()
     walks, notes, paths = list[tuple[GroupWalk, str]](), dict[str, None](), 0
     groups, count, known = [0], 1, set[object]()
-    for group in groups:  # grows where the first walk shows how many there are
+    for group in groups:  # grows once the first walk has shown how many there are
         decisions = Decisions()
         for number in range(MOST_PATHS):
             walk = walk_program(kernel, language, group, decisions, scalars)

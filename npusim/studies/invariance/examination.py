@@ -496,7 +496,8 @@ class _Examination:
         """Return the bits of rows of the examined sequence from a place on, of the first heads and of the others.
 
         The bits of a program with which others are compared are stored.  Without ``has_path`` the steps of the place's
-        row are not recorded.  ``at_once``: of all heads together, where no difference is expected in the first ones.
+        row are not recorded.  ``at_once``: the bits of all heads in one
+        execution, where no difference is expected in the first ones.
         """
         key = id(program), place, at_once
         if key[0] in self._kept and not at_once:  # anything that is compared with it

@@ -92,7 +92,7 @@ class ProbeCase:
 
 
 def case_name(a: str, b: str, acc: str, out: str | None = None) -> str:
-    """Return the name of a case; ``out``: of results without C."""
+    """Return the name of a case; ``out``: the format of its results, where they have no C."""
     return f"{input_name(a, b)}.{input_name(acc, acc)}{f'.to_{input_name(out, out)}' if out else ''}"
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 #: Outputs that are looked at: first a few, then more of what is left.
 LOOKS = (24, 400, 4000)
-#: Parameters whose values are listed, by what they are called.
+#: The parameters of a unit whose values are listed, by their words in the table.
 LISTED = MappingProxyType(
     {
         "bits kept in a step": "fraction",

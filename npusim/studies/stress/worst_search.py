@@ -153,7 +153,7 @@ class StressedRun:
         ``exact`` stores the float64 results.
         """
         subject, rows = subject_of(plan, program), self.request.rows
-        results: dict[str, Any] = {"exact": {} if exact is None else exact, "exact_results": {}}  # of these inputs
+        results: dict[str, Any] = {"exact": {} if exact is None else exact, "exact_results": {}}  # on these inputs
         plan = replace(plan, sources={subject: self.source(plan, subject, point)}, **results)
         p = subject.attention
         if rows == "sample" and p is not None and not p.lengths:  # where a block has fewer, too
@@ -350,7 +350,7 @@ class _Search:
     budget_s: float
     progress: Callable[[int, int], None] | None
     outcomes: list[PointError] = field(default_factory=list)
-    #: Outcomes beyond the default bounds: whether they are finite counts, their errors do not.
+    #: Outcomes beyond the default bounds: these count if they are not finite, while their errors do not count.
     beyond: list[PointError] = field(default_factory=list)
     is_whole: bool = True
 

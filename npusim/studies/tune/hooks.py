@@ -85,7 +85,7 @@ class Pruner:
             self._warn(f"all configurations stay: {one_line(error)}")
             return list(configs)
         if self._unmeasured and vars(tuner).get("_bench") is self._unmeasured:
-            del tuner._bench  # of an earlier key, which was not measured
+            del tuner._bench  # left by an earlier key, which was not measured
         if len(left) == 1 and hasattr(tuner, "_bench") and measures_the_only():
             # A single configuration is not measured: the function that the autotuner calls for its time answers once.
             self._unmeasured = tuner._bench = lambda *_, **__: vars(tuner).pop("_bench") and [0.0, 0.0, 0.0]

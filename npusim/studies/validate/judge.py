@@ -38,7 +38,7 @@ LEGAL = frozenset(
 )
 #: Exponentials that are as exact as float32.
 EXPONENTIALS = frozenset(("exp.correct", "exp2.correct", "exp2.exp2p", "exp2.hopper_ex2"))
-#: Number of kernels that are drawn, the share of choices in which one differs, and draws for each kernel.
+#: Number of drawn kernels, the share of its choices in which each differs, and the most attempts to draw one.
 DRAWN, SHARE, ATTEMPTS = 24, 0.5, 4
 #: An error is refused above this multiple of the quantile of the drawn kernels' errors.
 FACTOR, QUANTILE = 2.0, 0.99

@@ -1,8 +1,8 @@
 """Constants fitted to times: those that the data can distinguish, their values and intervals, and left-out cases.
 
 Everything is in logarithms: ``x`` are the logarithms of factors on constants, a residual is the logarithm of predicted
-over measured.  Nothing here depends on a device: predictions are a function of ``x``.  A bundle is a column of -1, 0
-and 1, one a constant: constants that change together, -1 where one changes times in the other direction.
+over measured.  Nothing here depends on a device: predictions are a function of ``x``.  A bundle has a number for each
+constant: 1 or -1 for those that change together (-1 for a change in the other direction), 0 for all others.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-#: A function of the logarithms of factors (one a constant): logarithms of predicted times (one a measurement).
+#: Returns the logarithm of the predicted time of each measurement, from the logarithm of each constant's factor.
 Predict = Callable[["Array"], "Array"]
 
-#: Steps of finite differences: the factor on a constant; and of those that a fit begins with.
+#: Steps of finite differences, as factors on a constant; the second is the step with which a fit begins.
 STEP, COARSE = 1.05, 1.2
-#: A constant that moves no time by this share, if doubled by it once over, is not looked at: d ln t / d ln x.
+#: A constant is not fitted where d ln t / d ln x is below this share for every time t.
 LEAST = 0.02
 #: Cosine of two constants' columns of the Jacobian from which data of this kind do not distinguish them.
 ALIKE = 0.98
 #: Largest ratio of singular values of the chosen columns, each of length 1.
 CONDITION = 30.0
-#: Largest factor on a constant either way; largest logarithm of predicted over measured, of what cannot be predicted.
+#: Largest factor by which a constant may rise or fall; the logarithm of predicted over measured where there is no
+#: prediction.
 BOUND, FAR = 3.0, 5.0
 #: Relative distance from a bound within which a value counts as at the bound.
 ALMOST = 1e-3

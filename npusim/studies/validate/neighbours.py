@@ -61,8 +61,8 @@ def nearest_problem(
 ) -> Neighbour | None:
     """Return the neighbour that a kernel computes, by its rows (rows, dv) from a place on; None if it computes none.
 
-    ``predicted``: the same rows of the schedule; ``predict`` returns the schedule's rows from the place on for another
-    problem.  The nearest neighbour is one where the distance is no more than rounding.
+    ``predicted``: the same rows of the schedule; ``predict`` returns the schedule's rows of another problem, from
+    ``place`` on.  The nearest neighbour is one where the distance is no more than rounding.
     """
     if not _wide(out).any() and _wide(predicted).any():
         return Neighbour("zeros", 0.0, 1.0)

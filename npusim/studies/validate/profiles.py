@@ -86,7 +86,7 @@ class ImportedProfile:
 def import_profile(kind: str, path: Path, mapping: Path | None, out: str = "measured.yaml") -> ImportedProfile:
     """Return a profile as measurements; equal launches are one case, with the median of their times.
 
-    ``kind``: of `PROFILERS`; ``path``: its folder or file; ``out``: the name of the resulting file in errors.
+    ``kind``: one of `PROFILERS`; ``path``: its folder or file; ``out``: the name of the resulting file in errors.
 
     Raises `SpecError` if a file cannot be read or lacks columns (says which), a number is none, no launch is matched
     by a rule (names the kernels that take longest), or a case is incomplete (``out:line  key: ``).
