@@ -155,7 +155,7 @@ def test_help_says_the_same_where_python_drops_docstrings(monkeypatch: pytest.Mo
 
 
 def test_help_is_there_at_once_and_loads_nothing_heavy() -> None:
-    heavy = "numpy numba networkx pandas plotly simpy pydantic rich"
+    heavy = "numpy numba networkx pandas plotly simpy pydantic rich npusim.cli.run_command npusim.cli.hw_command"
     code = (
         "import sys; sys.argv = ['npusim', '--help']\n"
         "from npusim.cli import main\n"
@@ -171,6 +171,20 @@ def test_help_is_there_at_once_and_loads_nothing_heavy() -> None:
         assert done.stderr == ""
         assert "Examples:" in done.stdout
     assert min(times) <= 0.4
+
+
+def test_a_verb_is_imported_where_it_is_called_and_only_what_a_run_reads() -> None:
+    """One run: no file of another verb, and nothing of Triton's compilers, of GPUs or of nodes on an Ascend NPU."""
+    code = (
+        "import sys; sys.argv = 'npusim run flash --seq 128 --tp 8 --no-numerics --no-save'.split()\n"
+        "from npusim.cli import main\n"
+        "try: main()\n"
+        "finally: sys.stderr.write('\\n' + ' '.join(m for m in sys.modules if m.startswith('npusim.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = set(done.stderr.splitlines()[-1].split())
+    assert {m for m in modules if re.fullmatch(r"npusim\.cli\.\w+_commands?", m)} == {"npusim.cli.run_command"}
+    assert not {m for m in modules if re.match(r"npusim\.(kernels\.t\w+\.|machines\.(sm|node)\.|studies\.)", m)}
 
 
 #: Options of a run without compiled code, and how it ends.
