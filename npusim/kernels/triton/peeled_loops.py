@@ -342,10 +342,10 @@ def _one_loop(
         body.insert(at, Op(HOLDS, [], [mask, kept.operands[0]], text, "", other.line))
     starts, inner = first.operands[5::2], kept.operands[4::2]
     if is_first:
-        ends = [second.results[order.index(p)] for p in range(len(order))]
+        left = [second.results[order.index(p)] for p in range(len(order))]
     else:
-        starts, ends = [starts[p] for p in order], second.results
+        starts, left = [starts[p] for p in order], second.results
     step = (first, second)[_step(one, two)].operands[3]
     carried = [n for pair in zip(inner, starts, strict=True) for n in pair]
     operands = [kept.operands[0], first.operands[1], second.operands[2], step, *carried]
-    return replace(kept, operands=operands, results=ends, body=body)
+    return replace(kept, operands=operands, results=left, body=body)
