@@ -27,3 +27,12 @@ def between(X, Y, n, LOW: tl.constexpr, HIGH: tl.constexpr, OTHER: tl.constexpr,
     elif KIND == 2:
         x = x - tl.max(x, 0)
     tl.store(Y + row * n + cols, x, mask=cols < n)
+
+
+@triton.jit
+def of_two_heights(X, Z, Y, U, LOW: tl.constexpr, B: tl.constexpr):
+    """Two results of unlike heights, each of lanes from LOW on."""
+    cols = tl.arange(0, B)[None, :]
+    for_x, for_z = tl.arange(0, 2)[:, None] * B + cols, tl.arange(0, 4)[:, None] * B + cols
+    tl.store(Y + for_x, tl.load(X + for_x - LOW, mask=cols >= LOW, other=2.0))
+    tl.store(U + for_z, tl.load(Z + for_z - LOW, mask=cols >= LOW, other=3.0))

@@ -61,3 +61,12 @@ def test_hidden_lanes_beyond_the_row_are_refused_where_they_count() -> None:
     words = {"n": 30, "LOW": 3, "HIGH": 30, "OTHER": 1.0, "B": 32, "KIND": 1}
     with pytest.raises(ProgramError, match=r"lane_kernels\.py:\d+: a sum along an axis .* masked values are 1\.0"):
         _output("between", 3, "h200", X=x, Y=np.zeros_like(x), **words)
+
+
+def test_each_kernel_of_a_launch_has_its_own_masks() -> None:
+    x, z = _drawn(2, 32), _drawn(4, 32)
+    with npusim.record(floats=True) as calls:
+        kernels.of_two_heights[(1,)](X=x, Z=z, Y=np.zeros_like(x), U=np.zeros_like(z), LOW=5, B=32)
+    done = npusim.run(calls[0], hw="h200", rows="all")
+    assert done.numerics.rmse == 0.0
+    assert [error.rmse for error in done.numerics.others.values()] == [0.0]

@@ -731,8 +731,9 @@ class LaunchGrid:
                 known = np.broadcast_to(known, (1, 1, shared, known.shape[-1]))
             role: Role = "input" if x.is_by_program else "constant"
             batch, heads, rows, columns = known.shape
-            bound[n] = GlobalTensor(n, batch, heads, rows, columns, fmt, role, shared_rows=shared)
-            values[n] = partial(np.asarray, known)
+            called = f"{n}_{self.number}" if self.number else n  # of several kernels each has its own
+            bound[n] = GlobalTensor(called, batch, heads, rows, columns, fmt, role, shared_rows=shared)
+            values[called] = partial(np.asarray, known)
         for (n, _), load in zip(written.axes, r.loads.values(), strict=False):
             if isinstance(t := self._tensor(load.of), MaskView):
                 of = tensor_of(bound[n])
@@ -834,7 +835,8 @@ class LaunchGrid:
         tensor = GlobalTensor(name, b * splits, h, rows, cols, t.fmt, role, t.is_interleaved, **more)
         if (key := self._stack_of(of, load)) in self.stacks:
             return Stacked(f"{key} place", splits, tensor, is_by_tile=self.stacks[key][1])
-        return Stacked("split", splits, tensor) if t.is_split else tensor
+        has_places = t.is_split and (splits > 1 or self.out.is_split)  # of one index there is one place
+        return Stacked("split", splits, tensor) if has_places else tensor
 
     def _seen(self, problem: Problem) -> Seen:
         assert self.walk is not None

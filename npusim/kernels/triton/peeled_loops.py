@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 from npusim.kernels.triton.results_apart import STORES, inside
@@ -20,15 +21,17 @@ from npusim.kernels.triton.ttir_text import Function, Op
 HOLDS = "npusim.holds"
 _OF_INDICES = ("arith.cmpi", "arith.andi", "arith.ori", "tt.broadcast", "tt.expand_dims", "tt.splat", "arith.constant")
 _EFFECTS = ("tt.store", "tt.descriptor", "tt.atomic", "tt.load", "cf.", "scf.", "tt.return")
-_INTEGERS: Mapping[str, Callable[[int, int], int]] = {
-    "arith.addi": lambda a, b: a + b,
-    "arith.subi": lambda a, b: a - b,
-    "arith.muli": lambda a, b: a * b,
-    "arith.divsi": lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),
-    "arith.remsi": lambda a, b: abs(a) % abs(b) * (-1 if a < 0 else 1),
-    "arith.minsi": min,
-    "arith.maxsi": max,
-}
+_INTEGERS: Mapping[str, Callable[[int, int], int]] = MappingProxyType(
+    {
+        "arith.addi": lambda a, b: a + b,
+        "arith.subi": lambda a, b: a - b,
+        "arith.muli": lambda a, b: a * b,
+        "arith.divsi": lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),
+        "arith.remsi": lambda a, b: abs(a) % abs(b) * (-1 if a < 0 else 1),
+        "arith.minsi": min,
+        "arith.maxsi": max,
+    }
+)
 _SAME = ("arith.extsi", "arith.trunci", "arith.index_cast")
 
 
@@ -163,27 +166,11 @@ def _has_other_effects(loop: Op) -> bool:
     return any(o.name.startswith(_EFFECTS) and o.name not in known for o in loop.body)
 
 
-def _loop_with_tile(
-    loop: Op,
-    stores: Sequence[Op],
-    beside: Sequence[Op],
-    value: int,
-    bounds: tuple[int, int, int, int],
-    made: Mapping[str, Op],
-) -> list[Op] | None:
-    """Return a loop with one iteration more, whose number is ``value``, and its new bounds; None where it is another.
-
-    ``beside``: the stores of that iteration, whose masks, and those of its loads, the loop gets.
-    """
-    table, number, kind = (
-        _Forms(made),
-        loop.operands[0],
-        made[loop.operands[1]].type if loop.operands[1] in made else "i32",
-    )
-    table.names[number] = table.number(("arith.constant", f"arith.constant {value} : {kind}", (), 0))
-    forms = [[tuple(map(table.of, o.operands[:2])) for o in some] for some in (stores, beside)]
-    if table.has_choices or len(beside) != len(stores) or forms[0] != forms[1]:
-        return None
+def _masked_as(
+    loop: Op, stores: Sequence[Op], beside: Sequence[Op], table: _Forms
+) -> tuple[list[Op], list[str], dict[int, Op]]:
+    """Return the operations of a tile's masks in a loop, these masks, and the loop's loads and stores with them."""
+    made = table.made
     own = {table.of(r): r for o in loop.body for r in o.results if o.name != "tt.reduce"}
     loads = [o for o in made.values() if o.name == "tt.load" and o not in loop.body]
     new, masks, changed = list[Op](), list[str](), dict[int, Op]()
@@ -215,6 +202,31 @@ def _loop_with_tile(
             mask = inner(like.operands[2])
             masks.append(mask)
             changed[id(o)] = replace(o, operands=[*o.operands[:2], mask])
+    return new, masks, changed
+
+
+def _loop_with_tile(
+    loop: Op,
+    stores: Sequence[Op],
+    beside: Sequence[Op],
+    value: int,
+    bounds: tuple[int, int, int, int],
+    made: Mapping[str, Op],
+) -> list[Op] | None:
+    """Return a loop with one iteration more, whose number is ``value``, and its new bounds; None where it is another.
+
+    ``beside``: the stores of that iteration, whose masks, and those of its loads, the loop gets.
+    """
+    table, number, kind = (
+        _Forms(made),
+        loop.operands[0],
+        made[loop.operands[1]].type if loop.operands[1] in made else "i32",
+    )
+    table.names[number] = table.number(("arith.constant", f"arith.constant {value} : {kind}", (), 0))
+    forms = [[tuple(map(table.of, o.operands[:2])) for o in some] for some in (stores, beside)]
+    if table.has_choices or len(beside) != len(stores) or forms[0] != forms[1]:
+        return None
+    new, masks, changed = _masked_as(loop, stores, beside, table)
     checks = [
         Op(HOLDS, [], [m, number], f"{HOLDS} {{first = {bounds[0]}, end = {bounds[1]}}}", "", loop.line)
         for m in dict.fromkeys(masks)
@@ -258,11 +270,11 @@ class _Forms:
     """Numbers of values of loops, equal for those computed alike where masks hold."""
 
     def __init__(self, made: Mapping[str, Op]) -> None:
-        self.made, self.known, self.masks = made, dict[Any, int](), list[str]()
+        self.made, self.known, self.masks = made, dict[object, int](), list[str]()
         self.has_choices = False  #: whether masks choose, or are values, beside those of loads and stores
         self.names = dict[str, int]()
 
-    def number(self, key: Any) -> int:
+    def number(self, key: object) -> int:
         """Return the number of a form."""
         return self.known.setdefault(key, len(self.known))
 
@@ -315,7 +327,7 @@ def _one_loop(
 ) -> Op | None:
     """Return two loops as one; None where they do other than the same but for masks, or both have some."""
     table = _Forms(made)
-    results, masks = list[Any](), list[list[str]]()
+    results, masks = list[object](), list[list[str]]()
     for loop, places in ((first, range(len(order))), (second, order)):
         inner = loop.operands[4::2]
         table.names = {loop.operands[0]: table.number("number")}
@@ -342,10 +354,10 @@ def _one_loop(
         body.insert(at, Op(HOLDS, [], [mask, kept.operands[0]], text, "", other.line))
     starts, inner = first.operands[5::2], kept.operands[4::2]
     if is_first:
-        ends = [second.results[order.index(p)] for p in range(len(order))]
+        left = [second.results[order.index(p)] for p in range(len(order))]
     else:
-        starts, ends = [starts[p] for p in order], second.results
+        starts, left = [starts[p] for p in order], second.results
     step = (first, second)[_step(one, two)].operands[3]
     carried = [n for pair in zip(inner, starts, strict=True) for n in pair]
     operands = [kept.operands[0], first.operands[1], second.operands[2], step, *carried]
-    return replace(kept, operands=operands, results=ends, body=body)
+    return replace(kept, operands=operands, results=left, body=body)

@@ -551,16 +551,16 @@ class Reader(Memory):
         times = np.arange(walk.most)[None]
         self.values[number] = replace(cast("Affine", bounds[0]), base=first + times * each)
         self.walks.append(walk)
-        counters = {end: o for i, end in zip(inner, ends, strict=True) if (o := self._counter(op, i, end)) is not None}
-        names = ["" if end in counters else self._state(op, i, times) for i, end in enumerate(ends)]
+        counters = {n: o for i, n in zip(inner, ends, strict=True) if (o := self._counter(op, i, n)) is not None}
+        names = ["" if n in counters else self._state(op, i, times) for i, n in enumerate(ends)]
         taken, self._at_loop = self._taken, self._at_loop or frozenset(self._taken)
         if not self.choices.is_apart:
             self._taken = set(self._at_loop)  # of the same loop once more, with or without a mask, names are the same
         self._walk = walk
         for o in casts_last([o for o in op.body if o not in counters.values()]):
             self._do(o)
-        for end, o in counters.items():
-            self._count_up(o, end, walk)
+        for counted, o in counters.items():
+            self._count_up(o, counted, walk)
         new = {n: self.text(self.values[e]) for n, e in zip(names, ends, strict=True) if n}
         new = {n: text for n, text in new.items() if n != text}
         if new:

@@ -160,7 +160,7 @@ class WholeNumbers(Arithmetic, ABC):
                 raise op.fail("indices as values of a tile in a loop, or beyond 2^24")
             x = replace(self._known_block(op, self._unique("indices"), x.values, f"i{x.bits}"), is_seen=True)
         number = self._of_loop(x) if isinstance(x, Affine) else None
-        if number is not None and not np.array_equal(x.base[0], np.arange(x.base.shape[1])):
+        if isinstance(x, Affine) and number and not np.array_equal(x.base[0], np.arange(x.base.shape[1])):
             self._set(op, number)
         elif not isinstance(x, Floats):
             super()._arith_sitofp(op, x)
