@@ -83,20 +83,18 @@ def states(k: Value, v: Value, into: Value | None, keep: Value, p: StatePrecisio
     s = full("key value", 0.0, p.state)
     for kj, vj, ej in tiles(k, v, keep):
         yield s.to(p.factor)
-        s = s * ej + p.left(kj.T @ _fed(vj, into, p), p.state)
+        fed = vj if into is None else (vj.to(F32) * into).to(p.factor)
+        s = s * ej + p.left(kj.T @ fed, p.state)
 
 
 @kernel(results="h", k="token key", v="token value", into="token", keep="key", walks="token", still="into")
-def evenly_decayed(k: Value, v: Value, into: Value | None, keep: Value, p: StatePrecision) -> Any:
+def evenly_decayed(k: Value, v: Value, into: Value, keep: Value, p: StatePrecision) -> Any:
     """Return the same where all chunks decay alike: a block loads ``keep`` once."""
     s = full("key value", 0.0, p.state)
     for kj, vj in tiles(k, v):
         yield s.to(p.factor)
-        s = s * keep + p.left(kj.T @ _fed(vj, into, p), p.state)
-
-
-def _fed(v: Value, into: Value | None, p: StatePrecision) -> Value:
-    return v if into is None else (v.to(F32) * into).to(p.factor)
+        fed = (vj.to(F32) * into).to(p.factor)
+        s = s * keep + p.left(kj.T @ fed, p.state)
 
 
 @kernel(

@@ -475,8 +475,6 @@ class ResidentBlock:
                     step = Step(Opcode.COPY, where, (ring.front(*shape),))
                     yield TileOp(f"{self.frame.label(n)}.store", self.places.storer, LDG, (step,))
                     continue
-                if self.places.leaves and self.works:  # fragments become rows in shared memory
-                    yield TileOp(f"{self.frame.label(n)}.turn", self.warps[group], WARPS, (), (), self.works.put())
                 step = Step(Opcode.COPY, where, (part,))
                 yield self._op(f"{self.frame.label(n)}.store", s, group, LDG, (step,))
 

@@ -238,10 +238,11 @@ class Works:
     def _store(self, steps: tuple[Step, ...]) -> GroupWork:
         """Return a warp group's work for an operand that moves to shared memory through its registers.
 
-        Rows' results for it serve single warps' products unchanged: fragments are loaded like those of B.
+        Rows' results for it serve single warps' products unchanged: fragments are loaded like those of B.  In a
+        recurrence they are the right factor, whose rows several warps read.
         """
         if self.decided.generation == "mma" and any(isinstance(step.srcs[0], Tile) for step in steps):
-            return self.usual
+            return self.put() if self.places.leaves else self.usual
         size = sum(step.dst.payload_bytes for step in steps)
         loads = ceil_div(size, ACCESS_BYTES * WARP_LANES * self.decided.warps)
         return self.usual._replace(loads=loads, barriers=1, is_fenced=True)

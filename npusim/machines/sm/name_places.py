@@ -134,11 +134,13 @@ class BlockPlaces:
         self.near |= {n: self.near[whole] for n, whole in frame.views.items()}
 
     def _left(self, who: str) -> dict[tuple[str, int], Ring]:
-        """Place results with a queue that stores them: of compiled rows all, of alternating groups those of tiles."""
+        """Place results with a queue that stores them: of compiled rows all, of alternating groups, and of recurrences,
+        those of tiles, which pass shared memory.
+        """
         frame, decided = self.frame, self.decided
         left: dict[tuple[str, int], Ring] = {}
         for n, g in product((n for n, place in frame.places.items() if place == "out"), range(decided.groups)):
-            if decided.code or (decided.alternates and frame.is_visited(n)):
+            if decided.code or ((decided.alternates or self.leaves) and frame.is_visited(n)):
                 size = frame.size_bytes(n, frame.height(n) * frame.width(n)) // decided.groups
                 name, slots = f"{who}W{g} {frame.label(n)} stored", 2 if decided.code else 1
                 warps, storer = self.warps[g : g + 1], (self.storer,)
