@@ -44,10 +44,10 @@ def with_float_sums(kernel: TileKernel) -> TileKernel:
     that anything but products, zeros, casts and copies reads or writes.
     """
     by = dict[TileBuffer, TileBuffer]()
-    for s, loops in _products(kernel.body):
-        if s.c.buffer.fmt == "int32" and s.a.buffer.fmt == s.b.buffer.fmt == "int8":
-            _check_count(s, loops)
-            by.setdefault(s.c.buffer, replace(s.c.buffer, fmt="float32"))
+    for x, loops in _products(kernel.body):
+        if x.c.buffer.fmt == "int32" and x.a.buffer.fmt == x.b.buffer.fmt == "int8":
+            _check_count(x, loops)
+            by.setdefault(x.c.buffer, replace(x.c.buffer, fmt="float32"))
     if not by:
         return kernel
     for s in walked(kernel.body):
