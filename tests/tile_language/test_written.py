@@ -498,3 +498,57 @@ def test_bounds_of_an_expression_have_all_its_values(word: str) -> None:
         made = [function(p, q) for p in range(a, b + 1) for q in range(c, d + 1)]
         assert low <= min(made)
         assert max(made) <= high
+
+
+def _integer_product(count: int, *behind: Statement) -> TileKernel:
+    """Return a kernel of int8: ``count`` parts of 32 of a sum, times 0.5, of 16 rows and 16 columns."""
+    a = TileBuffer("A", (16, 32 * count), "int8", (32 * count, 1), is_global=True)
+    b = TileBuffer("B", (16, 32 * count), "int8", (32 * count, 1), is_global=True)
+    y = TileBuffer("Y", (16, 16), "float32", (16, 1), is_global=True)
+    left, right = TileBuffer("left", (16, 32), "int8"), TileBuffer("right", (16, 32), "int8")
+    total, again = TileBuffer("total", (16, 16), "int32"), TileBuffer("again", (16, 16), "int32")
+    column = Applied("*", (Variable("k"), Literal(32)))
+    zeros, whole = (Literal(0), Literal(0)), (16, 32)
+
+    def read(tensor: TileBuffer, tile: TileBuffer) -> ParallelNest:
+        return part_as_nest(BufferPart(tensor, (Literal(0), column), whole), BufferPart(tile, zeros, whole), LINE)
+
+    product = MatrixProduct(
+        BufferPart(left, zeros, whole),
+        BufferPart(right, zeros, whole),
+        BufferPart(total, zeros, (16, 16)),
+        (False, True),
+        Applied("eq", (Variable("k"), Literal(0))),
+        LINE,
+    )
+    loop = SerialLoop("k", Literal(0), Literal(count), (read(a, left), read(b, right), product), LINE)
+    square = BufferPart(total, zeros, (16, 16)), BufferPart(again, zeros, (16, 16))
+    axes = (("i", 16), ("j", 16))
+    value = Applied("*", (Applied("cast", (at(again),), "float32"), Literal(0.5, "float32")))
+    half = Elementwise(axes, y, (Variable("i"), Variable("j")), value, None, LINE)
+    body = (loop, *behind, part_as_nest(*square, LINE), ParallelNest(axes, (half,), LINE))
+    return replace(kernel(*body), parameters=(a, b, y), grid=(1,))
+
+
+@pytest.mark.parametrize("hw", ["h200", "ascend_910b2"])
+def test_sums_of_int8_products_over_a_loop_are_exact(hw: str) -> None:
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-128, 128, (16, 96)).astype(np.int8) for _ in range(2))
+    a[0], b[0] = -128, -128  # the largest sum
+    tensors = {"A": a, "B": b, "Y": np.zeros((16, 16), np.float32)}
+    made = result_of(call_of(written(_integer_product(3)), (1,), tensors), hw, "Y")
+    assert np.array_equal(made, a.astype(np.int64) @ b.T.astype(np.int64) / 2)
+
+
+def test_long_sums_of_int8_products_and_integers_of_them_are_refused() -> None:
+    assert "tt.dot" in written(_integer_product(32))
+    with pytest.raises(ProgramError, match=r"kernel\.py:7: a sum of 1,056 products of int8; allowed: 1,024"):
+        written(_integer_product(33))
+    total = TileBuffer("total", (16, 16), "int32")
+    first = _integer_product(2)
+    found = next(s.c.buffer for s in first.body[0].body if isinstance(s, MatrixProduct))  # type: ignore[union-attr]
+    axes = (("i", 16), ("j", 16))
+    more = Applied("+", (at(found), Literal(1)))
+    added = ParallelNest(axes, (Elementwise(axes, total, (Variable("i"), Variable("j")), more, None, LINE),), LINE)
+    with pytest.raises(ProgramError, match="arithmetic of integers on a sum of products of int8"):
+        written(replace(first, body=(*first.body, added)))

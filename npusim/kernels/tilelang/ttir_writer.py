@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from npusim.kernels.tilelang.integer_sums import with_float_sums
 from npusim.kernels.tilelang.statements import (
     FLOATS,
     TYPES,
@@ -135,7 +136,7 @@ def used_lines(lines: Sequence[str]) -> list[str]:
 
 def written(kernel: TileKernel) -> str:
     """Return the TTIR of a kernel; raise `ProgramError` at a line that has no counterpart."""
-    return _Writer(kernel).text()
+    return _Writer(with_float_sums(kernel)).text()
 
 
 class _Writer:
@@ -645,11 +646,18 @@ class _Writer:
             raise refused(s.line, "T.gemm of other than matrices")
         if not isinstance(s.clears, Literal):
             raise refused(s.line, "clear_accum that a value decides, other than the first iteration of the loop around")
-        start = self.constant(0, shape, s.c.buffer.fmt) if s.clears.value else self.tile(s.c.buffer)
+        start = before = self.constant(0, shape, s.c.buffer.fmt) if s.clears.value else self.tile(s.c.buffer)
+        is_of_integers = a.fmt not in FLOATS and start.fmt in FLOATS  # a sum over a loop, in float32
+        if is_of_integers:
+            start = self.constant(0, shape, "int32")
         text = (
             f"tt.dot %{a.name}, %{b.name}, %{start.name}, inputPrecision = tf32 : {a.type} * {b.type} -> {start.type}"
         )
-        self.tiles[s.c.buffer] = self.op(text, shape, s.c.buffer.fmt, s.c.buffer.name)
+        made = self.op(text, shape, start.fmt, s.c.buffer.name)
+        if is_of_integers:
+            made = self.cast(made, before.fmt)
+            made = made if before.number == 0 else self.of_two("+", before, made)
+        self.tiles[s.c.buffer] = made
         self.forget([s.c.buffer])
 
     def reduction(self, s: TileReduction) -> None:
