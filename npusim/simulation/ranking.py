@@ -30,7 +30,8 @@ class Prediction:
 
     ``us``: time of the cores, without a launch; ``key``: its class of bits (empty: not known); ``registers``: those of
     a thread, of which ``spilled`` are in memory, from a compiler or the estimate; ``warps``: those that are resident on
-    a core; ``limit``: the limit of the time, as in a run; ``errors``: the errors of such predicted times (None: no
+    a core; ``block_warps``: those of a block without products; ``limit``: the limit of the time, as in a run;
+    ``errors``: the errors of such predicted times (None: no
     device).  ``reason``: why there is no time; ``fits``: whether a larger device would do.
     """
 
@@ -43,6 +44,7 @@ class Prediction:
     reason: str = ""
     fits: bool = True
     errors: Validated | None = None
+    block_warps: int = 0
 
 
 def steady(l2: L2State | None, device: DeviceSpec) -> L2State | None:
@@ -57,22 +59,24 @@ def predicted(program: TileProgram, device: DeviceSpec, timing: TimingResult) ->
     limit = replace(timing, uses=timing.uses_of_groups()).limit(rates)
     if room is None:
         return Prediction(us, key, limit=limit)
-    return Prediction(us, key, room.thread_registers, room.spilled_registers, room.blocks * room.warps, limit)
+    of_rows, warps = 0 if program.flops else room.warps, room.blocks * room.warps
+    return Prediction(us, key, room.thread_registers, room.spilled_registers, warps, limit, block_warps=of_rows)
 
 
 def ranked(predictions: Sequence[Prediction]) -> list[int]:
     """Return the numbers of predictions with a time, the best first.
 
     Where memory limits the best, predictions within `TIE` of it count as equally fast: ordered by no spills, then more
-    resident warps, then time.
+    resident warps, then fewer warps of a block of rows, which meet at barriers, then time.
     """
     known = [i for i, p in enumerate(predictions) if p.us is not None]
     times = {i: predictions[i].us or 0.0 for i in known}
     best = min(known, key=lambda i: times[i], default=0)
     within = times[best] * (1 + TIE * (predictions[best].limit.is_link)) if known else 0.0
 
-    def order(i: int) -> tuple[bool, bool, int, float, int]:
+    def order(i: int) -> tuple[bool, bool, int, int, float, int]:
         p, is_tied = predictions[i], times[i] <= within
-        return not is_tied, is_tied and p.spilled > 0, -p.warps if is_tied else 0, times[i], i
+        resident, of_block = (-p.warps, p.block_warps) if is_tied else (0, 0)
+        return not is_tied, is_tied and p.spilled > 0, resident, of_block, times[i], i
 
     return sorted(known, key=order)

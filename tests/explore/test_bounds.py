@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from npusim.config.load import list_devices, load_device
-from npusim.config.problem import CopyProblem, GemmProblem, KernelProblem, Problem, RowsProblem
+from npusim.config.problem import CopyProblem, GemmProblem, KernelProblem, OperatorProblem, Problem, RowsProblem
 from npusim.errors import NpusimError, TilingError
 from npusim.library import SCHEDULES, find_schedule
 from npusim.program.ir.families import families_of
@@ -69,6 +69,9 @@ def some_problem(rng: random.Random, schedule: Schedule, device: DeviceSpec) -> 
         return CopyProblem(bytes=rng.randrange(1, 1 << 22))
     if schedule.problem is RowsProblem:
         return RowsProblem(what=rng.choice(("norm", "rotary", "gate")), rows=rng.randrange(1, 300), cols=1024)
+    if schedule.problem is OperatorProblem:
+        what = rng.choice(("widen", "mean", "rescale", "join", "plus"))
+        return OperatorProblem(what=what, rows=rng.randrange(1, 300), cols=1024)
     if schedule.problem is KernelProblem:
         key, value = (rng.choice((32, 64, 128)) for _ in range(2))
         return KernelProblem(heads=rng.choice((1, 2, 5)), tokens=rng.randrange(16, 700), key=key, value=value)

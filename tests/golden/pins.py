@@ -21,7 +21,7 @@ import numpy as np
 
 from npusim.config.family import NODE_FAMILY
 from npusim.config.load import load_device as read_device
-from npusim.config.problem import CopyProblem, GemmProblem, KernelProblem, Problem, RowsProblem
+from npusim.config.problem import CopyProblem, GemmProblem, KernelProblem, OperatorProblem, Problem, RowsProblem
 from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError
 from npusim.library import SCHEDULES
@@ -190,6 +190,9 @@ class Case:
             what = {"causal": "rotary", "grouped": "gate", "decode": "gelu"}.get(self.shape, "norm")
             fmt = sizes.get("dtype", "float16")
             return RowsProblem(what=what, rows=sizes["seq_q"], cols=sizes["head_dim"], dtype=fmt)
+        if kind is OperatorProblem:
+            what = {"causal": "mean", "grouped": "join", "decode": "silu", "bfloat16": "widen"}.get(self.shape, "plus")
+            return OperatorProblem(what=what, rows=sizes["seq_q"], cols=sizes["head_dim"])
         if self.schedule == "fp8_attention" and hw in ("h200", "ascend_950"):
             sizes = {**sizes, "dtype": "float32" if self.shape == "bfloat16" else "float8_e4m3fn"}
         return Problem(**sizes)

@@ -15,7 +15,7 @@ from algorithms.test_states import built, of_chunks, summed, transposed
 
 from ir.oracle import Changed, find_race, unrolled
 from npusim.config.load import apply_overrides, load_device
-from npusim.config.problem import CopyProblem, GemmProblem, KernelProblem, Problem, RowsProblem
+from npusim.config.problem import CopyProblem, GemmProblem, KernelProblem, OperatorProblem, Problem, RowsProblem
 from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError, RaceError
 from npusim.library import SCHEDULES
@@ -39,6 +39,7 @@ PROBLEMS: dict[type, Any] = {
     GemmProblem: GemmProblem(m=150, n=70, k=100),
     CopyProblem: CopyProblem(bytes=512 * 7),
     RowsProblem: RowsProblem(what="norm", rows=40, cols=64),
+    OperatorProblem: OperatorProblem(what="times", rows=40, cols=64),
     KernelProblem: KernelProblem(heads=2, tokens=150, key=32, value=48),
 }
 SMALL = {

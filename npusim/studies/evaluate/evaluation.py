@@ -58,7 +58,7 @@ class Microseconds:
     ``limit_share`` the share of the time in which it is busy.  ``key``: the class of equal bits.  ``tile``: its chosen
     fields, on the first device those of the judged calls.
     ``is_ranked``: the time has no band, but the predicted order of such kernels was compared with the measured order.
-    ``warps``: resident on a core; ``is_link``: memory limits the time.
+    ``warps``: resident on a core; ``is_link``: memory limits the time; ``block_warps``: of a block without products.
     """
 
     low: float | None
@@ -75,6 +75,7 @@ class Microseconds:
     is_ranked: bool = False
     warps: int = 0
     is_link: bool = False
+    block_warps: int = 0
 
 
 @dataclass(frozen=True)
@@ -475,6 +476,7 @@ def time_of(answer: Mapping[str, Any]) -> Microseconds:
         is_ranked=band is None and bool(answer["is_ranked"]),
         warps=answer["warps"],
         is_link=limit["is_link"],
+        block_warps=answer["block_warps"],
     )
 
 
@@ -577,7 +579,8 @@ def _prediction(findings: Findings, device: str) -> Prediction:
     if time is None or time.mid is None:
         return Prediction(reason="" if time is None else time.reason)
     limit = Limit(time.limit, time.limit_share, time.is_link)
-    return Prediction(time.mid, time.key, time.registers, time.spilled, time.warps, limit)
+    known = time.mid, time.key, time.registers, time.spilled, time.warps, limit
+    return Prediction(*known, block_warps=time.block_warps)
 
 
 def _doubts(
