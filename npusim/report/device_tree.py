@@ -35,6 +35,8 @@ _PREFIXES = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0))
 #: Bases with weak evidence.
 _UNCERTAIN = ("assumed", "fitted")
 _INDENT = "  "
+#: Letters of a key and its value on one line, so that these and the basis fit 80 columns.
+WIDTH = 68
 
 #: Numbers of a device by the parts of their keys.
 Tree = dict[str, "Tree | Sourced"]
@@ -123,15 +125,17 @@ def _style(fact: Sourced) -> Style:
 
 
 def _grid(tree: Tree) -> Grid:
-    """Return the tree and its bases; values end in one column, whatever the lengths of their keys."""
+    """Return the tree and its bases; values end in one column, those of long keys on lines of their own."""
     lines = [(label, "" if fact is None else _value(key, fact), fact) for label, key, fact in _lines(tree)]
-    width = max(len(label) + len(_INDENT) + len(value) for label, value, _ in lines)
-    rows = [
-        (Cell(label, "label"), Cell(""))
-        if fact is None
-        else (Cell(f"{label}{value:>{width - len(label)}}"), Cell(fact.basis, _style(fact)))
-        for label, value, fact in lines
-    ]
+    width = min(WIDTH, max(len(label) + len(_INDENT) + len(value) for label, value, _ in lines))
+    rows = list[tuple[Cell, Cell]]()
+    for label, value, fact in lines:
+        is_apart = fact is None or len(label) + len(_INDENT) + len(value) > width
+        if is_apart:
+            rows.append((Cell(label, "label" if fact is None else ""), Cell("")))
+        if fact is not None:
+            text = f"{value:>{width}}" if is_apart else f"{label}{value:>{width - len(label)}}"
+            rows.append((Cell(text), Cell(fact.basis, _style(fact))))
     return Grid((f"key{'value':>{width - len('key')}}", "basis"), "<<", tuple(rows))
 
 

@@ -55,6 +55,8 @@ PHASES = Columns(
 )
 #: Operations of the longest period that is folded into one line each.
 LONGEST_PERIOD = 8
+#: The same queue of two cores.
+_SAME_QUEUE = re.compile(r"\b([A-Za-z_]+)(\d+)\.(\w+)\+\1(\d+)\.\3\b")
 #: Resident blocks of a GPU's core have separate queues and rings, equal except for this number.
 _RESIDENT = re.compile(r"\bB\d+")
 
@@ -142,8 +144,18 @@ def ring_rows(listing: Listing) -> list[Row]:
         name, space, *row = (_RESIDENT.sub("B0", _listed_core(text, alike)) for text in RINGS.texts(ring))
         named.setdefault(tuple(row), []).append((name, space))
     return [
-        (*(", ".join(dict.fromkeys(names)) for names in zip(*ends, strict=True)), *row) for row, ends in named.items()
+        (*(", ".join(dict.fromkeys(names)) for names in zip(*ends, strict=True)), *map(_of_neighbours, row))
+        for row, ends in named.items()
     ]
+
+
+def _of_neighbours(text: str) -> str:
+    """Return queues with those of two neighbouring cores as one, so that a row fits 80 columns.
+
+    >>> _of_neighbours("aiv0.MTE2+aiv1.MTE2"), _of_neighbours("aic.MTE2+aic.FIXP")
+    ('aiv0-1.MTE2', 'aic.MTE2+aic.FIXP')
+    """
+    return _SAME_QUEUE.sub(lambda m: f"{m[1]}{m[2]}-{m[4]}.{m[3]}" if int(m[4]) == int(m[2]) + 1 else m[0], text)
 
 
 def _listed_core(text: str, alike: Mapping[str, str]) -> str:

@@ -180,3 +180,12 @@ def test_every_verb_with_a_table_has_a_screen() -> None:
     shown = {command.split()[0] for command in commands}
     verbs = {verb for verbs in VERBS.values() for verb in verbs}
     assert verbs - shown == WITHOUT_TABLES
+
+
+def test_a_number_of_a_device_is_on_the_line_of_its_key_at_eighty_columns() -> None:
+    lines = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["hw", "show", "ascend_910b2"]).output.splitlines()
+    (clock,) = [line for line in lines if "clock_hz" in line]
+    assert clock.split() == ["clock_hz", "1.8", "GHz", "vendor"]
+    long = next(i for i, line in enumerate(lines) if line.strip() == "slope_read_write_conflict_cycles_per_repeat")
+    assert lines[long + 1].split() == ["1.77", "cycles/repeat", "derived"]
+    assert max(map(len, lines)) <= 80
