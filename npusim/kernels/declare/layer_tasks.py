@@ -17,7 +17,7 @@ up (FastAttention section 4.4, figure 6).  In prefill both compute on the device
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Literal
@@ -40,6 +40,7 @@ from npusim.kernels.declare.node_define import (
     row_pieces,
 )
 from npusim.kernels.declare.registry import Schedule
+from npusim.late_methods import dataclass
 from npusim.machines.node.layers_in_memory import memory_plan, refuse_too_large
 from npusim.machines.node.node_program import (
     COMPUTE,
