@@ -821,6 +821,27 @@ def test_names_have_types() -> None:
     assert found <= UNTYPED, f"{found} names are Any: name the class, or a Protocol; object where a check narrows it"
 
 
+# ---------------------------------------------------------------- what a run imports
+
+#: Rooms whose files runs import: their dataclasses are compiled when they are used (`npusim.late_methods`).
+OF_RUNS = "formats", "config", "program", "simulation", "report"
+#: The same, of rooms in other rooms.
+OF_RUNS_WITHIN = "kernels/form/", "kernels/attention/", "kernels/declare/", "machines/ascend/", "machines/sm/"
+
+
+def test_dataclasses_that_runs_import_are_compiled_on_use() -> None:
+    wrong = {
+        name_of(path)
+        for path in SOURCES
+        if room_of(path) in OF_RUNS or name_of(path).startswith(OF_RUNS_WITHIN)
+        for node in parsed(path).body
+        if isinstance(node, ast.ImportFrom) and node.module == "dataclasses"
+        for alias in node.names
+        if alias.name == "dataclass"
+    }
+    assert not wrong, f"import dataclass from npusim.late_methods: {sorted(wrong)}"
+
+
 # ---------------------------------------------------------------- documents
 
 #: Calls that write a row of JSON from an object, where a table has no declared columns for it: only fewer may come.

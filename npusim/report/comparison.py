@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.errors import SpecError
 from npusim.frames import frame
+from npusim.late_methods import dataclass
 from npusim.machines.tracks import track_of
 from npusim.program.timing.timing_result import method_text
 from npusim.report import charts

@@ -8,11 +8,12 @@ from __future__ import annotations
 import colorsys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from npusim.formats.layout.chain import Chain, Source, chain, held
 from npusim.formats.layout.fragment import Arrangement, Fragment
+from npusim.late_methods import dataclass
 from npusim.report.text import Fact, Facts, cells, document
 from npusim.units import plural
 

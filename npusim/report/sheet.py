@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from npusim.late_methods import dataclass
 from npusim.report.pipes import read_pipes
 from npusim.report.result_json import RunRecord, load_result, record_of
 from npusim.report.run_inputs import problem_text

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from npusim.late_methods import dataclass
 from npusim.report.text import Block, Cell, Column, Columns, Fact, Facts, Heading, document, percent
 from npusim.simulation.ranking import Prediction, ranked
 from npusim.simulation.request import command

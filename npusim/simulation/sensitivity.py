@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npusim.config.load import reader_of
 from npusim.config.node_file import load_machine
 from npusim.errors import SpecError
 from npusim.kernels.declare.define import machine_of, unread_keys
+from npusim.late_methods import dataclass
 from npusim.program.ir.walk import Templates
 from npusim.program.timing import METHODS
 from npusim.simulation.figures import figures

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Literal, cast
@@ -42,6 +42,7 @@ from npusim.kernels.declare.node_define import (
     row_pieces,
 )
 from npusim.kernels.declare.registry import Schedule
+from npusim.late_methods import dataclass
 from npusim.machines.node.layers_in_memory import memory_plan, refuse_too_large
 from npusim.machines.node.node_program import (
     COMPUTE,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -15,6 +14,7 @@ from npusim.errors import TilingError
 from npusim.formats import get_format
 from npusim.kernels.attention.online_softmax import NamedFormats
 from npusim.kernels.declare.registry import Schedule
+from npusim.late_methods import dataclass
 from npusim.machines.node.collective import Algorithm
 from npusim.machines.node.node_program import Child, Communication
 from npusim.machines.node.topology import Topology

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from npusim.formats.cast import widen
+from npusim.late_methods import dataclass
 from npusim.program.numerics.evaluate import execute_rows, needed_blocks
 
 if TYPE_CHECKING:
