@@ -94,8 +94,8 @@ def test_masks_of_rows_and_columns_differ_between_programs(hw: str) -> None:
 
 def test_masks_that_cannot_be_data_are_refused() -> None:
     x = _drawn(4, 64)
-    with pytest.raises(ProgramError, match=r"mask_kernels\.py:\d+: the mask of a load that is no bound of its axes: "):
-        _run("shifted_load", (4,), "h200", X=x, Y=np.zeros_like(x), n=64, S=3, B=64)
+    shifted = _run("shifted_load", (4,), "h200", X=x, Y=np.zeros_like(x), n=64, S=3, B=64)
+    assert _is_near(shifted, np.pad(x.astype(np.float64), ((0, 0), (3, 0)))[:, :64])  # lanes alike in all programs
     why = r"mask_kernels\.py:\d+: a mask, or indices, .* differs between programs, of which two store the same rows"
     with pytest.raises(ProgramError, match=why):
         _run("labelled_sum", (4, 4), "h200", X=x, L=_drawn(4, 60), Y=_drawn(4, 60), n=60, B=16, N=64)

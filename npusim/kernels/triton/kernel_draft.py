@@ -287,6 +287,7 @@ class Draft:
         self._store_masks: list[str] = []
         #: Comparisons with 0 that masks of stores are made of, of lanes that are the same in all programs.
         self.stored_lanes = set[tuple[str, int, tuple[int, ...]]]()
+        self.hides_first_lanes = False  #: whether a mask hides lanes before those that it leaves
         self._products, self._made = 0, list[Op]()  # operations, with those of branches and loops
         self._count(function.operations)
         self._read_parameters(list(function.parameters.items()))

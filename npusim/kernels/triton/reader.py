@@ -177,6 +177,8 @@ class Reader(Memory):
         self._loops = [o for o in function.operations if o.name == "scf.for"]
         self._flat, self._part = block, cast("Affine | None", None)
         self._all(function.operations)
+        if choices.chooses_lanes and not self.hides_first_lanes:
+            raise ProgramError(f"{function.name}: no mask hides lanes before those that it leaves")
         self._check_uncut()
         if not self.stored:
             raise ProgramError(f"{function.operations[-1].line}: {function.name} stores nothing")
