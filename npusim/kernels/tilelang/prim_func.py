@@ -497,7 +497,8 @@ class _PrimFuncReader:
         if word == "atomicadd":
             self.annotated({k: v for k, v in known.items() if str(k) not in _OF_ADDITIONS})
             nest = part_as_nest(self.part(node.args[0]), self.part(node.args[1]), self.line)
-            return (replace(nest, body=tuple(replace(x, is_added=True) for x in nest.body)),)  # type: ignore[call-arg]
+            added = (replace(x, is_added=True) for x in nest.body if isinstance(x, Elementwise))
+            return (replace(nest, body=tuple(added)),)
         if width := _ADDITIONS.get(word):
             x = self.added(node, (), None, width)
             return (ParallelNest((), (x,), self.line),)
