@@ -16,8 +16,11 @@ from npusim.library import SCHEDULES
 from npusim.studies.baseline import check_baselines
 
 FOLDER = Path(__file__).resolve().parents[1] / "baselines"
-#: Attention that no real kernel computes on the device (`Schedule.study`), and a node's row operations.
-LEFT_OUT = {"fp8_attention": "a study without FP8 products", "rows": "part of a layer, run on its node"}
+#: Attention that no real kernel computes on the device (`Schedule.study`), and a node's row operations and operators.
+LEFT_OUT = {
+    "fp8_attention": "a study without FP8 products",
+    **dict.fromkeys(("rows", "operator"), "part of a layer, run on its node"),
+}
 
 
 def test_every_schedule_on_every_device_with_a_time_has_a_decision() -> None:

@@ -45,8 +45,9 @@ LLAMA = ModelProblem(
 )  # fmt: skip
 
 
-def layer(**tiling: Any) -> Any:
-    return npusim.run("layer", problem=LLAMA, hw="h200", tiling=tiling, numerics=False, trace_groups=()).timing
+def layer(overrides: Any = None, **tiling: Any) -> Any:
+    how: dict[str, Any] = {"numerics": False, "trace_groups": (), "overrides": overrides}
+    return npusim.run("layer", problem=LLAMA, hw="h200", tiling=tiling, **how).timing
 
 
 def test_eager_operators_take_what_a_profile_says() -> None:
@@ -59,15 +60,7 @@ def test_eager_operators_take_what_a_profile_says() -> None:
 
 def test_a_host_that_issues_slower_than_kernels_end_limits_a_layer() -> None:
     graph, host = (layer(launches=how) for how in ("graph", "host"))
-    slow = npusim.run(
-        "layer",
-        problem=LLAMA,
-        hw="h200",
-        tiling={"launches": "host"},
-        numerics=False,
-        trace_groups=(),
-        overrides={"launch.host_issue_s": "40e-6"},
-    ).timing
+    slow = layer({"launch.host_issue_s": "40e-6"}, launches="host")
     assert graph.latency_s <= host.latency_s < 1.1 * graph.latency_s
     assert slow.latency_s > 10 * 40e-6
 
