@@ -184,7 +184,8 @@ def evaluate(
     ----------
     kernels
         A kernel or several, in the names that `npusim.run` accepts: packaged ones, ``FILE.py:NAME`` in paper form, a
-        Triton launch, a recorded call.  Each is read and executed in a separate process within ``limits``.
+        Triton launch, a recorded call; or a function that launches Triton kernels, ``FILE.py::function(tensor(R, N))``,
+        which is recorded at each judged size.  Each is read and executed in a separate process within ``limits``.
     reference
         ``FILE.py:function``: a function on float64 arrays, by the names of the inputs, (batch, heads, rows, columns)
         each, and of sizes, which returns the result, or a mapping of results by the kernel's names of these tensors;
