@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from heapq import heappop, heappush
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from npusim.config.core_units import VectorUnit
 from npusim.errors import NpusimError, SpecError, one_line
+from npusim.late_methods import dataclass
 from npusim.machines.ascend.ascend_pricing import AscendPricing
 from npusim.machines.ascend.group import AIC, AIV, PING_PONG, AscendGroup, VectorWork
 from npusim.machines.decisions import AscendDecisions
