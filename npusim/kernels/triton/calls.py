@@ -265,14 +265,14 @@ def _whole(name: str, x: object) -> int:
     return x
 
 
-def _object(name: str, x: Any) -> dict[str, Any]:
+def _object(name: str, x: object) -> dict[str, Any]:
     """Return an object of a file; raise `ValueError` for another value."""
     if not isinstance(x, dict):
         raise ValueError(f"{name}: {_short(x)}; allowed: an object with names")
     return x
 
 
-def _list(name: str, x: Any) -> list[Any]:
+def _list(name: str, x: object) -> list[Any]:
     """Return a list of a file; raise `ValueError` for another value."""
     if not isinstance(x, list):
         raise ValueError(f"{name}: {_short(x)}; allowed: a list")
