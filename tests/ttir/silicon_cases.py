@@ -677,3 +677,63 @@ def second() -> list[Case]:
             {"D": D, "num_warps": 4},
         )
     return d.cases
+
+
+def third() -> list[Case]:
+    """Return products of other precisions, peeled loops, lanes by masks, elements by index, sums along both axes."""
+    d = Drawn(7)
+    for m, n, k, bm, bn, bk, w in (
+        (32, 64, 96, 16, 32, 32, 4),
+        (64, 64, 128, 64, 64, 32, 4),
+        (128, 32, 64, 64, 16, 16, 8),
+    ):
+        for by in ("ieee", "tf32"):
+            words = {"A": d.normal(m, k), "B": d.normal(k, n), "C": zeros(m, n), "M": m, "N": n, "K": k}
+            options = {"PRECISION": by, "BM": bm, "BN": bn, "BK": bk, "num_warps": w}
+            d.add(f"mm_{by}_{m}x{n}x{k}", "mm_by", (m // bm, n // bn), words, options)
+    for dt, s in ((E4M3, "e4m3"), (E5M2, "e5m2")):
+        for m in (16, 64, 128):
+            for most in (0, 32, 64, 128):
+                a, b = d.normal(m, 512, dt=dt, by=4), d.normal(64, 512, dt=dt, by=4)
+                options = {"MOST": most, "M": m, "N": 64, "BK": 128, "num_warps": 4}
+                d.add(f"mm_fp8_{s}_{m}_{most}", "mm_fp8", (1,), {"A": a, "B": b, "C": zeros(m, 64), "K": 512}, options)
+    for n, b, w in ((1500, 512, 4), (1024, 256, 4), (700, 512, 8)):
+        words = {"X": d.normal(6, n), "Y": zeros(6, n), "n": n, "HIDES": 0}
+        options = {"OTHER": -float("inf"), "SCALE": 1.0, "B": b, "num_warps": w}
+        d.add(f"peeled_softmax_{n}_{b}", "peeled_softmax", (6,), words, options)
+        d.add(
+            f"counted_mean_{n}_{b}",
+            "counted_mean",
+            (6,),
+            {"X": d.normal(6, n), "MEAN": zeros(6), "n": n},
+            {"B": b, "num_warps": w},
+        )
+        for dt, s in FLOATS:
+            words = {"X": d.normal(6, n, dt=dt), "W": d.normal(n, dt=dt), "Bi": d.normal(n, dt=dt)}
+            words |= {"Y": zeros(6, n, dt=dt), "MEAN": zeros(6), "n": n}
+            d.add(f"peeled_norm_{s}_{n}_{b}", "peeled_norm", (6,), words, {"B": b, "num_warps": w})
+    for n, b in ((100, 32), (64, 64)):
+        x = np.round(d.normal(12, n, by=2))
+        words = {"X": x, "Y": zeros(12, dt=np.int64), "rows": 12, "n": n}
+        d.add(f"running_place_{n}_{b}", "running_place", (3,), words, {"R": 4, "B": b, "num_warps": 4})
+    labels = d.rng.integers(0, 77, 40)
+    words = {"X": d.normal(40, 77), "L": np.where(labels < 9, -100, labels), "W": d.normal(77), "Y": zeros(40), "n": 40}
+    d.add("label_losses", "label_losses", (3,), {**words, "C": 77, "IGNORED": -100}, {"B": 16, "num_warps": 4})
+    words = {"X": d.normal(40, 77), "L": labels, "Y": zeros(40, 77), "n": 40, "C": 77}
+    d.add("label_gradients", "label_gradients", (10,), words, {"R": 4, "B": 128, "num_warps": 4})
+    for size, b in ((64, 512), (128, 1024)):
+        words = {name: d.normal(20, size) for name in "XCS"} | {"Y": zeros(20, size), "n": 20 * size}
+        d.add(f"rotated_{size}", "rotated", (-(-20 * size // b),), words, {"D": size, "B": b, "num_warps": 4})
+    for dt, s in FLOATS:
+        words = {
+            "X": d.normal(20, 128, dt=dt),
+            "C": d.normal(20, 64),
+            "S": d.normal(20, 64),
+            "Y": zeros(20, 128, dt=dt),
+        }
+        d.add(f"rope_pairs_{s}", "rope_pairs", (20,), words, {"D": 128, "num_warps": 4})
+        for rows, cols, r, b, w in ((4, 250, 4, 256, 4), (8, 64, 8, 64, 4), (3, 1000, 4, 1024, 8)):
+            words = {"X": d.normal(5, rows * cols, dt=dt), "Y": zeros(5, rows * cols, dt=dt), "V": zeros(5)}
+            options = {"R": r, "B": b, "num_warps": w}
+            d.add(f"both_axes_{s}_{rows}x{cols}", "both_axes", (5,), {**words, "rows": rows, "cols": cols}, options)
+    return d.cases

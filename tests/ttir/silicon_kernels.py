@@ -4,6 +4,9 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
+from ttir.lane_kernels import rotated as rotated  # noqa: PLC0414 - a case
+from ttir.peeled_kernels import counted_mean, label_gradients, label_losses, peeled_softmax, running_place  # noqa: F401 - cases
+
 
 @triton.jit
 def gelu_tanh(X, Y, n, B: tl.constexpr):
@@ -729,3 +732,82 @@ def conv1d(X, W, Bi, Y, T, C, B: tl.constexpr):
         x = tl.load(X + s * C + c, mask=(c < C) & (s >= 0), other=0.0).to(tl.float32)
         acc += x * tl.load(W + k * C + c).to(tl.float32)
     tl.store(Y + t * C + c, acc * tl.sigmoid(acc), mask=c < C)
+
+
+@triton.jit
+def mm_by(A, B, C, M, N, K, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """A product of float32 numbers: TF32, or IEEE as fused multiply-adds."""
+    rm = tl.program_id(0) * BM + tl.arange(0, BM)
+    rn = tl.program_id(1) * BN + tl.arange(0, BN)
+    acc = tl.zeros([BM, BN], tl.float32)
+    for k in range(0, K, BK):
+        rk = k + tl.arange(0, BK)
+        a, b = tl.load(A + rm[:, None] * K + rk[None]), tl.load(B + rk[:, None] * N + rn[None])
+        acc += tl.dot(a, b, input_precision=PRECISION)
+    tl.store(C + rm[:, None] * N + rn[None], acc)
+
+
+@triton.jit
+def mm_fp8(A, B, C, K, MOST: tl.constexpr, M: tl.constexpr, N: tl.constexpr, BK: tl.constexpr):
+    """A product of FP8 numbers whose sums go to registers after MOST products."""
+    m, n, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, BK)
+    acc = tl.zeros([M, N], tl.float32)
+    for j in range(0, K, BK):
+        a = tl.load(A + m[:, None] * K + (j + k)[None, :])
+        b = tl.load(B + n[None, :] * K + (j + k)[:, None])
+        acc = tl.dot(a, b, acc, max_num_imprecise_acc=MOST)
+    tl.store(C + m[:, None] * N + n[None, :], acc)
+
+
+@triton.jit
+def peeled_norm(X, W, Bi, Y, MEAN, n, B: tl.constexpr):
+    """Layer norm in tiles: moments without a mask but in the last tile, results from the last tile to the first."""
+    row = tl.program_id(0)
+    X += row * n
+    Y += row * n
+    s = tl.zeros([B], tl.float32)
+    q = tl.zeros([B], tl.float32)
+    steps = tl.cdiv(n, B)
+    for step in range(steps - 1):
+        x = tl.load(X + step * B + tl.arange(0, B)).to(tl.float32)
+        s += x
+        q += x * x
+    for step in range(steps - 1, steps):
+        cols = step * B + tl.arange(0, B)
+        x = tl.load(X + cols, mask=cols < n, other=0.0).to(tl.float32)
+        s += x
+        q += x * x
+    mean = tl.sum(s, 0) / n
+    rstd = tl.rsqrt(tl.sum(q, 0) / n - mean * mean + 1e-5)
+    tl.store(MEAN + row, mean)
+    for step in range(steps):
+        cols = step * B + tl.arange(0, B)
+        x = tl.load(X + cols, mask=cols < n, other=0.0).to(tl.float32)
+        w = tl.load(W + cols, mask=cols < n, other=0.0).to(tl.float32)
+        b = tl.load(Bi + cols, mask=cols < n, other=0.0).to(tl.float32)
+        tl.store(Y + cols, ((x - mean) * rstd * w + b).to(Y.dtype.element_ty), mask=cols < n)
+
+
+@triton.jit
+def rope_pairs(X, C, S, Y, D: tl.constexpr):
+    """Rotary embedding of neighbouring elements: split, turned, joined."""
+    row, half = tl.program_id(0), tl.arange(0, D // 2)
+    x = tl.load(X + row * D + tl.arange(0, D)).to(tl.float32)
+    a, b = tl.split(tl.reshape(x, [D // 2, 2]))
+    c, s = tl.load(C + row * (D // 2) + half), tl.load(S + row * (D // 2) + half)
+    y = tl.interleave(a * c - b * s, b * c + a * s)
+    tl.store(Y + row * D + tl.arange(0, D), y.to(Y.dtype.element_ty))
+
+
+@triton.jit
+def both_axes(X, Y, V, rows, cols, R: tl.constexpr, B: tl.constexpr):
+    """A block less its mean over its variance's root, as a group norm has them; the variance as a result."""
+    p, r, i = tl.program_id(0), tl.arange(0, R), tl.arange(0, B)
+    k = (r[:, None] < rows) & (i[None] < cols)
+    at = p * rows * cols + r[:, None] * cols + i[None]
+    x = tl.load(X + at, mask=k, other=0.0).to(tl.float32)
+    mean = tl.sum(x) / (rows * cols)
+    d = tl.where(k, x - mean, 0.0)
+    var = tl.sum(d * d) / (rows * cols)
+    tl.store(V + p, var)
+    tl.store(Y + at, (d * tl.rsqrt(var + 1e-5)).to(Y.dtype.element_ty), mask=k)

@@ -28,7 +28,7 @@ EVERY, JOINED = 9, "merge_f16"
 def _cases() -> dict[str, Any]:
     from ttir import silicon_cases
 
-    return {case.name: case for case in (*silicon_cases.first(), *silicon_cases.second())}
+    return {case.name: case for case in (*silicon_cases.first(), *silicon_cases.second(), *silicon_cases.third())}
 
 
 def _names() -> list[Any]:
