@@ -37,6 +37,7 @@ from npusim.config.device_tables import ESTIMATED
 from npusim.config.family import NODE_FAMILY
 from npusim.config.node_file import NodeDevice, load_machine
 from npusim.config.packaged import packaged_folder, read_table
+from npusim.errors import BufferOverflowError
 from npusim.library import SCHEDULES
 from npusim.report.output import write_whole
 from npusim.studies.validate.measured_times import Predictor
@@ -46,6 +47,7 @@ from reports.validation import study
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from npusim.config.cases import MeasurementCase
     from npusim.config.device import DeviceSpec
 
 HEAD = """\
@@ -92,10 +94,17 @@ def _lines(rows: Sequence[study.Row]) -> list[tuple[str, ...]]:
         errors = f"{row.error:.4f}", "" if estimated is None else f"{estimated:.4f}"
         machine = machine_of(*key)
         fitted = "" if row.is_untouched else "yes"
-        kernel = kind_of(plan.tiling), tile_of(plan.tiling, is_spilled=plan.program().is_spilled)
+        kernel = kind_of(plan.tiling), tile_of(plan.tiling, is_spilled=_is_spilled(who, row.case))
         of_device = device, cores_of(machine), numbers_of(machine)
         lines.append((*of_device, schedule, group, fitted, *errors, sizes, *kernel))
     return lines
+
+
+def _is_spilled(who: Predictor, case: MeasurementCase) -> bool:
+    try:
+        return who.plan(case).program().is_spilled
+    except BufferOverflowError:  # a run halves tiles that do not fit
+        return who.result(case).program.is_spilled
 
 
 def _launches() -> list[tuple[str, ...]]:

@@ -128,7 +128,6 @@ class FlashPrecision(NamedFormats):
     product: str = "float32"
     output: str = "input"
     exp_variant: str = "exp.correct"
-    div_variant: str = ""
     sum_order: str = ""
     accumulate: Accumulate = "fresh"
     arithmetic: str = ""
@@ -144,6 +143,7 @@ class FlashPrecision(NamedFormats):
     p_scale: float = 1.0
     values: str = ""
     scale_in: ScaleIn = "scores"
+    div_variant: str = ""
     intermediates: ClassVar[tuple[str, ...]] = (
         "operands",
         "values",
@@ -179,13 +179,13 @@ class Fp8Precision(NamedFormats):
     operand: str = E4M3
     output: str = "float32"
     exp_variant: str = "exp.correct"
-    div_variant: str = ""
     sum_order: str = "sequential"
     accumulate: Accumulate = "fresh"
     arithmetic: str = ""
     sink: Sink = "end"
     rounding: str = ""
     multiply_add: str = ""
+    div_variant: str = ""
     exponent = "scaled"
     scores = softmax = exponential = running = product = "float32"
     cast = E4M3

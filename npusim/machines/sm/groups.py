@@ -75,7 +75,7 @@ ONE_SHOT_REGISTERS, ONE_SHOT_FACTOR = 22, 1.2
 SERIAL_REGISTERS = 192
 #: Tiles under way of an unrolled loop without products, and the registers of a lane that they may take.
 UNROLLED_TILES, UNROLLED_REGISTERS = 4, 64
-#: How operators of eager PyTorch access memory (library/operators.py): warps of a block, as in torch's kernels, and
+#: How operators of eager PyTorch access memory (library/operator.py): warps of a block, as in torch's kernels, and
 #: what a thread computes for each access, a key of a device file below `LIBRARY`.
 ACCESSES: Mapping[str, tuple[int, str]] = MappingProxyType(
     {
