@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from npusim.kernels.triton.results_apart import STORES, inside
-from npusim.kernels.triton.ttir_text import Function, Op
+from npusim.kernels.triton.ttir_text import Function, Op, operand_shape
 
 #: An operation that is not TTIR's: its mask has to hold in the iterations from ``first`` to before ``end``.
 HOLDS = "npusim.holds"
@@ -32,6 +32,8 @@ _INTEGERS: Mapping[str, Callable[[int, int], int]] = MappingProxyType(
         "arith.maxsi": max,
     }
 )
+#: Additions, and the operation that gives one value to all lanes: it may be before or behind an addition.
+_SUMS = ("tt.addptr", "arith.addi", "tt.splat")
 _SAME = ("arith.extsi", "arith.trunci", "arith.index_cast")
 
 
@@ -302,9 +304,21 @@ class _Forms:
             return self.number((op.name, op.type, self.of(operands[0])))
         if op.name in ("arith.addi", "arith.subi") and (same := self._without_zero(op)) is not None:
             return self.of(same)
+        if op.name in _SUMS and len(terms := self._terms(name)) > 1:
+            return self.number(("sum", op.type, tuple(sorted(terms))))
         text = re.sub(r"%[\w#:.$-]+", "", op.text)
         regions = tuple(re.sub(r"%[\w#:.$-]+", "", o.text) for o in inside([op]))
         return self.number((op.name, text, tuple(map(self.of, operands)), op.results.index(name), *regions))
+
+    def _terms(self, name: str) -> list[int]:
+        """Return the forms that an address or an integer is the sum of, in whichever order it adds them."""
+        op = self.made.get(name)
+        if op is not None and op.name in ("tt.addptr", "arith.addi"):
+            same = self._without_zero(op) if op.name == "arith.addi" else None
+            return self._terms(same) if same is not None else [t for n in op.operands for t in self._terms(n)]
+        if op is not None and op.name == "tt.splat":
+            return [self.number(("tt.splat", operand_shape(op.text), t)) for t in self._terms(op.operands[0])]
+        return [self.of(name)]
 
     def _without_zero(self, op: Op) -> str | None:
         """Return what a sum with 0, or a difference less 0, is; None for others."""
