@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def test_packaged_nodes_load_and_every_number_has_a_unit_and_a_source() -> None:
-    assert list_nodes() == ["ascend_910b2_x8", "h200_x2", "h200_x4", "v100_x8"]
+    assert list_nodes() == ["ascend_910b2_x8", "h100_x2", "h200_x2", "h200_x4", "v100_x8"]
     assert not set(list_nodes()) & set(list_devices())
     for name in list_nodes():
         node = load_node(name)
