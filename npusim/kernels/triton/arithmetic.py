@@ -88,6 +88,13 @@ NUMBERS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {"+": add, "-": sub, "*": mul, "/": div, "maximum": maximum, "minimum": minimum}
     | {f"{f.__name__} propagate": partial(f, nan="propagate") for f in (maximum, minimum)}
 )
+#: How products of float32 are multiplied on GPUs by their ``input_precision``.
+PRECISIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "tf32": "factors of float32 are multiplied as TF32, without their low 13 bits",
+        "ieee": "float32 is multiplied by lanes (fma, ascending k), and no tensor core; their loads are not counted",
+    }
+)
 #: How masks are joined.
 _JOINED = MappingProxyType({"andi": "&", "ori": "|", "xori": "^"})
 #: Format of masks of compared values, as TTIR has it.
@@ -908,14 +915,19 @@ class Arithmetic(Draft, ABC):
             raise op.fail(f"{why}: other=0.0 where one of its factors is loaded")
 
     def _check_precision(self, op: Op, fmt: str) -> None:
-        """Refuse a product of float32 that is none of TF32 factors, and note what these are."""
+        """Note how compiled code multiplies float32; refuse a product in other instructions, or in two ways."""
         if fmt != "f32" or self.choices.is_exact:
             return
         stated = re.search(r"inputPrecision = (\w+)", op.text)
-        if (how := stated[1] if stated else "ieee") != "tf32":
-            why = "which other instructions than one product of the matrix unit compute: input_precision='tf32'"
+        how = stated[1] if stated else "ieee"
+        if how not in PRECISIONS:
+            why = "which several products of the matrix unit compute: input_precision='tf32' or 'ieee'"
             raise op.fail(f"a product of float32 with input_precision={how!r}, {why}")
-        self.notes.append(f"{op.line}: factors of float32 are multiplied as TF32, without their low 13 bits")
+        self.precision = self.precision or how
+        if how != self.precision:
+            why = "in one kernel: one of them for all of its products of float32"
+            raise op.fail(f"products with input_precision={self.precision!r} and {how!r} {why}")
+        self.notes.append(f"{op.line}: {PRECISIONS[how]}")
 
     def _widened(self, op: Op, x: Floats) -> Floats:
         """Return a factor of FP8 as one of float16 where the matrix unit multiplies no FP8."""

@@ -257,6 +257,8 @@ class Draft:
         #: Axes that a mask cuts, rows that a sum or maximum along the other axis of a block leaves, and formats of
         #: products: of their first factors and of their sums.
         self.cuts, self.left, self.sums_by_format = set[str | None](), set[str](), set[tuple[str, str]]()
+        #: ``input_precision`` of the products of float32.
+        self.precision = ""
         self.hidden = HiddenLanes(unsteady)
         #: Axes of blocks with elements that are loaded, but not known here.
         self.anew: set[str | None] = set()
