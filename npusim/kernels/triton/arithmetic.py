@@ -18,7 +18,9 @@ import numpy as np
 
 from npusim.errors import ProgramError
 from npusim.formats import add, cast, compare, div, div_full, maximum, minimum, mul, sub
+from npusim.formats.reductions import rows_order
 from npusim.formats.scans import WARP
+from npusim.kernels.triton.blocks_as_rows import OF_SUMS
 from npusim.kernels.triton.compiled_choices import UNKNOWN
 from npusim.kernels.triton.element_wise import (
     chosen_elements,
@@ -836,11 +838,13 @@ class Arithmetic(Draft, ABC):
 
     def _order(self, op: Op) -> str:
         """Return the order of a sum, the usual one where the compiled code's is not known."""
-        order = self.choices.orders.get(op.place, UNKNOWN if self.choices.orders else self.choices.order)
-        if order == UNKNOWN:
+        known = [self.choices.orders.get(at, UNKNOWN if self.choices.orders else "") for at in op.place.split(OF_SUMS)]
+        if UNKNOWN in known:
             self.notes.append(f"{op.line}: the compiled code's order of this sum is unknown: {self.choices.order}")
             return self.choices.order
-        return order
+        if not all(known):
+            return self.choices.order
+        return rows_order(known[0], op.number("columns"), known[1]) if len(known) > 1 else known[0]
 
     def _added(self, op: Op, x: Known, masking: Masking) -> None:
         """Add a block that is 0 where a mask holds: hidden elements become -inf."""
