@@ -24,6 +24,8 @@ CHAINS = 4
 #: any other layout its order says them, and the neighbouring columns of a warp where its lanes repeat.
 MMA_LANES, LANES = (2, 4, 1), re.compile(r"(?:lanes|trees)_(\d+)x(\d+)x(\d+)(?:_(\d+))?")
 _TREES = "trees_"
+#: Sums of rows, and then of these sums: the rows' order, their length, and the sums' order.
+ROWS = re.compile(r"(\w+)/(\d+)\+(\w+)")
 #: One operand block of the Ascend vector unit (``WholeReduceSum``, ``BlockReduceSum``: 32 bytes).
 VECTOR_BLOCK_BYTES = 32
 
@@ -58,6 +60,7 @@ def reduce_sum(
         to right, then halves of the lanes, then halves of the warps (Triton's blocked layouts; H100: every bit).
         ``lanes_VxLxW_C``: a warp's lanes repeat along C neighbouring columns before the next warp's begin (wgmma).
         ``trees_VxLxW``, ``trees_VxLxW_C``: the same with each lane's own as a tree of neighbours (PTX of Triton 3.8).
+        ``A/N+B``: rows of N elements each in order A, and then these sums in order B; N divides n.
     start
         Scalar or ``(...)``; all orders but ``sequential`` add it last, ``start + sum``.
     times
@@ -87,6 +90,8 @@ def reduce_sum(
     2048.0
     """
     target = get_format(fmt)
+    if match := ROWS.fullmatch(order):
+        return _of_rows(x, target, match, start, times)
     layout = _layout(order)
     if order not in ORDERS and not layout:
         raise FormatError(f"unknown reduction order {order!r}; known: {', '.join(ORDERS)}")
@@ -111,6 +116,29 @@ def reduce_sum(
         assert layout is not None
         total = _of_lanes(values, target, *layout, in_trees=order.startswith(_TREES))
     return total if first is None else add(first, total, target)
+
+
+def rows_order(order: str, columns: int, of_sums: str) -> str:
+    """Return the order of sums of rows of so many ``columns``, and then ``of_sums`` of these.
+
+    >>> rows_order("lanes_2x32x1", 64, "sequential")
+    'lanes_2x32x1/64+sequential'
+    """
+    return f"{order}/{columns}+{of_sums}"
+
+
+def _of_rows(
+    x: ArrayLike, target: FloatFormat, match: re.Match[str], start: ArrayLike | None, times: ArrayLike | None
+) -> Array:
+    """Return sums of rows, and then of these sums; raise `FormatError` for a last row that is shorter."""
+    order, columns, of_sums = match[1], int(match[2]), match[3]
+    (values,) = check_operands((x,), target)
+    if not columns or values.ndim == 0 or values.shape[-1] % columns:
+        raise FormatError(f"a sum of {values.shape[-1:]} elements in order {match[0]}: rows of {columns} elements")
+    shape = *values.shape[:-1], -1, columns
+    factors = times if times is None else np.broadcast_to(check_operands((times,), target)[0], values.shape)
+    rows = reduce_sum(values.reshape(shape), target, order, times=None if factors is None else factors.reshape(shape))
+    return reduce_sum(rows, target, of_sums, start=start)
 
 
 def _layout(order: str) -> tuple[int, int, int, int] | None:

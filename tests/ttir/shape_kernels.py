@@ -252,3 +252,16 @@ def products_down(A, B, Y, M: tl.constexpr, K: tl.constexpr, N: tl.constexpr):
     r, k, c = tl.arange(0, M), tl.arange(0, K), tl.program_id(0) * N + tl.arange(0, N)
     x = tl.dot(tl.load(A + r[:, None] * K + k[None, :]), tl.load(B + k[:, None] * 2 * N + c[None, :]))
     tl.store(Y + c, tl.sum(tl.exp(x), axis=0))
+
+
+@triton.jit
+def centred_groups(X, W, Y, SUMS, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr, IN_ROWS: tl.constexpr):
+    """Group norm's mean: a sum along both axes of a block, at once or of the sums of rows."""
+    i, j, n = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.program_id(0)
+    seen = (i[:, None] < rows) & (j[None, :] < columns)
+    at = n * rows * columns + i[:, None] * columns + j[None, :]
+    x = tl.load(X + at, mask=seen, other=0.0)
+    total = tl.sum(tl.sum(x, 1), 0) if IN_ROWS else tl.sum(x)
+    w = tl.load(W + i, mask=i < rows, other=0.0)
+    tl.store(Y + at, (x - total) * w[:, None], mask=seen)
+    tl.store(SUMS + n, total)

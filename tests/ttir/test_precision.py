@@ -42,10 +42,32 @@ def test_factors_are_truncated_to_tf32() -> None:
     assert any("factors of float32 are multiplied as TF32" in note for note in result.notes)
 
 
-@pytest.mark.parametrize("precision", ["ieee", "tf32x3"])
-def test_other_precisions_are_refused_at_their_line(precision: str) -> None:
-    with pytest.raises(NpusimError, match=rf"precision_kernels\.py:\d+: .*input_precision='{precision}'"):
-        npusim.run(_call(precision), hw="h200", rows="all")
+def test_ieee_products_are_chains_of_fma_on_lanes() -> None:
+    """Bits of an H200: from the accumulator on, one fused multiply-add after the other, in ascending k."""
+    from ttir.stored import stored
+
+    result = npusim.run(_call("ieee"), hw="h200", rows="all")
+    a, b = (WORDS[n].astype(np.float64) for n in "AB")
+    sums = np.zeros((M, N), np.float32)
+    for k in range(K):
+        sums = (sums + a[:, k, None] * b[k]).astype(np.float32)  # of 48 bits: float64 rounds few of these sums
+    made = stored(result, WORDS)["C"]
+    assert np.mean(made == sums) > 0.999
+    assert np.array_equal(made, matmul(WORDS["A"], WORDS["B"], arithmetic="ieee.f32"))
+    assert any("float32 is multiplied by lanes" in note for note in result.notes)
+    assert result.cycles > npusim.run(_call("tf32"), hw="h200", rows="all").cycles
+    assert result.cycles > M * N * K / 128  # the multiprocessor's lanes
+
+
+@pytest.mark.parametrize("device", ["v100", "t4"])
+def test_ieee_products_need_no_matrix_unit_of_float32(device: str) -> None:
+    result = npusim.run(_call("ieee"), hw=device, rows="all")
+    assert result.numerics.rmse < 1e-6
+
+
+def test_other_precisions_are_refused_at_their_line() -> None:
+    with pytest.raises(NpusimError, match=r"precision_kernels\.py:\d+: .*input_precision='tf32x3'"):
+        npusim.run(_call("tf32x3"), hw="h200", rows="all")
 
 
 @pytest.mark.parametrize("device", ["ascend_910b2", "v100", "t4"])

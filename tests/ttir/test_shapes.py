@@ -264,3 +264,56 @@ def test_sums_down_the_rows_of_a_product_are_refused_at_the_product() -> None:
         ProgramError, match=r"shape_kernels\.py:\d+: .*: a product of a block that each row has for itself"
     ):
         check("products_down", (2,), words, {"Y": zeros(64)}, "h200")
+
+
+def _hand_sum(x: Any, *, in_rows: bool) -> Any:
+    """Return the sum of 8 rows of 16 as code for an H200 adds it: an element in each of 32 lanes of 4 warps."""
+
+    def halves(values: Any) -> Any:
+        while values.shape[-1] > 1:
+            middle = values.shape[-1] // 2
+            values = values[..., :middle] + values[..., middle:]
+        return values[..., 0]
+
+    if in_rows:  # rows; the two rows of each warp, and then the warps
+        return halves(halves(halves(x).reshape(-1, 4, 2)))
+    return halves(halves(x.reshape(-1, 4, 32)))
+
+
+@pytest.mark.parametrize("in_rows", [True, False])
+def test_a_sum_along_both_axes_adds_as_compiled_code_does(in_rows: bool) -> None:
+    """A block of several rows is one row of its elements; its last rows may be hidden."""
+    for rows in (8, 6):
+        words = {"X": normal(0, 40, rows, 16), "W": normal(1, rows), "Y": zeros(40, rows, 16), "SUMS": zeros(40)}
+        x = np.zeros((40, 8, 16), np.float32)
+        x[:, :rows] = words["X"]
+        sums = _hand_sum(x, in_rows=in_rows)
+        made = (words["X"] - sums[:, None, None]) * words["W"][:, None]
+        how = {"rows": rows, "columns": 16, "ROWS": 8, "COLUMNS": 16, "IN_ROWS": in_rows}
+        done = check("centred_groups", (40,), words, {"Y": made, "SUMS": sums}, "h200", 1e-9, **how)
+        assert any("is read as one row of its elements" in note for note in done.notes)
+    assert not np.array_equal(_hand_sum(x, in_rows=True), _hand_sum(x, in_rows=False))
+    wanted = {"Y": made, "SUMS": sums}
+    check("centred_groups", (40,), words, wanted, "ascend_910b2", **how)
+
+
+def test_a_sum_along_both_axes_of_hidden_columns_is_refused() -> None:
+    words = {"X": normal(0, 4, 8, 15), "W": normal(1, 8), "Y": zeros(4, 8, 15), "SUMS": zeros(4)}
+    how = {"rows": 8, "columns": 15, "ROWS": 8, "COLUMNS": 16, "IN_ROWS": True}
+    with pytest.raises(ProgramError, match=r"shape_kernels\.py:\d+: a mask that hides columns of a block"):
+        check("centred_groups", (4,), words, {}, "h200", **how)
+
+
+def test_a_row_with_an_axis_of_one_is_added_where_its_threads_have_it() -> None:
+    """``tl.sum`` of a block of one row leaves four neighbours in each thread, as they were loaded."""
+    words = {"X": normal(0, 20, 1, 1024), "W": normal(1, 1), "Y": zeros(20, 1, 1024), "SUMS": zeros(20)}
+    parts = words["X"].reshape(20, 2, 4, 32, 4).transpose(0, 2, 3, 1, 4).reshape(20, 4, 32, 8)
+    own = parts[..., 0]
+    for i in range(1, 8):
+        own = own + parts[..., i]
+    while own.ndim > 1:
+        middle = own.shape[-1] // 2
+        own = own[..., :middle] + own[..., middle:] if middle else own[..., 0]
+    how = {"rows": 1, "columns": 1024, "ROWS": 1, "COLUMNS": 1024, "IN_ROWS": False}
+    made = (words["X"] - own[:, None, None]) * words["W"]
+    check("centred_groups", (20,), words, {"Y": made, "SUMS": own}, "h200", 1e-9, **how)

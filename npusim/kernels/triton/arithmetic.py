@@ -18,7 +18,9 @@ import numpy as np
 
 from npusim.errors import ProgramError
 from npusim.formats import add, cast, compare, div, div_full, maximum, minimum, mul, sub
+from npusim.formats.reductions import rows_order
 from npusim.formats.scans import WARP
+from npusim.kernels.triton.blocks_as_rows import OF_SUMS
 from npusim.kernels.triton.compiled_choices import UNKNOWN
 from npusim.kernels.triton.element_wise import (
     chosen_elements,
@@ -87,6 +89,13 @@ BINARY = MappingProxyType(
 NUMBERS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {"+": add, "-": sub, "*": mul, "/": div, "maximum": maximum, "minimum": minimum}
     | {f"{f.__name__} propagate": partial(f, nan="propagate") for f in (maximum, minimum)}
+)
+#: How products of float32 are multiplied on GPUs by their ``input_precision``.
+PRECISIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "tf32": "factors of float32 are multiplied as TF32, without their low 13 bits",
+        "ieee": "float32 is multiplied by lanes (fma, ascending k), and no tensor core; their loads are not counted",
+    }
 )
 #: How masks are joined.
 _JOINED = MappingProxyType({"andi": "&", "ori": "|", "xori": "^"})
@@ -829,11 +838,13 @@ class Arithmetic(Draft, ABC):
 
     def _order(self, op: Op) -> str:
         """Return the order of a sum, the usual one where the compiled code's is not known."""
-        order = self.choices.orders.get(op.place, UNKNOWN if self.choices.orders else self.choices.order)
-        if order == UNKNOWN:
+        known = [self.choices.orders.get(at, UNKNOWN if self.choices.orders else "") for at in op.place.split(OF_SUMS)]
+        if UNKNOWN in known:
             self.notes.append(f"{op.line}: the compiled code's order of this sum is unknown: {self.choices.order}")
             return self.choices.order
-        return order
+        if not all(known):
+            return self.choices.order
+        return rows_order(known[0], op.number("columns"), known[1]) if len(known) > 1 else known[0]
 
     def _added(self, op: Op, x: Known, masking: Masking) -> None:
         """Add a block that is 0 where a mask holds: hidden elements become -inf."""
@@ -908,14 +919,19 @@ class Arithmetic(Draft, ABC):
             raise op.fail(f"{why}: other=0.0 where one of its factors is loaded")
 
     def _check_precision(self, op: Op, fmt: str) -> None:
-        """Refuse a product of float32 that is none of TF32 factors, and note what these are."""
+        """Note how compiled code multiplies float32; refuse a product in other instructions, or in two ways."""
         if fmt != "f32" or self.choices.is_exact:
             return
         stated = re.search(r"inputPrecision = (\w+)", op.text)
-        if (how := stated[1] if stated else "ieee") != "tf32":
-            why = "which other instructions than one product of the matrix unit compute: input_precision='tf32'"
+        how = stated[1] if stated else "ieee"
+        if how not in PRECISIONS:
+            why = "which several products of the matrix unit compute: input_precision='tf32' or 'ieee'"
             raise op.fail(f"a product of float32 with input_precision={how!r}, {why}")
-        self.notes.append(f"{op.line}: factors of float32 are multiplied as TF32, without their low 13 bits")
+        self.precision = self.precision or how
+        if how != self.precision:
+            why = "in one kernel: one of them for all of its products of float32"
+            raise op.fail(f"products with input_precision={self.precision!r} and {how!r} {why}")
+        self.notes.append(f"{op.line}: {PRECISIONS[how]}")
 
     def _widened(self, op: Op, x: Floats) -> Floats:
         """Return a factor of FP8 as one of float16 where the matrix unit multiplies no FP8."""

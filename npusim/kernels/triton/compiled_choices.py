@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from functools import reduce
 from hashlib import sha256
-from math import gcd
+from math import gcd, prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,7 +28,10 @@ _LAYOUT = re.compile(r"^(#\w+) = (#ttg\.\w+<\{.*\}>)$", re.MULTILINE)
 _REDUCTION = re.compile(r"\}\) : \(tensor<((?:\d+x)+)\w+(?:, (.*))?>\) -> ")
 #: What a reduction combines by in any order to the same bits.
 _FREE = re.compile(r"= arith\.(?:max\w+|min\w+|addi|andi|ori|xori) ")
-_AXIS = re.compile(r'"tt\.(?:reduce|scan)"\(.*?axis = (\d+)')
+_AXIS = re.compile(r'"tt\.(?:reduce|scan)"\((%\w+).*?axis = (\d+)')
+#: Operations behind which the elements of a block are in another order than its indices say.
+_REORDERED = re.compile(r"(%\w+) = tt\.reshape %\w+ allow_reorder.* : tensor<((?:\d+x)+)\w+, (.*)> -> ")
+_CONVERTED = re.compile(r"(%\w+) = ttg\.convert_layout (%\w+) ")
 
 
 # ---------------------------------------------------------------- orders of reductions
@@ -40,15 +43,24 @@ def orders_of(ttgir: str, *, is_tree: bool = False) -> dict[str, str]:
 
     ``is_tree``: whether a thread adds its own elements as a tree.  Without maxima and minima, whose order is free.
     ``?`` where the layout has no form of `npusim.formats.reductions`, or two reductions of one place differ.
+    A block that becomes one axis with its elements in any order (``tl.sum(x)``) leaves them in the threads that have
+    them (PTX of Triton 3.6): its order is that of the block's layout.
     """
     layouts, where, orders, axis, is_sum = dict(_LAYOUT.findall(ttgir)), Locations(ttgir), dict[str, str](), -1, False
+    blocks, of = dict[str, str](), ""
     for line in ttgir.splitlines():
-        if begun := _AXIS.search(line):
-            axis, is_sum = int(begun[1]), False
+        if reordered := _REORDERED.search(line):
+            name, sizes, layout = reordered.groups()
+            blocks[name] = _order_by_rows([int(n) for n in sizes.split("x")[:-1]], layouts.get(layout, layout))
+        elif (converted := _CONVERTED.search(line)) and converted[2] in blocks:
+            blocks[converted[1]] = UNKNOWN
+        elif begun := _AXIS.search(line):
+            of, axis, is_sum = begun[1], int(begun[2]), False
         elif axis >= 0 and (ended := _REDUCTION.search(line)):
             if is_sum:
                 size = int(ended[1].split("x")[axis])
                 place, order = where.place(line) + operand_shape(line), _order(ended[2] or "", axis, layouts)
+                order = blocks.get(of, order)
                 order = normal_order(order, size)
                 order = in_trees(order) if is_tree else order
                 orders[place] = order if orders.get(place, order) == order else UNKNOWN
@@ -63,7 +75,7 @@ def _order(layout: str, axis: int, layouts: Mapping[str, str]) -> str:
     text = layouts.get(layout, layout)
     if sliced := re.fullmatch(r"#ttg\.slice<\{dim = (\d+), parent = (.*)\}>", text):
         return _order(sliced[2], axis + (axis >= int(sliced[1])), layouts)
-    numbers = {n: [int(x) for x in listed.split(", ")] for n, listed in re.findall(r"(\w+) = \[([\d, ]+)\]", text)}
+    numbers = _numbers(text)
     if text.startswith("#ttg.blocked") and "CGALayout" not in numbers:
         return lanes_order(*(numbers[n][axis] for n in ("sizePerThread", "threadsPerWarp", "warpsPerCTA")))
     if text.startswith("#ttg.nvidia_mma"):
@@ -74,6 +86,36 @@ def _order(layout: str, axis: int, layouts: Mapping[str, str]) -> str:
         columns = numbers["instrShape"][axis]
         return "mma_lanes" if warps == 1 else lanes_order(*MMA_LANES[:2], warps, columns)
     return UNKNOWN
+
+
+def _numbers(layout: str) -> dict[str, list[int]]:
+    """Return the numbers that a layout lists, by name."""
+    return {n: [int(x) for x in listed.split(", ")] for n, listed in re.findall(r"(\w+) = \[([\d, ]+)\]", layout)}
+
+
+def _order_by_rows(shape: Sequence[int], layout: str) -> str:
+    """Return the order of a sum of all elements of a block of rows, whose threads have them row after row; else ``?``.
+
+    Neighbours, lanes, warps and then registers go on along a row before the next row begins.  Behind the last row
+    lanes and warps repeat it.
+    """
+    numbers, last = _numbers(layout), len(shape) - 1
+    if not layout.startswith("#ttg.blocked") or "CGALayout" in numbers or numbers["order"] != [*range(last, -1, -1)]:
+        return UNKNOWN
+    parts = [numbers[n] for n in ("sizePerThread", "threadsPerWarp", "warpsPerCTA")]
+    covered = [1] * len(shape)
+    for part in parts:
+        for axis in range(last, -1, -1):
+            is_next = part[axis] == 1 or all(covered[i] == shape[i] for i in range(axis + 1, last + 1))
+            covered[axis] *= part[axis]
+            first = next((i for i, n in enumerate(shape) if n > 1), last)
+            if not is_next or (axis > first and covered[axis] > shape[axis]):
+                return UNKNOWN
+    begun = next((i for i, n in enumerate(covered) if n > 1), last)
+    if any(covered[i] < shape[i] for i in range(begun + 1, last + 1)):
+        return UNKNOWN
+    neighbours, lanes, warps = map(prod, parts)
+    return lanes_order(neighbours, lanes, warps)
 
 
 # ---------------------------------------------------------------- products

@@ -255,9 +255,9 @@ class Draft:
         self.states: dict[str, tuple[Number | Floats, tuple[str | None, ...], str]] = {}
         self.walks: list[Walk] = []
         #: Axes that a mask cuts, rows that a sum or maximum along the other axis of a block leaves, and formats of
-        #: products: of their first factors and of their sums.
+        #: products: of their first factors and of their sums; ``precision``: ``input_precision`` of those of float32.
         self.cuts, self.left, self.sums_by_format = set[str | None](), set[str](), set[tuple[str, str]]()
-        self.hidden = HiddenLanes(unsteady)
+        self.precision, self.hidden = "", HiddenLanes(unsteady)
         #: Axes of blocks with elements that are loaded, but not known here.
         self.anew: set[str | None] = set()
         #: Masks outside of walked axes that leave a first part of an axis, and sums and maxima along an axis.

@@ -27,7 +27,7 @@ from npusim.config.family import registered, running
 from npusim.config.problem import KernelProblem, Problem
 from npusim.config.tiling import Field, Tiling, with_fields
 from npusim.errors import FormatError, ProgramError, SpecError
-from npusim.formats import ARITHMETICS, VARIANTS
+from npusim.formats import ARITHMETICS, IEEE, VARIANTS
 from npusim.formats.exponential import LOG2_E
 from npusim.kernels.declare.define import schedule
 from npusim.kernels.triton import launch_parts, short_kernel_name
@@ -563,7 +563,7 @@ def _phases_of(
     decided = (made.choices if architecture_of(device) else UNKNOWN) if is_gpu else ""
     notes = (*phase.notes, *filter(None, [untried()]))
     arithmetic = p.arithmetic or (_of_half_sums(blocks.reader, made, device) if is_gpu else "")
-    by_format = {} if arithmetic or not is_gpu else _of_eights(blocks.reader, made, device)
+    by_format = {} if arithmetic or not is_gpu else _of_code(blocks.reader, made, device)
     phase = replace(phase, arithmetic=arithmetic, arithmetic_by_format=by_format, compiled=decided, notes=notes)
     measured = ("hopper", "libdevice") if is_gpu and _capability(device) != MEASURED_FUNCTIONS else ()
     variants = {r.attributes.variant.partition(".")[2] for s in phase.stages for r in s.rows}
@@ -601,10 +601,11 @@ def _of_half_sums(reader: Reader, made: Compiled, device: DeviceSpec) -> str:
     return half.pop()
 
 
-def _of_eights(reader: Reader, made: Compiled, device: DeviceSpec) -> dict[str, str]:
-    """Return the arithmetic of products of FP8 by format, where compiled code has another one than the device's own."""
+def _of_code(reader: Reader, made: Compiled, device: DeviceSpec) -> dict[str, str]:
+    """Return the arithmetic of products by format, where compiled code has another one than the device's own."""
     formats = made.eights.keys() & {FORMATS[a] for a, _ in reader.sums_by_format}
-    return {fmt: _arithmetic_of(fmt, reader, made, device) for fmt in sorted(formats)}
+    of_lanes = {"float32": IEEE} if reader.precision == "ieee" else {}
+    return {fmt: _arithmetic_of(fmt, reader, made, device) for fmt in sorted(formats)} | of_lanes
 
 
 def _arithmetic_of(fmt: str, reader: Reader, made: Compiled, device: DeviceSpec) -> str:

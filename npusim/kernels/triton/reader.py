@@ -19,6 +19,7 @@ import numpy as np
 from npusim.errors import ProgramError
 from npusim.kernels.triton.added_parts import part_of
 from npusim.kernels.triton.arithmetic import BINARY, UNARY, hidden_value
+from npusim.kernels.triton.blocks_as_rows import flattened, trimmed, with_blocks_as_rows
 from npusim.kernels.triton.element_wise import elements_in
 from npusim.kernels.triton.flat_indices import FlatBlock, flat_blocks, on_rows_and_columns
 from npusim.kernels.triton.integers import bits_of, within
@@ -63,6 +64,8 @@ MOST_EACH, MOST_TIMES = 1 << 18, 1 << 24
 MOST_SEARCHED = 4096
 #: Iterations of a loop that is read as one block, with the products behind it.
 MOST_UNROLLED = 4
+#: What is said of blocks that are read as rows.
+_AS_ROWS = "a block that is summed along both axes is read as one row of its elements"
 #: How often a kernel is read again where a later access of a view says other rows and columns than an earlier one.
 MOST_READINGS = 3
 
@@ -101,16 +104,22 @@ def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[in
     try:
         return _read(function, arguments, grid, choices)
     except ProgramError as error:
+        fault = error
         for changed, why in _with_loops_changed(function, arguments):
-            with suppress(ProgramError):
+            try:
                 reader = _read(changed, arguments, grid, choices)
-                reader.notes.append(f"{function.name}: {why}")
-                return reader
-        raise error
+            except ProgramError as other:
+                fault = other if why == _AS_ROWS else fault
+                continue
+            reader.notes.append(f"{function.name}: {why}")
+            return reader
+        raise fault from None
 
 
 def _with_loops_changed(function: Function, arguments: Mapping[str, Any]) -> Iterator[tuple[Function, str]]:
-    """Yield a kernel with loops that do the same otherwise, and what is to be said of them."""
+    """Yield a kernel with blocks or loops that do the same otherwise, and what is to be said of them."""
+    if (rows := with_blocks_as_rows(function)) is not None:
+        yield rows, _AS_ROWS
     joined = with_loops_joined(function, arguments)
     why = "loops over the tiles of one row, of which one is masked, are read as one loop with the mask"
     if joined is not None:
@@ -415,6 +424,14 @@ class Reader(Memory):
             self._keep(np.repeat(np.arange(count), parts))
             self._part = Affine(np.tile(np.arange(parts), count)[:, None], bits=bits_of(op.type))
         self._set(op, self._part)
+
+    def _npusim_flattened(self, op: Op, x: Known) -> None:
+        """Read integers or a mask of a block that is summed along both axes as those of the row of its elements."""
+        self._set(op, flattened(op, x))
+
+    def _npusim_trimmed(self, op: Op, x: Known, mask: Known) -> None:
+        """Read pointers of such a row without those that a mask hides in every program."""
+        self._set(op, trimmed(x, mask))
 
     def _npusim_part(self, op: Op, base: Known, pointer: Known) -> None:
         """Read where a program's part of an atomic addition begins."""

@@ -1,0 +1,269 @@
+"""Blocks that are summed along both of their axes, as one row of their elements: the same TTIR on blocks of one axis.
+
+The row has the block's rows one after another.  What is computed of each element is the same; integers and masks of
+indices stay those of rows and columns, and become the row's where floats are loaded, chosen or stored by them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+
+from npusim.kernels.triton.ttir_text import FORMATS, TYPES, Function, Op, shape_of
+from npusim.kernels.triton.values import (
+    Affine,
+    Condition,
+    Elements,
+    Integers,
+    Known,
+    Listed,
+    Number,
+    answers,
+    bound_of,
+    constant,
+    reshaped,
+)
+
+#: An operation that is not TTIR's: integers or a mask of a block of rows and columns, or along one of its axes, as
+#: those of the row of its elements.
+FLATTENED = "npusim.flattened"
+#: Another one: pointers of a row that go by a table, without the last entries that a mask hides in every program.
+TRIMMED = "npusim.trimmed"
+#: Between the places of a sum of rows and of the sum of these sums.
+OF_SUMS = " and then "
+#: What leaves a block as it is.
+_SAME = "ttg.convert_layout"
+#: Operations on blocks with special rules of axes, which no block here has.
+_OTHERS = ("tt.dot", "tt.trans", "tt.join", "tt.split", "tt.cat", "tt.scan", "tt.gather", "tt.descriptor", "tt.atomic")
+_RANK = 2
+
+
+class _OtherBlocksError(Exception):
+    """A kernel has blocks that are no such row."""
+
+
+def with_blocks_as_rows(function: Function) -> Function | None:
+    """Return a kernel whose blocks that are summed along both axes are rows; None where there are none, or others."""
+    operations = function.operations
+    if any((o.body and o.name != "tt.reduce") or o.name.startswith(_OTHERS) for o in operations):
+        return None
+    made = {r: o for o in operations for r in o.results}
+    wide = {_operand_type(o) for o in operations if _joins_axes(o, made)}
+    blocks = {shape for shape in wide if len(shape) == _RANK and min(shape) > 1}
+    if len(blocks) != 1:
+        return None
+    try:
+        return function._replace(operations=_Rows(operations, made, blocks.pop()).changed())
+    except _OtherBlocksError:
+        return None
+
+
+def _operand_type(op: Op) -> tuple[int, ...]:
+    """Return the shape of what a reduction or another change of axes is of."""
+    return shape_of(TYPES.findall(op.text.rpartition(" : ")[2])[0])[0]
+
+
+def _joins_axes(op: Op, made: dict[str, Op]) -> bool:
+    """Return whether an operation makes one axis of a block, or reduces one whose other axis is reduced behind it."""
+    if op.name == "tt.reshape":
+        return len(shape_of(op.type)[0]) == 1
+    is_first = op.name == "tt.reduce" and len(op.operands) == 1 and len(_operand_type(op)) == _RANK
+    return is_first and any(o.name == "tt.reduce" and o.operands == op.results for o in made.values())
+
+
+class _Rows:
+    """The operations of a kernel on rows in place of blocks of some ``shape``."""
+
+    def __init__(self, operations: list[Op], made: dict[str, Op], shape: tuple[int, ...]) -> None:
+        self.operations, self.made, (self.rows, self.columns) = operations, made, shape
+        self.ordered = list[Op]()
+        self._known: dict[tuple[str, int], str] = {}
+
+    def changed(self) -> list[Op]:
+        """Return the operations; raise `_OtherBlocksError` where a block is no such row."""
+        read = self._vectors_read()
+        for op in self.operations:
+            if op.name == "tt.store":
+                self._store(op)
+            elif not op.results or not self._is_float(op.results[0]):
+                self.ordered.append(op)
+            elif op.name == "tt.reduce":
+                self._reduce(op)
+            elif op.name == "tt.reshape" and len(_operand_type(op)) == _RANK:
+                self._same(op, op.operands[0])
+            elif len(self._shape(op.results[0])) == _RANK:
+                self._block(op)
+            elif len(self._shape(op.results[0])) != 1 or op.results[0] in read or self._is_row(op):
+                self.ordered.append(op)
+        return self.ordered
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        op = self.made.get(name)
+        types = TYPES.findall(op.type) if op is not None else []
+        return shape_of(types[-1])[0] if types else ()
+
+    def _is_row(self, op: Op) -> bool:
+        return self._shape(op.results[0]) == (self.rows * self.columns,)
+
+    def _is_float(self, name: str) -> bool:
+        """Return whether a value is a block of floats, or a mask of compared ones."""
+        op = self.made.get(name)
+        if op is None or "tt.ptr" in op.type:
+            return op is not None and op.name == "tt.load" and shape_of(op.type)[1] in FORMATS
+        types = TYPES.findall(op.type)
+        is_float = op.name == "arith.cmpf" or (bool(types) and shape_of(types[-1])[1] in FORMATS)
+        return is_float or (op.name != "tt.load" and any(map(self._is_float, op.operands)))
+
+    def _vectors_read(self) -> set[str]:
+        """Return vectors of floats that others read than blocks of rows and columns, which have their own."""
+        read = set[str]()
+        for op in reversed(self.operations):
+            is_vector = not op.results or len(self._shape(op.results[0])) < _RANK
+            if is_vector and (not op.results or len(self._shape(op.results[0])) == 0 or op.results[0] in read):
+                read |= {n for n in op.operands if len(self._shape(n)) == 1}
+        return read
+
+    def _typed(self, text: str, axis: int | None = None) -> str:
+        """Return a text with the row's type in place of a block's, or of a vector's along an axis of it."""
+        sizes = rf"(?:{self.rows}|1)x(?:{self.columns}|1)" if axis is None else f"{(self.rows, self.columns)[axis]}"
+        return re.sub(rf"tensor<{sizes}x(?=!|[a-z])", f"tensor<{self.rows * self.columns}x", text)
+
+    def _block(self, op: Op) -> None:
+        """Add an operation on a block of floats, as one on a row."""
+        if any(
+            n not in (1, whole) for n, whole in zip(self._shape(op.results[0]), (self.rows, self.columns), strict=True)
+        ):
+            raise _OtherBlocksError
+        if op.name == "tt.expand_dims":
+            self._same(op, self._along(op.operands[0], 1 - op.number("axis")))
+        elif op.name == "tt.broadcast" and self._is_float(op.operands[0]):
+            self._same(op, op.operands[0])
+        else:
+            operands = self._trimmed(op, [self._operand(n) for n in op.operands])
+            self.ordered.append(replace(op, operands=operands, text=self._typed(op.text), type=self._typed(op.type)))
+
+    def _same(self, op: Op, source: str) -> None:
+        self.ordered.append(replace(op, name=_SAME, operands=[source], type=self._typed(op.type)))
+
+    def _operand(self, name: str) -> str:
+        """Return a block's operand: a block of floats, which is a row, or one of integers as that of a row."""
+        is_block = len(self._shape(name)) == _RANK
+        return self._flattened(name, -1) if is_block and not self._is_float(name) else name
+
+    def _flattened(self, name: str, axis: int) -> str:
+        """Return integers of the block, or along an axis of it, as those of a row."""
+        if (name, axis) not in self._known:
+            self._known[name, axis] = result = f"{name}@row{axis + 1}"
+            text = f"{FLATTENED} rows = {self.rows}, columns = {self.columns}, axis = {axis}"
+            op = self.made[name]
+            self.ordered.append(Op(FLATTENED, [result], [name], text, self._typed(op.type), op.line))
+        return self._known[name, axis]
+
+    def _trimmed(self, op: Op, operands: list[str]) -> list[str]:
+        """Return a load's operands with a pointer that leads to what its mask leaves alone."""
+        if op.name != "tt.load" or len(operands) < _RANK:
+            return operands
+        pointer, mask, *others = operands
+        self.ordered.append(Op(TRIMMED, [f"{op.results[0]}@at"], [pointer, mask], TRIMMED, "", op.line))
+        return [f"{op.results[0]}@at", mask, *others]
+
+    def _along(self, name: str, axis: int) -> str:
+        """Return a vector of floats along an axis of the block, as a row that repeats its elements."""
+        op = self.made[name]
+        if op.name in ("tt.reduce", "tt.reshape") or len(op.results) != 1:
+            raise _OtherBlocksError
+        if (name, axis) not in self._known:
+            result, operands = f"{name}@row{axis + 1}", list[str]()
+            for n in op.operands:
+                own = self._along if self._is_float(n) else self._flattened
+                operands.append(own(n, axis) if len(self._shape(n)) == 1 else n)
+            text, type_ = (self._typed(t, axis) for t in (op.text, op.type))
+            operands = self._trimmed(op, operands)
+            self.ordered.append(replace(op, results=[result], operands=operands, text=text, type=type_))
+            self._known[name, axis] = result
+        return self._known[name, axis]
+
+    def _reduce(self, op: Op) -> None:
+        """Add a reduction of a block along one axis and then the other, where the second one is."""
+        before = self.made.get(op.operands[0])
+        if len(op.operands) == 1 and len(_operand_type(op)) == 1:
+            if before is None or before.name != "tt.reduce":
+                self.ordered.append(op)
+                return
+            if op.body[0].name != before.body[0].name:
+                raise _OtherBlocksError
+            text = re.sub(r"\baxis = \d+", f"axis = 0, columns = {self.columns}", self._typed(before.text))
+            text = f"{text.rpartition(' -> ')[0]} -> {op.type}"
+            place = f"{before.place}{OF_SUMS}{op.place}"
+            self.ordered.append(replace(op, operands=before.operands, text=text, body=before.body, place=place))
+            return
+        readers = [o for o in self.operations if op.results[0] in o.operands]
+        is_last = op.number("axis") == 1 and len(op.operands) == 1
+        if not is_last or not readers or any(o.name != "tt.reduce" for o in readers):
+            raise _OtherBlocksError
+
+    def _store(self, op: Op) -> None:
+        if len(self._shape(op.operands[0])) == _RANK:
+            op = replace(op, operands=[self._operand(n) for n in op.operands])
+        self.ordered.append(op)
+
+
+def flattened(op: Op, x: Known) -> Known:
+    """Return integers or a mask of a block as those of the row of its elements.
+
+    Raises `ProgramError` for a mask that hides the last columns of the rows.
+    """
+    rows, columns, axis = op.number("rows"), op.number("columns"), op.number("axis")
+    if axis >= 0:
+        x = reshaped(x, (rows, 1) if axis == 0 else (1, columns), lambda s, none: (s[0], none)[:: 1 - 2 * axis])
+    x = reshaped(x, (rows, columns), lambda s, _: s)
+    if isinstance(x, Affine):
+        return _row_of(op, x)
+    if isinstance(x, Condition):
+        either = tuple(tuple(_rules_of(op, c) for c in group) for group in x.either)
+        return replace(_rules_of(op, replace(x, either=())), either=either)
+    if isinstance(x, Elements):
+        return replace(x, values=x.values.reshape(*x.values.shape[:2], rows * columns))
+    if isinstance(x, Number):
+        return replace(x, shape=(rows * columns,))
+    raise op.fail("a block summed along both of its axes, with loaded integers: its mask and places by sizes alone")
+
+
+def _rules_of(op: Op, x: Condition) -> Condition:
+    """Return comparisons of a block as those of a row: of rows as the elements before one, others if linear."""
+    (down, along), made = x.every[0][1].shape, list[tuple[str, Affine]]()
+    size = down * along
+    for relation, d in x.of:
+        bound = bound_of(d, relation)
+        if np.all(answers(Condition(((relation, d),)))[0]):
+            made.append(("slt", constant(-1, (size,))))
+        elif bound is not None and bound[0] == 0:
+            made.append(("slt", Affine(-bound[1] * along, (1,), (size,))))
+        elif isinstance(d := _row_of(op, d), Affine):
+            made.append((relation, d))
+        else:
+            why = "a mask that hides columns of a block that is summed along both of its axes"
+            raise op.fail(f"{why}: as many columns as the tensor has, or sums of rows in a loop")
+    return Condition(tuple(made))
+
+
+def _row_of(op: Op, x: Affine) -> Affine | Listed:
+    """Return integers of a block as those of a row, linear or by a table that all programs share."""
+    (rows, columns), (down, along), (first, last) = x.shape, x.steps, x.limits()
+    if last is not None and np.any(last < columns):
+        raise op.fail("integers of a block that is summed along both of its axes, of which a mask hides columns")
+    shape, left = (rows * columns,), (None if first is None else first * columns,)
+    if down == along * columns:
+        return replace(x, steps=(along,), shape=shape, left=left)
+    table: Integers = (down * np.arange(rows)[:, None] + along * np.arange(columns)).reshape(-1)
+    rest = replace(x, steps=(0,), shape=shape, left=())
+    return Listed(rest, table, Affine(np.zeros((1, 1), np.int64), (1,), shape, left=left))
+
+
+def trimmed(x: Known, mask: Known) -> Known:
+    """Return pointers by a table without the last entries that a mask hides in every program; others as they are."""
+    bounds = [bound_of(d, relation) for relation, d in mask.of] if isinstance(mask, Condition) else []
+    known = [int(bound[1].max()) for bound in bounds if bound is not None]
+    return replace(x, table=x.table[: min(known)]) if isinstance(x, Listed) and known and min(known) else x
