@@ -265,3 +265,18 @@ def centred_groups(X, W, Y, SUMS, rows, columns, ROWS: tl.constexpr, COLUMNS: tl
     w = tl.load(W + i, mask=i < rows, other=0.0)
     tl.store(Y + at, (x - total) * w[:, None], mask=seen)
     tl.store(SUMS + n, total)
+
+
+@triton.jit
+def groups_in_tiles(X, W, Y, SIZE, EACH, CHANNELS, B: tl.constexpr):
+    """Group norm in two loops: a group's sum, and weights of its channels by quotients of a tile's indices."""
+    n = tl.program_id(0)
+    total = 0.0
+    for j in range(0, SIZE, B):
+        i = j + tl.arange(0, B)
+        total += tl.sum(tl.load(X + n * SIZE + i, mask=i < SIZE, other=0.0))
+    for j in range(0, SIZE, B):
+        i = j + tl.arange(0, B)
+        x = tl.load(X + n * SIZE + i, mask=i < SIZE, other=0.0)
+        w = tl.load(W + n * CHANNELS + i // EACH, mask=i < SIZE)
+        tl.store(Y + n * SIZE + i, (x - total) * w, mask=i < SIZE)

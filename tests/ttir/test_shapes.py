@@ -317,3 +317,13 @@ def test_a_row_with_an_axis_of_one_is_added_where_its_threads_have_it() -> None:
     how = {"rows": 1, "columns": 1024, "ROWS": 1, "COLUMNS": 1024, "IN_ROWS": False}
     made = (words["X"] - own[:, None, None]) * words["W"]
     check("centred_groups", (20,), words, {"Y": made, "SUMS": own}, "h200", 1e-9, **how)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize("block", [32, 64])
+def test_each_group_has_its_own_weights_beside_tiles_that_a_loop_stores(hw: str, block: int) -> None:
+    """Of one iteration, the weights of a second one are none that the reference reads."""
+    words = {"X": normal(0, 1, 4, 64), "W": normal(1, 16), "Y": zeros(1, 4, 64)}
+    x = words["X"].astype(np.float64)
+    made = (x - x.sum(2, keepdims=True)) * words["W"].repeat(16).reshape(4, 64)
+    check("groups_in_tiles", (4,), words, {"Y": made}, hw, SIZE=64, EACH=16, CHANNELS=4, B=block)

@@ -864,7 +864,8 @@ class LaunchGrid:
         kinds, which = self._kinds(chosen, offsets)
         one = np.ones_like(self.split)
         parts = [(n, at, count) for n, (at, count) in self.parts.items() if np.any(at)]
-        parts += [("split", self.split, one)] if self.out.is_split and not self.is_stacked else []
+        in_splits = any(self._tensor(x.of).is_split and n not in self.stacks for n, x in self.reader.loads.items())
+        parts += [("split", self.split, one)] if self.out.is_split and (in_splits or not self.is_stacked) else []
         parts += [(f"{load} place", at, one) for load, (at, _) in self.stacks.items()]
         stored = [(n, at, count) for n, (_, at, count) in zip(("row", "value"), self._spans(), strict=True)]
         spans = [*stored[: 1 + self.is_cut], *parts]

@@ -355,6 +355,7 @@ class Memory(WholeNumbers):
         pointer, is_read_alone = by_one_list(op, pointer, self._kinds_of_all), self._is_read_alone(of)
         for name in chain((f"{of}.rows",), (f"{of}.rows{i}" for i in count(2))):
             made, view = rows_of(op, pointer, source, name)
+            view = self._visited(made, view)
             known = self.arguments.get(name)
             if not isinstance(known, GatheredView) or (known.listed, known.along) == (view.listed, view.along):
                 break
@@ -372,6 +373,18 @@ class Memory(WholeNumbers):
                 self.notes.append(f"{op.line}: {of}: {why}")
             self.arguments[name] = view
         return made
+
+    def _visited(self, pointer: Affine, view: GatheredView) -> GatheredView:
+        """Return rows by a table without those of iterations that no program has."""
+        axis = next((i for i, s in enumerate(pointer.steps) if abs(s) >= view.by_row), None)
+        if self._walk is None or pointer.base.shape[1] == 1:
+            return view
+        n, step = (1, 0) if axis is None else (pointer.shape[axis], pointer.steps[axis] // view.by_row)
+        is_read, first = np.broadcast_arrays(self.is_read(pointer.base.shape[1]), pointer.base // view.by_row)
+        places = (first[..., None] + step * np.arange(n))[is_read]
+        visited = np.zeros(len(view.listed), bool)
+        visited[places[(places >= 0) & (places < len(visited))]] = True
+        return replace(view, listed=tuple(np.where(visited, view.listed, -1).tolist()))
 
     def _check_rows(self, op: Op, pointer: Affine, view: GatheredView, lanes: Sequence[Integers]) -> None:
         """Raise `ProgramError` for a row that is accessed and is none of the tensor, or stored to twice."""
