@@ -87,7 +87,7 @@ MAPPED = [
     (name, hw)
     for name, family in sorted(SCHEDULES)
     for hw, its in FAMILIES.items()
-    if its == family and name not in ("layer", "rows") and hw not in WITHOUT.get(name, ())
+    if its == family and name not in ("layer", "rows", "operator") and hw not in WITHOUT.get(name, ())
 ]
 #: Each schedule on one of its devices, in turn; all with ``-m exhaustive``.
 DEVICES_OF = {name: [hw for own, hw in MAPPED if own == name] for name, _ in MAPPED}
