@@ -208,7 +208,9 @@ class Reader(Memory):
         accessed = [x.pointer.of for x in self.stored] + [x.of for x in self.loads.values()]
         for x in self.stored:
             if accessed.count(x.pointer.of) > 1 and not self._is_in_place(x):
-                raise ProgramError(f"{x.line}: {x.pointer.of} is stored to and accessed elsewhere too: give it another")
+                others = {str(y.line) for y in (*self.stored, *self.loads.values()) if y.pointer.of == x.pointer.of}
+                why = f"{x.pointer.of} is stored to and accessed elsewhere too: give it another"
+                raise ProgramError(f"{x.line}: {why}; it is accessed at {', '.join(sorted(others))}")
 
     def _drop_rows(self) -> None:
         """Read blocks of one row as the row: its program's index is that of the row, and there is no axis of rows."""
