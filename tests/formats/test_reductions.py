@@ -94,6 +94,20 @@ def test_start_comes_first_in_a_sequence_and_last_in_a_tree() -> None:
     assert reduce_sum(x, "float16", "vector_lanes", start=2048.0).tolist() == [2050.0]
 
 
+def test_sums_of_rows_and_of_these_sums() -> None:
+    x, y = rows_of("float32", (3, 24), 0), rows_of("float32", (3, 24), 1)
+    rows = reduce_sum(x.reshape(3, 4, 6), "float32", "tree_halves")
+    assert np.array_equal(
+        reduce_sum(x, "float32", "tree_halves/6+sequential"), reduce_sum(rows, "float32", "sequential")
+    )
+    rows = reduce_sum(x.reshape(3, 4, 6), "float32", times=y.reshape(3, 4, 6))
+    assert np.array_equal(
+        reduce_sum(x, "float32", "sequential/6+tree_halves", times=y), reduce_sum(rows, "float32", "tree_halves")
+    )
+    with pytest.raises(FormatError, match="rows of 7 elements"):
+        reduce_sum(x, "float32", "sequential/7+sequential")
+
+
 def test_sequential_sum_is_not_numpys() -> None:
     assert reduce_sum(np.ones(5000, np.float16), "float16").item() == 2048.0
 

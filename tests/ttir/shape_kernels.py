@@ -280,3 +280,23 @@ def groups_in_tiles(X, W, Y, SIZE, EACH, CHANNELS, B: tl.constexpr):
         x = tl.load(X + n * SIZE + i, mask=i < SIZE, other=0.0)
         w = tl.load(W + n * CHANNELS + i // EACH, mask=i < SIZE)
         tl.store(Y + n * SIZE + i, (x - total) * w, mask=i < SIZE)
+
+
+@triton.jit
+def rotated_neighbours(X, C, S, Y, D, B: tl.constexpr, ROWS: tl.constexpr):
+    """Rope of GPT-J: neighbours of a row are rotated; rows of a block, or one row in each program."""
+    if ROWS == 1:
+        n, i, h = tl.program_id(0), tl.arange(0, B), tl.arange(0, B // 2)
+    else:
+        n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+        i, h = tl.arange(0, B)[None, :], tl.arange(0, B // 2)[None, :]
+    x = tl.load(X + n * D + i, mask=i < D, other=0.0).to(tl.float32)
+    c = tl.load(C + n * (D // 2) + h, mask=h < D // 2, other=0.0)
+    s = tl.load(S + n * (D // 2) + h, mask=h < D // 2, other=0.0)
+    if ROWS == 1:
+        a, b = tl.split(tl.reshape(x, (B // 2, 2)))
+        y = tl.interleave(a * c - b * s, b * c + a * s)
+    else:
+        a, b = tl.split(tl.reshape(x, (ROWS, B // 2, 2)))
+        y = tl.reshape(tl.join(a * c - b * s, b * c + a * s), (ROWS, B))
+    tl.store(Y + n * D + i, y.to(Y.dtype.element_ty), mask=i < D)

@@ -327,3 +327,14 @@ def test_each_group_has_its_own_weights_beside_tiles_that_a_loop_stores(hw: str,
     x = words["X"].astype(np.float64)
     made = (x - x.sum(2, keepdims=True)) * words["W"].repeat(16).reshape(4, 64)
     check("groups_in_tiles", (4,), words, {"Y": made}, hw, SIZE=64, EACH=16, CHANNELS=4, B=block)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize(("rows", "size"), [(1, 32), (1, 20), (4, 32)])
+def test_split_and_joined_neighbours_are_even_and_odd_elements(hw: str, rows: int, size: int) -> None:
+    """``tl.split`` of pairs, ``tl.interleave`` and ``tl.join``; a mask hides the last pairs."""
+    words = {"X": normal(0, 8, size, fmt="float16"), "C": normal(1, 8, size // 2), "S": normal(2, 8, size // 2)}
+    words["Y"] = zeros(8, size, fmt="float16")
+    (a, b), c, s = (words["X"][:, i::2].astype(np.float64) for i in (0, 1)), words["C"], words["S"]
+    made = np.stack([a * c - b * s, b * c + a * s], -1).reshape(8, size)
+    check("rotated_neighbours", (8 // rows,), words, {"Y": made}, hw, D=size, B=32, ROWS=rows)

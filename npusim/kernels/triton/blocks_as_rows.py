@@ -241,8 +241,8 @@ def _rules_of(op: Op, x: Condition) -> Condition:
             made.append(("slt", constant(-1, (size,))))
         elif bound is not None and bound[0] == 0:
             made.append(("slt", Affine(-bound[1] * along, (1,), (size,))))
-        elif isinstance(d := _row_of(op, d), Affine):
-            made.append((relation, d))
+        elif isinstance(row := _row_of(op, d), Affine):
+            made.append((relation, row))
         else:
             why = "a mask that hides columns of a block that is summed along both of its axes"
             raise op.fail(f"{why}: as many columns as the tensor has, or sums of rows in a loop")

@@ -51,7 +51,7 @@ def orders_of(ttgir: str, *, is_tree: bool = False) -> dict[str, str]:
     for line in ttgir.splitlines():
         if reordered := _REORDERED.search(line):
             name, sizes, layout = reordered.groups()
-            blocks[name] = _order_by_rows([int(n) for n in sizes.split("x")[:-1]], layouts.get(layout, layout))
+            blocks[name] = _order_by_rows([int(n) for n in sizes.split("x")[:-1]], layouts.get(layout, layout) or "")
         elif (converted := _CONVERTED.search(line)) and converted[2] in blocks:
             blocks[converted[1]] = UNKNOWN
         elif begun := _AXIS.search(line):

@@ -309,6 +309,12 @@ class ExactProgram:
     def _tt_trans(self, _op: Op, x: Elements) -> Elements:
         return _on(np.transpose, x)
 
+    def _tt_split(self, _op: Op, x: Array) -> list[Array]:
+        return [np.asarray(x[..., i]) for i in range(x.shape[-1])]
+
+    def _tt_join(self, _op: Op, a: Array, b: Array) -> Array:
+        return np.stack([a, b], -1)
+
     def _tt_addptr(self, _op: Op, pointer: Pointer, offset: Array) -> Pointer:
         return pointer._replace(at=np.asarray(pointer.at + np.asarray(offset, np.int64)))
 

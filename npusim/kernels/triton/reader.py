@@ -26,6 +26,7 @@ from npusim.kernels.triton.integers import bits_of, within
 from npusim.kernels.triton.kernel_draft import Choices, KnownBlock, Load, Stored, Walk, plain_name
 from npusim.kernels.triton.loads_and_stores import Memory, are_alike
 from npusim.kernels.triton.masked_sums import with_masked_terms
+from npusim.kernels.triton.neighbours_apart import half_of, with_neighbours_apart
 from npusim.kernels.triton.passed_states import with_states_passed
 from npusim.kernels.triton.peeled_loops import with_loops_joined, with_loops_turned
 from npusim.kernels.triton.rolled_rows import rolled, with_scale_before_maximum, with_scratch_kept
@@ -80,6 +81,7 @@ def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[in
     A block of flat indices with quotients and remainders is rows and columns, else several smaller blocks.
     """
     fault: ProgramError | None = None
+    function = with_neighbours_apart(function) or function
     for block in flat_blocks(function, arguments):
         try:
             reader = _read(on_rows_and_columns(function, block), arguments, grid, choices, block)
@@ -206,7 +208,9 @@ class Reader(Memory):
         accessed = [x.pointer.of for x in self.stored] + [x.of for x in self.loads.values()]
         for x in self.stored:
             if accessed.count(x.pointer.of) > 1 and not self._is_in_place(x):
-                raise ProgramError(f"{x.line}: {x.pointer.of} is stored to and accessed elsewhere too: give it another")
+                others = {str(y.line) for y in (*self.stored, *self.loads.values()) if y.pointer.of == x.pointer.of}
+                why = f"{x.pointer.of} is stored to and accessed elsewhere too: give it another"
+                raise ProgramError(f"{x.line}: {why}; it is accessed at {', '.join(sorted(others))}")
 
     def _drop_rows(self) -> None:
         """Read blocks of one row as the row: its program's index is that of the row, and there is no axis of rows."""
@@ -424,6 +428,10 @@ class Reader(Memory):
             self._keep(np.repeat(np.arange(count), parts))
             self._part = Affine(np.tile(np.arange(parts), count)[:, None], bits=bits_of(op.type))
         self._set(op, self._part)
+
+    def _npusim_half(self, op: Op, x: Known) -> None:
+        """Read every second one of integers or of a mask."""
+        self._set(op, half_of(op, x))
 
     def _npusim_flattened(self, op: Op, x: Known) -> None:
         """Read integers or a mask of a block that is summed along both axes as those of the row of its elements."""

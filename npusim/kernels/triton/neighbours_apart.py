@@ -1,0 +1,170 @@
+"""Blocks whose neighbouring elements are split, or joined: the same TTIR on the even and on the odd elements.
+
+``tl.split`` of pairs of a loaded block is two loads of every second element; a store of ``tl.interleave`` or of a
+joined and reshaped block is two stores of these.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from npusim.kernels.triton.ttir_text import TYPES, Function, Op, shape_of
+from npusim.kernels.triton.values import Affine, Condition, Known, Number
+
+#: An operation that is not TTIR's: every second one of integers or a mask, along the last axis of a block.
+HALF = "npusim.half"
+_PAIR = 2
+_TYPE = re.compile(r"tensor<((?:\d+x)+)((?:!tt\.ptr<\w+>|\w+))>")
+#: Operations of single elements, and those that give all elements one value.
+_ELEMENTWISE = ("arith.", "math.", "tt.fp_to_fp", "tt.extern_elementwise", "tt.precise", "tt.clampf", "tt.splat")
+_WITHOUT_RESULTS = ("tt.store", "tt.return", "block", "llvm.intr.assume")
+
+
+class _OtherBlocksError(Exception):
+    """A kernel splits or joins blocks in another way."""
+
+
+def with_neighbours_apart(function: Function) -> Function | None:
+    """Return a kernel without splits and joins of neighbours; None where it has none, or others."""
+    operations = function.operations
+    if not any(o.name in ("tt.split", "tt.join") for o in operations):
+        return None
+    if any(o.body or (not o.results and o.name not in _WITHOUT_RESULTS) for o in operations):
+        return None
+    try:
+        return function._replace(operations=_Halves(operations).changed())
+    except _OtherBlocksError:
+        return None
+
+
+class _Halves:
+    """The operations of a kernel on halves of its blocks."""
+
+    def __init__(self, operations: list[Op]) -> None:
+        self.operations, self.made = operations, {r: o for o in operations for r in o.results}
+        self.ordered = list[Op]()
+        self._known: dict[tuple[str, int, int], str] = {}
+
+    def changed(self) -> list[Op]:
+        """Return the operations that stores need; raise `_OtherBlocksError` where one splits or joins otherwise."""
+        for op in self.operations:
+            if op.name == "tt.split":
+                size = self._pairs(op.operands[0])
+                halves = [self._half(op.operands[0], size, i) for i in range(_PAIR)]
+                for result, source in zip(op.results, halves, strict=True):
+                    self.ordered.append(
+                        replace(op, name="ttg.convert_layout", results=[result], operands=[source], body=[])
+                    )
+            elif op.name == "tt.store" and self._is_joined(op.operands[1]):
+                size = self._shape(op.operands[1])[-1]
+                for i in range(_PAIR):
+                    self.ordered.append(replace(op, operands=[self._half(n, size, i) for n in op.operands]))
+            else:
+                self.ordered.append(op)
+        needed, kept = set[str](), list[Op]()
+        for op in reversed(self.ordered):
+            if not op.results or needed.intersection(op.results):
+                needed |= {*op.operands}
+                kept.insert(0, op)
+        return kept
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        op = self.made.get(name)
+        types = TYPES.findall(op.type) if op is not None else []
+        return shape_of(types[-1])[0] if types else ()
+
+    def _pairs(self, name: str) -> int:
+        """Return how many elements pairs are of along the last axis but that of the pairs."""
+        shape = self._shape(name)
+        if len(shape) < _PAIR or shape[-1] != _PAIR:
+            raise _OtherBlocksError
+        return _PAIR * shape[-2]
+
+    def _is_joined(self, name: str) -> bool:
+        op = self.made.get(name)
+        if op is None or not op.name.startswith((*_ELEMENTWISE, "tt.join", "tt.reshape")):
+            return False
+        return op.name == "tt.join" or any(map(self._is_joined, op.operands))
+
+    def _typed(self, text: str, size: int) -> str:
+        """Return a text with halves in place of blocks of so many elements along the last axis, or of their pairs."""
+
+        def half(match: re.Match[str]) -> str:
+            sizes = [int(n) for n in match[1].split("x")[:-1]]
+            if sizes[-1] == size:
+                sizes[-1] = size // _PAIR
+            elif sizes[-2:] == [size // _PAIR, _PAIR]:
+                sizes.pop()
+            elif sizes[-1] != 1:
+                raise _OtherBlocksError
+            return f"tensor<{'x'.join(map(str, sizes))}x{match[2]}>"
+
+        return _TYPE.sub(half, text)
+
+    def _half(self, name: str, size: int, which: int) -> str:
+        """Return every second element of a block, from the first or second on."""
+        if not self._shape(name):
+            return name
+        if (key := (name, size, which)) not in self._known:
+            self._known[key] = self._made_half(self.made[name], name, size, which)
+        return self._known[key]
+
+    def _made_half(self, op: Op, name: str, size: int, which: int) -> str:
+        if op.name == "tt.join":
+            if self._shape(name)[-2:] != (size // _PAIR, _PAIR):
+                raise _OtherBlocksError
+            return op.operands[which]
+        if op.name == "tt.reshape":
+            before, after = self._shape(op.operands[0]), self._shape(name)
+            pairs = (*after[:-1], size // _PAIR, _PAIR) if after[-1] == size else after
+            if {before, after} != {pairs, (*pairs[:-2], size)} or "allow_reorder" in op.text:
+                raise _OtherBlocksError
+            return self._half(op.operands[0], size, which)
+        result = f"{name}@half{which}"
+        is_integer = "tt.ptr" in op.type or re.search(r"x?i\d+>?$", TYPES.findall(op.type)[-1]) is not None
+        if is_integer and op.name not in ("tt.load", "arith.cmpf"):
+            text = f"{HALF} half = {which}"
+            self.ordered.append(Op(HALF, [result], [name], text, self._typed(op.type, size), op.line))
+        elif op.name == "tt.load" or op.name.startswith(_ELEMENTWISE):
+            operands = [self._half(n, size, which) for n in op.operands]
+            text, type_ = (self._typed(t, size) for t in (op.text, op.type))
+            self.ordered.append(replace(op, results=[result], operands=operands, text=text, type=type_))
+        else:
+            raise _OtherBlocksError
+        return result
+
+
+def half_of(op: Op, x: Known) -> Known:
+    """Return every second one of integers or of a mask, from the first or second on.
+
+    Raises `ProgramError` for integers by a table.
+    """
+    which = op.number("half")
+    if isinstance(x, Affine):
+        return _half(op, x, which)
+    if isinstance(x, Condition):
+        either = tuple(tuple(half_of(op, c) for c in group) for group in x.either)
+        of = tuple(_rule(relation, _half(op, d, which)) for relation, d in x.of)
+        return Condition(of, either)  # type: ignore[arg-type]
+    if isinstance(x, Number):
+        return replace(x, shape=(*x.shape[:-1], x.shape[-1] // _PAIR))
+    raise op.fail("neighbours of a block that are split or joined, with loaded integers: pointers of even elements")
+
+
+def _half(op: Op, x: Affine, which: int) -> Affine:
+    if x.limits()[-1] is not None:
+        raise op.fail("neighbours of a block that are split or joined, of which a mask hides some")
+    step, size = x.steps[-1], x.shape[-1]
+    if size == 1:
+        return x
+    shape = (*x.shape[:-1], size // _PAIR)
+    return replace(x, base=x.base + which * step, steps=(*x.steps[:-1], _PAIR * step), shape=shape)
+
+
+def _rule(relation: str, d: Affine) -> tuple[str, Affine]:
+    """Return a comparison that bounds the last axis alone in steps of one."""
+    if relation not in ("slt", "sle") or d.steps[-1] != _PAIR or any(d.steps[:-1]):
+        return relation, d
+    left = -((d.base - (relation == "sle")) // _PAIR)  # elements 2 i with d.base + 2 i < 0
+    return "slt", replace(d, base=-left, steps=(*d.steps[:-1], 1))
