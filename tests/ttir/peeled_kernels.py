@@ -95,3 +95,32 @@ def label_gradients(X, L, Y, n, C, R: tl.constexpr, B: tl.constexpr):
     label = tl.load(L + at, mask=at < n)
     y = x - (cols[None, :] == label[:, None])
     tl.store(Y + at[:, None] * C + cols[None, :], y, mask=inside)
+
+
+@triton.jit
+def place_of_any(X, Y, n, LEFT: tl.constexpr, B: tl.constexpr):
+    """The index of each row's maximum: of equal elements the first, or any."""
+    row, cols = tl.program_id(0), tl.arange(0, B)
+    x = tl.load(X + row * n + cols, mask=cols < n, other=float("-inf"))
+    _, place = tl.max(x, 0, return_indices=True, return_indices_tie_break_left=LEFT)
+    tl.store(Y + row, place)
+
+
+@triton.jit
+def sum_of_seen(X, S, Y, n, B: tl.constexpr):
+    """Sums of rows' elements whose number in a list is not 0, tile by tile."""
+    row, acc = tl.program_id(0), tl.zeros([B], tl.float32)
+    for start in range(0, n, B):
+        cols = start + tl.arange(0, B)
+        seen = tl.load(S + cols, mask=cols < n, other=0)
+        acc += tl.load(X + row * n + cols, mask=(cols < n) & (seen != 0), other=0.0)
+    tl.store(Y + row, tl.sum(acc, 0))
+
+
+@triton.jit
+def stored_before_a_loop(X, L, Y, n, B: tl.constexpr):
+    """A first tile of a row, and those behind it up to a loaded number."""
+    row, cols = tl.program_id(0), tl.arange(0, B)
+    tl.store(Y + row * n + cols, tl.load(X + row * n + cols) * 3)
+    for start in range(B, tl.load(L + row), B):
+        tl.store(Y + row * n + start + cols, tl.load(X + row * n + start + cols) * 2)

@@ -96,3 +96,26 @@ def test_labels_of_rows_choose_among_columns(hw: str) -> None:
     expected[np.arange(10), labels] -= 1
     output = _output("label_gradients", 3, hw, X=x, L=labels, Y=np.zeros_like(x), n=10, C=7, R=4, B=8)
     assert np.abs(output.reshape(x.shape) - expected).max() < 1e-6
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_an_index_of_any_of_equal_maxima_is_refused(hw: str) -> None:
+    x = np.random.default_rng(1).integers(0, 3, (3, 20)).astype(np.float32)
+    words = {"X": x, "Y": np.zeros(3, np.int32), "n": 20, "B": 32}
+    assert np.array_equal(_output("place_of_any", 3, hw, LEFT=True, **words).reshape(-1), x.argmax(1))
+    with pytest.raises(ProgramError, match=r"peeled_kernels\.py:\d+: an index of an extremum .*tie_break_left"):
+        _output("place_of_any", 3, hw, LEFT=False, **words)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize("n", [40, 48])
+def test_loaded_integers_mask_any_elements_of_a_loops_tiles(hw: str, n: int) -> None:
+    x, seen = _drawn(3, n), np.random.default_rng(1).integers(0, 2, n).astype(np.int32)
+    output = _output("sum_of_seen", 3, hw, X=x, S=seen, Y=np.zeros(3, np.float32), n=n, B=16)
+    assert np.abs(output.reshape(-1) - (x.astype(np.float64) * seen).sum(1)).max() < 1e-5
+
+
+def test_a_loop_that_stores_behind_a_store_is_refused_by_its_line() -> None:
+    x, ends = _drawn(3, 32), np.array([32, 16, 32], np.int32)
+    with pytest.raises(ProgramError, match=r"peeled_kernels\.py:\d+: a loop .* behind the store of line \d+"):
+        _output("stored_before_a_loop", 3, "h200", X=x, L=ends, Y=np.zeros_like(x), n=32, B=16)

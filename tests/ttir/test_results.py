@@ -137,3 +137,16 @@ def test_a_state_is_stored_before_a_product_is_added_to_it() -> None:
     assert done.numerics.others["HT"].rmse < 1e-6
     with pytest.raises(ProgramError, match="is read after a product is added to it in its place"):
         npusim.run(calls[1], hw="h200", rows="all")
+
+
+def test_a_scaled_state_is_stored_before_a_product_is_added_to_it() -> None:
+    from ttir import result_kernels as kernels
+
+    k, v = (np.random.default_rng(i).standard_normal((64, 16)).astype(np.float16) for i in range(2))
+    h, ht = np.zeros((2, 16, 16), np.float32), np.zeros((16, 16), np.float32)
+    with npusim.record(floats=True) as calls:
+        kernels.scaled_states[(1,)](K=k, V=v, H=h, HT=ht, C=32, D=16, T=64)
+    done = npusim.run(calls[0], hw="h200", rows="all")
+    each = np.einsum("ctk,ctv->ckv", *(x.astype(np.float64).reshape(2, 32, 16) for x in (k, v)))
+    assert np.abs(np.asarray(done.output).reshape(h.shape) - np.stack([0 * each[0], each[0] / 2])).max() < 1e-4
+    assert done.numerics.others["HT"].rmse < 1e-6

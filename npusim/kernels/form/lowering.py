@@ -252,7 +252,9 @@ def _own_result(trace: Trace, x: Value, loop: int | None, others: Sequence[Value
     made = x.event.loop if x.event else None
     is_read_later = any(s is x for e in trace.events if e.loop != made for s in e.srcs)
     is_changed = x.event is not None and x.event.opcode is O.MATMUL and x.event.attributes.accumulate
-    is_own = not (is_read_later or is_changed or _is_factor(trace, x))
+    # A matrix unit adds a product to a value in its place: one that is returned before is stored before.
+    added = [e for e in trace.events if e.loop == loop and _accumulates(e) and e.srcs[-1] is x]
+    is_own = not (is_read_later or is_changed or added or _is_factor(trace, x))
     if x.kind in ("row", "product") and x.state is None and x not in others and is_own:
         return x
     copied = Value(x.axes, x.fmt)
@@ -264,16 +266,15 @@ def _own_result(trace: Trace, x: Value, loop: int | None, others: Sequence[Value
     last = len(trace.events) - 1  # behind loops, since the kernel may return what loops leave
     if loop is not None:
         last = max((i for i, e in enumerate(trace.events) if e.loop == loop), default=last)
-    # A matrix unit adds a product to a state in its place: a state that is returned before is stored before.
-    added = [
-        i
-        for i, e in enumerate(trace.events)
-        if e.loop == loop and e.opcode is O.MATMUL and e.attributes.accumulate and e.srcs[-1] is x
-    ]
-    at = min(added) if added and x.kind == "state" and loop is not None else last + 1
+    at = min((i for i, e in enumerate(trace.events) if e in added), default=last + 1)
     copied.event = Event(O.COPY if x.kind == "operand" else O.CAST, copied, (x,), PLAIN, "", loop, 0, "")
     trace.events.insert(at, copied.event)
     return copied
+
+
+def _accumulates(e: Event) -> bool:
+    """Return whether an event adds a product to a value in its place."""
+    return e.opcode is O.MATMUL and e.attributes.accumulate
 
 
 def _is_factor(trace: Trace, x: Value) -> bool:

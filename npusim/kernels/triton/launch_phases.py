@@ -681,6 +681,9 @@ class LaunchGrid:
         return whole
 
     def _loop(self, walk: Walk, names: dict[str, str]) -> Iterator[tuple[str, int]]:
+        if not walk.lines:
+            why = f"{self.reader.function.name}: a loop that leaves all that it carries as it is: leave it out"
+            raise ProgramError(f"{self.stored.line}: {why}")
         indent, (first, *_) = "    ", [line for _, line in walk.lines]
         if walk.loads and not self.is_summed:
             for name in walk.states:

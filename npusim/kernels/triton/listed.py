@@ -319,7 +319,7 @@ def first_ones(op: Op, mask: ListedMask, is_read: Booleans) -> tuple[int, Intege
     holds = holds.reshape(*holds.shape[:2], -1)
     count = holds.sum(2)
     first = np.arange(holds.shape[2]) < count[..., None]
-    if np.any((holds != first) & np.broadcast_to(is_read, holds.shape[:2])[..., None]):
+    if np.any((holds != first) & is_read[..., None]):
         raise op.fail("the mask of a load or store by loaded integers that leaves other than the first ones of a block")
     return wide[0], count
 

@@ -669,6 +669,9 @@ class Reader(Memory):
         program, time = program[order], time[order][:, None]
         if not len(program):
             raise op.fail("a loop that no program enters")
+        if self.stored and not np.array_equal(program, np.arange(len(counts))):
+            why = f"a loop whose iterations each store a block, behind the store of line {self.stored[0].line.number}"
+            raise op.fail(f"{why}: store in the loop alone")
         for inner, start in zip(carried[::2], carried[1::2], strict=True):
             if not isinstance(self.values[start], Affine):
                 why = "goes from one block that a loop stores to its next: store its blocks behind a loop of their own"

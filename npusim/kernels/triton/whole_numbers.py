@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -34,6 +34,7 @@ from npusim.kernels.triton.values import (
     literal,
 )
 
+_SELECTS = ("arith.select", "arith.select")
 #: Whole numbers up to this one are exact in float32.
 MOST_EXACT = 1 << 24
 #: What passes integers of a block on as they are, and what makes values of them.
@@ -311,6 +312,9 @@ class WholeNumbers(Arithmetic, ABC):
         is_along = all((step != 0) == (i == at) for i, step in enumerate(index.steps)) and index.steps[at] > 0
         if not is_along or len(op.results) != 2 or not ({"ogt", "olt"} & set(relations)):
             raise op.fail("a reduction of several blocks other than a maximum or a minimum with its index")
+        if self._uses.get(op.results[1]) and not _is_of_first(op.body):
+            why = "an index of an extremum that of equal elements is another one than the first, or any: "
+            raise op.fail(f"{why}leave out tie_break_left=False, and choose the lesser index")
         if not is_maximum:
             pad = None if x.pad is None else -x.pad
             x = replace(x, text=f"({self.text(x)} * -1.0)", pad=pad, factors=None, is_low=False)
@@ -358,6 +362,31 @@ class WholeNumbers(Arithmetic, ABC):
             why = "the index of an extremum that may be at an element which a mask hides, and not the same one in all"
             raise op.fail(f"{why} programs: load with other=-inf for a maximum, other=inf for a minimum")
         return found.pop()
+
+
+def _is_of_first(body: Sequence[Op]) -> bool:
+    """Return whether a reduction of pairs returns the greater, or lesser, element and of equal ones the lesser index:
+    as Triton writes tl.max, tl.min, tl.argmax and tl.argmin.
+    """
+    made = {r: o for o in body for r in o.results}
+
+    def of(name: str) -> Op:
+        return made.get(name, body[-1])
+
+    if len(body[-1].operands) != 2:
+        return False
+    value, index = map(of, body[-1].operands)
+    is_better = of(value.operands[0])
+    parts = {o.name: o for o in map(of, is_better.operands)}
+    first, equal = parts.get("arith.cmpf"), parts.get("arith.andi")
+    if first is None or equal is None or is_better.name != "arith.ori" or (value.name, index.name) != _SELECTS:
+        return False
+    ties = {o.name: o for o in map(of, equal.operands)}
+    same, less = ties.get("arith.cmpf"), ties.get("arith.cmpi")
+    if same is None or less is None or " oeq," not in same.text or " slt," not in less.text:
+        return False
+    is_one = value.operands[0] == index.operands[0] and value.operands[1:] == first.operands == same.operands
+    return is_one and index.operands[1:] == less.operands
 
 
 def _number(op: Op, x: Affine, shape: tuple[int, ...]) -> Number:
