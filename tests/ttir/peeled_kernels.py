@@ -139,7 +139,7 @@ def weighted_behind(X, Y, n, B: tl.constexpr):
 
 @triton.jit
 def doubled(X, Y, n, SEEN, B: tl.constexpr):
-    """A row plus itself, of which in the last tile SEEN elements are seen once and others are 1, times the row's sum."""
+    """A row plus itself, times its sum; in the last tile elements from SEEN on are added to 1."""
     row, sums, last = tl.program_id(0) * n, tl.zeros([B], tl.float32), tl.cdiv(n, B) * B - B
     for start in range(0, last, B):
         sums += tl.load(X + row + start + tl.arange(0, B))
