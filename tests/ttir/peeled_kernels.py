@@ -124,3 +124,33 @@ def stored_before_a_loop(X, L, Y, n, B: tl.constexpr):
     tl.store(Y + row * n + cols, tl.load(X + row * n + cols) * 3)
     for start in range(B, tl.load(L + row), B):
         tl.store(Y + row * n + start + cols, tl.load(X + row * n + start + cols) * 2)
+
+
+@triton.jit
+def weighted_behind(X, Y, n, B: tl.constexpr):
+    """Sums of a row's elements by lanes, each times its lane behind the loop."""
+    row, lane = tl.program_id(0), tl.arange(0, B)
+    acc = tl.zeros([B], tl.float32)
+    for start in range(0, n, B):
+        acc += tl.load(X + row * n + start + lane)
+    acc = acc * lane.to(tl.float32)
+    tl.store(Y + row, tl.sum(acc, 0))
+
+
+@triton.jit
+def doubled(X, Y, n, SEEN, B: tl.constexpr):
+    """A row plus itself, times its sum; in the last tile elements from SEEN on are added to 1."""
+    row, sums, last = tl.program_id(0) * n, tl.zeros([B], tl.float32), tl.cdiv(n, B) * B - B
+    for start in range(0, last, B):
+        sums += tl.load(X + row + start + tl.arange(0, B))
+    for start in range(last, n, B):
+        cols = start + tl.arange(0, B)
+        sums += tl.load(X + row + cols, mask=cols < n, other=0.0)
+    total = tl.sum(sums, 0)
+    for start in range(0, B, B):
+        cols = last - start + tl.arange(0, B)
+        x = tl.load(X + row + cols, mask=cols < n, other=0.0)
+        tl.store(Y + row + cols, (x + tl.load(X + row + cols, mask=cols < SEEN, other=1.0)) * total, mask=cols < n)
+    for start in range(B, n, B):
+        cols = last - start + tl.arange(0, B)
+        tl.store(Y + row + cols, (tl.load(X + row + cols) + tl.load(X + row + cols)) * total)

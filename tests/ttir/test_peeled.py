@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import npusim
-from npusim.errors import ProgramError
+from npusim.errors import NpusimError, ProgramError
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
 if find_spec("triton") is not None:
@@ -119,3 +119,21 @@ def test_a_loop_that_stores_behind_a_store_is_refused_by_its_line() -> None:
     x, ends = _drawn(3, 32), np.array([32, 16, 32], np.int32)
     with pytest.raises(ProgramError, match=r"peeled_kernels\.py:\d+: a loop .* behind the store of line \d+"):
         _output("stored_before_a_loop", 3, "h200", X=x, L=ends, Y=np.zeros_like(x), n=32, B=16)
+
+
+def test_lanes_behind_a_gpus_loop_are_refused_by_their_line() -> None:
+    x = _drawn(3, 48)
+    words = {"X": x, "Y": np.zeros(3, np.float32), "n": 48, "B": 16}
+    output = _output("weighted_behind", 3, "ascend_910b2", **words)
+    expected = x.astype(np.float64).reshape(3, 3, 16).sum(1) @ np.arange(16)
+    assert np.abs(output.reshape(-1) - expected).max() < 1e-4
+    with pytest.raises(NpusimError, match=r"line \d+: indices is read behind the loop along whose axis it goes"):
+        _output("weighted_behind", 3, "h200", **words)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize("seen", [38, 32])
+def test_a_tile_that_loads_its_elements_under_two_masks_is_none_of_the_loop(hw: str, seen: int) -> None:
+    x = _drawn(3, 40)
+    with pytest.raises(ProgramError, match=r"peeled_kernels\.py:\d+: "):
+        _output("doubled", 3, hw, X=x, Y=np.zeros_like(x), n=40, SEEN=seen, B=16)

@@ -207,6 +207,16 @@ def _masked_as(
     return new, masks, changed
 
 
+def _has_unlike_masks(loop: Op, table: _Forms) -> bool:
+    """Return whether a tile loads the same elements under two masks, or with two numbers, where its loop does once."""
+    own = {table.of(o.results[0]) for o in loop.body if o.name == "tt.load"}
+    masked = dict[int, set[tuple[str, ...]]]()
+    for o in table.made.values():
+        if o.name == "tt.load" and o not in loop.body and (form := table.of(o.results[0])) in own:
+            masked.setdefault(form, set()).add(tuple(o.operands[1:]))
+    return any(len(masks) > 1 for masks in masked.values())
+
+
 def _loop_with_tile(
     loop: Op,
     stores: Sequence[Op],
@@ -227,6 +237,8 @@ def _loop_with_tile(
     table.names[number] = table.number(("arith.constant", f"arith.constant {value} : {kind}", (), 0))
     forms = [[tuple(map(table.of, o.operands[:2])) for o in some] for some in (stores, beside)]
     if table.has_choices or len(beside) != len(stores) or forms[0] != forms[1]:
+        return None
+    if _has_unlike_masks(loop, table):
         return None
     new, masks, changed = _masked_as(loop, stores, beside, table)
     checks = [
