@@ -19,7 +19,7 @@ _STYLES: Mapping[str, Style] = MappingProxyType({"right": "good", "wrong": "bad"
 #: Times on a device, the first wrong element, the worst judged call, and what is not read: JSON has them by these keys.
 TIME = Columns(
     *keyed("low", "mid", "high", "limit", "limit_share", "registers", "spilled", "errors"),
-    *keyed("key", "reason", "tile", "is_ranked", "warps", "is_link"),
+    *keyed("key", "reason", "tile", "is_ranked", "warps", "is_link", "block_warps"),
 )
 WRONG = Columns(*keyed("at", "value", "exact", "looks_like"))
 WORST = Columns(
