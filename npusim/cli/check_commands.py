@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from importlib.resources import files
 from itertools import count
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -16,7 +17,7 @@ from npusim.cli.help import Verbs
 from npusim.errors import CheckFailedError, SpecError
 from npusim.kernels.triton import SIGN
 from npusim.late_methods import dataclass
-from npusim.report.text import Block, Column, Columns, Facts, cells, document, percent
+from npusim.report.text import Block, Column, Columns, Facts, cells, document, keyed, percent
 from npusim.simulation.request import BitsOptions, Request, SeedOptions, refuse, short_name
 
 if TYPE_CHECKING:
@@ -168,24 +169,44 @@ def _check_baselines(asked: _Accepted) -> None:
         raise CheckFailedError(f"{failed} of {len(outcomes)} baselines not met{how}")
 
 
-def _change(outcome: "CheckOutcome") -> str:
-    if not outcome.rows:
-        return ""
-    first = outcome.rows[0]
-    return first.why if first.change is None else f"{first.change * 100:+.2f} %"
+def _text(value: int | str | None) -> str:
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else value
+
+
+#: A comparison with an accepted result: tables have the first of a case, JSON all of them.
+ROWS = Columns(
+    *keyed("name"),
+    Column("accepted", "old", _text, key="old"),
+    Column("today", "new", _text, key="new"),
+    Column(
+        "change",
+        lambda row: row.why if row.change is None else f"{row.change * 100:+.2f} %",
+        align=">",
+        key="change",
+        json=attrgetter("change"),
+    ),
+    *keyed("why"),
+)
+
+
+def _of_first(column: Column, none: str | None = None) -> Column:
+    """Return the column of a case that has this column of its first comparison, ``none`` where it has none."""
+    return replace(
+        column, value=lambda outcome: column.of(outcome.rows[0]) if outcome.rows else none, key="", json=None
+    )
 
 
 def _outcomes_table(kind: str, change: str, align: Literal["<", ">"]) -> Columns:
+    old, new, changed = ROWS.named("accepted", "today", "change")
     return Columns(
         Column(None, "kind", key="kind"),
         Column(kind, "name", key="name"),
         Column(None, lambda outcome: str(outcome.path), key="file"),
-        Column("accepted", lambda outcome: outcome.rows[0].old if outcome.rows else None, _text, align),
-        Column("today", lambda outcome: outcome.rows[0].new if outcome.rows else None, _text, align),
-        Column(change, _change, align=">"),
+        *(replace(_of_first(column), align=align) for column in (old, new)),
+        replace(_of_first(changed, ""), title=change),
         Column("", "status", style=lambda outcome: "good" if outcome.passed else "bad", key="status"),
         Column(None, "passed", key="passed"),
-        Column(None, lambda outcome: [asdict(row) for row in outcome.rows], key="rows"),
+        Column(None, lambda outcome: ROWS.records(outcome.rows), key="rows"),
         Column(None, lambda outcome: [dict(zip(_MOVED, part, strict=True)) for part in outcome.moved], key="moved"),
         *(Column(None, name, key=name) for name in ("reason", "device_changed", "ignored", "band")),
         Column(
@@ -213,10 +234,6 @@ def _table(outcomes: "Sequence[CheckOutcome]") -> list[Block]:
 def _records(outcomes: "Sequence[CheckOutcome]") -> list[dict[str, object]]:
     tables = _tables()
     return [record for outcome in outcomes for record in tables[outcome.kind].records([outcome])]
-
-
-def _text(value: int | str | None) -> str:
-    return "-" if value is None else f"{value:,}" if isinstance(value, int) else value
 
 
 def _why(outcome: "CheckOutcome") -> "Iterator[str]":

@@ -1,6 +1,6 @@
 """``npusim run``: bits and cycles of one schedule on one device."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -213,7 +213,7 @@ def _to_be_shown(plan: "Plan", *, is_traced: bool, report: bool) -> "Plan":
 def _show_fields(name: str, schedule: "Schedule", device: "DeviceSpec", *, as_json: bool) -> None:
     """Print tiling fields and precision presets of a schedule on a device's cores."""
     from npusim.config.tiling import tiling_fields
-    from npusim.report.run_inputs import fields_table
+    from npusim.report.run_inputs import field_columns, fields_table
     from npusim.simulation.chosen_tile import open_fields
 
     fields = tiling_fields(schedule.tiling)
@@ -224,7 +224,7 @@ def _show_fields(name: str, schedule: "Schedule", device: "DeviceSpec", *, as_js
             "fields",
             schedule=name,
             family=schedule.family,
-            tiling=[{**asdict(f), "choices": list(f.choices), "chosen": f.name in chosen} for f in fields],
+            tiling=field_columns(chosen).records(fields),
             precisions={n: p.formats() for n, p in schedule.precisions.items()},
             default_precision=schedule.default_precision,
         ),
@@ -260,7 +260,7 @@ def _print(
         from npusim.studies.validate.nearest import nearest
 
         cases = nearest(result, like)
-        added, tables = {**added, "like": [asdict(case) for case in cases]}, [*tables, NEIGHBOURS.grid(cases)]
+        added, tables = {**added, "like": NEIGHBOURS.records(cases)}, [*tables, NEIGHBOURS.grid(cases)]
     show_either(
         as_json,
         lambda: {**record.to_document(), **added},

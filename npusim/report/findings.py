@@ -6,7 +6,7 @@ choice that explains a kernel's output (``diff``), the errors of predictions aga
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
@@ -26,6 +26,7 @@ from npusim.report.text import (
     cells,
     document,
     help_on,
+    keyed,
     percent,
     whole,
 )
@@ -37,7 +38,8 @@ from npusim.units import plural
 if TYPE_CHECKING:
     from npusim.config.cases import Interval
     from npusim.simulation.sensitivity import Sensitivity
-    from npusim.studies.invariance import Finding, Invariance, Tried
+    from npusim.studies.invariance import Finding, Invariance
+    from npusim.studies.invariance.examination import BitDifference
     from npusim.studies.validate.calibrate import Calibration
     from npusim.studies.validate.diff import Difference, Explanation
     from npusim.studies.validate.kernels import BitsReport
@@ -104,6 +106,29 @@ def _tried_words(f: Finding) -> str:
     return "; ".join(f"{name}{', '.join(values)}" for name, values in alike.items())
 
 
+def _finite(name: str) -> Callable[[BitDifference], float | None]:
+    """Return the function that reads a value as JSON, which has no NaN, has it."""
+
+    def value(difference: BitDifference) -> float | None:
+        number: float = getattr(difference, name)
+        return number if isfinite(number) else None
+
+    return value
+
+
+#: The first element that differs, and a varied call: tables have calls in one cell, and differences in words below.
+DIFFERENCE = Columns(
+    *keyed("element"), Column(None, _finite("value"), key="value"), Column(None, _finite("other"), key="other")
+)
+TRIED = Columns(
+    *keyed("what"),
+    Column(None, "is_same_structure", key="same_structure"),
+    Column(None, "is_same_class", key="same_class"),
+    *keyed("latency_us"),
+    Column(None, lambda t: t.reason or None, key="reason"),
+    Column(None, lambda t: None if t.difference is None else DIFFERENCE.record(t.difference), key="difference"),
+    Column(None, lambda t: t.parted or None, key="parted"),
+)
 #: Aspects that are fields of the kernel, not of the call.
 OWN = ("splits", "rule", "merge", "tile")
 ASPECTS = Columns(
@@ -125,7 +150,7 @@ ASPECTS = Columns(
         json=lambda f: f.cost_us,
     ),
     Column("", "cost_at", key="cost_at", json=lambda f: f.cost_at or None),
-    Column(None, lambda f: [_tried_document(t) for t in f.tried], key="tried"),
+    Column(None, lambda f: TRIED.records(f.tried), key="tried"),
 )
 
 
@@ -215,21 +240,6 @@ def invariance_document(invariance: Invariance, required: Collection[str] = ()) 
         aspects=dict(zip(aspects, ASPECTS.records(invariance.findings), strict=True)),
         required={name: invariance.holds(name) for name in required},
     )
-
-
-def _tried_document(t: Tried) -> dict[str, object]:
-    difference = None if t.difference is None else asdict(t.difference)
-    if difference is not None:  # JSON has no NaN
-        difference |= {n: x if isfinite(x) else None for n, x in difference.items() if n != "element"}
-    return {
-        "what": t.what,
-        "same_structure": t.is_same_structure,
-        "same_class": t.is_same_class,
-        "latency_us": t.latency_us,
-        "reason": t.reason or None,
-        "difference": difference,
-        "parted": t.parted or None,
-    }
 
 
 # ---------------------------------------------------------------- a kernel's output against predicted bits
@@ -419,36 +429,48 @@ def _summary(report: TimesReport) -> Iterator[Fact]:
 
 #: Measured cases nearest to a run.
 NEIGHBOURS = Columns(
-    Column("nearest measured", "name"),
-    Column("differs in", "differs"),
-    Column("measured us", "measured_us", ".4g", ">"),
-    Column("predicted us", "predicted_us", ".4g", ">"),
-    Column("error", "relative_error", _change, ">"),
+    Column("nearest measured", "name", key="name"),
+    *keyed("distance"),
+    Column("differs in", "differs", key="differs"),
+    Column("measured us", "measured_us", ".4g", ">", key="measured_us"),
+    Column("predicted us", "predicted_us", ".4g", ">", key="predicted_us"),
+    Column("error", "relative_error", _change, ">", key="relative_error"),
 )
 
 
 # ---------------------------------------------------------------- constants fitted to measurements
 
 CONSTANTS = Columns(
-    Column("constant", "key"),
-    Column("before", "before", ".5g", ">"),
-    Column("fitted", "after", ".5g", ">"),
+    Column("constant", "key", key="key"),
+    Column("before", "before", ".5g", ">", key="before"),
+    Column("fitted", "after", ".5g", ">", key="after"),
     Column("90 % interval", lambda c: f"{c.low:.4g} .. {c.high:.4g}"),
-    Column("same factor as", lambda c: ", ".join(c.with_it)),
+    *keyed("low", "high"),
+    Column("same factor as", "with_it", ", ".join, key="with_it"),
 )
 #: Errors by class of cases, before and after.
 CLASSES = Columns(
-    Column("cases of", "name"),
-    Column("times", "cases", align=">"),
-    Column("before", "before", percent, ">"),
-    Column("fitted", "fitted", percent, ">"),
-    Column("left out", "kept_out", percent, ">", lambda c: "bad" if c.kept_out > c.before else "good"),
+    Column("cases of", "name", key="name"),
+    Column("times", "cases", align=">", key="cases"),
+    Column("before", "before", percent, ">", key="before"),
+    Column("fitted", "fitted", percent, ">", key="fitted"),
+    Column("left out", "kept_out", percent, ">", lambda c: "bad" if c.kept_out > c.before else "good", key="kept_out"),
 )
 
 
 def calibration_document(done: Calibration) -> dict[str, object]:
     """Return a calibration as JSON data."""
-    return document("calibration", **asdict(done), helps=done.helps)
+    return document(
+        "calibration",
+        device=done.device,
+        constants=CONSTANTS.records(done.constants),
+        classes=CLASSES.records(done.classes),
+        total=CLASSES.record(done.total),
+        cases=done.cases,
+        source=done.source,
+        is_whole=done.is_whole,
+        helps=done.helps,
+    )
 
 
 def calibration_part(done: Calibration) -> PagePart:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, cast
 
 from npusim.config.layers import LOCAL
 from npusim.config.workload import OF_PROBLEM, Workload
-from npusim.report.text import Block, Cell, Column, Columns, Facts, Heading, cells, document
+from npusim.report.text import Block, Cell, Column, Columns, Facts, Heading, cells, document, keyed
 from npusim.units import format_bytes, plural
 
 if TYPE_CHECKING:
@@ -107,12 +107,24 @@ WORKLOADS = Columns(
     Column("devices", "tensor_parallel", align=">"),
     Column("description", "description", key="description"),
 )
-FIELDS = Columns(
-    Column("-t field", "name"),
-    Column("default", lambda f: "auto" if f.default is None else f.default, str, ">"),
-    Column("allowed", _allowed),
-    Column("", "description"),
-)
+
+
+def field_columns(chosen: Collection[str]) -> Columns:
+    """Return the columns of tiling fields; ``chosen``: those that a run chooses where they are not named."""
+
+    def default(field: TilingField) -> object:
+        if field.default is None:
+            return "auto"
+        return f"auto ({field.default})" if field.name in chosen else field.default
+
+    return Columns(
+        Column("-t field", "name", key="name"),
+        Column("default", default, str, ">", key="default", json=attrgetter("default")),
+        Column("allowed", _allowed),
+        Column("", "description", key="description"),
+        *keyed("minimum", "maximum", "multiple_of", "choices", "lightest", "kind", "none", "is_power"),
+        Column(None, lambda field: field.name in chosen, key="chosen"),
+    )
 
 
 def _refused(row: tuple[int, Call]) -> str:
@@ -255,10 +267,6 @@ def fields_table(
 
     ``chosen``: fields that a run chooses where they are not named, with their declared values.
     """
-    listed = [
-        replace(f, default="auto" if f.default is None else f"auto ({f.default})") if f.name in chosen else f
-        for f in fields
-    ]
     rule = "the value in brackets, or the value of another simulated tile that is at least 1 % faster"
     presets = [
         (preset, cells(" ".join(f"{k}={v}" for k, v in precision.formats().items())))
@@ -266,7 +274,7 @@ def fields_table(
     ]
     return (
         Heading(f"{name} on {schedule.family} cores", schedule.summary),
-        FIELDS.grid(listed),
+        field_columns(chosen).grid(fields),
         *([Facts((("auto", cells(rule)),))] if chosen else []),
         Heading("--precision", f"default {schedule.default_precision}"),
         Facts(tuple(presets)),

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import asdict, fields
+from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from npusim.report import charts
 from npusim.report.charts import Figure
-from npusim.report.text import Block, Cell, Column, Columns, Facts, Heading, cells, document, help_on, percent, whole
+from npusim.report.text import (
+    Block,
+    Cell,
+    Column,
+    Columns,
+    Facts,
+    Heading,
+    cells,
+    document,
+    help_on,
+    keyed,
+    percent,
+    whole,
+)
 from npusim.studies.stress.aspects import words
 from npusim.studies.stress.scores import LOWEST
 from npusim.studies.stress.worst_search import FACTOR, GROWN, SHRUNK, STEPS
@@ -18,6 +32,7 @@ if TYPE_CHECKING:
 
     from npusim.report.text import Fact
     from npusim.studies.stress import Stress
+    from npusim.studies.stress.worst_search import PointError
 
 LEDGER = Columns(
     Column("step", "step", style="label", key="step"),
@@ -33,14 +48,29 @@ SHOWN = 8
 DRAWN, LEAST_SHARE = 12, 5e-4
 
 
+def error_columns(calm: PointError) -> Columns:
+    """Return the columns of tested inputs: tables have their aspects in words, and say which are calm."""
+    return Columns(
+        Column(
+            "input",
+            lambda error: "calm inputs" if error is calm else words(error.point),
+            key="point",
+            json=attrgetter("point"),
+        ),
+        Column("relative RMSE", "rmse", ".2e", ">", key="rmse"),
+        *keyed("is_beyond"),
+    )
+
+
 def stress_document(stress: Stress, command: str, required: dict[str, bool]) -> dict[str, object]:
     """Return the result as JSON data; ``command`` runs the worst input."""
+    errors = error_columns(stress.calm)
     parts = {f.name: getattr(stress, f.name) for f in fields(stress) if f.name != "inputs"}
     for name in ("worst", "calm"):
-        parts[name] = asdict(parts[name])
+        parts[name] = errors.record(parts[name])
     parts["scores"] = None if stress.scores is None else asdict(stress.scores)
     for name in ("outcomes", "beyond"):
-        parts[name] = [asdict(one) for one in parts[name]]
+        parts[name] = errors.records(parts[name])
     parts["ledger"] = LEDGER.records(stress.ledger)
     return document("stress", **parts, command=command, required=required)
 
@@ -109,17 +139,14 @@ SAID = MappingProxyType(
 def errors_figure(stress: Stress) -> Figure:
     """Return the errors of calm inputs and of the worst inputs that were tested, against the error that holds."""
     ranked = sorted(stress.outcomes, key=lambda o: o.badness, reverse=True)
-    rows = [
-        {"name": name, "value": o.rmse}
-        for name, o in (("calm inputs", stress.calm), *((words(o.point), o) for o in ranked))
-        if o.rmse
-    ][:DRAWN]
+    drawn = [error for error in (stress.calm, *ranked) if error.rmse][:DRAWN]
+    table = error_columns(stress.calm)
+    rows = [{"name": table.texts(error)[0], "value": error.rmse} for error in drawn]
     lost = sum(o.rmse is None for o in stress.outcomes)
     text = f"{SAID[stress.verdict]} The dashed line is the largest error that holds, {stress.limit:.2g}."
     text += f" {lost} of {len(stress.outcomes)} inputs gave an output that is not finite." if lost else ""
     title = f"{stress.schedule} on {stress.device}, {stress.precision}: the largest errors"
-    table = Columns(Column("input", "name"), Column("relative RMSE", "value", ".2e", ">"))
-    return Figure("errors", title, text, charts.errors(rows, stress.limit) if rows else None, table.grid(rows))
+    return Figure("errors", title, text, charts.errors(rows, stress.limit) if rows else None, table.grid(drawn))
 
 
 def scores_figure(stress: Stress) -> Figure | None:
