@@ -35,6 +35,18 @@ if TYPE_CHECKING:
 Handshake = tuple["RingTile", ...]
 
 
+def _refuse_behind(frame: Frame) -> None:
+    """Raise `TilingError` for an operand along a loop's axis that is read behind the loop alone."""
+    looped = {n for loop in frame.phase.loops for s in loop.stages for n in s.read}
+    for s in frame.phase.finish:
+        if behind := [n for n in frame.visited if frame.loop_axis and n in s.read and n not in looped]:
+            line = next(row.line for row in s.rows if behind[0] in row.srcs)
+            raise TilingError(
+                f"{frame.phase.name}: line {line}: {frame.label(behind[0])} is read behind the loop along whose axis "
+                "it goes, and a GPU's loop loads such blocks with its tiles: multiply or choose in the loop"
+            )
+
+
 class BlockPlaces:
     """Rings and tiles of the ``number``-th resident block, and the queues that fill and read them.
 
@@ -60,14 +72,7 @@ class BlockPlaces:
                     f"{frame.phase.name}: {frame.label(n)} is read by a product and by rows, but a load serves one of "
                     "them here; give the kernel the tensor twice, under two names"
                 )
-        looped = {n for loop in frame.phase.loops for s in loop.stages for n in s.read}
-        for s in frame.phase.finish:
-            if behind := [n for n in frame.visited if frame.loop_axis and n in s.read and n not in looped]:
-                line = next(row.line for row in s.rows if behind[0] in row.srcs)
-                raise TilingError(
-                    f"{frame.phase.name}: line {line}: {frame.label(behind[0])} is read behind the loop along whose "
-                    "axis it goes, and a GPU's loop loads such blocks with its tiles: multiply or choose in the loop"
-                )
+        _refuse_behind(frame)
         loader, is_product = f"{SM}.B{number}{LDG}", decided.roles == "copying"
         #: Operands of the loop that are loaded.
         self.visited = tuple(n for n in frame.visited if n not in frame.views)
