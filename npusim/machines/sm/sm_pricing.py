@@ -84,7 +84,8 @@ def cold_reads(program: TileProgram, in_step: int) -> dict[str, float]:
         heads = max((t.heads for t in touched.values()), default=1)
         cold = {name: heads // t.heads for name, t in touched.items() if name not in shares and name not in written}
         tiles = phase.blocks[0].tile_count if phase.blocks else 0
-        together = tiles if 1 < tiles <= sum(t.is_write for t in touches) else in_step
+        # A block of few tiles may have as many results for another reason, and reads all its tiles in step anyway.
+        together = tiles if in_step < tiles <= sum(t.is_write for t in touches) else in_step
         waits = {sharing: _waiting(phase, sharing, together) for sharing in set(cold.values())}
         shares |= {name: waits[sharing] for name, sharing in cold.items()}
         written |= {t.region.tensor.name for t in touches if t.is_write}
