@@ -23,8 +23,8 @@ REFUSED = {
     **{f"counted_mean_{n}": "read behind the loop along whose axis it goes" for n in ("1500_512", "700_512")},
 }
 #: Cases of which single elements differ.  Of a lane's first two products a sum of products rounds the second one here;
-#: code of rows that are loaded element by element rounds the first (one of 8,000 outputs).  Of means by lanes the chip's
-#: digest is that of a contracted division in the loop without a mask, and of lanes that hold neighbours.
+#: code of rows that are loaded element by element rounds the first (one of 8,000 outputs).  Of means by lanes the
+#: chip's digest is that of a contracted division in the loop without a mask, and of lanes that hold neighbours.
 UNLIKE = ("ln_bwd_bf16_1000", "counted_mean_1024_256")
 #: A case of each kind by default, and one that vector code joins; all with ``-m exhaustive``.
 EVERY, JOINED = 9, "merge_f16"
