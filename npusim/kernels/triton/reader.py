@@ -123,7 +123,10 @@ def _with_loops_changed(function: Function, arguments: Mapping[str, Any]) -> Ite
     if (rows := with_blocks_as_rows(function)) is not None:
         yield rows, _AS_ROWS
     joined = with_loops_joined(function, arguments)
-    why = "loops over the tiles of one row, of which one is masked, are read as one loop with the mask"
+    why = (
+        "loops over the tiles of one row, of which one is masked, are read as one loop with the mask, and all tiles "
+        "with the roundings of its code; last bits differ where the code of the other loop contracts other operations"
+    )
     if joined is not None:
         yield joined, why
     if (turned := with_loops_turned(joined or function, arguments)) is not None:
