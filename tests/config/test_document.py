@@ -109,6 +109,6 @@ def test_command_line_text_is_read_as_a_scalar(text: str, value: object) -> None
     assert parse_scalar(text) == value
 
 
-@pytest.mark.parametrize("text", ["", "a: [", "'open", "&", "\t"])
+@pytest.mark.parametrize("text", ["", "a: [", "'open", "&", "\t", pytest.param("[" * 20_000, id="deep")])
 def test_command_line_text_that_is_no_yaml_stays_text(text: str) -> None:
     assert parse_scalar(text) == text
