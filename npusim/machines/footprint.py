@@ -105,7 +105,8 @@ class Footprint(ColumnScan):
         """Yield the parts of a block, the first axis of `parts` outside."""
         sizes = dict(self.parts)
         cut = {a: [(a, at + i, n) for i, n in chunks(size, sizes.get(a, size))] for a, at, size in block.spans}
-        for chosen in product(*(cut[a] for a in (*(a for a in cut if a not in sizes), *(a for a in sizes if a in cut)))):
+        axes = [*(a for a in cut if a not in sizes), *(a for a in sizes if a in cut)]
+        for chosen in product(*(cut[a] for a in axes)):
             spans = {span[0]: span for span in chosen}
             yield replace(block, spans=tuple(spans[a] for a in cut))
 
