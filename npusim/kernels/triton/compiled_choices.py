@@ -246,23 +246,29 @@ def _sums(forms: Iterable[str], code: Sequence[_Arithmetic]) -> dict[str, str]:
 
 def _arithmetic(ptx: str) -> tuple[list[_Arithmetic], dict[str, list[str | int]]]:
     """Return the arithmetic of PTX, and of each register the sources: registers, constants, numbers of instructions."""
-    files, place, code, sources = dict(_FILE.findall(ptx)), "", list[_Arithmetic](), dict[str, list[str | int]]()
+    code, sources = list[_Arithmetic](), dict[str, list[str | int]]()
+    for name, first, rest, place in _instructions(ptx):
+        made = list[str | int]()
+        if kind := _ARITHMETIC.match(name):
+            made = [len(code)]
+            code.append(_Arithmetic(kind[1] + kind[2], place, rest))
+        elif name.startswith(_COPIES):
+            made = [r for x in rest[: 1 + name.startswith("selp")] for r in _REGISTER.findall(x) or [x]]
+        for register in _REGISTER.findall(first):
+            sources.setdefault(register, []).extend(made)
+    return code, sources
+
+
+def _instructions(ptx: str) -> Iterator[tuple[str, str, list[str], str]]:
+    """Yield the name of each instruction of PTX, its first operand and the others, and the place in the kernel."""
+    files, place = dict(_FILE.findall(ptx)), ""
     for line in map(str.strip, ptx.splitlines()):
         if match := _LOC.match(line):
             parts = [match.groups()[i : i + 3] for i in (0, 3) if match[i + 1]]
             place = " at ".join(f"{files.get(file, '')}:{row}:{column}" for file, row, column in parts)
         elif match := _INSTRUCTION.match(line):
-            name, operands = match[1], [x.strip() for x in _OPERAND.findall(match[2])]
-            first, *rest = operands or [""]  # a fence has none
-            made = list[str | int]()
-            if kind := _ARITHMETIC.match(name):
-                made = [len(code)]
-                code.append(_Arithmetic(kind[1] + kind[2], place, rest))
-            elif name.startswith(_COPIES):
-                made = [r for x in rest[: 1 + name.startswith("selp")] for r in _REGISTER.findall(x) or [x]]
-            for register in _REGISTER.findall(first):
-                sources.setdefault(register, []).extend(made)
-    return code, sources
+            first, *rest = [x.strip() for x in _OPERAND.findall(match[2])] or [""]  # a fence has no operand
+            yield match[1], first, rest, place
 
 
 # LLVM joins alike operations of one line to vectors, which have the place of the first alone.  Which product an
@@ -317,33 +323,22 @@ class _Registers:
     """The loads that registers of PTX come from, through packed pairs element by element."""
 
     def __init__(self, ptx: str) -> None:
-        files, place = dict(_FILE.findall(ptx)), ""
         self._made: dict[str, list[str | None]] = {}
         packed = dict[str, list[str]]()
-        for line in map(str.strip, ptx.splitlines()):
-            if match := _LOC.match(line):
-                parts = [match.groups()[i : i + 3] for i in (0, 3) if match[i + 1]]
-                place = " at ".join(f"{files.get(file, '')}:{row}:{column}" for file, row, column in parts)
-            elif match := _INSTRUCTION.match(line):
-                name, operands = match[1], [x.strip() for x in _OPERAND.findall(match[2])]
-                first, *rest = operands or [""]
-                made, sources = _REGISTER.findall(first), [r for x in rest for r in _REGISTER.findall(x)]
-                if name.startswith("mov.") and len(sources) > 1 and len(made) == 1:
-                    packed[made[0]] = sources
-                elif (
-                    name.startswith("mov.")
-                    and len(made) > 1
-                    and sources
-                    and len(packed.get(sources[0], ())) == len(made)
-                ):
-                    for register, source in zip(made, packed[sources[0]], strict=True):
-                        self._made.setdefault(register, []).append(source)
-                    continue
-                if name.startswith("ld.global"):
-                    sources = ["@" + place]
-                unknown = [None] if name.startswith(_UNKNOWN_SOURCES) else []
-                for register in made:
-                    self._made.setdefault(register, []).extend([*sources, *unknown])
+        for name, first, rest, place in _instructions(ptx):
+            made, sources = _REGISTER.findall(first), [r for x in rest for r in _REGISTER.findall(x)]
+            is_move = name.startswith("mov.")
+            if is_move and len(sources) > 1 and len(made) == 1:
+                packed[made[0]] = sources
+            elif is_move and len(made) > 1 and sources and len(packed.get(sources[0], ())) == len(made):
+                for register, source in zip(made, packed[sources[0]], strict=True):
+                    self._made.setdefault(register, []).append(source)
+                continue
+            if name.startswith("ld.global"):
+                sources = ["@" + place]
+            unknown = [None] if name.startswith(_UNKNOWN_SOURCES) else []
+            for register in made:
+                self._made.setdefault(register, []).extend([*sources, *unknown])
 
     def loads(self, operands: Sequence[str]) -> frozenset[str] | None:
         """Return the places of the loads that operands come from; None where one is not known."""

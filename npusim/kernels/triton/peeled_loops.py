@@ -8,12 +8,14 @@ where the kernel has none is looked at where the loop is read (`HOLDS`).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
+from npusim.kernels.triton.integers import DIVISIONS, bits_of, computed_of
 from npusim.kernels.triton.results_apart import STORES, inside
 from npusim.kernels.triton.ttir_text import Function, Op, operand_shape
 
@@ -21,17 +23,8 @@ from npusim.kernels.triton.ttir_text import Function, Op, operand_shape
 HOLDS = "npusim.holds"
 _OF_INDICES = ("arith.cmpi", "arith.andi", "arith.ori", "tt.broadcast", "tt.expand_dims", "tt.splat", "arith.constant")
 _EFFECTS = ("tt.store", "tt.descriptor", "tt.atomic", "tt.load", "cf.", "scf.", "tt.return")
-_INTEGERS: Mapping[str, Callable[[int, int], int]] = MappingProxyType(
-    {
-        "arith.addi": lambda a, b: a + b,
-        "arith.subi": lambda a, b: a - b,
-        "arith.muli": lambda a, b: a * b,
-        "arith.divsi": lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),
-        "arith.remsi": lambda a, b: abs(a) % abs(b) * (-1 if a < 0 else 1),
-        "arith.minsi": min,
-        "arith.maxsi": max,
-    }
-)
+#: Operations of integers that bounds of loops are computed by.
+_INTEGERS = tuple(f"arith.{name}" for name in ("addi", "subi", "muli", "divsi", "remsi", "minsi", "maxsi"))
 #: Additions, and the operation that gives one value to all lanes: it may be before or behind an addition.
 _SUMS = ("tt.addptr", "arith.addi", "tt.splat")
 _SAME = ("arith.extsi", "arith.trunci", "arith.index_cast")
@@ -105,10 +98,11 @@ def _whole(name: str, made: Mapping[str, Op], arguments: Mapping[str, Any]) -> i
         return None
     if op.name in _SAME and len(known) == 1:
         return known[0]
-    is_division = op.name in ("arith.divsi", "arith.remsi")
-    if op.name not in _INTEGERS or len(known) != 2 or (is_division and not known[1]):
+    name = op.name.partition(".")[2]
+    if op.name not in _INTEGERS or len(known) != 2 or (name in DIVISIONS and not known[1]):
         return None
-    return _INTEGERS[op.name](*known)
+    x, y = (np.array([v], np.int64) for v in known)
+    return int(computed_of(op, name, x, y, bits_of(op.type))[0])
 
 
 def _joined_once(operations: list[Op], arguments: Mapping[str, Any]) -> list[Op] | None:
