@@ -140,30 +140,27 @@ class ExactMultiplier(Multiplier):
 class FusedMultiplier(Multiplier):
     """Truncating fused dot-adds (``mma_kernels``)."""
 
-    @property
-    def _lane(self) -> type[np.floating[Any]]:
-        """Return the dtype in which products are exact: products of formats with float32's exponent range exceed
-        float32's range.
-        """
-        is_wide = self.unit.scale_block or max(self.unit.a.exponent_bits, self.unit.b.exponent_bits) > 5
-        return np.float64 if is_wide else np.float32
-
     def prepare(self, values: Array, scale: Array | None, *, is_left: bool) -> Lanes:
-        """Return the values with 0 for NaN and Inf, exponents, the values themselves, and which blocks have any."""
-        from npusim.formats import mma_kernels
+        """Return the values with 0 for NaN and Inf, exponents, the values themselves, and which blocks have any.
+
+        Values are float32 where no product of two such operands exceeds float32's range, else float64.
+        """
+        from npusim.formats import mma_kernels, mma_narrow
 
         fmt = self.unit.a if is_left else self.unit.b
         powers = None if scale is None else expanded(scale, self.unit.scale_block, is_left=is_left)
         if powers is not None and np.isnan(powers).any():
             values = np.where(np.isnan(powers), np.float32(np.nan), values)
-        lanes, exponents = np.empty(values.shape, self._lane), np.empty(values.shape, np.int16)
+        lanes, exponents = np.empty(values.shape, np.float32), np.empty(values.shape, np.int16)
         specials = mma_kernels.decode_operand(
             values.reshape(-1), fmt.min_exponent, lanes.reshape(-1), exponents.reshape(-1)
         )
         if powers is not None:
             finite = np.where(np.isnan(powers), 1.0, powers)
-            np.multiply(lanes, finite, out=lanes)
+            lanes = lanes * finite
             exponents += np.where(lanes == 0, 0, np.frexp(finite)[1] - 1).astype(np.int16)
+        elif exponents.max(initial=0) > mma_narrow.LARGEST_EXPONENT:
+            lanes = lanes.astype(np.float64)
         count, rows, depth = values.shape if is_left else (len(values), 1, values.shape[1])
         marks = np.zeros((count, rows, depth), np.bool_)
         if specials == 0:
@@ -173,7 +170,7 @@ class FusedMultiplier(Multiplier):
             unusual = np.any(unusual, axis=2, keepdims=True)
         block = self.unit.block
         marks[..., ::block] = unusual.reshape(count, rows, -1, block).any(axis=3)
-        return lanes, exponents, values.astype(self._lane), marks
+        return lanes, exponents, values.astype(lanes.dtype), marks
 
     def run(self, a: Lanes, b: Lanes, c: Array, which: Array) -> None:
         """Overwrite C with D; where c is added last, each instruction sums from 0 and is added by an IEEE addition."""
@@ -190,7 +187,7 @@ class FusedMultiplier(Multiplier):
                 c[...] = widen(cast(c, "float16"))
 
     def _run_chain(self, left: Lanes, right: Lanes, c: Array, which: Array) -> None:
-        from npusim.formats import mma_kernels
+        from npusim.formats import mma_kernels, mma_narrow
 
         unit = self.unit
         kept, floor = unit.kept_fraction_bits, unit.min_alignment_exponent
@@ -200,7 +197,19 @@ class FusedMultiplier(Multiplier):
             -1 if kept is None else -(1 << (unit.acc.mantissa_bits - kept)),
             int(unit.acc.name == "float16"),
         )
-        mma_kernels.fused_kernel(unit.block)(left, right, c, which, plan, mma_kernels.scratch(c.shape[2], self._lane))
+        if left[0].dtype == right[0].dtype == np.float32 and mma_narrow.is_narrow(unit.block, plan[0]):
+            result, scratch = c.copy(), mma_narrow.scratch(c.shape[2])
+            narrow = mma_narrow.narrow_kernel(unit.block, bool(plan[3]))
+            if narrow(left, right, result, which, plan, scratch) >= mma_narrow.LEAST_EXPONENT:
+                c[...] = result
+                return
+        # Products of formats with float32's exponents, and scaled ones, leave float32's range.
+        is_wide = unit.scale_block or max(unit.a.exponent_bits, unit.b.exponent_bits) > 5
+        lane = np.float64 if is_wide else np.float32
+        left, right = (
+            (x[0].astype(lane, copy=False), x[1], x[2].astype(lane, copy=False), x[3]) for x in (left, right)
+        )
+        mma_kernels.fused_kernel(unit.block)(left, right, c, which, plan, mma_kernels.scratch(c.shape[2], lane))
 
 
 class GroupedMultiplier(Multiplier):

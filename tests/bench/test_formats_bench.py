@@ -31,8 +31,8 @@ TARGETS = {
     "hopper.wgmma.k16.f16.f32": 1 / 25,
     "hopper.wgmma.k32.e4m3.f32": 1 / 20,
     "hopper.mma.k32.e4m3.f32": 1 / 20,
-    "hopper.wgmma.k16.bf16.f32": 1 / 60,
-    "hopper.wgmma.k8.tf32.f32": 1 / 60,
+    "hopper.wgmma.k16.bf16.f32": 1 / 25,
+    "hopper.wgmma.k8.tf32.f32": 1 / 30,
     "ascend.cube.k16.f16.f32": 1 / 25,
     "ascend.cube.k16.bf16.f32": 1 / 25,
 }
