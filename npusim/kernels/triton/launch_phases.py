@@ -539,9 +539,12 @@ class LaunchGrid:
         )
 
     def _check_parts(self) -> None:
-        """Raise `ProgramError` for blocks a constant apart in one tensor that have elements in common."""
+        """Raise `ProgramError` for blocks a constant apart in one tensor that have elements in common.
+
+        Elements by a list, of a tensor that is stored to, are looked at where they are read.
+        """
         uses = [*self.reader.loads.values(), *self.reader.stored]
-        views = [(v, x) for x in uses if isinstance(v := self._tensor(x.of), View)]
+        views = [(v, x) for x in uses if isinstance(v := self._tensor(x.of), View) and not isinstance(v, GatheredView)]
         for (a, _), (b, x) in combinations(views, 2):
             is_stored = a.parameter in {y.pointer.of.partition(".")[0] for y in self.reader.stored}
             if a.name != b.name and is_stored and a.parameter == b.parameter and not a.is_apart_from(b):

@@ -280,11 +280,8 @@ def _in_memory(tensor: Tensor, places: Integers, offset: int) -> Integers:
     """Return addresses in the memory, in elements; -1 of what a list of rows does not have."""
     if not isinstance(tensor, GatheredView):
         return places + offset
-    row, rest = places // tensor.by_row, places % tensor.by_row
-    known = np.array(tensor.listed, np.int64)
-    row = np.where((row >= 0) & (row < len(known)), row, -1)
-    first = np.where(row < 0, -1, known[row])
-    return np.where(first < 0, -1, first + rest + offset)
+    first = tensor.offsets(places)
+    return np.where(first < 0, -1, first + offset)
 
 
 def _is_visited(reader: Reader, x: Load, times: int) -> Any:
