@@ -896,8 +896,10 @@ def _factors(op: Op) -> list[str]:
 
 def _is_sum(op: Op, zeros: Sequence[bool]) -> bool:
     """Return whether a loop's only work with floats is to load them and add their products to a sum that begins with
-    0.
+    0; none of it is stored.
     """
+    if any(o.name in ("tt.store", "tt.descriptor_store") for o in _within(op)):
+        return False
     known = ("tt.load", "tt.trans", "arith.constant")
     floats = [o for o in op.body if o.results and "tt.ptr" not in o.type and shape_of(o.type)[1] in FORMATS]
     sums = {i: end for i, end, zero in zip(op.operands[4::2], op.body[-1].operands, zeros, strict=True) if zero}
