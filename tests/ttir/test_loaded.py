@@ -224,3 +224,23 @@ def test_an_element_that_is_stored_over_the_tiles_of_a_loop_is_the_last(hw: str)
 def test_an_element_whose_order_is_free_or_that_no_tile_has_is_refused(how: str, label: int, why: str) -> None:
     with pytest.raises(ProgramError, match=rf"loaded_kernels\.py:\d+: {why}"):
         _losses("h200", how, label)
+
+
+def test_matrices_of_unlike_experts_are_each_read_from_memory() -> None:
+    from ttir.loaded_kernels import experts
+
+    count, block, n, k = 64, 16, 256, 4096
+    tokens = np.where(np.arange(count * block) % block, count, np.arange(count * block) // block).astype(np.int32)
+    matrices = np.zeros((count, n, k), np.float16)
+    words = {"A": np.zeros((count, k), np.float16), "B": matrices, "C": np.zeros((count, n), np.float16)}
+    words |= {
+        "Scale": np.ones(count, np.float32),
+        "Tokens": tokens,
+        "Experts": np.arange(count, dtype=np.int32)[::-1] % 60,
+    }
+    words |= {"count": count, "N": n, "K": k, "top": 1, "BM": block, "BN": 128, "BK": 128, "WEIGHTED": False}
+    with npusim.record() as calls:
+        experts[(count, 2)](**words)
+    rate = 4.8e12  # bytes a second that an H200's memory has
+    read = matrices.nbytes * 60 / count
+    assert npusim.run(calls[0], hw="h200", numerics=False).latency_us > read / rate * 1e6
