@@ -439,7 +439,13 @@ class LaunchGrid:
         if called == self.walked and load.is_walked:
             known, self.walk = self.walk or (at, count), (at, count)
             self.sizes[called] = whole if self.is_summed else size
-            if any(np.any((a != b)[is_visited]) for a, b in zip(known, self.walk, strict=True)):
+            is_apart = any(np.any((a != b)[is_visited]) for a, b in zip(known, self.walk, strict=True))
+            if is_apart and load.of.partition(".")[0] not in self.reader.function.parameters:
+                why = (
+                    "indices of a loop's tiles as values, where these begin behind the first element or leave some out"
+                )
+                raise self._fault(load.line, f"{why}: let the loop go through all of the row, under a mask")
+            if is_apart:
                 raise self._fault(load.line, f"{load.of} is walked at other places than the operand before it")
         elif called == self.walked and self.walk:
             raise self._fault(load.line, f"{load.of} does not move with the loop's tiles, along whose axis it is read")

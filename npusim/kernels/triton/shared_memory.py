@@ -17,7 +17,7 @@ from npusim.kernels.triton.kernel_draft import Stored
 from npusim.kernels.triton.loads_and_stores import are_alike
 from npusim.kernels.triton.results_apart import LOADS, STORES, roots_of, sources_of
 from npusim.kernels.triton.tensor_axes import GatheredView, IntegerTensor, View
-from npusim.kernels.triton.ttir_text import FORMATS, Function, Op, shape_of
+from npusim.kernels.triton.ttir_text import FORMATS, Function, Op, makers, shape_of
 from npusim.kernels.triton.values import MOST_ELEMENTS, Integers, Tensor
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _refused(op: Op, why: str) -> SpecError:
 def _accesses(function: Function) -> Iterator[_Access]:
     """Return the loads and stores of a kernel in the order of its text."""
     listed, sources = list(_in_order(function.operations, 0)), sources_of(function.operations)
-    made = {r: op for op, _ in listed for r in op.results}
+    made = makers(op for op, _ in listed)
     for place, (op, loop) in enumerate(listed):
         if op.name in (*LOADS, *STORES):
             roots = roots_of(op.operands[0], sources)

@@ -19,7 +19,7 @@ from npusim.kernels.triton.arithmetic import MASK, TO_WHOLE, Arithmetic
 from npusim.kernels.triton.integers import limits_of
 from npusim.kernels.triton.kernel_draft import Choices
 from npusim.kernels.triton.tensor_axes import IntegerTensor, MaskView, View
-from npusim.kernels.triton.ttir_text import WHOLE, Function, Op, shape_of
+from npusim.kernels.triton.ttir_text import WHOLE, Function, Op, makers, shape_of
 from npusim.kernels.triton.values import (
     AXES,
     Affine,
@@ -400,7 +400,7 @@ def _is_of_first(body: Sequence[Op]) -> bool:
     """Return whether a reduction of pairs returns the greater, or lesser, element and of equal ones the lesser index:
     as Triton writes tl.max, tl.min, tl.argmax and tl.argmin.
     """
-    made = {r: o for o in body for r in o.results}
+    made = makers(body)
 
     def of(name: str) -> Op:
         return made.get(name, body[-1])
