@@ -71,7 +71,7 @@ class Footprint(ColumnScan):
             elif is_joined and place == "out" and frame.is_visited(n):  # a tile of the result for each tile of the loop
                 yield from (Touch(frame.cut(n, b, Visit(0, b.first, b.last - b.first)), 0) for b in blocks)
             elif is_joined and frame.is_visited(n):
-                axes = tuple([a for a in frame.axes(n) if blocks[0].span(a)])
+                axes = tuple([a for a in frame.reading_axes(n) if blocks[0].span(a)])
                 alike = frame.sharing(n), rereads.get(n), axes
                 if alike not in visits:
                     visits[alike] = _stretches(frame, *alike, blocks)

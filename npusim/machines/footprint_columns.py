@@ -117,7 +117,8 @@ def _visited(
     Every ``rows`` rows of a block read a stretch once; None: all rows of a block together.
     """
     share, numbers = frame.sharing(n), blocks.numbers
-    spans = [SPANS + 2 * i + end for i, axis in enumerate(blocks.axes) if axis in frame.axes(n) for end in (0, 1)]
+    read = frame.reading_axes(n)
+    spans = [SPANS + 2 * i + end for i, axis in enumerate(blocks.axes) if axis in read for end in (0, 1)]
     each = -(-numbers[:, SPANS + 1] // rows) if rows else np.ones(len(blocks), np.int64)
     position = np.column_stack([steps, numbers[:, BATCH], numbers[:, HEAD] // share, numbers[:, spans]])
     alike = _Merged.of(np.column_stack([position, blocks.sharing]))

@@ -149,6 +149,13 @@ class Frame:
         bound = self.phase.tensors.get(n)
         return bound if isinstance(bound, Stacked) else None
 
+    def reading_axes(self, n: str) -> tuple[str, ...]:
+        """Return the axes along which blocks at unlike places read unlike parts of a name's tensor: that of its places
+        in a stack of matrices too.
+        """
+        stack = self.stack(n)
+        return (*self.axes(n), *([stack.axis] if stack and n not in self.phase.by_tile else []))
+
     def widest(self, n: str) -> str:
         """Return the operand that reads the most rows of an operand's tensor; other operands read a part of them."""
         return widest(self.phase, n)

@@ -178,3 +178,32 @@ def omitted_rows(X, Y, B: tl.constexpr):
     for q in range(0, 8, 3):
         acc += tl.load(X + q * B + o)
     tl.store(Y + o, acc)
+
+
+@triton.jit
+def loss_in_place(X, L, LOSS, n, HOW: tl.constexpr, B: tl.constexpr):
+    """Gradients of a loss in place of the scores, tile by tile, and that of the label over them behind the loop."""
+    row = tl.program_id(0)
+    label = tl.load(L + row)
+    X += row * n
+    scored = tl.load(X + label) if HOW != "another row" else tl.load(X - row * n + label)
+    m, d = float("-inf"), 0.0
+    for i in range(0, n, B):
+        cols = i + tl.arange(0, B)
+        x = tl.load(X + cols, mask=cols < n, other=float("-inf"))
+        larger = tl.maximum(m, tl.max(x))
+        d = d * tl.exp(m - larger) + tl.sum(tl.exp(x - larger))
+        m = larger
+    for i in range(0, n, B):
+        cols = i + tl.arange(0, B)
+        x = tl.load(X + cols, mask=cols < n, other=float("-inf"))
+        tl.store(X + cols, tl.exp(x - m) / d, mask=cols < n)
+    if HOW != "no barrier":
+        tl.debug_barrier()
+    if HOW == "loaded again":
+        tl.store(X + label, tl.load(X + label) - 1.0)
+    elif HOW == "beyond":
+        tl.store(X + label + 1, tl.exp(scored - m) / d - 1.0)
+    else:
+        tl.store(X + label, tl.exp(scored - m) / d - 1.0)
+    tl.store(LOSS + row, m + tl.log(d) - scored)

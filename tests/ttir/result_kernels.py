@@ -56,14 +56,34 @@ def states_of_chunks(K, V, H, HT, C: tl.constexpr, D: tl.constexpr, T: tl.conste
 
 
 @triton.jit
-def scaled_states(K, V, H, HT, C: tl.constexpr, D: tl.constexpr, T: tl.constexpr):
-    """States of linear attention: each is halved and stored, then a product is added to it."""
+def scaled_states(K, V, H, HT, C: tl.constexpr, D: tl.constexpr, T: tl.constexpr, STORES: tl.constexpr):
+    """States of linear attention: each is halved, and a product is added to it; one of the three is stored."""
     rows, dims = tl.arange(0, C), tl.arange(0, D)
     h = tl.zeros([D, D], tl.float32)
     for i in range(T // C):
         k = tl.load(K + dims[:, None] + (i * C + rows)[None, :] * D)
         v = tl.load(V + (i * C + rows)[:, None] * D + dims[None, :])
+        places = H + i * D * D + dims[:, None] * D + dims[None, :]
         h = h * 0.5
-        tl.store(H + i * D * D + dims[:, None] * D + dims[None, :], h)
+        if STORES == "before":
+            tl.store(places, h)
+        product = tl.dot(k, v)
+        if STORES == "product":
+            tl.store(places, product)
+        h += product
+        if STORES == "behind":
+            tl.store(places, h)
+    tl.store(HT + dims[:, None] * D + dims[None, :], h)
+
+
+@triton.jit
+def summed_states(K, V, H, HT, C: tl.constexpr, D: tl.constexpr, T: tl.constexpr):
+    """States that are sums of products, each stored."""
+    rows, dims = tl.arange(0, C), tl.arange(0, D)
+    h = tl.zeros([D, D], tl.float32)
+    for i in range(T // C):
+        k = tl.load(K + dims[:, None] + (i * C + rows)[None, :] * D)
+        v = tl.load(V + (i * C + rows)[:, None] * D + dims[None, :])
         h += tl.dot(k, v)
+        tl.store(H + i * D * D + dims[:, None] * D + dims[None, :], h)
     tl.store(HT + dims[:, None] * D + dims[None, :], h)

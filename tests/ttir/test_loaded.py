@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+import npusim
 from npusim.errors import ProgramError
 from npusim.kernels.triton.listed import lowest_bit
 from npusim.kernels.triton.ttir_text import Line, Op
@@ -183,3 +184,63 @@ def test_rows_that_a_loop_omits_are_not_fetched() -> None:
     words = {"X": x, "Y": np.zeros(64, np.float32), "B": 64}
     done = check(Launch("omitted_rows", (1,), words, "Y", x[::3].astype(np.float64).sum(0)), "h200")
     assert done.timing.compulsory_bytes == 3 * 64 * 4
+
+
+def _losses(hw: str, how: str, label: int = 7) -> tuple[Any, dict[str, Any], Any]:
+    """Run a loss whose label's gradient is stored over the tiles; return it, its arguments and both results."""
+    from ttir.loaded_kernels import loss_in_place
+
+    x, labels = normal(3, 4, 40), np.array([0, 39, 16, label])
+    words = {"X": x.copy(), "L": labels, "LOSS": np.zeros(4, np.float32), "n": 40, "HOW": how, "B": 16}
+    with npusim.record(floats=True) as calls:
+        loss_in_place[(4,)](**words)
+    wide, rows = x.astype(np.float64), np.arange(4)
+    total = np.exp(wide).sum(1)
+    gradients = np.exp(wide) / total[:, None]
+    gradients[rows, labels % 40] -= 1
+    done = npusim.run(calls[0], hw=hw, rows="all")
+    return done, words, (gradients, np.log(total) - wide[rows, labels % 40])
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b2", "h200"])
+def test_an_element_that_is_stored_over_the_tiles_of_a_loop_is_the_last(hw: str) -> None:
+    from ttir.stored import stored
+
+    done, words, wanted = _losses(hw, "")
+    made = stored(done, words)
+    assert np.abs(made["X"] - wanted[0]).max() < 1e-6
+    assert np.abs(made["LOSS"] - wanted[1]).max() < 2e-6
+
+
+@pytest.mark.parametrize(
+    ("how", "label", "why"),
+    [
+        ("no barrier", 7, "X is stored to and accessed elsewhere too"),  # which of two threads stores last is free
+        ("loaded again", 7, "X: rows by loaded integers, of a tensor that is accessed otherwise too"),
+        ("another row", 7, "X is stored to and accessed elsewhere too"),
+        ("beyond", 7, r"program \(1, 0, 0\) stores an element behind a loop that none of the loop's tiles has"),
+    ],
+)
+def test_an_element_whose_order_is_free_or_that_no_tile_has_is_refused(how: str, label: int, why: str) -> None:
+    with pytest.raises(ProgramError, match=rf"loaded_kernels\.py:\d+: {why}"):
+        _losses("h200", how, label)
+
+
+def test_matrices_of_unlike_experts_are_each_read_from_memory() -> None:
+    from ttir.loaded_kernels import experts
+
+    count, block, n, k = 64, 16, 256, 4096
+    tokens = np.where(np.arange(count * block) % block, count, np.arange(count * block) // block).astype(np.int32)
+    matrices = np.zeros((count, n, k), np.float16)
+    words = {"A": np.zeros((count, k), np.float16), "B": matrices, "C": np.zeros((count, n), np.float16)}
+    words |= {
+        "Scale": np.ones(count, np.float32),
+        "Tokens": tokens,
+        "Experts": np.arange(count, dtype=np.int32)[::-1] % 60,
+    }
+    words |= {"count": count, "N": n, "K": k, "top": 1, "BM": block, "BN": 128, "BK": 128, "WEIGHTED": False}
+    with npusim.record() as calls:
+        experts[(count, 2)](**words)
+    rate = 4.8e12  # bytes a second that an H200's memory has
+    read = matrices.nbytes * 60 / count
+    assert npusim.run(calls[0], hw="h200", numerics=False).latency_us > read / rate * 1e6

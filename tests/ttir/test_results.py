@@ -139,14 +139,26 @@ def test_a_state_is_stored_before_a_product_is_added_to_it() -> None:
         npusim.run(calls[1], hw="h200", rows="all")
 
 
-def test_a_scaled_state_is_stored_before_a_product_is_added_to_it() -> None:
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize("stores", ["before", "product", "behind", "sums"])
+def test_a_state_or_what_is_added_to_it_is_stored_by_the_loop_and_the_last_one_behind_it(stores: str, hw: str) -> None:
     from ttir import result_kernels as kernels
 
     k, v = (np.random.default_rng(i).standard_normal((64, 16)).astype(np.float16) for i in range(2))
-    h, ht = np.zeros((2, 16, 16), np.float32), np.zeros((16, 16), np.float32)
+    words = {"K": k, "V": v, "H": np.zeros((2, 16, 16), np.float32), "HT": np.zeros((16, 16), np.float32)}
+    words |= {"C": 32, "D": 16, "T": 64}
     with npusim.record(floats=True) as calls:
-        kernels.scaled_states[(1,)](K=k, V=v, H=h, HT=ht, C=32, D=16, T=64)
-    done = npusim.run(calls[0], hw="h200", rows="all")
-    each = np.einsum("ctk,ctv->ckv", *(x.astype(np.float64).reshape(2, 32, 16) for x in (k, v)))
-    assert np.abs(np.asarray(done.output).reshape(h.shape) - np.stack([0 * each[0], each[0] / 2])).max() < 1e-4
+        if stores == "sums":
+            kernels.summed_states[(1,)](**words)
+        else:
+            kernels.scaled_states[(1,)](**words, STORES=stores)
+    done = npusim.run(calls[0], hw=hw, rows="all")
+    first, second = np.einsum("ctk,ctv->ckv", *(x.astype(np.float64).reshape(2, 32, 16) for x in (k, v)))
+    wanted = {
+        "before": [0 * first, first / 2],
+        "product": [first, second],
+        "behind": [first, first / 2 + second],
+        "sums": [first, first + second],
+    }
+    assert np.abs(np.asarray(done.output).reshape(2, 16, 16) - np.stack(wanted[stores])).max() < 1e-4
     assert done.numerics.others["HT"].rmse < 1e-6

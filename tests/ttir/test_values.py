@@ -248,3 +248,20 @@ def test_the_walk_itself_rounds_and_compares_as_ieee_has_it() -> None:
     zeros = np.array([0.0, -0.0], np.float32)
     assert np.signbit(_extreme(zeros, zeros[::-1], is_largest=False, is_nan=False)).all()
     assert not np.signbit(_extreme(zeros, zeros[::-1], is_largest=True, is_nan=False)).any()
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_sum_over_a_loop_that_no_program_enters_is_0(hw: str) -> None:
+    from ttir.value_kernels import sums_of_some
+
+    x = np.random.default_rng(0).standard_normal((3, 64)).astype(np.float32)
+    words = {"X": x, "Y": np.zeros((3, 16), np.float32), "n": 64, "end": 0, "B": 16}
+    assert np.array_equal(computed(recorded(sums_of_some, 3, words), hw, words["Y"]), x[:, :16])
+
+
+def test_indices_of_tiles_that_begin_behind_the_first_element_are_refused_in_the_users_words() -> None:
+    from ttir.value_kernels import running_place
+
+    words = {"X": np.zeros((4, 64), np.float32), "Y": np.zeros(4, np.int32), "n": 64, "first": 16, "R": 4, "B": 16}
+    with pytest.raises(ProgramError, match=r"value_kernels\.py:\d+: indices of a loop's tiles as values"):
+        computed(recorded(running_place, 1, words), "h200", words["Y"])

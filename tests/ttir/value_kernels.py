@@ -100,3 +100,28 @@ def clamped(X, Y, B: tl.constexpr, IS_ALIKE: tl.constexpr):
     i = tl.program_id(0) * B + tl.arange(0, B)
     x = tl.load(X + i)
     tl.store(Y + i, tl.clamp(x, -1.0, 1.0) if IS_ALIKE else tl.clamp(x, -3.0, 2.0))
+
+
+@triton.jit
+def sums_of_some(X, Y, n, end, B: tl.constexpr):
+    """The sum of a row's first elements, tile by tile, and of none where ``end`` is 0."""
+    row, total = tl.program_id(0), tl.zeros([B], tl.float32)
+    for i in range(0, end, B):
+        cols = i + tl.arange(0, B)
+        total += tl.load(X + row * n + cols, mask=cols < end, other=0.0)
+    x = tl.load(X + row * n + tl.arange(0, B))
+    tl.store(Y + row * B + tl.arange(0, B), x + tl.sum(total))
+
+
+@triton.jit
+def running_place(X, Y, n, first, R: tl.constexpr, B: tl.constexpr):
+    """The index of each row's largest element from ``first`` on, tile by tile."""
+    rows = tl.arange(0, R)
+    most, place = tl.full([R], float("-inf"), tl.float32), tl.full([R], 0, tl.int32)
+    for s in range(first, n, B):
+        cols = s + tl.arange(0, B)
+        x = tl.load(X + rows[:, None] * n + cols[None, :], mask=(cols < n)[None, :], other=float("-inf"))
+        best, i = tl.max(x, 1, return_indices=True)
+        place = tl.where(best > most, s + i, place)
+        most = tl.maximum(best, most)
+    tl.store(Y + rows, place)

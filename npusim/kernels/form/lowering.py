@@ -247,14 +247,19 @@ def _yielded(generator: Any, trace: Trace) -> list[tuple[Any, int | None]]:
 
 def _own_result(trace: Trace, x: Value, loop: int | None, others: Sequence[Value]) -> Value:
     """Return a result as a separate value: operands, states, and values that are read later or returned twice are
-    copied; a value that rows also compute for a product, which reads it once, is computed again.
+    copied; so are products that rows read too, and values on the way to a state's next one, which are written in its
+    place.  A value that rows also compute for a product, which reads it once, is computed again.
     """
     made = x.event.loop if x.event else None
-    is_read_later = any(s is x for e in trace.events if e.loop != made for s in e.srcs)
+    is_product = x.kind == "product" and loop is not None
+    is_read_later = any(
+        s is x for e in trace.events if e.loop != made or (is_product and e.opcode is not O.MATMUL) for s in e.srcs
+    )
+    is_step = any(c.loop == loop and c.new is not x and _leads_to(x, c.new, loop) for c in trace.carried)
     is_changed = x.event is not None and x.event.opcode is O.MATMUL and x.event.attributes.accumulate
     # A matrix unit adds a product to a value in its place: one that is returned before is stored before.
     added = [e for e in trace.events if e.loop == loop and _accumulates(e) and e.srcs[-1] is x]
-    is_own = not (is_read_later or is_changed or added or _is_factor(trace, x))
+    is_own = not (is_read_later or is_changed or added or is_step or _is_factor(trace, x))
     if x.kind in ("row", "product") and x.state is None and x not in others and is_own:
         return x
     copied = Value(x.axes, x.fmt)
@@ -266,10 +271,20 @@ def _own_result(trace: Trace, x: Value, loop: int | None, others: Sequence[Value
     last = len(trace.events) - 1  # behind loops, since the kernel may return what loops leave
     if loop is not None:
         last = max((i for i, e in enumerate(trace.events) if e.loop == loop), default=last)
+    if is_step:
+        last = next(i for i, e in enumerate(trace.events) if e is x.event)
     at = min((i for i, e in enumerate(trace.events) if e in added), default=last + 1)
     copied.event = Event(O.COPY if x.kind == "operand" else O.CAST, copied, (x,), PLAIN, "", loop, 0, "")
     trace.events.insert(at, copied.event)
     return copied
+
+
+def _leads_to(x: Value, new: Value, loop: int | None) -> bool:
+    """Return whether a tile of rows is computed on the way from a state to its next value."""
+    e = new.event
+    if e is None or e.loop != loop or x.kind != "row" or len(x.axes) < 2 or not _is_of_state(x):
+        return False
+    return any(s is x or (s.axes == x.axes and _leads_to(x, s, loop)) for s in e.read)
 
 
 def _accumulates(e: Event) -> bool:

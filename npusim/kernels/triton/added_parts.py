@@ -17,7 +17,7 @@ from npusim.errors import ProgramError
 from npusim.kernels.triton.results_apart import STORES, inside, needed_by, roots_of, sources_of
 from npusim.kernels.triton.start_values import pointers_into
 from npusim.kernels.triton.tensor_axes import View
-from npusim.kernels.triton.ttir_text import FORMATS, Function, Op, read
+from npusim.kernels.triton.ttir_text import FORMATS, Function, Op, makers, read
 from npusim.kernels.triton.values import Affine, Integers
 
 #: Elements of a row that one program of the second kernel adds.
@@ -80,7 +80,7 @@ def parts_apart(function: Function, arguments: Mapping[str, Any], count: int) ->
         name: replace(own, name=name, sizes=sizes, by=by, parts=count),
         total: replace(own, name=total, sums=count),
     }
-    made, pointers = {r: o for o in every for r in o.results}, set[str]()
+    made, pointers = makers(every), set[str]()
 
     def stored(operations: Sequence[Op]) -> list[Op]:
         """Return operations with a store of a part in place of each atomic addition."""

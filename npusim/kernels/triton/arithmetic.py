@@ -704,7 +704,8 @@ class Arithmetic(Draft, ABC):
             self._set(op, Number(math.nan, f"{walked}.index", is_known=False))
             return
         if np.ptp(x.base):
-            raise op.fail("a float of an index that differs between programs")
+            in_loop = " or that a loop changes other than by one step from 0" if x.base.shape[1] > 1 else ""
+            raise op.fail(f"a float of an index that differs between programs{in_loop}")
         value = _rounded(float(x.base.flat[0]), shape_of(op.type)[1])
         self._set(op, Number(value, literal(value)))
 
@@ -718,6 +719,9 @@ class Arithmetic(Draft, ABC):
             self._least(op, x)
             return
         kind, neutral, nan = REDUCTIONS.get(inner[0] if inner else "", ("", 0.0, ""))
+        if len(inner) == 2 and isinstance(x, Number) and x.shape:
+            self._of_one_number(op, x, is_sum=kind == "sum", is_extremum=kind == "max" or inner[0] in _MINIMA)
+            return
         if not kind or len(inner) != 2 or not isinstance(x, Floats):
             raise op.fail("a reduction other than a sum, a maximum or a minimum of floats")
         if (axis := x.axes[at := op.number("axis")]) is not None and at != len(x.axes) - 1:
@@ -743,6 +747,13 @@ class Arithmetic(Draft, ABC):
             self.notes.append(f"{op.line}: {why}: here each product is rounded before it is added")
         text = text if floor is None else _written(f"maximum {nan}".strip(), text, literal(floor))  # of hidden lanes
         self._bind(op, Floats(text, x.axes[:-1], x.fmt))
+
+    def _of_one_number(self, op: Op, x: Number, *, is_sum: bool, is_extremum: bool) -> None:
+        """Read an extremum of one number in all lanes, or a sum of zeros, as the number."""
+        at = op.number("axis")
+        if not (is_extremum or (is_sum and x.is_known and x.value == 0)):
+            raise op.fail("a sum or product of one number in all lanes: multiply it")
+        self._set(op, replace(x, shape=(*x.shape[:at], *x.shape[at + 1 :])))
 
     def _least(self, op: Op, x: Floats) -> None:
         """Write a minimum as the maximum of the opposite values, and its opposite."""

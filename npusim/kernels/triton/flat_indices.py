@@ -13,7 +13,7 @@ from dataclasses import replace
 from math import gcd
 from typing import Any, NamedTuple
 
-from npusim.kernels.triton.ttir_text import Function, Op, shape_of
+from npusim.kernels.triton.ttir_text import Function, Op, makers, shape_of
 
 #: An operation that is not TTIR's: flat indices as rows and columns, of a part of each program's block.
 FLAT = "npusim.flat_range"
@@ -73,7 +73,7 @@ def on_rows_and_columns(function: Function, block: FlatBlock) -> Function:
 
 def _extents(operations: list[Op], indices: str, arguments: Mapping[str, Any]) -> list[int]:
     """Return after how many flat indices each quotient goes on by one, and each remainder starts again."""
-    scales, extents, made = {indices: 1}, set[int](), {r: o for o in operations for r in o.results}
+    scales, extents, made = {indices: 1}, set[int](), makers(operations)
     for op in operations:
         known = [n for n in op.operands if n in scales]
         if not known or not op.results:

@@ -439,7 +439,13 @@ class LaunchGrid:
         if called == self.walked and load.is_walked:
             known, self.walk = self.walk or (at, count), (at, count)
             self.sizes[called] = whole if self.is_summed else size
-            if any(np.any((a != b)[is_visited]) for a, b in zip(known, self.walk, strict=True)):
+            is_apart = any(np.any((a != b)[is_visited]) for a, b in zip(known, self.walk, strict=True))
+            if is_apart and load.of.partition(".")[0] not in self.reader.function.parameters:
+                why = (
+                    "indices of a loop's tiles as values, where these begin behind the first element or leave some out"
+                )
+                raise self._fault(load.line, f"{why}: let the loop go through all of the row, under a mask")
+            if is_apart:
                 raise self._fault(load.line, f"{load.of} is walked at other places than the operand before it")
         elif called == self.walked and self.walk:
             raise self._fault(load.line, f"{load.of} does not move with the loop's tiles, along whose axis it is read")
@@ -539,9 +545,12 @@ class LaunchGrid:
         )
 
     def _check_parts(self) -> None:
-        """Raise `ProgramError` for blocks a constant apart in one tensor that have elements in common."""
+        """Raise `ProgramError` for blocks a constant apart in one tensor that have elements in common.
+
+        Elements by a list, of a tensor that is stored to, are looked at where they are read.
+        """
         uses = [*self.reader.loads.values(), *self.reader.stored]
-        views = [(v, x) for x in uses if isinstance(v := self._tensor(x.of), View)]
+        views = [(v, x) for x in uses if isinstance(v := self._tensor(x.of), View) and not isinstance(v, GatheredView)]
         for (a, _), (b, x) in combinations(views, 2):
             is_stored = a.parameter in {y.pointer.of.partition(".")[0] for y in self.reader.stored}
             if a.name != b.name and is_stored and a.parameter == b.parameter and not a.is_apart_from(b):

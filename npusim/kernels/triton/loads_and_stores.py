@@ -352,7 +352,7 @@ class Memory(WholeNumbers):
         of = pointer.rest.of
         if not isinstance(source := self.arguments[of], View):
             raise op.fail(f"{of}: rows by loaded integers: record the call")
-        pointer, is_read_alone = by_one_list(op, pointer, self._kinds_of_all), self._is_read_alone(of)
+        pointer, is_read_alone = by_one_list(op, pointer, self._kinds_of_all), self._is_read_first(op, of)
         for name in chain((f"{of}.rows",), (f"{of}.rows{i}" for i in count(2))):
             made, view = rows_of(op, pointer, source, name)
             view = self._visited(made, view)
@@ -373,6 +373,16 @@ class Memory(WholeNumbers):
                 self.notes.append(f"{op.line}: {of}: {why}")
             self.arguments[name] = view
         return made
+
+    def _is_read_first(self, op: Op, of: str) -> bool:
+        """Return whether no store to a tensor can be before an access: there is none, or the access is a load before
+        all loops and stores to it.
+
+        That no other program stores there is looked at where all accesses are known.
+        """
+        is_first = op in self.function.operations and not any(x.of.partition(".")[0] == of for x in self.stored)
+        is_one = op.name == "tt.load" and not shape_of(op.type)[0]
+        return self._is_read_alone(of) or (is_first and is_one and self._walk is None)
 
     def _visited(self, pointer: Affine, view: GatheredView) -> GatheredView:
         """Return rows by a table without those of iterations that no program has."""

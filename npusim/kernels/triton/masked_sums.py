@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from npusim.kernels.triton.ttir_text import FORMATS, Op, shape_of
+from npusim.kernels.triton.ttir_text import FORMATS, Op, makers, shape_of
 from npusim.kernels.triton.values import float_of
 
 #: Operations of an accumulator and a term, with the term that leaves an accumulator as it is.
@@ -26,7 +26,7 @@ _NEUTRAL_OF_CHOICE: Mapping[str, float] = MappingProxyType({"ogt": -math.inf, "o
 
 def with_masked_terms(operations: Sequence[Op]) -> list[Op]:
     """Return a kernel's operations, with masks of terms for masks of accumulators in its loops."""
-    made = {r: o for o in operations for r in o.results}
+    made = makers(operations)
     return [replace(o, body=_masked(o, made)) if o.name == "scf.for" else o for o in operations]
 
 
@@ -34,7 +34,7 @@ def _masked(loop: Op, outer: Mapping[str, Op]) -> list[Op]:
     body, starts = loop.body, dict(zip(loop.operands[4::2], loop.operands[5::2], strict=True))
     for choice in [o for o in body if o.name == "arith.select" and o.operands[2] in starts]:
         mask, value, state = choice.operands
-        known = {r: o for o in body for r in o.results}
+        known = makers(body)
         chain = _chain(value, state, known)
         if not chain or not _is_alone([*chain], choice, body):
             continue

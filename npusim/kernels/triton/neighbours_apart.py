@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from npusim.kernels.triton.ttir_text import TYPES, Function, Op, shape_of
+from npusim.kernels.triton.ttir_text import TYPES, Function, Op, makers, shape_of
 from npusim.kernels.triton.values import Affine, Condition, Known, Number
 
 #: An operation that is not TTIR's: every second one of integers or a mask, along the last axis of a block.
@@ -42,7 +42,7 @@ class _Halves:
     """The operations of a kernel on halves of its blocks."""
 
     def __init__(self, operations: list[Op]) -> None:
-        self.operations, self.made = operations, {r: o for o in operations for r in o.results}
+        self.operations, self.made = operations, makers(operations)
         self.ordered = list[Op]()
         self._known: dict[tuple[str, int, int], str] = {}
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from npusim.kernels.triton.results_apart import LOADS, inside
-from npusim.kernels.triton.ttir_text import Function, Op
+from npusim.kernels.triton.ttir_text import Function, Op, makers
 
 
 def with_states_passed(function: Function, arguments: Mapping[str, Any]) -> Function:
@@ -27,7 +27,7 @@ def _changed(operations: list[Op], loop: Op, arguments: Mapping[str, Any]) -> li
     at = operations.index(loop)
     choices = [o for o in loop.body if o.name == "scf.if" and o.body and o.otherwise and not o.results]
     branches = [o for o in choices if all(_only_store(body) for body in (o.body, o.otherwise))]
-    made = {r: o for o in (*operations, *loop.body) for r in o.results}
+    made = makers([*operations, *loop.body])
     if len(branches) != 1 or not _is_all_but_last(made.get(branches[0].operands[0]), loop, made, arguments):
         return operations
     (branch,), carried = branches, loop.operands[4:]

@@ -17,7 +17,7 @@ import numpy as np
 
 from npusim.kernels.triton.integers import DIVISIONS, bits_of, computed_of
 from npusim.kernels.triton.results_apart import STORES, inside
-from npusim.kernels.triton.ttir_text import Function, Op, operand_shape
+from npusim.kernels.triton.ttir_text import Function, Op, makers, operand_shape
 
 #: An operation that is not TTIR's: its mask has to hold in the iterations from ``first`` to before ``end``.
 HOLDS = "npusim.holds"
@@ -80,7 +80,7 @@ def _renamed(operations: Sequence[Op], names: Mapping[str, str]) -> list[Op]:
 
 
 def _made(operations: Sequence[Op]) -> dict[str, Op]:
-    return {r: o for o in (*operations, *inside(list(operations))) for r in o.results}
+    return makers([*operations, *inside(list(operations))])
 
 
 def _whole(name: str, made: Mapping[str, Op], arguments: Mapping[str, Any]) -> int | None:

@@ -20,6 +20,7 @@ from npusim.errors import ProgramError
 from npusim.kernels.triton.added_parts import part_of
 from npusim.kernels.triton.arithmetic import BINARY, UNARY, hidden_value
 from npusim.kernels.triton.blocks_as_rows import flattened, trimmed, with_blocks_as_rows
+from npusim.kernels.triton.element_behind import with_elements_chosen
 from npusim.kernels.triton.element_wise import elements_in
 from npusim.kernels.triton.flat_indices import FlatBlock, flat_blocks, on_rows_and_columns
 from npusim.kernels.triton.integers import bits_of, within
@@ -30,11 +31,12 @@ from npusim.kernels.triton.neighbours_apart import half_of, with_neighbours_apar
 from npusim.kernels.triton.passed_states import with_states_passed
 from npusim.kernels.triton.peeled_loops import with_loops_joined, with_loops_turned
 from npusim.kernels.triton.rolled_rows import rolled, with_scale_before_maximum, with_scratch_kept
-from npusim.kernels.triton.tensor_axes import Access, View
+from npusim.kernels.triton.tensor_axes import Access, GatheredView, View
 from npusim.kernels.triton.third_axis import without_third_axis
 from npusim.kernels.triton.ttir_text import FORMATS, TYPES, Function, Op, refusing, shape_of
 from npusim.kernels.triton.turned_blocks import with_turned_blocks
 from npusim.kernels.triton.values import (
+    RELATIONS,
     Affine,
     Booleans,
     Elements,
@@ -141,6 +143,7 @@ def _read(
     choices: Choices,
     block: FlatBlock | None = None,
 ) -> Reader:
+    function = with_elements_chosen(function)
     operations, scratch = with_scratch_kept(with_states_passed(function, arguments))
     function = function._replace(operations=with_masked_terms(rolled(operations)))
     function = with_turned_blocks(function) or function
@@ -214,6 +217,11 @@ class Reader(Memory):
                 others = {str(y.line) for y in (*self.stored, *self.loads.values()) if y.pointer.of == x.pointer.of}
                 why = f"{x.pointer.of} is stored to and accessed elsewhere too: give it another"
                 raise ProgramError(f"{x.line}: {why}; it is accessed at {', '.join(sorted(others))}")
+            for y in self.loads.values():
+                is_one = y.of.partition(".")[0] == x.of.partition(".")[0]
+                if is_one and isinstance(self.arguments[y.of], GatheredView) and not self._are_own(x, y):
+                    why = f"{x.pointer.of}: a program loads an element that it may not store to, and another one may"
+                    raise ProgramError(f"{y.line}: {why}, at {x.line}: which comes first is free; give it a copy")
 
     def _drop_rows(self) -> None:
         """Read blocks of one row as the row: its program's index is that of the row, and there is no axis of rows."""
@@ -357,7 +365,10 @@ class Reader(Memory):
         visited = np.ones((len(self.ids), times), bool)
         if of_walk is not None and times > 1:
             visited = np.broadcast_to(np.arange(times)[None] < of_walk.counts, visited.shape)
-        low, high = x.pointer.base, x.pointer.base
+        view, low = self.arguments[x.of], x.pointer.base
+        if isinstance(view, GatheredView):  # of single elements
+            visited, low = visited & (view.offsets(low) >= 0), view.offsets(low)
+        high = low
         for step, n, left in zip(x.pointer.steps, x.pointer.shape, x.left, strict=True):
             most = np.minimum(left, n)
             visited, end = visited & (most > 0), step * (most - 1)
@@ -462,6 +473,17 @@ class Reader(Memory):
         is_plain = (number.base >= op.number("first")) & (number.base < op.number("end"))
         if np.any(is_plain & ~every & self.is_read(number.base.shape[1])):
             raise op.fail("a loop without a mask beside one whose mask hides elements of its tiles")
+
+    def _npusim_meets(self, op: Op, equal: Known, mask: Known) -> None:
+        """Refuse an element stored behind a loop that is none of the tiles which the loop stores."""
+        ((_, d),), rules = self._condition(op, equal).of, self._condition(op, mask)
+        lane = -d.base * d.steps[0]  # of neighbours along one axis, in either direction
+        met = (lane >= 0) & (lane < d.shape[0]) & self.is_read(d.base.shape[1])
+        for relation, bound in rules.of:
+            met = met & RELATIONS[relation](bound.base + bound.steps[0] * lane, 0)
+        if rules.either or abs(d.steps[0]) != 1 or not np.all(met.any(1)):
+            program = self.program(int(np.argmin(met.any(1))) if len(met) > 1 else 0)
+            raise op.fail(f"{program} stores an element behind a loop that none of the loop's tiles has")
 
     def _branch(self, op: Op, body: Sequence[Op]) -> None:
         for inner in body:
@@ -874,8 +896,10 @@ def _factors(op: Op) -> list[str]:
 
 def _is_sum(op: Op, zeros: Sequence[bool]) -> bool:
     """Return whether a loop's only work with floats is to load them and add their products to a sum that begins with
-    0.
+    0; none of it is stored.
     """
+    if any(o.name in ("tt.store", "tt.descriptor_store") for o in _within(op)):
+        return False
     known = ("tt.load", "tt.trans", "arith.constant")
     floats = [o for o in op.body if o.results and "tt.ptr" not in o.type and shape_of(o.type)[1] in FORMATS]
     sums = {i: end for i, end, zero in zip(op.operands[4::2], op.body[-1].operands, zeros, strict=True) if zero}

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from npusim.kernels.triton.ttir_text import Function, Line, Op, shape_of
+from npusim.kernels.triton.ttir_text import Function, Line, Op, makers, shape_of
 
 #: Reductions by the operation of their region: the word, what they begin with, and the rule of NaN of a maximum.
 REDUCTIONS: Mapping[str, tuple[str, float, str]] = MappingProxyType(
@@ -114,7 +114,7 @@ SCALE = "npusim.scale"
 
 
 def _scaled_first(body: list[Op], outer: Sequence[Op]) -> list[Op]:
-    made = {r: o for o in (*outer, *body) for r in o.results}
+    made = makers([*outer, *body])
 
     def scale_of(op: Op) -> str:
         """Return the scalar that all elements of the second factor are; empty where they are not."""
@@ -150,7 +150,7 @@ def with_scratch_kept(function: Function) -> tuple[list[Op], dict[str, Op]]:
     operations = function.operations
     every = list(_inner(operations))
     pointers = frozenset(n for n, kind in function.parameters.items() if "ptr" in kind)
-    made = {r: o for o in every for r in o.results}
+    made = makers(every)
     kept: dict[str, str] = {}
     pairs, stores = list[Op](), list[Op]()
     for block in (operations, *(b for o in every for b in (o.body, o.otherwise))):

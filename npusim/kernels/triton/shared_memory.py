@@ -17,7 +17,7 @@ from npusim.kernels.triton.kernel_draft import Stored
 from npusim.kernels.triton.loads_and_stores import are_alike
 from npusim.kernels.triton.results_apart import LOADS, STORES, roots_of, sources_of
 from npusim.kernels.triton.tensor_axes import GatheredView, IntegerTensor, View
-from npusim.kernels.triton.ttir_text import FORMATS, Function, Op, shape_of
+from npusim.kernels.triton.ttir_text import FORMATS, Function, Op, makers, shape_of
 from npusim.kernels.triton.values import MOST_ELEMENTS, Integers, Tensor
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _refused(op: Op, why: str) -> SpecError:
 def _accesses(function: Function) -> Iterator[_Access]:
     """Return the loads and stores of a kernel in the order of its text."""
     listed, sources = list(_in_order(function.operations, 0)), sources_of(function.operations)
-    made = {r: op for op, _ in listed for r in op.results}
+    made = makers(op for op, _ in listed)
     for place, (op, loop) in enumerate(listed):
         if op.name in (*LOADS, *STORES):
             roots = roots_of(op.operands[0], sources)
@@ -280,11 +280,8 @@ def _in_memory(tensor: Tensor, places: Integers, offset: int) -> Integers:
     """Return addresses in the memory, in elements; -1 of what a list of rows does not have."""
     if not isinstance(tensor, GatheredView):
         return places + offset
-    row, rest = places // tensor.by_row, places % tensor.by_row
-    known = np.array(tensor.listed, np.int64)
-    row = np.where((row >= 0) & (row < len(known)), row, -1)
-    first = np.where(row < 0, -1, known[row])
-    return np.where(first < 0, -1, first + rest + offset)
+    first = tensor.offsets(places)
+    return np.where(first < 0, -1, first + offset)
 
 
 def _is_visited(reader: Reader, x: Load, times: int) -> Any:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from npusim.kernels.triton.results_apart import LOADS, STORES, inside, needed_by
 from npusim.kernels.triton.tensor_axes import View
-from npusim.kernels.triton.ttir_text import FORMATS, Function, Op, shape_of
+from npusim.kernels.triton.ttir_text import FORMATS, Function, Op, makers, shape_of
 
 _POINTERS = ("tt.addptr", "tt.splat", "tt.broadcast")
 
@@ -33,7 +33,7 @@ def starts_apart(function: Function, arguments: Mapping[str, Any]) -> StartsApar
     if not loops or any(o.name.startswith(("cf.", "tt.atomic")) for o in (*operations, *inside(operations))):
         return None
     loop = loops[0]
-    made = {r: o for o in operations for r in o.results}
+    made = makers(operations)
     starts = [n for n in loop.operands[5::2] if _is_computed(n, made)]
     stores = [o for o in operations[operations.index(loop) :] if o.name in STORES]
     before, loads, kinds = list[Op](), list[Op](), dict[str, str]()

@@ -300,6 +300,14 @@ class GatheredView(View):
         _, first, of = np.unique(self.listed, return_index=True, return_inverse=True)
         return values[first[of]]
 
+    def offsets(self, own: Integers) -> Integers:
+        """Return the offsets in the argument of elements by their offsets here, -1 of what the list does not have."""
+        row, rest = own // self.by_row, own % self.by_row
+        known = np.array(self.listed, np.int64)
+        row = np.where((row >= 0) & (row < len(known)), row, -1)
+        first = np.where(row < 0, -1, known[row])
+        return np.where(first < 0, -1, first + rest)
+
     def own(self, offsets: Integers) -> Integers:
         """Return the offsets that elements of the argument have here, -1 of those that are not here."""
         assert self.source is not None

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from npusim.kernels.triton.results_apart import inside
-from npusim.kernels.triton.ttir_text import Function, Op, shape_of
+from npusim.kernels.triton.ttir_text import Function, Op, makers, shape_of
 
 #: An operation that is not TTIR's: the index along the axis that is left out, of each part of a program.
 PART = "npusim.program_part"
@@ -48,7 +48,7 @@ def with_own_axes(operations: Sequence[Op]) -> list[Op]:
 
     One block may be read as ``[1, n]`` of two axes and, with a third axis, as that of another one.
     """
-    made, count = {r: o for o in (*operations, *inside(operations)) for r in o.results}, 0
+    made, count = makers([*operations, *inside(operations)]), 0
 
     def own(name: str, ordered: list[Op]) -> str:
         nonlocal count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -86,6 +86,11 @@ class Function(NamedTuple):
     name: str
     parameters: dict[str, str]
     operations: list[Op]
+
+
+def makers(operations: Iterable[Op]) -> dict[str, Op]:
+    """Return the operation that makes each result; those within loops and branches only if they are given too."""
+    return {r: o for o in operations for r in o.results}
 
 
 def read(text: str) -> Function:

@@ -19,7 +19,7 @@ from npusim.kernels.triton.arithmetic import MASK, TO_WHOLE, Arithmetic
 from npusim.kernels.triton.integers import limits_of
 from npusim.kernels.triton.kernel_draft import Choices
 from npusim.kernels.triton.tensor_axes import IntegerTensor, MaskView, View
-from npusim.kernels.triton.ttir_text import WHOLE, Function, Op, shape_of
+from npusim.kernels.triton.ttir_text import WHOLE, Function, Op, makers, shape_of
 from npusim.kernels.triton.values import (
     AXES,
     Affine,
@@ -145,6 +145,38 @@ class WholeNumbers(Arithmetic, ABC):
         assert isinstance(made, Floats)
         self.notes.append(f"{op.line}: indices of a loop's tiles are a tensor that is read: its time is counted")
         return made
+
+    def _fixed_choice(self, op: Op, mask: Condition | Elements, a: Known, b: Known) -> None:
+        """Write a choice by a mask of indices; in a loop, of one index in each program (a label's)."""
+        if self._walk is None or (made := self._is_at_index(op, mask)) is None:
+            super()._fixed_choice(op, mask, a, b)
+            return
+        is_at, relation = made
+        self._by_value(op, is_at, *((a, b) if relation == "eq" else (b, a)))
+
+    def _is_at_index(self, op: Op, mask: Condition | Elements) -> tuple[ValueComparison, str] | None:
+        """Return where a loop's tile has the one index that its program has, and how the mask compares with it.
+
+        None for another mask: the indices have to be neighbours along one axis, in tiles at one distance.
+        """
+        if self._walk is None or isinstance(mask, Elements) or mask.either or len(mask.of) != 1 or not self._walk.loads:
+            return None
+        (relation, d), times = mask.of[0], np.arange(self._walk.most)[None]
+        along = [i for i, s in enumerate(d.steps) if s]
+        if relation not in ("eq", "ne") or len(along) != 1 or abs(d.steps[along[0]]) != 1 or d.base.shape[1] < 2:
+            return None
+        base = d.base * d.steps[along[0]]  # of the first index of a tile less the program's
+        step = int(base[0, 1] - base[0, 0])
+        if np.any(base != base[:, :1] + step * times) or np.abs(base).max() + d.shape[along[0]] > MOST_EXACT:
+            return None
+        lanes = np.arange(d.shape[along[0]]).reshape([-1 if i == along[0] else 1 for i in range(len(d.shape))])
+        own = (-base[:, 0]).reshape(-1, 1, *(1 for _ in d.shape))
+        block = self._known_block(op, self._unique("lanes"), lanes[None, None], "i32")
+        index = self._known_block(op, self._unique("index"), own, "i32")
+        number = f"{index.text} - {self._walk.loads[0]}.index * {float(step)!r}"
+        text = f"compare({block.text}, {number}, 'oeq')"
+        self.notes.append(f"{op.line}: one index of a loop's tiles is compared with their lanes, which are read")
+        return ValueComparison(Floats(text, self._joined(block, index), MASK)), relation
 
     def _stored_integers(self, op: Op, x: Affine) -> Floats | Number:
         """Return integers that are known at launch as a block, or one number, to be stored."""
@@ -368,7 +400,7 @@ def _is_of_first(body: Sequence[Op]) -> bool:
     """Return whether a reduction of pairs returns the greater, or lesser, element and of equal ones the lesser index:
     as Triton writes tl.max, tl.min, tl.argmax and tl.argmin.
     """
-    made = {r: o for o in body for r in o.results}
+    made = makers(body)
 
     def of(name: str) -> Op:
         return made.get(name, body[-1])
