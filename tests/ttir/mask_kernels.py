@@ -180,3 +180,49 @@ def rescaled(X, L, Y, N: tl.constexpr):
     row, cols = tl.program_id(0), tl.arange(0, N)
     e = tl.load(L + row * N + cols) * tl.exp(tl.load(X + row * N + cols))
     tl.store(Y + row, tl.sum(e, 0))
+
+
+@triton.jit
+def number_by_column(X, Y, n, low, high, B: tl.constexpr, KIND: tl.constexpr):
+    """A number of the row in some columns, and a constant, another number or a mask in the others."""
+    row, cols = tl.program_id(0), tl.arange(0, B)
+    x = tl.load(X + row * n + cols, mask=cols < n, other=0.0)
+    total = tl.sum(x, 0)
+    if KIND == 0:
+        y = tl.where(cols < low, total, 0.0)
+    elif KIND == 1:
+        y = tl.where(cols == low, total, 1.0)
+    elif KIND == 2:
+        y = tl.where((cols < low) | (cols >= high), total, -1.0) * x
+    elif KIND == 3:
+        y = total + tl.where(cols >= low, 0.0, -float("inf"))
+    else:
+        y = tl.where(cols % 3 == 1, total, 2.0)
+    tl.store(Y + row * n + cols, y, mask=cols < n)
+
+
+@triton.jit
+def number_by_key(X, Y, R, n, low, BR: tl.constexpr, B: tl.constexpr):
+    """A number of each row of a block in the columns from its own on."""
+    rows, cols = tl.program_id(0) * BR + tl.arange(0, BR)[:, None], tl.arange(0, B)[None]
+    x = tl.load(X + rows * n + cols, mask=(rows < R) & (cols < n), other=0.0)
+    y = tl.where(cols >= rows, tl.sum(x, 1)[:, None], 0.0) + tl.where(cols < low, tl.sum(x, 1)[:, None], 1.0)
+    tl.store(Y + rows * n + cols, y, mask=(rows < R) & (cols < n))
+
+
+@triton.jit
+def first_tile_apart(X, Y, n, START: tl.constexpr, B: tl.constexpr, KIND: tl.constexpr):
+    """The state of a loop that the first tile decides alone: by what the loop begins with, or against it."""
+    row, m, total = tl.program_id(0), START, 0.0
+    for j in range(0, n, B):
+        x = tl.load(X + row * n + j + tl.arange(0, B))
+        largest = tl.max(x, 0)
+        new = tl.where(j == 0, largest, tl.maximum(m, largest))
+        before = total * tl.exp(m - new)
+        if KIND == 1:
+            before = tl.where(j == 0, 0.0, before)
+        total = before + tl.sum(tl.exp(x - new), 0)
+        m = new
+    for j in range(0, n, B):
+        x = tl.load(X + row * n + j + tl.arange(0, B))
+        tl.store(Y + row * n + j + tl.arange(0, B), tl.exp(x - m) / total)

@@ -87,3 +87,22 @@ def summed_states(K, V, H, HT, C: tl.constexpr, D: tl.constexpr, T: tl.constexpr
         h += tl.dot(k, v)
         tl.store(H + i * D * D + dims[:, None] * D + dims[None, :], h)
     tl.store(HT + dims[:, None] * D + dims[None, :], h)
+
+
+@triton.jit
+def numbers_of_other_rows(X, Y, T, R, n, tiles, numbers, BR: tl.constexpr, B: tl.constexpr):
+    """A tile of some rows, and a number of others."""
+    r, c = tl.program_id(0) * BR + tl.arange(0, BR), tl.arange(0, B)
+    x = tl.load(X + r[:, None] * n + c[None], mask=(r[:, None] < R) & (c[None] < n), other=0.0)
+    total = tl.sum(x, 1)
+    tl.store(Y + r[:, None] * n + c[None], x - total[:, None], mask=(r[:, None] < tiles) & (c[None] < n))
+    tl.store(T + r, total, mask=r < numbers)
+
+
+@triton.jit
+def number_beside_some_tiles(X, Y, T, n, rows, B: tl.constexpr):
+    """A number in each program, and a tile in some."""
+    r, c = tl.program_id(0), tl.arange(0, B)
+    x = tl.load(X + r * n + c, mask=c < n, other=0.0)
+    tl.store(Y + r * n + c, x - tl.sum(x, 0), mask=(c < n) & (r < rows))
+    tl.store(T + r, tl.sum(x, 0))

@@ -300,3 +300,16 @@ def rotated_neighbours(X, C, S, Y, D, B: tl.constexpr, ROWS: tl.constexpr):
         a, b = tl.split(tl.reshape(x, (ROWS, B // 2, 2)))
         y = tl.reshape(tl.join(a * c - b * s, b * c + a * s), (ROWS, B))
     tl.store(Y + n * D + i, y.to(Y.dtype.element_ty), mask=i < D)
+
+
+@triton.jit
+def two_products_of_one_pair(A, W, C, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """A state that two products of the same tiles are added to, halved between; the last columns fill no tile."""
+    rm, rn = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
+    rk = tl.arange(0, BK)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, K, BK):
+        a = tl.load(A + rm[:, None] * K + (k + rk)[None], mask=rm[:, None] < M, other=0.0)
+        w = tl.load(W + (k + rk)[:, None] * N + rn[None], mask=rn[None] < N, other=0.0)
+        acc = acc * 0.5 + tl.dot(a, w) + tl.dot(a, w)
+    tl.store(C + rm[:, None] * N + rn[None], acc, mask=(rm[:, None] < M) & (rn[None] < N))

@@ -159,3 +159,40 @@ def test_a_product_that_a_sum_alone_takes_in_is_no_statement(hw: str) -> None:
     done = _run("rescaled", (4,), hw, X=x, L=weights, Y=np.zeros(4, np.float32), N=32)
     expected = (weights.astype(np.float64) * np.exp(x.astype(np.float64))).sum(1)
     assert np.abs(np.reshape(done.output, 4) - expected).max() < 1e-4
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_number_of_a_row_is_chosen_column_by_column(hw: str) -> None:
+    x, cols = _drawn(4, 21), np.arange(21)
+    total = x.astype(np.float64).sum(1, keepdims=True)
+    wanted = (
+        np.where(cols < 3, total, 0),
+        np.where(cols == 3, total, 1),
+        np.where((cols < 3) | (cols >= 9), total, -1) * x,
+        np.where(cols >= 3, total, -np.inf),
+        np.where(cols % 3 == 1, total, 2),
+    )
+    for kind, values in enumerate(wanted):
+        words = {"X": x, "Y": np.zeros_like(x), "n": 21, "low": 3, "high": 9}
+        done = _run("number_by_column", (4,), hw, **words, B=32, KIND=kind)
+        assert np.allclose(np.reshape(done.output, x.shape), values, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_numbers_of_rows_are_chosen_element_by_element(hw: str) -> None:
+    x = _drawn(7, 13)
+    rows, cols, total = np.arange(7)[:, None], np.arange(13), x.astype(np.float64).sum(1, keepdims=True)
+    done = _run("number_by_key", (2,), hw, X=x, Y=np.zeros_like(x), R=7, n=13, low=2, BR=4, B=16)
+    assert _is_near(done, np.where(cols >= rows, total, 0) + np.where(cols < 2, total, 1))
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize("kind", [0, 1])
+def test_a_choice_of_the_first_tile_is_what_the_loop_begins_with_or_refused(hw: str, kind: int) -> None:
+    x = _drawn(3, 48) - 5
+    words = {"X": x, "Y": np.zeros_like(x), "n": 48, "B": 16, "KIND": kind}
+    weights = np.exp(x - x.max(1, keepdims=True).astype(np.float64))
+    done = _run("first_tile_apart", (3,), hw, **words, START=-float("inf"))
+    assert _is_near(done, weights / weights.sum(1, keepdims=True))
+    with pytest.raises(ProgramError, match=r"mask_kernels\.py:\d+: tl\.where for a loop's first tile alone, whose two"):
+        _run("first_tile_apart", (3,), hw, **words, START=-1.0)

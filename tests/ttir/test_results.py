@@ -162,3 +162,24 @@ def test_a_state_or_what_is_added_to_it_is_stored_by_the_loop_and_the_last_one_b
     }
     assert np.abs(np.asarray(done.output).reshape(2, 16, 16) - np.stack(wanted[stores])).max() < 1e-4
     assert done.numerics.others["HT"].rmse < 1e-6
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_numbers_and_tiles_of_unlike_rows_are_all_stored(hw: str) -> None:
+    from ttir import result_kernels
+    from ttir.stored import stored
+
+    x = np.random.default_rng(0).standard_normal((7, 13)).astype(F32)
+    total = x.astype(np.float64).sum(1)
+    for tiles, numbers in ((7, 5), (4, 7), (6, 7)):
+        words = {"X": x, "Y": np.zeros_like(x), "T": np.zeros(7, F32)}
+        with npusim.record(floats=True) as calls:
+            result_kernels.numbers_of_other_rows[(2,)](**words, R=7, n=13, tiles=tiles, numbers=numbers, BR=4, B=16)
+            result_kernels.number_beside_some_tiles[(7,)](**words, n=13, rows=tiles, B=16)
+        for call, last in zip(calls, (numbers, 7), strict=True):
+            made = stored(npusim.run(call, hw=hw, rows="all"), words)
+            assert not np.isnan(made["T"][:last]).any()
+            assert np.isnan(made["T"][last:]).all()
+            assert np.isnan(made["Y"][tiles:]).all()
+            assert np.allclose(made["T"][:last], total[:last], rtol=1e-5, atol=1e-5)
+            assert np.allclose(made["Y"][:tiles], (x - total[:, None])[:tiles], rtol=1e-5, atol=1e-5)

@@ -338,3 +338,17 @@ def test_split_and_joined_neighbours_are_even_and_odd_elements(hw: str, rows: in
     (a, b), c, s = (words["X"][:, i::2].astype(np.float64) for i in (0, 1)), words["C"], words["S"]
     made = np.stack([a * c - b * s, b * c + a * s], -1).reshape(8, size)
     check("rotated_neighbours", (8 // rows,), words, {"Y": made}, hw, D=size, B=32, ROWS=rows)
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b2", "h200"])
+def test_two_products_read_one_tile_of_the_last_columns(hw: str) -> None:
+    from ttir import shape_kernels
+
+    draw = np.random.default_rng(0)
+    a, w = (draw.standard_normal(shape).astype(np.float16) for shape in ((32, 32), (32, 45)))
+    words = {"A": a, "W": w, "C": np.zeros((32, 45), np.float32), "M": 32, "N": 45, "K": 32}
+    with npusim.record(floats=True) as calls:
+        shape_kernels.two_products_of_one_pair[(1, 2)](**words, BM=32, BN=32, BK=16)
+    first, last = (a[:, k : k + 16].astype(float) @ w[k : k + 16].astype(float) for k in (0, 16))
+    done = npusim.run(calls[0], hw=hw, rows="all")
+    assert np.abs(np.reshape(done.output, (32, 45)) - (first + 2 * last)).max() < 1e-4

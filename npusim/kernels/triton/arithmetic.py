@@ -30,6 +30,7 @@ from npusim.kernels.triton.element_wise import (
     or_elements,
     resized_elements,
 )
+from npusim.kernels.triton.first_tile import FirstTile
 from npusim.kernels.triton.integers import (
     DIVISIONS,
     SHIFTS,
@@ -1050,11 +1051,15 @@ class Arithmetic(Draft, ABC):
         relation, d = mask.every[0]
         is_first = len(mask.every) == 1 and relation == "eq" and not any(d.steps) and d.base.shape[1] > 1
         if is_first and isinstance(b, Floats) and not d.base[:, 0].any() and d.base[:, 1:].all():
-            self.notes.append(f"{op.line}: the choice for the first tile is assumed to equal that of start values")
+            self._refuse_other_first(op)
+            self.notes.append(f"{op.line}: the choice for the first tile equals that of the loop's start values")
             self._bind(op, b)
             return
         if isinstance(a, Number) and isinstance(b, Floats):
             mask, a, b = ~mask, b, a
+        if isinstance(a, Floats) and _differs_beyond(mask, a):
+            self._fixed_choice(op, mask, a, b)
+            return
         if isinstance(a, Floats) and isinstance(b, Floats) and b.held is not None and self._is_of_tiles(a, mask):
             a = replace(a, held=b.held, pad=b.pad, is_seen=False, is_even=False)
             self._bind(op, a)  # a tile has no other lanes
@@ -1082,6 +1087,18 @@ class Arithmetic(Draft, ABC):
             self.hidden.unlike_rows.add(a.axes[0])
             a = replace(a, pad=pad)
         self._mask(op, a, b, Condition(tuple(rest), mask.either)) if rest or mask.either else self._bind(op, a)
+
+    def _refuse_other_first(self, op: Op) -> None:
+        """Raise `ProgramError` for a choice of the first tile that is not known to be what the start values give."""
+        loop = next((o for o in self.function.operations if op in o.body and o.name == "scf.for"), None)
+        carried = zip(loop.operands[4::2], loop.operands[5::2], strict=True) if loop else ()
+        begun = {inner: self.values.get(start) for inner, start in carried}
+        starts = {n: x.value for n, x in begun.items() if isinstance(x, Number) and x.is_known}
+        mask, one, other = op.operands
+        operations = [*self.function.operations, *(loop.body if loop else ())]
+        if not FirstTile(operations, starts, mask).are_equal(one, other):
+            why = "whose two values differ with the loop's start values: let the state begin with the first value"
+            raise op.fail(f"tl.where for a loop's first tile alone, {why}")
 
     def _is_of_tiles(self, a: Floats, mask: Condition) -> bool:
         """Return whether a mask leaves the elements of a loop's tiles that its loads leave, no more and no less."""
@@ -1182,6 +1199,9 @@ class Arithmetic(Draft, ABC):
     def _mask(self, op: Op, a: Floats, b: Number, mask: Condition | Elements) -> None:
         if len(mask.shape) != 2 and self._walk is not None:
             raise op.fail("a mask in a loop that is no comparison of rows and columns of a tile")
+        if _differs_beyond(mask, a):
+            self._fixed_choice(op, mask, a, b)
+            return
         a = replace(a, held=None, is_even=False)
         if a.pad != b.value and not (a.pad == -math.inf and b.value <= LOW):
             a = replace(a, pad=None)  # of columns beyond the tensor some have the one value, and others the number
@@ -1264,6 +1284,15 @@ class Arithmetic(Draft, ABC):
 def _lanes_of(relation: str, d: Affine) -> tuple[str, int, tuple[int, ...]]:
     """Return a comparison of lanes that are the same in all programs, whichever axes of one index its block has."""
     return relation, int(d.base.flat[0]), tuple(s for s in d.steps if s)
+
+
+def _differs_beyond(mask: Condition | Elements, a: Floats) -> bool:
+    """Return whether a mask differs along an axis along which a value has one element for all."""
+    if isinstance(mask, Elements):
+        along = [bool(np.any(mask.values != np.take(mask.values, [0], i + 2))) for i in range(len(mask.shape))]
+    else:
+        along = [any(d.steps[i] and d.shape[i] > 1 for _, d in mask.every) for i in range(len(mask.shape))]
+    return any(axis is None and is_other for axis, is_other in zip(a.axes, along, strict=False))
 
 
 def _is_decided(x: Condition) -> bool:

@@ -512,10 +512,8 @@ class LaunchGrid:
         if apart := [side for side, x, y in matrix if np.any(x != y)]:
             why = f"a program stores a second result to another {apart[0]} than the first"
             raise self._fault(other.line, f"{of}: {why}")
-        if not is_tile and np.any(
-            np.minimum(other.left[0], other.pointer.shape[0]) > self.rows if other.left else False
-        ):
-            self.reader.notes.append(f"{other.line}: {of}: numbers of rows that are not stored are not computed")
+        if not is_tile:
+            self._check_numbers(other)
         if is_tile:
             is_like = bool(np.all(row == self.row) and np.all(column == self.col))
             sides = self._sides(other.pointer, other.value.axes, other.left)
@@ -526,6 +524,25 @@ class LaunchGrid:
                 is_like &= bool(np.all(np.minimum(np.minimum(left, size), whole - x) == count))
             if not is_like:
                 raise self._fault(other.line, f"{of}: a second tile is stored at other rows and columns than the first")
+
+    def _check_numbers(self, other: Stored) -> None:
+        """Raise `ProgramError` for numbers of other rows than those of which a program stores its tile.
+
+        Behind a loop over tiles, numbers of further rows of a block that is stored are left out, with a note: rows of
+        queries that are there to fill a block.
+        """
+        of, stored = other.pointer.of, np.where(self.cols > 0, self.rows, 0).max(1, keepdims=True)
+        count = np.minimum(other.left[0], other.pointer.shape[0]) if other.left else np.ones_like(stored)
+        is_of_tile = not self.is_stacked and not self.out.is_workspace
+        if is_of_tile and np.any(count < stored):
+            why = "numbers of fewer rows than those of the tile that is stored: store both under one mask of rows"
+            raise self._fault(other.line, f"{of}: {why}")
+        is_more = count > stored
+        if is_of_tile and np.any(is_more & ((stored == 0) | (not self.reader.walks))):
+            why = "numbers of rows of which the tile is not stored: store both under one mask of rows"
+            raise self._fault(other.line, f"{of}: {why}")
+        if np.any(is_more):
+            self.reader.notes.append(f"{other.line}: {of}: numbers of rows that are not stored are not computed")
 
     def _is_state(self, other: Stored, row: Integers, column: Integers) -> bool:
         """Return whether a result is a tile with the first one's rows, and all of an axis that this has not."""

@@ -409,21 +409,25 @@ class CubeProduct:
                 first, last = at == 0, at + piece.size == length
         (rows, top), (cols, left) = self._as_stored(n, along, across)
         height, length = self._as_stored(n, piece.size, width)
-        return self._slot(n, rows, cols, first=first, last=last).part(top, height, left, length)
+        pitch = self._pitch(n, block, tile, cols)
+        return self._slot(n, rows, cols, pitch, first=first, last=last).part(top, height, left, length)
 
     def _whole(self, n: str, block: WorkTile, tile: Visit, *, first: bool = False, last: bool = False) -> RingTile:
         rows, cols, _ = self.frame.shape(n, block, tile)
-        return self._slot(n, rows, cols, first=first, last=last)
+        return self._slot(n, rows, cols, self._pitch(n, block, tile, cols), first=first, last=last)
 
-    def _slot(self, n: str, rows: int, cols: int, *, first: bool, last: bool) -> RingTile:
+    def _pitch(self, n: str, block: WorkTile, tile: Visit, cols: int) -> int:
+        """Return the columns of the slot that holds an operand: those of the operand that it is a view of."""
+        return self.frame.cols(self.frame.views.get(n, n), block, tile) if self.modes[n] == "view" else cols
+
+    def _slot(self, n: str, rows: int, cols: int, pitch: int, *, first: bool, last: bool) -> RingTile:
         """Return the part of an operand that is in L1."""
         if n in self.lifted:
             ends = {"first": first and self.turns[n][0], "last": last and self.turns[n][1]}
             slot = self.cross[n][0].front(rows, self.frame.width(n), self.frame.fmt(n), **ends)
             return slot.part(0, rows, 0, cols)
-        ring, whole = self.rings[n], self.frame.views.get(n, n)
+        ring = self.rings[n]
         look = ring.peek if n == self.ahead else ring.front
-        pitch = self.frame.width(whole) if self.modes[n] == "view" else cols
         return look(rows, cols, self.frame.fmt(n), first=first, last=last, stride=pitch)
 
     @property

@@ -1,0 +1,67 @@
+"""What two values of a loop are in its first iteration: equal or not, by the numbers that its states begin with."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from npusim.kernels.triton.ttir_text import FORMATS, Op, shape_of
+from npusim.kernels.triton.values import number_of
+
+#: A number, or an operation on such values: its name, its attributes and type, and its operands.
+_Value = float | tuple[object, ...]
+#: Operations that change a block's shape alone: of one number they are that number.
+_SHAPES = ("tt.splat", "tt.broadcast", "tt.expand_dims", "tt.reshape", "ttg.convert_layout", "arith.extf")
+_MAXIMA = ("arith.maxnumf", "arith.maximumf")
+
+_OF_NUMBERS: Mapping[str, Callable[[float, float], float]] = MappingProxyType(
+    {"arith.addf": operator.add, "arith.subf": operator.sub, "arith.mulf": operator.mul} | dict.fromkeys(_MAXIMA, max)
+)
+#: Results of an operation of which one number decides them: the other operand's.
+_LEFT_AS_IT_IS = MappingProxyType({"arith.addf": 0.0, "arith.mulf": 1.0} | dict.fromkeys(_MAXIMA, -math.inf))
+
+
+class FirstTile:
+    """The first iteration of a loop.
+
+    ``starts``: the numbers that its states begin with, by the names that they have in the loop; ``mask``: the condition
+    that holds in the first iteration alone.  Scores are taken to be finite: -inf less one of them is -inf.
+    """
+
+    def __init__(self, operations: list[Op], starts: Mapping[str, float], mask: str) -> None:
+        self._made = {r: o for o in operations for r in o.results}
+        self._mask = mask
+        self._known: dict[str, _Value] = dict(starts)
+
+    def are_equal(self, one: str, other: str) -> bool:
+        """Return whether two values are known to be equal in the first iteration."""
+        return self._value(one) == self._value(other)
+
+    def _value(self, name: str) -> _Value:
+        if name not in self._known:
+            op = self._made.get(name)
+            self._known[name] = (name,) if op is None or len(op.results) > 1 or op.body else self._computed(op)
+        return self._known[name]
+
+    def _computed(self, op: Op) -> _Value:
+        if op.name == "arith.constant":
+            value, _, fmt = number_of(op)
+            return float(value) if fmt in FORMATS else (op.name, value, op.type)
+        if op.name == "arith.select" and op.operands[0] == self._mask:
+            return self._value(op.operands[1])
+        values = tuple(map(self._value, op.operands))
+        numbers = [x for x in values if isinstance(x, float)]
+        if op.name in _SHAPES and numbers:
+            return numbers[0]
+        if op.name in ("math.exp", "math.exp2") and numbers == [-math.inf]:
+            return 0.0
+        if op.name in _OF_NUMBERS and len(numbers) == len(values):
+            return _OF_NUMBERS[op.name](numbers[0], numbers[1])
+        if op.name == "arith.subf" and values[0] == -math.inf:
+            return -math.inf
+        if len(numbers) == 1 and numbers[0] == _LEFT_AS_IT_IS.get(op.name):
+            return next(x for x in values if not isinstance(x, float))
+        return (op.name, re.sub(r"%[\w#-]+", "", op.text), shape_of(op.type), *values)
