@@ -227,7 +227,7 @@ class ResidentBlock:
     ) -> Iterator[TileOp]:
         """Yield a stage, and after a tile's last product the copies of a later tile into the freed slots.
 
-        They overlap with the arithmetic that follows, if there is any.
+        They overlap with the arithmetic that follows, if there is any, as does what is left of the product.
         """
         last = max((i for i, p in enumerate(stages) if p.is_product), default=-1)
         if last < 0 or not tile.cols or not self.places.waits_at_once:
@@ -236,7 +236,8 @@ class ResidentBlock:
         follows, copies = stages[last + 1 :], works.copies(block, tile)
         for op in ops:
             is_beside = op.engine == FMA and s in follows[:1]
-            yield replace(op, work=work_of(op)._replace(copies=copies)) if is_beside else op
+            work = works.beside(stages[last], work_of(op)._replace(copies=copies)) if is_beside else op.work
+            yield replace(op, work=work) if is_beside else op
         if s is not stages[last]:
             return
         slots = self.places.released((*self.places.operands_of(stages), *self.places.for_rows), block, tile)

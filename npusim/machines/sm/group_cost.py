@@ -280,7 +280,11 @@ class GroupModel:
             lone = min(lone, count / groups * spec.issue_cycles.value)
             share = lone / (count * each)
         end = drain if work.is_awaited and not decided.is_serial else 0.0
-        return count * busy * share, count * memory * share, lone, end
+        memory *= count * share
+        if work.loads_left:  # each warp group that has a part of the columns loads its rows
+            memory += size[0] * row_bytes * max(work.across, work.repeats) / self.memory_bytes
+            lone = max(lone, memory)
+        return count * busy * share, memory, lone, end
 
     def _of_warps(
         self, step: Step, a: Operand, depth: int, cycles: float, work: GroupWork
@@ -362,16 +366,26 @@ class GroupModel:
             lone = max(lone, s.special_factor.value * special)
         tally.terms[f"{self.key}.{WARPS}.{at}.warp_issue_cycles"] = lone
         tally.cycles += count.latency
-        moved = self._copied(work)
-        lone = max(lone, moved)
+        left, tensor, read = self._left(work)
+        moved = self._copied(work) + read
+        if copies := work.copies if work.behind else 0:
+            each = self.sharing.copy_cycles.get(work.decided.generation)
+            lone = max(lone, copies * each.value if each is not None else 0.0)
+            count.issued += copies * self.sharing.access_instructions_count.value
+        is_product = left > max(lone, moved)
+        lone = max(lone, moved, left)
         plain /= self.rates[FMA]
         busy = {FMA: plain, ALU: count.compare, MUFU: count.special, LSU: count.shared * self.subcores + moved / warps}
         tally.pipes |= {name: cycles * warps for name, cycles in busy.items()}
+        if tensor:
+            tally.pipes[TENSOR] = tensor
         return shared(
             ceil(lone),
+            is_product=is_product,
             issue=slots * count.issued * warps,
             compare=narrow * warps,
             special=special,
+            tensor=tensor,
             memory=count.shared * work.decided.warps + moved,
         )
 

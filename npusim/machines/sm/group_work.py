@@ -62,6 +62,9 @@ class GroupWork(NamedTuple):
         result, bytes of a row of its left operand, and whether this operand is in shared memory; none: ().
     is_coded
         Whether a block's machine code is this operation's work; else another operation has it.
+    loads_left
+        Whether a product's left operand comes from shared memory into registers for every tile: rows before the loop
+        made it, and compilers keep it there (Triton 3.6: ``local_load`` of the scaled Q in the loop, before wgmma).
     """
 
     decided: GpuDecisions
@@ -79,6 +82,7 @@ class GroupWork(NamedTuple):
     depth: int = 0
     behind: tuple[int, ...] = ()
     is_coded: bool = False
+    loads_left: bool = False
 
     @property
     def across(self) -> int:
@@ -166,7 +170,9 @@ class Works:
         """
         left, decided, columns = s.rows[0].srcs[0], self.decided, self._width(s.rows[0].dst)
         is_near = left in self.places.near
-        work = self.usual._replace(columns=columns, is_spread=decided.repeats > 1 and not is_near)
+        loads_left = not is_near and self._is_made_before(left, s)
+        is_spread = decided.repeats > 1 and not is_near and not loads_left
+        work = self.usual._replace(columns=columns, is_spread=is_spread)
         if decided.slice_elements:  # whatever the head dim, slices and tiles are complete: missing columns are zero
             return work._replace(depth=decided.slice_elements, barriers=1, is_fenced=True)
         adds_up = self.places.how[s].accumulate and self.frame.places[s.rows[0].dst] == "state"
@@ -175,8 +181,13 @@ class Works:
             is_awaited = not decided.ahead and not self._is_followed(s)
         met = int(is_near and decided.roles == "alike")
         depth, sharers = self._width(left), self._sharers(s.rows[0].dst)
-        work = work._replace(is_awaited=is_awaited, depth=depth, barriers=met, sharers=sharers)
+        work = work._replace(is_awaited=is_awaited, depth=depth, barriers=met, sharers=sharers, loads_left=loads_left)
         return work.paying("multiply_add")
+
+    def _is_made_before(self, n: str, s: Stage) -> bool:
+        """Return whether rows make a name before the loop of a stage, which multiplies it in every tile."""
+        loop = next((loop for loop in self.frame.phase.loops if s in loop.stages), None)
+        return loop is not None and bool(loop.axis) and not any(n in x.written for x in loop.stages)
 
     def _is_followed(self, s: Stage) -> bool:
         """Return whether a product follows a product in its loop, without rows between them."""

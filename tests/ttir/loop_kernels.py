@@ -1,0 +1,35 @@
+"""One attention whose loop scales Q before it, or adds up rows behind P V, or neither."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def attention(Q, K, V, O, sc, S, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, FORM: tl.constexpr):
+    off = tl.program_id(1).to(tl.int64) * S * D
+    rm = tl.program_id(0) * BM + tl.arange(0, BM)
+    rd = tl.arange(0, D)
+    rn = tl.arange(0, BN)
+    q = tl.load(Q + off + rm[:, None] * D + rd[None])
+    if FORM == "scaled":
+        q = (q * sc).to(Q.dtype.element_ty)
+    m = tl.full([BM], float("-inf"), tl.float32)
+    l = tl.zeros([BM], tl.float32)
+    acc = tl.zeros([BM, D], tl.float32)
+    for j in range(0, S, BN):
+        k = tl.load(K + off + (j + rn)[:, None] * D + rd[None])
+        s = tl.dot(q, tl.trans(k))
+        if FORM != "scaled":
+            s *= sc
+        mn = tl.maximum(m, tl.max(s, 1))
+        p = tl.math.exp2(s - mn[:, None])
+        al = tl.math.exp2(m - mn)
+        if FORM != "last":
+            l = l * al + tl.sum(p, 1)
+        acc = acc * al[:, None]
+        v = tl.load(V + off + (j + rn)[:, None] * D + rd[None])
+        acc = tl.dot(p.to(q.dtype), v, acc)
+        if FORM == "last":
+            l = l * al + tl.sum(p, 1)
+        m = mn
+    tl.store(O + off + rm[:, None] * D + rd[None], (acc / l[:, None]).to(q.dtype))

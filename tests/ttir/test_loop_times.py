@@ -1,0 +1,75 @@
+"""Cycles of one tile of a compiled attention on an H200, by what stands where in its loop."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import npusim
+from npusim.program.ir.op import TileOp
+from npusim.program.timing.stream import Streams
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from npusim.program.ir.tile_program import Cost, Item
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="npusim[triton] is not installed")
+KERNELS = Path(__file__).parent / "loop_kernels.py"
+#: Rows, keys and head size of the tile, and tokens.
+M, N, D, SEQ = 64, 64, 128, 256
+
+
+@cache
+def tile(form: str, stages: int, warps: int = 4) -> list[tuple[TileOp, Cost]]:
+    """Return the operations of the first tile, with their costs."""
+    sizes = f"1.0, {SEQ}, D={D}, BM={M}, BN={N}, FORM={form!r}"
+    tensors = ", ".join(4 * [f"tensor(1, {SEQ}, {D})"])
+    launch = f"{KERNELS}::attention[{SEQ // M}, 1]({tensors}, {sizes})"
+    result = npusim.run(launch, hw="h200", tiling={"warps": warps, "stages": stages}, numerics=False)
+    costs, phase = Streams(result.program, result.device).costs, result.program.phases[-1]
+    whole = list(flat(phase.body(phase.blocks[0])))
+    begin = next(i for i, op in enumerate(whole) if op.label == "S.mma")
+    end = next(i for i, op in enumerate(whole) if op.label == "finish")
+    return [(op, costs.of_op(op)) for op in whole[begin:end]]
+
+
+def flat(items: Iterable[Item]) -> Iterator[TileOp]:
+    """Yield the operations of a loop's first iteration, and all others."""
+    for item in items:
+        if isinstance(item, TileOp):
+            yield item
+        else:
+            yield from flat(item.body(item.indices[0]))
+
+
+def busy(form: str, stages: int, part: str, warps: int = 4) -> int:
+    """Return the cycles of a part of the core in one tile."""
+    shares = [cost.share for _, cost in tile(form, stages, warps) if cost.share]
+    return sum(round(getattr(share, part) * share.cycles / (1 << 20)) for share in shares)
+
+
+@pytest.mark.parametrize("form", ["plain", "scaled", "last"])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_tensor_cores_execute_the_whole_of_both_products(form: str, stages: int) -> None:
+    """What is left of P V runs beside arithmetic that follows, and does not vanish: 2 M N D products at 4,096 a cycle.
+
+    (``wgmma``: 64 x N x 16 takes N / 2 cycles.)
+    """
+    assert busy(form, stages, "tensor") == pytest.approx(2 * M * N * D / (64 * 16 * 2), abs=4)
+
+
+@pytest.mark.parametrize(("warps", "times"), [(4, 1), (8, 2)])
+def test_a_scaled_q_comes_from_shared_memory_into_registers_in_every_tile(warps: int, times: int) -> None:
+    """All warps that compute its rows load them, 128 bytes a cycle: twice where 8 warps compute S twice.
+
+    Products read a Q that is not scaled from there themselves, once for each of their instructions.
+    """
+    scaled, q = next(cost.share for op, cost in tile("scaled", 2, warps) if op.label == "S.mma"), M * D * 2 // 128
+    assert scaled is not None
+    k = N * D * 2 // 128
+    assert scaled.memory * scaled.cycles / (1 << 20) == pytest.approx(times * (q + k), abs=2)
