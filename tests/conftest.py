@@ -142,6 +142,14 @@ def declared_tiles() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def declared_tile() -> Iterator[None]:
+    """The same for a test among others whose claim is a choice of a tile."""
+    with pytest.MonkeyPatch.context() as patched:
+        declare_tiles(patched)
+        yield
+
+
 @pytest.fixture(scope="session")
 def build_flash(device: DeviceSpec) -> FlashBuilder:
     """Return a function that builds flash on the default device: tiling fields, then the problem's."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import pytest
 from typer.testing import CliRunner
 
 from npusim.cli.app import app
@@ -16,8 +17,6 @@ from npusim.studies.explore.store import PointOutcome
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 CALL: dict[str, Any] = {"workload": "llama3_8b", "seq": 2048, "hw": "ascend_910b3"}
 #: More than `LARGE` points.
@@ -45,12 +44,14 @@ def test_a_large_space_has_a_better_tile_than_a_run_before_its_bounds(monkeypatc
     assert done.best.latency_us < 0.95 * (run("flash", numerics=False, **CALL).latency_us or 0)
 
 
+@pytest.mark.usefixtures("declared_tile")
 def test_processes_take_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Search, "_survey", _out_of_time)
     call: dict[str, Any] = {"workload": "smollm2", "seq": 256, "hw": "ascend_910b3"}
     assert explore("flash", FIELDS, **call).outcomes == explore("flash", FIELDS, jobs=2, **call).outcomes
 
 
+@pytest.mark.usefixtures("declared_tile")
 def test_a_search_says_how_long_its_stage_takes() -> None:
     from npusim.simulation.request import Request
     from npusim.studies.explore.exploration import search
@@ -82,6 +83,7 @@ def test_a_front_has_a_row_for_each_precision() -> None:
     assert front([best, *others]) == [best, others[1]]
 
 
+@pytest.mark.usefixtures("declared_tile")
 def test_a_search_for_a_front_simulates_each_precision_that_is_named() -> None:
     """In full precision nothing is faster or nearer: its points alone would be left."""
     call: dict[str, Any] = {"workload": "smollm2", "seq": 256, "tensor_parallel": 3, "dtype": "float16"}
@@ -91,6 +93,7 @@ def test_a_search_for_a_front_simulates_each_precision_that_is_named() -> None:
     assert {o.point["precision"] for o in done.front} == {"fa2_fp32", "fa16_32", "fa16"}
 
 
+@pytest.mark.usefixtures("declared_tile")
 def test_all_rows_have_no_sampling_error() -> None:
     call: dict[str, Any] = {"workload": "smollm2", "seq": 256, "hw": "ascend_910b2"}
     bits = [run("flash", rows=rows, heads=heads, **call).numerics for rows, heads in (("all", "all"), ("sample", "0"))]
@@ -98,6 +101,7 @@ def test_all_rows_have_no_sampling_error() -> None:
     assert bits[1] is not None and 0 < bits[1].sampling_error < 0.1 * (bits[1].rmse or 0)
 
 
+@pytest.mark.usefixtures("declared_tile")
 def test_the_best_as_json_says_what_it_is_the_best_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = "explore flash --hw h200 -w qwen2_7b --seq 512 -f block_kv=64,128 -j1 --best best.json"

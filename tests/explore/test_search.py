@@ -46,6 +46,7 @@ def test_every_point_has_its_time_or_its_reason() -> None:
     assert found.outcomes[0].latency_us == alone.latency_us
 
 
+@pytest.mark.usefixtures("declared_tile")
 def test_best_is_the_fastest_and_misfits_are_kept_apart() -> None:
     found = explore("flash", FIELDS, seq=256)
     assert found.best is not None
@@ -54,12 +55,14 @@ def test_best_is_the_fastest_and_misfits_are_kept_apart() -> None:
     assert found.columns()["block_q"] == [128, 100, 2048] * 2
 
 
+@pytest.mark.usefixtures("declared_tile")
 def test_processes_give_what_one_process_gives() -> None:
     fields = {"block_kv": [256, 512]}
     one, two = (explore("flash", fields, seq=256, jobs=jobs) for jobs in (1, 2))
     assert one.outcomes == two.outcomes
 
 
+@pytest.mark.usefixtures("declared_tile")
 def test_pruning_finds_what_simulating_all_of_it_finds() -> None:
     fields = {"block_kv": [64, 128], "block_q": [32, 64], "depth": [1, 2], "vector_rows": [4, 32, 64]}
     pruned, whole = (explore("flash", fields, seq=256, tensor_parallel=8, exhaustive=e) for e in (False, True))
@@ -127,6 +130,7 @@ def test_a_problem_is_given_as_sizes_by_name_as_in_a_run() -> None:
                 call("gemm", problem=wrong)
 
 
+@pytest.mark.usefixtures("declared_tile")
 def test_tensors_need_no_workload_beside_them() -> None:
     q, k, v = (np.ones((1, 1, 64, 64), np.float16) for _ in range(3))
     found = explore("flash", {"block_kv": [64, 128]}, tensors={"q": q, "k": k, "v": v}, pareto=True)
@@ -156,6 +160,7 @@ def test_of_a_declared_space_that_is_too_large_fields_are_held_that_no_plain_run
     assert search.auto_space(given) == ({**search.auto_axes(), **given}, ())
 
 
+@pytest.mark.usefixtures("declared_tile")
 def test_axes_of_problems_devices_and_schedules(tmp_path: Path) -> None:
     held = {"vector_rows": 8, "block_q": 64, "depth": 2, "deal": "round_robin"}
     fields = {"seq": [128, 256], "group_count": [12, 24], "block_kv": [64, 128], **{n: [v] for n, v in held.items()}}
@@ -175,6 +180,7 @@ def test_axes_of_problems_devices_and_schedules(tmp_path: Path) -> None:
     assert rows == found.outcomes
 
 
+@pytest.mark.usefixtures("declared_tile")
 def test_schedules_without_fields_are_compared_by_their_presets() -> None:
     found = explore(("flash", "two_level"), {}, seq=256, tensor_parallel=8, exhaustive=True)
     tried = {(o.point["schedule"], o.point["precision"]) for o in found.outcomes}
@@ -182,6 +188,7 @@ def test_schedules_without_fields_are_compared_by_their_presets() -> None:
     assert tried == {(s, p) for s in ("flash", "two_level") for p in find_schedule(s, "ascend").presets(device)}
 
 
+@pytest.mark.usefixtures("declared_tile")
 def test_the_front_is_of_latency_and_error() -> None:
     fields = {"precision": ["fa2_fp32", "fa16"], "block_kv": [256], "depth": [1, 2]}
     call: dict[str, Any] = {"seq": 256, "tensor_parallel": 8, "tiling": {"block_q": 64}}
@@ -196,6 +203,7 @@ def test_the_front_is_of_latency_and_error() -> None:
     assert all(o.point["precision"] == "fa16" for o in strict.outcomes if o.status == "rejected")
 
 
+@pytest.mark.usefixtures("declared_tile")
 def test_another_limit_is_held_against_what_a_store_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fields = {"precision": ["fa2_fp32", "fa16"], "block_kv": [256], "depth": [1, 2]}
 
@@ -234,6 +242,7 @@ def test_of_equally_fast_points_the_front_has_the_one_nearest_to_float64() -> No
     assert [p["name"] for p in shown if p["is_front"]] == ["n=1"]  # an error of 0 has no place on its axis
 
 
+@pytest.mark.usefixtures("declared_tile")
 def test_bits_are_computed_once_for_points_that_cannot_differ_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[object] = []
     bits_of = points._bits_of
@@ -245,6 +254,7 @@ def test_bits_are_computed_once_for_points_that_cannot_differ_in_them(monkeypatc
     assert len(computed) == 4  # tiles of keys, and formats
 
 
+@pytest.mark.usefixtures("declared_tile")
 def test_a_planted_race_stops_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = AscendGroup.ub_kept
     monkeypatch.setattr(AscendGroup, "ub_kept", lambda *given: kept(*given[:-1], 1))
@@ -252,6 +262,7 @@ def test_a_planted_race_stops_the_search(monkeypatch: pytest.MonkeyPatch) -> Non
         explore("flash", {"block_kv": [64, 128], "depth": [2, 3]}, seq=512)
 
 
+@pytest.mark.usefixtures("declared_tile")
 @pytest.mark.parametrize(("depths", "check_all"), [((2, 3), False), ((3,), True)])
 def test_a_race_in_points_that_cannot_win_stops_the_search(
     monkeypatch: pytest.MonkeyPatch, depths: tuple[int, ...], check_all: bool
@@ -271,6 +282,7 @@ def test_a_race_in_points_that_cannot_win_stops_the_search(
         explore("flash", fields, seq=512, tensor_parallel=8, check_all=check_all)
 
 
+@pytest.mark.usefixtures("declared_tile")
 def test_csv_grows_point_by_point_and_survives_an_interruption(tmp_path: Path) -> None:
     file = tmp_path / "deep" / "sweep.csv"
     seen: list[int] = []

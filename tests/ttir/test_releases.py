@@ -174,6 +174,9 @@ def test_one_compiler_serves_several_kernels_until_it_ends(monkeypatch: pytest.M
     (first,) = compiler._idle(os.getpid())
     assert compiler._code_of(asked[0].ttir, "sm_90", asked[0].options) == codes[0] != codes[1]
     assert compiler._idle(os.getpid()) == [first]
+    monkeypatch.setenv("PYTEST_CURRENT_TEST", "another test")
+    assert compiler._code_of(asked[0].ttir, "sm_90", asked[0].options) == codes[0]
+    assert compiler._idle(os.getpid()) == [first]
     with pytest.raises(SpecError, match=r"TTIR: Triton's compiler ends|makes no code"):
         compiler._code_of("", "sm_90", asked[0].options)
     monkeypatch.setenv("NPUSIM_TESTS", "another environment")

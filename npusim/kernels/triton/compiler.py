@@ -225,6 +225,8 @@ def refused_option(options: Mapping[str, Any]) -> str:
 
 
 _CHILD = Path(__file__).with_name("compiler_process.py")
+#: pytest's name of the running test: the compiler does not read it, and started anew for each test it takes a second.
+_RUNNING_TEST = "PYTEST_CURRENT_TEST"
 
 
 def compiled_text(ttir: str, architecture: str, options: Mapping[str, int]) -> Compiled:
@@ -276,7 +278,7 @@ def _asked(call: Mapping[str, Any]) -> str:
 
     A process serves one call at a time, in the environment that it was started with.
     """
-    idle, now = _idle(os.getpid()), dict(os.environ)
+    idle, now = _idle(os.getpid()), {n: value for n, value in os.environ.items() if n != _RUNNING_TEST}
     process = idle.pop() if idle else _CompilerProcess(now)
     if process.environment != now:
         process.end()
