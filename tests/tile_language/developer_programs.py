@@ -490,3 +490,78 @@ def in_place(rows=64, columns=32, tile=16):
             T.copy(x, X[cid * tile, 0])
 
     return main
+
+
+@tilelang.jit(out_idx=[1])
+def by_pairs(rows=32, columns=160, tile=16, part=32, change=""):
+    """Rows over 1 + the sum of their absolute values, two parts of a row an iteration, and an odd one behind them."""
+    parts = columns // part
+
+    @T.prim_func
+    def main(X: T.Tensor((rows, columns), "float32"), Y: T.Tensor((rows, columns), "float32")):
+        with T.Kernel(rows // tile, threads=2, is_npu=True) as (cid):
+            a = T.alloc_ub((tile, part), "float32")
+            b = T.alloc_ub((tile, part), "float32")
+            total = T.alloc_ub((tile, part), "float32")
+            sums = T.alloc_ub((tile, 1), "float32")
+            wide = T.alloc_ub((tile, part), "float32")
+            T.tile.fill(total, 0.0)
+            for k in T.serial(parts // 2):
+                T.copy(X[cid * tile, (k * 2) * part], a)
+                T.tile.abs(a, a)
+                T.tile.add(total, total, a)
+                T.copy(X[cid * tile, (k * 2 + 1) * part], b)
+                T.tile.abs(b, b)
+                T.tile.add(total, total, b)
+            if parts % 2 != 0:
+                T.copy(X[cid * tile, (parts - 1) * part], a)
+                T.tile.abs(a, a)
+                T.tile.add(total, total, a)
+            T.reduce_sum(total, sums, dim=-1)
+            T.tile.add(sums, sums, 1.0)
+            T.tile.broadcast(wide, sums)
+            for k in T.serial(parts // 2):
+                T.copy(X[cid * tile, (k * 2) * part], a)
+                T.tile.div(a, a, wide)
+                T.copy(a, Y[cid * tile, (k * 2) * part])
+                T.copy(X[cid * tile, (k * 2 + 1) * part], b)
+                if change == "other":
+                    T.tile.mul(b, b, wide)
+                else:
+                    T.tile.div(b, b, wide)
+                T.copy(b, Y[cid * tile, (k * 2 + 1) * part])
+            if parts % 2 != 0:
+                T.copy(X[cid * tile, (parts - 1) * part], a)
+                T.tile.div(a, a, wide)
+                T.copy(a, Y[cid * tile, (parts - 1) * part])
+
+    return main
+
+
+@tilelang.jit(out_idx=[1])
+def by_slots(rows=32, columns=128, tile=16, part=32):
+    """The same by two loops, whose iterations have one of two slots each."""
+    parts = columns // part
+
+    @T.prim_func
+    def main(X: T.Tensor((rows, columns), "float32"), Y: T.Tensor((rows, columns), "float32")):
+        with T.Kernel(rows // tile, threads=2, is_npu=True) as (cid):
+            x = T.alloc_ub((2, tile, part), "float32")
+            some = T.alloc_ub((tile, 1), "float32")
+            sums = T.alloc_ub((tile, 1), "float32")
+            wide = T.alloc_ub((tile, part), "float32")
+            T.tile.fill(sums, 1.0)
+            for k in T.serial(parts):
+                slot = k % 2
+                T.copy(X[cid * tile, k * part], x[slot, :, :])
+                T.tile.abs(x[slot, :, :], x[slot, :, :])
+                T.reduce_sum(x[slot, :, :], some, dim=-1)
+                T.tile.add(sums, sums, some)
+            T.tile.broadcast(wide, sums)
+            for k in T.serial(parts):
+                slot = k % 2
+                T.copy(X[cid * tile, k * part], x[slot, :, :])
+                T.tile.div(x[slot, :, :], x[slot, :, :], wide)
+                T.copy(x[slot, :, :], Y[cid * tile, k * part])
+
+    return main

@@ -14,7 +14,7 @@ from npusim.errors import NpusimError
 from npusim.kernels.tilelang.ascend_recording import is_ascend_program, program_call
 from npusim.kernels.tilelang.ascend_text import kernel_of
 from npusim.kernels.tilelang.program import Language, load_program
-from npusim.kernels.tilelang.statements import TileBuffer, TileKernel
+from npusim.kernels.tilelang.statements import Literal, SerialLoop, TileBuffer, TileKernel
 from npusim.kernels.tilelang.ttir_writer import written
 
 PROGRAMS = Path(__file__).with_name("developer_programs.py")
@@ -101,6 +101,27 @@ def test_norms_are_those_of_float64() -> None:
     wide = x.astype(np.float64)
     wanted = (wide - wide.mean(-1, keepdims=True)) / np.sqrt(wide.var(-1, keepdims=True) + 1e-5)
     assert distance(made, wanted) < EXACT
+
+
+@pytest.mark.parametrize("columns", [128, 160])
+@pytest.mark.parametrize("name", ["by_pairs", "by_slots"])
+def test_loops_that_are_written_out_and_slots_of_two_loops_are_loops_over_tiles(name: str, columns: int) -> None:
+    x = drawn(32, columns, fmt="float32")
+    kernel = read(name, columns=columns)
+    wide = x.astype(np.float64)
+    wanted = wide / (1 + np.abs(wide).sum(-1, keepdims=True))
+    assert distance(computed(kernel, X=x)["Y"], wanted) < EXACT
+    loops = [s for s in kernel.body if isinstance(s, SerialLoop)]
+    assert [s.high for s in loops] == [Literal(columns // 32)] * 2
+
+
+def test_unlike_operations_are_no_iterations_of_one_loop() -> None:
+    x, kernel = drawn(32, 160, fmt="float32"), read("by_pairs", change="other")
+    assert [s.high for s in kernel.body if isinstance(s, SerialLoop)] == [Literal(5), Literal(2)]
+    wide = x.astype(np.float64)
+    sums = 1 + np.abs(wide).sum(-1, keepdims=True)
+    is_odd = np.arange(160) // 32 % 2 == 1
+    assert distance(computed(kernel, X=x)["Y"], np.where(is_odd, wide * sums, wide / sums)) < EXACT
 
 
 def test_a_softmax_is_that_of_float64() -> None:

@@ -39,6 +39,7 @@ from npusim.kernels.tilelang.cores_joined import (
 )
 from npusim.kernels.tilelang.loops import flattened, fused, tasks_of
 from npusim.kernels.tilelang.program import Language, PrimFunc, SymbolicSize, TensorType
+from npusim.kernels.tilelang.rolled_loops import rolled
 from npusim.kernels.tilelang.statements import (
     TYPES,
     Applied,
@@ -182,7 +183,7 @@ class AscendReader:
             body = joined_halves(body, self.vector)
         body = fused(with_invariant_slots(body))
         body = without_workspaces(body, self.kernel.workspace_names)
-        body = self.of_tasks(without_slots(flattened(without_slots(body))))
+        body = self.of_tasks(rolled(without_slots(flattened(without_slots(body)))))
         return without_overwritten(body)
 
     def of_tasks(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
