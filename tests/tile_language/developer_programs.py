@@ -565,3 +565,92 @@ def by_slots(rows=32, columns=128, tile=16, part=32):
                 T.copy(x[slot, :, :], Y[cid * tile, k * part])
 
     return main
+
+
+@tilelang.jit(out_idx=[3], workspace_idx=[4, 5, 6, 7])
+def chosen_keys(queries=4, heads=32, dim=64, length=128, count=96, part=32, order="one loop"):
+    """Attention of each query to keys at loaded places, whose rows each vector core copies its half of."""
+    parts, half, scale = count // part, heads // 2, dim**-0.5
+
+    @T.macro
+    def scores_and_values(cid, q, kv, s, p, o, gathered, w_s, w_p, w_o):
+        T.copy(gathered[cid, 0:part, 0:dim], kv)
+        T.gemm_v0(q, kv, s, transpose_B=True, init=True)
+        T.copy(s, w_s[cid, 0:heads, 0:part])
+        T.copy(w_p[cid, 0:heads, 0:part], p)
+        T.gemm_v0(p, kv, o, init=True)
+        T.copy(o, w_o[cid, 0:heads, 0:dim])
+
+    @T.macro
+    def rows_of(cid, vid, at, KV, I, gathered, places, row):
+        T.copy(I[cid, at : at + part], places)
+        for b in range(part // 2):
+            T.copy(KV[places[b + vid * part // 2], :], row)
+            T.copy(row, gathered[cid, b + vid * part // 2, :])
+
+    @T.prim_func
+    def main(
+        Q: T.Tensor((queries, heads, dim), "float16"),
+        KV: T.Tensor((length, dim), "float16"),
+        I: T.Tensor((queries, count), "int32"),
+        O: T.Tensor((queries, heads, dim), "float16"),
+        gathered: T.Tensor((queries, part, dim), "float16"),
+        w_s: T.Tensor((queries, heads, part), "float"),
+        w_p: T.Tensor((queries, heads, part), "float16"),
+        w_o: T.Tensor((queries, heads, dim), "float"),
+    ):
+        with T.Kernel(queries, is_npu=True) as (cid, vid):
+            q = T.alloc_L1((heads, dim), "float16")
+            kv = T.alloc_L1((part, dim), "float16")
+            p = T.alloc_L1((heads, part), "float16")
+            s = T.alloc_L0C((heads, part), "float")
+            o = T.alloc_L0C((heads, dim), "float")
+            places = T.alloc_ub((part,), "int32")
+            row = T.alloc_ub((dim,), "float16")
+            x = T.alloc_ub((half, part), "float")
+            narrow = T.alloc_ub((half, part), "float16")
+            largest = T.alloc_ub((half,), "float")
+            before = T.alloc_ub((half,), "float")
+            some = T.alloc_ub((half,), "float")
+            total = T.alloc_ub((half,), "float")
+            more = T.alloc_ub((half, dim), "float")
+            out = T.alloc_ub((half, dim), "float")
+            out_half = T.alloc_ub((half, dim), "float16")
+            T.copy(Q[cid, 0:heads, :], q)
+            if order == "two loops":
+                for _ in T.serial(parts):
+                    scores_and_values(cid, q, kv, s, p, o, gathered, w_s, w_p, w_o)
+            T.tile.fill(out, 0.0)
+            T.tile.fill(total, 0.0)
+            T.tile.fill(largest, -(2.0**30))
+            for t in T.serial(parts):
+                if order == "one loop":
+                    scores_and_values(cid, q, kv, s, p, o, gathered, w_s, w_p, w_o)
+                rows_of(cid, vid, t * part, KV, I, gathered, places, row)
+                T.copy(largest, before)
+                T.copy(w_s[cid, vid * half : vid * half + half, :], x)
+                for i, j in T.Parallel(half, part):
+                    x[i, j] = x[i, j] * scale
+                T.reduce_max(x, largest, dim=-1)
+                for i in T.Parallel(half):
+                    largest[i] = T.max(largest[i], before[i])
+                for i in T.Parallel(half):
+                    before[i] = T.exp(before[i] - largest[i])
+                for i, j in T.Parallel(half, part):
+                    x[i, j] = T.exp(x[i, j] - largest[i])
+                T.reduce_sum(x, some, dim=-1)
+                for i in T.Parallel(half):
+                    total[i] = total[i] * before[i] + some[i]
+                for i, j in T.Parallel(half, dim):
+                    out[i, j] = out[i, j] * before[i]
+                T.copy(x, narrow)
+                T.copy(narrow, w_p[cid, vid * half : vid * half + half, :])
+                T.copy(w_o[cid, vid * half : vid * half + half, :], more)
+                for i, j in T.Parallel(half, dim):
+                    out[i, j] += more[i, j]
+            for i, j in T.Parallel(half, dim):
+                out[i, j] = out[i, j] / total[i]
+            T.copy(out, out_half)
+            T.copy(out_half, O[cid, vid * half : vid * half + half, :])
+
+    return main

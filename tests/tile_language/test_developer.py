@@ -124,6 +124,20 @@ def test_unlike_operations_are_no_iterations_of_one_loop() -> None:
     assert distance(computed(kernel, X=x)["Y"], np.where(is_odd, wide * sums, wide / sums)) < EXACT
 
 
+@pytest.mark.parametrize("order", ["one loop", "two loops"])
+def test_attention_to_chosen_keys_is_that_of_float64(order: str) -> None:
+    """The rows of both vector cores are one tile, and the matrix core reads it behind their copies."""
+    q, kv = drawn(4, 32, 64), drawn(128, 64, seed=1)
+    rng = np.random.default_rng(2)
+    chosen = np.stack([rng.choice(128, 96, replace=False) for _ in range(4)]).astype(np.int32)
+    kernel = read("chosen_keys", order=order)
+    assert any("each read of a workspace is behind its write" in n for n in kernel.notes)
+    keys = kv.astype(np.float64)[chosen]
+    powers = np.exp(q.astype(np.float64) @ keys.transpose(0, 2, 1) / 8)
+    wanted = powers / powers.sum(-1, keepdims=True) @ keys
+    assert distance(computed(kernel, Q=q, KV=kv, I=chosen)["O"], wanted) < CLOSE
+
+
 def test_a_softmax_is_that_of_float64() -> None:
     x = drawn(32, 48, fmt="float32")
     powers = np.exp(x.astype(np.float64))
