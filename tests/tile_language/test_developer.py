@@ -16,6 +16,7 @@ from npusim.kernels.tilelang.ascend_text import kernel_of
 from npusim.kernels.tilelang.program import Language, load_program
 from npusim.kernels.tilelang.statements import Literal, SerialLoop, TileBuffer, TileKernel
 from npusim.kernels.tilelang.ttir_writer import written
+from npusim.kernels.triton.calls import Argument, CallConfiguration
 
 PROGRAMS = Path(__file__).with_name("developer_programs.py")
 #: Relative RMSE of results in 16 bits, and in 32.
@@ -252,6 +253,28 @@ def test_a_run_on_a_device_has_the_values(name: str, output: str) -> None:
     else:
         wanted = wide["X"] / np.sqrt((wide["X"] ** 2).mean(-1, keepdims=True) + 1e-5) * wide["W"]
     assert distance(stored(result, given)[output], wanted) < CLOSE
+
+
+@pytest.mark.parametrize("name", ["by_pairs", "by_slots", "chosen_keys"])
+def test_a_run_has_the_values_of_loops_written_out_and_of_gathered_rows(name: str) -> None:
+    from ttir.stored import stored
+
+    (call,), kernel = program_call(PROGRAMS, name, {}), read(name)
+    places = np.stack([np.random.default_rng(i).choice(128, 96, replace=False) for i in range(4)]).astype(np.int32)
+    tensors = [p for p in kernel.parameters if isinstance(p, TileBuffer)]
+    given = {p.name: places if p.name == "I" else drawn(*p.shape, seed=i, fmt=p.fmt) for i, p in enumerate(tensors)}
+    arguments = {p.name: Argument(p.shape, p.strides, 0, p.fmt, i, given[p.name]) for i, p in enumerate(tensors)}
+    one = CallConfiguration(written(kernel), kernel.grid, dict(kernel.options), {}, "", ())
+    result = npusim.run(replace(call, arguments=arguments, configurations=(one,)), hw="ascend_910b2", rows="all")
+    wide = {n: x.astype(np.float64) for n, x in given.items()}
+    if name == "chosen_keys":
+        keys = wide["KV"][places]
+        powers = np.exp(wide["Q"] @ keys.transpose(0, 2, 1) / 8)
+        made, wanted = stored(result, given)["O"], powers / powers.sum(-1, keepdims=True) @ keys
+        assert distance(made, wanted) < CLOSE
+        return
+    wanted = wide["X"] / (1 + np.abs(wide["X"]).sum(-1, keepdims=True))
+    assert distance(stored(result, given)["Y"], wanted) < EXACT
 
 
 SCRIPT = """
