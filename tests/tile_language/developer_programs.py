@@ -654,3 +654,21 @@ def chosen_keys(queries=4, heads=32, dim=64, length=128, count=96, part=32, orde
             T.copy(out_half, O[cid, vid * half : vid * half + half, :])
 
     return main
+
+
+@tilelang.jit(out_idx=[1])
+def by_itself(rows=64, depth=96, tile=32, part=32):
+    """The product of each tile of rows by itself, along all columns."""
+
+    @T.prim_func
+    def main(X: T.Tensor((rows, depth), "float16"), Y: T.Tensor((rows // tile, tile, tile), "float16")):
+        with T.Kernel(rows // tile, is_npu=True) as (cid, _):
+            x = T.alloc_L1((tile, part), "float16")
+            y = T.alloc_L0C((tile, tile), "float")
+            with T.Scope("C"):
+                for k in T.serial(depth // part):
+                    T.copy(X[cid * tile, k * part], x)
+                    T.gemm_v0(x, x, y, transpose_B=True, init=(k == 0))
+                T.copy(y, Y[cid, 0, 0])
+
+    return main

@@ -277,6 +277,17 @@ def test_a_run_has_the_values_of_loops_written_out_and_of_gathered_rows(name: st
     assert distance(stored(result, given)["Y"], wanted) < EXACT
 
 
+def test_a_product_of_a_tile_by_itself_has_its_values() -> None:
+    from ttir.stored import stored
+
+    (call,) = program_call(PROGRAMS, "by_itself", {})
+    given = {"X": drawn(64, 96), "Y": drawn(2, 32, 32)}
+    arguments = {n: replace(x, data=given[n]) for n, x in call.tensors.items()}
+    result = npusim.run(replace(call, arguments=arguments), hw="ascend_910b2", rows="all")
+    x = given["X"].astype(np.float64).reshape(2, 32, 96)
+    assert distance(stored(result, given)["Y"], x @ x.transpose(0, 2, 1)) < CLOSE
+
+
 SCRIPT = """
 import torch
 from developer_programs import product, rms_norm, refused

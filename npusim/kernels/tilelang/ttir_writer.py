@@ -60,6 +60,8 @@ FUNCTIONS: Mapping[str, str] = MappingProxyType(
     | {"sqrt": "tt.precise_sqrt", "fabs": "math.absf", "abs": "math.absf", "erf": "math.erf", "tanh": "math.tanh"}
     | {"rint": "math.roundeven", "floor": "math.floor", "ceil": "math.ceil"}
 )
+#: Note of a product of a tile by itself.
+BY_ITSELF = "a product of a tile by itself reads its tensor twice here: times have both copies"
 #: An addition of floats to elements of a tensor.
 _ATOMIC = "tt.atomic_rmw fadd"
 _NEUTRAL = MappingProxyType({"sum": 0.0, "max": -math.inf, "min": math.inf})
@@ -635,10 +637,8 @@ class _Writer:
         for x in (s.a, s.b, s.c):
             if not x.is_whole or self.shape_of(x.buffer) != x.buffer.block:
                 raise refused(s.line, f"T.gemm of a part of the tile {x.buffer.name}")
-        a, b = (
-            self.transposed(self.tile(x.buffer)) if t else self.tile(x.buffer)
-            for x, t in zip((s.a, s.b), s.transposes, strict=True)
-        )
+        sources = self.tile(s.a.buffer), self.second(s.b.buffer) if s.b.buffer is s.a.buffer else self.tile(s.b.buffer)
+        a, b = (self.transposed(v) if t else v for v, t in zip(sources, s.transposes, strict=True))
         shape = s.c.buffer.block
         if (len(a.shape), len(b.shape), len(shape)) != (2, 2, 2):
             raise refused(s.line, "T.gemm of other than matrices")
@@ -657,6 +657,19 @@ class _Writer:
             made = made if before.number == 0 else self.of_two("+", before, made)
         self.tiles[s.c.buffer] = made
         self.forget([s.c.buffer])
+
+    def second(self, buffer: TileBuffer) -> TileValue:
+        """Return a tile as the second factor of a product by itself: a copy of a tensor by pointers of its own."""
+        origin = self.origins.get(buffer)
+        if origin is None:
+            return self.tile(buffer)
+        names = [self.fresh("second") for _ in buffer.shape]
+        self.axes = tuple((name, n) for name, n in zip(names, buffer.shape, strict=True) if n != 1)
+        self.limits = dict(self.axes)
+        every = [Variable(name) if n != 1 else Literal(0) for name, n in zip(names, buffer.shape, strict=True)]
+        v = self.cast(self.loaded(origin.at(every)), buffer.fmt)
+        self.axes, self.limits = (), {}
+        return self.reshaped(v, buffer.block)
 
     def reduction(self, s: TileReduction) -> None:
         if not s.source.is_whole or not s.target.is_whole or self.shape_of(s.source.buffer) != s.source.buffer.block:
