@@ -490,3 +490,185 @@ def in_place(rows=64, columns=32, tile=16):
             T.copy(x, X[cid * tile, 0])
 
     return main
+
+
+@tilelang.jit(out_idx=[1])
+def by_pairs(rows=32, columns=160, tile=16, part=32, change=""):
+    """Rows over 1 + the sum of their absolute values, two parts of a row an iteration, and an odd one behind them."""
+    parts = columns // part
+
+    @T.prim_func
+    def main(X: T.Tensor((rows, columns), "float32"), Y: T.Tensor((rows, columns), "float32")):
+        with T.Kernel(rows // tile, threads=2, is_npu=True) as (cid):
+            a = T.alloc_ub((tile, part), "float32")
+            b = T.alloc_ub((tile, part), "float32")
+            total = T.alloc_ub((tile, part), "float32")
+            sums = T.alloc_ub((tile, 1), "float32")
+            wide = T.alloc_ub((tile, part), "float32")
+            T.tile.fill(total, 0.0)
+            for k in T.serial(parts // 2):
+                T.copy(X[cid * tile, (k * 2) * part], a)
+                T.tile.abs(a, a)
+                T.tile.add(total, total, a)
+                T.copy(X[cid * tile, (k * 2 + 1) * part], b)
+                T.tile.abs(b, b)
+                T.tile.add(total, total, b)
+            if parts % 2 != 0:
+                T.copy(X[cid * tile, (parts - 1) * part], a)
+                T.tile.abs(a, a)
+                T.tile.add(total, total, a)
+            T.reduce_sum(total, sums, dim=-1)
+            T.tile.add(sums, sums, 1.0)
+            T.tile.broadcast(wide, sums)
+            for k in T.serial(parts // 2):
+                T.copy(X[cid * tile, (k * 2) * part], a)
+                T.tile.div(a, a, wide)
+                T.copy(a, Y[cid * tile, (k * 2) * part])
+                T.copy(X[cid * tile, (k * 2 + 1) * part], b)
+                if change == "other":
+                    T.tile.mul(b, b, wide)
+                else:
+                    T.tile.div(b, b, wide)
+                T.copy(b, Y[cid * tile, (k * 2 + 1) * part])
+            if parts % 2 != 0:
+                T.copy(X[cid * tile, (parts - 1) * part], a)
+                T.tile.div(a, a, wide)
+                T.copy(a, Y[cid * tile, (parts - 1) * part])
+
+    return main
+
+
+@tilelang.jit(out_idx=[1])
+def by_slots(rows=32, columns=128, tile=16, part=32):
+    """The same by two loops, whose iterations have one of two slots each."""
+    parts = columns // part
+
+    @T.prim_func
+    def main(X: T.Tensor((rows, columns), "float32"), Y: T.Tensor((rows, columns), "float32")):
+        with T.Kernel(rows // tile, threads=2, is_npu=True) as (cid):
+            x = T.alloc_ub((2, tile, part), "float32")
+            some = T.alloc_ub((tile, 1), "float32")
+            sums = T.alloc_ub((tile, 1), "float32")
+            wide = T.alloc_ub((tile, part), "float32")
+            T.tile.fill(sums, 1.0)
+            for k in T.serial(parts):
+                slot = k % 2
+                T.copy(X[cid * tile, k * part], x[slot, :, :])
+                T.tile.abs(x[slot, :, :], x[slot, :, :])
+                T.reduce_sum(x[slot, :, :], some, dim=-1)
+                T.tile.add(sums, sums, some)
+            T.tile.broadcast(wide, sums)
+            for k in T.serial(parts):
+                slot = k % 2
+                T.copy(X[cid * tile, k * part], x[slot, :, :])
+                T.tile.div(x[slot, :, :], x[slot, :, :], wide)
+                T.copy(x[slot, :, :], Y[cid * tile, k * part])
+
+    return main
+
+
+@tilelang.jit(out_idx=[3], workspace_idx=[4, 5, 6, 7])
+def chosen_keys(queries=4, heads=32, dim=64, length=128, count=96, part=32, order="one loop"):
+    """Attention of each query to keys at loaded places, whose rows each vector core copies its half of."""
+    parts, half, scale = count // part, heads // 2, dim**-0.5
+
+    @T.macro
+    def scores_and_values(cid, q, kv, s, p, o, gathered, w_s, w_p, w_o):
+        T.copy(gathered[cid, 0:part, 0:dim], kv)
+        T.gemm_v0(q, kv, s, transpose_B=True, init=True)
+        T.copy(s, w_s[cid, 0:heads, 0:part])
+        T.copy(w_p[cid, 0:heads, 0:part], p)
+        T.gemm_v0(p, kv, o, init=True)
+        T.copy(o, w_o[cid, 0:heads, 0:dim])
+
+    @T.macro
+    def rows_of(cid, vid, at, KV, I, gathered, places, row):
+        T.copy(I[cid, at : at + part], places)
+        for b in range(part // 2):
+            T.copy(KV[places[b + vid * part // 2], :], row)
+            T.copy(row, gathered[cid, b + vid * part // 2, :])
+
+    @T.prim_func
+    def main(
+        Q: T.Tensor((queries, heads, dim), "float16"),
+        KV: T.Tensor((length, dim), "float16"),
+        I: T.Tensor((queries, count), "int32"),
+        O: T.Tensor((queries, heads, dim), "float16"),
+        gathered: T.Tensor((queries, part, dim), "float16"),
+        w_s: T.Tensor((queries, heads, part), "float"),
+        w_p: T.Tensor((queries, heads, part), "float16"),
+        w_o: T.Tensor((queries, heads, dim), "float"),
+    ):
+        with T.Kernel(queries, is_npu=True) as (cid, vid):
+            q = T.alloc_L1((heads, dim), "float16")
+            kv = T.alloc_L1((part, dim), "float16")
+            p = T.alloc_L1((heads, part), "float16")
+            s = T.alloc_L0C((heads, part), "float")
+            o = T.alloc_L0C((heads, dim), "float")
+            places = T.alloc_ub((part,), "int32")
+            row = T.alloc_ub((dim,), "float16")
+            x = T.alloc_ub((half, part), "float")
+            narrow = T.alloc_ub((half, part), "float16")
+            largest = T.alloc_ub((half,), "float")
+            before = T.alloc_ub((half,), "float")
+            some = T.alloc_ub((half,), "float")
+            total = T.alloc_ub((half,), "float")
+            more = T.alloc_ub((half, dim), "float")
+            out = T.alloc_ub((half, dim), "float")
+            out_half = T.alloc_ub((half, dim), "float16")
+            T.copy(Q[cid, 0:heads, :], q)
+            if order == "two loops":
+                for _ in T.serial(parts):
+                    scores_and_values(cid, q, kv, s, p, o, gathered, w_s, w_p, w_o)
+            T.tile.fill(out, 0.0)
+            T.tile.fill(total, 0.0)
+            T.tile.fill(largest, -(2.0**30))
+            for t in T.serial(parts):
+                if order == "one loop":
+                    scores_and_values(cid, q, kv, s, p, o, gathered, w_s, w_p, w_o)
+                rows_of(cid, vid, t * part, KV, I, gathered, places, row)
+                T.copy(largest, before)
+                T.copy(w_s[cid, vid * half : vid * half + half, :], x)
+                for i, j in T.Parallel(half, part):
+                    x[i, j] = x[i, j] * scale
+                T.reduce_max(x, largest, dim=-1)
+                for i in T.Parallel(half):
+                    largest[i] = T.max(largest[i], before[i])
+                for i in T.Parallel(half):
+                    before[i] = T.exp(before[i] - largest[i])
+                for i, j in T.Parallel(half, part):
+                    x[i, j] = T.exp(x[i, j] - largest[i])
+                T.reduce_sum(x, some, dim=-1)
+                for i in T.Parallel(half):
+                    total[i] = total[i] * before[i] + some[i]
+                for i, j in T.Parallel(half, dim):
+                    out[i, j] = out[i, j] * before[i]
+                T.copy(x, narrow)
+                T.copy(narrow, w_p[cid, vid * half : vid * half + half, :])
+                T.copy(w_o[cid, vid * half : vid * half + half, :], more)
+                for i, j in T.Parallel(half, dim):
+                    out[i, j] += more[i, j]
+            for i, j in T.Parallel(half, dim):
+                out[i, j] = out[i, j] / total[i]
+            T.copy(out, out_half)
+            T.copy(out_half, O[cid, vid * half : vid * half + half, :])
+
+    return main
+
+
+@tilelang.jit(out_idx=[1])
+def by_itself(rows=64, depth=96, tile=32, part=32):
+    """The product of each tile of rows by itself, along all columns."""
+
+    @T.prim_func
+    def main(X: T.Tensor((rows, depth), "float16"), Y: T.Tensor((rows // tile, tile, tile), "float16")):
+        with T.Kernel(rows // tile, is_npu=True) as (cid, _):
+            x = T.alloc_L1((tile, part), "float16")
+            y = T.alloc_L0C((tile, tile), "float")
+            with T.Scope("C"):
+                for k in T.serial(depth // part):
+                    T.copy(X[cid * tile, k * part], x)
+                    T.gemm_v0(x, x, y, transpose_B=True, init=(k == 0))
+                T.copy(y, Y[cid, 0, 0])
+
+    return main

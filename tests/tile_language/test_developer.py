@@ -14,8 +14,9 @@ from npusim.errors import NpusimError
 from npusim.kernels.tilelang.ascend_recording import is_ascend_program, program_call
 from npusim.kernels.tilelang.ascend_text import kernel_of
 from npusim.kernels.tilelang.program import Language, load_program
-from npusim.kernels.tilelang.statements import TileBuffer, TileKernel
+from npusim.kernels.tilelang.statements import Literal, SerialLoop, TileBuffer, TileKernel
 from npusim.kernels.tilelang.ttir_writer import written
+from npusim.kernels.triton.calls import Argument, CallConfiguration
 
 PROGRAMS = Path(__file__).with_name("developer_programs.py")
 #: Relative RMSE of results in 16 bits, and in 32.
@@ -101,6 +102,41 @@ def test_norms_are_those_of_float64() -> None:
     wide = x.astype(np.float64)
     wanted = (wide - wide.mean(-1, keepdims=True)) / np.sqrt(wide.var(-1, keepdims=True) + 1e-5)
     assert distance(made, wanted) < EXACT
+
+
+@pytest.mark.parametrize("columns", [128, 160])
+@pytest.mark.parametrize("name", ["by_pairs", "by_slots"])
+def test_loops_that_are_written_out_and_slots_of_two_loops_are_loops_over_tiles(name: str, columns: int) -> None:
+    x = drawn(32, columns, fmt="float32")
+    kernel = read(name, columns=columns)
+    wide = x.astype(np.float64)
+    wanted = wide / (1 + np.abs(wide).sum(-1, keepdims=True))
+    assert distance(computed(kernel, X=x)["Y"], wanted) < EXACT
+    loops = [s for s in kernel.body if isinstance(s, SerialLoop)]
+    assert [s.high for s in loops] == [Literal(columns // 32)] * 2
+
+
+def test_unlike_operations_are_no_iterations_of_one_loop() -> None:
+    x, kernel = drawn(32, 160, fmt="float32"), read("by_pairs", change="other")
+    assert [s.high for s in kernel.body if isinstance(s, SerialLoop)] == [Literal(5), Literal(2)]
+    wide = x.astype(np.float64)
+    sums = 1 + np.abs(wide).sum(-1, keepdims=True)
+    is_odd = np.arange(160) // 32 % 2 == 1
+    assert distance(computed(kernel, X=x)["Y"], np.where(is_odd, wide * sums, wide / sums)) < EXACT
+
+
+@pytest.mark.parametrize("order", ["one loop", "two loops"])
+def test_attention_to_chosen_keys_is_that_of_float64(order: str) -> None:
+    """The rows of both vector cores are one tile, and the matrix core reads it behind their copies."""
+    q, kv = drawn(4, 32, 64), drawn(128, 64, seed=1)
+    rng = np.random.default_rng(2)
+    chosen = np.stack([rng.choice(128, 96, replace=False) for _ in range(4)]).astype(np.int32)
+    kernel = read("chosen_keys", order=order)
+    assert any("each read of a workspace is behind its write" in n for n in kernel.notes)
+    keys = kv.astype(np.float64)[chosen]
+    powers = np.exp(q.astype(np.float64) @ keys.transpose(0, 2, 1) / 8)
+    wanted = powers / powers.sum(-1, keepdims=True) @ keys
+    assert distance(computed(kernel, Q=q, KV=kv, I=chosen)["O"], wanted) < CLOSE
 
 
 def test_a_softmax_is_that_of_float64() -> None:
@@ -217,6 +253,39 @@ def test_a_run_on_a_device_has_the_values(name: str, output: str) -> None:
     else:
         wanted = wide["X"] / np.sqrt((wide["X"] ** 2).mean(-1, keepdims=True) + 1e-5) * wide["W"]
     assert distance(stored(result, given)[output], wanted) < CLOSE
+
+
+@pytest.mark.parametrize("name", ["by_pairs", "by_slots", "chosen_keys"])
+def test_a_run_has_the_values_of_loops_written_out_and_of_gathered_rows(name: str) -> None:
+    from ttir.stored import stored
+
+    (call,), kernel = program_call(PROGRAMS, name, {}), read(name)
+    places = np.stack([np.random.default_rng(i).choice(128, 96, replace=False) for i in range(4)]).astype(np.int32)
+    tensors = [p for p in kernel.parameters if isinstance(p, TileBuffer)]
+    given = {p.name: places if p.name == "I" else drawn(*p.shape, seed=i, fmt=p.fmt) for i, p in enumerate(tensors)}
+    arguments = {p.name: Argument(p.shape, p.strides, 0, p.fmt, i, given[p.name]) for i, p in enumerate(tensors)}
+    one = CallConfiguration(written(kernel), kernel.grid, dict(kernel.options), {}, "", ())
+    result = npusim.run(replace(call, arguments=arguments, configurations=(one,)), hw="ascend_910b2", rows="all")
+    wide = {n: x.astype(np.float64) for n, x in given.items()}
+    if name == "chosen_keys":
+        keys = wide["KV"][places]
+        powers = np.exp(wide["Q"] @ keys.transpose(0, 2, 1) / 8)
+        made, wanted = stored(result, given)["O"], powers / powers.sum(-1, keepdims=True) @ keys
+        assert distance(made, wanted) < CLOSE
+        return
+    wanted = wide["X"] / (1 + np.abs(wide["X"]).sum(-1, keepdims=True))
+    assert distance(stored(result, given)["Y"], wanted) < EXACT
+
+
+def test_a_product_of_a_tile_by_itself_has_its_values() -> None:
+    from ttir.stored import stored
+
+    (call,) = program_call(PROGRAMS, "by_itself", {})
+    given = {"X": drawn(64, 96), "Y": drawn(2, 32, 32)}
+    arguments = {n: replace(x, data=given[n]) for n, x in call.tensors.items()}
+    result = npusim.run(replace(call, arguments=arguments), hw="ascend_910b2", rows="all")
+    x = given["X"].astype(np.float64).reshape(2, 32, 96)
+    assert distance(stored(result, given)["Y"], x @ x.transpose(0, 2, 1)) < CLOSE
 
 
 SCRIPT = """

@@ -166,6 +166,26 @@ def test_what_changes_the_time_alone_is_named() -> None:
     assert swizzled[0] == "the order of blocks (T.use_swizzle) changes the time alone, and is not followed"
 
 
+@pytest.mark.parametrize("hw", ["h200", "ascend_910b2"])
+def test_an_if_of_each_iteration_chooses_tiles_and_what_a_mask_hides(hw: str) -> None:
+    from tests.tile_language.tile_kernels import attended_in_float64, copied_by_an_if, drawn, torch
+
+    q, k, v = drawn((128, 64), (256, 64), (256, 64))
+    (b,) = drawn((128,), dtype=torch.float32)
+    call = recorded(lambda: copied_by_an_if(128, 64)(q, k, v, b))
+    wanted = attended_in_float64(*(x.numpy().astype(np.float64) for x in (q, k, v, b)))
+    assert error(call, hw, "O", wanted) < CLOSE
+
+
+def test_results_of_unlike_shapes_behind_a_bound_are_kernels_of_their_own() -> None:
+    from tests.tile_language.tile_kernels import drawn, torch, two_results_behind_a_bound
+
+    (x,) = drawn((64, 32), dtype=torch.float32)
+    call = recorded(lambda: two_results_behind_a_bound(64, 32, 6)(x, torch.zeros(64, 16), torch.zeros(64, 32)))
+    assert error(call, "h200", "Y", 2.0 * x.numpy()[:, :16]) == 0
+    assert error(call, "h200", "Z", x.numpy() + np.float32(1.0)) == 0
+
+
 def test_elements_below_a_tensor_are_masked_under_a_name_too() -> None:
     """Elements below a tensor are 0; where a tensor decides which these are, no element is read in silence."""
     from ttir.stored import stored
@@ -178,8 +198,12 @@ def test_elements_below_a_tensor_are_masked_under_a_name_too() -> None:
     made = stored(done, {n: a.data for n, a in before.tensors.items()})["B"]
     assert not made[:, :16].any()
     assert np.array_equal(made[:, 16:], x.numpy()[1:, :48])
-    by = torch.full((4,), -3, dtype=torch.int32)
-    moved = recorded(lambda: moved_by_a_tensor(64)(by, torch.rand(5, 64), torch.zeros(4, 64)))
+    by, a = torch.full((4,), -3, dtype=torch.int32), torch.rand(5, 64)
+    moved = recorded(lambda: moved_by_a_tensor(64)(by, a, torch.zeros(4, 64)))
+    wanted = np.pad(a.numpy()[1:, :61], ((0, 0), (3, 0)))
+    assert error(moved, "h200", "B", wanted) == 0
+    by[1] = 2
+    moved = recorded(lambda: moved_by_a_tensor(64)(by, a, torch.zeros(4, 64)))
     with pytest.raises(NpusimError, match=r"tile_kernels\.py:\d+: A: columns other than those"):
         npusim.run(moved, hw="h200", rows="all")
 

@@ -433,3 +433,89 @@ def added_rows(rows: int, columns: int):
                 T.atomic_add(C[j], a[i, j])
 
     return sums
+
+
+@tilelang.jit(out_idx=[4])
+def copied_by_an_if(length: int, dim: int, tile: int = 32):
+    """Each block reads the tiles before its own of one pair of tensors, and at last its own of the first half."""
+
+    @T.prim_func
+    def attended(
+        Q: T.Tensor((length, dim), "float16"),
+        K: T.Tensor((2 * length, dim), "float16"),
+        V: T.Tensor((2 * length, dim), "float16"),
+        B: T.Tensor((length,), "float32"),
+        O: T.Tensor((length, dim), "float32"),
+    ):
+        with T.Kernel(length // tile, threads=128) as bx:
+            q = T.alloc_shared((tile, dim), "float16")
+            k = T.alloc_shared((tile, dim), "float16")
+            v = T.alloc_shared((tile, dim), "float16")
+            b = T.alloc_shared((tile,), "float32")
+            s = T.alloc_fragment((tile, tile), "float32")
+            p = T.alloc_fragment((tile, tile), "float16")
+            o = T.alloc_fragment((tile, dim), "float32")
+            T.copy(Q[bx * tile, 0], q)
+            T.copy(B[bx * tile], b)
+            T.clear(o)
+            for t in T.Pipelined(bx + 1, num_stages=2):
+                is_last = T.if_then_else(t == bx, 1, 0)
+                if is_last != 0:
+                    T.copy(K[bx * tile, 0], k)
+                    T.copy(V[bx * tile, 0], v)
+                else:
+                    T.copy(K[length + t * tile, 0], k)
+                    T.copy(V[length + t * tile, 0], v)
+                T.clear(s)
+                T.gemm(q, k, s, transpose_B=True)
+                for i, j in T.Parallel(tile, tile):
+                    s[i, j] = T.exp2(s[i, j] * 0.125 - b[i])
+                if is_last != 0:
+                    for i, j in T.Parallel(tile, tile):
+                        seen = T.if_then_else(i // 4 >= j // 4, 1, 0)
+                        s[i, j] = T.if_then_else(seen > 0, s[i, j], 0)
+                T.copy(s, p)
+                T.gemm(p, v, o)
+            T.copy(o, O[bx * tile, 0])
+
+    return attended
+
+
+def attended_in_float64(q: Any, k: Any, v: Any, b: Any, tile: int = 32) -> Any:
+    """Return what `copied_by_an_if` computes."""
+    length, made = len(q), np.zeros((len(q), v.shape[1]))
+    places = np.arange(tile)
+    for first in range(0, length, tile):
+        own = slice(first, first + tile)
+        for t in range(0, first + tile, tile):
+            keys = own if t == first else slice(length + t, length + t + tile)
+            p = np.exp2(q[own] @ k[keys].T * 0.125 - b[own, None])
+            hidden = (t == first) & (places[:, None] // 4 < places // 4)
+            made[own] += np.where(hidden, 0, p).astype(np.float16).astype(np.float64) @ v[keys]
+    return made
+
+
+@tilelang.jit
+def two_results_behind_a_bound(rows: int, columns: int, blocks: int):
+    """Twice the first half of each row, and all of it, by the blocks that have rows."""
+
+    @T.prim_func
+    def halves(
+        X: T.Tensor((rows, columns), "float32"),
+        Y: T.Tensor((rows, columns // 2), "float32"),
+        Z: T.Tensor((rows, columns), "float32"),
+    ):
+        with T.Kernel(blocks, threads=128) as b:
+            half = T.alloc_fragment((16, columns // 2), "float32")
+            whole = T.alloc_fragment((16, columns), "float32")
+            if b * 16 < rows:
+                T.copy(X[b * 16, 0], half)
+                T.copy(X[b * 16, 0], whole)
+                for i, j in T.Parallel(16, columns // 2):
+                    half[i, j] *= 2.0
+                for i, j in T.Parallel(16, columns):
+                    whole[i, j] += 1.0
+                T.copy(half, Y[b * 16, 0])
+                T.copy(whole, Z[b * 16, 0])
+
+    return halves

@@ -37,8 +37,11 @@ from npusim.kernels.tilelang.cores_joined import (
     without_overwritten,
     without_workspaces,
 )
+from npusim.kernels.tilelang.cores_ordered import ordered_by_workspaces
+from npusim.kernels.tilelang.gathered_rows import with_gathered_rows
 from npusim.kernels.tilelang.loops import flattened, fused, tasks_of
 from npusim.kernels.tilelang.program import Language, PrimFunc, SymbolicSize, TensorType
+from npusim.kernels.tilelang.rolled_loops import rolled
 from npusim.kernels.tilelang.statements import (
     TYPES,
     Applied,
@@ -79,6 +82,7 @@ _ALL, _ANY, _NOT = "__npusim_all", "__npusim_any", "__npusim_not"
 _ZERO = Literal(0)
 _LOOPS = frozenset({"serial", "unroll", "Pipelined", "Parallel", "Persistent"})
 _ORDER = "values are those of one order that the flags between cores allow; npusim check proves that others are equal"
+_BY_WORKSPACES = "no flag of the text orders the cores: each read of a workspace is behind its write in an iteration"
 _FLAGS = "flags and barriers decide no value; times are those of the device's own order of tiles, not of {words}"
 _TASKS = "a core's loop over its tasks is not followed: each task is a program, which the cores share"
 _VECTOR = "{name} (a vector core's number) is one more number of the programs: each is a block of its own"
@@ -179,10 +183,14 @@ class AscendReader:
             body = only_core(body)
         check_places(body, self.common_bytes())
         if has_products:
-            body = joined_halves(body, self.vector)
+            body = with_gathered_rows(body, self.vector)
+            ordered = ordered_by_workspaces(body, self.kernel.workspace_names) if not scopes else body
+            if ordered != body:
+                self.notes[_BY_WORKSPACES] = None
+            body = joined_halves(ordered, self.vector)
         body = fused(with_invariant_slots(body))
         body = without_workspaces(body, self.kernel.workspace_names)
-        body = self.of_tasks(without_slots(flattened(without_slots(body))))
+        body = self.of_tasks(rolled(without_slots(flattened(without_slots(body)))))
         return without_overwritten(body)
 
     def of_tasks(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:

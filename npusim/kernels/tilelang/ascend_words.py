@@ -40,7 +40,7 @@ from npusim.kernels.tilelang.statements import (
     Variable,
     written_tiles,
 )
-from npusim.kernels.tilelang.ttir_writer import part_as_nest
+from npusim.kernels.tilelang.ttir_writer import BY_ITSELF, part_as_nest
 
 if TYPE_CHECKING:
     from npusim.kernels.tilelang.ascend_text import AscendReader
@@ -283,6 +283,8 @@ class AscendWords:
             said = f"{m} x {k} and {l} x {n} into {shapes[2][0]} x {shapes[2][1]}"
             raise self.reader.refuse(f"a product of {said}")
         clears = self.number(bool(init) if isinstance(init, int) else init)
+        if parts[0].buffer is parts[1].buffer:
+            self.reader.notes[f"{self.reader.line}: {BY_ITSELF}"] = None
         self.add(MatrixProduct(parts[0], parts[1], parts[2], turned, clears, self.reader.line))
 
     word_gemm_v1 = word_gemm_v0

@@ -40,7 +40,7 @@ from npusim.kernels.tilelang.statements import (
     variables_of,
     with_inner,
 )
-from npusim.kernels.tilelang.ttir_writer import part_as_nest
+from npusim.kernels.tilelang.ttir_writer import BY_ITSELF, part_as_nest
 from npusim.kernels.triton.compiler import OPTIONS
 from npusim.kernels.triton.ttir_text import Line, refusing
 
@@ -491,6 +491,8 @@ class _PrimFuncReader:
             transposes = bool(int(node.args[3])), bool(int(node.args[4]))
             if int(node.args[8]):
                 self.note(f"{self.line}: {_POLICY}{_ALONE}")
+            if a.buffer is b.buffer:
+                self.note(f"{self.line}: {BY_ITSELF}")
             return (MatrixProduct(a, b, c, transposes, self.expression(node.args[9]), self.line),)
         if word in ("reduce", "cumsum"):
             return (self.reduction(word, node, known),)

@@ -158,8 +158,8 @@ class _Ring:
             return None
         loop = next(x for leaf in inner for x in reversed(leaf.loops) if x.variable in names)
         within = [leaf for leaf in inner if loop in leaf.loops]
-        if len(indices) == 1 and len(within) == len(inner) and not self.is_exposed(loop):
-            return self.replaced(self.body, lambda x: self.tile)
+        if self.is_of_each_iteration(inner, names):
+            return self.of_one_place()
         if names != {loop.variable} or any(
             s not in self.before(loop) for leaf in inner if leaf not in within for s in [leaf]
         ):
@@ -185,6 +185,17 @@ class _Ring:
         """Return whether a statement gives all slots equal numbers."""
         x = only_assignment(leaf.statement)
         return x is not None and x.buffer is self.buffer and isinstance(x.value, Literal) and not leaf.conditions
+
+    def is_of_each_iteration(self, inner: Sequence[_Leaf], names: set[str]) -> bool:
+        """Return whether each iteration of some loops has a slot of its own, which it writes before it reads."""
+        of_loop = dict[SerialLoop, set[frozenset[tuple[Expression, float]]]]()
+        for leaf in inner:
+            around = [x for x in leaf.loops if x.variable in names]
+            if not around:
+                return False
+            own = {frozenset(linear(x.indices[self.axis], {}).items()) for x in self.own(leaf)}
+            of_loop.setdefault(around[-1], set()).update(own)
+        return all(len(own) == 1 and not self.is_exposed(x) for x, own in of_loop.items())
 
     def is_exposed(self, loop: SerialLoop) -> bool:
         """Return whether an iteration reads the tile before it writes it."""

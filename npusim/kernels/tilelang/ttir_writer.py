@@ -60,6 +60,8 @@ FUNCTIONS: Mapping[str, str] = MappingProxyType(
     | {"sqrt": "tt.precise_sqrt", "fabs": "math.absf", "abs": "math.absf", "erf": "math.erf", "tanh": "math.tanh"}
     | {"rint": "math.roundeven", "floor": "math.floor", "ceil": "math.ceil"}
 )
+#: Note of a product of a tile by itself.
+BY_ITSELF = "a product of a tile by itself reads its tensor twice here: times have both copies"
 #: An addition of floats to elements of a tensor.
 _ATOMIC = "tt.atomic_rmw fadd"
 _NEUTRAL = MappingProxyType({"sum": 0.0, "max": -math.inf, "min": math.inf})
@@ -516,8 +518,6 @@ class _Writer:
             self.line, after = s.line, rest.reads | (live - rest.writes)
             if isinstance(s, SerialLoop):
                 self.loop(s, after)
-            elif isinstance(s, Conditional) and (chosen := as_choice(s)) is not None:
-                self.nest(chosen)
             elif isinstance(s, Conditional):
                 self.conditional(s, after)
             elif isinstance(s, BoundValue):
@@ -637,10 +637,8 @@ class _Writer:
         for x in (s.a, s.b, s.c):
             if not x.is_whole or self.shape_of(x.buffer) != x.buffer.block:
                 raise refused(s.line, f"T.gemm of a part of the tile {x.buffer.name}")
-        a, b = (
-            self.transposed(self.tile(x.buffer)) if t else self.tile(x.buffer)
-            for x, t in zip((s.a, s.b), s.transposes, strict=True)
-        )
+        sources = self.tile(s.a.buffer), self.second(s.b.buffer) if s.b.buffer is s.a.buffer else self.tile(s.b.buffer)
+        a, b = (self.transposed(v) if t else v for v, t in zip(sources, s.transposes, strict=True))
         shape = s.c.buffer.block
         if (len(a.shape), len(b.shape), len(shape)) != (2, 2, 2):
             raise refused(s.line, "T.gemm of other than matrices")
@@ -659,6 +657,19 @@ class _Writer:
             made = made if before.number == 0 else self.of_two("+", before, made)
         self.tiles[s.c.buffer] = made
         self.forget([s.c.buffer])
+
+    def second(self, buffer: TileBuffer) -> TileValue:
+        """Return a tile as the second factor of a product by itself: a copy of a tensor by pointers of its own."""
+        origin = self.origins.get(buffer)
+        if origin is None:
+            return self.tile(buffer)
+        names = [self.fresh("second") for _ in buffer.shape]
+        self.axes = tuple((name, n) for name, n in zip(names, buffer.shape, strict=True) if n != 1)
+        self.limits = dict(self.axes)
+        every = [Variable(name) if n != 1 else Literal(0) for name, n in zip(names, buffer.shape, strict=True)]
+        v = self.cast(self.loaded(origin.at(every)), buffer.fmt)
+        self.axes, self.limits = (), {}
+        return self.reshaped(v, buffer.block)
 
     def reduction(self, s: TileReduction) -> None:
         if not s.source.is_whole or not s.target.is_whole or self.shape_of(s.source.buffer) != s.source.buffer.block:
@@ -774,6 +785,9 @@ class _Writer:
         if condition.number is not None:
             self.statements(s.then if condition.number else s.otherwise, live)
             return
+        if (chosen := as_choices(s)) is not None:
+            self.statements(chosen, live)
+            return
         both = [b for b in written_tiles((*s.then, *s.otherwise)) if b in live]
         known, before = dict(self.values), dict(self.tiles)
         surely = Exposed(s.then).writes & Exposed(s.otherwise).writes
@@ -798,27 +812,52 @@ class _Writer:
         self.forget(written_buffers((*s.then, *s.otherwise)))
 
 
-def as_choice(s: Conditional) -> ParallelNest | None:
-    """Return an if that assigns one tile on both ways as one assignment that chooses; None for another if."""
-    ways = [x for body in (s.then, s.otherwise) for x in body]
-    if len(s.then) != 1 or len(s.otherwise) != 1 or not all(isinstance(x, ParallelNest) for x in ways):
+def as_choices(s: Conditional) -> tuple[ParallelNest, ...] | None:
+    """Return an if that assigns tiles as assignments that choose between its ways; None for another if.
+
+    Both ways assign the same tiles in the same order, or one way leaves what the other computes from tiles alone.
+    """
+    if not s.otherwise:
+        made = [_choice(s.condition, x, _unchanged(x), s.line) for x in s.then]
+    elif len(s.then) == len(s.otherwise):
+        made = [_choice(s.condition, x, y, s.line) for x, y in zip(s.then, s.otherwise, strict=True)]
+    else:
         return None
-    nests = [x for x in ways if isinstance(x, ParallelNest)]
-    last = [x.body[-1] for x in nests]
-    one, other = (x if isinstance(x, Elementwise) else None for x in last)
-    if one is None or other is None or any(isinstance(x, Elementwise) for n in nests for x in n.body[:-1]):
+    nests = tuple(x for x in made if x is not None)
+    written, asked = written_tiles(nests[:-1]), tiles_read([s.condition])
+    return nests if len(nests) == len(made) and not asked & set(written) else None
+
+
+def _unchanged(s: Statement) -> ParallelNest | None:
+    """Return the assignment of each element of a tile to itself, in place of one that reads tiles alone."""
+    x = s.body[-1] if isinstance(s, ParallelNest) else None
+    if not isinstance(s, ParallelNest) or not isinstance(x, Elementwise) or x.buffer not in tiles_read([x.value]):
         return None
-    lengths = [[n for _, n in x.axes] for x in (one, other)]
-    if one.buffer is not other.buffer or one.buffer.is_global or lengths[0] != lengths[1]:
+    values = [e for y in s.body for e in parts_of(y.value)]
+    if any(isinstance(e, BufferElement) and e.buffer.is_global for e in values):
+        return None  # what is beside its tensor where the condition does not hold
+    return replace(s, body=(replace(x, value=BufferElement(x.buffer, x.indices)),))
+
+
+def _choice(condition: Expression, s: Statement, other: Statement | None, line: Line) -> ParallelNest | None:
+    """Return two assignments to one tile as one that chooses; None for other statements."""
+    if not isinstance(s, ParallelNest) or not isinstance(other, ParallelNest):
         return None
-    if one.condition is not None or other.condition is not None:
+    last = [x.body[-1] for x in (s, other)]
+    a, b = (x if isinstance(x, Elementwise) else None for x in last)
+    if a is None or b is None or any(isinstance(x, Elementwise) for n in (s, other) for x in n.body[:-1]):
         return None
-    by = {b: Variable(a) for (a, _), (b, _) in zip(one.axes, other.axes, strict=True)}
-    bound = tuple(replace(x, value=substituted(x.value, by)) for x in nests[1].body[:-1] if isinstance(x, BoundValue))
-    if tuple(substituted(i, by) for i in other.indices) != one.indices:
+    lengths = [[n for _, n in x.axes] for x in (a, b)]
+    if a.buffer is not b.buffer or a.buffer.is_global or lengths[0] != lengths[1]:
         return None
-    value = chosen_value(s.condition, one.value, substituted(other.value, by))
-    return ParallelNest(one.axes, (*nests[0].body[:-1], *bound, replace(one, value=value)), s.line)
+    if a.condition is not None or b.condition is not None:
+        return None
+    by = {old: Variable(new) for (new, _), (old, _) in zip(a.axes, b.axes, strict=True)}
+    bound = tuple(replace(x, value=substituted(x.value, by)) for x in other.body[:-1] if isinstance(x, BoundValue))
+    if tuple(substituted(i, by) for i in b.indices) != a.indices:
+        return None
+    value = chosen_value(condition, a.value, substituted(b.value, by))
+    return ParallelNest(a.axes, (*s.body[:-1], *bound, replace(a, value=value)), line)
 
 
 def chosen_value(condition: Expression, a: Expression, b: Expression) -> Expression:

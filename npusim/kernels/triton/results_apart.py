@@ -18,16 +18,21 @@ _CONTROL, _OTHERS = ("cf.", "block", "tt.return"), ("tt.atomic",)
 def results_apart(function: Function) -> list[Function]:
     """Return a kernel for each tensor that a kernel stores to, in the order of the stores; none where it has one.
 
-    None too for kernels with loops or branches that store: what these leave out is not looked at.
+    None too for kernels with loops or branches that store: what these leave out is not looked at.  An ``if`` around all
+    stores, without another way, is an early return.
     """
     operations = function.operations
-    if any(o.name.startswith(_OTHERS) or o.name in STORES for o in inside(operations)):
+    guards = [o for o in operations if _is_return(o)]
+    whole = [*(o for o in operations if o not in guards), *guards[0].body] if len(guards) == 1 else operations
+    if any(o.name.startswith(_OTHERS) or o.name in STORES for o in inside(whole)):
         return []
-    stores, sources = [o for o in operations if o.name in STORES], sources_of(operations)
+    stores, sources = [o for o in whole if o.name in STORES], sources_of(operations)
+    if guards and any(o in operations for o in stores):
+        return []
     tensors = {n for n, t in function.parameters.items() if t.startswith(("!tt.ptr", "!tt.tensordesc"))}
     of_each = [roots_of(o.operands[0], sources) for o in stores]
     results = list(dict.fromkeys(min(roots) for roots in of_each))
-    if len(results) < 2 or any(o.name.startswith(_OTHERS) for o in operations):
+    if len(results) < 2 or any(o.name.startswith(_OTHERS) for o in whole):
         return []
     parts = [
         needed_by(operations, [o for o, of in zip(stores, of_each, strict=True) if result in of]) for result in results
@@ -40,6 +45,11 @@ def results_apart(function: Function) -> list[Function]:
     if any(len(roots) > 1 or not roots <= tensors for roots in of_each):
         return []
     return [function._replace(operations=part) for part in parts]
+
+
+def _is_return(op: Op) -> bool:
+    """Return whether an operation is an ``if`` whose only way stores."""
+    return op.name == "scf.if" and not op.results and not op.otherwise and any(o.name in STORES for o in op.body)
 
 
 def inside(operations: Sequence[Op]) -> Iterator[Op]:
@@ -101,8 +111,10 @@ def needed_by(operations: Sequence[Op], stores: Sequence[Op]) -> list[Op]:
     """Return the operations that some stores need, and those that return early."""
     kept, needed = list[Op](), set[str]()
     for op in reversed(operations):
-        if op in stores or op.name.startswith(_CONTROL) or needed.intersection(op.results):
+        is_return = _is_return(op) and any(o in op.body for o in stores)
+        if op in stores or op.name.startswith(_CONTROL) or is_return or needed.intersection(op.results):
             one = _with_states(op, needed) if op.name == "scf.for" else op
+            one = replace(op, body=needed_by(op.body, stores)) if is_return else one
             kept.insert(0, one)
             needed |= {n for o in (one, *inside([one])) for n in o.operands}
     return kept
