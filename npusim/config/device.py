@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import expm1
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -194,6 +195,12 @@ class PowerSpec(SpecModel):
     )
     exponent_factor: Positive
     pause_s: Quantity = Field(description="idle time before each call; 0: calls follow one another without a pause")
+    settle_s: Positive | None = Field(
+        default=None, description="time constant in which the clock falls to that of the limit; missing: at once"
+    )
+    calls_count: PositiveWhole | None = Field(
+        default=None, description="calls in a row from the full clock on, whose mean is a call's time; with settle_s"
+    )
     at_once: PowerSpec | None = Field(default=None, description="a second limit, by how busy tensor cores are")
 
     def clock(self, load: float, seconds: float, watts: float = 1.0) -> float:
@@ -204,6 +211,16 @@ class PowerSpec(SpecModel):
         average = load * seconds / (seconds + self.pause_s.value)
         return float((self.limit * watts / average) ** self.exponent_factor.value)
 
+    def mean_clock(self, share: float, seconds: float) -> float:
+        """Return the mean clock, over the full one, of calls of so many seconds each, whose limit's clock is ``share``.
+
+        Where the clock falls to it with a time constant, the mean of ``calls_count`` calls from the full clock on.
+        """
+        if self.settle_s is None or self.calls_count is None or share >= 1:
+            return share
+        lasted = seconds * self.calls_count.value / self.settle_s.value
+        return share - (1 - share) * expm1(-lasted) / lasted
+
     @model_validator(mode="after")
     def _limit_is_stated_once(self) -> Self:
         if (self.limit_factor is None) == (self.load_w is None):
@@ -212,6 +229,8 @@ class PowerSpec(SpecModel):
             raise fault_at("limit_w", "missing: a limit is limit_w with load_w")
         if self.limit_factor is not None and self.limit_w is not None and self.board_w is None:
             raise fault_at("limit_w", "the file states no board_w, the watts at which limit_factor holds")
+        if (self.settle_s is None) != (self.calls_count is None):
+            raise fault_at("settle_s", "settle_s and calls_count are stated together")
         return self
 
     @property
@@ -625,7 +644,7 @@ class DeviceSpec(HardwareModel):
         own = float(self.clock_hz.value)
         full = own if self._free_hz is None else self._free_hz
         full = full if self.power.load_clock_hz is None else float(self.power.load_clock_hz.value)
-        return min(1.0, clock * full / own)
+        return self.power.mean_clock(min(1.0, clock * full / own), seconds)
 
 
 def _restored(kind: type[DeviceSpec], text: str, unchanged: DeviceSpec | None) -> DeviceSpec:

@@ -1,9 +1,10 @@
 """Compare predictions for chips of compute capability 12 with published times: `sm120.csv`, a table by group.
 
-    python reports/silicon/sm120.py [MEASUREMENTS.csv] [--out reports/sm120/predictions.csv]
+    python reports/silicon/sm120.py [MEASUREMENTS.csv ...] [--out reports/sm120/predictions.csv]
 
-``MEASUREMENTS`` defaults to the given half.  ``decided``: cases by which a constant of a device file was fitted; the
-others were left out of every fit.  With ``--out`` each case is written, which the page reads.
+``MEASUREMENTS`` defaults to the given half, and `sm120_boards.csv`: three more RTX 5090 whose products are published.
+``is_fitted``: cases by which a constant of a device file was fitted; the others were left out of every fit.  With
+``--out`` each case is written, which the page reads.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import csv
 import re
 import sys
 from contextlib import nullcontext
+from math import ceil
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -21,11 +23,13 @@ import npusim
 from npusim.config.load import load_device
 from npusim.config.problem import CopyProblem, GemmProblem, Problem
 from npusim.errors import NpusimError
+from npusim.program.timing.timing_result import TimingResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 MEASURED = Path(__file__).parents[3] / "shared" / "measurements" / "sm120.csv"
+MORE = Path(__file__).with_name("sm120_boards.csv")
 #: Tiles of the repository's products, rows, columns, piece of k and buffers, by device and date (its source).
 TILES = {"rtx_pro_6000": (128, 128, 32, 3), "rtx_5090": (128, 64, 64, 2), "005ce42": (256, 128, 64, 2)}
 #: Who copies pieces of k in a version (the same).
@@ -38,27 +42,39 @@ REST_S = "1"
 
 
 class Method(NamedTuple):
-    """How a source measures: what L2 holds, which of a launch's times, and how the board differs from its file's."""
+    """How a source measures: what L2 holds, which of a launch's times, how the board differs from its file's, and the
+    calls in a row, with those that warm up (0: as many as fill `BENCHED_S`).
+    """
 
     l2: Literal["dirty", "steady", "repeated"] | None = None
     time: str = "call"
     board: Mapping[str, str] = MappingProxyType({})
+    calls: int = 0
 
 
 #: By part of the source's name.  Until March 2026 learn-cuda's calls are do_bench's, which fills 256 MiB between two of
 #: them, a pause for a board at its limit; since then they are nvbench's, each on inputs of its own, for 10 ms and more
-#: (its main.py).  The other benchmark times 30 calls on the same inputs (gpu_benchmark.py); issue 160 is of a board at
-#: the vendor's clock (hwconfigs/rtx_pro_6000.yaml).
+#: (its main.py).  The other benchmark warms up with 6 calls and times 30 on the same inputs (test.py); issue 160 is of
+#: a board at the vendor's clock that falls to the same limit in milliseconds: products of 4096 are slow after 11 ms.
 METHODS = {
     "33ba4c1": Method("steady", "back_to_back"),
     "005ce42": Method("steady", "back_to_back"),
     "learn-cuda": Method("dirty", "call", {"power.pause_s": "1.77e-4"}),
-    "test-data#160": Method("repeated", "back_to_back", {"products_clock_hz": "2.617e9", "power.limit_w": "405"}),
-    "test-data": Method("repeated", "back_to_back"),
-    "AIConfigurator": Method("repeated"),
+    "test-data#160": Method(
+        "repeated", "back_to_back", {"products_clock_hz": "2.617e9", "power.settle_s": "0.005"}, 36
+    ),
+    "test-data": Method("repeated", "back_to_back", calls=36),
+    "rtx_pro_6000_server vllm": Method("repeated", calls=9),
+    "AIConfigurator": Method("repeated", calls=23),
 }
+#: Seconds for which do_bench warms up and times (triton/testing.py: 25 and 100 ms).
+BENCHED_S = 0.125
+#: Queries and microseconds from which on an RTX PRO 6000's attention decides its clock.
+LEAST_QUERIES, LEAST_US = 1024, 300
 #: Keys of a page of vLLM's cache (AIConfigurator, collector/vllm/collect_attn.py).
 PAGE = 64
+#: An RTX 5090 whose products without tensor cores are at 0.84 of the rate of three others (FP32, 55.5 of 65.7 TFLOP/s).
+SLOW = "test-data#200"
 #: Bytes of an element of attention's tensors.
 BYTES = 2
 #: Names of kernels whose source is not at hand, so that no prediction is theirs.
@@ -91,8 +107,12 @@ def asked(row: dict[str, str]) -> tuple[str, str, dict[str, Any]] | None:
     method = method_of(row)
     watts = {"power.limit_w": "400"} if row["clock"] == "400 W" and device == "rtx_5090" else {}
     options: dict[str, Any] = {"hw": device, "numerics": False, "trace_groups": (), "l2": method.l2}
-    options["overrides"] = {**watts, **(method.board if watts or "power.limit_w" in method.board else {})}
-    limit = ", 400 W" if watts else ", at the vendor's clock" if method.board.get("power.limit_w") else ""
+    is_faster = "products_clock_hz" in method.board
+    options["overrides"] = {**watts, **method.board}
+    if device == "rtx_pro_6000":  # the device whose clock falls while calls follow one another
+        calls = method.calls or ceil(BENCHED_S / float(row["us"]) * 1e6)
+        options["overrides"] = {"power.calls_count": str(calls), **options["overrides"]}
+    limit = ", 400 W" if watts else ", at the vendor's clock" if is_faster else ""
     if product := re.fullmatch(r"(\d+)x(\d+)x(\d+)", shape):
         m, n, k = map(int, product.groups())
         options["problem"] = GemmProblem(m=m, n=n, k=k, dtype=row["dtype"])
@@ -101,7 +121,8 @@ def asked(row: dict[str, str]) -> tuple[str, str, dict[str, Any]] | None:
             options["tiling"] = dict(zip(("block_m", "block_n", "block_k", "stages"), tile, strict=True))
             options["tiling"]["copies"] = COPIES[kernel]
             return f"{device}, products of known tile{limit}", "gemm", options
-        return f"{device}, products of libraries{limit}", "gemm", options
+        board = ", a slow board" if SLOW in row["source"] else limit
+        return f"{device}, products of libraries{board}", "gemm", options
     if (call := sizes(shape)) is None:
         return None
     is_paged = "vllm" in kernel
@@ -132,21 +153,37 @@ def method_of(row: dict[str, str]) -> Method:
     return next((method for part, method in METHODS.items() if part in row["source"]), Method())
 
 
-def predicted_us(schedule: str, options: dict[str, Any], time: str = "call", *, copied: Sequence[int] = ()) -> float:
-    """Return the predicted time of a case; ``time``: which of a launch's times.
+class Predicted(NamedTuple):
+    """Microseconds of a case, and those of its cores; its mean clock, and the share of the tensor cores' peak."""
+
+    us: float
+    core_us: float
+    clock_hz: float
+    load: float
+
+
+def predict(schedule: str, options: dict[str, Any], time: str = "call", *, copied: Sequence[int] = ()) -> Predicted:
+    """Return the prediction of a case; ``time``: which of a launch's times.
 
     ``copied``: bytes that each of the other kernels of its operator copies (`copies_of`).  AIConfigurator times an
     operator of vLLM or SGLang as one graph of kernels (collector/vllm/collect_attn.py and
     collector/sglang/collect_attn.py).
     """
-    timing = npusim.run(schedule, **options).timing
-    assert timing is not None
-    launch = load_device(options["hw"]).launch
+    result = npusim.run(schedule, **options)
+    timing, device = result.timing, load_device(options["hw"])
+    launch, peak = device.launch, device.peak_flops_per_s("float16")
+    assert isinstance(timing, TimingResult)
     assert launch is not None
+    assert launch.task_s is not None
+    assert launch.gap_s is not None
+    assert peak is not None
+    core_s = timing.cycles / timing.clock_hz
+    load = result.program.flops / timing.cycles / (peak / device.clock_hz.value)
     follows = launch.task_s.value + launch.gap_s.value - launch.kernel_overhead_s.value
     plain = {name: options[name] for name in ("hw", "numerics", "trace_groups")}
     copies = (npusim.run("copy", **plain, problem=CopyProblem(bytes=n), l2="repeated").latency_us for n in copied)
-    return 1e6 * timing.times_s[time] + sum(copies) + 1e6 * follows * len(copied)
+    us = 1e6 * timing.times_s[time] + sum(copies) + 1e6 * follows * len(copied)
+    return Predicted(us, 1e6 * core_s, timing.clock_hz, load)
 
 
 def copies_of(row: dict[str, str], problem: Problem) -> Iterator[int]:
@@ -166,32 +203,45 @@ def copies_of(row: dict[str, str], problem: Problem) -> Iterator[int]:
 
 
 def is_decided(group: str, row: dict[str, str]) -> bool:
-    """Return whether a constant was fitted on a case: the clock under products, and the watts of products."""
-    of_clock = group.startswith("rtx_pro_6000, FlashAttention-2 with pages, 2,048")
-    return of_clock or ("products" in group and ("400 W" in group or "vendor's clock" in group))
+    """Return whether a constant was fitted on a case: the clock and the limit of a board under products.
+
+    An RTX PRO 6000's: prefill and products of `LEAST_US` and more, but for short sequences and other boards.
+    """
+    if not group.startswith("rtx_pro_6000"):
+        return "products" in group and "400 W" in group
+    call = sizes(row["shape"])
+    if call is None:
+        return "test-data" in row["source"]
+    return call["seq_q"] >= LEAST_QUERIES and float(row["us"]) >= LEAST_US
 
 
 def main() -> None:
     """Write each case, or print it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path, nargs="?", default=MEASURED)
+    parser.add_argument("files", type=Path, nargs="*", default=[MEASURED, MORE])
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     with chosen.out.open("w", encoding="utf-8", newline="") if chosen.out else nullcontext(sys.stdout) as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("group", "kernel", "shape", "us", "predicted_us", "is_fitted"))
-        for row in csv.DictReader(chosen.file.open(encoding="utf-8")):
+        writer.writerow(
+            ("group", "kernel", "shape", "us", "predicted_us", "core_us", "clock_hz", "load", "calls", "is_fitted")
+        )
+        for row in (row for path in chosen.files for row in csv.DictReader(path.open(encoding="utf-8"))):
             if (case := asked(row)) is None:
                 continue
             group, schedule, options = case
             try:
                 copied = [*copies_of(row, options["problem"])] if schedule == "flash" else []
-                predicted = predicted_us(schedule, options, method_of(row).time, copied=copied)
+                predicted = predict(schedule, options, method_of(row).time, copied=copied)
             except NpusimError as error:
                 print("refused:", group, row["shape"], error, file=sys.stderr)
                 continue
             fitted = "yes" if is_decided(group, row) else ""
-            writer.writerow((group, row["kernel"], row["shape"], row["us"], f"{predicted:.1f}", fitted))
+            calls = options["overrides"].get("power.calls_count", "")
+            figures = f"{predicted.us:.1f}", f"{predicted.core_us:.1f}", f"{predicted.clock_hz:.4g}"
+            writer.writerow(
+                (group, row["kernel"], row["shape"], row["us"], *figures, f"{predicted.load:.3f}", calls, fitted)
+            )
             file.flush()
 
 
