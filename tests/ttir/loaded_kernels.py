@@ -207,3 +207,21 @@ def loss_in_place(X, L, LOSS, n, HOW: tl.constexpr, B: tl.constexpr):
     else:
         tl.store(X + label, tl.exp(scored - m) / d - 1.0)
     tl.store(LOSS + row, m + tl.log(d) - scored)
+
+
+@triton.jit
+def experts_by_groups(
+    A, B, C, ScaleA, ScaleB, Experts, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, G: tl.constexpr
+):  # fmt: skip
+    """Rows times an expert's matrix, with scales of G terms that several tiles of BK share."""
+    pm, pn = tl.program_id(0), tl.program_id(1)
+    expert = tl.load(Experts + pm)
+    rm, rn, rk = pm * BM + tl.arange(0, BM), pn * BN + tl.arange(0, BN), tl.arange(0, BK)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for k in range(tl.cdiv(K, BK)):
+        a = tl.load(A + rm[:, None] * K + (k * BK + rk)[None, :])
+        b = tl.load(B + expert * N * K + rn[None, :] * K + (k * BK + rk)[:, None])
+        left = tl.load(ScaleA + rm * (K // G) + k * BK // G)
+        right = tl.load(ScaleB + (expert * (N // G) + rn // G) * (K // G) + k * BK // G)
+        acc += tl.dot(a, b) * left[:, None] * right[None, :]
+    tl.store(C + rm[:, None] * N + rn[None, :], acc)
