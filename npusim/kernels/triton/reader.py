@@ -54,6 +54,7 @@ from npusim.kernels.triton.values import (
 _REFUSED: Mapping[str, str] = MappingProxyType(
     {
         "tt.atomic": "atomics other than tl.atomic_add of floats to one tensor: let each program store its part",
+        "tt.cat": "tl.cat, which leaves the order of its elements open: store both blocks, or tl.join and tl.reshape",
         "tt.elementwise_inline_asm": "inline assembly: write it in Triton's language",
         "tt.gather": "a gather by loaded indices: give tables of pages as data of the problem (--page)",
     }
