@@ -200,6 +200,9 @@ def loss_in_place(X, L, LOSS, n, HOW: tl.constexpr, B: tl.constexpr):
         tl.store(X + cols, tl.exp(x - m) / d, mask=cols < n)
     if HOW != "no barrier":
         tl.debug_barrier()
+    if HOW == "returns":  # noqa: SIM102 - one is known to the compiler, the other is not
+        if label > 20:
+            return
     if HOW == "loaded again":
         tl.store(X + label, tl.load(X + label) - 1.0)
     elif HOW == "beyond":

@@ -217,6 +217,7 @@ def test_an_element_that_is_stored_over_the_tiles_of_a_loop_is_the_last(hw: str)
     [
         ("no barrier", 7, "X is stored to and accessed elsewhere too"),  # which of two threads stores last is free
         ("loaded again", 7, "X: rows by loaded integers, of a tensor that is accessed otherwise too"),
+        ("returns", 7, "X is stored to and accessed elsewhere too"),  # of some programs alone
         ("another row", 7, "X is stored to and accessed elsewhere too"),
         ("beyond", 7, r"program \(1, 0, 0\) stores an element behind a loop that none of the loop's tiles has"),
     ],
