@@ -228,3 +228,18 @@ def experts_by_groups(
         right = tl.load(ScaleB + (expert * (N // G) + rn // G) * (K // G) + k * BK // G)
         acc += tl.dot(a, b) * left[:, None] * right[None, :]
     tl.store(C + rm[:, None] * N + rn[None, :], acc)
+
+
+@triton.jit
+def in_loops(X, F, Y, S, n, B: tl.constexpr, BOTH: tl.constexpr):
+    """Rows by loops of one iteration or none, as ifs; BOTH: a second such loop has the others, else a sum of each."""
+    row, cols, flag = tl.program_id(0), tl.arange(0, B), tl.load(F + tl.program_id(0))
+    for _ in range(flag):
+        x = tl.load(X + row * n + cols, mask=cols < n)
+        tl.store(Y + row * n + cols, 2.0 * x, mask=cols < n)
+    if BOTH:
+        for _ in range(1 - flag):
+            x = tl.load(X + row * n + cols, mask=cols < n)
+            tl.store(Y + row * n + cols, 3.0 * x, mask=cols < n)
+    else:
+        tl.store(S + row, tl.sum(tl.load(X + row * n + cols, mask=cols < n, other=0.0)))

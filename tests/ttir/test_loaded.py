@@ -270,3 +270,21 @@ def test_scales_that_several_tiles_share_are_read(hw: str, columns: int) -> None
     rows = a.astype(np.float64) * left.repeat(group, 1)
     wanted = np.concatenate([rows[16 * i : 16 * i + 16] @ wide[e].T for i, e in enumerate(expert)])
     assert np.abs(made - wanted).max() < 1e-4 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b2", "h200"])
+@pytest.mark.parametrize("both", [False, True])
+def test_programs_that_do_not_enter_a_loop_store_what_is_behind_it(hw: str, *, both: bool) -> None:
+    from ttir.loaded_kernels import in_loops
+    from ttir.stored import stored
+
+    x, flags = normal(0, 6, 20), np.array([0, 1, 0, 1, 1, 0], np.int32)
+    words: dict[str, Any] = {"X": x, "F": flags, "Y": np.zeros_like(x), "S": np.zeros(6, np.float32), "n": 20}
+    with npusim.record(floats=True) as calls:
+        in_loops[(6,)](**words, B=32, BOTH=both)
+    made = stored(npusim.run(calls[0], hw=hw, rows="all"), words)
+    if both:
+        assert np.array_equal(made["Y"], (x * np.where(flags, 2, 3)[:, None].astype(np.float32)).astype(np.float64))
+    else:
+        assert np.array_equal(made["Y"][flags == 1], 2.0 * x[flags == 1].astype(np.float64))
+        assert np.abs(made["S"] - x.astype(np.float64).sum(1)).max() < 1e-5
