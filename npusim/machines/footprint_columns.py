@@ -72,9 +72,9 @@ def _of_tiles(frame: Frame, n: str, name: int, blocks: WorkTable, steps: Integer
     for numbers, block in blocks.in_columns():
         first = _touched(frame, n, name, steps[numbers], numbers, block, Visit(0, block.first, 1), each)
         of, (batch, head, row, col) = first.tensor, first.corner
-        step = int(of.batch > 1 and frame.stack(n) is not None and of.role != "constant")
+        stack = frame.stack(n) if of.batch > 1 and of.role != "constant" else None
         for at in range(block.tile_count):
-            yield first._replace(tile=at, corner=(batch + step * at, head, row, col))
+            yield first._replace(tile=at, corner=(batch + (stack.after(at) if stack else 0), head, row, col))
 
 
 class _Joined(NamedTuple):

@@ -259,7 +259,7 @@ class Frame:
             layer = 0
             if stack:
                 if n in self.phase.by_tile:
-                    layer = (block.span(stack.axis) or (0, 1))[0] + tile.index
+                    layer = (block.span(stack.axis) or (0, 1))[0] + stack.after(tile.index)
                 else:
                     layer = self.span(block, stack.axis, tile)[0]
             count = stack.count if stack else 1

@@ -200,6 +200,9 @@ def loss_in_place(X, L, LOSS, n, HOW: tl.constexpr, B: tl.constexpr):
         tl.store(X + cols, tl.exp(x - m) / d, mask=cols < n)
     if HOW != "no barrier":
         tl.debug_barrier()
+    if HOW == "returns":  # noqa: SIM102 - one is known to the compiler, the other is not
+        if label > 20:
+            return
     if HOW == "loaded again":
         tl.store(X + label, tl.load(X + label) - 1.0)
     elif HOW == "beyond":
@@ -207,3 +210,36 @@ def loss_in_place(X, L, LOSS, n, HOW: tl.constexpr, B: tl.constexpr):
     else:
         tl.store(X + label, tl.exp(scored - m) / d - 1.0)
     tl.store(LOSS + row, m + tl.log(d) - scored)
+
+
+@triton.jit
+def experts_by_groups(
+    A, B, C, ScaleA, ScaleB, Experts, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, G: tl.constexpr
+):  # fmt: skip
+    """Rows times an expert's matrix, with scales of G terms that several tiles of BK share."""
+    pm, pn = tl.program_id(0), tl.program_id(1)
+    expert = tl.load(Experts + pm)
+    rm, rn, rk = pm * BM + tl.arange(0, BM), pn * BN + tl.arange(0, BN), tl.arange(0, BK)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for k in range(tl.cdiv(K, BK)):
+        a = tl.load(A + rm[:, None] * K + (k * BK + rk)[None, :])
+        b = tl.load(B + expert * N * K + rn[None, :] * K + (k * BK + rk)[:, None])
+        left = tl.load(ScaleA + rm * (K // G) + k * BK // G)
+        right = tl.load(ScaleB + (expert * (N // G) + rn // G) * (K // G) + k * BK // G)
+        acc += tl.dot(a, b) * left[:, None] * right[None, :]
+    tl.store(C + rm[:, None] * N + rn[None, :], acc)
+
+
+@triton.jit
+def in_loops(X, F, Y, S, n, B: tl.constexpr, BOTH: tl.constexpr):
+    """Rows by loops of one iteration or none, as ifs; BOTH: a second such loop has the others, else a sum of each."""
+    row, cols, flag = tl.program_id(0), tl.arange(0, B), tl.load(F + tl.program_id(0))
+    for _ in range(flag):
+        x = tl.load(X + row * n + cols, mask=cols < n)
+        tl.store(Y + row * n + cols, 2.0 * x, mask=cols < n)
+    if BOTH:
+        for _ in range(1 - flag):
+            x = tl.load(X + row * n + cols, mask=cols < n)
+            tl.store(Y + row * n + cols, 3.0 * x, mask=cols < n)
+    else:
+        tl.store(S + row, tl.sum(tl.load(X + row * n + cols, mask=cols < n, other=0.0)))

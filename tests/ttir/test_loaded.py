@@ -217,6 +217,7 @@ def test_an_element_that_is_stored_over_the_tiles_of_a_loop_is_the_last(hw: str)
     [
         ("no barrier", 7, "X is stored to and accessed elsewhere too"),  # which of two threads stores last is free
         ("loaded again", 7, "X: rows by loaded integers, of a tensor that is accessed otherwise too"),
+        ("returns", 7, "X is stored to and accessed elsewhere too"),  # of some programs alone
         ("another row", 7, "X is stored to and accessed elsewhere too"),
         ("beyond", 7, r"program \(1, 0, 0\) stores an element behind a loop that none of the loop's tiles has"),
     ],
@@ -232,7 +233,11 @@ def test_matrices_of_unlike_experts_are_each_read_from_memory() -> None:
     count, block, n, k = 64, 16, 256, 4096
     tokens = np.where(np.arange(count * block) % block, count, np.arange(count * block) // block).astype(np.int32)
     matrices = np.zeros((count, n, k), np.float16)
-    words = {"A": np.zeros((count, k), np.float16), "B": matrices, "C": np.zeros((count, n), np.float16)}
+    words: dict[str, Any] = {
+        "A": np.zeros((count, k), np.float16),
+        "B": matrices,
+        "C": np.zeros((count, n), np.float16),
+    }
     words |= {
         "Scale": np.ones(count, np.float32),
         "Tokens": tokens,
@@ -244,3 +249,42 @@ def test_matrices_of_unlike_experts_are_each_read_from_memory() -> None:
     rate = 4.8e12  # bytes a second that an H200's memory has
     read = matrices.nbytes * 60 / count
     assert npusim.run(calls[0], hw="h200", numerics=False).latency_us > read / rate * 1e6
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b2", "h200"])
+@pytest.mark.parametrize("columns", [64, 128])
+def test_scales_that_several_tiles_share_are_read(hw: str, columns: int) -> None:
+    from ttir.loaded_kernels import experts_by_groups
+    from ttir.stored import stored
+
+    rng, n, k, group = np.random.default_rng(5), 128, 256, 64
+    a, b = rng.standard_normal((32, k)).astype(np.float16), rng.standard_normal((3, n, k)).astype(np.float16)
+    left, right = (rng.random(s).astype(np.float32) + 0.5 for s in ((32, k // group), (3, n // group, k // group)))
+    expert = np.array([2, 0], np.int32)
+    words: dict[str, Any] = {"A": a, "B": b, "C": np.zeros((32, n), np.float32), "Experts": expert}
+    words |= {"ScaleA": left, "ScaleB": right}
+    with npusim.record(floats=True) as calls:
+        experts_by_groups[(2, n // columns)](**words, N=n, K=k, BM=16, BN=columns, BK=32, G=group)
+    made = stored(npusim.run(calls[0], hw=hw, rows="all"), words)["C"]
+    wide = b.astype(np.float64) * right.repeat(group, 1).repeat(group, 2)
+    rows = a.astype(np.float64) * left.repeat(group, 1)
+    wanted = np.concatenate([rows[16 * i : 16 * i + 16] @ wide[e].T for i, e in enumerate(expert)])
+    assert np.abs(made - wanted).max() < 1e-4 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b2", "h200"])
+@pytest.mark.parametrize("both", [False, True])
+def test_programs_that_do_not_enter_a_loop_store_what_is_behind_it(hw: str, *, both: bool) -> None:
+    from ttir.loaded_kernels import in_loops
+    from ttir.stored import stored
+
+    x, flags = normal(0, 6, 20), np.array([0, 1, 0, 1, 1, 0], np.int32)
+    words: dict[str, Any] = {"X": x, "F": flags, "Y": np.zeros_like(x), "S": np.zeros(6, np.float32), "n": 20}
+    with npusim.record(floats=True) as calls:
+        in_loops[(6,)](**words, B=32, BOTH=both)
+    made = stored(npusim.run(calls[0], hw=hw, rows="all"), words)
+    if both:
+        assert np.array_equal(made["Y"], (x * np.where(flags, 2, 3)[:, None].astype(np.float32)).astype(np.float64))
+    else:
+        assert np.array_equal(made["Y"][flags == 1], 2.0 * x[flags == 1].astype(np.float64))
+        assert np.abs(made["S"] - x.astype(np.float64).sum(1)).max() < 1e-5

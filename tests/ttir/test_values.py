@@ -265,3 +265,18 @@ def test_indices_of_tiles_that_begin_behind_the_first_element_are_refused_in_the
     words = {"X": np.zeros((4, 64), np.float32), "Y": np.zeros(4, np.int32), "n": 64, "first": 16, "R": 4, "B": 16}
     with pytest.raises(ProgramError, match=r"value_kernels\.py:\d+: indices of a loop's tiles as values"):
         computed(recorded(running_place, 1, words), "h200", words["Y"])
+
+
+@pytest.mark.parametrize(
+    ("name", "fmt", "why"),
+    [
+        ("concatenated", "float32", "tl.cat, which leaves the order of its elements open: store both blocks"),
+        ("counted", "int32", "atomics other than tl.atomic_add of floats, .*: let each program store its part"),
+    ],
+)
+def test_what_is_not_read_says_what_to_write(name: str, fmt: str, why: str) -> None:
+    from ttir import value_kernels
+
+    words = {"X": np.ones(16, np.float32), "Y": np.zeros(32, fmt), "B": 16}
+    with pytest.raises(ProgramError, match=rf"value_kernels\.py:\d+: {why}"):
+        computed(recorded(getattr(value_kernels, name), 1, words), "h200", words["Y"])

@@ -125,3 +125,17 @@ def running_place(X, Y, n, first, R: tl.constexpr, B: tl.constexpr):
         place = tl.where(best > most, s + i, place)
         most = tl.maximum(best, most)
     tl.store(Y + rows, place)
+
+
+@triton.jit
+def concatenated(X, Y, B: tl.constexpr):
+    """Two blocks in one, in any order."""
+    x = tl.load(X + tl.arange(0, B))
+    tl.store(Y + tl.arange(0, 2 * B), tl.cat(x, 2.0 * x, can_reorder=True))
+
+
+@triton.jit
+def counted(X, Y, B: tl.constexpr):
+    """How many numbers are above 0, by all programs together."""
+    x = tl.load(X + tl.program_id(0) * B + tl.arange(0, B))
+    tl.atomic_add(Y, tl.sum((x > 0).to(tl.int32)))

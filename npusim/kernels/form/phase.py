@@ -18,6 +18,7 @@ from npusim.formats import get_format, stored_format
 from npusim.late_methods import dataclass
 from npusim.program.ir.content import record
 from npusim.program.ir.op import PLAIN, SOURCES, Attributes, Opcode, Step
+from npusim.program.ir.opaque import varying
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -296,13 +297,19 @@ class Stacked:
     """A tensor of ``count`` matrices per head, one for each place along ``axis``: partial results of splits.
 
     The batch axis holds the matrices: matrix (b, place) is the tensor's batch ``b * count + place``.  ``is_by_tile``: a
-    loop reads the next matrix for each tile, beginning at the block's place, as it does if blocks have no such axis.
+    loop reads the next matrix for each tile, or for every ``tiles`` of them, beginning at the block's place, as it does
+    if blocks have no such axis.
     """
 
     axis: str
     count: int
     tensor: GlobalTensor
     is_by_tile: bool = False
+    tiles: int = 1
+
+    def after(self, index: int) -> int:
+        """Return how many matrices behind the block's place a tile by its number reads."""
+        return index if self.tiles == 1 else varying(lambda i: i // self.tiles, index)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,8 @@ def parts_apart(function: Function, arguments: Mapping[str, Any], count: int) ->
     atomics = [o for o in every if o.name.startswith("tt.atomic")]
     line, read_names = atomics[0].line, {n for o in every for n in o.operands}
     if any(not o.text.startswith(_ADDS) or read_names.intersection(o.results) for o in atomics):
-        raise atomics[0].fail("atomics other than tl.atomic_add of floats, or one whose old value is read")
+        why = "atomics other than tl.atomic_add of floats, or one whose old value is read"
+        raise atomics[0].fail(f"{why}: let each program store its part")
     sources = sources_of(function.operations)
     roots = set[str]().union(*(roots_of(o.operands[0], sources) for o in atomics))
     accessed = {r for o in every if o.name in ("tt.load", "tt.store") for r in roots_of(o.operands[0], sources)}

@@ -17,6 +17,8 @@ from npusim.kernels.triton.ttir_text import Function, Op, makers, shape_of
 #: leaves it.
 MEETS = "npusim.meets"
 _BARRIERS = ("gpu.barrier", "ttg.barrier", "ttg.local_barrier")
+#: What leads to an element's store in some programs alone.
+_CONTROL = ("cf.", "block", "tt.return")
 #: Operations that a compiler may do before a loop as well as behind it: their operands alone decide.
 _FREE = ("arith.", "math.", "tt.extern_elementwise", "tt.fp_to_fp")
 
@@ -44,7 +46,7 @@ def _changed(function: Function, operations: list[Op]) -> list[Op] | None:
             (element,) = behind
             end = operations.index(element)
             between = operations[at + 1 : end]
-            if not any(o.name in _BARRIERS for o in between):
+            if not any(o.name in _BARRIERS for o in between) or any(o.name.startswith(_CONTROL) for o in between):
                 continue
             moved = _moved(element, between, loop)
             chosen = _chosen(function, loop, store, element, {**made, **makers(loop.body)})

@@ -51,6 +51,7 @@ from npusim.kernels.triton.values import (
     Tensor,
 )
 from npusim.program.ir.tile import GlobalTensor, Role
+from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from npusim.config.problem import AnyProblem, Problem
@@ -172,8 +173,8 @@ class LaunchGrid:
         self.sizes, self.shared, self.constant = dict[str, int](), set[str](), set[str]()
         #: Where each program's part of an axis begins, beside those of rows and columns stored, and its size.
         self.parts: dict[str, tuple[Integers, Integers]] = {}
-        #: Places of loads along separate splits, in each program, and whether they advance tile by tile.
-        self.stacks: dict[str, tuple[Integers, bool]] = {}
+        #: Places of loads along separate splits, in each program, and how many tiles advance them by one; 0: none do.
+        self.stacks: dict[str, tuple[Integers, int]] = {}
         self.walk: tuple[Integers, Integers] | None = None
         self.walked, self.is_partial = "key", False
         (_, height, rows), (_, width, cols) = self._sides(self.stored.pointer, self.stored.value.axes, self.stored.left)
@@ -418,13 +419,18 @@ class LaunchGrid:
             self._place_axis(load, called, at, count, (whole, size), is_needed)
 
     def _stack(self, load: Load, place: Integers, is_visited: Any, *, is_by_tile: bool) -> None:
-        """Note the place along splits at which each program begins; refuse one that moves otherwise."""
+        """Note the place along splits at which each program begins; refuse one that moves otherwise.
+
+        By tile: to the next place for each tile, or for each so many tiles.
+        """
         first = np.take_along_axis(place, np.argmax(is_visited, 1)[:, None], 1)
-        count = np.cumsum(is_visited, 1) - 1 if is_by_tile else 0
-        if np.any((place != first + count)[is_visited]):
-            raise self._fault(load.line, f"{load.of} moves from tile to tile by other than one")
+        moved, count = place - first, np.cumsum(is_visited, 1) - 1
+        places = int(moved[is_visited].max(initial=0)) + 1
+        tiles = max(1, ceil_div(int(is_visited.sum(1).max()), max(1, places))) if is_by_tile else 0
+        if np.any((moved != (count // tiles if tiles else 0))[is_visited]):
+            raise self._fault(load.line, f"{load.of} moves from tile to tile by other than one, or than one in so many")
         key = self._stack_of(load.of, load.name)
-        self.stacks[key], self.sizes[f"{key} place"] = (first, is_by_tile), 1
+        self.stacks[key], self.sizes[f"{key} place"] = (first, tiles), 1
 
     @staticmethod
     def _stack_of(of: str, load: str) -> str:
@@ -863,7 +869,8 @@ class LaunchGrid:
         more |= _in_parts(t, b * splits, h, rows, cols)
         tensor = GlobalTensor(name, b * splits, h, rows, cols, t.fmt, role, t.is_interleaved, **more)
         if (key := self._stack_of(of, load)) in self.stacks:
-            return Stacked(f"{key} place", splits, tensor, is_by_tile=self.stacks[key][1])
+            tiles = self.stacks[key][1]
+            return Stacked(f"{key} place", splits, tensor, is_by_tile=tiles > 0, tiles=max(1, tiles))
         has_places = t.is_split and (splits > 1 or self.out.is_split)  # of one index there is one place
         return Stacked("split", splits, tensor) if has_places else tensor
 

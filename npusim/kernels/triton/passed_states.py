@@ -14,6 +14,9 @@ from typing import Any
 from npusim.kernels.triton.results_apart import LOADS, inside
 from npusim.kernels.triton.ttir_text import Function, Op, makers
 
+#: Conversions of a state on its way to memory.
+_CASTS = ("arith.truncf", "arith.extf", "tt.fp_to_fp")
+
 
 def with_states_passed(function: Function, arguments: Mapping[str, Any]) -> Function:
     """Return a kernel with such loops changed; as it is where it has none, or one of no iteration."""
@@ -35,8 +38,10 @@ def _changed(operations: list[Op], loop: Op, arguments: Mapping[str, Any]) -> li
     assert passed is not None and last is not None
     names, starts, ends = carried[::2], carried[1::2], loop.body[-1].operands
     ends_of = dict(zip(ends, range(len(ends)), strict=True))
-    state, pointer = ends_of.get(passed.operands[1]), passed.operands[0]
-    if state is None or last.operands[1] != passed.operands[1] or pointer not in names:
+    cast = next((o for o in branch.body if o.results == passed.operands[1:2] and o.name in _CASTS), None)
+    value = cast.operands[0] if cast is not None else passed.operands[1]
+    state, pointer = ends_of.get(value), passed.operands[0]
+    if state is None or last.operands[1] != value or pointer not in names:
         return operations
     moved = names.index(pointer)
     step, first = made.get(ends[moved]), made.get(starts[moved])
@@ -47,12 +52,16 @@ def _changed(operations: list[Op], loop: Op, arguments: Mapping[str, Any]) -> li
     readers = [o for o in (*loop.body, *inside(loop.body)) if pointer in o.operands]
     addresses = [o for o in branch.otherwise if o.results]
     outer = {n for o in (*addresses, last) for n in o.operands} - {r for o in addresses for r in o.results}
-    is_like = len(before) == 1 and before[0].operands[1:] == [starts[state], *passed.operands[2:]]
+    is_like = len(before) == 1 and before[0].operands[2:] == passed.operands[2:]
+    is_like = is_like and _is_start(before[0].operands[1], starts[state], cast, made)
     inner = {r for o in loop.body for r in o.results} | {*names, loop.operands[0]}
     if not is_like or len(readers) != 2 or inner & (outer - {last.operands[1]}):
         return operations
-    now = replace(passed, operands=[pointer, names[state], *passed.operands[2:]])
-    body = [now, *(o for o in loop.body if o is not branch)]
+    own = [] if cast is None else [replace(cast, operands=names[state : state + 1])]
+    now = replace(
+        passed, operands=[pointer, (own[0].results if own else names[state : state + 1])[0], *passed.operands[2:]]
+    )
+    body = [*own, now, *(o for o in loop.body if o is not branch)]
     given = [*loop.operands]
     given[5 + 2 * moved] = first.operands[0]
     behind = replace(last, operands=[last.operands[0], loop.results[state], *last.operands[2:]])
@@ -65,6 +74,23 @@ def _only_store(body: Sequence[Op]) -> Op | None:
     listed = [o for o in body if o.name != "scf.yield"]
     is_plain = all(o.results and not o.body and o.name not in LOADS for o in listed[:-1])
     return listed[-1] if listed and is_plain and listed[-1].name == "tt.store" else None
+
+
+def _is_start(value: str, start: str, cast: Op | None, made: Mapping[str, Op]) -> bool:
+    """Return whether a value is what a state begins with, as a cast has it: cast too, or a zero of its format."""
+    if cast is None or value == start:
+        return value == start and cast is None
+    one, other = made.get(value), made.get(start)
+    if one is None or other is None:
+        return False
+    if one.name == cast.name:
+        return one.operands == [start] and one.type == cast.type
+    return one.name == other.name == "arith.constant" and all(_is_zero(o) for o in (one, other))
+
+
+def _is_zero(constant: Op) -> bool:
+    """Return whether a constant is +0 in all lanes."""
+    return constant.text.partition(" : ")[0].removeprefix("arith.constant ") in ("dense<0.000000e+00>", "0.000000e+00")
 
 
 def _is_all_but_last(condition: Op | None, loop: Op, made: Mapping[str, Op], arguments: Mapping[str, Any]) -> bool:

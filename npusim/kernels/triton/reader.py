@@ -54,6 +54,7 @@ from npusim.kernels.triton.values import (
 _REFUSED: Mapping[str, str] = MappingProxyType(
     {
         "tt.atomic": "atomics other than tl.atomic_add of floats to one tensor: let each program store its part",
+        "tt.cat": "tl.cat, which leaves the order of its elements open: store both blocks, or tl.join and tl.reshape",
         "tt.elementwise_inline_asm": "inline assembly: write it in Triton's language",
         "tt.gather": "a gather by loaded indices: give tables of pages as data of the problem (--page)",
     }
@@ -692,8 +693,12 @@ class Reader(Memory):
         time = np.concatenate([np.arange(n) for n in counts]) if len(program) else program
         order = np.argsort(time, kind="stable")
         program, time = program[order], time[order][:, None]
-        if not len(program):
-            raise op.fail("a loop that no program enters")
+        if not len(program):  # it does nothing, and programs go on behind it
+            self.values |= dict(zip(op.results, (self.values[s] for s in carried[1::2]), strict=True))
+            return
+        if not np.all(counts) and not self._is_last(op):
+            why = "a loop that not all programs enter, whose iterations each store a block, before other stores"
+            raise self.unlike(op, why, (counts == 0)[:, None])
         if self.stored and not np.array_equal(program, np.arange(len(counts))):
             why = f"a loop whose iterations each store a block, behind the store of line {self.stored[0].line.number}"
             raise op.fail(f"{why}: store in the loop alone")

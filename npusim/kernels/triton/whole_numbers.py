@@ -167,7 +167,8 @@ class WholeNumbers(Arithmetic, ABC):
             return None
         base = d.base * d.steps[along[0]]  # of the first index of a tile less the program's
         step = int(base[0, 1] - base[0, 0])
-        if np.any(base != base[:, :1] + step * times) or np.abs(base).max() + d.shape[along[0]] > MOST_EXACT:
+        is_even = step > 0 and self._only is None and not np.any(base != base[:, :1] + step * times)
+        if not is_even or np.abs(base).max() + d.shape[along[0]] > MOST_EXACT:
             return None
         lanes = np.arange(d.shape[along[0]]).reshape([-1 if i == along[0] else 1 for i in range(len(d.shape))])
         own = (-base[:, 0]).reshape(-1, 1, *(1 for _ in d.shape))
