@@ -12,8 +12,8 @@ from __future__ import annotations
 import argparse
 import csv
 from collections import Counter
-from functools import cache
-from math import expm1, log, sqrt
+from functools import cache, lru_cache
+from math import log, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from npusim.config.device import DeviceSpec, PowerSpec
+
 PREDICTIONS = Path(__file__).parents[1] / "sm120" / "predictions.csv"
 DEVICE = "rtx_pro_6000"
 #: In groups of another board than the file's.
@@ -36,21 +38,18 @@ STARTS = ((2.3, 10, 0.1), (2.3, 13, 0.1))
 LEAST, MOST = (2, 6, 0.005), (2.7, 30, 1)
 
 
-class _Law(NamedTuple):
-    limit_w: float
-    full_hz: float
-    exponent: float
-    pause_s: float
-
-
 @cache
-def _law() -> _Law:
-    power = load_device(DEVICE).power
+def _device() -> DeviceSpec:
+    return load_device(DEVICE)
+
+
+@lru_cache(maxsize=64)
+def _law(load_w: float, settle_s: float, calls: int) -> PowerSpec:
+    """Return the device's law of power with other constants."""
+    power = _device().power
     assert power is not None
-    assert power.limit_w is not None
-    assert power.load_clock_hz is not None
-    figures = power.limit_w, power.load_clock_hz, power.exponent_factor, power.pause_s
-    return _Law(*(float(figure.value) for figure in figures))
+    values = {"load_w": load_w, "settle_s": settle_s, "calls_count": calls}
+    return power.model_copy(update={k: getattr(power, k).model_copy(update={"value": v}) for k, v in values.items()})
 
 
 class Case(NamedTuple):
@@ -70,14 +69,13 @@ class Case(NamedTuple):
         return self.predicted_us + self.core_us * (self.clock_hz / self.clock(constants) - 1)
 
     def clock(self, constants: Sequence[float]) -> float:
-        """Return the mean clock, as `npusim.config.device.PowerSpec` has it."""
-        free, watts, settle = constants[0] * 1e9, constants[1] * 100, constants[2]
-        power = _law()
+        """Return the mean clock of a board with these constants."""
+        free = constants[0] * 1e9
+        power = _law(constants[1] * 100, constants[2], self.calls)
+        assert power.load_clock_hz is not None
         seconds = self.core_us * 1e-6 * self.clock_hz / free
-        average = self.load * seconds / (seconds + power.pause_s)
-        limit = (power.limit_w / watts / average) ** power.exponent * power.full_hz
-        share, lasted = min(1.0, limit / free), seconds * self.calls / settle
-        return float(free * (share - (1 - share) * expm1(-lasted) / lasted))
+        limit = power.clock(self.load, seconds) * power.load_clock_hz.value
+        return free * power.mean_clock(min(1.0, limit / free), seconds)
 
 
 def fitted(cases: Sequence[Case]) -> tuple[float, ...]:
