@@ -213,7 +213,8 @@ def uncompiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
         "        os.chdir(str(number))\n"
         "        for stream, name in ((1, 'stdout'), (2, 'stderr')):\n"
         "            os.dup2(os.open(name, os.O_CREAT | os.O_WRONLY), stream)\n"
-        f"        sys.argv = ['npusim', 'run', 'flash', '--seq', '256', '--tp', '8', '-t', '{TILE}', '--full', *options]\n"
+        "        sys.argv = ['npusim', 'run', 'flash', '--seq', '256', '--tp', '8', '--full']\n"
+        f"        sys.argv += ['-t', '{TILE}', *options]\n"
         "        npusim.cli.main()\n"
         "    with open(f'{number}/code', 'w') as file: file.write(str(os.waitstatus_to_exitcode(os.wait()[1])))\n"
     )
