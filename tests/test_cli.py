@@ -187,6 +187,8 @@ def test_a_verb_is_imported_where_it_is_called_and_only_what_a_run_reads() -> No
     assert not {m for m in modules if re.match(r"npusim\.(kernels\.t\w+\.|machines\.(sm|node)\.|studies\.)", m)}
 
 
+#: A tile of which nothing is left to choose: without compiled code each other one takes as long as the run.
+TILE = "block_q=128,block_kv=256,depth=1,kernel=tilelang,deal=round_robin"
 #: Options of a run without compiled code, and how it ends.
 UNCOMPILED = ((("--no-numerics", "--method", "des"), 0), (("--no-numerics",), 2), (("--method", "des"), 2))
 
@@ -211,7 +213,8 @@ def uncompiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
         "        os.chdir(str(number))\n"
         "        for stream, name in ((1, 'stdout'), (2, 'stderr')):\n"
         "            os.dup2(os.open(name, os.O_CREAT | os.O_WRONLY), stream)\n"
-        "        sys.argv = ['npusim', 'run', 'flash', '--seq', '256', '--tp', '8', '--full', *options]\n"
+        "        sys.argv = ['npusim', 'run', 'flash', '--seq', '256', '--tp', '8', '--full']\n"
+        f"        sys.argv += ['-t', '{TILE}', *options]\n"
         "        npusim.cli.main()\n"
         "    with open(f'{number}/code', 'w') as file: file.write(str(os.waitstatus_to_exitcode(os.wait()[1])))\n"
     )

@@ -268,9 +268,10 @@ def test_a_race_in_points_that_cannot_win_stops_the_search(
     monkeypatch: pytest.MonkeyPatch, depths: tuple[int, ...], check_all: bool
 ) -> None:
     fields = {"block_q": [16, 64, 128], "block_kv": [64, 256], "depth": [2, 3]}
-    sound = explore("flash", fields, seq=512, tensor_parallel=8)
-    assert {o.status for o in sound.outcomes if o.point["block_q"] == 16} == {"pruned"}
-    assert 0 < sound.checked < sound.counts()["pruned"]
+    if not check_all:
+        sound = explore("flash", fields, seq=512, tensor_parallel=8)
+        assert {o.status for o in sound.outcomes if o.point["block_q"] == 16} == {"pruned"}
+        assert 0 < sound.checked < sound.counts()["pruned"]
     kept = AscendGroup.ub_kept
 
     def planted(group: AscendGroup, core: VectorCore, name: str, size: int, depth: int) -> Ring:

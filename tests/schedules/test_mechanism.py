@@ -76,9 +76,16 @@ print(json.dumps([[r.cycles, r.timing.term_cycles] for r in runs]))
 
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
-    """Return the folder of a copy of the package, with the machine code that is stored for it."""
-    shutil.copytree(PACKAGE, tmp_path / "npusim", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "npusim" / "__pycache__").mkdir()
+    """Return the folder of a copy of the package, with the machine code that is stored for it.
+
+    Files have their times, so that Python compiles the edited ones alone.
+    """
+
+    def results(folder: str, names: list[str]) -> list[str]:
+        return [n for n in names if Path(folder).name == "__pycache__" and not n.endswith(".pyc")]
+
+    shutil.copytree(PACKAGE, tmp_path / "npusim", ignore=results)
+    (tmp_path / "npusim" / "__pycache__").mkdir(exist_ok=True)
     for file in (cache.folder() or PACKAGE / "__pycache__").glob("*.code"):
         shutil.copy2(file, tmp_path / "npusim" / "__pycache__")
     for folder in ("hwconfigs", "workloads"):

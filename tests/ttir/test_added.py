@@ -12,7 +12,10 @@ import pytest
 import npusim
 from npusim.errors import ProgramError
 
-pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
+pytestmark = [
+    pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]"),
+    pytest.mark.usefixtures("without_warp_code"),
+]
 if find_spec("triton") is not None:
     from ttir import added_kernels as kernels
 DEVICES = ("ascend_910b2", "h200")

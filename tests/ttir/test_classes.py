@@ -35,7 +35,10 @@ if find_spec("triton"):
 
     from tests.ttir import class_kernels
 
-pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="npusim[triton] is not installed")
+pytestmark = [
+    pytest.mark.skipif(find_spec("triton") is None, reason="npusim[triton] is not installed"),
+    pytest.mark.usefixtures("without_warp_code"),
+]
 HERE = Path(__file__).parent
 PRODUCT = "tensor(M, K), tensor(K, N), {bias}tensor(M, N), M, N, K, BM=64, BN=64, BK=32"
 

@@ -15,7 +15,10 @@ from tests.turns import every, in_turn
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
+pytestmark = [
+    pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]"),
+    pytest.mark.usefixtures("without_warp_code"),
+]
 DEVICES = ("ascend_910b2", "h200")
 #: Relative RMSE of results by format: rounding, of sums in another order.
 CLOSE = {"float32": 1e-6, "float16": 6e-4}

@@ -11,7 +11,10 @@ import pytest
 import npusim
 from npusim.errors import ProgramError
 
-pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
+pytestmark = [
+    pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]"),
+    pytest.mark.usefixtures("without_warp_code"),
+]
 INF = float("inf")
 ALONE = "a mask hides in some iterations alone"
 

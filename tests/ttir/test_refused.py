@@ -15,6 +15,7 @@ from npusim.kernels.triton import launch as launches
 from npusim.kernels.triton.reader import Reader
 from ttir.test_plain import KERNELS, NORM, name_of
 
+pytestmark = pytest.mark.usefixtures("without_warp_code")
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
 ATTENTION = Path(__file__).parent / "kernels.py"
 FA = "plain[cdiv(seq_q, BM), batch * heads](q, k, v, o, scale * log2e, seq_kv, D=head_dim, BM=64, BN=64, CAUSAL=causal)"

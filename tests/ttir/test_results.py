@@ -18,7 +18,10 @@ from npusim.report.result_json import load_result, record_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
+pytestmark = [
+    pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]"),
+    pytest.mark.usefixtures("without_warp_code"),
+]
 DEVICES = ("ascend_910b2", "h200")
 ROWS, COLUMNS, BLOCK = 6, 40, 64
 F16, F32 = np.float16, np.float32

@@ -25,7 +25,10 @@ from tests.turns import in_turn
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
+pytestmark = [
+    pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]"),
+    pytest.mark.usefixtures("without_warp_code"),
+]
 DEVICES = ("ascend_910b2", "h200")
 AT = r"sentence_kernels\.py:\d+: "
 

@@ -11,7 +11,10 @@ import pytest
 import npusim
 from npusim.errors import ProgramError
 
-pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
+pytestmark = [
+    pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]"),
+    pytest.mark.usefixtures("without_warp_code"),
+]
 DEVICES = ("ascend_910b2", "h200")
 #: Relative RMSE of results by format.
 CLOSE = {"float32": 1e-6, "float16": 6e-4}

@@ -11,7 +11,10 @@ import pytest
 import npusim
 from npusim.errors import ProgramError, SpecError
 
-pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
+pytestmark = [
+    pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]"),
+    pytest.mark.usefixtures("without_warp_code"),
+]
 
 
 def _recorded(kernel: str, grid: tuple[int, ...], **words: Any) -> Any:

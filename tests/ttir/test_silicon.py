@@ -13,7 +13,10 @@ import pytest
 
 import npusim
 
-pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
+pytestmark = [
+    pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]"),
+    pytest.mark.usefixtures("without_warp_code"),
+]
 HERE = Path(__file__).parent
 #: Cases that npusim refuses, and why; all else is measured and equal.
 REFUSED = {

@@ -14,7 +14,10 @@ from npusim.errors import ProgramError
 from ttir.interpreter import Open, interpret
 from ttir.stored import stored
 
-pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
+pytestmark = [
+    pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]"),
+    pytest.mark.usefixtures("without_warp_code"),
+]
 DEVICES = ("ascend_910b2", "h200")
 
 

@@ -1,0 +1,27 @@
+"""What tests of Triton kernels start from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from npusim.kernels.triton import compiler
+from npusim.machines.sm import compiled_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="module")
+def without_warp_code() -> Iterator[None]:
+    """Results of Triton's compiler lack the instructions of a warp, for tests that hold no GPU's time of a kernel.
+
+    These instructions are of the time alone, and ``nvdisasm`` takes a third of a second for each kernel, which is more
+    than all else that such a test does.  The results are stored apart from complete ones.
+    """
+    stamp = (*compiler._reading(), "no instructions of a warp")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(compiler, "_reading", lambda: stamp)
+        patched.setattr(compiled_rows, "has_body", lambda *_: False)
+        yield
