@@ -288,6 +288,20 @@ def test_a_product_of_a_tile_by_itself_has_its_values() -> None:
     assert distance(stored(result, given)["Y"], x @ x.transpose(0, 2, 1)) < CLOSE
 
 
+def test_both_cores_in_an_if_are_one_sequence() -> None:
+    from ttir.stored import stored
+
+    (call,) = program_call(PROGRAMS, "products_of_tasks", {})
+    given = {n: drawn(*x.shape, seed=i, fmt=x.fmt) for i, (n, x) in enumerate(call.tensors.items())}
+    arguments = {n: replace(x, data=given[n]) for n, x in call.tensors.items()}
+    result = npusim.run(replace(call, arguments=arguments), hw="ascend_910b2", rows="all")
+    a, b = (given[n].astype(np.float64) for n in "AB")
+    assert distance(stored(result, given)["O"], 2 * a @ b.transpose(0, 2, 1)) < CLOSE
+    line = next(i for i, x in enumerate(PROGRAMS.read_text().splitlines(), 1) if "if task < tasks:" in x)
+    with pytest.raises(NpusimError, match=f"developer_programs.py:{line}: flags between cores that an if leaves set"):
+        read("products_of_tasks", leaves_set=True)
+
+
 SCRIPT = """
 import torch
 from developer_programs import product, rms_norm, refused

@@ -85,9 +85,20 @@ class _Sequencer:
             waiting = {"C": [], "V": []}
             if isinstance(s, CrossFlag):
                 raise refused(s.line, "a flag between cores outside of T.Scope")
-            is_of_both = isinstance(s, SerialLoop) and any(isinstance(x, CoreScope) for x in walked(s.body))
-            made.append(self.loop(s) if isinstance(s, SerialLoop) and is_of_both else s)
+            is_of_both = any(isinstance(x, CoreScope) for x in walked([s]))
+            one = self.branch(s) if isinstance(s, Conditional) and is_of_both else s
+            made.append(self.loop(s) if isinstance(s, SerialLoop) and is_of_both else one)
         return made + self.merged(waiting["C"], waiting["V"])
+
+    def branch(self, s: Conditional) -> Conditional:
+        """Return an if around the scopes of both cores, each way of which leaves the flags as they are before it."""
+        ways = list[tuple[Statement, ...]]()
+        for body in (s.then, s.otherwise):
+            starts = [+x.set for x in self.followed]
+            ways.append(tuple(self.level(body)))
+            if any(start != +x.set for start, x in zip(starts, self.followed, strict=True)):
+                raise refused(s.line, "flags between cores that an if leaves set, or clears, for what comes behind it")
+        return replace(s, then=ways[0], otherwise=ways[1])
 
     def loop(self, s: SerialLoop) -> SerialLoop:
         """Return a loop around the scopes of both cores."""
