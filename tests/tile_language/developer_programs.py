@@ -713,3 +713,20 @@ def products_of_tasks(tasks=5, tile=32, depth=64, cores=2, leaves_set=False):
                         T.set_cross_flag("MTE3", 1)
 
     return main
+
+
+@tilelang.jit(out_idx=[1])
+def whole_numbers(rows=64, columns=32, tile=32, mode="CAST_RINT"):
+    """Numbers of 16 bits, seven times as large, as whole numbers."""
+
+    @T.prim_func
+    def main(X: T.Tensor((rows, columns), "float16"), Y: T.Tensor((rows, columns), "int8")):
+        with T.Kernel(rows // tile, threads=2, is_npu=True) as (cid):
+            x = T.alloc_ub((tile, columns), "float16")
+            y = T.alloc_ub((tile, columns), "int8")
+            T.copy(X[cid * tile, 0], x)
+            T.tile.mul(x, x, 7.0)
+            T.tile.cast(y, x, mode, tile * columns)
+            T.copy(y, Y[cid * tile, 0])
+
+    return main

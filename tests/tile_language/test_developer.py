@@ -302,6 +302,19 @@ def test_both_cores_in_an_if_are_one_sequence() -> None:
         read("products_of_tasks", leaves_set=True)
 
 
+@pytest.mark.parametrize(
+    ("mode", "rounded"), [("CAST_RINT", np.rint), ("CAST_FLOOR", np.floor), ("CAST_CEIL", np.ceil)]
+)
+def test_numbers_of_16_bits_are_rounded_to_whole_ones(mode: str, rounded: Any) -> None:
+    from ttir.stored import stored
+
+    (call,) = program_call(PROGRAMS, "whole_numbers", {"mode": mode})
+    given = {"X": drawn(64, 32), "Y": np.zeros((64, 32), np.int8)}
+    arguments = {n: replace(x, data=given[n]) for n, x in call.tensors.items()}
+    result = npusim.run(replace(call, arguments=arguments), hw="ascend_910b2", rows="all")
+    assert np.array_equal(stored(result, given)["Y"], rounded(given["X"] * np.float16(7)))
+
+
 SCRIPT = """
 import torch
 from developer_programs import product, rms_norm, refused

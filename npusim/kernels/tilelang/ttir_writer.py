@@ -62,6 +62,8 @@ FUNCTIONS: Mapping[str, str] = MappingProxyType(
 )
 #: Note of a product of a tile by itself.
 BY_ITSELF = "a product of a tile by itself reads its tensor twice here: times have both copies"
+#: Functions whose results are whole numbers.
+_TO_WHOLE = frozenset({"rint", "floor", "ceil"})
 #: An addition of floats to elements of a tensor.
 _ATOMIC = "tt.atomic_rmw fadd"
 _NEUTRAL = MappingProxyType({"sum": 0.0, "max": -math.inf, "min": math.inf})
@@ -277,6 +279,7 @@ class _Writer:
             v = self.value(e.operands[0])
             if v.fmt not in FLOATS:
                 raise refused(self.line, f"T.{e.word} of {v.fmt}")
+            v = self.cast(v, "float32") if e.word in _TO_WHOLE and FLOATS[v.fmt] == 2 else v  # exact in both formats
             name = FUNCTIONS[e.word]
             if "." not in name:
                 text = f'tt.extern_elementwise %{v.name} {{symbol = "{name}"}} : ({v.type}) -> {v.type}'
