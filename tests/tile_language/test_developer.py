@@ -178,7 +178,7 @@ def test_an_output_that_the_other_core_reads_is_stored_once() -> None:
 CHANGES = {
     "unset": "wait_cross_flag 5: no set_cross_flag comes before it",
     "bounds": "a loop with flags between cores of other bounds than that of line ",
-    "halves": "vid in an index that is no half of a tile",
+    "halves": "vid moves an index by another number than the rows of a half",
     "same": "both vector cores access the same rows of scores_of, beside halves of tiles",
     "across": "T.reduce_max along the axis of which each vector core has a half",
     "places": "scores is read, whose bytes weights has overwritten (T.annotate_address)",
@@ -201,15 +201,15 @@ KINDS = {
     "sizes": "operands of several shapes: one has [8] elements, and the target [8, 32]",
     "mode": "T.tile.cast from float32 to float32 with CAST_FLOOR; allowed: CAST_NONE, CAST_RINT",
     "count": "T.tile.cast of 8 elements, fewer or more than its target has",
-    "word": "T.tile.sort: no counterpart in the language of kernels",
+    "word": "npusim has no rule for T.tile.sort",
     "pad": "T.copy with pad_value= of a number that only a run knows",
-    "bits": "a mask that no T.tile.compare of elements of this shape writes",
+    "bits": "T.tile.select has a mask that no T.tile.compare of as many elements writes",
     "carried": "offset has a value before the loop or if, and another one in it",
     "condition": "a condition that only a run knows, outside of an if of the kernel's text",
     "slice": "a slice of X of a length that only a run knows, or of no element",
     "neighbour": "a part of the tile x is",
     "while": "a statement of the kind While",
-    "real_shape": "T.reduce_sum with real_shape, or with a buffer of its own between operands",
+    "real_shape": "T.reduce_sum has real_shape=, or a buffer of its own between its operands",
 }
 
 
@@ -342,7 +342,7 @@ def test_a_program_is_recorded_as_it_runs(tmp_path: Path) -> None:
     assert (first.grid, second.grid) == ((1,), (2, 2))
     assert first.where == f"{script}:7"
     assert list(second.tensors) == ["X", "W", "Y"]
-    assert "T.tile.sort: no counterpart in the language of kernels" in third.configurations[0].refused
+    assert "npusim has no rule for T.tile.sort" in third.configurations[0].refused
     named = CliRunner().invoke(app, ["record", f"{PROGRAMS}::product", "-a", "rows=128", "-o", str(out)])
     assert named.exit_code == 0, named.output
     assert read_calls(out)[0].grid == (6,)
