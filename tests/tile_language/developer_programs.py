@@ -672,3 +672,61 @@ def by_itself(rows=64, depth=96, tile=32, part=32):
                 T.copy(y, Y[cid, 0, 0])
 
     return main
+
+
+@tilelang.jit(out_idx=[2], workspace_idx=[3])
+def products_of_tasks(tasks=5, tile=32, depth=64, cores=2, leaves_set=False):
+    """Twice the product of each task's tiles: cores share the tasks, and both kinds of cores are in one if."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((tasks, tile, depth), "float16"),
+        B: T.Tensor((tasks, tile, depth), "float16"),
+        O: T.Tensor((tasks, tile, tile), "float"),
+        between: T.Tensor((cores, tile, tile), "float"),
+    ):
+        with T.Kernel(cores, is_npu=True) as (cid, vid):
+            a = T.alloc_L1((tile, depth), "float16")
+            b = T.alloc_L1((tile, depth), "float16")
+            c = T.alloc_L0C((tile, tile), "float")
+            x = T.alloc_ub((tile // 2, tile), "float")
+            for n in T.serial(T.ceildiv(tasks, cores)):
+                task = n * cores + cid
+                if task < tasks:
+                    with T.Scope("C"):
+                        T.copy(A[task, 0, 0], a)
+                        T.copy(B[task, 0, 0], b)
+                        T.barrier_all()
+                        T.gemm_v0(a, b, c, transpose_B=True, init=True)
+                        T.barrier_all()
+                        T.copy(c, between[cid, 0, 0])
+                        T.set_cross_flag("FIX", 0)
+                        if not leaves_set:
+                            T.wait_cross_flag(1)
+                    with T.Scope("V"):
+                        T.wait_cross_flag(0)
+                        T.copy(between[cid, vid * tile // 2, 0], x)
+                        T.barrier_all()
+                        T.tile.mul(x, x, 2.0)
+                        T.barrier_all()
+                        T.copy(x, O[task, vid * tile // 2, 0])
+                        T.set_cross_flag("MTE3", 1)
+
+    return main
+
+
+@tilelang.jit(out_idx=[1])
+def whole_numbers(rows=64, columns=32, tile=32, mode="CAST_RINT"):
+    """Numbers of 16 bits, seven times as large, as whole numbers."""
+
+    @T.prim_func
+    def main(X: T.Tensor((rows, columns), "float16"), Y: T.Tensor((rows, columns), "int8")):
+        with T.Kernel(rows // tile, threads=2, is_npu=True) as (cid):
+            x = T.alloc_ub((tile, columns), "float16")
+            y = T.alloc_ub((tile, columns), "int8")
+            T.copy(X[cid * tile, 0], x)
+            T.tile.mul(x, x, 7.0)
+            T.tile.cast(y, x, mode, tile * columns)
+            T.copy(y, Y[cid * tile, 0])
+
+    return main

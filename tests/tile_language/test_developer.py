@@ -178,7 +178,7 @@ def test_an_output_that_the_other_core_reads_is_stored_once() -> None:
 CHANGES = {
     "unset": "wait_cross_flag 5: no set_cross_flag comes before it",
     "bounds": "a loop with flags between cores of other bounds than that of line ",
-    "halves": "vid in an index that is no half of a tile",
+    "halves": "vid moves an index by another number than the rows of a half",
     "same": "both vector cores access the same rows of scores_of, beside halves of tiles",
     "across": "T.reduce_max along the axis of which each vector core has a half",
     "places": "scores is read, whose bytes weights has overwritten (T.annotate_address)",
@@ -201,15 +201,15 @@ KINDS = {
     "sizes": "operands of several shapes: one has [8] elements, and the target [8, 32]",
     "mode": "T.tile.cast from float32 to float32 with CAST_FLOOR; allowed: CAST_NONE, CAST_RINT",
     "count": "T.tile.cast of 8 elements, fewer or more than its target has",
-    "word": "T.tile.sort: no counterpart in the language of kernels",
+    "word": "npusim has no rule for T.tile.sort",
     "pad": "T.copy with pad_value= of a number that only a run knows",
-    "bits": "a mask that no T.tile.compare of elements of this shape writes",
+    "bits": "T.tile.select has a mask that no T.tile.compare of as many elements writes",
     "carried": "offset has a value before the loop or if, and another one in it",
     "condition": "a condition that only a run knows, outside of an if of the kernel's text",
     "slice": "a slice of X of a length that only a run knows, or of no element",
     "neighbour": "a part of the tile x is",
     "while": "a statement of the kind While",
-    "real_shape": "T.reduce_sum with real_shape, or with a buffer of its own between operands",
+    "real_shape": "T.reduce_sum has real_shape=, or a buffer of its own between its operands",
 }
 
 
@@ -288,6 +288,33 @@ def test_a_product_of_a_tile_by_itself_has_its_values() -> None:
     assert distance(stored(result, given)["Y"], x @ x.transpose(0, 2, 1)) < CLOSE
 
 
+def test_both_cores_in_an_if_are_one_sequence() -> None:
+    from ttir.stored import stored
+
+    (call,) = program_call(PROGRAMS, "products_of_tasks", {})
+    given = {n: drawn(*x.shape, seed=i, fmt=x.fmt) for i, (n, x) in enumerate(call.tensors.items())}
+    arguments = {n: replace(x, data=given[n]) for n, x in call.tensors.items()}
+    result = npusim.run(replace(call, arguments=arguments), hw="ascend_910b2", rows="all")
+    a, b = (given[n].astype(np.float64) for n in "AB")
+    assert distance(stored(result, given)["O"], 2 * a @ b.transpose(0, 2, 1)) < CLOSE
+    line = next(i for i, x in enumerate(PROGRAMS.read_text().splitlines(), 1) if "if task < tasks:" in x)
+    with pytest.raises(NpusimError, match=f"developer_programs.py:{line}: flags between cores that an if leaves set"):
+        read("products_of_tasks", leaves_set=True)
+
+
+@pytest.mark.parametrize(
+    ("mode", "rounded"), [("CAST_RINT", np.rint), ("CAST_FLOOR", np.floor), ("CAST_CEIL", np.ceil)]
+)
+def test_numbers_of_16_bits_are_rounded_to_whole_ones(mode: str, rounded: Any) -> None:
+    from ttir.stored import stored
+
+    (call,) = program_call(PROGRAMS, "whole_numbers", {"mode": mode})
+    given = {"X": drawn(64, 32), "Y": np.zeros((64, 32), np.int8)}
+    arguments = {n: replace(x, data=given[n]) for n, x in call.tensors.items()}
+    result = npusim.run(replace(call, arguments=arguments), hw="ascend_910b2", rows="all")
+    assert np.array_equal(stored(result, given)["Y"], rounded(given["X"] * np.float16(7)))
+
+
 SCRIPT = """
 import torch
 from developer_programs import product, rms_norm, refused
@@ -315,7 +342,7 @@ def test_a_program_is_recorded_as_it_runs(tmp_path: Path) -> None:
     assert (first.grid, second.grid) == ((1,), (2, 2))
     assert first.where == f"{script}:7"
     assert list(second.tensors) == ["X", "W", "Y"]
-    assert "T.tile.sort: no counterpart in the language of kernels" in third.configurations[0].refused
+    assert "npusim has no rule for T.tile.sort" in third.configurations[0].refused
     named = CliRunner().invoke(app, ["record", f"{PROGRAMS}::product", "-a", "rows=128", "-o", str(out)])
     assert named.exit_code == 0, named.output
     assert read_calls(out)[0].grid == (6,)

@@ -61,6 +61,17 @@ ROWS = """
                 {more}
 """
 WIDE = 'X: T.Tensor([64, 64], "float")'
+#: Rows at loaded places, one after another, or as many rows one by one.
+GATHERED = """
+        with T.Kernel(1, is_npu=True) as (cid, vid):
+            places = T.alloc_ub([16], "int32")
+            a = T.alloc_ub([16, 64], "float")
+            with T.Scope("V"):
+                T.copy(I[0:16], places)
+                T.barrier_all()
+                for i in T.serial(16):
+                    T.copy(X[{place}, :], a[i, :])
+"""
 
 
 def time_of(folder: Path, text: str, parameters: str, parts: dict[str, str], **arguments: int) -> float:
@@ -81,6 +92,15 @@ def test_instructions_have_the_costs_of_the_device_file(tmp_path: Path) -> None:
     assert made == pytest.approx(first + of(ops["exp_float32"]), abs=3)
     own = time_of(tmp_path, ROWS, WIDE, {"blocks": "1", "more": "T.barrier_all(); T.tile.add(a, b, b)"})
     assert own - made == pytest.approx(of(ops["binary"]), abs=3)
+
+
+def test_a_row_at_a_loaded_place_costs_a_row(tmp_path: Path) -> None:
+    made = [
+        time_of(tmp_path, GATHERED, f'I: T.Tensor([16], "int32"), X: T.Tensor([{n}, 64], "float")', {"place": place})
+        for n, place in ((64, "i"), (64, "places[i]"), (8192, "places[i]"))
+    ]
+    assert made[1] == pytest.approx(made[0], rel=0.02)
+    assert made[2] == made[1]
 
 
 def test_blocks_share_the_core_groups(tmp_path: Path) -> None:

@@ -243,7 +243,7 @@ class AscendReader:
         """Return a format by its name in a program."""
         fmt = ALIASES.get(name, name)
         if fmt not in TYPES:
-            raise self.refuse(f"the format {name}")
+            raise self.refuse(f"npusim has no rule for the format {name}; allowed: {', '.join(sorted(TYPES))}")
         return fmt
 
     def sizes(self, shape: object) -> tuple[int, ...]:
@@ -336,7 +336,7 @@ class AscendReader:
         elif isinstance(node, ast.Assert):
             self.value(node.test)
         elif not isinstance(node, ast.Pass):
-            raise self.refuse(f"a statement of the kind {type(node).__name__}")
+            raise self.refuse(f"npusim has no rule for a statement of the kind {type(node).__name__}")
 
     def value(self, node: ast.expr) -> object:
         """Return the value of an expression."""

@@ -65,6 +65,8 @@ _BY_ROWS = MappingProxyType(
         for end in ("", "_experiment")
     }
 )
+#: Modes of a choice by a bit for each element.
+_SELECTS = ("VSEL_TENSOR_SCALAR_MODE", "VSEL_TENSOR_TENSOR_MODE")
 _COMPARISONS = MappingProxyType({name.upper(): name for name in ("eq", "ne", "lt", "le", "gt", "ge")})
 #: Modes of a cast to whole numbers, and the function before it.
 _TO_INTEGERS = MappingProxyType(
@@ -100,7 +102,7 @@ class AscendWords:
             return lambda x: self.function(_NUMBERS[name], x)
         own = getattr(self, f"word_{name}", None)
         if own is None:
-            raise self.reader.refuse(f"T.{name}: no counterpart in the language of kernels")
+            raise self.reader.refuse(f"npusim has no rule for T.{name}")
         return own
 
     def quiet(self, name: str) -> Callable[..., None]:
@@ -168,7 +170,7 @@ class AscendWords:
     def cross(self, number: object, mode: object, *, is_wait: bool) -> None:
         """Add a flag between the cores of a group."""
         if not isinstance(number, int) or mode != 2:
-            raise self.reader.refuse("a flag between cores with mode= other than 2, or a number that only a run knows")
+            raise self.reader.refuse("a flag between cores has a mode= other than 2, or a number that only a run knows")
         self.quiet("wait_cross_flag" if is_wait else "set_cross_flag")
         self.add(CrossFlag(number, is_wait, self.reader.line))
 
@@ -276,7 +278,9 @@ class AscendWords:
         shapes = [p.extent[-2:] for p in parts]
         for p in parts:
             if len(p.extent) < 2 or any(n != 1 for n in p.extent[:-2]):
-                raise self.reader.refuse(f"a product of {list(p.extent)} elements of {p.buffer.name}: no matrix")
+                raise self.reader.refuse(
+                    f"a product reads {list(p.extent)} elements of {p.buffer.name}, which are no matrix"
+                )
         turned = bool(transpose_A), bool(transpose_B)
         (m, k), (l, n) = (s[::-1] if t else s for s, t in zip(shapes, turned, strict=False))
         if k != l or shapes[2] != (m, n):
@@ -305,9 +309,10 @@ class AscendWords:
     ) -> None:
         """A reduction along an axis."""
         if word not in ("sum", "max", "min"):
-            raise self.reader.refuse(f"T.reduce_{word}: no counterpart in the language of kernels")
+            raise self.reader.refuse(f"npusim has no rule for T.reduce_{word}: it reads sums, maxima and minima")
         if len(more) > 1 or real_shape is not None or not isinstance(dim, int):
-            raise self.reader.refuse(f"T.reduce_{word} with real_shape, or with a buffer of its own between operands")
+            why = f"T.reduce_{word} has real_shape=, or a buffer of its own between its operands: "
+            raise self.reader.refuse(f"{why}npusim reads T.reduce_{word}(source, target, dim, clear=)")
         a, b = self.part(source), self.part(target)
         if not -len(a.extent) <= dim < len(a.extent):
             raise self.reader.refuse(f"T.reduce_{word} along axis {dim} of {len(a.extent)}")
@@ -377,7 +382,7 @@ class AscendWords:
         """Return the conditions of a buffer of bits, one for each element of a part."""
         found = self._masks.get(x.tile) if isinstance(x, TracedBuffer) else None
         if found is None or found[0].shape != tuple(n for n in of.extent if n != 1):
-            raise self.reader.refuse("a mask that no T.tile.compare of elements of this shape writes")
+            raise self.reader.refuse("T.tile.select has a mask that no T.tile.compare of as many elements writes")
         return found[0]
 
 
@@ -395,7 +400,7 @@ class TileWords:
             return lambda target, a: self._computed(target, _OF_ONE[name], a)
         if name in _BY_ROWS:
             return lambda target, a, b, *_: self._by_rows(target, _BY_ROWS[name], a, b)
-        raise words.reader.refuse(f"T.tile.{name}: no counterpart in the language of kernels")
+        raise words.reader.refuse(f"npusim has no rule for T.tile.{name}")
 
     def _computed(self, target: object, word: str, *sources: object) -> None:
         operands = [self._words.operand(x, target) for x in sources]
@@ -531,7 +536,7 @@ class TileWords:
         self._counted("arith_progression", target, count)
         a, b = words.number(first), words.number(step)
         if len(axes := axes_of(words.part(target).extent)) != 1:
-            raise words.reader.refuse("T.tile.arith_progression of other than one row")
+            raise words.reader.refuse("T.tile.arith_progression writes several rows: npusim reads it for one")
         words.assign(target, lambda _axes: Applied("+", (a, Applied("*", (Variable(axes[0][0]), b)))))
 
     def createvecindex(self, target: object, first: object) -> None:
@@ -549,8 +554,9 @@ class TileWords:
     def select(self, target: object, mask: object, a: object, b: object, mode: str) -> None:
         """Elements of a where bits are set, else of b."""
         words = self._words
-        if mode not in ("VSEL_TENSOR_SCALAR_MODE", "VSEL_TENSOR_TENSOR_MODE"):
-            raise words.reader.refuse(f"T.tile.select with mode {mode!r}")
+        if mode not in _SELECTS:
+            why = f"T.tile.select has the mode {mode!r}, whose bits are not one for each element"
+            raise words.reader.refuse(f"{why}; allowed: {', '.join(_SELECTS)}")
         bits = TracedBuffer(words.mask(mask, words.part(target)), "bits", words.reader.refuse)
         self._computed(target, "select", bits, a, b)
 

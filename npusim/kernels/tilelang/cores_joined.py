@@ -43,6 +43,8 @@ from npusim.kernels.tilelang.statements import (
 )
 from npusim.kernels.triton.ttir_text import Line
 
+_PART_OF_HALF = "a statement accesses a part of {name}, a half of a tile on each vector core: access all of its rows"
+
 # ---------------------------------------------------------------- one sequence
 
 
@@ -85,9 +87,20 @@ class _Sequencer:
             waiting = {"C": [], "V": []}
             if isinstance(s, CrossFlag):
                 raise refused(s.line, "a flag between cores outside of T.Scope")
-            is_of_both = isinstance(s, SerialLoop) and any(isinstance(x, CoreScope) for x in walked(s.body))
-            made.append(self.loop(s) if isinstance(s, SerialLoop) and is_of_both else s)
+            is_of_both = any(isinstance(x, CoreScope) for x in walked([s]))
+            one = self.branch(s) if isinstance(s, Conditional) and is_of_both else s
+            made.append(self.loop(s) if isinstance(s, SerialLoop) and is_of_both else one)
         return made + self.merged(waiting["C"], waiting["V"])
+
+    def branch(self, s: Conditional) -> Conditional:
+        """Return an if around the scopes of both cores, each way of which leaves the flags as they are before it."""
+        ways = list[tuple[Statement, ...]]()
+        for body in (s.then, s.otherwise):
+            starts = [+x.set for x in self.followed]
+            ways.append(tuple(self.level(body)))
+            if any(start != +x.set for start, x in zip(starts, self.followed, strict=True)):
+                raise refused(s.line, "flags between cores that an if leaves set, or clears, for what comes behind it")
+        return replace(s, then=ways[0], otherwise=ways[1])
 
     def loop(self, s: SerialLoop) -> SerialLoop:
         """Return a loop around the scopes of both cores."""
@@ -190,7 +203,10 @@ class _Sequencer:
         if stopped is not None and not loops:
             raise refused(stopped.line, f"wait_cross_flag {stopped.number}: no set_cross_flag comes before it")
         if len(loops) < 2 or not isinstance(first, SerialLoop) or not isinstance(second, SerialLoop):
-            raise refused(first.line, "flags between cores in a loop or if that the other core does not have too")
+            raise refused(
+                first.line,
+                "a loop or if has flags between cores, and the other core has no such loop or if: give both cores one",
+            )
         if (first.low, first.high) != (second.low, second.high):
             raise refused(
                 second.line, f"a loop with flags between cores of other bounds than that of line {first.line.number}"
@@ -265,7 +281,7 @@ class _HalfJoiner:
             if e.buffer in self.halves:
                 index = e.indices[self.halves[e.buffer]]
                 if not isinstance(index, Variable) or index.name not in names:
-                    raise refused(x.line, f"a part of {e.buffer.name}, which is a half of a tile on each vector core")
+                    raise refused(x.line, _PART_OF_HALF.format(name=e.buffer.name))
                 rows.add(index.name)
             for index in e.indices:
                 rows |= self.moved_with(index, names, x.line)
@@ -281,7 +297,8 @@ class _HalfJoiner:
             return set()
         rows = {n for n, count in names.items() if terms.get(Variable(n)) == 1 and count == number}
         if len(rows) != 1:
-            raise refused(line, f"{self.vector} in an index that is no half of a tile")
+            why = f"{self.vector} moves an index by another number than the rows of a half: "
+            raise refused(line, f"{why}a vector core has the rows from {self.vector} times their number on")
         return rows
 
     def follow(self, s: Statement) -> None:
@@ -331,7 +348,10 @@ class _HalfJoiner:
     def whole_nest(self, s: ParallelNest) -> ParallelNest:
         rows = {self.row_of(x) for x in s.body if isinstance(x, Elementwise)}
         if len(rows) > 1:
-            raise refused(s.line, "a T.Parallel nest with statements on halves of tiles and on complete tiles")
+            raise refused(
+                s.line,
+                "a T.Parallel nest has statements on halves of tiles and on complete tiles: write a nest for each",
+            )
         row = next(iter(rows), "")
         axes = tuple((n, 2 * count if n == row else count) for n, count in s.axes)
         body = list[Elementwise | BoundValue]()
@@ -389,7 +409,7 @@ class _HalfJoiner:
             return x
         axis, whole = self.halves[x.buffer], self.buffers[x.buffer]
         if x.extent[axis] != x.buffer.shape[axis]:
-            raise refused(line, f"a part of {x.buffer.name}, which is a half of a tile on each vector core")
+            raise refused(line, _PART_OF_HALF.format(name=x.buffer.name))
         return BufferPart(whole, x.start, tuple(whole.shape[i] if i == axis else n for i, n in enumerate(x.extent)))
 
     def element(self, e: Expression) -> Expression:
@@ -479,7 +499,8 @@ class _Workspace:
             lengths += [axes[n] for n in moving]
         place = _Place(tuple(first), tuple(lengths))
         if self.place.first and self.place != place:
-            raise refused(x.line, f"{self.tensor.name} is read at another place than the kernel writes it at")
+            why = f"the kernel reads {self.tensor.name} at another place than it writes it at: "
+            raise refused(x.line, f"{why}read and write all of it at one place")
         self.place = place
 
     def replaced(self, s: Statement) -> list[Statement]:

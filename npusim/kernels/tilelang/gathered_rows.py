@@ -48,7 +48,9 @@ def with_gathered_rows(body: Sequence[Statement], vector: str, live: Set[TileBuf
         after = Exposed(body[i + 1 :]).reads | live
         inner = after | (Exposed(s.body).reads if isinstance(s, SerialLoop) else set())
         try:
-            made += _Rows(s, vector, after).copies() if isinstance(s, SerialLoop) else [s]
+            if not isinstance(s, SerialLoop):
+                raise _OtherLoopError
+            made += _Rows(s, vector, after).copies()
         except _OtherLoopError:
             made.append(with_bodies(s, partial(with_gathered_rows, vector=vector, live=inner)))
     return tuple(made)

@@ -267,7 +267,7 @@ class _PrimFuncReader:
 
     def format(self, dtype: str) -> str:
         if dtype not in TYPES:
-            raise self.refuse(f"the format {dtype}")
+            raise self.refuse(f"npusim has no rule for the format {dtype}; allowed: {', '.join(sorted(TYPES))}")
         return dtype
 
     def number(self, node: tirx.PrimExpr) -> int:
@@ -287,9 +287,11 @@ class _PrimFuncReader:
             return self.buffers[node]
         like = next((b for n, b in self.buffers.items() if n.data.same_as(node.data)), None)
         if like is not None:
-            raise self.refuse(f"{node.name}, a view (T.reshape, T.view) of {like.name}: use {like.name} itself")
+            raise self.refuse(
+                f"the kernel accesses {node.name}, a view (T.reshape, T.view) of {like.name}: use {like.name} itself"
+            )
         if not is_global and str(node.scope()) not in _SCOPES:
-            raise self.refuse(f"a buffer in {node.scope()}")
+            raise self.refuse(f"the kernel has a buffer in {node.scope()}; allowed: {', '.join(sorted(_SCOPES))}")
         shape = tuple(self.number(n) for n in node.shape)
         strides = tuple(self.number(n) for n in node.strides)
         strides = strides or tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
@@ -325,7 +327,7 @@ class _PrimFuncReader:
         elif kind == "Evaluate":
             made = self.called(s.value)
         else:
-            raise self.refuse(f"the statement {kind}")
+            raise self.refuse(f"npusim has no rule for the statement {kind}")
         self.line = before
         return made
 
@@ -342,7 +344,9 @@ class _PrimFuncReader:
         """Read annotations: name those that change the time alone, refuse others."""
         for key in map(str, annotations):
             if key not in TIME_ALONE:
-                raise self.refuse(f"the annotation {key}, which may change values")
+                raise self.refuse(
+                    f"the kernel has the annotation {key}, which may change values: npusim reads kernels without it"
+                )
             self.note(f"{self.line}: {TIME_ALONE[key]}{_ALONE}")
 
     def bound(self, s: tirx.Bind) -> tuple[Statement, ...]:
@@ -364,7 +368,7 @@ class _PrimFuncReader:
             self.grid[at], self.numbers[at] = self.number(s.extent), name
             return self.statements(s.body)
         if tag:
-            raise self.refuse(f"a loop over {tag}: npusim has blocks, not threads")
+            raise self.refuse(f"the kernel has a loop over {tag}: npusim has blocks, not threads")
         if int(s.kind) == _PARALLEL:
             return self.nest(s, name)
         known, line = dict(s.annotations or {}), self.line
@@ -420,7 +424,7 @@ class _PrimFuncReader:
         if kind == "For" and s.thread_binding is None and int(s.kind) != _PARALLEL:
             return self.repeated(s, axes, condition)
         what = f"T.{_word(s.value)}" if kind == "Evaluate" else "a loop" if kind == "For" else kind
-        raise self.refuse(f"{what} in a T.Parallel nest")
+        raise self.refuse(f"a T.Parallel nest has {what} in it: write it outside of the nest")
 
     def repeated(
         self, s: tirx.For, axes: tuple[tuple[str, int], ...], condition: Expression | None
@@ -504,7 +508,7 @@ class _PrimFuncReader:
         if width := _ADDITIONS.get(word):
             x = self.added(node, (), None, width)
             return (ParallelNest((), (x,), self.line),)
-        raise self.refuse(f"T.{word}: no counterpart in the language of kernels")
+        raise self.refuse(f"npusim has no rule for T.{word}")
 
     def reduction(self, word: str, node: tirx.Call, known: dict[object, object]) -> TileReduction:
         if known.pop("nan_propagate", None):

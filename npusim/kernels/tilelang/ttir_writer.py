@@ -62,6 +62,8 @@ FUNCTIONS: Mapping[str, str] = MappingProxyType(
 )
 #: Note of a product of a tile by itself.
 BY_ITSELF = "a product of a tile by itself reads its tensor twice here: times have both copies"
+#: Functions whose results are whole numbers.
+_TO_WHOLE = frozenset({"rint", "floor", "ceil"})
 #: An addition of floats to elements of a tensor.
 _ATOMIC = "tt.atomic_rmw fadd"
 _NEUTRAL = MappingProxyType({"sum": 0.0, "max": -math.inf, "min": math.inf})
@@ -277,6 +279,7 @@ class _Writer:
             v = self.value(e.operands[0])
             if v.fmt not in FLOATS:
                 raise refused(self.line, f"T.{e.word} of {v.fmt}")
+            v = self.cast(v, "float32") if e.word in _TO_WHOLE and FLOATS[v.fmt] == 2 else v  # exact in both formats
             name = FUNCTIONS[e.word]
             if "." not in name:
                 text = f'tt.extern_elementwise %{v.name} {{symbol = "{name}"}} : ({v.type}) -> {v.type}'
@@ -287,7 +290,7 @@ class _Writer:
             true = self.constant(1, v.shape, "bool")
             return self.op(f"arith.xori %{v.name}, %{true.name} : {v.type}", v.shape, "bool")
         if len(e.operands) != 2:
-            raise refused(self.line, f"T.{e.word}: no counterpart in the language of kernels")
+            raise refused(self.line, f"npusim has no rule for T.{e.word}")
         ranges = self.ranges | {name: (0, n - 1) for name, n in self.axes}
         if e.word in ("//", "%") and interval(e.operands[1], ranges)[0] < 1:
             raise refused(self.line, f"{e.word} by a number that may be below 1")
@@ -613,7 +616,7 @@ class _Writer:
             return
         at, origin = self.axes_of(target, is_read=False), self.origin(x)
         if isinstance(at, str):
-            raise refused(self.line, f"a part of the tile {x.buffer.name} is written ({at})")
+            raise refused(self.line, f"a part of the tile {x.buffer.name} is written ({at}): write all of it")
         if x.condition is not None:
             condition, old = self.value(x.condition), self.element(target)
             condition, v, old = self.alike(condition, self.cast(v, x.buffer.fmt), old)
@@ -636,14 +639,18 @@ class _Writer:
     def product(self, s: MatrixProduct) -> None:
         for x in (s.a, s.b, s.c):
             if not x.is_whole or self.shape_of(x.buffer) != x.buffer.block:
-                raise refused(s.line, f"T.gemm of a part of the tile {x.buffer.name}")
+                raise refused(
+                    s.line, f"T.gemm reads or writes a part of the tile {x.buffer.name}: give it the whole tile"
+                )
         sources = self.tile(s.a.buffer), self.second(s.b.buffer) if s.b.buffer is s.a.buffer else self.tile(s.b.buffer)
         a, b = (self.transposed(v) if t else v for v, t in zip(sources, s.transposes, strict=True))
         shape = s.c.buffer.block
         if (len(a.shape), len(b.shape), len(shape)) != (2, 2, 2):
             raise refused(s.line, "T.gemm of other than matrices")
         if not isinstance(s.clears, Literal):
-            raise refused(s.line, "clear_accum that a value decides, other than the first iteration of the loop around")
+            raise refused(
+                s.line, "clear_accum that a value decides: give it True, False, or k == the loop's first number"
+            )
         start = before = self.constant(0, shape, s.c.buffer.fmt) if s.clears.value else self.tile(s.c.buffer)
         is_of_integers = a.fmt not in FLOATS and start.fmt in FLOATS  # a sum over a loop, in float32
         if is_of_integers:
@@ -673,7 +680,7 @@ class _Writer:
 
     def reduction(self, s: TileReduction) -> None:
         if not s.source.is_whole or not s.target.is_whole or self.shape_of(s.source.buffer) != s.source.buffer.block:
-            raise refused(s.line, f"a reduction of a part of the tile {s.source.buffer.name}")
+            raise refused(s.line, f"a reduction has a part of the tile {s.source.buffer.name}: give it the whole tile")
         x, buffer, word = self.tile(s.source.buffer), s.source.buffer, s.word
         if s.axis not in buffer.dims:
             raise refused(s.line, f"a reduction along axis {s.axis} of {buffer.name}, which has one element")
@@ -897,7 +904,10 @@ def part_as_nest(source: BufferPart, target: BufferPart, line: Line) -> Parallel
     """Return a copy as a nest of parallel loops; the axes of more than one element correspond in their order."""
     extents = [[n for n in x.extent if n != 1] for x in (source, target)]
     if extents[0] != extents[1]:
-        raise refused(line, f"a copy of {list(source.extent)} elements to {list(target.extent)}")
+        raise refused(
+            line,
+            f"T.copy reads {list(source.extent)} elements and writes {list(target.extent)}: both need the same sizes",
+        )
     axes = tuple((f"#{i}", n) for i, n in enumerate(extents[0]))
 
     def indices(x: BufferPart) -> tuple[Expression, ...]:

@@ -76,6 +76,10 @@ class AccessedPart(Protocol):
         """The format of an element."""
 
     @property
+    def is_exact(self) -> bool:
+        """Whether the ranges are those of the access; else they cover all that it may be."""
+
+    @property
     def width(self) -> int:
         """Bytes of an element."""
 
@@ -271,8 +275,8 @@ class _Costs:
         return Tile(f"{AIV}0.UB", at + first, rows, cols, pitch, _format(box.fmt))
 
     def _operand(self, box: AccessedPart, core: str, other: AccessedPart) -> Operand:
-        """Return an operand of a transfer."""
-        rows, cols, pitch = _matrix(box)
+        """Return an operand of a transfer; one at a place that only a run knows has the other's size."""
+        rows, cols, pitch = _matrix(box if box.is_exact else other)
         fmt = _format(box.fmt)
         if box.space != "GM":
             where = AIC if core == "C" else f"{AIV}0"
@@ -286,8 +290,12 @@ class _Costs:
         return GlobalTile(tensor, 0, 0, 0, rows, 0, cols)
 
 
-#: Short names of formats in programs.
-_FORMATS = MappingProxyType({"float": "float32", "int": "int32", "uint": "uint32"})
+#: Formats of costs: short names, and integers, whose transfers and instructions cost those of floats of equal bytes.
+_FORMATS = MappingProxyType(
+    {"float": "float32", "uint8": "int8", "bool": "int8"}
+    | dict.fromkeys(("int", "uint", "int32", "uint32"), "float32")
+    | dict.fromkeys(("int16", "uint16"), "float16")
+)
 
 
 def _format(name: str) -> str:
