@@ -226,3 +226,28 @@ def first_tile_apart(X, Y, n, START: tl.constexpr, B: tl.constexpr, KIND: tl.con
     for j in range(0, n, B):
         x = tl.load(X + row * n + j + tl.arange(0, B))
         tl.store(Y + row * n + j + tl.arange(0, B), tl.exp(x - m) / total)
+
+
+@triton.jit
+def summed_beyond(X, Y, n, most, OTHER: tl.constexpr, B: tl.constexpr, KIND: tl.constexpr):
+    """A mask that leaves lanes that no load reads: these have what the load has in their place."""
+    row, cols = tl.program_id(0), tl.arange(0, B)
+    x = tl.load(X + row * n + cols, mask=cols < n, other=OTHER)
+    if KIND == 0:
+        y = x - tl.sum(tl.where(cols < most, x, 0.0), 0)
+    elif KIND == 1:
+        y = x - tl.max(tl.where(cols < most, x, -float("inf")), 0)
+    else:
+        y = x - tl.sum(tl.where(cols < most, tl.exp(x), 0.0), 0)
+    tl.store(Y + row * n + cols, y, mask=cols < n)
+
+
+@triton.jit
+def added_beyond(X, T, n, most, OTHER: tl.constexpr, B: tl.constexpr):
+    """The same of lanes of a loop's last tile."""
+    row, total = tl.program_id(0), tl.zeros([B], tl.float32)
+    for j in range(0, n, B):
+        cols = j + tl.arange(0, B)
+        x = tl.load(X + row * n + cols, mask=cols < n, other=OTHER)
+        total += tl.where(cols < most, x, 0.0)
+    tl.store(T + row, tl.sum(total, 0))

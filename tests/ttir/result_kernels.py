@@ -106,3 +106,24 @@ def number_beside_some_tiles(X, Y, T, n, rows, B: tl.constexpr):
     x = tl.load(X + r * n + c, mask=c < n, other=0.0)
     tl.store(Y + r * n + c, x - tl.sum(x, 0), mask=(c < n) & (r < rows))
     tl.store(T + r, tl.sum(x, 0))
+
+
+@triton.jit
+def copied_beside(X, Y, Z, T, n, B: tl.constexpr, KIND: tl.constexpr):
+    """A copy of what is loaded, beside results that are computed from it, or a second copy."""
+    r, c = tl.program_id(0), tl.arange(0, B)
+    if KIND == 0:
+        total = tl.zeros([B], tl.float32)
+        for j in range(0, n, B):
+            x = tl.load(X + r * n + j + c, mask=j + c < n, other=0.0)
+            tl.store(Y + r * n + j + c, x, mask=j + c < n)
+            total += x
+        tl.store(T + r, tl.sum(total, 0))
+    else:
+        x = tl.load(X + r * n + c, mask=c < n, other=0.0)
+        tl.store(Y + r * n + c, x, mask=c < n)
+        if KIND == 1:
+            tl.store(Z + r * n + c, x, mask=c < n)
+        else:
+            tl.store(Z + r * n + c, x * 2, mask=c < n)
+            tl.store(T + r, tl.sum(x, 0))

@@ -199,3 +199,20 @@ def test_a_choice_of_the_first_tile_is_what_the_loop_begins_with_or_refused(hw: 
     assert _is_near(done, weights / weights.sum(1, keepdims=True))
     with pytest.raises(ProgramError, match=r"mask_kernels\.py:\d+: tl\.where for a loop's first tile alone, whose two"):
         _run("first_tile_apart", (3,), hw, **words, START=-1.0)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_lanes_that_a_mask_leaves_and_no_load_reads_are_refused(hw: str) -> None:
+    x = _drawn(4, 21)
+    words = {"X": x, "Y": np.zeros_like(x), "n": 21, "B": 32}
+    wide = x.astype(np.float64)
+    wanted = (wide.sum(1), wide.max(1), np.exp(wide).sum(1))
+    for kind, of in enumerate(wanted):
+        assert _is_near(_run("summed_beyond", (4,), hw, **words, most=21, OTHER=1.5, KIND=kind), wide - of[:, None])
+        with pytest.raises(ProgramError, match=r"along an axis that a mask cuts, whose masked values are unknown"):
+            _run("summed_beyond", (4,), hw, **words, most=22, OTHER=1.5, KIND=kind)
+    assert _is_near(_run("summed_beyond", (4,), hw, **words, most=23, OTHER=0.0, KIND=0), wide - wanted[0][:, None])
+    words = {"X": x, "T": np.zeros(4, np.float32), "n": 21, "B": 16}
+    assert _is_near(_run("added_beyond", (4,), hw, **words, most=21, OTHER=1.5), wanted[0])
+    with pytest.raises(ProgramError, match="a state of lanes that a mask hides"):
+        _run("added_beyond", (4,), hw, **words, most=22, OTHER=1.5)

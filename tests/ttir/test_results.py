@@ -186,3 +186,19 @@ def test_numbers_and_tiles_of_unlike_rows_are_all_stored(hw: str) -> None:
             assert np.isnan(made["Y"][tiles:]).all()
             assert np.allclose(made["T"][:last], total[:last], rtol=1e-5, atol=1e-5)
             assert np.allclose(made["Y"][:tiles], (x - total[:, None])[:tiles], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize(("kind", "block"), [(0, 16), (1, 64), (2, 64)])
+def test_a_copy_beside_computed_results_leaves_none_out(hw: str, kind: int, block: int) -> None:
+    from ttir import result_kernels
+    from ttir.stored import stored
+
+    x = np.random.default_rng(0).standard_normal((3, 37)).astype(F32)
+    words = {"X": x, "Y": np.zeros_like(x), "Z": np.zeros_like(x), "T": np.zeros(3, F32)}
+    with npusim.record(floats=True) as calls:
+        result_kernels.copied_beside[(3,)](**words, n=37, B=block, KIND=kind)
+    made = stored(npusim.run(calls[0], hw=hw, rows="all"), words)
+    assert np.array_equal(made["Y"], x)
+    assert kind == 0 or np.array_equal(made["Z"], kind * x)
+    assert kind == 1 or np.allclose(made["T"], x.sum(1), rtol=1e-5, atol=1e-5)

@@ -1076,7 +1076,7 @@ class Arithmetic(Draft, ABC):
                 continue
             if len(a.axes) == 2 and a.pad != pad:
                 self.hidden.unlike_rows.add(a.axes[0])
-            a = replace(a, pad=pad)
+            a = replace(a, pad=pad if a.pad == pad or not self._leaves_unread(a.axes[-1], bound[1]) else None)
         rest = [
             rule
             for rule, bound in zip(mask.of, bounds, strict=True)
@@ -1195,6 +1195,20 @@ class Arithmetic(Draft, ABC):
             if np.any((left > most) & is_visited):
                 return False
         return True
+
+    def _leaves_unread(self, axis: str | None, most: Integers) -> bool:
+        """Return whether a mask leaves more elements along an axis than some load of a block along it reads."""
+        walk = self._walk
+        is_visited = np.arange(walk.most)[None] < walk.counts if walk else np.ones((1, 1), bool)
+        for load in self.loads.values():
+            for own, n, left in zip(load.axes, load.pointer.shape, load.left, strict=True):
+                is_of_it = own is not None and self.root(own) == self.root(axis)
+                if not is_of_it or (walk and left.shape[1] > 1 and not load.is_walked):
+                    continue
+                count = np.minimum(left, n)[:, -walk.most :] if walk else np.minimum(left, n)
+                if np.any((np.minimum(most, n) > count) & is_visited):
+                    return True
+        return False
 
     def _mask(self, op: Op, a: Floats, b: Number, mask: Condition | Elements) -> None:
         if len(mask.shape) != 2 and self._walk is not None:

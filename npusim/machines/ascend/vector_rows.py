@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 class RowsStage:
     """A rows stage with its inputs and results, and the rows of its slices.
 
-    ``table`` has the machine's choices where the stage's rows make none; ``moved`` are results that equal an input: no
-    vector instruction processes them.
+    ``table`` has the machine's choices where the stage's rows make none; ``moved`` are results that equal an input,
+    where all are such: no vector instruction processes them.
     """
 
     stage: Stage
@@ -68,6 +68,8 @@ def rows_stage(
     outputs = tuple(n for n in stage.written if frame.places[n] in ("up", "out"))
     copies = (r for r in stage.rows if r.opcode is Opcode.COPY)
     moved = {r.dst: r.srcs[0] for r in copies if r.dst in outputs and r.srcs[0] in inputs}
+    if len({*moved.values()}) < len(stage.rows):  # vector instructions process the others, and these with them
+        moved = {}
     names = tuple(dict.fromkeys(n for n in (*stage.written, *stage.read) if n in frame.phase.names))
     is_of_rows = frame.phase.is_recurrent or frame.axes(frame.led_by(stage))[0] == frame.row_axis
     elements = tiling.elements if is_of_rows else SLICE_ELEMENTS
