@@ -218,10 +218,10 @@ def test_an_element_that_is_stored_over_the_tiles_of_a_loop_is_the_last(hw: str)
 @pytest.mark.parametrize(
     ("how", "label", "why"),
     [
-        ("no barrier", 7, "X is stored to and accessed elsewhere too"),  # which of two threads stores last is free
+        ("no barrier", 7, "X is stored to and also accessed elsewhere"),  # which of two threads stores last is free
         ("loaded again", 7, "X: one access selects rows by loaded integers and another does not"),
-        ("returns", 7, "X is stored to and accessed elsewhere too"),  # of some programs alone
-        ("another row", 7, "X is stored to and accessed elsewhere too"),
+        ("returns", 7, "X is stored to and also accessed elsewhere"),  # of some programs alone
+        ("another row", 7, "X is stored to and also accessed elsewhere"),
         ("beyond", 7, r"program \(1, 0, 0\) stores, after a loop, an element that none of the loop's tiles has"),
     ],
 )
