@@ -236,7 +236,7 @@ def test_a_causal_mask_hides_the_keys_that_loads_leave_out(hw: str) -> None:
 
 
 def test_a_mask_that_shows_keys_that_loads_leave_out_is_refused() -> None:
-    with pytest.raises(ProgramError, match=r"shape_kernels\.py:\d+: a max along an axis that a mask cuts"):
+    with pytest.raises(ProgramError, match=r"shape_kernels\.py:\d+: a max runs along an axis that a mask cuts"):
         check("behind_a_cache", *cached(1), "h200")
 
 
