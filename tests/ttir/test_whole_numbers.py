@@ -201,7 +201,7 @@ def test_the_second_best_is_found_where_the_index_of_the_best_is_hidden_by_a_mas
     done, made = _run("best_again", (4,), X=-x, I=np.zeros(4, np.int32), N=20, B=32, OTHER=-np.inf)
     assert np.array_equal(made["I"], np.argsort(x, 1, kind="stable")[:, 1])
     assert not [n for n in done.notes if "is compared as one of no element" in n]
-    with pytest.raises(ProgramError, match=r"whole_kernels\.py:\d+: a max along an axis that a mask cuts"):
+    with pytest.raises(ProgramError, match=r"whole_kernels\.py:\d+: a max runs along an axis that a mask cuts"):
         _run("best_again", (4,), X=x, I=np.zeros(4, np.int32), N=20, B=32, OTHER=np.inf)
 
 
@@ -209,7 +209,7 @@ def test_an_index_is_none_of_hidden_elements_only_where_it_is_compared_with_the_
     x = _drawn(4, 20)
     _, made = _run("other_index", (4,), X=x, Y=np.zeros(4, np.float32), N=20, B=32, BY=0)
     assert np.array_equal(made["Y"], x.max(1))
-    with pytest.raises(ProgramError, match=r"whole_kernels\.py:\d+: a sum along an axis that a mask cuts"):
+    with pytest.raises(ProgramError, match=r"whole_kernels\.py:\d+: a sum runs along an axis that a mask cuts"):
         _run("other_index", (4,), X=x, Y=np.zeros(4, np.float32), N=20, B=32, BY=20)
 
 
