@@ -131,8 +131,8 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
         ``"fa2_fp32,exp_variant=exp2.exp2p,accumulate=fresh"``.
     tensors
         Q, K and V: a file, the name of packaged data, or a mapping of arrays, with keys ``q k v`` or
-        ``<prefix>.q ...``; on a node also the output projection ``w_o`` (heads x head size, hidden), else drawn.
-        Default: drawn from the workload's recipe with ``seed``.  With
+        ``<prefix>.q ...``; on a node also the output projection ``w_o`` (heads x head size,
+        hidden), which is drawn if absent.  Default: drawn from the workload's recipe with ``seed``.  With
         ``dtype="float8_e4m3fn"`` or ``"float8_e5m2"`` they are quantised, one scale per tensor.
     rows
         Query rows whose bits are computed (with their Q blocks): ``"all"``, ``"sample"`` (the last 128, or fewer

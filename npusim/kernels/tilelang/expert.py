@@ -295,7 +295,7 @@ class _CoreWalk:
     def _sizes(self, shape: object) -> tuple[int, ...]:
         sizes = tuple(shape) if isinstance(shape, tuple | list) else (shape,)
         if any(isinstance(n, bool) or not isinstance(n, int) for n in sizes):
-            raise SpecError(f"{self.here()}: a shape of {sizes!r}: all sizes have to be numbers; give them with -a")
+            raise SpecError(f"{self.here()}: the shape {sizes!r} has sizes that are not numbers; give them with -a")
         return sizes
 
     def _buffer(self, name: str, shape: tuple[int, ...], fmt: str, space: str) -> Buffer:
