@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -99,7 +99,7 @@ def test_operands_at_loaded_places_are_a_level_behind_these(stages: int, left: i
     at = np.random.default_rng(0).permutation(SEQ).astype(np.int32)
     with npusim.record(floats=False) as calls:
         loop_kernels.listed[(SEQ // M,)](q, k, v, at, o, SEQ, D=D, BM=M, BN=N, num_stages=stages)
-    (call,) = calls
+    call: Any = next(iter(calls))
     result = npusim.run(call, hw="h200", numerics=False)
     costs, phase = Streams(result.program, result.device).costs, result.program.phases[-1]
     ops = list(flat(phase.body(phase.blocks[0])))

@@ -484,7 +484,7 @@ def _is_serial(cubin: bytes) -> bool:
     words = [struct.unpack(f"<{len(code) // 8}Q", code)[::2] for code in _machine_code(cubin).values()]
     products = sum(word & _OPERATION in _GROUP_PRODUCTS for code in words for word in code)
     begun = sum(word & _OPERATION == _WARP_GROUP and not word >> 32 for code in words for word in code)
-    return 2 < products <= begun
+    return bool(2 < products <= begun)
 
 
 def _unfused(ptx: str) -> bytes:

@@ -218,7 +218,7 @@ class Reader(Memory):
                 raise ProgramError(f"{x.line}: {why}; it is accessed at {', '.join(sorted(others))}")
 
     @property
-    def looked_up(self) -> frozenset[Line]:
+    def placed_by_loads(self) -> frozenset[Line]:
         """Lines of loads in loops with products whose addresses are computed from integers that the loop loads."""
         lines = set[Line]()
         for loop in (o for op in self.function.operations for o in (op, *_within(op)) if o.name == "scf.for"):
