@@ -785,7 +785,9 @@ class LaunchGrid:
             r.notes.append(f"{r.function.name}: {why}: it becomes a kernel of its own")
         phase = kernel_of(written).phase(r.function.name, cells, self.sizes, out, values=values, **bound)
         flops = _flops(phase) if attention is None else None
-        phase = replace(phase, notes=tuple(dict.fromkeys(r.notes)), flops=flops)
+        placed = r.placed_by_loads
+        looked_up = frozenset(n for (n, _), x in zip(written.axes, r.loads.values(), strict=False) if x.line in placed)
+        phase = replace(phase, notes=tuple(dict.fromkeys(r.notes)), flops=flops, looked_up=looked_up)
         return (before, phase) if prelude else (phase,)
 
     def _axes_of_mask(self, known: KnownBlock) -> str:
