@@ -188,6 +188,18 @@ def test_bits_do_not_depend_on_which_blocks_run_together(build_flash: Callable[.
         assert (a.view(np.uint16) == b.view(np.uint16)).all()
 
 
+def test_a_block_is_hashed_a_few_times_however_many_operations_it_has(
+    build_flash: Callable[..., TileProgram], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = build_flash({"block_q": 16, "block_kv": 16}, **GROUPED)
+    blocks = program.phases[-1].blocks
+    kind, hashed = type(blocks[0]), list[object]()
+    hash_of = kind.__hash__
+    monkeypatch.setattr(kind, "__hash__", lambda block: hashed.append(block) or hash_of(block))
+    execute(program, array_source(draw(Problem(**GROUPED), seed=6)))
+    assert len(hashed) <= 8 * len(blocks)
+
+
 def test_a_block_writes_its_own_rows_and_no_others(build_flash: Callable[..., TileProgram]) -> None:
     fields: dict[str, Any] = {"heads": 2, "seq_q": 50, "seq_kv": 40, "head_dim": 16}
     program = build_flash({"block_q": 16, "block_kv": 16}, **fields)
