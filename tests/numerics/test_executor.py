@@ -197,7 +197,7 @@ def test_a_block_is_hashed_a_few_times_however_many_operations_it_has(
     hash_of = kind.__hash__
     monkeypatch.setattr(kind, "__hash__", lambda block: hashed.append(block) or hash_of(block))
     execute(program, array_source(draw(Problem(**GROUPED), seed=6)))
-    assert len(hashed) <= 8 * len(blocks)
+    assert len(hashed) <= 4 * len(blocks)
 
 
 def test_a_block_writes_its_own_rows_and_no_others(build_flash: Callable[..., TileProgram]) -> None:

@@ -185,7 +185,7 @@ def _is_python(frame: FrameType) -> bool:
 def _each(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method that takes ``function`` of the numbers of each lane."""
 
-    def method(self: Lanes, *others: Any) -> Any:
+    def method(self: Lanes, *others: object) -> Any:
         for x in others:
             kind = type(x)
             if kind is Coordinate or not (kind is int or kind is Lanes or isinstance(x, numbers.Number)):
