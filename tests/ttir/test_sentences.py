@@ -280,3 +280,27 @@ def test_a_kernel_may_have_a_name_of_any_length(tmp_path: Path, monkeypatch: pyt
     words = ["run", str(calls.save(tmp_path / "calls.npz")), "--hw", "h200"]
     assert CliRunner().invoke(app, words).exit_code == 0
     assert calls[0].name == name
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize(("kind", "why"), [(0, "spreads from a number"), (1, "a mask in a loop that is no comparison")])
+def test_numbers_that_a_choice_spreads_are_refused_in_words(hw: str, kind: int, why: str) -> None:
+    x = drawn(3, 32)
+    words = {"T": np.zeros(3, np.float32), "n": 32, "lo": 5, "KIND": kind, "B": 16}
+    with pytest.raises(ProgramError, match=AT + f".*{why}"):
+        npusim.run(recorded("spread_numbers", (3,), x, **words), hw=hw, rows="all")
+    with pytest.raises(ProgramError, match=AT + ".*along an axis that no load and no store has: compute it"):
+        npusim.run(recorded("spread_sum", (3,), x, np.zeros_like(x), n=32, lo=5, B=32), hw=hw, rows="all")
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize("kind", ["int8", "int16", "int32"])
+def test_one_constant_is_stored_to_integers_of_each_width(hw: str, kind: str) -> None:
+    y = np.zeros((3, 13), kind)
+    assert np.all(computed(recorded("one_constant", (3,), y, n=13, B=16), y, hw) == 3)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_one_constant_is_not_stored_to_masks(hw: str) -> None:
+    with pytest.raises(ProgramError, match=AT + "a store of a number to elements of i1; allowed: "):
+        npusim.run(recorded("one_constant", (3,), np.zeros((3, 13), bool), n=13, B=16), hw=hw)

@@ -14,7 +14,7 @@ from npusim.kernels.triton.integers import bits_of, wrapped
 from npusim.kernels.triton.kernel_draft import Load, Stored
 from npusim.kernels.triton.listed import by_one_list, elements_of, first_ones, rows_of, table_of, where_held
 from npusim.kernels.triton.tensor_axes import GatheredView, IntegerTensor, MaskView, View
-from npusim.kernels.triton.ttir_text import Op, shape_of
+from npusim.kernels.triton.ttir_text import FORMATS, WHOLE, Op, shape_of
 from npusim.kernels.triton.values import (
     AXES,
     COLUMNS,
@@ -632,6 +632,8 @@ class Memory(WholeNumbers):
         value = self._stored_integers(op, value) if isinstance(value, Affine) and not value.of else value
         if isinstance(value, Number) and isinstance(pointer, Affine | Listed):  # of all elements
             fmt = self._element_of(pointer)
+            if fmt not in FORMATS and fmt not in WHOLE:
+                raise op.fail(f"a store of a number to elements of {fmt}; allowed: {', '.join((*FORMATS, *WHOLE))}")
             text = f"filled('@', {value.text}, {self.choices.fmt(fmt)!r})"
             value = self._named(op, Floats(text, (None,) * len(pointer.shape), fmt), "value")
         if not isinstance(pointer, Affine | Listed) or not isinstance(value, Floats):

@@ -259,7 +259,8 @@ class Reader(Memory):
         name, value = self._unique("ones"), stored.value
         shape = (1,) * (len(stored.axes) - 1) + (stored.pointer.shape[-1:] or (1,))
         axes = (None,) * (len(stored.axes) - 1) + stored.axes[-1:]
-        self.seen[name] = KnownBlock(Floats(name, axes, value.fmt), np.ones(shape, bool), stored.line)
+        fmt = value.fmt if value.fmt in FORMATS else "f32"
+        self.seen[name] = KnownBlock(Floats(name, axes, fmt), np.ones(shape, bool), stored.line)
         self.notes.append(f"{stored.line}: numbers alone are stored: a mask that always holds is read for them")
         text = f"where(compare({name}, 0.0, 'une'), {self.text(value)}, {self.text(value)})"
         stored.value = replace(value, text=text)
