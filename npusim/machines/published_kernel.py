@@ -134,7 +134,8 @@ class GpuKernel(PublishedKernel):
         block of the merge (0: the default); whether the query heads of a KV head are rows of one block, for a number of
         rows.
     order
-        Function that returns a phase with its blocks in the kernel's order; None: the tiling's order.
+        Function that returns a phase with its blocks in the kernel's order; None: the tiling's order.  A kernel that
+        leaves ``launch`` open has its own order until a tiling states another.
     is_torchs
         Whether PyTorch's scaled_dot_product_attention takes the kernel for a problem, on devices where it runs.
     turn_dims

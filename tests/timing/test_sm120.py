@@ -294,6 +294,23 @@ def test_flashinfer_starts_blocks_by_kv_head_sequence_and_rows() -> None:
         npusim.run("flash", hw="rtx_pro_6000", **asked, tiling={"kernel": "flashinfer", "launch": "longest_first"})
 
 
+@pytest.mark.parametrize("hw", ["rtx_pro_6000", "a100"])
+def test_fa2_with_pages_starts_blocks_by_head_then_by_sequence(hw: str) -> None:
+    """flash_fwd_launch_template.h, run_flash_splitkv_fwd: a grid of rows, sequences and heads."""
+    problem = Problem(batch=3, heads=4, kv_heads=2, seq_q=512, seq_kv=512, head_dim=128, causal=True)
+    paged = problem.model_copy(update={"page": 64})
+    asked: dict[str, Any] = {"hw": hw, "numerics": False, "trace_groups": ()}
+
+    def blocks(of: Problem, **more: str) -> list[Any]:
+        took = npusim.run("flash", problem=of, tiling={"kernel": "fa2", **more}, **asked)
+        return list(took.program.phases[0].blocks)
+
+    assert (places := [(b.head, b.batch, b.row) for b in blocks(paged)]) == sorted(places)
+    assert (places := [(b.batch, b.head, b.row) for b in blocks(problem)]) == sorted(places)
+    counts = [b.tile_count for b in blocks(paged, launch="longest_first")]
+    assert counts == sorted(counts, reverse=True)
+
+
 def test_a_product_waits_for_its_chain() -> None:
     """Tiles of 16 keys have two accumulators a warp: 16 steps of a chain of 35 cycles, of a pipe's 32."""
     problem = Problem(batch=1, heads=8, kv_heads=8, seq_q=2048, seq_kv=2048, head_dim=256, causal=False)
