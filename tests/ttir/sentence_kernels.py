@@ -187,3 +187,30 @@ def one_constant(Y, n, B: tl.constexpr):
     c = tl.arange(0, B)
     y = tl.full([B], 3, tl.int32)
     tl.store(Y + tl.program_id(0) * n + c, y.to(Y.dtype.element_ty), mask=c < n)
+
+
+@triton.jit
+def read_twice(X, T, n, B: tl.constexpr):
+    """A loop that reads a row's tiles two by two, behind one that reads them one by one."""
+    row, s, t = tl.program_id(0), 0.0, 0.0
+    for j in range(0, n, B):
+        c = j + tl.arange(0, B)
+        s += tl.sum(tl.load(X + row * n + c, mask=c < n, other=0.0), 0)
+    for j in range(0, n, 2 * B):
+        c = j + tl.arange(0, B)
+        t += tl.sum(tl.load(X + row * n + c, mask=c < n, other=0.0), 0)
+        t -= tl.sum(tl.load(X + row * n + c + B, mask=c + B < n, other=0.0), 0)
+    tl.store(T + row, s * t)
+
+
+@triton.jit
+def changed_factor(A, B, C, N, K, KIND: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr):
+    """A product whose right factor is computed, or chosen by its own rows."""
+    rm, rn = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BM)
+    acc = tl.zeros((BM, BM), tl.float32)
+    for k in range(0, K, BK):
+        rk = k + tl.arange(0, BK)
+        a, b = tl.load(A + rm[:, None] * K + rk[None]), tl.load(B + rk[:, None] * N + rn[None])
+        b = (b + 1.0).to(tl.float16) if KIND == 0 else tl.where(rk[:, None] >= 3, b, 0.0).to(tl.float16)
+        acc = tl.dot(a, b, acc)
+    tl.store(C + rm[:, None] * N + rn[None], acc)

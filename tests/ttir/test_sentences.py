@@ -304,3 +304,20 @@ def test_one_constant_is_stored_to_integers_of_each_width(hw: str, kind: str) ->
 def test_one_constant_is_not_stored_to_masks(hw: str) -> None:
     with pytest.raises(ProgramError, match=AT + "a store of a number to elements of i1; allowed: "):
         npusim.run(recorded("one_constant", (3,), np.zeros((3, 13), bool), n=13, B=16), hw=hw)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_loop_that_reads_more_often_than_the_one_before_is_refused_in_words(hw: str) -> None:
+    with pytest.raises(ProgramError, match=AT + "X is read .*than in the loop before: visit the same"):
+        npusim.run(recorded("read_twice", (3,), drawn(3, 37), np.zeros(3, np.float32), n=37, B=8), hw=hw, rows="all")
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_right_factor_that_rows_make_has_a_place_beside_what_it_is_made_of(hw: str) -> None:
+    a, b, c = drawn(64, 32, fmt="float16"), drawn(32, 32, fmt="float16"), np.zeros((64, 32), np.float32)
+    words = {"N": 32, "K": 32, "BM": 32, "BK": 16}
+    call = recorded("changed_factor", (2,), a, b, c, KIND=0, **words)
+    made = (b.astype(np.float32) + 1).astype(np.float16)
+    assert np.abs(computed(call, c, hw) - a.astype(np.float64) @ made).max() < 1e-4
+    with pytest.raises(ProgramError, match=AT + ".*(mask of a factor|this mask is for tiles with axes row x key)"):
+        npusim.run(recorded("changed_factor", (2,), a, b, c, KIND=1, **words), hw=hw)
