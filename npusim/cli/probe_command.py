@@ -98,7 +98,9 @@ def bits(
     for name in left_out:
         say(f"not asked: {name}: no probes are for scales, float64, FP6 and FP4")
     if not names:
-        raise SpecError(f"--hw {hw}: its matrix units take no format that probes are for; --cases f16.f32")
+        raise SpecError(
+            f"--hw {hw}: its matrix units multiply no format that a probe exists for; write --cases f16.f32"
+        )
     contents = folder_contents(names, "" if hw is None else hw)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -143,7 +145,7 @@ def identify(
 
     if any(key.endswith("/D") for key in read_tensors(file)):
         if hw is not None or out is not None:
-            raise SpecError("--hw, --out: of recorded vectors no device file is written; leave them out")
+            raise SpecError("--hw, --out: no device file is written from recorded vectors; leave them out")
         _identify_vectors(file, is_json=json)
         return
     outputs = read_outputs(file)

@@ -153,7 +153,7 @@ class FlagsSpec(SpecModel):
         "alone",
     )
     tile_extra_cycles: Quantity | None = Field(
-        default=None, description="the same of PTO's FlashAttention beyond it; its cause is not known"
+        default=None, description="the same for PTO's FlashAttention beyond this length; the cause is not known"
     )
     cross_core_ids_count: PositiveWhole = Field(description="counter flags per core group")
     cross_core_counter_max_count: PositiveWhole = Field(description="sets not yet waited for")

@@ -78,7 +78,8 @@ def check_writable(folder: Path, digest: str | None = None) -> None:
         )
     if digest is not None and RESULT_FILE in names and digest != _digest_in(target / RESULT_FILE):
         raise OutputError(
-            f"{folder}: holds another run, which is not replaced; choose another folder with --out, or --force"
+            f"{folder} holds another run, which is not replaced; choose another folder with --out, or replace "
+            "it with --force"
         )
 
 

@@ -92,8 +92,8 @@ def test_a_run_on_a_device_has_the_values_of_the_text(name: str, arguments: dict
         ("striding", {"rows": 200, "change": "carried"}, "total has values of the task before"),
         ("batched_flash", {"change": "filled"}, "left"),
         ("batched_flash", {"change": "slot"}, "the kernel reads weights_of at another place"),
-        ("batched_flash", {"change": "unset"}, "flags between cores"),
-        ("batched_flash", {"ahead": 3, "interval": 1}, "a reduction has a part of the tile scores"),
+        ("batched_flash", {"change": "unset"}, "flag between cores"),
+        ("batched_flash", {"ahead": 3, "interval": 1}, "a reduction reads only a part of the tile scores"),
         ("running", {"start": 1.0}, "a part of the tile y is "),
         ("rounded", {"mode": "CAST_ROUND"}, "CAST_ROUND; allowed: CAST_CEIL, CAST_FLOOR, CAST_NONE"),
     ],
@@ -106,7 +106,7 @@ def test_what_only_seems_so_is_refused_with_its_line(name: str, arguments: dict[
 
 def test_sizes_without_a_number_are_refused() -> None:
     (call,) = program_call(PROGRAMS, "striding", {})
-    assert "all sizes have to be numbers of the text; give them with -a" in call.configurations[0].refused
+    assert "has sizes that are not constants; give them with -a" in call.configurations[0].refused
     with pytest.raises(NpusimError, match="no argument colums; allowed: columns, tile, cores, stride, change, rows"):
         program_call(PROGRAMS, "striding", {"rows": 64, "colums": 8})
 

@@ -64,7 +64,10 @@ def test_blocks_that_cores_share_are_programs() -> None:
     kernel = read("shared_blocks")
     assert kernel.grid == (12,)
     assert distance(computed(kernel, A=a, B=b)["C"], a.astype(np.float64) @ b.astype(np.float64).T) < CLOSE
-    said = {"once": "statements before or behind T.Persistent", "core": "cid, the number of a core, in the blocks"}
+    said = {
+        "once": "statements before or after T.Persistent",
+        "core": "cid, the number of a core, is used in the blocks",
+    }
     for change, why in said.items():
         line = next(i for i, x in enumerate(PROGRAMS.read_text().splitlines(), 1) if x.endswith(f"# {change}"))
         with pytest.raises(NpusimError, match=f"developer_programs.py:{line}: {why}"):
@@ -177,10 +180,10 @@ def test_an_output_that_the_other_core_reads_is_stored_once() -> None:
 
 CHANGES = {
     "unset": "wait_cross_flag 5: no set_cross_flag comes before it",
-    "bounds": "a loop with flags between cores of other bounds than that of line ",
-    "halves": "vid moves an index by another number than the rows of a half",
+    "bounds": "a loop with flags between cores has other bounds than the one of line ",
+    "halves": "vid is multiplied by another number than the rows of a half",
     "same": "both vector cores access the same rows of scores_of, beside halves of tiles",
-    "across": "T.reduce_max along the axis of which each vector core has a half",
+    "across": "T.reduce_max runs along the axis of which each vector core has a half",
     "places": "scores is read, whose bytes weights has overwritten (T.annotate_address)",
 }
 
@@ -200,13 +203,13 @@ KINDS = {
     "unwritten": "y is read before it is written",
     "sizes": "operands of several shapes: one has [8] elements, and the target [8, 32]",
     "mode": "T.tile.cast from float32 to float32 with CAST_FLOOR; allowed: CAST_NONE, CAST_RINT",
-    "count": "T.tile.cast of 8 elements, fewer or more than its target has",
+    "count": "T.tile.cast has 8 elements, and its target fewer or more",
     "word": "npusim has no rule for T.tile.sort",
-    "pad": "T.copy with pad_value= of a number that only a run knows",
-    "bits": "T.tile.select has a mask that no T.tile.compare of as many elements writes",
-    "carried": "offset has a value before the loop or if, and another one in it",
-    "condition": "a condition that only a run knows, outside of an if of the kernel's text",
-    "slice": "a slice of X of a length that only a run knows, or of no element",
+    "pad": "T.copy has a pad_value= that is known only in a run",
+    "bits": "T.tile.select needs a mask that a T.tile.compare of as many elements writes",
+    "carried": "offset has one value before the loop or if and another in it",
+    "condition": "a condition that is known only in a run",
+    "slice": "a slice of X is empty, or its length is known only in a run",
     "neighbour": "a part of the tile x is",
     "while": "a statement of the kind While",
     "real_shape": "T.reduce_sum has real_shape=, or a buffer of its own between its operands",
@@ -298,7 +301,7 @@ def test_both_cores_in_an_if_are_one_sequence() -> None:
     a, b = (given[n].astype(np.float64) for n in "AB")
     assert distance(stored(result, given)["O"], 2 * a @ b.transpose(0, 2, 1)) < CLOSE
     line = next(i for i, x in enumerate(PROGRAMS.read_text().splitlines(), 1) if "if task < tasks:" in x)
-    with pytest.raises(NpusimError, match=f"developer_programs.py:{line}: flags between cores that an if leaves set"):
+    with pytest.raises(NpusimError, match=f"developer_programs.py:{line}: an if leaves a flag between cores set"):
         read("products_of_tasks", leaves_set=True)
 
 

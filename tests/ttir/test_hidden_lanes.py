@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.usefixtures("without_warp_code"),
 ]
 INF = float("inf")
-ALONE = "a mask hides in some iterations alone"
+ALONE = "a mask hides some of its elements in some iterations only"
 
 
 def normal(*shape: int, seed: int = 0, fmt: str = "float32") -> Any:
@@ -116,28 +116,32 @@ WRONG_ONES: list[tuple[str, dict[str, Any], str]] = [
     ("lanes", {"OTHER": 0.0, "HOW": "max"}, ALONE),
     ("lanes", {"OTHER": 0.0, "HOW": "squares from 2"}, ALONE),
     ("variance", {"IN_TILES": True, "FILL": 1.0, "B": 32}, ALONE),
-    ("variance", {"IN_TILES": False, "FILL": 1.0, "B": 128}, "a sum along an axis that a mask cuts"),
-    ("left_out", {"HOW": "by a mask"}, "a mask hides tiles of W completely that are read of X"),
-    ("online", {"OTHER": 0.0, "BY_LANES": False}, "a max along an axis that a mask cuts, whose masked values are 0.0"),
+    ("variance", {"IN_TILES": False, "FILL": 1.0, "B": 128}, "a sum runs along an axis that a mask cuts"),
+    ("left_out", {"HOW": "by a mask"}, "a mask hides whole tiles of W where tiles of X are read"),
+    (
+        "online",
+        {"OTHER": 0.0, "BY_LANES": False},
+        "a max runs along an axis that a mask cuts, and the masked values are 0.0",
+    ),
     ("online", {"OTHER": 0.0, "BY_LANES": True}, ALONE),
-    ("second_state", {"HOW": "sums of the new one"}, "a sum along an axis that a mask cuts"),
-    ("second_state", {"HOW": "sums of the old one"}, "it is reduced there: do so behind the loop"),
+    ("second_state", {"HOW": "sums of the new one"}, "a sum runs along an axis that a mask cuts"),
+    ("second_state", {"HOW": "sums of the old one"}, "it is reduced there: reduce it after the loop"),
     ("second_state", {"HOW": "a second one"}, ALONE),
-    ("times", {"HOW": "turns to 3", "TURNS": True}, "a sum along an axis that a mask cuts"),
-    ("times", {"HOW": "count", "TURNS": False}, "a sum along an axis that a mask cuts"),
+    ("times", {"HOW": "turns to 3", "TURNS": True}, "a sum runs along an axis that a mask cuts"),
+    ("times", {"HOW": "count", "TURNS": False}, "a sum runs along an axis that a mask cuts"),
     ("by_tiles", {"HOW": "one more", "BY_LANES": True}, ALONE),
-    ("by_tiles", {"HOW": "with padded weights", "BY_LANES": False}, "a sum along an axis that a mask cuts"),
-    ("by_tiles", {"HOW": "padded weights first", "BY_LANES": False}, "a sum along an axis that a mask cuts"),
+    ("by_tiles", {"HOW": "with padded weights", "BY_LANES": False}, "a sum runs along an axis that a mask cuts"),
+    ("by_tiles", {"HOW": "padded weights first", "BY_LANES": False}, "a sum runs along an axis that a mask cuts"),
     ("down", {"HOW": "max"}, ALONE),
     ("down", {"HOW": "with columns"}, ALONE),
-    ("of_rows", {"HOW": "added"}, "a sum along an axis that a mask cuts"),
-    ("of_numbers", {"OTHER": 0.0, "HOW": "less a difference"}, "a sum along an axis that a mask cuts"),
-    ("of_numbers", {"OTHER": 1.0, "HOW": "times a difference"}, "a sum along an axis that a mask cuts"),
-    ("of_numbers", {"OTHER": 1.0, "HOW": "less a quotient"}, "a sum along an axis that a mask cuts"),
-    ("product", {"OTHER": 0.0, "FILL": 0.0, "HOW": "inverse"}, "0 times a number that is not finite"),
-    ("product", {"OTHER": 0.0, "FILL": 0.0, "HOW": "both one more"}, "a product along an axis that a mask cuts"),
-    ("product", {"OTHER": 1.0, "FILL": 0.0, "HOW": "sum of columns"}, "a product along an axis that a mask cuts"),
-    ("product", {"OTHER": 1.0, "FILL": 2.0, "HOW": "chosen columns"}, "a product along an axis that a mask cuts"),
+    ("of_rows", {"HOW": "added"}, "a sum runs along an axis that a mask cuts"),
+    ("of_numbers", {"OTHER": 0.0, "HOW": "less a difference"}, "a sum runs along an axis that a mask cuts"),
+    ("of_numbers", {"OTHER": 1.0, "HOW": "times a difference"}, "a sum runs along an axis that a mask cuts"),
+    ("of_numbers", {"OTHER": 1.0, "HOW": "less a quotient"}, "a sum runs along an axis that a mask cuts"),
+    ("product", {"OTHER": 0.0, "FILL": 0.0, "HOW": "inverse"}, "multiplies 0 by a number that is not finite"),
+    ("product", {"OTHER": 0.0, "FILL": 0.0, "HOW": "both one more"}, "a tl.dot sums along an axis that a mask cuts"),
+    ("product", {"OTHER": 1.0, "FILL": 0.0, "HOW": "sum of columns"}, "a tl.dot sums along an axis that a mask cuts"),
+    ("product", {"OTHER": 1.0, "FILL": 2.0, "HOW": "chosen columns"}, "a tl.dot sums along an axis that a mask cuts"),
 ]
 
 

@@ -186,8 +186,8 @@ def test_a_mask_hides_a_page_that_is_not_there(last: int) -> None:
     ("index", "why"),
     [
         ("    i = 8 // p", r"arith\.divsi: program \(0, 0, 0\): a division by 0"),
-        ("    i = p >> (30 + p)", r"arith\.shrsi: program \(2, 0, 0\): a shift of 32 bits by as many, or more"),
-        ("    i = (p * 2.0).to(tl.int32, bitcast=True)", "bits of f32 that are read as i32|a float of an index"),
+        ("    i = p >> (30 + p)", r"arith\.shrsi: program \(2, 0, 0\): a shift of an integer of 32 bits by 32 or more"),
+        ("    i = (p * 2.0).to(tl.int32, bitcast=True)", "the bits of f32 as i32|to float an index"),
     ],
 )
 def test_integers_without_a_defined_value_are_refused(index: str, why: str, tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_integers_without_a_defined_value_are_refused(index: str, why: str, tmp_
     ("body", "why"),
     [
         ("    tl.store(Y + p, tl.sum(tl.load(X + p * xs + c % 10, mask=c % 10 < 4, other=0.0)))", "start again within"),
-        ("    tl.store(Y + p * xs + c % 10, tl.load(X + p * xs + c))", "a store to indices that start again"),
+        ("    tl.store(Y + p * xs + c % 10, tl.load(X + p * xs + c))", "a store goes to indices that start again"),
     ],
 )
 def test_indices_that_begin_anew_within_a_block_are_not_read_as_if_they_went_on(

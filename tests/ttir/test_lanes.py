@@ -62,7 +62,7 @@ def test_hidden_lanes_have_their_number(hw: str, n: int, low: int, high: int, ot
 def test_hidden_lanes_beyond_the_row_are_refused_where_they_count() -> None:
     x = _drawn(3, 30)
     words = {"n": 30, "LOW": 3, "HIGH": 30, "OTHER": 1.0, "B": 32, "KIND": 1}
-    with pytest.raises(ProgramError, match=r"lane_kernels\.py:\d+: a sum along an axis .* masked values are 1\.0"):
+    with pytest.raises(ProgramError, match=r"lane_kernels\.py:\d+: a sum runs along an axis .* masked values are 1\.0"):
         _output("between", 3, "h200", X=x, Y=np.zeros_like(x), **words)
 
 

@@ -163,7 +163,7 @@ def test_numbers_that_a_mask_replaces_are_compared_with_places(*, is_unsigned: b
 
 def test_numbers_below_0_are_not_compared_without_a_sign() -> None:
     words = masked_words(-1 - np.random.default_rng(0).permutation(32).astype(np.int32)) | {"UNSIGNED": True}
-    with pytest.raises(ProgramError, match=r"loaded_kernels\.py:\d+: .*below 0 that are compared without a sign"):
+    with pytest.raises(ProgramError, match=r"loaded_kernels\.py:\d+: .*are negative, and are compared as unsigned"):
         check(Launch("masked_by_places", (2,), words, "Y", words["X"][:32]), "h200")
 
 
@@ -172,13 +172,13 @@ def test_the_last_bit_of_a_list_has_the_constant_that_is_added() -> None:
     listed = Listed(constant(1, (3,), 32), np.array([0, 1, 4]), at, beyond=6)
     mask = lowest_bit(op, listed)
     assert (mask.holds.tolist(), mask.beyond) == ([True, False, True], True)
-    with pytest.raises(ProgramError, match=r"k\.py:7: .*the last bit of loaded integers plus others"):
+    with pytest.raises(ProgramError, match=r"k\.py:7: .*takes the last bit of loaded integers plus others"):
         lowest_bit(op, replace(listed, rest=replace(at, bits=32)))
 
 
 def test_a_number_below_0_in_place_of_hidden_ones_is_not_read_without_a_sign() -> None:
     words = masked_words(np.random.default_rng(0).permutation(64)[:32].astype(np.int32))
-    with pytest.raises(ProgramError, match=r"loaded_kernels\.py:\d+: .*below 0 that are read without a sign"):
+    with pytest.raises(ProgramError, match=r"loaded_kernels\.py:\d+: .*are negative, and are read as unsigned"):
         check(Launch("widened_numbers", (2,), words, "Y", words["X"][:32]), "h200")
 
 
@@ -218,11 +218,11 @@ def test_an_element_that_is_stored_over_the_tiles_of_a_loop_is_the_last(hw: str)
 @pytest.mark.parametrize(
     ("how", "label", "why"),
     [
-        ("no barrier", 7, "X is stored to and accessed elsewhere too"),  # which of two threads stores last is free
-        ("loaded again", 7, "X: rows by loaded integers, of a tensor that is accessed otherwise too"),
-        ("returns", 7, "X is stored to and accessed elsewhere too"),  # of some programs alone
-        ("another row", 7, "X is stored to and accessed elsewhere too"),
-        ("beyond", 7, r"program \(1, 0, 0\) stores an element behind a loop that none of the loop's tiles has"),
+        ("no barrier", 7, "X is stored to and also accessed elsewhere"),  # which of two threads stores last is free
+        ("loaded again", 7, "X: one access selects rows by loaded integers and another does not"),
+        ("returns", 7, "X is stored to and also accessed elsewhere"),  # of some programs alone
+        ("another row", 7, "X is stored to and also accessed elsewhere"),
+        ("beyond", 7, r"program \(1, 0, 0\) stores, after a loop, an element that none of the loop's tiles has"),
     ],
 )
 def test_an_element_whose_order_is_free_or_that_no_tile_has_is_refused(how: str, label: int, why: str) -> None:

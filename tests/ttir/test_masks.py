@@ -99,7 +99,7 @@ def test_masks_that_cannot_be_data_are_refused() -> None:
     x = _drawn(4, 64)
     shifted = _run("shifted_load", (4,), "h200", X=x, Y=np.zeros_like(x), n=64, S=3, B=64)
     assert _is_near(shifted, np.pad(x.astype(np.float64), ((0, 0), (3, 0)))[:, :64])  # lanes alike in all programs
-    why = r"mask_kernels\.py:\d+: a mask, or indices, .* differs between programs, of which two store the same rows"
+    why = r"mask_kernels\.py:\d+: masks or indices .* differ between programs .* where two programs store the same rows"
     with pytest.raises(ProgramError, match=why):
         _run("labelled_sum", (4, 4), "h200", X=x, L=_drawn(4, 60), Y=_drawn(4, 60), n=60, B=16, N=64)
 
@@ -197,7 +197,9 @@ def test_a_choice_of_the_first_tile_is_what_the_loop_begins_with_or_refused(hw: 
     weights = np.exp(x - x.max(1, keepdims=True).astype(np.float64))
     done = _run("first_tile_apart", (3,), hw, **words, START=-float("inf"))
     assert _is_near(done, weights / weights.sum(1, keepdims=True))
-    with pytest.raises(ProgramError, match=r"mask_kernels\.py:\d+: tl\.where for a loop's first tile alone, whose two"):
+    with pytest.raises(
+        ProgramError, match=r"mask_kernels\.py:\d+: tl\.where tests for the first iteration, and its two"
+    ):
         _run("first_tile_apart", (3,), hw, **words, START=-1.0)
 
 
@@ -209,10 +211,10 @@ def test_lanes_that_a_mask_leaves_and_no_load_reads_are_refused(hw: str) -> None
     wanted = (wide.sum(1), wide.max(1), np.exp(wide).sum(1))
     for kind, of in enumerate(wanted):
         assert _is_near(_run("summed_beyond", (4,), hw, **words, most=21, OTHER=1.5, KIND=kind), wide - of[:, None])
-        with pytest.raises(ProgramError, match=r"along an axis that a mask cuts, whose masked values are unknown"):
+        with pytest.raises(ProgramError, match=r"along an axis that a mask cuts, and the masked values are unknown"):
             _run("summed_beyond", (4,), hw, **words, most=22, OTHER=1.5, KIND=kind)
     assert _is_near(_run("summed_beyond", (4,), hw, **words, most=23, OTHER=0.0, KIND=0), wide - wanted[0][:, None])
     words = {"X": x, "T": np.zeros(4, np.float32), "n": 21, "B": 16}
     assert _is_near(_run("added_beyond", (4,), hw, **words, most=21, OTHER=1.5), wanted[0])
-    with pytest.raises(ProgramError, match="a state of lanes that a mask hides"):
+    with pytest.raises(ProgramError, match="a mask hides some of its elements"):
         _run("added_beyond", (4,), hw, **words, most=22, OTHER=1.5)

@@ -109,7 +109,7 @@ KEYS = [drawn(128, 64, fmt="float16"), drawn(128, 64, fmt="float16"), drawn(128,
 
 @pytest.mark.parametrize(
     ("why", "call", "words"),
-    [("rows and columns of a product are the same axis: load its second", SQUARE, {"N": 64, "D": 32})],
+    [("rows and columns of a tl.dot are the same axis; load its second", SQUARE, {"N": 64, "D": 32})],
 )
 def test_what_is_not_read_is_named_by_its_mechanism(why: str, call: Any, words: Any) -> None:
     with pytest.raises(ProgramError, match=AT + why):

@@ -189,7 +189,7 @@ def test_two_masks_of_scores_are_one_and_one_of_weights_beside_them_is_refused(h
     weights = np.exp(scores - scores.max(1, keepdims=True))
     wanted = weights @ v / weights.sum(1, keepdims=True)
     assert np.abs(np.reshape(result.output, (128, 32)) - wanted).max() < 2e-3
-    with pytest.raises(ProgramError, match="two masks in a loop"):
+    with pytest.raises(ProgramError, match="two masks of one loop"):
         attended(lambda *of: k.masked_weights[(4,)](*of, **how, BOTH=False), hw)
 
 

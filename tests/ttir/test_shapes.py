@@ -147,7 +147,7 @@ def test_weights_are_summed_down_queries_tile_by_tile(hw: str) -> None:
 def test_values_summed_down_keys_beside_numbers_that_the_loop_carries_are_refused() -> None:
     scores, v = normal(0, 3, 50), normal(1, 50, 16, fmt="float16")
     words = {"P": scores, "V": v, "O": zeros(3, 16), "n": 50, "D": 16, "BN": 32}
-    with pytest.raises(ProgramError, match=r"shape_kernels\.py:\d+: m: a number that a loop carries beside blocks"):
+    with pytest.raises(ProgramError, match=r"shape_kernels\.py:\d+: m: a loop carries a number beside blocks"):
         check("weighted_values", (3,), words, {"O": words["O"]}, "h200")
 
 
@@ -303,7 +303,7 @@ def test_a_sum_along_both_axes_adds_as_compiled_code_does(in_rows: bool) -> None
 def test_a_sum_along_both_axes_of_hidden_columns_is_refused() -> None:
     words = {"X": normal(0, 4, 8, 15), "W": normal(1, 8), "Y": zeros(4, 8, 15), "SUMS": zeros(4)}
     how = {"rows": 8, "columns": 15, "ROWS": 8, "COLUMNS": 16, "IN_ROWS": True}
-    with pytest.raises(ProgramError, match=r"shape_kernels\.py:\d+: a mask that hides columns of a block"):
+    with pytest.raises(ProgramError, match=r"shape_kernels\.py:\d+: a mask hides columns of a block"):
         check("centred_groups", (4,), words, {}, "h200", **how)
 
 

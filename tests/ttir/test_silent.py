@@ -54,7 +54,7 @@ def test_keys_that_a_mask_hides_and_loads_do_not_have_no_weight(hw: str) -> None
 
 def test_scratch_that_a_loop_reads_by_another_pointer_is_no_scratch() -> None:
     call = _recorded("walked_scratch", (4,), X=_drawn(64), Y=_drawn(3, 64), Z=np.zeros(64, np.float32), B=16, N=3)
-    with pytest.raises(ProgramError, match="stored to and accessed elsewhere"):
+    with pytest.raises(ProgramError, match="stored to and also accessed elsewhere"):
         npusim.run(call, rows="all")
 
 

@@ -313,19 +313,19 @@ REFUSED = {
         "        k = tl.load(kp)",
     ),
     "a function of a library": (
-        "a function of a library, __nv_sinhf; there are __nv_ceilf, .*__nv_tanhf",
+        "the libdevice function __nv_sinhf is not supported; allowed: __nv_ceilf, .*__nv_tanhf",
         "capped",
         "        mn = ",
         "        s = tl.extra.libdevice.sinh(s)\n        mn = ",
     ),
     "atomics": (
-        "atomic additions to several tensors",
+        "only one tl.atomic_add of a kernel",
         "capped",
         "    tl.store(O + off",
         "    tl.atomic_add(O, 1.0)\n    tl.store(O + off",
     ),
     "a condition on values": (
-        "arith.extui of a mask that a block's elements answer differently, or of computed values",
+        "arith.extui of a mask that differs between elements of a block, or of computed values",
         "capped",
         "        mn = ",
         "        s = tl.where((s > 0).to(tl.int32) + 1 > 1, s, 0.0)\n        mn = ",

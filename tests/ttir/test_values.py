@@ -266,14 +266,18 @@ def test_indices_of_tiles_that_begin_behind_the_first_element_are_refused_in_the
     from ttir.value_kernels import running_place
 
     words = {"X": np.zeros((4, 64), np.float32), "Y": np.zeros(4, np.int32), "n": 64, "first": 16, "R": 4, "B": 16}
-    with pytest.raises(ProgramError, match=r"value_kernels\.py:\d+: indices of a loop's tiles as values"):
+    with pytest.raises(ProgramError, match=r"value_kernels\.py:\d+: the loop's indices are used as values"):
         computed(recorded(running_place, 1, words), "h200", words["Y"])
 
 
 @pytest.mark.parametrize(
     ("name", "fmt", "why"),
     [
-        ("concatenated", "float32", "tl.cat, which leaves the order of its elements open: store both blocks"),
+        (
+            "concatenated",
+            "float32",
+            "tl.cat is not supported, because it leaves the order of the elements open; store both blocks",
+        ),
         ("counted", "int32", "atomics other than tl.atomic_add of floats, .*: let each program store its part"),
     ],
 )

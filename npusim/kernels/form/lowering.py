@@ -160,7 +160,9 @@ class Kernel:
         )
         for n, x in tensors.items():
             if isinstance(x, Ends) and x.axis not in phase.walked and cells[0].span(x.axis) is None:
-                self.fail(f"{n}: the last number along {x.axis}, of which neither a block nor a tile has a part")
+                self.fail(
+                    f"{n} is the last number along {x.axis}, but neither a block nor a tile has a part of this axis"
+                )
         return with_finite_starts(phase)
 
     def trace(

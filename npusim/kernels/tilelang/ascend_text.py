@@ -174,7 +174,9 @@ class AscendReader:
         scopes = {s.core for s in walked(body) if isinstance(s, CoreScope)}
         shared = only_core(self.shared or ())
         if outside := [s for s in only_core(body) if shared and s not in shared]:
-            raise refused(outside[0].line, "statements before or behind T.Persistent, which each core has once")
+            raise refused(
+                outside[0].line, "statements before or after T.Persistent, which each core runs once, are not supported"
+            )
         has_products = any(isinstance(s, MatrixProduct) for s in walked(body))
         if scopes == {"C", "V"}:
             body = one_sequence(body)
@@ -251,7 +253,7 @@ class AscendReader:
         sizes = tuple(shape) if isinstance(shape, tuple | list) else (shape,)
         sizes = tuple(self.kernel.sizes.get(n.name, n) if isinstance(n, SymbolicSize) else n for n in sizes)
         if any(isinstance(n, bool) or not isinstance(n, int) for n in sizes):
-            raise self.refuse(f"a shape of {sizes!r:.60}: all sizes have to be numbers of the text; give them with -a")
+            raise self.refuse(f"the shape {sizes!r:.60} has sizes that are not constants; give them with -a")
         return sizes
 
     def fresh(self, name: str) -> str:
@@ -281,7 +283,9 @@ class AscendReader:
         self._statements = made = list[Statement]()
         yield made
         if changed := [n for n, x in before.items() if n not in own and self.names[n] is not x]:
-            raise self.refuse(f"{changed[0]} has a value before the loop or if, and another one in it")
+            raise self.refuse(
+                f"{changed[0]} has one value before the loop or if and another in it, which is not supported"
+            )
         self.names, self._statements = before, outer
 
     # ------------------------------------------------------------ words that frame statements
@@ -298,7 +302,7 @@ class AscendReader:
     def loop_of(self, word: str, bounds: tuple[object, ...], stages: object, more: Mapping[str, object]) -> TracedLoop:
         """Return what a loop runs over."""
         if len(bounds) > 2 and word not in ("Parallel", "Persistent"):
-            raise self.refuse(f"T.{word} with a step")
+            raise self.refuse(f"T.{word} has a step, which is not supported")
         for name in more:
             self.notes[f"{self.line}: T.{word}({name}=) changes the time alone, and is not followed"] = None
         return TracedLoop(word, bounds, stages if isinstance(stages, int) else 0)
@@ -395,10 +399,12 @@ class AscendReader:
         elif isinstance(target, ast.Subscript):
             value, owner = self.value(node), self.value(target.value)
             if not isinstance(owner, TracedBuffer):
-                raise self.refuse("an assignment to an element of a value that is no buffer")
+                raise self.refuse("an assignment sets an element of a value that is not a buffer")
             element = owner[self.value(target.slice)]
             if not isinstance(element, TracedElement):
-                raise self.refuse(f"a part of {owner.tile.name} is assigned; T.copy and T.tile have words for it")
+                raise self.refuse(
+                    f"a part of {owner.tile.name} is assigned, which is not supported; use T.copy or T.tile"
+                )
             made = Elementwise((), owner.tile, element.indices, self._words.number(value), None, self.line)
             self.add(ParallelNest((), (made,), self.line))
         elif isinstance(target, ast.Tuple):
@@ -407,7 +413,7 @@ class AscendReader:
                 raise self.refuse(f"{len(target.elts)} names for {values!r:.60}")
             for t, x in zip(target.elts, values, strict=True):
                 if not isinstance(t, ast.Name):
-                    raise self.refuse("an assignment of several elements")
+                    raise self.refuse("an assignment of several elements is not supported")
                 self.names[t.id] = self.bound(t.id, x)
         else:
             raise self.refuse(f"an assignment to {ast.unparse(target)}")
@@ -458,13 +464,15 @@ class AscendReader:
     def numbered(self, launch: TracedLaunch, names: ast.expr | None) -> None:
         """Give the programs' numbers their names."""
         if self.numbers:
-            raise self.refuse("a second T.Kernel in one function")
+            raise self.refuse("a function has a second T.Kernel, which is not supported")
         listed = names.elts if isinstance(names, ast.Tuple | ast.List) else [names] if names is not None else []
         is_named = not listed or 0 <= len(listed) - len(launch.grid) <= 1
         if any(not isinstance(n, ast.Name) for n in listed) or not is_named:
-            raise self.refuse(f"{len(listed)} names for {len(launch.grid)} numbers of T.Kernel, and the vector core's")
+            raise self.refuse(
+                f"T.Kernel has {len(launch.grid)} numbers, and the vector core's, but {len(listed)} names"
+            )
         if len(listed) > len(launch.grid) and not launch.has_vector_core:
-            raise self.refuse("a vector core's number in a kernel with threads=, which has none")
+            raise self.refuse("a kernel with threads= has no vector core's number")
         self.grid = launch.grid
         for i in range(len(launch.grid)):
             self.numbers.append(self.fresh(listed[i].id if i < len(listed) else "block"))  # type: ignore[attr-defined]
@@ -513,7 +521,7 @@ class AscendReader:
         sizes, cores, core = over.bounds if len(over.bounds) == 3 else (None, None, None)
         is_own = isinstance(core, TracedValue) and core.expression == Variable(self.numbers[0] if self.numbers else "")
         if (cores,) != self.grid or not is_own or self.shared is not None:
-            raise self.refuse("T.Persistent of other than the blocks, the number of T.Kernel and the program's own")
+            raise self.refuse("T.Persistent needs the blocks, the number of T.Kernel, and the program's own")
         counts = self.sizes(sizes)
         if len(targets) != len(counts) or any(not isinstance(t, ast.Name) for t in targets):
             raise self.refuse(f"{ast.unparse(node.target)} runs over T.Persistent of {len(counts)} sizes")
@@ -525,14 +533,14 @@ class AscendReader:
         with self.inside(own) as made:
             self.body(node.body)
         if core_name in variables_of(expressions_in(made)):
-            raise self.refuse(f"{core_name}, the number of a core, in the blocks that all cores share")
+            raise self.refuse(f"{core_name}, the number of a core, is used in the blocks that all cores share")
         self.shared = tuple(made)
         self.add(*made)
 
     def unrolled(self, node: ast.For, values: object) -> None:
         """Read a loop over values of the text, once for each."""
         if not isinstance(values, Iterable) or not isinstance(node.target, ast.Name):
-            raise self.refuse(f"a loop over {ast.unparse(node.iter)}")
+            raise self.refuse(f"a loop over {ast.unparse(node.iter)} is not supported")
         for x in values:
             self.names[node.target.id] = x
             self.body(node.body)
@@ -557,7 +565,10 @@ class AscendReader:
                     for body, own in ((s.then, then), (s.otherwise, Applied("not", (then,)))):
                         follow(body, own if rule is None else Applied("and", (rule, own)))
                 else:
-                    raise refused(s.line, "a loop, copy or tile instruction in a T.Parallel nest")
+                    raise refused(
+                        s.line,
+                        "a T.Parallel nest contains a loop, copy or tile instruction; write it outside of the nest",
+                    )
 
         follow(made, None)
         return ParallelNest(axes, tuple(found), self.line)

@@ -64,7 +64,7 @@ class TracedValue(Scalar):
         return self.combined(">>", self, other)
 
     def __index__(self) -> int:
-        raise self.refuse("a number that only a run knows, where one of the text is needed")
+        raise self.refuse("a number is known only in a run, and a constant is needed here")
 
     def __int__(self) -> int:
         return self.__index__()
@@ -73,7 +73,9 @@ class TracedValue(Scalar):
         return float(self.__index__())
 
     def __bool__(self) -> bool:
-        raise self.refuse("a condition of a number that only a run knows, outside of an if of the kernel's text")
+        raise self.refuse(
+            "a condition on a number that is known only in a run has to be that of an if statement in the kernel"
+        )
 
     __hash__ = None
 
@@ -83,7 +85,7 @@ class TracedCondition(OpenCondition):
 
     def __init__(self, expression: Expression, refuse: Callable[[str], ProgramError]) -> None:
         def decide(_key: str) -> bool:
-            raise refuse("a condition that only a run knows, outside of an if of the kernel's text")
+            raise refuse("a condition that is known only in a run has to be that of an if statement in the kernel")
 
         super().__init__("", decide)
         self.expression, self.refuse = expression, refuse
@@ -161,7 +163,9 @@ class TracedBuffer:
         """Return an element, or a part where a slice or fewer indices than axes are given."""
         entries = index if isinstance(index, tuple) else (index,)
         if len(entries) > len(self.shape):
-            raise self.refuse(f"{len(entries)} indices of {self.tile.name}, which has {len(self.shape)} axes")
+            raise self.refuse(
+                f"{self.tile.name} has {len(self.shape)} axes and is accessed with {len(entries)} indices"
+            )
         start, extent = list[Expression](), list[int]()
         is_element = len(entries) == len(self.shape) and not any(isinstance(x, slice) for x in entries)
         whole = (slice(None),) * (len(self.shape) - len(entries))
@@ -171,7 +175,7 @@ class TracedBuffer:
                 extent.append(1)
                 continue
             if entry.step not in (None, 1):
-                raise self.refuse(f"a slice of {self.tile.name} with a step")
+                raise self.refuse(f"a slice of {self.tile.name} has a step, which is not supported")
             first = expression_of(0 if entry.start is None else entry.start)
             start.append(first)
             extent.append(self.distance(first, expression_of(n if entry.stop is None else entry.stop)))
@@ -183,7 +187,7 @@ class TracedBuffer:
         """Return the elements of a slice, in which all but numbers has to cancel."""
         terms = linear(Applied("-", (end, first)), {})
         if set(terms) - {Literal(1)} or (n := int(terms.get(Literal(1), 0))) < 1:
-            raise self.refuse(f"a slice of {self.tile.name} of a length that only a run knows, or of no element")
+            raise self.refuse(f"a slice of {self.tile.name} is empty, or its length is known only in a run")
         return n
 
 

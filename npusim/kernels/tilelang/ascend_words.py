@@ -121,7 +121,7 @@ class AscendWords:
     def part(self, x: object) -> BufferPart:
         """Return the part of a buffer that an operand is."""
         if not isinstance(x, TracedBuffer | TracedPart | TracedElement):
-            raise self.reader.refuse(f"an operand {x!r:.60}: a buffer or a part of one is needed")
+            raise self.reader.refuse(f"the operand {x!r:.60} is neither a buffer nor a part of one")
         return x.part
 
     def add(self, *statements: Statement) -> None:
@@ -148,7 +148,7 @@ class AscendWords:
             return lambda _axes: BufferElement(part.buffer, part.start)
         if own != wanted:
             said = f"{part.buffer.name} has {list(part.extent)} elements, and the target {list(shape)}"
-            raise self.reader.refuse(f"a vector instruction of operands of several shapes: {said}")
+            raise self.reader.refuse(f"a vector instruction has operands of several shapes: {said}")
         return lambda axes: BufferElement(part.buffer, indices_in(part, axes))
 
     def number(self, x: object) -> Expression:
@@ -170,7 +170,7 @@ class AscendWords:
     def cross(self, number: object, mode: object, *, is_wait: bool) -> None:
         """Add a flag between the cores of a group."""
         if not isinstance(number, int) or mode != 2:
-            raise self.reader.refuse("a flag between cores has a mode= other than 2, or a number that only a run knows")
+            raise self.reader.refuse("a flag between cores needs mode=2, and a number that is known before a run")
         self.quiet("wait_cross_flag" if is_wait else "set_cross_flag")
         self.add(CrossFlag(number, is_wait, self.reader.line))
 
@@ -180,7 +180,7 @@ class AscendWords:
             self.reader.notes[f"{self.reader.line}: T.use_swizzle, an order of the blocks, is not followed"] = None
             return panel
         if more and not isinstance(more[0], str):
-            raise self.reader.refuse("T.use_swizzle of a number of the text")
+            raise self.reader.refuse("T.use_swizzle needs a constant")
         self.reader.notes[f"{self.reader.line}: T.use_swizzle({panel}) changes the time alone, and is not followed"] = (
             None
         )
@@ -237,13 +237,13 @@ class AscendWords:
     ) -> None:
         """A copy; one element stands for the block that begins there, and has the other part's size."""
         if more or isinstance(pad_value, TracedValue):
-            raise self.reader.refuse("T.copy with pad_value= of a number that only a run knows")
+            raise self.reader.refuse("T.copy has a pad_value= that is known only in a run")
         if transpose:
             self.tile.transpose(target, source)
             return
         a, b = self.sized(source, target), self.sized(target, source)
         if a.buffer.is_global and b.buffer.is_global:
-            raise self.reader.refuse("a copy from one tensor to another")
+            raise self.reader.refuse("a copy from one tensor to another is not supported")
         nest = part_as_nest(a, b, self.reader.line)
         if enable_relu:
             (x,) = nest.body
@@ -279,7 +279,7 @@ class AscendWords:
         for p in parts:
             if len(p.extent) < 2 or any(n != 1 for n in p.extent[:-2]):
                 raise self.reader.refuse(
-                    f"a product reads {list(p.extent)} elements of {p.buffer.name}, which are no matrix"
+                    f"a product reads {list(p.extent)} elements of {p.buffer.name}, which is not a matrix"
                 )
         turned = bool(transpose_A), bool(transpose_B)
         (m, k), (l, n) = (s[::-1] if t else s for s, t in zip(shapes, turned, strict=False))
@@ -315,11 +315,13 @@ class AscendWords:
             raise self.reader.refuse(f"{why}npusim reads T.reduce_{word}(source, target, dim, clear=)")
         a, b = self.part(source), self.part(target)
         if not -len(a.extent) <= dim < len(a.extent):
-            raise self.reader.refuse(f"T.reduce_{word} along axis {dim} of {len(a.extent)}")
+            raise self.reader.refuse(f"T.reduce_{word} runs along axis {dim} of a part with {len(a.extent)} axes")
         axis, clears = dim % len(a.extent), bool(more[0] if more else clear)
         left = [n for i, n in enumerate(a.extent) if i != axis and n != 1]
         if left != [n for n in b.extent if n != 1]:
-            raise self.reader.refuse(f"T.reduce_{word} of {list(a.extent)} along {axis} into {list(b.extent)}")
+            raise self.reader.refuse(
+                f"T.reduce_{word} of {list(a.extent)} along axis {axis} cannot write {list(b.extent)}"
+            )
         self.add(TileReduction(a, b, word, axis, clears, self.reader.line))
 
     def word_clear(self, target: object) -> None:
@@ -382,7 +384,7 @@ class AscendWords:
         """Return the conditions of a buffer of bits, one for each element of a part."""
         found = self._masks.get(x.tile) if isinstance(x, TracedBuffer) else None
         if found is None or found[0].shape != tuple(n for n in of.extent if n != 1):
-            raise self.reader.refuse("T.tile.select has a mask that no T.tile.compare of as many elements writes")
+            raise self.reader.refuse("T.tile.select needs a mask that a T.tile.compare of as many elements writes")
         return found[0]
 
 
@@ -417,7 +419,9 @@ class TileWords:
         if [n for n in rows.extent if n != 1] != [n for n in wide.extent if n != 1][:1] or len(
             axes_of(wide.extent)
         ) != 2:
-            raise words.reader.refuse(f"{list(rows.extent)} numbers for the rows of {list(wide.extent)} elements")
+            raise words.reader.refuse(
+                f"{list(rows.extent)} numbers do not fit the rows of {list(wide.extent)} elements"
+            )
         words.assign(
             target, lambda axes: Applied(word, (operand(axes), BufferElement(rows.buffer, indices_in(rows, axes[:1]))))
         )
@@ -498,7 +502,7 @@ class TileWords:
 
     def _counted(self, name: str, target: object, count: object) -> None:
         if count != size_of(self._words.part(target)):
-            raise self._words.reader.refuse(f"T.tile.{name} of {count!r} elements, fewer or more than its target has")
+            raise self._words.reader.refuse(f"T.tile.{name} has {count!r} elements, and its target fewer or more")
 
     def broadcast(self, target: object, source: object, axis: int | None = None) -> None:
         """Equal rows or columns."""
@@ -536,7 +540,7 @@ class TileWords:
         self._counted("arith_progression", target, count)
         a, b = words.number(first), words.number(step)
         if len(axes := axes_of(words.part(target).extent)) != 1:
-            raise words.reader.refuse("T.tile.arith_progression writes several rows: npusim reads it for one")
+            raise words.reader.refuse("T.tile.arith_progression writes several rows; only one is supported")
         words.assign(target, lambda _axes: Applied("+", (a, Applied("*", (Variable(axes[0][0]), b)))))
 
     def createvecindex(self, target: object, first: object) -> None:
@@ -547,7 +551,9 @@ class TileWords:
         """Bits of a comparison."""
         words, part = self._words, self._words.part(a)
         if not isinstance(target, TracedBuffer) or mode not in _COMPARISONS:
-            raise words.reader.refuse(f"T.tile.compare with mode {mode!r} into a part of a buffer")
+            raise words.reader.refuse(
+                f"T.tile.compare with mode {mode!r} writes a part of a buffer, which is not supported"
+            )
         made = TracedBuffer(words.masked(target, part), "bits", words.reader.refuse)
         self._computed(made, _COMPARISONS[mode], a, b)
 

@@ -86,7 +86,7 @@ class _Sequencer:
             made += self.merged(waiting["C"], waiting["V"])
             waiting = {"C": [], "V": []}
             if isinstance(s, CrossFlag):
-                raise refused(s.line, "a flag between cores outside of T.Scope")
+                raise refused(s.line, "a flag between cores has to be in a T.Scope")
             is_of_both = any(isinstance(x, CoreScope) for x in walked([s]))
             one = self.branch(s) if isinstance(s, Conditional) and is_of_both else s
             made.append(self.loop(s) if isinstance(s, SerialLoop) and is_of_both else one)
@@ -99,7 +99,11 @@ class _Sequencer:
             starts = [+x.set for x in self.followed]
             ways.append(tuple(self.level(body)))
             if any(start != +x.set for start, x in zip(starts, self.followed, strict=True)):
-                raise refused(s.line, "flags between cores that an if leaves set, or clears, for what comes behind it")
+                raise refused(
+                    s.line,
+                    "an if leaves a flag between cores set, or clears one, for the statements after it; this is not "
+                    "supported",
+                )
         return replace(s, then=ways[0], otherwise=ways[1])
 
     def loop(self, s: SerialLoop) -> SerialLoop:
@@ -112,7 +116,11 @@ class _Sequencer:
         starts = [+x.set for x in self.followed]
         statements = made()
         if any(start != +x.set for start, x in zip(starts, self.followed, strict=True)):
-            raise refused(s.line, "flags between cores that an iteration leaves set, or clears, for the next one")
+            raise refused(
+                s.line,
+                "an iteration leaves a flag between cores set, or clears one, for the next iteration; this is "
+                "not supported",
+            )
         self.followed = before
         return statements
 
@@ -205,11 +213,12 @@ class _Sequencer:
         if len(loops) < 2 or not isinstance(first, SerialLoop) or not isinstance(second, SerialLoop):
             raise refused(
                 first.line,
-                "a loop or if has flags between cores, and the other core has no such loop or if: give both cores one",
+                "a loop or if has flags between cores, and the other core has no such loop or if; give both cores one",
             )
         if (first.low, first.high) != (second.low, second.high):
             raise refused(
-                second.line, f"a loop with flags between cores of other bounds than that of line {first.line.number}"
+                second.line,
+                f"a loop with flags between cores has other bounds than the one of line {first.line.number}",
             )
         renamed = changed(second.body, lambda e: substituted(e, {second.variable: Variable(first.variable)}))
         for core in ("C", "V"):
@@ -286,7 +295,7 @@ class _HalfJoiner:
             for index in e.indices:
                 rows |= self.moved_with(index, names, x.line)
         if len(rows) > 1:
-            raise refused(x.line, "the number of a vector core moves two axes")
+            raise refused(x.line, "the number of a vector core indexes two axes, which is not supported")
         return next(iter(rows), "")
 
     def moved_with(self, index: Expression, names: Mapping[str, int], line: Line) -> set[str]:
@@ -297,7 +306,7 @@ class _HalfJoiner:
             return set()
         rows = {n for n, count in names.items() if terms.get(Variable(n)) == 1 and count == number}
         if len(rows) != 1:
-            why = f"{self.vector} moves an index by another number than the rows of a half: "
+            why = f"{self.vector} is multiplied by another number than the rows of a half; "
             raise refused(line, f"{why}a vector core has the rows from {self.vector} times their number on")
         return rows
 
@@ -319,7 +328,11 @@ class _HalfJoiner:
         pairs = dict(zip(left, [i for i, n in enumerate(s.target.extent) if n != 1], strict=False))
         if a in self.halves:
             if self.halves[a] == s.axis:
-                raise refused(s.line, f"T.reduce_{s.word} along the axis of which each vector core has a half")
+                raise refused(
+                    s.line,
+                    f"T.reduce_{s.word} runs along the axis of which each vector core has a half; this is not "
+                    "supported",
+                )
             self.half(b, pairs[self.halves[a]], s.line)
         elif b in self.halves:
             self.half(a, next(i for i, j in pairs.items() if j == self.halves[b]), s.line)
@@ -350,7 +363,7 @@ class _HalfJoiner:
         if len(rows) > 1:
             raise refused(
                 s.line,
-                "a T.Parallel nest has statements on halves of tiles and on complete tiles: write a nest for each",
+                "a T.Parallel nest has statements on halves of tiles and on complete tiles; write a nest for each",
             )
         row = next(iter(rows), "")
         axes = tuple((n, 2 * count if n == row else count) for n, count in s.axes)
@@ -390,7 +403,7 @@ class _HalfJoiner:
                     )
         outside = [i for e in elements_of(x) for i in e.indices]
         if self.vector in variables_of([x.value]) - variables_of(outside):
-            raise refused(x.line, f"{self.vector}, a vector core's number, as a value")
+            raise refused(x.line, f"{self.vector}, a vector core's number, is used as a value, which is not supported")
 
     def without_number(self, e: Expression) -> Expression:
         return substituted(e, {self.vector: Literal(0)})
@@ -398,7 +411,10 @@ class _HalfJoiner:
     def other(self, e: Expression, line: Line) -> Expression:
         """Return an expression that the number of a vector core may not be in."""
         if self.vector in variables_of([e]):
-            raise refused(line, f"{self.vector}, a vector core's number, in a condition or a bound")
+            raise refused(
+                line,
+                f"{self.vector}, a vector core's number, is used in a condition or a bound, which is not supported",
+            )
         if any(isinstance(x, BufferElement) and x.buffer in self.halves for x in parts_of(e)):
             return self.element(e)
         return e
@@ -494,7 +510,11 @@ class _Workspace:
             terms = linear(index, {})
             moving = [n for n in axes if n in variables_of([index])]
             if len(moving) > 1 or any(terms.get(Variable(n)) != 1 for n in moving):
-                raise refused(x.line, f"{self.tensor.name}, which the kernel writes and reads, is accessed by steps")
+                raise refused(
+                    x.line,
+                    f"{self.tensor.name}, which the kernel writes and reads, is accessed with a step, which is not "
+                    "supported",
+                )
             first.append(frozenset((t, n) for t, n in terms.items() if t not in [Variable(m) for m in moving]))
             lengths += [axes[n] for n in moving]
         place = _Place(tuple(first), tuple(lengths))
@@ -517,7 +537,9 @@ class _Workspace:
             new = replace(x, value=self.read(x.value))
             if isinstance(new, Elementwise) and new.buffer is self.tensor:
                 if new.condition is not None or new.is_added:
-                    raise refused(x.line, f"{self.tensor.name}, which the kernel reads again, is written in part")
+                    raise refused(
+                        x.line, f"only a part of {self.tensor.name}, which the kernel reads again, is written"
+                    )
                 names = {n for n, _ in new.axes}
                 moving = tuple(Variable(n) for i in new.indices for n in names & variables_of([i]))
                 tiles.append(replace(new, buffer=self.tile, indices=moving))

@@ -90,16 +90,19 @@ def _check_uses(s: Statement, by: Mapping[TileBuffer, TileBuffer]) -> None:
     for x in s.body if isinstance(s, ParallelNest) else ():
         is_zero = isinstance(x.value, Literal) and not x.value.value
         if isinstance(x, Elementwise) and x.buffer in by and not (is_zero and x.condition is None):
-            raise refused(x.line, f"{x.buffer.name}, a sum of products of int8, is given other values than 0")
+            raise refused(x.line, f"{x.buffer.name}, a sum of products of int8, is set to other values than 0")
     if isinstance(s, TileReduction) and {s.source.buffer, s.target.buffer} & by.keys():
-        raise refused(s.line, f"a reduction of {s.source.buffer.name}, a sum of products of int8")
+        raise refused(s.line, f"a reduction of {s.source.buffer.name}, a sum of products of int8, is not supported")
     if isinstance(s, MatrixProduct) and {s.a.buffer, s.b.buffer} & by.keys():
-        raise refused(s.line, "a product of a sum of products of int8")
+        raise refused(s.line, "a T.gemm of a sum of products of int8 is not supported")
     for e in expressions_in([s]) if not isinstance(s, SerialLoop | Conditional) else ():
         for part in parts_of(e):
             inside = part.operands if isinstance(part, Applied) and part.word != "cast" else ()
             if any(isinstance(x, BufferElement) and x.buffer in by for x in inside):
-                raise refused(s.line, "arithmetic of integers on a sum of products of int8: convert it to float first")
+                raise refused(
+                    s.line,
+                    "integer arithmetic on a sum of products of int8 is not supported; convert it to float first",
+                )
 
 
 def _with_tiles(body: tuple[Statement, ...], by: Mapping[TileBuffer, TileBuffer]) -> tuple[Statement, ...]:

@@ -278,7 +278,7 @@ class _PrimFuncReader:
             return int(low)
         terms = linear(expression, self.bindings)
         if set(terms) - {Literal(1)}:
-            raise self.refuse(f"a size that the launch does not decide: {node}")
+            raise self.refuse(f"the launch does not determine the size {node}")
         return int(terms.get(Literal(1), 0))
 
     def buffer(self, node: tirx.Buffer, *, is_global: bool = False) -> TileBuffer:
@@ -391,7 +391,7 @@ class _PrimFuncReader:
         body = tuple(self.in_nest(inner, tuple(axes), None))
         own = {x.axes for x in body if isinstance(x, Elementwise)}
         if len(own) > 1 or (len(body) > 1 and own - {tuple(axes)}):
-            raise self.refuse("an atomic addition of several neighbours beside other statements of a nest")
+            raise self.refuse("an atomic addition of several neighbours needs a nest of its own")
         return (ParallelNest(next(iter(own), tuple(axes)), body, line),)
 
     def in_nest(
@@ -424,7 +424,7 @@ class _PrimFuncReader:
         if kind == "For" and s.thread_binding is None and int(s.kind) != _PARALLEL:
             return self.repeated(s, axes, condition)
         what = f"T.{_word(s.value)}" if kind == "Evaluate" else "a loop" if kind == "For" else kind
-        raise self.refuse(f"a T.Parallel nest has {what} in it: write it outside of the nest")
+        raise self.refuse(f"a T.Parallel nest contains {what}; write it outside of the nest")
 
     def repeated(
         self, s: tirx.For, axes: tuple[tuple[str, int], ...], condition: Expression | None
@@ -433,7 +433,7 @@ class _PrimFuncReader:
         self.annotated(dict(s.annotations or {}))
         first, count = self.number(s.min), self.number(s.extent)
         if count > _MOST_REPEATED:
-            raise self.refuse(f"a loop of {count} iterations in a T.Parallel nest; allowed: {_MOST_REPEATED}")
+            raise self.refuse(f"a T.Parallel nest contains a loop of {count} iterations; allowed: {_MOST_REPEATED}")
         made = list[Elementwise | BoundValue]()
         for n in range(first, first + count):
             self.variables[s.loop_var] = Literal(n)
@@ -454,14 +454,14 @@ class _PrimFuncReader:
         target = self.expression(pointer.args[0])
         read = self.expression(value.args[0] if width > 1 else value)
         if not isinstance(target, BufferElement):
-            raise self.refuse("an atomic addition to other than an element of a tensor")
+            raise self.refuse("an atomic addition needs an element of a tensor as its target")
         indices, value_of = target.indices, read
         if width > 1:
             name = axes[-1][0] if axes else ""
             taken = [_without_factor(e, name, width) for e in (*indices[-1:], read)]
             first, second = taken
             if condition is not None or first is None or second is None or name in variables_of(indices[:-1]):
-                raise self.refuse(f"an atomic addition of {width} neighbours whose last index is not {width} * {name}")
+                raise self.refuse(f"an atomic addition of {width} neighbours needs {width} * {name} as its last index")
             indices, value_of = (*indices[:-1], first), second
             axes = (*axes[:-1], (name, width * axes[-1][1]))
         return Elementwise(axes, target.buffer, indices, value_of, condition, self.line, is_added=True)
@@ -554,7 +554,7 @@ class _PrimFuncReader:
             return self.variables[e]
         if str(e.name) in self.sizes:
             return Literal(self.sizes[str(e.name)], "int32")
-        raise self.refuse(f"{e.name}: a size that no argument of the launch has")
+        raise self.refuse(f"no argument of the launch has the size {e.name}")
 
     def function_call(self, e: tirx.Call) -> Expression:
         word = _word(e)
@@ -572,7 +572,9 @@ class _PrimFuncReader:
         if _CALLS_OF_TWO.get(word, _RENAMED.get(word, word)) in _OF_LIBRARY:
             self.note(_LIBRARY_NOTE)
         if word == "fast_rcp":
-            raise self.refuse("T.fast_rcp, an approximate instruction of the GPU; 1 / x is the exact one")
+            raise self.refuse(
+                "T.fast_rcp is an approximate instruction of the GPU and is not supported; write 1 / x, which is exact"
+            )
         if word in _APPROXIMATE:
             self.note(f"{self.line}: T.{word} is an approximate function on a GPU; here it is T.{_RENAMED[word]}")
         if word in ("sigmoid", "ieee_frcp"):

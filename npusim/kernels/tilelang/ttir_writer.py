@@ -259,7 +259,7 @@ class _Writer:
             if e.name in names:
                 return self.index_of(names.index(e.name))
             if e.name not in self.values:
-                raise refused(self.line, f"{e.name}: a number of a thread; npusim has blocks, not threads")
+                raise refused(self.line, f"{e.name} is a thread's number; npusim has blocks, not threads")
             return self.values[e.name]
         if isinstance(e, BufferElement):
             return self.loaded(e) if e.buffer.is_global else self.element(e)
@@ -293,7 +293,7 @@ class _Writer:
             raise refused(self.line, f"npusim has no rule for T.{e.word}")
         ranges = self.ranges | {name: (0, n - 1) for name, n in self.axes}
         if e.word in ("//", "%") and interval(e.operands[1], ranges)[0] < 1:
-            raise refused(self.line, f"{e.word} by a number that may be below 1")
+            raise refused(self.line, f"the right side of {e.word} may be below 1, which is not supported")
         made = self.of_two(e.word, *(self.value(x) for x in e.operands))
         if e.word in ("//", "%") and made.number is None and interval(e.operands[0], ranges)[0] < 0:
             return self.floored(e.word, made, *(self.value(x) for x in e.operands))
@@ -470,7 +470,11 @@ class _Writer:
         if isinstance(at, str) and e.buffer in self.origins:
             return self.cast(self.loaded(self.origins[e.buffer].at(e.indices)), e.buffer.fmt)
         if isinstance(at, str):
-            raise refused(self.line, f"a part of the tile {e.buffer.name} is read ({at}), which is no copy of a tensor")
+            raise refused(
+                self.line,
+                f"a part of the tile {e.buffer.name} is read ({at}), and the tile is not a copy of a tensor; this "
+                "is not supported",
+            )
         if at != sorted(at):
             v = self.transposed(v, [at.index(i) for i in sorted(at)])
         for i in range(len(self.axes)):
@@ -532,7 +536,9 @@ class _Writer:
             elif isinstance(s, TileReduction):
                 self.reduction(s)
             else:
-                raise refused(s.line, "statements of one core, or a flag between cores, in a kernel of tiles")
+                raise refused(
+                    s.line, "statements of one core, or a flag between cores, are not supported in a kernel of tiles"
+                )
 
     def bound(self, s: BoundValue) -> None:
         ranges = self.ranges | {name: (0, self.limits[name] - 1) for name, _ in self.axes}
@@ -590,7 +596,8 @@ class _Writer:
                 continue
             if x.buffer in sources:
                 raise refused(
-                    self.line, f"{x.buffer.name} changes once for each element of a loop that it has no axis for"
+                    self.line,
+                    f"{x.buffer.name} has no axis for a loop of this nest, but changes in each of its iterations",
                 )
             if x.buffer.is_global and v.shape and v.shape[i] > 1:
                 raise refused(
@@ -601,7 +608,7 @@ class _Writer:
         target, v = BufferElement(x.buffer, x.indices), self.value(x.value)
         self.once(x, v)
         if x.is_added and (not x.buffer.is_global or x.buffer.fmt not in FLOATS):
-            raise refused(x.line, f"an atomic addition to {x.buffer.name}, which is no tensor of floats")
+            raise refused(x.line, f"an atomic addition needs a tensor of floats; {x.buffer.name} is none")
         if x.buffer.is_global:
             shape = tuple(n for _, n in self.axes)
             v, pointers = self.widened(self.cast(v, x.buffer.fmt), shape), self.pointers(target, shape)
@@ -616,7 +623,7 @@ class _Writer:
             return
         at, origin = self.axes_of(target, is_read=False), self.origin(x)
         if isinstance(at, str):
-            raise refused(self.line, f"a part of the tile {x.buffer.name} is written ({at}): write all of it")
+            raise refused(self.line, f"only a part of the tile {x.buffer.name} is written ({at}); write all of it")
         if x.condition is not None:
             condition, old = self.value(x.condition), self.element(target)
             condition, v, old = self.alike(condition, self.cast(v, x.buffer.fmt), old)
@@ -640,7 +647,7 @@ class _Writer:
         for x in (s.a, s.b, s.c):
             if not x.is_whole or self.shape_of(x.buffer) != x.buffer.block:
                 raise refused(
-                    s.line, f"T.gemm reads or writes a part of the tile {x.buffer.name}: give it the whole tile"
+                    s.line, f"T.gemm reads or writes only a part of the tile {x.buffer.name}; give it the whole tile"
                 )
         sources = self.tile(s.a.buffer), self.second(s.b.buffer) if s.b.buffer is s.a.buffer else self.tile(s.b.buffer)
         a, b = (self.transposed(v) if t else v for v, t in zip(sources, s.transposes, strict=True))
@@ -649,7 +656,7 @@ class _Writer:
             raise refused(s.line, "T.gemm of other than matrices")
         if not isinstance(s.clears, Literal):
             raise refused(
-                s.line, "clear_accum that a value decides: give it True, False, or k == the loop's first number"
+                s.line, "clear_accum depends on a value; write True, False, or k == the first number of the loop"
             )
         start = before = self.constant(0, shape, s.c.buffer.fmt) if s.clears.value else self.tile(s.c.buffer)
         is_of_integers = a.fmt not in FLOATS and start.fmt in FLOATS  # a sum over a loop, in float32
@@ -680,10 +687,12 @@ class _Writer:
 
     def reduction(self, s: TileReduction) -> None:
         if not s.source.is_whole or not s.target.is_whole or self.shape_of(s.source.buffer) != s.source.buffer.block:
-            raise refused(s.line, f"a reduction has a part of the tile {s.source.buffer.name}: give it the whole tile")
+            raise refused(
+                s.line, f"a reduction reads only a part of the tile {s.source.buffer.name}; give it the whole tile"
+            )
         x, buffer, word = self.tile(s.source.buffer), s.source.buffer, s.word
         if s.axis not in buffer.dims:
-            raise refused(s.line, f"a reduction along axis {s.axis} of {buffer.name}, which has one element")
+            raise refused(s.line, f"a reduction runs along axis {s.axis} of {buffer.name}, which has one element")
         at = buffer.dims.index(s.axis)
         if word.removeprefix("abs") not in _NEUTRAL or x.fmt not in FLOATS or s.target.buffer.fmt not in FLOATS:
             raise refused(s.line, f"T.reduce_{s.word} of {x.fmt} to {s.target.buffer.fmt}")
@@ -734,7 +743,7 @@ class _Writer:
         starts = []
         for b in carried:
             if b not in self.tiles and (b in body.reads or not runs):
-                raise refused(s.line, f"{b.name} is read before it is written, by the loop or behind it")
+                raise refused(s.line, f"{b.name} is read before it is written, in the loop or after it")
             starts.append(self.tiles[b] if b in self.tiles else self.constant(0, b.block, b.fmt))
         one, name, made = self.constant(1, (), "int32"), self.fresh(s.variable), self.fresh("w")
         inner = [TileValue(self.fresh(b.name), v.shape, v.fmt) for b, v in zip(carried, starts, strict=True)]
@@ -767,7 +776,7 @@ class _Writer:
                 if x.c.buffer in earlier.reads or x.c.buffer in written_tiles(body[:i]):
                     raise refused(x.line, f"{x.c.buffer.name} is used before the product that clears it")
                 if not runs and x.c.buffer in self.tiles and self.tiles[x.c.buffer].number != 0:
-                    raise refused(x.line, f"{x.c.buffer.name} stays as it is where the loop has no iteration")
+                    raise refused(x.line, f"{x.c.buffer.name} is not cleared if the loop has no iteration")
                 body[i] = replace(x, clears=Literal(0, "bool"))
                 self.tiles[x.c.buffer] = self.constant(0, x.c.buffer.block, x.c.buffer.fmt)
         return replace(s, body=tuple(body))
@@ -784,7 +793,9 @@ class _Writer:
         values = [self.tile(b) for b in buffers]
         for b, v in zip(buffers, values, strict=True):
             if v.shape != b.block:
-                raise refused(self.line, f"{b.name} is the first part of a tile, and behind the loop or if a tile")
+                raise refused(
+                    self.line, f"{b.name} is the first part of a tile before the loop or if, and a whole tile after it"
+                )
         self.put(f"scf.yield {', '.join(f'%{v.name}' for v in values)} : {kinds}" if values else "scf.yield")
 
     def conditional(self, s: Conditional, live: set[TileBuffer]) -> None:
@@ -800,7 +811,7 @@ class _Writer:
         surely = Exposed(s.then).writes & Exposed(s.otherwise).writes
         for b in both:
             if b not in before and b not in surely:
-                raise refused(s.line, f"{b.name} is read behind the if, and written on one of its ways alone")
+                raise refused(s.line, f"{b.name} is read after the if, and only one of its branches writes it")
         kinds, made = ", ".join(type_of(b.block, b.fmt) for b in both), self.fresh("w")
         self.open(
             (f"%{made}:{len(both)} = " if both else "")
@@ -906,7 +917,7 @@ def part_as_nest(source: BufferPart, target: BufferPart, line: Line) -> Parallel
     if extents[0] != extents[1]:
         raise refused(
             line,
-            f"T.copy reads {list(source.extent)} elements and writes {list(target.extent)}: both need the same sizes",
+            f"T.copy reads {list(source.extent)} elements and writes {list(target.extent)}; both need the same sizes",
         )
     axes = tuple((f"#{i}", n) for i, n in enumerate(extents[0]))
 

@@ -61,18 +61,18 @@ def parts_apart(function: Function, arguments: Mapping[str, Any], count: int) ->
     atomics = [o for o in every if o.name.startswith("tt.atomic")]
     line, read_names = atomics[0].line, {n for o in every for n in o.operands}
     if any(not o.text.startswith(_ADDS) or read_names.intersection(o.results) for o in atomics):
-        why = "atomics other than tl.atomic_add of floats, or one whose old value is read"
-        raise atomics[0].fail(f"{why}: let each program store its part")
+        why = "atomics other than tl.atomic_add of floats, and uses of the old value that it returns, are not supported"
+        raise atomics[0].fail(f"{why}; let each program store its part")
     sources = sources_of(function.operations)
     roots = set[str]().union(*(roots_of(o.operands[0], sources) for o in atomics))
     accessed = {r for o in every if o.name in ("tt.load", "tt.store") for r in roots_of(o.operands[0], sources)}
     (root, *more), view = sorted(roots), arguments.get(min(roots))
     if more or not isinstance(view, View) or roots & accessed or len(atomics) > 1:
-        why = "atomic additions to several tensors, several times, or to one that is accessed otherwise too"
-        raise atomics[0].fail(f"{why}: a kernel of its own for each")
+        why = "only one tl.atomic_add of a kernel is supported, to a tensor that the kernel neither loads nor stores"
+        raise atomics[0].fail(f"{why}; write a kernel for each")
     span = prod(view.sizes)
     if tuple(view.by) != tuple(prod(view.sizes[i + 1 :]) for i in range(len(view.sizes))):
-        raise atomics[0].fail(f"{root}: atomic additions to a tensor with gaps between its elements")
+        raise atomics[0].fail(f"{root}: tl.atomic_add to a tensor that is not contiguous is not supported")
     (fmt,) = {n for n, f in FORMATS.items() if f == _format(function, root)}
     name, total = f"{root}_parts", f"{root}_sum"
     own = replace(view, is_workspace=True, storage=-1, described=(), described_by=())
@@ -106,7 +106,9 @@ def parts_apart(function: Function, arguments: Mapping[str, Any], count: int) ->
         for own, is_own in ((pointers, True), (pointers, False))
     )
     if any(o in ends for o in rest):
-        raise atomics[0].fail("an atomic addition beside another store in one branch or loop: a kernel of its own")
+        raise atomics[0].fail(
+            "a tl.atomic_add and a store in the same branch or loop are not supported; write a kernel for each"
+        )
     before = function._replace(parameters={**function.parameters, **kinds}, operations=needed_by(parts, ends))
     others = function._replace(operations=needed_by(parts, rest)) if rest else None
     columns = view.sizes[-1] if is_block and view.sizes and view.sizes[-1] <= MOST_COLUMNS else 1

@@ -263,9 +263,11 @@ class Arithmetic(Draft, ABC):
         if isinstance(x, Affine):
             return compared(op, "ne", x, constant(0, x.shape))
         if isinstance(x, Elements):
-            raise op.fail(f"{x.why}: such integers are no bounds, and decide no branch")
+            raise op.fail(f"{x.why}; such integers can be neither loop bounds nor decide a branch")
         if not isinstance(x, Condition):
-            raise op.fail("a condition of computed values: comparisons of sizes and indices decide")
+            raise op.fail(
+                "a mask, bound or branch depends on computed values; only comparisons of sizes and indices are read"
+            )
         return x
 
     def _as_integers(self, x: Known) -> Known:
@@ -303,7 +305,7 @@ class Arithmetic(Draft, ABC):
             is_address = op.name == "tt.addptr"
             self._set(op, how() if is_address else or_elements(how, lambda: computed_elements(op, one, other)))
         else:
-            raise op.fail(f"{op.name} of masks, or of computed values: masks are joined by & | ^ ~")
+            raise op.fail(f"{op.name} on a mask or on computed values is not supported; join masks with & | ^ ~")
 
     def _linear(self, op: Op, a: Affine, b: Affine) -> Affine:
         made, wraps = integers(op, a, b, begins=not self.choices.lists_remainders)
@@ -341,7 +343,7 @@ class Arithmetic(Draft, ABC):
         a, b = (a, b) if isinstance(a, ValueComparison) else (b, a)
         assert isinstance(a, ValueComparison)
         if name not in _JOINED:
-            raise op.fail(f"{op.name} of a mask of values: masks are joined by & | ^ ~")
+            raise op.fail(f"{op.name} on a mask that compares values is not supported; join masks with & | ^ ~")
         is_plain = a.within is None or name == "andi"
         if isinstance(b, ValueComparison) and is_plain and (b.within is None or name == "andi"):
             text = f"({a.of.text} {_JOINED[name]} {b.of.text})"
@@ -356,11 +358,17 @@ class Arithmetic(Draft, ABC):
             return other if name != "xori" and np.all(every) == (name == "ori") else a
         if other is not None and name == "andi":
             return replace(a, within=other & a.within if a.within else other)
-        raise op.fail(f"{op.name} of a mask of values and one of indices: these are joined by & alone")
+        raise op.fail(
+            f"{op.name} joins a mask that compares values with one that compares indices; only & is supported "
+            "between these"
+        )
 
     def _inverted(self, op: Op, x: ValueComparison) -> ValueComparison:
         if x.within is not None:
-            raise op.fail("the opposite of a mask of values and indices")
+            raise op.fail(
+                "~ of a mask that compares both values and indices is not supported; invert each part before you "
+                "join them"
+            )
         pad = None if x.of.pad is None else 1 - x.of.pad
         return ValueComparison(Floats(f"(~{x.of.text})", x.of.axes, MASK, pad))
 
@@ -382,7 +390,7 @@ class Arithmetic(Draft, ABC):
             self._set(op, or_elements(how, lambda: compared_elements(op, relation, *self._as_loaded(op, *pair))))
             return
         if not isinstance(a, Affine) or not isinstance(b, Affine):
-            raise op.fail("a comparison of masks, or of computed values")
+            raise op.fail("a comparison of masks, or of computed values, is not supported here")
         self._set(op, made := compared(op, relation, a, b))
         if self.choices.chooses_lanes and any(op.results[0] in self._made_of(n) for n in self._store_masks):
             self.stored_lanes |= {_lanes_of(r, d) for r, d in made.of if not np.ptp(d.base)}
@@ -407,7 +415,11 @@ class Arithmetic(Draft, ABC):
         is_wrong = is_wrong.any(tuple(range(2, is_wrong.ndim))) & self.is_read(is_wrong.shape[1])
         if np.any(is_wrong):
             number = int(np.flatnonzero(np.broadcast_to(is_wrong, (len(self.ids), is_wrong.shape[1])).any(1))[0])
-            does = "a division by 0" if name in DIVISIONS else f"a shift of {a.bits} bits by as many, or more"
+            does = (
+                "a division by 0"
+                if name in DIVISIONS
+                else f"a shift of an integer of {a.bits} bits by {a.bits} or more"
+            )
             raise op.fail(f"{op.name}: {self.program(number)}: {does}, which has no defined result")
 
     def _said_to_wrap(self, op: Op, x: Affine, wraps: Any) -> Affine:
@@ -437,7 +449,10 @@ class Arithmetic(Draft, ABC):
         elif isinstance(x, Condition) and op.name == "arith.extui":
             self._set(op, x)
         else:
-            raise op.fail(f"{op.name} of a mask that a block's elements answer differently, or of computed values")
+            raise op.fail(
+                f"{op.name} of a mask that differs between elements of a block, or of computed values, is not "
+                "supported; use tl.where"
+            )
 
     _arith_extsi = _arith_extui = _arith_trunci = _arith_index_cast = _resized
 
@@ -445,7 +460,9 @@ class Arithmetic(Draft, ABC):
         """Read the bits of a value as another type's: bool as integers of 8 bits, as Triton stores it, is read."""
         of, to = (shape_of(t)[1] for t in op.text.partition(" : ")[2].split(" -> "))
         if of != to and {of, to} != {"i1", "i8"}:
-            raise op.fail(f"bits of {of} that are read as {to}: values are read in their own format")
+            raise op.fail(
+                f"reading the bits of {of} as {to} (bitcast) is not supported; convert the value with .to(...)"
+            )
         self._set(op, x)
 
     # ---------------------------------------------------------------- floats
@@ -471,7 +488,7 @@ class Arithmetic(Draft, ABC):
             a, b = self._named(op, a), self._named(op, b)
         blocks = [x for x in (a, b) if isinstance(x, Floats)]
         if not blocks or not all(isinstance(x, Floats | Number) for x in (a, b)):
-            raise op.fail(f"{op.name} of a float that integers make")
+            raise op.fail(f"{op.name} of a float that was computed from integers is not supported")
         pad, held = _combined_hidden(how, a, b)
         factors = (self.text(a), self.text(b)) if how == "*" else None
         factors = (self._inverse(op, b), self.text(a)) if is_inverted else factors
@@ -506,7 +523,7 @@ class Arithmetic(Draft, ABC):
         """Write a product and a sum that are rounded once."""
         blocks = [x for x in (a, b, c) if isinstance(x, Floats)]
         if not blocks or not all(isinstance(x, Floats | Number) for x in (a, b, c)):
-            raise op.fail("tl.fma with operands that are neither blocks of floats nor numbers")
+            raise op.fail("tl.fma supports blocks of floats and numbers only")
         text = f"fma({', '.join(map(self.text, (a, b, c)))})"
         self._bind(op, Floats(text, self._joined(*blocks), blocks[0].fmt))
 
@@ -516,7 +533,7 @@ class Arithmetic(Draft, ABC):
             self._set(op, _number(op, f"minimum{nan}", _number(op, f"maximum{nan}", x, low), high))
             return
         if not isinstance(x, Floats) or not all(isinstance(y, Floats | Number) for y in (low, high)):
-            raise op.fail("a clamp of a value that is no block of floats")
+            raise op.fail("tl.clamp supports a block of floats only")
         ends = (f"maximum{nan}", low), (f"minimum{nan}", high)
         is_even = isinstance(low, Number) and isinstance(high, Number) and low.value == -high.value
         if is_even and self.choices.clamps_by_magnitude and x.fmt == "f32":
@@ -538,7 +555,7 @@ class Arithmetic(Draft, ABC):
             return
         blocks = [x for x in (a, b) if isinstance(x, Floats)]
         if not blocks or not all(isinstance(x, Floats | Number) for x in (a, b)):
-            raise op.fail("a comparison of other than a block of floats with a block or a number")
+            raise op.fail("a comparison needs a block of floats on one side, and a block or a number on the other")
         one, other = hidden_value(a), hidden_value(b)
         pad = None if one is None or other is None else float(compare(one, other, relation, "float64"))
         text = f"compare({self.text(a)}, {self.text(b)}, {relation!r})"
@@ -549,7 +566,9 @@ class Arithmetic(Draft, ABC):
         """Write a choice between two values by a mask of values."""
         blocks = [x for x in (a, b) if isinstance(x, Floats)]
         if not all(isinstance(x, Floats | Number) for x in (a, b)):
-            raise op.fail("tl.where by a comparison of values, of other than floats")
+            raise op.fail(
+                "tl.where whose mask compares values chooses between other than floats, which is not supported"
+            )
         fmt = shape_of(op.type.rpartition(", ")[2])[1]
         text = f"where({mask.of.text}, {self.text(a)}, {self.text(b)}"
         text += ")" if blocks else f", {self.choices.fmt(fmt)!r})"
@@ -563,7 +582,9 @@ class Arithmetic(Draft, ABC):
         elif isinstance(b, Number):
             self._selected(op, mask.within, made, b)
         else:
-            raise op.fail("tl.where by a mask of values and indices: the second of its values has to be a number")
+            raise op.fail(
+                "tl.where has a mask that compares both values and indices; its third argument must then be a number"
+            )
 
     def _fused(self, op: Op) -> list[bool]:
         """Return for each reader of a product whether it is an addition that contracts it; empty without fusion."""
@@ -609,7 +630,7 @@ class Arithmetic(Draft, ABC):
             self._set(op, x)
             return
         if not isinstance(x, Floats):
-            raise op.fail(f"{op.name} of a value that is no float")
+            raise op.fail(f"{op.name} supports floats only")
         if x.narrow is not None and x.narrow.fmt == fmt:
             self._set(op, x.narrow)
             return
@@ -632,7 +653,7 @@ class Arithmetic(Draft, ABC):
             fmt = shape_of(op.type)[1]
             x = Floats(f"filled('@', {x.text}, {self.choices.fmt(fmt)!r})", (None,) * len(x.shape), fmt)
         if not isinstance(x, Floats):
-            raise op.fail(f"{op.name} of a number: compute it before the launch")
+            raise op.fail(f"{op.name} of a single number is not supported; compute it before the launch")
         text = self.choices.form(symbol or name, x.fmt, self.choices.form(name, x.fmt, text))
         pad = None if x.pad is None or (math.isinf(x.pad) and not text.startswith("exp")) else x.pad
         pad = pad if pad is None or math.isnan(pad) else of_pad(pad)
@@ -645,7 +666,7 @@ class Arithmetic(Draft, ABC):
             why = "lg2.approx, of which only the error is documented, has the bits of a correctly rounded one here"
             self.notes.append(f"{op.line}: {why}")
         if symbol not in LIBDEVICE:
-            raise op.fail(f"a function of a library, {symbol}; there are {', '.join(sorted(LIBDEVICE))}")
+            raise op.fail(f"the libdevice function {symbol} is not supported; allowed: {', '.join(sorted(LIBDEVICE))}")
         if (name := LIBDEVICE[symbol]) in TO_WHOLE:
             self._to_whole(op, x[0], name)
             return
@@ -663,7 +684,7 @@ class Arithmetic(Draft, ABC):
             self._set(op, replace(x, value=(value := float(function(x.value))), text=literal(value)))
             return
         if not isinstance(x, Floats) or x.fmt not in ("f32", "f64"):
-            raise op.fail(f"{name} of other than a block of float32")
+            raise op.fail(f"{name} supports a block of float32 only")
         pad = None if x.pad is None else float(function(x.pad)) if math.isfinite(x.pad) else x.pad
         self.notes.append(f"{op.line}: {name.partition('.')[2]}: timed as the sums and comparisons that give its bits")
         x = self._named(op, x)
@@ -693,27 +714,28 @@ class Arithmetic(Draft, ABC):
                 self._set(op, self._known_block(op, self._unique("holds"), of.values, shape_of(op.type)[1]))
                 return
         if not isinstance(x, Affine) or (made := positive(x)) is None:
-            raise op.fail("a conversion of a mask or of computed values, without a sign, to floats")
+            raise op.fail("converting a mask or computed values to floats as unsigned integers is not supported")
         self._arith_sitofp(op, made)
 
     def _arith_sitofp(self, op: Op, x: Known) -> None:
         if not isinstance(x, Affine) or any(x.steps):
-            raise op.fail("a conversion of a block's indices to floats")
+            raise op.fail("converting the indices of a block (tl.arange) to floats is not supported here")
         times = np.arange(x.base.shape[1])[None]
         if self._walk and x.base.shape[1] > 1 and np.array_equal(np.broadcast_to(times, x.base.shape), x.base):
             walked = next(n.name for n in self.loads.values() if n.is_walked)
             self._set(op, Number(math.nan, f"{walked}.index", is_known=False))
             return
         if np.ptp(x.base):
-            in_loop = " or that a loop changes other than by one step from 0" if x.base.shape[1] > 1 else ""
-            raise op.fail(f"a float of an index that differs between programs{in_loop}")
+            in_loop = " or that a loop does not count from 0 in steps of 1" if x.base.shape[1] > 1 else ""
+            raise op.fail(f"converting to float an index that differs between programs{in_loop} is not supported")
         value = _rounded(float(x.base.flat[0]), shape_of(op.type)[1])
         self._set(op, Number(value, literal(value)))
 
     def _tt_reduce(self, op: Op, x: Known, *others: Known) -> None:
         if others:
             raise op.fail(
-                "a reduction of several blocks at once (tl.argmax, tl.argmin): sums and maxima alone are read"
+                "a reduction of several blocks at once (as tl.argmax, tl.argmin) is not supported here; use "
+                "tl.sum, tl.max or tl.min"
             )
         inner = [o.name for o in op.body]
         if inner[:1] and inner[0] in _MINIMA and len(inner) == 2 and isinstance(x, Floats):
@@ -724,16 +746,21 @@ class Arithmetic(Draft, ABC):
             self._of_one_number(op, x, is_sum=kind == "sum", is_extremum=kind == "max" or inner[0] in _MINIMA)
             return
         if not kind or len(inner) != 2 or not isinstance(x, Floats):
-            raise op.fail("a reduction other than a sum, a maximum or a minimum of floats")
+            raise op.fail("only tl.sum, tl.max and tl.min of floats are supported as reductions")
         if (axis := x.axes[at := op.number("axis")]) is not None and at != len(x.axes) - 1:
-            raise op.fail("a reduction over rows: sums and maxima are along the last axis; transpose the loaded block")
+            raise op.fail(
+                "a reduction along axis 0 is not supported here, only along the last axis; transpose the loaded block"
+            )
         self._refuse_anew(op, axis)
         self._check_hidden(op, x, kind, neutral)
         floor = self._hidden_maximum(x, axis) if kind == "max" else None
         if axis is None:
             of = shape_of("tensor" + op.text.rpartition("(tensor")[2])[0]
             if of[at] > 1 and kind == "sum":
-                raise op.fail("a sum of one value over and over: multiply it")
+                raise op.fail(
+                    "tl.sum adds one value over and over along an axis of equal elements; multiply it by the length "
+                    "instead"
+                )
             self._set(op, replace(x, axes=(*x.axes[:at], *x.axes[at + 1 :]), factors=None))
             return
         self._leave_rows(op, axis, x.axes[:-1])
@@ -753,7 +780,10 @@ class Arithmetic(Draft, ABC):
         """Read an extremum of one number in all lanes, or a sum of zeros, as the number."""
         at = op.number("axis")
         if not (is_extremum or (is_sum and x.is_known and x.value == 0)):
-            raise op.fail("a sum or product of one number in all lanes: multiply it")
+            raise op.fail(
+                "a sum or product of a block that has one number in all elements is not supported; multiply the "
+                "number instead"
+            )
         self._set(op, replace(x, shape=(*x.shape[:at], *x.shape[at + 1 :])))
 
     def _least(self, op: Op, x: Floats) -> None:
@@ -782,17 +812,20 @@ class Arithmetic(Draft, ABC):
         self.hidden.relied.add(axis)
         if x.pad != neutral and (kind == "sum" or (not x.is_low and self._hidden_maximum(x, axis) is None)):
             hidden = "unknown" if x.pad is None else sign * x.pad
-            why = f"a {kind} along an axis that a mask cuts, whose masked values are {hidden}"
+            why = f"a {kind} runs along an axis that a mask cuts, and the masked values are {hidden}"
             other = sign * neutral
-            raise op.fail(f"{why}: tl.where(mask, x, {other}) before it, or other={other} where it is loaded")
+            raise op.fail(f"{why}; write tl.where(mask, x, {other}) before it, or other={other} in the tl.load")
 
     def _check_uncut(self) -> None:
         """Refuse the sums, maxima and products along axes that a mask was found to cut behind them."""
         for op, x, kind, neutral in self.hidden.uncut:
             axis = x.axes[1 if op.name == "tt.dot" else op.number("axis")]
             if self._is_cut(axis) and x.pad != neutral and not (x.is_low and kind != "sum"):
-                why = f"a {kind} along an axis that a mask cuts in another block, joined with it later"
-                raise op.fail(f"{why}: mask this block too, with other={-neutral if kind == 'min' else neutral}")
+                why = (
+                    f"a {kind} runs along an axis that is masked in another block, which is combined with this one "
+                    "later"
+                )
+                raise op.fail(f"{why}; mask this block too, with other={-neutral if kind == 'min' else neutral}")
 
     def _note_zeros(self, names: Sequence[str]) -> None:
         """Note loads under a mask without ``other`` that some values along a cut axis are computed from."""
@@ -822,7 +855,9 @@ class Arithmetic(Draft, ABC):
         """Note the rows that a sum or maximum leaves, and refuse one along rows that another one leaves."""
         self.left |= {a for a in rows if a is not None}
         if {*map(self.root, self.left)} & {*map(self.root, (axis, *(a for a, _ in self.reduced)))}:
-            raise op.fail("a sum or maximum of a block along both of its axes: load the block as one row")
+            raise op.fail(
+                "a sum or maximum of a block along both of its axes is not supported here; load the block as one row"
+            )
 
     def _sums_products(self, reduction: Op, place: str) -> bool:
         """Return whether compiled code contracts products of a ``place`` with the additions of a sum of theirs."""
@@ -834,11 +869,11 @@ class Arithmetic(Draft, ABC):
         """Read cumulative sums along the last axis; elements that a mask hides stand behind those that it leaves."""
         inner = [o.name for o in op.body]
         if others or inner[:1] != ["arith.addf"] or len(inner) != 2 or not isinstance(x, Floats):
-            raise op.fail("a scan other than cumulative sums of floats (tl.cumsum)")
+            raise op.fail("only tl.cumsum of floats is supported as a scan")
         if "reverse = true" in op.text:
-            raise op.fail("cumulative sums from the last element to the first (reverse=True): sums go forward")
+            raise op.fail("tl.cumsum with reverse=True is not supported; sums go from the first element to the last")
         if op.number("axis") != len(x.axes) - 1 or x.axes[-1] is None:
-            raise op.fail("cumulative sums over rows, or of one element: they go along the last axis")
+            raise op.fail("tl.cumsum is supported along the last axis only, and not of a single element")
         self._refuse_anew(op, x.axes[-1])
         self.reduced.append((x.axes[-1], op.line))
         order = self.choices.orders.get(op.place, UNKNOWN) if self.choices.orders else ""
@@ -861,7 +896,7 @@ class Arithmetic(Draft, ABC):
     def _added(self, op: Op, x: Known, masking: Masking) -> None:
         """Add a block that is 0 where a mask holds: hidden elements become -inf."""
         if not isinstance(x, Floats):
-            raise op.fail("a mask that is added to a value that is no block of floats")
+            raise op.fail("a mask is added to a value that is not a block of floats, which is not supported")
         number = Number(masking.value, literal(masking.value))
         if isinstance(masking.of, Elements):
             self._hidden_by(op, number)
@@ -880,7 +915,7 @@ class Arithmetic(Draft, ABC):
             self._added(op, self.values[op.results[0]], c)
             return
         if not isinstance(a, Floats) or not isinstance(b, Floats):
-            raise op.fail("a product of a value that is no block of floats")
+            raise op.fail("tl.dot supports blocks of floats only")
         a, b = (self._widened(op, x) for x in (a, b))
         self._check_precision(op, a.fmt)
         self._join(a.axes[1], b.axes[0])
@@ -888,7 +923,8 @@ class Arithmetic(Draft, ABC):
         self._refuse_anew(op, a.axes[1])
         if self.root(a.axes[0]) == self.root(b.axes[1]) is not None:
             raise op.fail(
-                "rows and columns of a product are the same axis: load its second factor by a pointer of its own"
+                "the rows and columns of a tl.dot are the same axis; load its second factor through a pointer of "
+                "its own"
             )
         fmt, text = shape_of(op.type)[1], " @ ".join(x.text + ".T" * x.is_transposed for x in (a, b))
         self.sums_by_format.add((a.fmt, fmt))
@@ -899,7 +935,7 @@ class Arithmetic(Draft, ABC):
             self._bind(op, made) if is_alone else self._set(op, self._named(op, made, op.results[0]))
             return
         if not isinstance(c, Floats):
-            raise op.fail("a product added to a number")
+            raise op.fail("adding a tl.dot to a number is not supported; start the accumulator with tl.zeros")
         is_sum = self._walk and self._walk.is_sum
         if self.choices.is_fresh and not is_sum:  # a matrix unit that cannot accumulate onto a result of rows
             text = self._named(op, made, f"{a.text}{b.text.removesuffix('j')}".upper()).text
@@ -926,9 +962,9 @@ class Arithmetic(Draft, ABC):
         self._note_zeros(op.operands)
         self.hidden.relied.add(along)
         if not is_right:
-            why = "a product along an axis that a mask cuts"
-            why += ", with 0 times a number that is not finite" if 0.0 in pads else ""
-            raise op.fail(f"{why}: other=0.0 where one of its factors is loaded")
+            why = "a tl.dot sums along an axis that a mask cuts"
+            why += ", where it multiplies 0 by a number that is not finite" if 0.0 in pads else ""
+            raise op.fail(f"{why}; write other=0.0 in the tl.load of one of its factors")
 
     def _check_precision(self, op: Op, fmt: str) -> None:
         """Note how compiled code multiplies float32; refuse a product in other instructions, or in two ways."""
@@ -937,12 +973,12 @@ class Arithmetic(Draft, ABC):
         stated = re.search(r"inputPrecision = (\w+)", op.text)
         how = stated[1] if stated else "ieee"
         if how not in PRECISIONS:
-            why = "which several products of the matrix unit compute: input_precision='tf32' or 'ieee'"
-            raise op.fail(f"a product of float32 with input_precision={how!r}, {why}")
+            why = "which takes several products on the matrix unit and is not supported; use 'tf32' or 'ieee'"
+            raise op.fail(f"a tl.dot of float32 has input_precision={how!r}, {why}")
         self.precision = self.precision or how
         if how != self.precision:
-            why = "in one kernel: one of them for all of its products of float32"
-            raise op.fail(f"products with input_precision={self.precision!r} and {how!r} {why}")
+            why = "in one kernel; use one for all of its products of float32"
+            raise op.fail(f"tl.dot has input_precision={self.precision!r} and {how!r} {why}")
         self.notes.append(f"{op.line}: {PRECISIONS[how]}")
 
     def _widened(self, op: Op, x: Floats) -> Floats:
@@ -991,7 +1027,10 @@ class Arithmetic(Draft, ABC):
         elif isinstance(b, Floats | Number):
             self._selected(op, mask, a, b)
         else:
-            raise op.fail("tl.where of other than a mask of indices, and blocks of floats or numbers")
+            raise op.fail(
+                "tl.where is supported here only with a mask of indices that chooses between blocks of floats, "
+                "or numbers"
+            )
 
     def _by_elements(self, op: Op, mask: Known, a: Known, b: Known) -> None:
         """Read a choice by a mask that is not linear along two axes, or between such integers."""
@@ -1043,7 +1082,7 @@ class Arithmetic(Draft, ABC):
             return replace(a, left=tuple(limits))
         made = affine(np.where(truth(op, mask), elements(op, a), elements(op, b)))
         if made is None or a.of != b.of:
-            why = "integers that a mask chooses and that are not linear along a block's axes"
+            why = "tl.where chooses integers that are not linear along the axes of the block, which is not supported"
             raise NonlinearError(f"{op.line}: {why}")
         return replace(made, of=a.of)
 
@@ -1097,8 +1136,8 @@ class Arithmetic(Draft, ABC):
         mask, one, other = op.operands
         operations = [*self.function.operations, *(loop.body if loop else ())]
         if not FirstTile(operations, starts, mask).are_equal(one, other):
-            why = "whose two values differ with the loop's start values: let the state begin with the first value"
-            raise op.fail(f"tl.where for a loop's first tile alone, {why}")
+            why = "and its two values differ for the state before the loop; start the state with the first value"
+            raise op.fail(f"tl.where tests for the first iteration, {why}")
 
     def _is_of_tiles(self, a: Floats, mask: Condition) -> bool:
         """Return whether a mask leaves the elements of a loop's tiles that its loads leave, no more and no less."""
@@ -1212,7 +1251,7 @@ class Arithmetic(Draft, ABC):
 
     def _mask(self, op: Op, a: Floats, b: Number, mask: Condition | Elements) -> None:
         if len(mask.shape) != 2 and self._walk is not None:
-            raise op.fail("a mask in a loop that is no comparison of rows and columns of a tile")
+            raise op.fail("a mask in a loop must compare the rows and columns of a tile")
         if _differs_beyond(mask, a):
             self._fixed_choice(op, mask, a, b)
             return
@@ -1224,13 +1263,13 @@ class Arithmetic(Draft, ABC):
             return
         scores = [n for n in op.operands if isinstance(x := self.values.get(n), Floats) and x.text == a.text]
         if a.text.isidentifier() and any(len(self._uses[n]) > 1 for n in scores):
-            raise op.fail("unmasked scores are read after the mask: read the result of tl.where")
+            raise op.fail("the unmasked scores are used after the mask; use the result of tl.where")
         a, walk, known = self._named(op, a), self._walk, self._walk.mask
         masking = f"{a.text} = where(mask, {a.text}, {b.text})"
         if known is None or (walk.masked == [a.text] and walk.lines[-1][0] == masking):
             walk.mask = mask if known is None else self._both_hold(op, known, mask)
         elif not _are_same(known, mask):
-            raise op.fail("two masks in a loop, of different values: one mask of rows and columns is there for all")
+            raise op.fail("two masks of one loop have different values; use one mask of rows and columns for all")
         walk.masked += [a.text] if a.text not in walk.masked else []
         self._emit(masking, op.line)
         self._set(op, replace(a, factors=None))
@@ -1263,7 +1302,10 @@ class Arithmetic(Draft, ABC):
         ``like``: axes of the blocks that it is read with; an earlier block of the same elements along these is it.
         """
         if values.shape[1] > 1:
-            raise op.fail("a mask, or indices, of a loop's iterations as data: outside of loops alone")
+            raise op.fail(
+                "masks or indices that change with the iterations of a loop are not supported as data, only "
+                "outside of loops"
+            )
         is_by_program = bool(np.any(values != values[:1]))
         matrix = np.broadcast_to(values, (len(self.ids), *values.shape[1:]))[:, 0] if is_by_program else values[0, 0]
         for axis in range(is_by_program, matrix.ndim) if axes is None else ():
@@ -1285,7 +1327,10 @@ class Arithmetic(Draft, ABC):
         """Write a choice between two blocks, or numbers, by a mask of indices that is the same in all programs."""
         values = [x for x in (a, b) if isinstance(x, Floats)]
         if self._walk is not None or not all(isinstance(x, Floats | Number) for x in (a, b)):
-            raise op.fail("tl.where of two blocks by a mask of indices in a loop, or of other values than floats")
+            raise op.fail(
+                "in a loop, tl.where by a mask of indices cannot choose between two blocks, and elsewhere it "
+                "chooses floats only"
+            )
         fmt, name = shape_of(op.type.rpartition(", ")[2])[1], self._unique("seen")
         like = self._joined(*values) if values else ()
         seen = self._known_block(op, name, elements_in(op, mask).values, fmt, like=like)

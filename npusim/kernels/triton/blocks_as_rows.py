@@ -228,7 +228,10 @@ def flattened(op: Op, x: Known) -> Known:
         return replace(x, values=x.values.reshape(*x.values.shape[:2], rows * columns))
     if isinstance(x, Number):
         return replace(x, shape=(rows * columns,))
-    raise op.fail("a block summed along both of its axes, with loaded integers: its mask and places by sizes alone")
+    raise op.fail(
+        "a block that is summed along both of its axes is masked or addressed by loaded integers; only "
+        "sizes and indices are supported there"
+    )
 
 
 def _rules_of(op: Op, x: Condition) -> Condition:
@@ -244,8 +247,8 @@ def _rules_of(op: Op, x: Condition) -> Condition:
         elif isinstance(row := _row_of(op, d), Affine):
             made.append((relation, row))
         else:
-            why = "a mask that hides columns of a block that is summed along both of its axes"
-            raise op.fail(f"{why}: as many columns as the tensor has, or sums of rows in a loop")
+            why = "a mask hides columns of a block that is summed along both of its axes, which is not supported"
+            raise op.fail(f"{why}; use a block with as many columns as the tensor, or sum the rows in a loop")
     return Condition(tuple(made))
 
 
@@ -253,7 +256,10 @@ def _row_of(op: Op, x: Affine) -> Affine | Listed:
     """Return integers of a block as those of a row, linear or by a table that all programs share."""
     (rows, columns), (down, along), (first, last) = x.shape, x.steps, x.limits()
     if last is not None and np.any(last < columns):
-        raise op.fail("integers of a block that is summed along both of its axes, of which a mask hides columns")
+        raise op.fail(
+            "a mask hides columns of integers that index a block that is summed along both of its axes; this "
+            "is not supported"
+        )
     shape, left = (rows * columns,), (None if first is None else first * columns,)
     if down == along * columns:
         return replace(x, steps=(along,), shape=shape, left=left)

@@ -36,13 +36,18 @@ def elements_in(op: Op, x: Known) -> Elements:
     if isinstance(x, Elements):
         return x
     if not isinstance(x, Affine | Listed | Condition | ListedMask):
-        raise op.fail(f"{op.name} of integers that are not linear along two axes, and of computed values")
+        raise op.fail(
+            f"{op.name} combines computed values with integers that are not linear along two axes, which is "
+            "not supported"
+        )
     if isinstance(x, Condition):
         return Elements(truth(op, x).astype(np.int64), 1, len(x.every))
     if isinstance(x, Affine) and x.of:
-        raise op.fail("tl.where of addresses by a mask that is not linear along two axes")
+        raise op.fail("tl.where cannot choose addresses by a mask that is not linear along two axes")
     if (known := known_of(op, x)) is not None and not np.all(known):
-        raise op.fail("integers along two axes of a block that are not linear, of which a mask hides some")
+        raise op.fail(
+            "integers that are not linear along two axes of a block are not supported where a mask hides some of them"
+        )
     if isinstance(x, ListedMask):
         return Elements(holds_of(op, x).astype(np.int64), 1, 1)
     return Elements(elements_of(op, x), (x.rest if isinstance(x, Listed) else x).bits, int(isinstance(x, Listed)))
@@ -84,7 +89,7 @@ def resized_elements(op: Op, x: Elements, bits: int, *, is_signed: bool) -> Elem
     """Return integers in a type of other bits."""
     values = -x.values if is_signed and x.bits == 1 < bits else x.values
     if bits > x.bits and not is_signed and np.any(values < 0):
-        raise op.fail("integers of a block, some below 0, that are read as integers without a sign")
+        raise op.fail("some integers of a block are negative, and are read as unsigned")
     return Elements(wrapped(values, bits), bits, x.work, x.why)
 
 
@@ -110,4 +115,6 @@ def _refuse_many(op: Op, *values: Elements) -> None:
     """Raise `ProgramError` for more elements than npusim reads one by one."""
     size = prod(np.broadcast_shapes(*(x.values.shape for x in values)))
     if size > MOST_ELEMENTS:
-        raise op.fail(f"{size:,} integers of all programs are looked at one by one; allowed: {MOST_ELEMENTS:,}")
+        raise op.fail(
+            f"npusim would have to look at {size:,} integers of all programs one by one; allowed: {MOST_ELEMENTS:,}"
+        )

@@ -369,7 +369,7 @@ class ExactProgram:
             return self._with_index(op, x, *others)
         function = _REDUCTIONS.get(op.body[0].name)
         if function is None or len(op.body) != 2:
-            raise op.fail("a reduction other than a sum, a maximum or a minimum of floats")
+            raise op.fail("only tl.sum, tl.max and tl.min of floats are supported as reductions")
         return np.asarray(function(np.ascontiguousarray(np.moveaxis(x, op.number("axis"), -1))))
 
     @staticmethod
@@ -377,14 +377,17 @@ class ExactProgram:
         """Return maxima, or minima, with the index of the first of equal ones."""
         relations = {o.text.split()[1].rstrip(",") for o in op.body if o.name == "arith.cmpf"}
         if len(others) != 1 or not relations & {"ogt", "olt"}:
-            raise op.fail("a reduction of several blocks other than a maximum or a minimum with its index")
+            raise op.fail(
+                "of the reductions of several blocks only a maximum or minimum with its index (tl.argmax, "
+                "tl.argmin) is supported"
+            )
         axis = op.number("axis")
         at = np.expand_dims((np.argmax if "ogt" in relations else np.argmin)(x, axis), axis)
         return [np.take_along_axis(np.asarray(of), at, axis).squeeze(axis) for of in (x, *others)]
 
     def _tt_scan(self, op: Op, x: Array) -> Array:
         if op.body[0].name != "arith.addf" or len(op.body) != 2 or "reverse = true" in op.text:
-            raise op.fail("a scan other than cumulative sums")
+            raise op.fail("only tl.cumsum is supported as a scan")
         return np.cumsum(x, axis=op.number("axis"))
 
     def _tt_dot(self, _op: Op, a: Array, b: Array, c: Array) -> Array:
@@ -397,7 +400,7 @@ class ExactProgram:
     def _tt_atomic_rmw(self, op: Op, pointer: Pointer, value: Array, mask: Array = ALL) -> Array:
         """Add to elements; no operation reads what they were."""
         if not op.text.startswith("tt.atomic_rmw fadd"):
-            raise op.fail("an atomic operation other than an addition of floats")
+            raise op.fail("only tl.atomic_add of floats is supported as an atomic operation")
         whole = np.broadcast_to(value, pointer.at.shape)
         self.memory.store(pointer, whole, np.broadcast_to(mask, pointer.at.shape), adds=True)
         return np.zeros(pointer.at.shape)

@@ -92,7 +92,9 @@ def integers(op: Op, a: Affine, b: Affine, *, begins: bool = True) -> tuple[Affi
     if name == "shli":
         if any(b.steps) or (any(a.steps) and np.ptp(b.base)):
             raise _nonlinear(
-                op, "a shift by the indices of a block, or of a block by numbers that differ between programs"
+                op,
+                "a shift by the indices of a block, or of a block by numbers that differ between programs, is "
+                "not supported",
             )
         name, b = "muli", replace(b, base=np.left_shift(np.int64(1), b.base))
     if name in ("addi", "subi", "addptr"):
@@ -103,7 +105,7 @@ def integers(op: Op, a: Affine, b: Affine, *, begins: bool = True) -> tuple[Affi
     if name == "muli" and not (any(a.steps) and any(b.steps)):
         block, factor = (a, b) if any(a.steps) else (b, a)
         if any(block.steps) and np.ptp(factor.base):
-            raise _nonlinear(op, "a stride that differs between programs or iterations")
+            raise _nonlinear(op, "a stride that differs between programs or iterations is not supported")
         steps = tuple(s * int(factor.base.flat[0]) for s in block.steps)
         made = Affine(a.base * b.base, steps, shape, "", left, bits, said)
         return _typed(op, made, a, b, operator.mul)
@@ -129,7 +131,9 @@ def computed_of(op: Op, name: str, x: Integers, y: Integers, bits: int) -> Integ
             return wrapped(function(x, y), bits)
         if name in _UNSIGNED:
             return wrapped(_UNSIGNED[name](*(without_sign(z, bits) for z in (x, y))).view(np.int64), bits)
-    raise op.fail(f"{op.name} of integers has no counterpart: sums, products, quotients, shifts, minima and maxima")
+    raise op.fail(
+        f"{op.name} of integers is not supported; allowed: sums, products, quotients, shifts, minima and maxima"
+    )
 
 
 def _by_elements(op: Op, name: str, a: Affine, b: Affine, like: Affine) -> Affine:
@@ -141,13 +145,17 @@ def _by_elements(op: Op, name: str, a: Affine, b: Affine, like: Affine) -> Affin
         return computed_of(op, name, x, y, like.bits)
 
     if name == "muli":
-        raise _nonlinear(op, "a product of two blocks of indices: addresses have to be linear along a block's axes")
+        raise _nonlinear(
+            op, "a product of two blocks of indices is not supported; addresses have to be linear along a block's axes"
+        )
     if not any(a.steps) and not any(b.steps):
         return replace(like, base=computed(a.base, b.base))
     known = known_elements(op, like.left, like.shape)
     if not a.of and (made := affine(computed(elements(op, a), elements(op, b)), known)):
         return replace(like, base=made.base, steps=made.steps)  # as where a block is within one group
-    raise _nonlinear(op, f"{op.name} of a block's indices: addresses have to be linear along a block's axes")
+    raise _nonlinear(
+        op, f"{op.name} of a block's indices is not supported; addresses have to be linear along a block's axes"
+    )
 
 
 def _begun(a: Affine, b: Affine, shape: tuple[int, ...], left: tuple[Integers | None, ...]) -> Affine | None:
@@ -205,7 +213,7 @@ def within(op: Op, x: Affine) -> Affine:
         return made
     along = [i for i, e in enumerate(ends) if e]
     if len(along) != 1 or falls or x.bits >= WIDE:
-        raise op.fail(f"{op.name}: indices of a block that wrap within it, beyond {x.bits} bits")
+        raise op.fail(f"{op.name}: the indices of a block overflow {x.bits} bits and wrap within the block")
     fits = (high - made.base) // steps[along[0]] + 1
     left = [lesser(each, fits) if i == along[0] else each for i, each in enumerate(x.limits())]
     return replace(made, left=tuple(map(_ended, left, x.shape)))
@@ -222,7 +230,7 @@ def resized(op: Op, x: Affine, bits: int, *, is_signed: bool = True) -> Affine:
     if is_signed:
         return replace(x, bits=bits) if x.bits > 1 else replace(x, base=-x.base, bits=bits)
     if (made := positive(x)) is None:
-        raise op.fail("indices of a block, some below 0, that are read as integers without a sign")
+        raise op.fail("some indices of a block are negative, and are read as unsigned")
     return replace(made, bits=bits)
 
 
@@ -242,7 +250,10 @@ def compared(op: Op, relation: str, a: Affine, b: Affine) -> Condition:
     start again within a block.
     """
     if any(x is not None for x in (*a.limits(), *b.limits())):
-        raise op.fail("a comparison of a block's indices that start again within it: compare them before % or tl.where")
+        raise op.fail(
+            "a comparison of indices that start again within the block is not supported; compare them before "
+            "% or tl.where"
+        )
     if not relation.startswith("u"):
         return Condition(((relation, _difference(op, a, b)),))
     signed, one_view, other_view = f"s{relation[1:]}", positive(a), positive(b)
@@ -254,7 +265,7 @@ def compared(op: Op, relation: str, a: Affine, b: Affine) -> Condition:
     if relation in ("ult", "ule") and reach(b)[0] >= 0:  # as numbers without a sign all below 0 are larger
         zero = replace(b, base=b.base[:1, :1] * 0, steps=(0,) * len(b.steps))
         return Condition((("sge", _difference(op, a, zero)), (signed, _difference(op, a, b))))
-    raise op.fail("indices of a block, some below 0, that are compared as integers without a sign")
+    raise op.fail("some indices of a block are negative, and are compared as unsigned")
 
 
 def _difference(op: Op, a: Affine, b: Affine) -> Affine:
@@ -265,5 +276,5 @@ def _difference(op: Op, a: Affine, b: Affine) -> Affine:
     if limits_of(WIDE)[0] <= low and high <= limits_of(WIDE)[1]:
         return Affine(a.base - b.base, steps, shape)
     if any(a.steps) or any(b.steps):
-        raise op.fail("a comparison of a block's indices that are more than 64 bits apart")
+        raise op.fail("a comparison of a block's indices that differ by more than 64 bits is not supported")
     return Affine((a.base > b.base).astype(np.int64) - (a.base < b.base), steps, shape)

@@ -154,9 +154,9 @@ def _followed(of: str, view: View, uses: Sequence[TensorUse], result: Result, *,
     view = _walked(view, uses, result)
     for u in uses:
         if u.is_of_rows and np.any((view.index(view.groups[ROWS], u.base) != result.row) & u.is_read):
-            raise ProgramError(f"{u.line}: {of}: rows other than those that the program stores")
+            raise ProgramError(f"{u.line}: {of}: the program loads rows other than those that it stores")
         if u.is_of_columns and np.any((view.index(view.groups[COLUMNS], u.base) != result.column) & u.is_read):
-            raise ProgramError(f"{u.line}: {of}: columns other than those that the program stores")
+            raise ProgramError(f"{u.line}: {of}: the program loads columns other than those that it stores")
     return _with_fixed(of, view, uses, is_strict=is_strict)
 
 
@@ -184,7 +184,7 @@ def _with_fixed(of: str, view: View, uses: Sequence[TensorUse], *, is_strict: bo
         if len(firsts) > 1 and is_strict:
             axis = f"the axis of {view.sizes[i]} with stride {view.by[i]}"
             why = f"{of}: {axis} does not follow from the place that a program stores to"
-            raise ProgramError(f"{uses[0].line}: {why}: its index is neither a batch, head, row or tile of it")
+            raise ProgramError(f"{uses[0].line}: {why}; its index is not a batch, head, row or tile of the result")
         if len(firsts) > 1:
             places.append(i)
         else:

@@ -209,12 +209,15 @@ class LaunchGrid:
     def _check_walk(self) -> None:
         """Raise `ProgramError` for tiles of a loop that are added up element by element, or for a sum of a part."""
         if self.walk and not self.stored.is_walked and self.walked in self.called(self.stored.value.axes).split():
-            why = "a result adds up the loop's tiles element by element: sum each over its columns, or multiply it"
+            why = (
+                "a result adds up the tiles of the loop element by element; sum each tile over its columns, or "
+                "multiply it"
+            )
             raise self._fault(self.stored.line, why)
         is_idle = ~self.is_visited.any(1) & ((self.rows > 0) & (self.cols > 0))[:, 0]
         if self.walk and not self.is_summed and np.any(is_idle):
             first = self.reader.program(int(np.argmax(is_idle)))
-            why = f"{self.stored.line}: {first} goes through its loop 0 times: let it return early"
+            why = f"{self.stored.line}: {first} goes through its loop 0 times; let it return early"
             raise UnlikeProgramsError(why, self.reader.ids[is_idle])
         if self.walk and self.is_summed:
             visited = np.where(self.is_visited, self.walk[1], 0).sum(1)
@@ -231,7 +234,7 @@ class LaunchGrid:
         sizes = [np.broadcast_to(n, shape) for n in (rows, cols)]
         for x in (batch, head, *corner, *sizes):
             if np.any((x != x[:, :1]) & self.is_visited) or np.any(self.stores[:, 0] > self.is_visited[:, 0]):
-                why = "a loop stores tiles of other sizes, or at other places than one split after another"
+                why = "a loop has to store tiles of one size, one split after another"
                 raise self._fault(self.stored.line, f"{self.stored.pointer.of}: {why}")
         return np.where(self.is_visited, splits, -1), sizes[0][:, :1], sizes[1][:, :1]
 
@@ -345,7 +348,10 @@ class LaunchGrid:
         def named(match: re.Match[str]) -> str:
             axes = match[1].split()
             if any(self.reader.root(a) not in self.names for a in axes):
-                raise self._fault(self.stored.line, "one value in all lanes of a block along which nothing is stored")
+                raise self._fault(
+                    self.stored.line,
+                    "a block has one value along an axis that no stored block has; this is not supported",
+                )
             return repr(self.called(tuple(axes)) or "row")
 
         return AXES_IN_TEXT.sub(named, text)
@@ -355,8 +361,8 @@ class LaunchGrid:
         sides = self._sides(load.pointer, load.axes, load.left, load.dims)
         listed = [self.names[self.reader.root(a)] for a, *_ in sides if a is not None]
         if len(set(listed)) < len(listed):
-            why = "its rows and columns are one axis of the kernel, as where a result is added to a factor of its own"
-            raise self._fault(load.line, f"{load.of}: {why}: load the other block by a pointer of its own")
+            why = "its rows and columns are one axis of the kernel, as where a product is added to one of its factors"
+            raise self._fault(load.line, f"{load.of}: {why}; load the other block through a pointer of its own")
         if not listed and not self.is_row:
             return language.ONE
         if load.name in self.shared or (self.is_row and "row" not in listed):
@@ -381,9 +387,11 @@ class LaunchGrid:
             return ROWS  # a table that names the same page again and again
         if len(moves) != 1:
             which = "both" if moves else "neither"
-            raise self._fault(load.line, f"{load.of} moves along {which} of its axes in the loop")
+            raise self._fault(
+                load.line, f"{load.of}: its tile moves along {which} of its axes in the loop; it has to move along one"
+            )
         if moves[0] not in (SPLIT, *load.dims):
-            why = "moves from row to row in the loop, where its block has columns alone"
+            why = "moves from row to row in the loop, but its block has only columns"
             raise self._fault(load.line, f"{load.of} {why}")
         return moves[0]
 
@@ -399,10 +407,10 @@ class LaunchGrid:
         group = self.out.shape[1] // tensor.shape[1]
         is_other = (batch != self.batch) & (tensor.shape[0] > 1 or not isinstance(tensor, View))
         if np.any((is_other | (head != self.head // max(1, group)))[is_visited]) and tensor.shape[:2] != (1, 1):
-            raise self._fault(load.line, f"{load.of}: a program reads another head than head // {group} of its own")
+            raise self._fault(load.line, f"{load.of}: a program reads another head than its own head // {group}")
         if load.is_walked and self._along(load) == SPLIT:
             if "key" not in self.names.values() and not tensor.is_split:
-                raise self._fault(load.line, f"{load.of} moves along neither of its axes in the loop")
+                raise self._fault(load.line, f"{load.of}: its tile moves along neither rows nor columns in the loop")
             if "key" in self.names.values():
                 self._stack(load, split, is_visited, is_by_tile=True)
             else:
@@ -410,12 +418,12 @@ class LaunchGrid:
                 self._place_axis(load, "split", split, np.ones_like(split), (tensor.shape[SPLIT], 1), is_visited)
         elif np.any((split != self.split)[is_visited]) and tensor.shape[SPLIT] > 1:
             if not self.freedom or not isinstance(tensor, View):
-                raise self._fault(load.line, f"{load.of}: a program reads another split than its own")
+                raise self._fault(load.line, f"{load.of}: a program reads a split other than its own")
             self._stack(load, split, is_visited, is_by_tile=False)
         sides = self._sides(load.pointer, load.axes, load.left, load.dims)
         if self.is_row and sides[0][0] is not None and sides[1][0] is None:
-            why = "a column of a tensor, in a kernel whose programs store one row or number each"
-            raise self._fault(load.line, f"{load.of}: {why}: load it along the tensor's columns")
+            why = "a block is loaded along a column, in a kernel whose programs store one row or number each"
+            raise self._fault(load.line, f"{load.of}: {why}; load it along a row of the tensor")
         if sides[0][0] is None and tensor.shape[ROWS] == 1 < self.out.shape[ROWS] and self._is_shared(load):
             self.shared.add(load.name)
         for at, whole, (axis, size, left) in zip(corner, tensor.shape[ROWS:], sides, strict=True):
@@ -435,7 +443,10 @@ class LaunchGrid:
         places = int(moved[is_visited].max(initial=0)) + 1
         tiles = max(1, ceil_div(int(is_visited.sum(1).max()), max(1, places))) if is_by_tile else 0
         if np.any((moved != (count // tiles if tiles else 0))[is_visited]):
-            raise self._fault(load.line, f"{load.of} moves from tile to tile by other than one, or than one in so many")
+            raise self._fault(
+                load.line,
+                f"{load.of}: its place has to move by one each iteration, or by one every fixed number of iterations",
+            )
         key = self._stack_of(load.of, load.name)
         self.stacks[key], self.sizes[f"{key} place"] = (first, tiles), 1
 
@@ -455,13 +466,18 @@ class LaunchGrid:
             is_apart = any(np.any((a != b)[is_visited]) for a, b in zip(known, self.walk, strict=True))
             if is_apart and load.of.partition(".")[0] not in self.reader.function.parameters:
                 why = (
-                    "indices of a loop's tiles as values, where these begin behind the first element or leave some out"
+                    "the loop's indices are used as values, but its tiles begin after the first element or leave "
+                    "some out"
                 )
-                raise self._fault(load.line, f"{why}: let the loop go through all of the row, under a mask")
+                raise self._fault(load.line, f"{why}; let the loop go through the whole row, under a mask")
             if is_apart:
-                raise self._fault(load.line, f"{load.of} is walked at other places than the operand before it")
+                raise self._fault(
+                    load.line, f"{load.of} is read at other places in the loop than the operand before it"
+                )
         elif called == self.walked and self.walk:
-            raise self._fault(load.line, f"{load.of} does not move with the loop's tiles, along whose axis it is read")
+            raise self._fault(
+                load.line, f"{load.of} is read along the axis of the loop, but does not move with its tiles"
+            )
         elif called == "row":
             is_alone = prod(self._tensor(load.of).shape) == prod(load.pointer.shape)
             if is_alone and np.ptp(self.row) and not at.any() and not np.any(self.rows != size):
@@ -472,17 +488,22 @@ class LaunchGrid:
                 self.rows = np.minimum(self.rows, count)
                 self.sizes["row"] = int(self.rows.max())
             if np.any(((at != self.row) | (count < self.rows))[is_visited]):
-                raise self._fault(load.line, f"{load.of}: rows other than those that the program stores, or fewer")
+                raise self._fault(
+                    load.line, f"{load.of}: the program loads rows other than those that it stores, or fewer"
+                )
         elif called == "value" and (self.is_cut or np.any(at[is_visited]) or min(size, whole) < self.sizes["value"]):
             if np.any(((at != self.col) | (count < self.cols))[is_visited]):
-                raise self._fault(load.line, f"{load.of}: columns other than those that the program stores")
+                raise self._fault(load.line, f"{load.of}: the program loads columns other than those that it stores")
         elif called:
             self.sizes[called] = min(size, whole)
             first = (at, count) if load.name in self.constant else self.parts.setdefault(called, (at, count))
             is_less = (count < min(size, whole)) & (not self._is_of_pieces(load, at))
             if np.any(((at != first[0]) | (count != first[1]) | is_less) & is_visited):
-                why = f"{int(count.max())} of {whole} elements of an axis that is neither the result's nor a loop's"
-                raise self._fault(load.line, f"{load.of}: {why}: a block of every program has all of them")
+                why = (
+                    f"the program loads {int(count.max())} of {whole} elements of an axis that neither the result nor "
+                    "a loop has"
+                )
+                raise self._fault(load.line, f"{load.of}: {why}; every program has to load all of them")
         elif np.any((at != (self.row if self.is_row and whole > 1 else 0))[is_visited]):
             raise self._fault(load.line, f"{load.of}: rows other than those that the program stores")
 
@@ -516,14 +537,14 @@ class LaunchGrid:
         if self._is_state(other, row, column):
             is_tile = False
         elif not is_tile and (axes != "row" or np.any(row != self.row)):
-            why = "a second result is a tile of the first one's shape, or a number for each row stored"
+            why = "a second result has to be a tile of the shape of the first, or a number for each stored row"
             raise self._fault(other.line, f"{of}: {why}")
         matrix = list(zip(SIDES, at, (self.batch, self.head, self.split), strict=False))
         if self.is_stacked and self._tensor(of).is_split:  # a program has one place of a result behind the loop
             matrix = matrix[:SPLIT]
             self._stack(other, np.broadcast_to(at[SPLIT], (len(self.batch), 1)), self.rows > 0, is_by_tile=False)
         if apart := [side for side, x, y in matrix if np.any(x != y)]:
-            why = f"a program stores a second result to another {apart[0]} than the first"
+            why = f"a program stores its second result to another {apart[0]} than its first"
             raise self._fault(other.line, f"{of}: {why}")
         if not is_tile:
             self._check_numbers(other)
@@ -536,7 +557,9 @@ class LaunchGrid:
             ):
                 is_like &= bool(np.all(np.minimum(np.minimum(left, size), whole - x) == count))
             if not is_like:
-                raise self._fault(other.line, f"{of}: a second tile is stored at other rows and columns than the first")
+                raise self._fault(
+                    other.line, f"{of}: the second tile is stored at other rows and columns than the first"
+                )
 
     def _check_numbers(self, other: Stored) -> None:
         """Raise `ProgramError` for numbers of other rows than those of which a program stores its tile.
@@ -548,14 +571,14 @@ class LaunchGrid:
         count = np.minimum(other.left[0], other.pointer.shape[0]) if other.left else np.ones_like(stored)
         is_of_tile = not self.is_stacked and not self.out.is_workspace
         if is_of_tile and np.any(count < stored):
-            why = "numbers of fewer rows than those of the tile that is stored: store both under one mask of rows"
+            why = "the store has fewer rows than the stored tile; store both under one mask of rows"
             raise self._fault(other.line, f"{of}: {why}")
         is_more = count > stored
         if is_of_tile and np.any(is_more & ((stored == 0) | (not self.reader.walks))):
-            why = "numbers of rows of which the tile is not stored: store both under one mask of rows"
+            why = "the store has rows of which the tile is not stored; store both under one mask of rows"
             raise self._fault(other.line, f"{of}: {why}")
         if np.any(is_more):
-            self.reader.notes.append(f"{other.line}: {of}: numbers of rows that are not stored are not computed")
+            self.reader.notes.append(f"{other.line}: {of}: numbers of rows that no program stores are not computed")
 
     def _is_state(self, other: Stored, row: Integers, column: Integers) -> bool:
         """Return whether a result is a tile with the first one's rows, and all of an axis that this has not."""
@@ -584,7 +607,7 @@ class LaunchGrid:
         for (a, _), (b, x) in combinations(views, 2):
             is_stored = a.parameter in {y.pointer.of.partition(".")[0] for y in self.reader.stored}
             if a.name != b.name and is_stored and a.parameter == b.parameter and not a.is_apart_from(b):
-                raise self._fault(x.line, f"{a.parameter}: accesses of blocks that overlap, a constant apart")
+                raise self._fault(x.line, f"{a.parameter}: two accesses are a constant apart, and their blocks overlap")
 
     def _check_bounds(self) -> None:
         """Raise `ProgramError` for a mask that hides part of a stored tile, or a sum over more columns than are
@@ -595,16 +618,16 @@ class LaunchGrid:
         for axis, most, line in r.bounds:
             called = self.names.get(r.root(axis), "")
             if np.any((stored.get(called, self.sizes.get(called, 0)) > most) & is_stored):
-                why = "a mask hides elements that are stored: load and store them under one mask"
+                why = "a mask hides elements that are stored; load and store them under one mask"
                 if r.root(axis) not in map(r.root, self.stored.value.axes):
-                    why = "a mask hides elements that are loaded: load them under it, with other=... in their place"
+                    why = "a mask hides elements that are loaded; load them under this mask, with other=..."
                 raise self._fault(line, why)
         for axis, line in () if self.stored.is_walked else r.reduced:
             called = self.names.get(r.root(axis), "")
             for x in r.loads.values() if called in stored else ():
                 for a, n, left in zip(x.axes, x.pointer.shape, x.left, strict=True):
                     if r.root(a) == r.root(axis) and np.any((np.minimum(n, left) > stored[called]) & is_stored):
-                        raise self._fault(line, f"a sum or maximum of more {called}s than are stored: store all")
+                        raise self._fault(line, f"a sum or maximum runs over more {called}s than are stored; store all")
 
     def _check_stored(self, stored: Stored) -> None:
         """Raise `ProgramError` for a program that stores beyond an axis of a tensor."""
@@ -627,7 +650,7 @@ class LaunchGrid:
             program = int(np.flatnonzero((end > whole).any(axis=1))[0])
             last = f"{called} {int(end[program].max()) - 1} of {whole}"
             why = f"{self.reader.program(program)} {does} up to {last}, and no mask keeps it from that"
-            raise self._fault(load.line, f"{load.of}: {why}: mask=..., or sizes that divide")
+            raise self._fault(load.line, f"{load.of}: {why}; write mask=..., or use sizes that divide")
         first = np.where(is_read, at, 0)
         if np.any(first < 0):
             program = int(np.flatnonzero((first < 0).any(axis=1))[0])
@@ -721,14 +744,16 @@ class LaunchGrid:
 
     def _loop(self, walk: Walk, names: dict[str, str]) -> Iterator[tuple[str, int]]:
         if not walk.lines:
-            why = f"{self.reader.function.name}: a loop that leaves all that it carries as it is: leave it out"
+            why = f"{self.reader.function.name}: the loop changes nothing that it carries; leave it out"
             raise ProgramError(f"{self.stored.line}: {why}")
         indent, (first, *_) = "    ", [line for _, line in walk.lines]
         if walk.loads and not self.is_summed:
             for name in walk.states:
                 start, of, fmt = self.reader.states[name]
                 if not self.called(of):
-                    raise self._fault(first, f"{name}: a number that a loop carries beside blocks of several rows")
+                    raise self._fault(
+                        first, f"{name}: a loop carries a number beside blocks of several rows, which is not supported"
+                    )
                 how = f"full({self.called(of)!r}, {start.text}, {self.reader.choices.fmt(fmt)!r})"
                 yield (f"    {name} = {how if isinstance(start, Number) else f'initial({start.text})'}", first.number)
             walked = list(dict.fromkeys(walk.loads))
@@ -789,7 +814,7 @@ class LaunchGrid:
             named = prelude._replace(lines=tuple((self._with_axes(text), line) for text, line in prelude.lines))
             before, bound[prelude.name] = phase_before(named, written, kernel_of, axes, cells, self.sizes, **own)
             why = f"{prelude.name} is computed from {prelude.load} before the loop, and products read it from memory"
-            r.notes.append(f"{r.function.name}: {why}: it becomes a kernel of its own")
+            r.notes.append(f"{r.function.name}: {why}; a separate kernel computes it")
         phase = kernel_of(written).phase(r.function.name, cells, self.sizes, out, values=values, **bound)
         flops = _flops(phase) if attention is None else None
         placed = r.placed_by_loads
@@ -830,9 +855,9 @@ class LaunchGrid:
         """Return a mask that differs between programs at the rows that each of them stores."""
         called = self.called(known.value.axes).split()
         across = [n for n in called if n != "row"]
-        why = "a mask, or indices, outside of a loop that differs between programs"
+        why = "masks or indices outside of a loop that differ between programs are not supported"
         if len(across) > 1 or self.is_stacked or self.walked in across or called[1:] == ["row"] != called:
-            raise self._fault(known.line, f"{why}, along axes other than the result's rows and one more")
+            raise self._fault(known.line, f"{why} along axes other than the result's rows and one more")
         first, count = np.zeros_like(self.row), np.ones_like(self.row)
         if across == ["value"]:
             first, count = self.col, self.cols
@@ -857,7 +882,7 @@ class LaunchGrid:
             )
             block = np.broadcast_to(block[:n, :most], (n, most))
             if np.any((made[here] != block) & is_set[here]):
-                raise self._fault(known.line, f"{why}, of which two store the same rows")
+                raise self._fault(known.line, f"{why} where two programs store the same rows")
             made[here], is_set[here] = block, True
         return made
 
@@ -890,17 +915,22 @@ class LaunchGrid:
             here = slice(at, at := at + walk.most)
             rules = set[Rule]()
             if isinstance(walk.mask, Elements) or (walk.mask is not None and walk.mask.either):
-                why = "a mask that joins comparisons by | or ~, or is not linear, on an attention's tensors: record the"
+                why = (
+                    "a mask that joins comparisons by | or ~, or is not linear, is not supported on tensors of the "
+                    "problem; record the"
+                )
                 why += " call instead"
                 raise self._fault(self.stored.line, why)
             for relation, d in walk.mask.of if walk.mask else ():
                 base = d.base - d.steps[0] * self.row - d.steps[1] * self.walk[0][:, here]
                 if len(every := np.unique(base[self.is_visited[:, here]])) > 1:
-                    raise self._fault(self.stored.line, "a mask whose diagonal moves between tiles or programs")
+                    raise self._fault(
+                        self.stored.line, "a mask whose diagonal moves between tiles or programs is not supported"
+                    )
                 rules.add((relation, int(every[0]), d.steps[0], d.steps[1]))
             masks += [rules] if rules else []
         if any(other != masks[0] for other in masks):
-            raise self._fault(self.stored.line, "two loops with masks that differ")
+            raise self._fault(self.stored.line, "two loops have different masks, which is not supported")
         return seen_of(tuple(sorted(masks[0])), problem)
 
     def _cells(self, offsets: Sequence[int | None]) -> WorkTable:
@@ -1047,8 +1077,8 @@ def _visited(reader: Reader, stores: Booleans) -> Booleans:
     for load in (x for x in reader.loads.values() if x.is_walked):
         is_read = np.logical_and.reduce(np.broadcast_arrays(done, *(left > 0 for left in load.left)))
         if before and np.any(is_read != visited):
-            why = f"a mask hides tiles of {load.of} completely that are read of {before}, or the other way round"
-            raise ProgramError(f"{load.line}: {why}: a loop leaves a tile out for all of its tensors")
+            why = f"a mask hides whole tiles of {load.of} where tiles of {before} are read, or the other way round"
+            raise ProgramError(f"{load.line}: {why}; a loop has to skip a tile for all of its tensors")
         visited, before = is_read, load.of
     return visited
 

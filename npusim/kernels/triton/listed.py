@@ -55,10 +55,10 @@ def table_of(
     wide = [i for i, n in enumerate(shape) if n > 1]
     values, known = np.broadcast_arrays(values, True if known is None else known)
     if len(wide) != 1:
-        why = "integers along two axes of a block that are not linear: rows go by a list of one axis"
+        why = "the indices of a block are not linear along two axes; only a list along one axis is supported"
         raise NonlinearError(f"{op.line}: {why}")
     if values.size > MOST_LISTED:
-        raise op.fail(f"{values.size:,} integers of all programs that are not linear; allowed: {MOST_LISTED:,}")
+        raise op.fail(f"all programs have {values.size:,} indices that are not linear; allowed: {MOST_LISTED:,}")
     programs, times, n = *values.shape[:2], shape[wide[0]]
     flat = np.where(known, values, 0).reshape(programs, times * n)
     if kinds_of is None:
@@ -70,7 +70,9 @@ def table_of(
     steps = tuple(int(i == wide[0]) for i in range(len(shape)))
     count = known.reshape(programs, times, n).sum(2)
     if np.any(known.reshape(programs, times, n) != (np.arange(n) < count[..., None])):
-        raise op.fail("integers that are not linear, of which a mask leaves other than the first ones of a block")
+        raise op.fail(
+            "a mask leaves other than the first ones of a block's indices that are not linear, which is not supported"
+        )
     left = tuple(count if step and np.any(count < n) else None for step in steps)
     rest = Affine(np.zeros((1, 1), np.int64), (0,) * len(shape), shape, bits=bits)
     return Listed(rest, kinds.reshape(-1), Affine(base, steps, shape, left=left))
@@ -174,7 +176,7 @@ def chosen_by_table(op: Op, mask: ListedMask | Condition, a: Listed | Affine, b:
     """Return integers by a mask, element by element, as a table of all programs."""
     (one, other), bits = (elements_of(op, x) for x in (a, b)), (a.rest if isinstance(a, Listed) else a).bits
     if _pointer(a) != _pointer(b):
-        raise op.fail("tl.where of addresses of two tensors")
+        raise op.fail("tl.where chooses between addresses of two tensors, which is not supported; load from both")
     holds = holds_of(op, mask)
     known = np.where(holds, _defined(op, a), _defined(op, b))
     if isinstance(mask, ListedMask):
@@ -231,7 +233,7 @@ def _in_bits(op: Op, x: Listed) -> Listed:
     most = int(rest.base.max()) + sum(max(0, e) for e in ends) + int(entries.max(initial=0))
     if least < low or most > high:
         raise op.fail(
-            f"{op.name}: its result of loaded integers is beyond {rest.bits} bits, where it wraps: widen them before"
+            f"{op.name}: a result of loaded integers does not fit in {rest.bits} bits and wraps; widen them first"
         )
     return x
 
@@ -239,14 +241,17 @@ def _in_bits(op: Op, x: Listed) -> Listed:
 def listed_in_bits(op: Op, x: Listed, bits: int, *, is_signed: bool) -> Listed:
     """Return a list in a type of other bits."""
     if not is_signed and min(int(x.rest.base.min()), int(x.table.min(initial=0)), x.beyond or 0) < 0:
-        raise op.fail(f"{op.name}: loaded integers below 0 that are read without a sign")
+        raise op.fail(f"{op.name}: loaded integers are negative, and are read as unsigned")
     return _in_bits(op, replace(x, rest=replace(x.rest, bits=bits)))
 
 
 def lowest_bit(op: Op, x: Listed) -> ListedMask:
     """Return the last bit of a list as a mask; raise `ProgramError` where a part of it is in no table."""
     if (whole := _folded(x)) is None:
-        raise op.fail(f"{op.name}: the last bit of loaded integers plus others that differ between elements")
+        raise op.fail(
+            f"{op.name} takes the last bit of loaded integers plus others that differ between elements, which "
+            "is not supported"
+        )
     holds, beyond = (whole.table & 1).astype(bool), None if whole.beyond is None else bool(whole.beyond & 1)
     return ListedMask(holds, whole.at, beyond=beyond)
 
@@ -277,7 +282,7 @@ def compared_by_table(op: Op, relation: str, a: Listed | Affine, b: Listed | Aff
 
 def _refuse_signs(op: Op, relation: str, *values: Integers) -> None:
     if relation.startswith("u") and any(np.any(x < 0) for x in values):
-        raise op.fail("loaded integers below 0 that are compared without a sign")
+        raise op.fail("loaded integers are negative, and are compared as unsigned")
 
 
 def joined_masks(op: Op, name: str, a: ListedMask, b: ListedMask | Condition) -> ListedMask | None:
@@ -313,14 +318,14 @@ def first_ones(op: Op, mask: ListedMask, is_read: Booleans) -> tuple[int, Intege
     """Return the axis of a mask by a table, and how many of its first elements it leaves; refuse other elements."""
     wide = [i for i, (s, n) in enumerate(zip(mask.at.steps, mask.at.shape, strict=True)) if s and n > 1]
     if len(wide) != 1:
-        raise op.fail("the mask of a load or store by loaded integers along two axes, or none, of its block")
+        raise op.fail("a mask by loaded integers has to run along one axis of the block")
     at = replace(mask.at, shape=tuple(n if i == wide[0] else 1 for i, n in enumerate(mask.at.shape)))
     holds = _entries(op, mask.holds, at, at.shape, bool(mask.beyond))
     holds = holds.reshape(*holds.shape[:2], -1)
     count = holds.sum(2)
     first = np.arange(holds.shape[2]) < count[..., None]
     if np.any((holds != first) & is_read[..., None]):
-        raise op.fail("the mask of a load or store by loaded integers that leaves other than the first ones of a block")
+        raise op.fail("a mask by loaded integers has to leave the first elements of a block, and no others")
     return wide[0], count
 
 
@@ -384,7 +389,7 @@ def rows_of(op: Op, x: Listed, source: View, name: str) -> tuple[Affine, Gathere
         along = tuple(sorted(range(len(source.sizes)), key=lambda i: -source.by[i])[:1])
     rest = sum(source.index((i,), known) * source.by[i] for i in along)
     if np.any(rest != known):
-        raise op.fail(f"{source.name}: loaded integers that lead to no element of its axes")
+        raise op.fail(f"{source.name}: loaded integers lead to no element of its axes")
     shift = np.asarray(sum(source.index((i,), x.rest.base) * source.by[i] for i in along))
     if np.any(shift):
         return rows_of(op, _shifted(op, x, shift), source, name)

@@ -50,7 +50,7 @@ class Memory(WholeNumbers):
 
     def _tt_load(self, op: Op, pointer: Known, mask: Known | None = None, other: Known | None = None) -> None:
         if not isinstance(pointer, Affine | Listed):
-            raise op.fail("a load from an address that is computed of floats")
+            raise op.fail("a tl.load from an address that is computed from floats is not supported")
         of = pointer.rest.of if isinstance(pointer, Listed) else pointer.of
         if isinstance(tensor := self.arguments[of], IntegerTensor):
             if self._is_of_values(op):
@@ -58,7 +58,9 @@ class Memory(WholeNumbers):
                 return
             self.looked.setdefault(of, op.line)
             if any(x.of == of for x in self.stored):
-                raise op.fail(f"{of}: integers that a kernel stores and loads: give the kernel a copy")
+                raise op.fail(
+                    f"{of}: the kernel both stores and loads these integers, which is not supported; pass it a copy"
+                )
             self._set(op, self._looked_up(op, tensor, pointer, mask, other))
             return
         if isinstance(mask, ListedMask) and self._is_scattered(op, mask):
@@ -80,12 +82,14 @@ class Memory(WholeNumbers):
         number = Number(0.0, "0.0", pointer.shape) if other is None else other
         held = where_held(op, pointer, mask, self._kinds_of_all) if isinstance(pointer, Listed) else pointer
         if held is None or not isinstance(number, Number):
-            why = "the mask of a load by loaded integers that leaves other than the first ones of a block"
-            raise op.fail(f"{why}, along another axis than the list's, or with a block in place of hidden elements")
+            why = "a mask by loaded integers that leaves other than the first elements of a block is not supported"
+            raise op.fail(f"{why} along another axis than that of the list, or with a block as other=")
         chosen = self._of_table(op, replace(mask, within=None))
         self._load(op, self._in_rows(op, held, mask.within), mask.within, number, shape_of(op.type)[1])
         loaded = self.values[op.results[0]]
-        why = "the mask of a load by loaded integers is a choice behind the load of all of the block, whose time it has"
+        why = (
+            "the mask by loaded integers is applied after a load of the whole block, and the time is that of this load"
+        )
         self.notes.append(f"{op.line}: {why}")
         if isinstance(loaded, Floats):
             self._by_value(op, chosen, self._named(op, loaded), number)
@@ -166,16 +170,22 @@ class Memory(WholeNumbers):
         before = next((x for x in self.loads.values() if x.of == pointer.of and x.is_walked and is_walked), None)
         if before and len(self.walks) > 1 and before.pointer.steps == pointer.steps:  # the same in the loop before
             if any(x.of == pointer.of for x in self.stored):
-                raise op.fail(f"{pointer.of} is loaded behind a store to it: give the kernel a copy")
+                raise op.fail(
+                    f"{pointer.of} is loaded after a store to it, which is not supported; pass the kernel a copy"
+                )
             if before.pointer.shape != pointer.shape:
-                raise op.fail(f"{pointer.of} is read in tiles of other sizes than in the loop before: visit the same")
+                raise op.fail(
+                    f"{pointer.of} is read in tiles of other sizes than in the loop before; use the same sizes"
+                )
             if not self.choices.is_apart:
                 if before.pointer.base.shape[1] not in (1, self.walks[-2].most):  # that of this loop is joined to it
                     raise op.fail(f"{pointer.of} is read more often than in the loop before: visit the same in both")
                 before.pointer = replace(before.pointer, base=self._both(before.pointer.base, pointer.base))
                 before.left = list(map(self._both, before.left, left))
             elif not all(map(are_alike, (before.pointer.base, *before.left), (pointer.base, *left))):
-                raise op.fail(f"{pointer.of} is read in other tiles than in the loop before: visit the same in both")
+                raise op.fail(
+                    f"{pointer.of} is read in other tiles than in the loop before; visit the same tiles in both"
+                )
             self.walks[-1].loads.append(before.name)
             self._note_cuts(before.axes, pointer.shape, left)
             self._in_lanes(op, Floats(before.name, before.axes, fmt, pad, is_transposed), shape, lanes, other)
@@ -220,15 +230,19 @@ class Memory(WholeNumbers):
     ) -> None:
         """Load the elements within bounds, and put a number in place of those that the rest of a mask hides."""
         number = Number(0.0, "0.0", pointer.shape) if other is None else other
-        why = "the mask of a load that is no bound of its axes"
+        why = "a mask of tl.load that is not an upper bound of its axes"
         if not isinstance(number, Number):
-            raise op.fail(f"{why}, with another block in place of hidden elements")
+            raise op.fail(f"{why} is not supported with a block as other=")
         try:
             bounds = bounds if isinstance(bounds, Condition) and bounds.every else None
             self._load(op, self._in_visible_lanes(op, pointer, bounds, rest), bounds, number, fmt)
         except ProgramError as error:
-            raise op.fail(f"{why}: read as a load of all and a choice behind it: {error}") from None
-        self.notes.append(f"{op.line}: {why} is a choice behind the load of all of the block, whose time it has")
+            raise op.fail(
+                f"{why} is read as a load of the whole block and a tl.where after it, which fails: {error}"
+            ) from None
+        self.notes.append(
+            f"{op.line}: {why} is applied after a load of the whole block, and the time is that of this load"
+        )
         loaded = self.values[op.results[0]]
         if isinstance(loaded, Floats):
             self._selected(op, rest, self._named(op, loaded), number)
@@ -314,7 +328,7 @@ class Memory(WholeNumbers):
         """Return a mask by a table as one that is loaded: of tensors of integers alone."""
         tensor = self.arguments.get(x.at.of)
         if not isinstance(tensor, IntegerTensor):
-            raise op.fail("a mask of a tile by integers that several loads, or several tensors, decide")
+            raise op.fail("a mask of a tile depends on integers from several loads or tensors, which is not supported")
         numbered = (f"{x.at.of}.{i}" for i in count(1))
         like = [
             n
@@ -353,7 +367,7 @@ class Memory(WholeNumbers):
             return pointer
         of = pointer.rest.of
         if not isinstance(source := self.arguments[of], View):
-            raise op.fail(f"{of}: rows by loaded integers: record the call")
+            raise op.fail(f"{of}: rows are selected by loaded integers, which needs their values; record the call")
         pointer, is_read_alone = by_one_list(op, pointer, self._kinds_of_all), self._is_read_first(op, of)
         for name in chain((f"{of}.rows",), (f"{of}.rows{i}" for i in count(2))):
             made, view = rows_of(op, pointer, source, name)
@@ -362,10 +376,12 @@ class Memory(WholeNumbers):
             if not isinstance(known, GatheredView) or (known.listed, known.along) == (view.listed, view.along):
                 break
             if not is_read_alone:
-                raise op.fail(f"{of}: rows by loaded integers that differ between two accesses")
+                raise op.fail(f"{of}: two accesses select rows by different loaded integers, which is not supported")
         others = [x for x in (*self.loads.values(), *self.stored) if x.of.partition(".")[0] == of and x.of != name]
         if others and not is_read_alone:
-            raise op.fail(f"{of}: rows by loaded integers, of a tensor that is accessed otherwise too")
+            raise op.fail(
+                f"{of}: one access selects rows by loaded integers and another does not, which is not supported"
+            )
         self._check_rows(op, made, view, self._lanes(op, mask, made))
         if known is None:
             listed = f"{len(view.listed):,} rows by loaded integers, or by indices that are not linear"
@@ -423,7 +439,9 @@ class Memory(WholeNumbers):
         """Return integers that a recorded call has as data; for a block, the elements that the mask leaves."""
         of = pointer.rest.of if isinstance(pointer, Listed) else pointer.of
         if tensor.data is None:
-            raise op.fail(f"integers of {of}, whose values are not recorded: a descriptor's, or reinterpreted")
+            raise op.fail(
+                f"the integers of {of} are not recorded, because they are reinterpreted or loaded through a descriptor"
+            )
         places, condition = elements_of(op, pointer), None
         if isinstance(mask, ListedMask):
             axis, count = first_ones(op, mask, self.is_read(mask.at.base.shape[1]))
@@ -523,7 +541,7 @@ class Memory(WholeNumbers):
             listed = [s for s, n in zip(pointer.steps, pointer.shape, strict=True) if n > 1]
             lies = f"{'x'.join(map(str, tensor.sizes))} with strides {list(tensor.by)}"
             raise op.fail(
-                f"{pointer.of}, {lies}, is accessed with strides {listed}: a block goes along one axis or two"
+                f"{pointer.of}, {lies}, is accessed with strides {listed}; a block goes along one axis or two"
             )
         self.arguments[pointer.of] = view
         return view
@@ -553,17 +571,20 @@ class Memory(WholeNumbers):
     def _described(self, op: Op, x: Known, indices: Sequence[Known]) -> tuple[Affine, Condition]:
         """Return the pointers of a descriptor's block at some indices, and the elements within the tensor."""
         if not isinstance(x, Descriptor) or any(not isinstance(i, Affine) for i in indices):
-            raise op.fail("a descriptor that is chosen or carried, or indices that are no integers")
+            raise op.fail(
+                "a tensor descriptor that a branch chooses or a loop carries, or one with indices that are not "
+                "integers, is not supported"
+            )
         steps, base, rules = list[int](), x.pointer.base, list[tuple[str, Affine]]()
         for at, (i, size, stride) in enumerate(zip(indices, x.sizes, x.strides, strict=True)):
             assert isinstance(i, Affine)
             if np.ptp(stride.base):
-                raise op.fail("a descriptor whose strides differ between programs")
+                raise op.fail("a tensor descriptor whose strides differ between programs is not supported")
             steps.append(int(stride.base.flat[0]))
             base = base + i.base * steps[-1]
             rules.append(("slt", Affine(i.base - size.base, tuple(int(k == at) for k in range(len(x.block))), x.block)))
             if np.any(i.base < 0):
-                raise op.fail("a descriptor's block that begins before the tensor")
+                raise op.fail("a tensor descriptor accesses a block that begins before the tensor")
         return Affine(base, tuple(steps), x.block, x.pointer.of), Condition(tuple(rules))
 
     def _tt_descriptor_load(self, op: Op, x: Known, *indices: Known) -> None:
@@ -616,7 +637,9 @@ class Memory(WholeNumbers):
             left[axis], mask = np.minimum(left[axis], most), mask.within
         condition = Condition(()) if mask is None else self._condition(op, mask)
         if condition.either and not np.all(answers(Condition((), condition.either))[0]):
-            raise op.fail("the mask of a load or store that joins comparisons by | or ~: bounds of its axes by & alone")
+            raise op.fail(
+                "a mask that joins comparisons by | or ~ is not supported here; join upper bounds of the axes by &"
+            )
         for relation, d in condition.of:
             bound = bound_of(d, relation)
             if bound is None and not any(d.steps) and left:  # of a complete tile, or of a program
@@ -626,7 +649,7 @@ class Memory(WholeNumbers):
             if bound is None and np.all(answers(Condition(((relation, d),)))[0]):
                 continue
             if bound is None:
-                raise op.fail("the mask of a load or store that is no bound of its axes")
+                raise op.fail("a mask that is not an upper bound of its axes is not supported here")
             left[bound[0]] = np.minimum(left[bound[0]], bound[1])
         return left
 
@@ -639,7 +662,7 @@ class Memory(WholeNumbers):
             text = f"filled('@', {value.text}, {self.choices.fmt(fmt)!r})"
             value = self._named(op, Floats(text, (None,) * len(pointer.shape), fmt), "value")
         if not isinstance(pointer, Affine | Listed) or not isinstance(value, Floats):
-            raise op.fail("a store of a value that is no block of floats: integers, or masks")
+            raise op.fail("tl.store supports blocks of floats only here, not integers or masks")
         self._result_of(op, pointer.rest.of if isinstance(pointer, Listed) else pointer.of, value.fmt)
         self.text(value)  # refuses a transposed one
         pointer = self._in_rows(op, pointer, mask)
@@ -647,12 +670,19 @@ class Memory(WholeNumbers):
         left = self._left(op, mask, pointer)
         value = self._spread(value, [n if step else 1 for n, step in zip(pointer.shape, pointer.steps, strict=True)])
         if any(self._begin_anew(op, mask, pointer, left)):
-            raise op.fail(f"{pointer.of}: a store to indices that start again within a block: mask those that do")
+            raise op.fail(
+                f"{pointer.of}: a store goes to indices that start again within the block; mask those that do"
+            )
         self._check_indices(op, pointer, left)
         if self._dims(op, pointer, self._viewed(op, pointer, left)) == (COLUMNS, ROWS):
             if any(n > 1 and not np.any(step) for n, step in zip(pointer.shape, pointer.steps, strict=True)):
-                raise op.fail(f"{pointer.of}: a store of several elements of a block to one element of the tensor")
-            raise op.fail(f"{pointer.of} is stored transposed: use tl.trans, and pointers in the tensor's order")
+                raise op.fail(
+                    f"{pointer.of}: a tl.store writes several elements of a block to one element of the tensor"
+                )
+            raise op.fail(
+                f"{pointer.of} is stored transposed, which is not supported; use tl.trans and pointers in the "
+                "tensor's order"
+            )
         if self._walk:
             self._emit(f"yield {self.text(value)}", op.line)
         self.stored.append(

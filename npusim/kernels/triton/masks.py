@@ -107,7 +107,7 @@ def mask_of_plain(
         if isinstance(walk.mask, Condition):
             listed.append(_rules_of(grid, walk.mask, here))
     if any([_form(x) for x in other] != [_form(x) for x in listed[0]] for other in listed):
-        raise ProgramError(f"{line}: two loops with masks that differ")
+        raise ProgramError(f"{line}: two loops have different masks, which is not supported")
     rules_of = listed[0]
     if grid.reader.hides_by_numbers:
         _check_rows(grid, rules_of)
@@ -144,7 +144,7 @@ def _mask_of_elements(grid: LaunchGrid, kind: MaskKind | None) -> tuple[ElementM
     line, (walk, *more) = grid.stored.line, grid.reader.walks
     if more or walk.mask is None or grid.walk is None:
         raise ProgramError(
-            f"{line}: in a kernel with several loops, a mask that is not linear along rows and keys, or that moves"
+            f"{line}: a kernel with several loops has a mask that is not linear along rows and keys, or that moves"
         )
     mask = elements_in(Op("scf.for", [], [], "a mask", "", line), walk.mask)
     rows, (starts, counts) = grid.out.shape[-2], grid.walk
@@ -152,7 +152,9 @@ def _mask_of_elements(grid: LaunchGrid, kind: MaskKind | None) -> tuple[ElementM
     count, tables, kinds = len(grid.reader.ids), list[Booleans](), list[int | None]()
     if rows * keys > MOST_ELEMENTS:
         size = f"{rows:,} rows and {keys:,} keys"
-        raise ProgramError(f"{line}: a mask by its elements, of {size}; allowed: {MOST_ELEMENTS:,} elements")
+        raise ProgramError(
+            f"{line}: npusim would have to look at {size} elements of a mask; allowed: {MOST_ELEMENTS:,}"
+        )
     whole = np.broadcast_to(mask.values, (count, walk.most, *mask.shape)) != 0
     taken = list[dict[int, bytes]]()
     for i in range(count):
@@ -164,7 +166,7 @@ def _mask_of_elements(grid: LaunchGrid, kind: MaskKind | None) -> tuple[ElementM
             if part.shape != own[:, here].shape:
                 raise ProgramError(f"{line}: a mask of a factor of a product, by no row and key of it: mask its load")
             if np.any((own[:, here] != part) & known[here]):
-                raise ProgramError(f"{line}: a mask that differs between two tiles of the same keys in a program")
+                raise ProgramError(f"{line}: a mask differs between two tiles of the same keys in a program")
             own[:, here], known[here] = part, True
         if grid.reader.hides_by_numbers and known.any() and not own.any(1).all():
             why = f"row {row + int(np.argmin(own.any(1)))} sees no key: a mask hides it whole, by a number; write -inf"
@@ -207,7 +209,9 @@ def _rules_of(grid: LaunchGrid, mask: Condition, here: slice) -> list[JoinedRule
         base = np.broadcast_to(d.base - d.steps[0] * grid.row - d.steps[1] * starts, visited.shape)
         low = _least(base, visited)
         if np.any((base != low[:, None]) & visited):
-            raise ProgramError(f"{grid.stored.line}: a mask whose diagonal moves between the tiles of a program")
+            raise ProgramError(
+                f"{grid.stored.line}: a mask whose diagonal moves between the tiles of a program is not supported"
+            )
         bases = np.where(visited.any(1), low, 0)
         made.append([(relation, int(b), d.steps[0], d.steps[1]) for b in bases])
     groups = [[_rules_of(grid, each, here) for each in group] for group in mask.either]
@@ -233,7 +237,7 @@ def _check_rows(grid: LaunchGrid, rules_of: Sequence[JoinedRules]) -> None:
         rows = int(grid.row[i, 0]) + np.arange(int(grid.rows[i, 0]))
         low, high = np.full(rows.shape, starts.min()), np.full(rows.shape, ends.max() - 1)
         if rules.either:
-            why = "a mask by a number that joins comparisons by | or ~: write -inf"
+            why = "a mask that joins comparisons by | or ~ replaces scores by a finite number; write -inf"
             raise ProgramError(f"{grid.stored.line}: {why}")
         for relation, base, a, b in rules.of:
             is_strict, is_above = relation[-1] == "t", relation[-2] == "g"
@@ -242,7 +246,9 @@ def _check_rows(grid: LaunchGrid, rules_of: Sequence[JoinedRules]) -> None:
                 continue
             edge = -(base + a * rows) * b  # of the keys with b k + edge' above or below 0
             if relation in ("eq", "ne") or abs(b) != 1:
-                raise ProgramError(f"{grid.stored.line}: a mask by a number, other than a comparison of rows and keys")
+                raise ProgramError(
+                    f"{grid.stored.line}: a mask replaces scores by a finite number, and does not compare rows and keys"
+                )
             if is_above == (b > 0):
                 low = np.maximum(low, edge + is_strict)
             else:

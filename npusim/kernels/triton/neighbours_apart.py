@@ -149,12 +149,14 @@ def half_of(op: Op, x: Known) -> Known:
         return Condition(of, either)  # type: ignore[arg-type]
     if isinstance(x, Number):
         return replace(x, shape=(*x.shape[:-1], x.shape[-1] // _PAIR))
-    raise op.fail("neighbours of a block that are split or joined, with loaded integers: pointers of even elements")
+    raise op.fail(
+        "tl.split or tl.join of a block with loaded integers is not supported; use pointers to the even elements"
+    )
 
 
 def _half(op: Op, x: Affine, which: int) -> Affine:
     if x.limits()[-1] is not None:
-        raise op.fail("neighbours of a block that are split or joined, of which a mask hides some")
+        raise op.fail("tl.split or tl.join of a block of which a mask hides some elements is not supported")
     step, size = x.steps[-1], x.shape[-1]
     if size == 1:
         return x

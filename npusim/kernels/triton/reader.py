@@ -53,10 +53,13 @@ from npusim.kernels.triton.values import (
 #: Operations that are refused, and what to do instead.
 _REFUSED: Mapping[str, str] = MappingProxyType(
     {
-        "tt.atomic": "atomics other than tl.atomic_add of floats to one tensor: let each program store its part",
-        "tt.cat": "tl.cat, which leaves the order of its elements open: store both blocks, or tl.join and tl.reshape",
-        "tt.elementwise_inline_asm": "inline assembly: write it in Triton's language",
-        "tt.gather": "a gather by loaded indices: give tables of pages as data of the problem (--page)",
+        "tt.atomic": "atomics other than tl.atomic_add of floats to one tensor are not supported; let each program "
+        "store its part",
+        "tt.cat": "tl.cat is not supported, because it leaves the order of the elements open; store both blocks, "
+        "or use tl.join and tl.reshape",
+        "tt.elementwise_inline_asm": "inline assembly is not supported; write it in Triton's language",
+        "tt.gather": "tl.gather by loaded indices is not supported; give tables of pages as data of the problem "
+        "(--page)",
     }
 )
 #: Loops, whose operands name values of their regions too.
@@ -208,9 +211,7 @@ class Reader(Memory):
             self._read_ones()
         self.stored.sort(key=lambda x: (not x.is_walked, -len(x.pointer.shape)))  # tiles before vectors of rows
         if (walked := [x.after for x in self.stored if x.is_walked]) != sorted(walked):
-            raise ProgramError(
-                f"{self.stored[0].line}: a loop that stores a vector before a tile: store the tile first"
-            )
+            raise ProgramError(f"{self.stored[0].line}: a loop stores a vector before a tile; store the tile first")
         if all(x.is_one_row or len(x.axes) < 2 for x in self.stored):
             self._drop_rows()
         self._join_free()
@@ -218,7 +219,7 @@ class Reader(Memory):
         for x in self.stored:
             if accessed.count(x.pointer.of) > 1 and not self._is_in_place(x):
                 others = {str(y.line) for y in (*self.stored, *self.loads.values()) if y.pointer.of == x.pointer.of}
-                why = f"{x.pointer.of} is stored to and accessed elsewhere too: give it another"
+                why = f"{x.pointer.of} is stored to and also accessed elsewhere; pass the kernel another"
                 raise ProgramError(f"{x.line}: {why}; it is accessed at {', '.join(sorted(others))}")
             for y in self.loads.values():
                 is_one = y.of.partition(".")[0] == x.of.partition(".")[0]
@@ -261,7 +262,9 @@ class Reader(Memory):
         axes = (None,) * (len(stored.axes) - 1) + stored.axes[-1:]
         fmt = value.fmt if value.fmt in FORMATS else "f32"
         self.seen[name] = KnownBlock(Floats(name, axes, fmt), np.ones(shape, bool), stored.line)
-        self.notes.append(f"{stored.line}: numbers alone are stored: a mask that always holds is read for them")
+        self.notes.append(
+            f"{stored.line}: only numbers are stored; for these the kernel reads a mask that always holds"
+        )
         text = f"where(compare({name}, 0.0, 'une'), {self.text(value)}, {self.text(value)})"
         stored.value = replace(value, text=text)
 
@@ -331,9 +334,11 @@ class Reader(Memory):
                 rest = _continued(named, *(names if np.all(every) else names[::-1]))
                 continue
             if np.any(~every & ~none) or every.shape[1] > 1:
-                raise op.fail("a branch that a block's elements answer differently: tl.where")
+                raise op.fail("the condition of a branch differs between elements of a block; use tl.where")
             if len(returns) != 1:
-                raise self.unlike(op, "a branch, other than an early return, that not all programs answer alike", every)
+                raise self.unlike(
+                    op, "a branch that differs between programs is supported only as an early return", every
+                )
             is_left = np.broadcast_to(every if returns[0] == names[0] else none, (len(self.ids), 1))[:, 0]
             self._return(op, is_left)
             # A return may be that of later branches too.
@@ -342,9 +347,9 @@ class Reader(Memory):
     def _return(self, op: Op, is_left: Booleans) -> None:
         """Go on without the programs that are done."""
         if is_left.all():
-            raise op.fail("every program returns early: nothing is stored")
+            raise op.fail("every program returns early, so that nothing is stored")
         if is_left.any() and self.stored:
-            why = "programs that end, or leave a store out, after they have stored: store under a mask"
+            why = "some programs return, or skip a store, after they have stored; store under a mask"
             raise self.unlike(op, why, is_left[:, None])
         if is_left.any():
             self.notes.append(f"{op.line}: {int(is_left.sum()):,} of {len(is_left):,} programs return early")
@@ -421,7 +426,7 @@ class Reader(Memory):
         elif family == "arith" and len(operands) == 2:
             self._integer(op, *operands)
         else:
-            raise op.fail(f"{op.name} has no counterpart in the language of kernels: {op.text[:80]}")
+            raise op.fail(f"{op.name} is not supported: {op.text[:80]}")
 
     def _scf_if(self, op: Op, condition: Known) -> None:
         every, none = answers(self._condition(op, condition))
@@ -429,7 +434,7 @@ class Reader(Memory):
             self._branch(op, op.body if np.all(every) else op.otherwise)
             return
         if np.any(~every & ~none):
-            raise op.fail("an if that a block's elements answer differently: tl.where")
+            raise op.fail("the condition of an if differs between elements of a block; use tl.where")
         has_effects = any(o.name in ("tt.store", "tt.descriptor_store", "scf.for") for o in _within(op))
         if self._walk is not None and op.results and not has_effects and self._is_skipped_else(op):
             before, self._only = self._only, every if self._only is None else self._only & every
@@ -443,8 +448,8 @@ class Reader(Memory):
         elif op.results and op.otherwise and not has_effects:
             self._chosen_by_program(op, every)
         else:
-            why = "an if that not all programs answer alike, other than an early return, a tile that is left out, or a"
-            raise self.unlike(op, f"{why} choice of integers: let the grid or tl.where decide", every)
+            why = "an if that differs between programs is supported only as an early return, a skipped tile, or a"
+            raise self.unlike(op, f"{why} choice of integers; let the grid or tl.where decide", every)
 
     def _npusim_flat_range(self, op: Op) -> None:
         """Read flat indices as rows and columns, each part of a program's block as the block of a program."""
@@ -478,13 +483,15 @@ class Reader(Memory):
     def _npusim_part(self, op: Op, base: Known, pointer: Known) -> None:
         """Read where a program's part of an atomic addition begins."""
         if not isinstance(base, Affine) or not isinstance(pointer, Affine):
-            raise op.fail("atomic additions at addresses by loaded integers: sort them, and add each one's")
+            raise op.fail(
+                "tl.atomic_add at addresses by loaded integers is not supported; sort them, and add each one's"
+            )
         every = replace(pointer, base=np.broadcast_to(pointer.base, (len(self.ids), pointer.base.shape[1])))
         self._set(op, part_of(op, base, every, self.arguments[base.of]))
 
     def _npusim_scale(self, op: Op, x: Known) -> None:
         if not isinstance(x, Number) or not x.value > 0:
-            raise UnlikeLoopsError(f"{op.line}: a scale that is not above 0")
+            raise UnlikeLoopsError(f"{op.line}: a scale is not above 0")
 
     def _npusim_holds(self, op: Op, mask: Known, number: Known) -> None:
         """Refuse a mask that hides anything in an iteration of which the kernel has none."""
@@ -492,7 +499,10 @@ class Reader(Memory):
         every, _ = answers(self._condition(op, mask))
         is_plain = (number.base >= op.number("first")) & (number.base < op.number("end"))
         if np.any(is_plain & ~every & self.is_read(number.base.shape[1])):
-            raise op.fail("a loop without a mask beside one whose mask hides elements of its tiles")
+            raise op.fail(
+                "a kernel has a loop without a mask, and one whose mask hides elements of its tiles, which is "
+                "not supported"
+            )
 
     def _npusim_meets(self, op: Op, equal: Known, mask: Known) -> None:
         """Refuse an element stored behind a loop that is none of the tiles which the loop stores."""
@@ -503,7 +513,7 @@ class Reader(Memory):
             met = met & RELATIONS[relation](bound.base + bound.steps[0] * lane, 0)
         if rules.either or abs(d.steps[0]) != 1 or not np.all(met.any(1)):
             program = self.program(int(np.argmin(met.any(1))) if len(met) > 1 else 0)
-            raise op.fail(f"{program} stores an element behind a loop that none of the loop's tiles has")
+            raise op.fail(f"{program} stores, after a loop, an element that none of the loop's tiles has")
 
     def _branch(self, op: Op, body: Sequence[Op]) -> None:
         for inner in body:
@@ -521,7 +531,9 @@ class Reader(Memory):
         self._only = before
         for r, a, b in zip(op.results, *made, strict=True):
             if not isinstance(a, Affine) or not isinstance(b, Affine) or a.steps != b.steps or a.of != b.of:
-                why = "an if that chooses between computed values by program: tl.where of a mask"
+                why = (
+                    "an if chooses between computed values by program, which is not supported; use tl.where with a mask"
+                )
                 raise self.unlike(op, why, np.asarray(every))
             left = tuple(lesser(x, y) for x, y in zip(a.limits(), b.limits(), strict=True))
             said = a.overflow or b.overflow
@@ -548,7 +560,9 @@ class Reader(Memory):
     def _scf_while(self, op: Op) -> None:
         """Evaluate a loop over integers for all programs at once, until none goes on."""
         if not _is_of_integers(op):
-            raise op.fail("a loop whose end depends on computed values: bound the loop by sizes")
+            raise op.fail(
+                "the end of a loop depends on computed values, which is not supported; bound the loop by sizes"
+            )
         names, starts = op.operands[0::2], op.operands[1::2]
         (arguments, *_), state, on = op.otherwise, [self.values[n] for n in starts], np.ones((1, 1), bool)
         for _ in range(MOST_SEARCHED):
@@ -556,13 +570,13 @@ class Reader(Memory):
             decision, *passed = self._where_on(op.body, on)
             every, none = answers(self._condition(op, decision))
             if np.any(~every & ~none & on):
-                raise op.fail("a loop whose end the elements of a block decide")
+                raise op.fail("the end of a loop depends on the elements of a block, which is not supported")
             self.values |= zip(op.results, self._updated(op, on, passed, op.results), strict=True)
             if not np.any(on := on & every & self.is_read(every.shape[1])):
                 return
             self.values |= zip(arguments.results, passed, strict=True)
             state = self._updated(op, on, self._where_on(op.otherwise[1:], on), names)
-        raise op.fail(f"a loop over integers that goes on after {MOST_SEARCHED:,} iterations")
+        raise op.fail(f"a loop over integers has not ended after {MOST_SEARCHED:,} iterations")
 
     def _count_on(self, op: Op, first: Integers, each: Integers, counts: Integers) -> None:
         """Evaluate a loop over integers, iteration by iteration, for all programs at once."""
@@ -589,7 +603,7 @@ class Reader(Memory):
         for value, name in zip(map(self._as_integers, new), names, strict=True):
             before = self._as_integers(self.values.get(name, value))
             if not isinstance(value, Affine) or not isinstance(before, Affine) or value.of != before.of:
-                raise op.fail("a loop over integers that carries another value")
+                raise op.fail("a loop over integers carries a value that is not an integer, which is not supported")
             made.append(replace(value, base=np.where(on, value.base, before.base)))
         return made
 
@@ -597,14 +611,14 @@ class Reader(Memory):
         if _is_of_integers(op) and self._counted(op):
             return
         if self._walk is not None:
-            raise op.fail("a loop in a loop: one loop walks the tiles of a program; let the grid take the outer one")
+            raise op.fail("a loop within a loop is not supported here; let the grid take the outer one")
         number, low, high, step, *carried = op.operands
         bounds = [self.values[n] for n in (low, high, step)]
         first, end, each = (x.base if isinstance(x, Affine) else np.ones((1, 1), np.int64) for x in bounds)
         if not all(isinstance(x, Affine) for x in bounds):
-            raise op.fail("a loop whose end depends on data: bound the loop by sizes")
+            raise op.fail("the end of a loop depends on data, which is not supported; bound the loop by sizes")
         if np.any(each <= 0) or " unsigned " in op.text:
-            raise op.fail("a loop whose step is 0 or less, or whose numbers have no sign: steps are above 0")
+            raise op.fail("a loop has a step of 0 or less, or unsigned bounds; use a signed, positive step")
         inner, starts, ends = carried[::2], carried[1::2], op.body[-1].operands if carried else []
         walk = Walk(np.broadcast_to(np.maximum(0, -(-(end - first) // each)), (len(self.ids), 1)), len(self.lines))
         if self._is_stored_by(op, walk, first, each):
@@ -614,8 +628,8 @@ class Reader(Memory):
         walk.is_sum &= not any(map(self.choices.is_widened, _factors(op)))
         is_still = not self._is_walked(op)
         if is_still and walk.counts.any() and (np.ptp(walk.counts) or walk.most > MOST_UNROLLED):
-            why = f"its iterations differ between programs, or are more than {MOST_UNROLLED}"
-            raise op.fail(f"a loop that reads the same elements in each iteration: {why}")
+            why = f"and its count differs between programs, or is more than {MOST_UNROLLED}"
+            raise op.fail(f"a loop reads the same elements in each iteration, {why}; this is not supported")
         if not walk.counts.any() or is_still or self._is_unrolled(op, walk):
             self._unroll(op, walk.counts[0, 0], first, each)
             return
@@ -716,14 +730,20 @@ class Reader(Memory):
             self.values |= dict(zip(op.results, (self.values[s] for s in carried[1::2]), strict=True))
             return
         if not np.all(counts) and not self._is_last(op):
-            why = "a loop that not all programs enter, whose iterations each store a block, before other stores"
+            why = (
+                "a loop that stores a block in each iteration, and that some programs skip, must not come before "
+                "other stores"
+            )
             raise self.unlike(op, why, (counts == 0)[:, None])
         if self.stored and not np.array_equal(program, np.arange(len(counts))):
-            why = f"a loop whose iterations each store a block, behind the store of line {self.stored[0].line.number}"
-            raise op.fail(f"{why}: store in the loop alone")
+            why = f"a loop stores a block in each iteration, after the store of line {self.stored[0].line.number}"
+            raise op.fail(f"{why}; store only in the loop")
         for inner, start in zip(carried[::2], carried[1::2], strict=True):
             if not isinstance(self.values[start], Affine):
-                why = "goes from one block that a loop stores to its next: store its blocks behind a loop of their own"
+                why = (
+                    "goes from one block that a loop stores to the next; store the blocks in another loop after this "
+                    "one"
+                )
                 raise op.fail(f"{plain_name(inner)} {why}, or make them independent")
         moved = [self._moved(op, inner, end) for inner, end in zip(carried[::2], ends, strict=True)]
         self._keep(program)
@@ -787,7 +807,7 @@ class Reader(Memory):
             self.values[inner] = x
             return ""
         if not isinstance(x, Number) and not (isinstance(x, Floats) and x.text in self.loads and not x.is_transposed):
-            why = "begins with a computed value: a state begins with a number, or with a block that is loaded"
+            why = "begins with a computed value; start it with a number or with a loaded block"
             raise op.fail(f"{plain_name(inner)} {why}")
         types = TYPES.findall(op.text.partition("-> (")[2])
         axes = self._axes(x.shape) if isinstance(x, Number) else x.axes
@@ -844,16 +864,16 @@ class Reader(Memory):
 
     def _check_partial(self, op: Op, inner: str, axes: Sequence[str | None], *, is_held: bool) -> None:
         """Refuse a state whose lanes masks hide in some iterations alone, if these change or reduce it there."""
-        of = f"{plain_name(inner)}, a state of lanes that a mask hides in some iterations alone"
+        of = f"{plain_name(inner)} is carried by a loop, and a mask hides some of its elements in some iterations only"
         if not is_held:
             why = "other=0.0 where a term is added, other=-inf of a maximum; or tl.where(mask, x, 0.0)"
-            raise op.fail(f"{of}: what masked lanes add to it there is not known to leave it as it is: {why}")
+            raise op.fail(f"{of}; what these add to it may change it: write {why}")
         roots = {self.root(a) for a in axes if a is not None}
         for o in _within(op):
             blocks = [self.values.get(n) for n in o.operands[:2] if inner in self._made_of(n)]
             along = {self.root(a) for x in blocks if isinstance(x, Floats) for a in x.axes}
             if o.name in ("tt.reduce", "tt.scan", "tt.dot") and roots & along:
-                raise o.fail(f"{of}: it is reduced there: do so behind the loop")
+                raise o.fail(f"{of}; it is reduced there: reduce it after the loop")
 
     def _moved(self, op: Op, inner: str, end: str) -> Integers:
         """Return by how much an integer or pointer moves in an iteration."""
@@ -864,7 +884,7 @@ class Reader(Memory):
                 by = self._early(op, next((n for n in o.operands if n != inner), inner))
                 if isinstance(by, Affine) and not any(by.steps) and by.base.shape[1] == 1:
                     return by.base
-        raise op.fail(f"{plain_name(inner)} moves by a step that the loop computes: use one constant step")
+        raise op.fail(f"{plain_name(inner)} moves by a step that the loop computes; use one constant step")
 
     def _early(self, op: Op, name: str) -> Known | None:
         """Return a value that the loop computes from values known before it."""
@@ -878,11 +898,16 @@ class Reader(Memory):
         first, second, *more = self.walks
         if self.choices.is_apart:
             if any(w.done is not None for w in self.walks):
-                raise op.fail("a second loop over tiles beside one that leaves tiles out: put it into its own kernel")
+                raise op.fail(
+                    "a second loop over tiles, beside one that skips tiles, is not supported; put it into its own "
+                    "kernel"
+                )
             if any(" @ " in text for w in self.walks for text, _ in w.lines):
-                raise op.fail("a second loop over tiles that differs from the first: put it into its own kernel")
+                raise op.fail(
+                    "a second loop over tiles that differs from the first is not supported; put it into its own kernel"
+                )
             if not np.array_equal(self.walks[-1].counts, first.counts):
-                raise op.fail("a second loop over other tiles than the first: visit the same in both")
+                raise op.fail("a second loop over tiles visits other tiles than the first; visit the same in both")
             return
         one, other = ([text for text, _ in w.lines if " = where(mask, " not in text] for w in (first, second))
         if one != other or more:

@@ -58,13 +58,13 @@ def check_shared(function: Function, call: Call) -> None:
                 is_in_place = is_one and bool(x.offsets) and x.offsets == store.offsets
                 is_behind = x.place > store.place or (x.loop == store.loop > 0 and not is_in_place)
                 if x.op.name in LOADS and is_behind:
-                    raise _refused(x.op, f"{other} is loaded behind a store to {stored}")
+                    raise _refused(x.op, f"{other} is loaded after a store to {stored}")
                 if x.op.name in STORES:
                     raise _refused(x.op, f"{other} is stored to as {stored} is")
 
 
 def _refused(op: Op, why: str) -> SpecError:
-    return SpecError(f"{op.line}: {why}, and both are parts of one memory: give the kernel a copy of one")
+    return SpecError(f"{op.line}: {why}, and both are parts of one memory; pass the kernel a copy of one")
 
 
 def _accesses(function: Function) -> Iterator[_Access]:
@@ -148,8 +148,8 @@ def check_programs(readers: Sequence[Reader]) -> None:
     for reader, (name, line) in ((r, of) for r in readers for of in r.looked.items()):
         for of, stored in stores:
             if reader is not of and _memory(reader, name) == _memory(of, stored.of):
-                why = f"{name}: integers that one kind of programs loads, and another kind stores to at {stored.line}"
-                raise ProgramError(f"{line}: {why}: give the kernel a copy")
+                why = f"{name}: some programs load these integers, and others store to them at {stored.line}"
+                raise ProgramError(f"{line}: {why}; pass the kernel a copy")
 
 
 def _root(reader: Reader, of: str) -> Tensor:
@@ -192,7 +192,7 @@ def _check_pair(reader: Reader, x: Load, of: Reader, stored: Load) -> None:
     if isinstance(x, Stored):
         does, comes = "stores to", "which comes last is free; let one program alone store an element"
     if count > MOST_ELEMENTS:
-        why = f"whether a program {does} what another one stores to at {stored.line} is not looked at"
+        why = f"whether a program {does} what another one stores to at {stored.line} is not checked"
         if reader is not of:
             raise ProgramError(f"{where} programs do unlike things, and {why}, in {count:,} elements")
         reader.notes.append(f"{where} {why}, in {count:,} elements")

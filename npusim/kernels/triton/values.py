@@ -404,7 +404,9 @@ def elements(op: Op, x: Affine) -> Integers:
     """Return every element, (program, iteration, *axes); refuse more than `MOST_ELEMENTS`."""
     if (size := x.base.size * prod(n for n, step in zip(x.shape, x.steps, strict=True) if step)) > MOST_ELEMENTS:
         count = f"{size:,}"
-        raise op.fail(f"{count} integers of all programs are looked at one by one; allowed: {MOST_ELEMENTS:,}")
+        raise op.fail(
+            f"npusim would have to look at {count} integers of all programs one by one; allowed: {MOST_ELEMENTS:,}"
+        )
     made = x.base.reshape(*x.base.shape, *(1 for _ in x.shape))
     for i, (step, n) in enumerate(zip(x.steps, x.shape, strict=True)):
         if step:

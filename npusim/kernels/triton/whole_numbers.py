@@ -75,12 +75,20 @@ class WholeNumbers(Arithmetic, ABC):
     ) -> None:
         """Load integers as values of a tile."""
         if not isinstance(pointer, Affine):
-            raise op.fail(f"{pointer.rest.of}: integers by loaded integers, of which floats or a product are made")
+            raise op.fail(
+                f"{pointer.rest.of}: integers at loaded indices are converted to floats or multiplied, which is "
+                "not supported"
+            )
         kind = shape_of(op.type)[1]
         if tensor.data is None:
-            raise op.fail(f"integers of {pointer.of}, whose values are not recorded: a descriptor's, or reinterpreted")
+            raise op.fail(
+                f"the integers of {pointer.of} are not recorded, because they are reinterpreted or loaded through "
+                "a descriptor"
+            )
         if kind not in WHOLE or (tensor.fmt == "uint8") or np.abs(tensor.data).max(initial=0) > MOST_EXACT:
-            raise op.fail(f"{pointer.of}: floats of integers of {kind}; allowed: signed ones of at most 2^24")
+            raise op.fail(
+                f"{pointer.of}: integers of {kind} are converted to floats; allowed: signed integers of at most 2^24"
+            )
         ones, name = (1,) * len(AXES), f"{pointer.of}.numbers"
         if self._is_of_values(op, ("tt.dot",)):  # no matrix unit here has products of integers
             self.notes.append(f"{op.line}: {pointer.of}: products of integers have the time of those of float16")
@@ -103,9 +111,11 @@ class WholeNumbers(Arithmetic, ABC):
         if not isinstance(tensor, IntegerTensor):
             return
         if of in self.looked or any(x.of.partition(".")[0] == of for x in self.loads.values()):
-            raise op.fail(f"{of}: integers that a kernel loads and stores: give the kernel a copy")
+            raise op.fail(
+                f"{of}: the kernel both loads and stores these integers, which is not supported; pass it a copy"
+            )
         if kind not in WHOLE:
-            raise op.fail(f"a store of integers of {kind}; allowed: {', '.join(WHOLE)}")
+            raise op.fail(f"tl.store of integers of {kind} is not supported; allowed: {', '.join(WHOLE)}")
         self._said_as(op, of, kind)
         ones, memory = (1,) * len(AXES), (tensor.storage, tensor.offset)
         view = View(of, ones, self.choices.fmt(kind), ones, sizes=tensor.sizes, by=tensor.by)
@@ -128,7 +138,10 @@ class WholeNumbers(Arithmetic, ABC):
         ]
         along = [i for i, s in enumerate(x.steps) if s]
         if not of_axis or len(along) != 1 or self._walk is None:
-            raise op.fail("indices as values of a tile in a loop: along an axis of a tile that it loads alone")
+            raise op.fail(
+                "indices are used as values of a tile in a loop; they must run along an axis of a tile that the "
+                "loop loads"
+            )
         (like, i), n, most, shape = of_axis[0], x.shape[along[0]], self._walk.most, x.shape
         values, ones = np.tile(int(x.base.flat[0]) + x.steps[along[0]] * np.arange(n), most), (1,) * len(AXES)
         name = f"indices_{self._unique('of')}"
@@ -207,7 +220,9 @@ class WholeNumbers(Arithmetic, ABC):
         """Read floats as integers: cut toward 0; values beyond the type saturate here."""
         kind = shape_of(op.type)[1]
         if kind not in WHOLE or not isinstance(x, Floats):
-            raise op.fail(f"floats as integers of {kind}; allowed: blocks, as {', '.join(WHOLE)}")
+            raise op.fail(
+                f"converting floats to integers of {kind} is not supported here; allowed: blocks, to {', '.join(WHOLE)}"
+            )
         made = next((o for o in self._made if op.operands[0] in o.results), None)
         is_whole = made is not None and (made.name in TO_WHOLE or "__nv_round" in made.text or "__nv_rint" in made.text)
         if not is_whole:
@@ -238,7 +253,9 @@ class WholeNumbers(Arithmetic, ABC):
             return
         kind = shape_of(op.type)[1]
         if kind not in WHOLE or int(kind[1:]) < int(x.fmt[1:]) or op.name == "arith.extui":
-            raise op.fail(f"values of a tile of {x.fmt} as {kind}: allowed are signed ones of as many bits or more")
+            raise op.fail(
+                f"values of a tile of {x.fmt} cannot become {kind}; allowed: signed integers of as many bits or more"
+            )
         if self.choices.fmt(kind) == self.choices.fmt(x.fmt):
             self._set(op, replace(x, fmt=kind))
         else:
@@ -252,7 +269,7 @@ class WholeNumbers(Arithmetic, ABC):
             return
         relation = op.text.split()[1].rstrip(",")
         if relation not in _RELATIONS:
-            raise op.fail("values of a tile that are compared without a sign")
+            raise op.fail("an unsigned comparison of the values of a tile is not supported")
         one, other = (self._as_value(op, x) for x in (a, b))
         text = f"compare({self.text(one)}, {self.text(other)}, {_RELATIONS[relation]!r})"
         axes = self._joined(*(x for x in (one, other) if isinstance(x, Floats)))
@@ -288,12 +305,12 @@ class WholeNumbers(Arithmetic, ABC):
             super()._integer(op, a, b)
             return
         if op.name != "arith.addi" or one.text not in self._places or not isinstance(other, Affine):
-            why = "values of a tile: an index of an extremum alone is added to numbers of the loop"
+            why = "values of a tile; only the index of tl.argmax or tl.argmin can be added to numbers of the loop"
             raise op.fail(f"{op.name} of integers that are {why}")
         index, _ = self._places[one.text]
         most = np.abs(index.base).max() + sum(abs(s) * n for s, n in zip(index.steps, index.shape, strict=True))
         if most + np.abs(other.base).max() > MOST_EXACT:
-            raise op.fail("an index of an extremum beyond 2^24, where float32 has no such number")
+            raise op.fail("an index of tl.argmax or tl.argmin is above 2^24, which float32 cannot represent")
         number = self._as_value(op, other)
         self._bind(op, Floats(f"({self.text(one)} + {self.text(number)})", one.axes, one.fmt))
 
@@ -316,7 +333,7 @@ class WholeNumbers(Arithmetic, ABC):
             return number
         made = self._as_block(op, x) if isinstance(x, Affine) else x
         if not isinstance(made, Floats):
-            raise op.fail(f"{op.name} of a value of a tile, and of integers that loads decide")
+            raise op.fail(f"{op.name} of a value of a tile and of loaded integers is not supported")
         return made
 
     def _tt_dot(self, op: Op, a: Known, b: Known, c: Known) -> None:
@@ -326,8 +343,11 @@ class WholeNumbers(Arithmetic, ABC):
             most = MOST_EXACT >> 14
             inner = shape_of("tensor" + re.findall(r"tensor(<[^>]*>)", op.text)[0])[0][1]
             if not is_zero or inner > most:
-                why = f"a sum of products of integers in a loop, or of more than {most:,} of them"
-                raise op.fail(f"{why}: convert each product to float32, and add these")
+                why = (
+                    f"tl.dot of integers that accumulates in a loop, or adds more than {most:,} products, is not "
+                    "supported"
+                )
+                raise op.fail(f"{why}; convert each product to float32 and add these")
             c = Number(0.0, "0.0", shape_of(op.type)[0])
         super()._tt_dot(op, a, b, c)
 
@@ -344,9 +364,12 @@ class WholeNumbers(Arithmetic, ABC):
         at, index = op.number("axis"), others[0]
         is_along = all((step != 0) == (i == at) for i, step in enumerate(index.steps)) and index.steps[at] > 0
         if not is_along or len(op.results) != 2 or not ({"ogt", "olt"} & set(relations)):
-            raise op.fail("a reduction of several blocks other than a maximum or a minimum with its index")
+            raise op.fail(
+                "of the reductions of several blocks only a maximum or minimum with its index (tl.argmax, "
+                "tl.argmin) is supported"
+            )
         if self._uses.get(op.results[1]) and not _is_of_first(op.body):
-            why = "an index of an extremum that of equal elements is another one than the first, or any: "
+            why = "tl.argmax and tl.argmin are supported with the first of equal elements only; "
             raise op.fail(f"{why}leave out tie_break_left=False, and choose the lesser index")
         if not is_maximum:
             pad = None if x.pad is None else -x.pad
@@ -392,8 +415,8 @@ class WholeNumbers(Arithmetic, ABC):
                 if self.root(own) == self.root(axis):
                     found |= set(np.unique(left).tolist())
         if len(found) != 1:
-            why = "the index of an extremum that may be at an element which a mask hides, and not the same one in all"
-            raise op.fail(f"{why} programs: load with other=-inf for a maximum, other=inf for a minimum")
+            why = "tl.argmax or tl.argmin may choose an element that a mask hides, and not the same one in all"
+            raise op.fail(f"{why} programs; load with other=-inf for a maximum, other=inf for a minimum")
         return found.pop()
 
 
@@ -426,7 +449,7 @@ def _number(op: Op, x: Affine, shape: tuple[int, ...]) -> Number:
     """Return an integer that is the same in all programs as a number; refuse one that float32 does not have."""
     integer = int(x.base.flat[0])
     if int(np.float32(integer)) != integer:
-        raise op.fail(f"{integer} as an integer of a tile, which is float32 here and has no such number")
+        raise op.fail(f"{integer} is an integer of a tile, which is float32 here and cannot represent it")
     return Number(value := float(integer), literal(value), shape)
 
 

@@ -328,7 +328,9 @@ class FunctionReferee(Referee):
         arrays = {**description["integers"], **arrays}
         sizes = {n: getattr(call, n) for n in names if n not in arrays and hasattr(call, n)}
         if missing := [n for n in names if n not in arrays and n not in sizes]:
-            raise SpecError(f"{self.origin}: parameter {missing[0]}: inputs are {', '.join(arrays)}; others are sizes")
+            raise SpecError(
+                f"{self.origin}: parameter {missing[0]}: no input has this name ({', '.join(arrays)}), and no size"
+            )
         with with_origin(self.origin):
             returned = self.function(**{n: arrays[n] for n in names if n in arrays}, **sizes)
             value = np.asarray(self._named(returned, description), np.float64)

@@ -226,7 +226,24 @@ def perf_model(hw: str | None = None) -> Callable[..., float]:
 
 
 class TritonKernels:
-    """``npusim.triton``: a call returns the name of a launch (`npusim.kernels.triton.launch`); attributes are hooks."""
+    """Name launches of Triton kernels for the verbs of npusim, and prune the autotuner's configurations.
+
+    ``npusim.triton(kernel, launch)`` returns the text that `npusim.run`, `npusim.explore` and the other verbs accept as
+    their schedule.  ``kernel`` is a function under ``@triton.jit`` in a file, or ``"FILE.py::name"``; ``launch`` is
+    its grid and arguments as text, ``"[grid](arguments)"``, in names of the problem: sizes (``batch``, ``heads``,
+    ``seq_q``, ``head_dim``, ...), the tensors ``q``, ``k``, ``v`` and ``o`` of shape (batch, heads, rows, head_dim),
+    and ``tensor(rows, columns)`` for any other.
+
+    ``npusim.triton.prune(hw, top=...)`` is an ``early_config_prune`` and ``npusim.triton.perf_model(hw)`` a
+    ``perf_model`` for ``triton.autotune(prune_configs_by=...)``: both predict on ``hw`` the time of every
+    configuration, so that only the fastest are measured.
+
+    Examples
+    --------
+    >>> import npusim
+    >>> npusim.triton("softmax.py::softmax", "[rows](tensor(rows, 1024), tensor(rows, 1024), 1024, B=1024)")
+    'softmax.py::softmax[rows](tensor(rows, 1024), tensor(rows, 1024), 1024, B=1024)'
+    """
 
     __call__ = staticmethod(launch_name)
     prune = staticmethod(Pruner)
