@@ -28,8 +28,7 @@ class FirstTile:
     """The first iteration of a loop.
 
     ``starts``: the numbers that its states begin with, by the names that they have in the loop; ``mask``: the condition
-    that holds in the first iteration alone.  Scores are taken to be finite: -inf and one of them, added or subtracted, is
-    -inf.
+    that holds in the first iteration alone.  Scores are taken to be finite: -inf plus or minus one of them is -inf.
     """
 
     def __init__(self, operations: list[Op], starts: Mapping[str, float], mask: str) -> None:
