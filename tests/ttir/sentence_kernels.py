@@ -205,12 +205,25 @@ def read_twice(X, T, n, B: tl.constexpr):
 
 @triton.jit
 def changed_factor(A, B, C, N, K, KIND: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr):
-    """A product whose right factor is computed, or chosen by its own rows."""
+    """A product whose right factor is computed, or chosen by its own rows, or whose left one is chosen by both axes."""
     rm, rn = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BM)
     acc = tl.zeros((BM, BM), tl.float32)
     for k in range(0, K, BK):
         rk = k + tl.arange(0, BK)
         a, b = tl.load(A + rm[:, None] * K + rk[None]), tl.load(B + rk[:, None] * N + rn[None])
-        b = (b + 1.0).to(tl.float16) if KIND == 0 else tl.where(rk[:, None] >= 3, b, 0.0).to(tl.float16)
+        if KIND == 0:
+            b = (b + 1.0).to(tl.float16)
+        elif KIND == 1:
+            b = tl.where(rk[:, None] >= 3, b, 0.0).to(tl.float16)
+        else:
+            a = tl.where(rm[:, None] >= rk[None], a, 0.0).to(tl.float16)
         acc = tl.dot(a, b, acc)
     tl.store(C + rm[:, None] * N + rn[None], acc)
+
+
+@triton.jit
+def narrowed(X, Y, n, B: tl.constexpr):
+    """Rows that are stored in a format of 8 bits."""
+    c = tl.arange(0, B)
+    at = tl.program_id(0) * n + c
+    tl.store(Y + at, tl.load(X + at, mask=c < n, other=0.0).to(Y.dtype.element_ty), mask=c < n)

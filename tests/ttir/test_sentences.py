@@ -8,6 +8,7 @@ from itertools import pairwise
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -321,3 +322,18 @@ def test_a_right_factor_that_rows_make_has_a_place_beside_what_it_is_made_of(hw:
     assert np.abs(computed(call, c, hw) - a.astype(np.float64) @ made).max() < 1e-4
     with pytest.raises(ProgramError, match=AT + ".*(mask of a factor|this mask is for tiles with axes row x key)"):
         npusim.run(recorded("changed_factor", (2,), a, b, c, KIND=1, **words), hw=hw)
+
+
+def test_a_left_factor_that_a_mask_of_indices_chooses_is_read_on_gpus_and_refused_on_ascend() -> None:
+    a, b, c = drawn(64, 32, fmt="float16"), drawn(32, 32, fmt="float16"), np.zeros((64, 32), np.float32)
+    call = recorded("changed_factor", (2,), a, b, c, KIND=2, N=32, K=32, BM=32, BK=16)
+    assert np.abs(computed(call, c, "h200") - np.tril(a).astype(np.float64) @ b).max() < 1e-4
+    with pytest.raises(ProgramError, match=AT + "changed_factor: tl.where by indices makes a factor of a product"):
+        npusim.run(call, hw="ascend_910b2", rows="all")
+
+
+def test_a_v100_without_a_pipe_for_narrow_instructions_stores_8_bits() -> None:
+    x, y = drawn(4, 32), np.zeros((4, 32), ml_dtypes.float8_e5m2)
+    done = npusim.run(recorded("narrowed", (4,), x, y, n=32, B=32), hw="v100", rows="all")
+    assert np.array_equal(np.reshape(done.output, x.shape).astype(np.float32), x.astype(y.dtype).astype(np.float32))
+    assert done.cycles > 0
