@@ -10,7 +10,7 @@ import dataclasses
 import sys
 from dataclasses import MISSING
 from reprlib import recursive_repr
-from types import MappingProxyType
+from types import MappingProxyType, MemberDescriptorType
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -147,8 +147,14 @@ def _init(cls: type) -> Any:
             annotations[name] = field.type
         elif not has_factory and (field.default is MISSING or "__slots__" not in cls.__dict__):
             continue  # it has no value yet, or the class's
-        is_frozen = cls.__dict__["__dataclass_params__"].frozen
-        lines.append(f"__dataclass_set__(self, {name!r}, {value})" if is_frozen else f"self.{name} = {value}")
+        slot = getattr(cls, name, None)
+        if not cls.__dict__["__dataclass_params__"].frozen:
+            lines.append(f"self.{name} = {value}")
+        elif type(slot) is MemberDescriptorType:  # faster than by its name
+            names[f"__dataclass_set_{name}"] = slot.__set__
+            lines.append(f"__dataclass_set_{name}(self, {value})")
+        else:
+            lines.append(f"__dataclass_set__(self, {name!r}, {value})")
     if hasattr(cls, "__post_init__"):
         lines.append("self.__post_init__()")
     if by_name:

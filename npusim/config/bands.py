@@ -48,9 +48,9 @@ NEAREST = 9
 HALF, MOST = 0.5, 0.9
 #: Student's t at 0.95 by degrees of freedom: of as few shapes none has the rank of nine in ten.
 STUDENT = MappingProxyType({3: 2.353, 4: 2.132, 5: 2.015, 6: 1.943, 7: 1.895, 8: 1.860})
-#: How much wider a band is for each doubling of a size beyond those measured: that under which most classes of cases
-#: that were kept out have their shares inside (``reports/validation/bands.py``).
-A_DOUBLING = 0.05
+#: How much wider a band is for each doubling of a size beyond those measured: the largest factor under which as many
+#: shares of classes of cases kept out are in their range as under none, less one (``reports/validation/bands.py``).
+A_DOUBLING = 0.03
 #: The class of a GPU's tile that does not fit its registers: errors there are up to four times as large.
 SPILLED = "spilled registers"
 #: Columns of a product's tile on Ascend up to which its rows in memory are a block of 32 bytes: errors there are up to

@@ -172,6 +172,8 @@ class GpuDecisions(NamedTuple):
         of one tile cover the load of the next.
     slice_elements
         Elements of a product's sum that are loaded at once; 0: all.
+    awaits_places
+        Whether loads of operands at places that a loop loads wait for these: with a pipeline of one or two stages.
     padding, exchanges, stores, holds_in_registers
         Elements after each row in shared memory; whether rows' results for a product cross lanes; whether they go to
         it through shared memory; whether operands that stay until the block ends are in registers, not there.
@@ -211,6 +213,7 @@ class GpuDecisions(NamedTuple):
     held_depth: int = 1
     loaded_tiles: int = 2
     slice_elements: int = 0
+    awaits_places: bool = False
     padding: int = 0
     exchanges: bool = False
     stores: bool = False

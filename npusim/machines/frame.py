@@ -205,9 +205,9 @@ class Frame:
             if cuts:
                 edges = (cuts[bisect_left(cuts, a) : bisect_left(cuts, b) + 1] for a, b in spans)
                 cut = [(a, b - a) for of in edges for a, b in pairwise(of)]
-            else:
-                first, last = min(a for a, _ in spans), max(b for _, b in spans)
-                cut = [(first, last - first)]
+            else:  # a block that visits no tile has no stretch
+                first, last = min((a for a, _ in spans), default=0), max((b for _, b in spans), default=0)
+                cut = [(first, last - first)] if spans else []
             self._stretches[runs] = cut
         return self._stretches[runs]
 

@@ -128,12 +128,14 @@ class GpuKernel(PublishedKernel):
         Tiling fields that the kernel decides on a device in addition to its tile, and fields that it leaves open.
     needs, refuses
         Reason why the kernel does not run on a device, or for a problem in some formats; empty: it runs.
-    split_rule, cut_tile, has_cut_pages, merge_rows, packs
+    split_rule, cut_tile, has_cut_pages, has_unseen_parts, merge_rows, packs
         The rule that splits keys, the tile of split keys if it differs, whether calls with pages have that tile even if
-        their keys are not split, and the rows of a block of the merge (0: the default); whether the query heads of a KV
-        head are rows of one block, for a number of rows.
+        their keys are not split, whether parts whose keys no query of a block sees are blocks, too, and the rows of a
+        block of the merge (0: the default); whether the query heads of a KV head are rows of one block, for a number of
+        rows.
     order
-        Function that returns a phase with its blocks in the kernel's order; None: the tiling's order.
+        Function that returns a phase with its blocks in the kernel's order; None: the tiling's order.  A kernel that
+        leaves ``launch`` open has its own order until a tiling states another.
     is_torchs
         Whether PyTorch's scaled_dot_product_attention takes the kernel for a problem, on devices where it runs.
     turn_dims
@@ -158,6 +160,7 @@ class GpuKernel(PublishedKernel):
     split_rule: Callable[[SplitCall], Parts] | None = None
     cut_tile: Callable[[Problem], KernelTile] | None = None
     has_cut_pages: bool = False
+    has_unseen_parts: bool = False
     merge_rows: int = 0
     packs: Callable[[Problem, int], bool] = lambda _problem, _rows: False
     order: Callable[[Phase], Phase] | None = None

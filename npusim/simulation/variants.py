@@ -226,8 +226,9 @@ def row_steps(program: TileProgram, place: Place, *, has_rows: bool = False) -> 
             same[shape].append(number)
         for number, shape in enumerate(shapes):
             if number not in keys:
-                each = _keys_of_blocks(phase, [blocks[n] for n in same[shape]], how)
-                keys.update(zip(same[shape], each, strict=True))
+                # The first block by itself: most keys that differ do so there.
+                alike = [n for n in same[shape] if n] if number else [0]
+                keys.update(zip(alike, _keys_of_blocks(phase, [blocks[n] for n in alike], how), strict=True))
             yield keys.pop(number)
 
 

@@ -57,7 +57,7 @@ HEAD = """\
 # `cores`: devices of the same cores; `kind`: whose kernel it is; `tile`: the class of a tile.
 """
 #: Factors a doubling that are tried, and of cases kept out the shares that should lie inside half's band and most's.
-FACTORS = (0.0, 0.05, 0.1, 0.2, 0.4)
+FACTORS = (0.0, 0.03, 0.1, 0.2, 0.4)
 SHARES = ((0.45, 0.60), (0.85, 0.95))
 #: Cases from which a class of them is judged; how unlikely a count at its range's end is that is no chance.
 JUDGED, CHANCE = 10, 0.025

@@ -33,6 +33,14 @@ def scaled(X, Q, S, n, B: tl.constexpr, FAULT: tl.constexpr):
     s = tl.maximum(tl.max(tl.abs(x), 0), 1e-6) / 448.0
     tl.store(Q + r * n + c, (x / s).to(tl.float8e4nv), mask=c < n)
     tl.store(S + r, s * 2.0 if FAULT == "scale" else s)
+
+@triton.jit
+def rooted(X, Y, S, n, B: tl.constexpr, FAULT: tl.constexpr):
+    r, c = tl.program_id(0), tl.arange(0, B)
+    x = tl.load(X + r * n + c, mask=c < n, other=0.0)
+    s = 1.0 / tl.sqrt(tl.sum(x * x, 0) / n + (1.001e-6 if FAULT == "epsilon" else 1e-6))
+    tl.store(Y + r * n + c, x * s, mask=c < n)
+    tl.store(S + r, s)
 """
 REFERENCE = """
 import numpy as np
@@ -45,6 +53,10 @@ def scaled(X):
     s = np.maximum(np.abs(X).max(-1, keepdims=True), 1e-6) / 448
     return {"Q": X / s, "S": s}
 
+def rooted(X):
+    s = 1 / np.sqrt((X * X).mean(-1, keepdims=True) + 1e-6)
+    return {"Y": X * s, "S": s}
+
 def scaled_alone(X):
     return scaled(X)["Q"]
 
@@ -54,15 +66,16 @@ def scaled_otherwise(X):
 ROWS, ROW = "tensor(R, N)", "n=N, B=next_power_of_2(N), num_warps=1"
 LAUNCHES = {
     "added": f"added[R]({ROWS}, {ROWS}, tensor(N), {ROWS}, {ROWS}, {ROW}, FAULT='{{}}')",
+    "rooted": f"rooted[R]({ROWS}.to('float32'), {ROWS}.to('float32'), tensor(R).to('float32'), {ROW}, FAULT='{{}}')",
     "scaled": f"scaled[R]({ROWS}, {ROWS}.to('float8_e4m3fn'), tensor(R).to('float32'), {ROW}, FAULT='{{}}')",
 }
 
 
-def judged(kernel: str, faults: tuple[str, ...], reference: str, folder: Path) -> list[Any]:
+def judged(kernel: str, faults: tuple[str, ...], reference: str, folder: Path, hw: str = "h200") -> list[Any]:
     for name, text in (("kernels.py", KERNEL), ("reference.py", REFERENCE)):
         (folder / name).write_text(text, encoding="utf-8")
     names = [f"{folder / 'kernels.py'}::{LAUNCHES[kernel].format(fault)}" for fault in faults]
-    options: dict[str, Any] = {"hw": "h200", "problem": {"R": 32, "N": 96}}
+    options: dict[str, Any] = {"hw": hw, "problem": {"R": 32, "N": 96}}
     return list(evaluate(names, reference=f"{folder / 'reference.py'}:{reference}", **options))
 
 
@@ -78,6 +91,14 @@ def test_an_output_of_another_shape_is_judged_too(tmp_path: Path) -> None:
     right, twice = judged("scaled", ("", "scale"), "scaled", tmp_path)
     assert (right.verdict, twice.verdict) == ("right", "wrong"), right.reason
     assert ", S:" in twice.reason
+
+
+@pytest.mark.parametrize("hw", ["h200", "ascend_910b2"])
+def test_a_root_that_is_off_by_a_last_place_is_right_and_another_epsilon_wrong(hw: str, tmp_path: Path) -> None:
+    """On zeros float64 gives 1000 and a right kernel 999.99994; an epsilon that is off by a thousandth 999.5."""
+    right, other = judged("rooted", ("", "epsilon"), "rooted", tmp_path, hw)
+    assert (right.verdict, other.verdict) == ("right", "wrong"), right.reason
+    assert ", S:" in other.reason
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import networkx as nx
 import numpy as np
@@ -186,6 +186,23 @@ def test_bits_do_not_depend_on_which_blocks_run_together(build_flash: Callable[.
         a = together.tensors.head(o, 0, block.head)[rows]
         b = alone.tensors.head(o, 0, block.head)[rows]
         assert (a.view(np.uint16) == b.view(np.uint16)).all()
+
+
+def test_a_block_is_hashed_a_few_times_however_many_operations_it_has(
+    build_flash: Callable[..., TileProgram], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = build_flash({"block_q": 16, "block_kv": 16}, **GROUPED)
+    blocks = program.phases[-1].blocks
+    kind, hashed = type(blocks[0]), list[object]()
+    hash_of = cast("Callable[[object], int]", kind.__hash__)
+
+    def counted(block: object) -> int:
+        hashed.append(block)
+        return hash_of(block)
+
+    monkeypatch.setattr(kind, "__hash__", counted)
+    execute(program, array_source(draw(Problem(**GROUPED), seed=6)))
+    assert len(hashed) <= 4 * len(blocks)
 
 
 def test_a_block_writes_its_own_rows_and_no_others(build_flash: Callable[..., TileProgram]) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -256,6 +257,59 @@ def test_flashinfer_stores_parts_of_32_bits_from_registers() -> None:
     took = npusim.run("flash", hw="rtx_pro_6000", problem=problem, tiling={"kernel": "flashinfer"}, numerics=False)
     assert any("splits=flashinfer" in note for note in took.notes)
     assert any("48 KiB shared memory" in note for note in took.notes)
+
+
+def test_flashinfer_launches_parts_without_keys() -> None:
+    """scheduler.cuh: 3 chunks of each of 96 blocks of rows, whose first ones see keys of one chunk alone.
+
+    They fill places, so that long parts share a multiprocessor: 163 us published (NVIDIA AIConfigurator), 131 without.
+    """
+    problem = Problem(batch=1, heads=1, seq_q=6144, seq_kv=6144, head_dim=256, causal=True, dtype="bfloat16")
+    asked: dict[str, Any] = {"problem": problem, "tiling": {"kernel": "flashinfer"}, "l2": "repeated"}
+    took = npusim.run("flash", hw="rtx_pro_6000", numerics=False, trace_groups=(), **asked)
+    counts = [block.tile_count for block in took.program.phases[0].blocks]
+    assert len(counts) == 96 * 3
+    assert counts.count(0) == 32 + 64
+    assert took.timing is not None
+    assert 145 < took.timing.core_us < 155
+
+
+def test_flashinfers_parts_without_keys_weigh_nothing() -> None:
+    """Whole keys in one part have the same values but for the rounding of one merge."""
+    problem = Problem(batch=1, heads=2, kv_heads=1, seq_q=300, seq_kv=500, head_dim=64, causal=True)
+    asked: dict[str, Any] = {"hw": "rtx_pro_6000", "problem": problem, "rows": "all"}
+    took = npusim.run("flash", tiling={"kernel": "flashinfer"}, **asked)
+    assert 0 in [block.tile_count for block in took.program.phases[0].blocks]
+    whole = npusim.run("flash", tiling={"block_q": 128, "block_kv": 64, "warps": 4, "stages": "library"}, **asked)
+    np.testing.assert_allclose(took.output, whole.output, rtol=2e-3, atol=1e-4)
+
+
+def test_flashinfer_starts_blocks_by_kv_head_sequence_and_rows() -> None:
+    problem = Problem(batch=2, heads=6, kv_heads=2, seq_q=256, seq_kv=256, head_dim=128, causal=True)
+    asked: dict[str, Any] = {"problem": problem, "numerics": False, "trace_groups": ()}
+    took = npusim.run("flash", hw="rtx_pro_6000", **asked, tiling={"kernel": "flashinfer"})
+    blocks = took.program.phases[0].blocks
+    places = [(b.head // 3, b.batch, b.row, b.head) for b in blocks]
+    assert places == sorted(places)
+    with pytest.raises(TilingError, match="launch: longest_first; kernel=flashinfer"):
+        npusim.run("flash", hw="rtx_pro_6000", **asked, tiling={"kernel": "flashinfer", "launch": "longest_first"})
+
+
+@pytest.mark.parametrize("hw", ["rtx_pro_6000", "a100"])
+def test_fa2_with_pages_starts_blocks_by_head_then_by_sequence(hw: str) -> None:
+    """flash_fwd_launch_template.h, run_flash_splitkv_fwd: a grid of rows, sequences and heads."""
+    problem = Problem(batch=3, heads=4, kv_heads=2, seq_q=512, seq_kv=512, head_dim=128, causal=True)
+    paged = problem.model_copy(update={"page": 64})
+    asked: dict[str, Any] = {"hw": hw, "numerics": False, "trace_groups": ()}
+
+    def blocks(of: Problem, **more: str) -> list[Any]:
+        took = npusim.run("flash", problem=of, tiling={"kernel": "fa2", **more}, **asked)
+        return list(took.program.phases[0].blocks)
+
+    assert (places := [(b.head, b.batch, b.row) for b in blocks(paged)]) == sorted(places)
+    assert (places := [(b.batch, b.head, b.row) for b in blocks(problem)]) == sorted(places)
+    counts = [b.tile_count for b in blocks(paged, launch="longest_first")]
+    assert counts == sorted(counts, reverse=True)
 
 
 def test_a_product_waits_for_its_chain() -> None:

@@ -33,3 +33,27 @@ def attention(Q, K, V, O, sc, S, D: tl.constexpr, BM: tl.constexpr, BN: tl.const
             l = l * al + tl.sum(p, 1)
         m = mn
     tl.store(O + off + rm[:, None] * D + rd[None], (acc / l[:, None]).to(q.dtype))
+
+
+@triton.jit
+def listed(Q, K, V, T, O, S, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    rd = tl.arange(0, D)
+    rn = tl.arange(0, BN)
+    rm = tl.program_id(0) * BM + tl.arange(0, BM)
+    q = tl.load(Q + rm[:, None] * D + rd[None])
+    m = tl.full([BM], float("-inf"), tl.float32)
+    l = tl.zeros([BM], tl.float32)
+    acc = tl.zeros([BM, D], tl.float32)
+    for j in range(0, S, BN):
+        at = tl.load(T + j + rn)
+        k = tl.load(K + at[:, None] * D + rd[None])
+        s = tl.dot(q, tl.trans(k))
+        mn = tl.maximum(m, tl.max(s, 1))
+        p = tl.math.exp2(s - mn[:, None])
+        al = tl.math.exp2(m - mn)
+        l = l * al + tl.sum(p, 1)
+        acc = acc * al[:, None]
+        v = tl.load(V + at[:, None] * D + rd[None])
+        acc = tl.dot(p.to(q.dtype), v, acc)
+        m = mn
+    tl.store(O + rm[:, None] * D + rd[None], (acc / l[:, None]).to(q.dtype))

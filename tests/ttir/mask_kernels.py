@@ -213,13 +213,16 @@ def number_by_key(X, Y, R, n, low, BR: tl.constexpr, B: tl.constexpr):
 @triton.jit
 def first_tile_apart(X, Y, n, START: tl.constexpr, B: tl.constexpr, KIND: tl.constexpr):
     """The state of a loop that the first tile decides alone: by what the loop begins with, or against it."""
-    row, m, total = tl.program_id(0), START, 0.0
+    row, m, total, shift = tl.program_id(0), START, 0.0, 0.0
     for j in range(0, n, B):
         x = tl.load(X + row * n + j + tl.arange(0, B))
         largest = tl.max(x, 0)
+        if KIND == 2:
+            m += (largest - shift) * 0.0
+            shift = largest
         new = tl.where(j == 0, largest, tl.maximum(m, largest))
         before = total * tl.exp(m - new)
-        if KIND == 1:
+        if KIND >= 1:
             before = tl.where(j == 0, 0.0, before)
         total = before + tl.sum(tl.exp(x - new), 0)
         m = new

@@ -156,3 +156,74 @@ def sum_of_products(X, Y, Z, n, SCALE: tl.constexpr, BLOCK: tl.constexpr):
     y = tl.load(Y + p * n + c, c < n, other=0.0).to(tl.float32)
     z = tl.sum(x * y, 0) if SCALE == 0 else tl.sum(SCALE * x, 0)
     tl.store(Z + p, z)
+
+
+@triton.jit
+def spread_numbers(X, T, n, lo, KIND: tl.constexpr, B: tl.constexpr):
+    """Choices between a row's numbers: lanes that no load and no store has, and numbers that a loop chooses."""
+    row, number, lanes = tl.program_id(0), 0.0, tl.zeros([B], tl.float32)
+    for j in range(0, n, B):
+        c = j + tl.arange(0, B)
+        x = tl.load(X + row * n + c, mask=c < n, other=0.0)
+        s = tl.sum(x, 0)
+        if KIND == 0:
+            lanes += tl.where(c < n, s, x)
+        elif KIND == 1:
+            number = tl.where(j < lo, number + s, number)
+    tl.store(T + row, number + tl.sum(lanes, 0))
+
+
+@triton.jit
+def spread_sum(X, Y, n, lo, B: tl.constexpr):
+    """A sum of lanes that no load has, added to a row."""
+    row, c = tl.program_id(0), tl.arange(0, B)
+    x = tl.load(X + row * n + c, mask=c < n, other=0.0)
+    tl.store(Y + row * n + c, tl.sum(tl.where(c < lo, tl.sum(x, 0), 0.0), 0) + x, mask=c < n)
+
+
+@triton.jit
+def one_constant(Y, n, B: tl.constexpr):
+    """One number in all elements of integers or of masks."""
+    c = tl.arange(0, B)
+    y = tl.full([B], 3, tl.int32)
+    tl.store(Y + tl.program_id(0) * n + c, y.to(Y.dtype.element_ty), mask=c < n)
+
+
+@triton.jit
+def read_twice(X, T, n, B: tl.constexpr):
+    """A loop that reads a row's tiles two by two, behind one that reads them one by one."""
+    row, s, t = tl.program_id(0), 0.0, 0.0
+    for j in range(0, n, B):
+        c = j + tl.arange(0, B)
+        s += tl.sum(tl.load(X + row * n + c, mask=c < n, other=0.0), 0)
+    for j in range(0, n, 2 * B):
+        c = j + tl.arange(0, B)
+        t += tl.sum(tl.load(X + row * n + c, mask=c < n, other=0.0), 0)
+        t -= tl.sum(tl.load(X + row * n + c + B, mask=c + B < n, other=0.0), 0)
+    tl.store(T + row, s * t)
+
+
+@triton.jit
+def changed_factor(A, B, C, N, K, KIND: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr):
+    """A product whose right factor is computed, or chosen by its own rows, or whose left one is chosen by both axes."""
+    rm, rn = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BM)
+    acc = tl.zeros((BM, BM), tl.float32)
+    for k in range(0, K, BK):
+        rk = k + tl.arange(0, BK)
+        a, b = tl.load(A + rm[:, None] * K + rk[None]), tl.load(B + rk[:, None] * N + rn[None])
+        if KIND == 0:
+            b = (b + 1.0).to(tl.float16)
+        elif KIND == 1:
+            b = tl.where(rk[:, None] >= 3, b, 0.0).to(tl.float16)
+        else:
+            a = tl.where(rm[:, None] >= rk[None], a, 0.0).to(tl.float16)
+        acc = tl.dot(a, b, acc)
+    tl.store(C + rm[:, None] * N + rn[None], acc)
+
+
+@triton.jit
+def narrowed(X, Y, n, B: tl.constexpr):
+    """Rows that are stored in a format of 8 bits."""
+    c = tl.arange(0, B)
+    at = tl.program_id(0) * n + c
+    tl.store(Y + at, tl.load(X + at, mask=c < n, other=0.0).to(Y.dtype.element_ty), mask=c < n)

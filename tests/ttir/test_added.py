@@ -70,3 +70,15 @@ def test_factors_of_fp8_have_all_of_their_numbers(hw: str) -> None:
     error = np.abs(np.reshape(done.output, expected.shape) - expected).max()
     assert error < (2e-5 if hw == "ascend_910b2" else 2e-2)  # a GPU's unit adds FP8 up to fewer bits
     assert any("the matrix unit multiplies no FP8" in n for n in done.notes) == (hw == "ascend_910b2")
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize("shape", [(2,), (1, 2), (2, 1), (4,), (2, 2)])
+def test_programs_add_numbers_to_elements_of_a_tensor_of_any_shape(hw: str, shape: tuple[int, ...]) -> None:
+    """Elements to which no program adds stay as they are."""
+    rng = np.random.default_rng(2)
+    x, y = rng.standard_normal((8, 13)).astype(np.float32), rng.standard_normal(shape).astype(np.float32)
+    expected = y.astype(np.float64)
+    np.add.at(expected.reshape(-1), np.arange(8) % 2, x.astype(np.float64).sum(1))
+    done = _run("numbers_added", (8,), hw, X=x, Y=y, N=13, K=2, B=16)
+    assert np.abs(np.reshape(done.output, shape) - expected).max() < 1e-5

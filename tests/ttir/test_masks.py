@@ -190,7 +190,7 @@ def test_numbers_of_rows_are_chosen_element_by_element(hw: str) -> None:
 
 
 @pytest.mark.parametrize("hw", DEVICES)
-@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize("kind", [0, 1, 2])
 def test_a_choice_of_the_first_tile_is_what_the_loop_begins_with_or_refused(hw: str, kind: int) -> None:
     x = _drawn(3, 48) - 5
     words = {"X": x, "Y": np.zeros_like(x), "n": 48, "B": 16, "KIND": kind}

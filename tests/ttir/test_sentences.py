@@ -8,6 +8,7 @@ from itertools import pairwise
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -280,3 +281,59 @@ def test_a_kernel_may_have_a_name_of_any_length(tmp_path: Path, monkeypatch: pyt
     words = ["run", str(calls.save(tmp_path / "calls.npz")), "--hw", "h200"]
     assert CliRunner().invoke(app, words).exit_code == 0
     assert calls[0].name == name
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize(("kind", "why"), [(0, "spreads from a number"), (1, "a mask in a loop that is no comparison")])
+def test_numbers_that_a_choice_spreads_are_refused_in_words(hw: str, kind: int, why: str) -> None:
+    x = drawn(3, 32)
+    words = {"T": np.zeros(3, np.float32), "n": 32, "lo": 5, "KIND": kind, "B": 16}
+    with pytest.raises(ProgramError, match=AT + f".*{why}"):
+        npusim.run(recorded("spread_numbers", (3,), x, **words), hw=hw, rows="all")
+    with pytest.raises(ProgramError, match=AT + ".*along an axis that no load and no store has: compute it"):
+        npusim.run(recorded("spread_sum", (3,), x, np.zeros_like(x), n=32, lo=5, B=32), hw=hw, rows="all")
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize("kind", ["int8", "int16", "int32"])
+def test_one_constant_is_stored_to_integers_of_each_width(hw: str, kind: str) -> None:
+    y = np.zeros((3, 13), kind)
+    assert np.all(computed(recorded("one_constant", (3,), y, n=13, B=16), y, hw) == 3)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_one_constant_is_not_stored_to_masks(hw: str) -> None:
+    with pytest.raises(ProgramError, match=AT + "a store of a number to elements of i1; allowed: "):
+        npusim.run(recorded("one_constant", (3,), np.zeros((3, 13), bool), n=13, B=16), hw=hw)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_loop_that_reads_more_often_than_the_one_before_is_refused_in_words(hw: str) -> None:
+    with pytest.raises(ProgramError, match=AT + "X is read .*than in the loop before: visit the same"):
+        npusim.run(recorded("read_twice", (3,), drawn(3, 37), np.zeros(3, np.float32), n=37, B=8), hw=hw, rows="all")
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_right_factor_that_rows_make_has_a_place_beside_what_it_is_made_of(hw: str) -> None:
+    a, b, c = drawn(64, 32, fmt="float16"), drawn(32, 32, fmt="float16"), np.zeros((64, 32), np.float32)
+    words = {"N": 32, "K": 32, "BM": 32, "BK": 16}
+    call = recorded("changed_factor", (2,), a, b, c, KIND=0, **words)
+    made = (b.astype(np.float32) + 1).astype(np.float16)
+    assert np.abs(computed(call, c, hw) - a.astype(np.float64) @ made).max() < 1e-4
+    with pytest.raises(ProgramError, match=AT + ".*(mask of a factor|this mask is for tiles with axes row x key)"):
+        npusim.run(recorded("changed_factor", (2,), a, b, c, KIND=1, **words), hw=hw)
+
+
+def test_a_left_factor_that_a_mask_of_indices_chooses_is_read_on_gpus_and_refused_on_ascend() -> None:
+    a, b, c = drawn(64, 32, fmt="float16"), drawn(32, 32, fmt="float16"), np.zeros((64, 32), np.float32)
+    call = recorded("changed_factor", (2,), a, b, c, KIND=2, N=32, K=32, BM=32, BK=16)
+    assert np.abs(computed(call, c, "h200") - np.tril(a).astype(np.float64) @ b).max() < 1e-4
+    with pytest.raises(ProgramError, match=AT + "changed_factor: tl.where by indices makes a factor of a product"):
+        npusim.run(call, hw="ascend_910b2", rows="all")
+
+
+def test_a_v100_without_a_pipe_for_narrow_instructions_stores_8_bits() -> None:
+    x, y = drawn(4, 32), np.zeros((4, 32), ml_dtypes.float8_e5m2)
+    done = npusim.run(recorded("narrowed", (4,), x, y, n=32, B=32), hw="v100", rows="all")
+    assert np.array_equal(np.reshape(done.output, x.shape).astype(np.float32), x.astype(y.dtype).astype(np.float32))
+    assert done.cycles > 0

@@ -227,15 +227,22 @@ class Cutting(NamedTuple):
 
 
 def cut_phases(
-    problem: Problem, cutting: Cutting, p: SplitPrecision, machine: Machine, kind: MaskKind | None, merge_rows: int = 0
+    problem: Problem,
+    cutting: Cutting,
+    p: SplitPrecision,
+    machine: Machine,
+    kind: MaskKind | None,
+    merge_rows: int = 0,
+    *,
+    has_unseen: bool = False,
 ) -> Phases:
     """Return FlashAttention-2 with keys split as ``cutting`` states, or by a kernel's rule if its ``splits`` name one.
 
-    ``merge_rows``: rows of a block of the merge; 0: as many as reduce the time.
+    ``merge_rows``: rows of a block of the merge; 0: as many as reduce the time.  ``has_unseen``: parts by a rule whose
+    keys no query of a block sees are blocks, and partial outputs that the merge reads.
     """
-    return _phases(
-        problem, cutting, p, Itself(machine.device), machine.places, kind, merge_rows, prepares=machine.has_rows_kernels
-    )
+    how: dict[str, Any] = {"prepares": machine.has_rows_kernels, "least": 0 if has_unseen else 1}
+    return _phases(problem, cutting, p, Itself(machine.device), machine.places, kind, merge_rows, **how)
 
 
 @kept_by_blocks(lambda phases, *_: sum(len(phase.cells) for phase in phases))
@@ -249,6 +256,7 @@ def _phases(
     merge_rows: int,
     *,
     prepares: bool,
+    least: int,
 ) -> Phases:
     if problem.unseen not in (None, "zero"):
         raise TilingError(f"unseen: {problem.unseen}, but a part of the keys that a query does not see gives 0; zero")
@@ -264,7 +272,7 @@ def _phases(
     tiles, splits = max(map(tiles_of, whole.cells)), tiling.splits
     if tiling.pack == "auto" and is_packed:
         notes = (f"pack=auto: the {group} query heads of a KV head are rows of one block",)
-    cut, note = _cut(problem, tiling, whole, device.thing, places)
+    cut, note = _cut(problem, tiling, whole, device.thing, places, least)
     if isinstance(splits, int) and splits > tiles:
         why = "an empty one has the weight 0 in the merge, and takes no time"
         notes = (*notes, f"splits: {splits} of {tiles} tiles of {sizes[1]} keys leave {splits - tiles} empty; {why}")
@@ -275,8 +283,13 @@ def _phases(
     return [*before, replace(first, notes=notes) if notes else first, *rest]
 
 
-def _cut(problem: Problem, tiling: Cutting, whole: Phase, device: DeviceSpec, places: int) -> tuple[int | Cut, str]:
-    """Return the cuts of blocks, or the number of parts, and a note where a rule states it."""
+def _cut(
+    problem: Problem, tiling: Cutting, whole: Phase, device: DeviceSpec, places: int, least: int
+) -> tuple[int | Cut, str]:
+    """Return the cuts of blocks, or the number of parts, and a note where a rule states it.
+
+    ``least``: tiles that a part by a rule has at least in a block under a causal mask.
+    """
     block_kv, splits = tiling.block_kv, tiling.splits
     if tiling.split_keys:
         if splits != "auto" or tiling.split_keys % block_kv:
@@ -293,7 +306,7 @@ def _cut(problem: Problem, tiling: Cutting, whole: Phase, device: DeviceSpec, pl
         note = f"splits={rule.__name__}: {counts}"
         if call.window:
             return (lambda block: seen_parts(rule.__name__, parts[block.batch], _visited(block, block_kv))), note
-        return (lambda block: _clipped(parts[block.batch], tiles_of(block))), note
+        return (lambda block: _clipped(parts[block.batch], tiles_of(block), least)), note
     if not problem.lengths:
         count = best_splits(device, whole, FAN[tiling.merge])
         return count, f"splits=auto: {count}, on {places} places; blocks of queries: {len(whole.cells)}"
@@ -306,10 +319,10 @@ def _visited(block: WorkTile, block_kv: int) -> list[int]:
     return [run.visit(0, i).col // block_kv for run in block.runs for i in range(run.count)]
 
 
-def _clipped(parts: tuple[int, ...], tiles: int) -> tuple[int, ...]:
-    """Return the parts that contain the first tiles of a sequence: a causal block sees no others."""
-    ends = list(accumulate(parts, initial=0))
-    return tuple(min(end, tiles) - start for start, end in pairwise(ends) if start < tiles)
+def _clipped(parts: tuple[int, ...], tiles: int, least: int) -> tuple[int, ...]:
+    """Return the first tiles of a sequence in its parts, those of ``least`` and more: a causal block sees no others."""
+    seen = (min(end, tiles) - min(start, tiles) for start, end in pairwise(accumulate(parts, initial=0)))
+    return tuple(count for count in seen if count >= least)
 
 
 def by_published_rule(problem: Problem, tiling: Any, p: FlashPrecision, machine: Any) -> Phases | None:
@@ -324,5 +337,6 @@ def by_published_rule(problem: Problem, tiling: Any, p: FlashPrecision, machine:
         return None
     pack = "on" if is_packed else "off"
     cutting = Cutting(*tile, splits=kernel.split_rule if is_cut else 1, pack=pack)
-    parts = SplitPrecision(**asdict(p))
-    return cut_phases(problem, cutting, parts, machine, machine.mask_kind(tiling), kernel.merge_rows)
+    parts, kind = SplitPrecision(**asdict(p)), machine.mask_kind(tiling)
+    has_unseen = kernel.has_unseen_parts
+    return cut_phases(problem, cutting, parts, machine, kind, kernel.merge_rows, has_unseen=has_unseen)

@@ -371,6 +371,8 @@ class Phase:
         Axes along which the loop advances together; empty: along the loop's axis.
     still
         Operands with such an axis whose tile, or block, is always the one at the first row or column.
+    looked_up
+        Operands whose places in memory are integers that the loop of a compiled kernel loads, tile by tile.
     """
 
     name: str
@@ -397,6 +399,7 @@ class Phase:
     precision_fields: tuple[str, ...] | None = None
     walks: tuple[str, ...] = ()
     still: frozenset[str] = frozenset()
+    looked_up: frozenset[str] = frozenset()
 
     @property
     def walked(self) -> tuple[str, ...]:

@@ -76,7 +76,9 @@ def parts_apart(function: Function, arguments: Mapping[str, Any], count: int) ->
     (fmt,) = {n for n, f in FORMATS.items() if f == _format(function, root)}
     name, total = f"{root}_parts", f"{root}_sum"
     own = replace(view, is_workspace=True, storage=-1, described=(), described_by=())
-    sizes, by = ((count, *view.sizes), (span, *view.by)) if count > 1 else (view.sizes, view.by)
+    is_block = atomics[0].type.startswith("tensor")
+    sizes, by = (view.sizes, view.by) if is_block else ((span,), (1,))  # numbers have one place each
+    sizes, by = ((count, *sizes), (span, *by)) if count > 1 else (sizes, by)
     given = {
         name: replace(own, name=name, sizes=sizes, by=by, parts=count),
         total: replace(own, name=total, sums=count),
@@ -109,7 +111,7 @@ def parts_apart(function: Function, arguments: Mapping[str, Any], count: int) ->
         )
     before = function._replace(parameters={**function.parameters, **kinds}, operations=needed_by(parts, ends))
     others = function._replace(operations=needed_by(parts, rest)) if rest else None
-    columns = view.sizes[-1] if view.sizes and view.sizes[-1] <= MOST_COLUMNS else 1
+    columns = view.sizes[-1] if is_block and view.sizes and view.sizes[-1] <= MOST_COLUMNS else 1
     after = _adding(function.name, (root, total), fmt, columns)
     for op in after.operations:
         op.line = line

@@ -52,6 +52,9 @@ POINTERS = MappingProxyType(
 #: The architecture whose TTIR is read for devices that are no NVIDIA GPUs.
 PLAIN = 90
 _ALIGNMENT = 16
+#: The bits of an instruction's operation, those of products of warp groups (float16 and tf32, then FP8, left operand in
+#: shared memory and in registers), and of what orders them.
+_OPERATION, _GROUP_PRODUCTS, _WARP_GROUP = 0xFFF, frozenset({0x9F0, 0xDF0, 0x9F3, 0xDF3}), 0x9C5
 
 
 class Parameter(NamedTuple):
@@ -83,6 +86,7 @@ class Compiled:
     ``moved``: registers that a loop around products stores to local memory or loads, for the loop with most.
     ``body``: the instructions of a warp for a block of a kernel without products (`npusim.machines.sm.compiled_rows`).
     ``eights``: units of products of FP8 (`npusim.kernels.triton.compiled_choices.eights_of`).
+    ``is_serial``: whether warps wait for each product of warp groups (`_is_serial`).
     ``made_by``: the releases of Triton and of the assembler that made the code.
     ``is_foreign``: whether another compiler makes the code, whose choices are not known.
     """
@@ -101,6 +105,7 @@ class Compiled:
     sums: Mapping[str, str] = field(default_factory=dict)
     further: Sequence[str] = ()
     eights: Mapping[str, str] = field(default_factory=dict)
+    is_serial: bool = False
     made_by: str = ""
     is_foreign: bool = False
 
@@ -433,6 +438,7 @@ def _measured(made: _Code, ttir: str, architecture: str) -> Compiled:
         sums=contraction.sums,
         further=contraction.further,
         eights=compiled_choices.eights_of(made.ttgir),
+        is_serial=_is_serial(made.cubin),
         made_by=assembler_of(architecture),
     )
 
@@ -469,6 +475,18 @@ def _machine_code(cubin: bytes) -> dict[str, bytes]:
 
     named = ((name_of(head[0]), head[4], head[5]) for head in heads)
     return {name: cubin[begin : begin + length] for name, begin, length in named if name.startswith(".text")}
+
+
+def _is_serial(cubin: bytes) -> bool:
+    """Return whether warps wait for each of several products of warp groups, by the instructions before them.
+
+    Operations of sm_90, the low 12 bits of an instruction: ``WARPGROUP``, of which ``ARRIVE`` has no number, begins
+    products that follow one another, and ptxas puts one before each if it waits for each (nvdisasm 12.8).
+    """
+    words = [struct.unpack(f"<{len(code) // 8}Q", code)[::2] for code in _machine_code(cubin).values()]
+    products = sum(word & _OPERATION in _GROUP_PRODUCTS for code in words for word in code)
+    begun = sum(word & _OPERATION == _WARP_GROUP and not word >> 32 for code in words for word in code)
+    return bool(2 < products <= begun)
 
 
 def _unfused(ptx: str) -> bytes:

@@ -28,7 +28,7 @@ class FirstTile:
     """The first iteration of a loop.
 
     ``starts``: the numbers that its states begin with, by the names that they have in the loop; ``mask``: the condition
-    that holds in the first iteration alone.  Scores are taken to be finite: -inf less one of them is -inf.
+    that holds in the first iteration alone.  Scores are taken to be finite: -inf plus or minus one of them is -inf.
     """
 
     def __init__(self, operations: list[Op], starts: Mapping[str, float], mask: str) -> None:
@@ -56,11 +56,13 @@ class FirstTile:
         numbers = [x for x in values if isinstance(x, float)]
         if op.name in _SHAPES and numbers:
             return numbers[0]
+        if op.name == "arith.truncf" and numbers and numbers[0] in (0.0, -math.inf):
+            return numbers[0]
         if op.name in ("math.exp", "math.exp2") and numbers == [-math.inf]:
             return 0.0
         if op.name in _OF_NUMBERS and len(numbers) == len(values):
             return _OF_NUMBERS[op.name](numbers[0], numbers[1])
-        if op.name == "arith.subf" and values[0] == -math.inf:
+        if -math.inf in (values if op.name == "arith.addf" else values[:1] if op.name == "arith.subf" else ()):
             return -math.inf
         if len(numbers) == 1 and numbers[0] == _LEFT_AS_IT_IS.get(op.name):
             return next(x for x in values if not isinstance(x, float))

@@ -730,6 +730,8 @@ def _told(name: str, phase: Any, made: Compiled, tiling: Any, machine: Any, at_o
     fields = tiling.model_copy(update=told)
     lies, note = machine.compiled(name, machine.ordered(phase, fields), fields, made.down)
     note = note.replace("as given", f"of the compiler ({made.made_by})") if "registers" in told else note
+    if made.registers and lies.decided.generation == "wgmma":
+        lies = replace(lies, decided=lies.decided._replace(is_serial=made.is_serial))
     if at_once and machine.device.flags:
         most = machine.device.flags.usable_event_ids_count.value // len(phase.tensors)
         loaded = max(lies.decided.loaded_tiles, min(at_once, most))

@@ -332,8 +332,15 @@ class LaunchGrid:
 
     def called(self, axes: tuple[str | None, ...]) -> str:
         """Return the names of axes, none for axes of size 1."""
-        listed = [self.names[self.reader.root(a)] for a in axes if a is not None]
-        return " ".join(["row"] * self.is_row + listed)
+        return " ".join(["row"] * self.is_row + [self._name_of(a) for a in axes if a is not None])
+
+    def _name_of(self, axis: str) -> str:
+        """Return the name of an axis; raises `ProgramError` for one that no load and no store has."""
+        name = self.names.get(self.reader.root(axis))
+        if name is None:
+            why = "a block that tl.where spreads from a number, along an axis that no load and no store has"
+            raise ProgramError(f"{self.stored.line}: {why}: compute it with numbers, or choose from a loaded block")
+        return name
 
     def _with_axes(self, text: str) -> str:
         """Return a statement with the names of the axes that it has."""
@@ -810,7 +817,9 @@ class LaunchGrid:
             r.notes.append(f"{r.function.name}: {why}; a separate kernel computes it")
         phase = kernel_of(written).phase(r.function.name, cells, self.sizes, out, values=values, **bound)
         flops = _flops(phase) if attention is None else None
-        phase = replace(phase, notes=tuple(dict.fromkeys(r.notes)), flops=flops)
+        placed = r.placed_by_loads
+        looked_up = frozenset(n for (n, _), x in zip(written.axes, r.loads.values(), strict=False) if x.line in placed)
+        phase = replace(phase, notes=tuple(dict.fromkeys(r.notes)), flops=flops, looked_up=looked_up)
         return (before, phase) if prelude else (phase,)
 
     def _axes_of_mask(self, known: KnownBlock) -> str:
@@ -821,7 +830,7 @@ class LaunchGrid:
             called = self.called(x.axes).split()
             return " ".join(["row", *(n for n in called if n != "row")])
         is_of_columns = self._matrix(known).shape[2] == 1
-        columns = [self.names[self.reader.root(last)]] if is_of_columns and last is not None else []
+        columns = [self._name_of(last)] if is_of_columns and last is not None else []
         return " ".join(["row", *columns]) if is_of_columns else self.called(x.axes)
 
     def _matrix(self, known: KnownBlock) -> np.ndarray[Any, Any]:

@@ -14,7 +14,7 @@ from npusim.kernels.triton.integers import bits_of, wrapped
 from npusim.kernels.triton.kernel_draft import Load, Stored
 from npusim.kernels.triton.listed import by_one_list, elements_of, first_ones, rows_of, table_of, where_held
 from npusim.kernels.triton.tensor_axes import GatheredView, IntegerTensor, MaskView, View
-from npusim.kernels.triton.ttir_text import Op, shape_of
+from npusim.kernels.triton.ttir_text import FORMATS, WHOLE, Op, shape_of
 from npusim.kernels.triton.values import (
     AXES,
     COLUMNS,
@@ -178,6 +178,8 @@ class Memory(WholeNumbers):
                     f"{pointer.of} is read in tiles of other sizes than in the loop before; use the same sizes"
                 )
             if not self.choices.is_apart:
+                if before.pointer.base.shape[1] not in (1, self.walks[-2].most):  # that of this loop is joined to it
+                    raise op.fail(f"{pointer.of} is read more often than in the loop before: visit the same in both")
                 before.pointer = replace(before.pointer, base=self._both(before.pointer.base, pointer.base))
                 before.left = list(map(self._both, before.left, left))
             elif not all(map(are_alike, (before.pointer.base, *before.left), (pointer.base, *left))):
@@ -655,6 +657,8 @@ class Memory(WholeNumbers):
         value = self._stored_integers(op, value) if isinstance(value, Affine) and not value.of else value
         if isinstance(value, Number) and isinstance(pointer, Affine | Listed):  # of all elements
             fmt = self._element_of(pointer)
+            if fmt not in FORMATS and fmt not in WHOLE:
+                raise op.fail(f"a store of a number to elements of {fmt}; allowed: {', '.join((*FORMATS, *WHOLE))}")
             text = f"filled('@', {value.text}, {self.choices.fmt(fmt)!r})"
             value = self._named(op, Floats(text, (None,) * len(pointer.shape), fmt), "value")
         if not isinstance(pointer, Affine | Listed) or not isinstance(value, Floats):

@@ -108,9 +108,10 @@ def _factors(product: Op | None, addition: Op, body: Sequence[Op]) -> tuple[str,
 def _choice(like: Op, mask: str, term: str, neutral: float) -> list[Op]:
     """Return a term where a mask holds and a number elsewhere."""
     name, other, type_ = f"{term}@masked{like.results[0]}", f"{term}@other{like.results[0]}", like.type
-    type_ = f"tensor{type_.rpartition('tensor')[2]}"
+    is_block = "tensor" in type_
+    type_ = f"tensor{type_.rpartition('tensor')[2]}" if is_block else type_
     number = {0.0: "0.0", -math.inf: _infinity(type_, -1), math.inf: _infinity(type_, 1)}[neutral]
-    text = f"arith.constant dense<{number}> : {type_}"
+    text = f"arith.constant {f'dense<{number}>' if is_block else number} : {type_}"
     constant = Op("arith.constant", [other], [], text, type_, like.line)
     return [constant, replace(like, results=[name], operands=[mask, term, other], place="")]
 

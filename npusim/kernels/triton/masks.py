@@ -163,6 +163,8 @@ def _mask_of_elements(grid: LaunchGrid, kind: MaskKind | None) -> tuple[ElementM
         for j in np.flatnonzero(grid.is_visited[i]):
             here = slice(start := int(starts[i, j]), start + (n := int(counts[i, j])))
             part = whole[i, j, :height, :n]
+            if part.shape != own[:, here].shape:
+                raise ProgramError(f"{line}: a mask of a factor of a product, by no row and key of it: mask its load")
             if np.any((own[:, here] != part) & known[here]):
                 raise ProgramError(f"{line}: a mask differs between two tiles of the same keys in a program")
             own[:, here], known[here] = part, True

@@ -33,7 +33,7 @@ from npusim.kernels.triton.peeled_loops import with_loops_joined, with_loops_tur
 from npusim.kernels.triton.rolled_rows import rolled, with_scale_before_maximum, with_scratch_kept
 from npusim.kernels.triton.tensor_axes import Access, GatheredView, View
 from npusim.kernels.triton.third_axis import without_third_axis
-from npusim.kernels.triton.ttir_text import FORMATS, TYPES, Function, Op, refusing, shape_of
+from npusim.kernels.triton.ttir_text import FORMATS, TYPES, Function, Line, Op, refusing, shape_of
 from npusim.kernels.triton.turned_blocks import with_turned_blocks
 from npusim.kernels.triton.values import (
     RELATIONS,
@@ -64,6 +64,8 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
 )
 #: Loops, whose operands name values of their regions too.
 _LOOPS = ("scf.for", "scf.while")
+#: Pointers to integers, of which loads decide addresses.
+_INTEGERS = re.compile(r"ptr<i(?:32|64)>")
 _IGNORED = ("llvm.intr.assume", "tt.assert", "gpu.barrier", "tt.return", "scf.yield", "scf.condition", "block")
 #: Largest numbers of iterations of a program, and of all programs together: each has evaluated addresses of 8 bytes.
 MOST_EACH, MOST_TIMES = 1 << 18, 1 << 24
@@ -225,6 +227,22 @@ class Reader(Memory):
                     why = f"{x.pointer.of}: a program loads an element that it may not store to, and another one may"
                     raise ProgramError(f"{y.line}: {why}, at {x.line}: which comes first is free; give it a copy")
 
+    @property
+    def placed_by_loads(self) -> frozenset[Line]:
+        """Lines of loads in loops with products whose addresses are computed from integers that the loop loads."""
+        lines = set[Line]()
+        for loop in (o for op in self.function.operations for o in (op, *_within(op)) if o.name == "scf.for"):
+            places = set[str]()
+            for op in loop.body if any(o.name == "tt.dot" for o in loop.body) else ():
+                is_placed = bool(places & set(op.operands))
+                if op.name != "tt.load":
+                    places |= set(op.results if is_placed else ())
+                elif _INTEGERS.search(op.text):
+                    places |= set(op.results)
+                elif is_placed:
+                    lines.add(op.line)
+        return frozenset(lines)
+
     def _drop_rows(self) -> None:
         """Read blocks of one row as the row: its program's index is that of the row, and there is no axis of rows."""
         for x in (*self.stored, *self.loads.values()):
@@ -242,7 +260,8 @@ class Reader(Memory):
         name, value = self._unique("ones"), stored.value
         shape = (1,) * (len(stored.axes) - 1) + (stored.pointer.shape[-1:] or (1,))
         axes = (None,) * (len(stored.axes) - 1) + stored.axes[-1:]
-        self.seen[name] = KnownBlock(Floats(name, axes, value.fmt), np.ones(shape, bool), stored.line)
+        fmt = value.fmt if value.fmt in FORMATS else "f32"
+        self.seen[name] = KnownBlock(Floats(name, axes, fmt), np.ones(shape, bool), stored.line)
         self.notes.append(
             f"{stored.line}: only numbers are stored; for these the kernel reads a mask that always holds"
         )

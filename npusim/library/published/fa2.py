@@ -5,10 +5,23 @@ Source: Dao-AILab/flash-attention, csrc/flash_attn/flash_api.cpp and src/flash_f
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from npusim.kernel import Charge, DeviceSpec, GpuDecisions, GpuKernel, KernelUse, Problem, ceil_div, layout, split_rules
+from npusim.kernel import (
+    Charge,
+    DeviceSpec,
+    GlobalTensor,
+    GpuDecisions,
+    GpuKernel,
+    KernelUse,
+    Phase,
+    Problem,
+    ceil_div,
+    layout,
+    split_rules,
+)
 from npusim.machine import KernelTile, Layouts, warps_of
 
 if TYPE_CHECKING:
@@ -90,6 +103,19 @@ def _packs(problem: Problem, _rows: int) -> bool:
     return problem.group_size > 1 and problem.seq_q == 1 and problem.window is None and not problem.alibi
 
 
+def _by_head(phase: Phase) -> Phase:
+    """Return a phase of keys with pages that are not split with its blocks by head, then by sequence.
+
+    So a head's keys of all sequences are read before those of the next one, which shares them.  Other phases have their
+    blocks by sequence, then by head.
+    """
+    # flash_fwd_launch_template.h, run_flash_splitkv_fwd: blockIdx.z is the head, or sequence and head of split keys
+    keys = phase.tensors.get("k")
+    if not isinstance(keys, GlobalTensor) or not keys.stretch_rows or phase.cells[0].span("split"):
+        return phase
+    return replace(phase, cells=tuple(sorted(phase.cells, key=lambda b: (b.head, b.batch))))
+
+
 def instructions(head_dim: int, rows: int, keys: int, *, causal: bool, is_ragged: bool) -> tuple[int, int]:
     """Return the instructions of the loop for a tile, and around it; 0 if not known."""
     dim = min((d for d in TILES if d >= head_dim), default=0)
@@ -143,6 +169,7 @@ FA2 = GpuKernel(
     has_cut_pages=True,
     merge_rows=MERGE_ROWS,
     packs=_packs,
+    order=_by_head,
     charges=code_charges,
     merge_charges=(Charge("WARPS.library.combine_cycles", 1, "output"),),
     is_fused=True,

@@ -2,7 +2,8 @@
 
 Rows of a block are the heads of a KV head, query by query; here they are a head's queries where these are more than
 half a block, which sees up to a block's rows of masked keys more.  Four warps of a block of 16 rows each have a quarter
-of its keys.  Its decode without tensor cores (BatchDecodeWithPagedKVCacheKernel) is not described.
+of its keys.  Blocks start in the order of its plan, in which a block of rows has a part of all keys, seen or not.  Its
+decode without tensor cores (BatchDecodeWithPagedKVCacheKernel) is not described.
 
 Source: flashinfer-ai/flashinfer, include/flashinfer/utils.cuh (FA2DetermineCtaTileQ) and attention/prefill.cuh
 (BatchPrefillWithPagedKVCacheDispatched).
@@ -11,15 +12,19 @@ Source: flashinfer-ai/flashinfer, include/flashinfer/utils.cuh (FA2DetermineCtaT
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from types import MappingProxyType
 
 from npusim.kernel import (
     Charge,
     DeviceSpec,
+    GlobalTensor,
     GpuDecisions,
     GpuKernel,
     KernelUse,
+    Phase,
     Problem,
+    WorkTile,
     get_format,
     layout,
     split_rules,
@@ -87,6 +92,27 @@ def _charges(_use: KernelUse) -> tuple[Charge, ...]:
     return Charge(f"{each}_cycles", BARRIERS), Charge(f"{each}_warp_cycles", BARRIERS * WARPS)
 
 
+def _launched(phase: Phase) -> Phase:
+    """Return a phase with its blocks in the order of the launch: by KV head, sequence, rows, and part of the keys.
+
+    The heads of a KV head have the same queries one after the other, as rows of one block are in the kernel.
+    """
+    # scheduler.cuh, PrefillSplitQOKVIndptr, and prefill.cuh: blockIdx.z is the KV head
+    group = _heads(phase, "q") // _heads(phase, "k")
+
+    def place(block: WorkTile) -> tuple[int, ...]:
+        part, *_ = block.span("split") or (0,)
+        return block.head // group, block.batch, block.row, block.head, part
+
+    return replace(phase, cells=tuple(sorted(phase.cells, key=place)))
+
+
+def _heads(phase: Phase, name: str) -> int:
+    tensor = phase.tensors[name]
+    assert isinstance(tensor, GlobalTensor)
+    return tensor.heads
+
+
 FLASHINFER = GpuKernel(
     name="flashinfer",
     whose="FlashInfer's",
@@ -96,9 +122,10 @@ FLASHINFER = GpuKernel(
     tiles={2: TILES},
     variants=_variants,
     fields=lambda _device: {"stages": None},
-    leaves=frozenset({"launch"}),
     needs=_needs,
     split_rule=split_rules.flashinfer,
+    has_unseen_parts=True,  # scheduler.cuh: chunks of all keys for each block of rows
+    order=_launched,
     charges=_charges,
     packs=lambda problem, _rows: problem.group_size > 1,  # prefill.cuh: rows are queries times the heads of a KV head
     is_fused=True,

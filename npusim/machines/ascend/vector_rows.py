@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from npusim.errors import TilingError
+from npusim.errors import ProgramError, TilingError
 from npusim.kernels.form.language import ONE
 from npusim.kernels.form.phase import WHOLE, bind
 from npusim.late_methods import dataclass
@@ -365,6 +365,7 @@ class VectorShare:
         if not s.moved:
             bound = self._bindings(s, part, views, block, tile)
             steps = self.frame.with_computed_masks(self._steps(s, bound, again, part))
+            self._refuse_unmade(s, bound)
             yield compute(s.name, self.core.vector, steps, self._work(s, part))
         for n in again:
             if n in s.stage.written:
@@ -393,6 +394,16 @@ class VectorShare:
         turn = Step(first.opcode, back, tuple(bound[n] for n in first.srcs), first.attributes, first.dst)
         after = bind(s.table[at + 1 :], {**bound, moved: back}, s.name, at + 2)
         return (*bind(s.table[:at], bound, s.name), turn, *after)
+
+    def _refuse_unmade(self, s: RowsStage, bound: Mapping[str, Source]) -> None:
+        """Raise `ProgramError` for a result whose only row is left out in this tile, for want of a mask."""
+        for r in s.table:
+            is_alone = r.dst in s.outputs and sum(x.dst == r.dst for x in s.table) == 1
+            if is_alone and r.only in self.frame.phase.masks and r.only not in bound and r.dst not in r.srcs:
+                why = (
+                    "tl.where by indices makes a factor of a product, and on Ascend masks of a loop are for a product's"
+                )
+                raise ProgramError(f"{self.frame.phase.name}: {why} results: mask the factor's load instead, other=0.0")
 
     def _held(self, n: str, part: RowSlice, *, is_write: bool) -> RingTile:
         ring = self.spilled[n].memory

@@ -40,6 +40,8 @@ from npusim.units import chunks
 #: Keys of a tile up to which compilers write masks among other instructions: from 64 on they pack the predicates
 #: (LOP3, SEL) before the first exponential.  source: SASS of Triton 3.6 for sm_90, flash tiles of 16 to 256 keys
 PREDICATED_KEYS = 32
+#: Of a load that waits for a number, the place of its rows.
+PLACED = Attributes(lookups=1)
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -328,7 +330,8 @@ class ResidentBlock:
         source, ring = self.frame.cut(n, block, tile), self.places.loaded[n]
         shape = (source.rows * source.cols, 1) if len(self.frame.axes(n)) == 1 else (source.rows, source.cols)
         slot = ring.fill(*shape, source.fmt, stride=self.places.pitch(n, ring.space))
-        step = Step(Opcode.COPY, slot, (source,), name=n)
+        is_later = self.decided.awaits_places and n in self.frame.phase.looked_up
+        step = Step(Opcode.COPY, slot, (source,), PLACED if is_later else Attributes(), name=n)
         return TileOp(f"{self.frame.label(n)}.load", self.places.loaders[n], LDG, (step,), handshake)
 
     def _store(self, n: str, block: WorkTile, tile: Visit, *, last: bool = True) -> Iterator[TileOp]:

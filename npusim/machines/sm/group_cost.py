@@ -375,7 +375,8 @@ class GroupModel:
         is_product = left > max(lone, moved)
         lone = max(lone, moved, left)
         plain /= self.rates[FMA]
-        busy = {FMA: plain, ALU: count.compare, MUFU: count.special, LSU: count.shared * self.subcores + moved / warps}
+        busy = self._by_pipe(plain, count.compare)
+        busy |= {MUFU: count.special, LSU: count.shared * self.subcores + moved / warps}
         tally.pipes |= {name: cycles * warps for name, cycles in busy.items()}
         if tensor:
             tally.pipes[TENSOR] = tensor
@@ -388,6 +389,10 @@ class GroupModel:
             tensor=tensor,
             memory=count.shared * work.decided.warps + moved,
         )
+
+    def _by_pipe(self, plain: float, narrow: float) -> dict[str, float]:
+        """Return cycles of plain instructions and of narrow ones by pipe: one without an ALU has both on FMA."""
+        return {FMA: plain, ALU: narrow} if ALU in self.lanes else {FMA: plain + narrow}
 
     def _warps(self, work: GroupWork) -> float:
         """Return the warps of a sub-core; of fewer than sub-cores each has as many on average, whoever has which."""
@@ -411,8 +416,8 @@ class GroupModel:
             taken = code.local * LANE_BYTES * WARP_LANES * in_all / (local.value * self.rates[SPILL])
             memory, lone = memory + taken, lone + taken
         tally.terms[f"{self.key}.{INSTRUCTION}"] = lone
-        tally.pipes |= {FMA: code.issued * warps, ALU: narrow * warps, MUFU: special * warps, LSU: memory}
         issued, compare = code.issued * warps, narrow * warps
+        tally.pipes |= self._by_pipe(issued, compare) | {MUFU: special * warps, LSU: memory}
         return shared(ceil(lone), issue=issued, compare=compare, special=special * warps, memory=memory)
 
     def _lanes_of(self, pipe: str) -> float:

@@ -61,6 +61,8 @@ if TYPE_CHECKING:
     from npusim.kernels.form.phase import Instruction, Phase, WorkTile
 
 
+#: Levels of loads of operands at places that a loop loads: the places, and the operands.
+LEVELS = 2
 #: Registers of a lane beyond which a tile is refused, over those that it can address: none measured has more.
 MOST_REGISTERS = 8
 #: Registers of a lane beside accumulators where no compiler was asked: addresses and operands.
@@ -195,7 +197,9 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
                 "its tiles go through registers; use 1"
             )
         fields, note = fields.model_copy(update={"stages": 1}), "; 1 stage, as the device has no asynchronous copies"
+    fields, awaits_places = with_places(phase, fields)
     tile, decided = BlockTile.of(kernel, phase, products, fields), decisions_of(published)
+    decided = decided._replace(awaits_places=awaits_places)
     if decided.is_whole:
         tile = replace(tile, rows=phase.sizes[phase.row_axis], keys=phase.sizes[phase.loop_axis])
     decided = layout_of(tile, engine, decided)
@@ -212,6 +216,20 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
     tiling = _paying(replace(tiling, widths=widths), *paid)
     spilled = f", {registers.spilled} spilled" if registers.spilled else ""
     return tiling, f"{room}; tiles of {tile.rows} x {tile.keys}; registers {registers.origin}{spilled}{note}"
+
+
+def with_places(phase: Phase, fields: GroupFields) -> tuple[GroupFields, bool]:
+    """Return the fields with the stages that are left for operands at places that the loop loads, and whether their
+    loads wait for these places.
+
+    Triton gives each level of loads an equal part of the stages beyond the first, and loads the places without a
+    pipeline where that leaves none (AssignLatencies.cpp; TTGIR of SGLang's grouped decode with 1, 2 and 3 stages).
+    """
+    if not phase.looked_up or not fields.stages:
+        return fields, False
+    if fields.stages < 1 + LEVELS:
+        return fields, True
+    return fields.model_copy(update={"stages": 1 + (fields.stages - 1) // LEVELS}), False
 
 
 def usual_charges(use: KernelUse) -> tuple[Charge, ...]:

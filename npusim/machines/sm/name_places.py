@@ -142,8 +142,10 @@ class BlockPlaces:
             writers = self.warps if is_staged else (self.loaders[n],)
             self.near[n] = self._ring(f"{who} {label(n)}", n, SMEM, depth, writers)
             self.loaded.setdefault(n, self.near[n])
-        for n in self.prepared:
-            self.near[n] = self._ring(f"{who} {label(n)}", n, SMEM, 1, self.warps)
+        called = {label(n) for n in self.near}
+        for n in self.prepared:  # one called as its operand is has a ring beside that one's
+            name = f"{who} {label(n)}{' made' if label(n) in called else ''}"
+            self.near[n] = self._ring(name, n, SMEM, 1, self.warps)
         self.near |= {n: self.near[whole] for n, whole in frame.views.items()}
 
     def _left(self, who: str) -> dict[tuple[str, int], Ring]:

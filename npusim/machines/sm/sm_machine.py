@@ -211,7 +211,9 @@ class SmMachine(Machine):
             return phase
         is_reverse = decisions_of(kernel).from_last
         if kernel is not None and kernel.order is not None:
-            return kernel.order(from_last(phase) if is_reverse else phase)
+            if "launch" not in kernel.leaves:
+                return kernel.order(from_last(phase) if is_reverse else phase)
+            phase = kernel.order(phase)
         is_compiled = isinstance(tiling, SmFields) and tiling.stages and self.has_groups and not tiling.kernel
         launch = tiling.launch if isinstance(tiling, SmFields) else ""
         deal = cast("BlockOrder", getattr(tiling, "deal", "round_robin"))

@@ -48,13 +48,19 @@ class SmPricing(Transfers):
             return self._lanes.cost(op)
         (step,) = op.steps
         moved = self.move(step, spec, f"cores.{SM}.engines.{op.engine}")
+        if step.attributes.lookups and isinstance(source := step.srcs[0], GlobalTile):
+            # The number of each row comes from a table before, which misses L2 as its rows do.
+            beyond = self._miss_share(source.tensor.name) * self.device.memory.l2.miss_extra_latency_cycles.value
+            wait = step.attributes.lookups * (self.sharing.lookup_cycles.value + beyond)
+            moved = moved._replace(latency_cycles=moved.latency_cycles + ceil(wait))
         share = self.device.clock_share  # L2's clock stays when that of products falls
         port, latency = ceil(moved.occupancy_cycles * share), ceil(moved.latency_cycles * share)
         return moved._replace(occupancy_cycles=port, latency_cycles=latency, pipe_cycles=((f"{SM}.{op.engine}", port),))
 
     def _miss_share(self, tensor: str) -> float:
-        if self._cold is None or not self.is_placed:
-            return self.residency.read_misses[tensor]
+        misses = self.residency.read_misses[tensor]
+        if self._cold is None or not self.is_placed or not misses:  # whoever reads first misses only what is not there
+            return misses
         return self._cold.get(tensor, 0.0)
 
     def _links(self, step: Step, route: RouteSpec) -> tuple[tuple[str, int], ...]:

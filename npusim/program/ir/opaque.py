@@ -19,6 +19,7 @@ import operator
 import sys
 from dataclasses import field, fields, is_dataclass
 from enum import Enum
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsInt, TypeVar, cast
 
 from npusim.errors import ProgramError
@@ -185,9 +186,12 @@ def _each(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method that takes ``function`` of the numbers of each lane."""
 
     def method(self: Lanes, *others: object) -> Any:
-        if any(isinstance(x, Coordinate) or not isinstance(x, numbers.Number) for x in others):
-            return NotImplemented
-        return Lanes.of([function(*(at_lane(x, n) for x in (self, *others))) for n in range(len(self.values))])
+        for x in others:
+            kind = type(x)
+            if kind is Coordinate or not (kind is int or kind is Lanes or isinstance(x, numbers.Number)):
+                return NotImplemented
+        columns = [x.values if type(x) is Lanes else repeat(x, len(self.values)) for x in others]
+        return Lanes.of(list(map(function, self.values, *columns)))
 
     return method
 
@@ -207,7 +211,7 @@ class Lanes:
     @staticmethod
     def of(values: Sequence[Any]) -> Any:
         """Return the number where all lanes have the same one, else one for each lane."""
-        return values[0] if all(v == values[0] for v in values) else Lanes(values)
+        return values[0] if values.count(values[0]) == len(values) else Lanes(values)
 
     def __bool__(self) -> bool:
         raise TypeError("a body asks how blocks of one shape differ")

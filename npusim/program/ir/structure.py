@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import field
+from dataclasses import field, fields
 from functools import cached_property
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,7 @@ from npusim.program.ir.opaque import (
     terms_of,
     twin,
 )
-from npusim.program.ir.tile import GlobalTile, RingTile, Tile
+from npusim.program.ir.tile import GlobalTensor, GlobalTile, RingTile, Tile
 from npusim.program.ir.tile_program import Body, Loop
 from npusim.program.ir.walk import Walker
 
@@ -433,7 +433,7 @@ class Builder:
         known = self._tensors.setdefault(tensor.name, tensor)
         if known is not tensor and known != tensor:
             raise ProgramError(
-                f"takes tensor {tensor.name} for {tensor}, elsewhere it is {known}; one name must mean one "
+                f"takes tensor {tensor.name} for one of {_differing(tensor, known)}; one name must mean one "
                 "tensor, or the same elements would not be seen to meet"
             )
         if tensor.role in WRITABLE:
@@ -443,6 +443,13 @@ class Builder:
                 f"writes tensor {tensor.name}, whose role is {tensor.role}; only those of role "
                 f"{' or '.join(WRITABLE)} may be written"
             )
+
+
+def _differing(tensor: GlobalTensor, known: GlobalTensor) -> str:
+    """Return the fields in which a tensor differs from another one of its name, in words."""
+    names = [f.name for f in fields(tensor) if f.compare and getattr(tensor, f.name) != getattr(known, f.name)]
+    here, there = (", ".join(f"{n} {getattr(t, n)}" for n in names) for t in (tensor, known))
+    return f"{here}, elsewhere {there}"
 
 
 def source_line(iterator: Iterator[Any]) -> str:

@@ -330,6 +330,8 @@ class Lockstep:
         self._runs: dict[Attributes, list[tuple[int, int, Attributes]]] = {}
         #: The number of each block; variants may run equal blocks.
         self._distinct = {block: n for n, block in enumerate(dict.fromkeys(lane.block for lane in lanes))}
+        #: For each lane its tensors and the number of its block: blocks are long to hash.
+        self._numbered = [(lane.tensors, self._distinct[lane.block]) for lane in lanes]
 
     def run(self) -> None:
         """Execute everything, in program order."""
@@ -404,7 +406,7 @@ class Lockstep:
         """Return the operands of the lanes' steps in one place."""
         source: Any = sources[0]
         if isinstance(source, Lanes):
-            each = [source.values[self._distinct[of.block]] for of in self.lanes]
+            each = [source.values[number] for _, number in self._numbered]
             return formats.cast(np.array(each, np.float64)[:, None, None], fmt)
         if isinstance(source, float | int):
             return self._constant(float(source), fmt)
@@ -418,9 +420,16 @@ class Lockstep:
 
     def _cuts(self, tiles: Sequence[Any]) -> Iterator[Array]:
         """Yield the part of a tensor that each lane reads or writes; ``tiles`` are one for all or one a block."""
-        for of in self.lanes:
-            number = self._distinct[of.block]
-            yield of.tensors.cut(tiles[number if len(tiles) > 1 else 0], number)
+        if len(tiles) > 1:
+            for tensors, number in self._numbered:
+                yield tensors.cut(tiles[number], number)
+            return
+        (tile,), count = tiles, len(self._distinct)
+        tensor, rows, cols = tile.tensor, tile.rows, tile.cols
+        places = list(zip(*[at.values if type(at) is Lanes else [at] * count for at in tile.corner], strict=True))
+        for tensors, number in self._numbered:
+            batch, head, row, col = places[number]
+            yield tensors.head(tensor, batch, head)[row : row + rows, col : col + cols]
 
     def _constant(self, value: float, fmt: str) -> Array:
         key = (value, fmt)

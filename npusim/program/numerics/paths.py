@@ -11,12 +11,14 @@ import numpy as np
 
 from npusim.formats.cast import widen
 from npusim.late_methods import dataclass
+from npusim.program.ir.content import record
 from npusim.program.numerics.evaluate import execute_rows, needed_blocks
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from npusim.program.ir.tile_program import TileProgram
+    from npusim.program.ir.walk import Path
     from npusim.program.numerics.evaluate import BlockRows
     from npusim.program.numerics.executor import HeadSource, Moment
 
@@ -30,15 +32,23 @@ class Place:
     batch: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PathEvent:
-    """A row written by one step, and its place."""
+    """A row written by one step of a ``block``, at the indices ``path`` of the loops around it."""
 
     phase: str
     operation: str
     step: str
-    tile: str
+    block: Any
+    path: Path
     values: NDArray[Any]
+
+    @property
+    def tile(self) -> str:
+        """The place of the row, in words: its block and the tiles that the loops visit."""
+        visited = [f"{axis} tile {index}" for axis, index in self.path if axis and axis not in ("start", "finish")]
+        spans = "".join(f", {axis} {start}" for axis, start, _ in self.block.spans[1:])
+        return f"{self.block}{spans}" + (f", {', '.join(visited)}" if visited else "")
 
 
 @dataclass(slots=True)
@@ -64,17 +74,13 @@ class _Recorder:
         if key in self.seen:
             return
         self.seen.add(key)
-        phase = self.phases.index(moment.phase)
-        visited = ", ".join(f"{axis} tile {index}" for axis, index in path if axis and axis not in ("start", "finish"))
+        phase, name = self.phases.index(moment.phase), moment.step.name
+        rows = np.array(moment.result[:, 0])
         for lane, block in enumerate(moment.blocks):
-            if (moment.phase, id(block)) not in self.order:
-                continue
-            spans = "".join(f", {axis} {start}" for axis, start, _ in block.spans[1:])
-            tile = f"{block}{spans}" + (f", {visited}" if visited else "")
-            result = moment.result
-            values = np.array(result[lane if len(result) > 1 else 0, 0])  # a constant is one for all lanes
-            event = PathEvent(moment.phase, op.label, moment.step.name, tile, values)
-            self.events[phase, self.order[moment.phase, id(block)]].append(event)
+            at = self.order.get((moment.phase, id(block)))
+            if at is not None:  # a constant is one for all lanes
+                values = rows[lane if len(rows) > 1 else 0]
+                self.events[phase, at].append(PathEvent(moment.phase, op.label, name, block, path, values))
 
     def in_order(self) -> list[PathEvent]:
         return [event for key in sorted(self.events) for event in self.events[key]]

@@ -221,7 +221,8 @@ class FunctionReferee(Referee):
 
     A correct kernel rounds inputs, values of their size, and its result once to the coarsest format of its tensors.  So
     its error is that of the function on inputs that are off by half a step of that format, in a result that is too,
-    which `DRAWN` draws have.
+    which `DRAWN` draws have.  Its operations are in float32, or in the output's format if that is wider, and may be off
+    by a step of it (`_computed`).
     """
 
     function: Callable[..., Any]
@@ -308,6 +309,8 @@ class FunctionReferee(Referee):
         outputs = [exact, *(self._called(case, arrays, shape, description) for arrays in moved)]
         if step > 2.0 ** -get_format(fmt).mantissa_bits:  # rounding to the output's format is finer
             outputs[1:] = [_moved(x, step, rng) for x in outputs[1:]]
+        computed = 2.0 ** -max(get_format(f).mantissa_bits for f in ("float32", fmt))
+        outputs[1:] = [_computed(x, computed, rng) for x in outputs[1:]]
         return exact, [formats.cast(x.astype(np.float32) if fmt != "float64" else x, fmt) for x in outputs]
 
     def _called(
@@ -369,6 +372,19 @@ def _moved(x: NDArray[np.float64], step: float, rng: np.random.Generator) -> NDA
     moved = x * by
     moved += x
     return moved
+
+
+def _computed(x: NDArray[np.float64], step: float, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Return float64 values, each off by parts of a ``step`` of its size: a part of its own, and one of its row.
+
+    The operations of a kernel have these errors even on inputs that leave it none, as zeros do: a root and a division
+    are off by a unit in the last place.  All elements that are computed from the same numbers are off by the same part,
+    so equal values are; and a number of a row, such as its norm, has one error in the whole row.
+    """
+    factor = np.uint64(rng.integers(2**63) | 1)
+    parts = ((np.ascontiguousarray(x).view(np.uint64) * factor) >> np.uint64(40)).astype(np.float64)  # a hash of each
+    parts = parts * 2.0**-23 - 1 + rng.uniform(-1, 1, (*x.shape[:-1], 1))
+    return np.asarray(x + x * (parts * step))
 
 
 def _bits(values: NDArray[Any]) -> str:
