@@ -179,7 +179,7 @@ class Memory(WholeNumbers):
                 )
             if not self.choices.is_apart:
                 if before.pointer.base.shape[1] not in (1, self.walks[-2].most):  # that of this loop is joined to it
-                    raise op.fail(f"{pointer.of} is read more often than in the loop before: visit the same in both")
+                    raise op.fail(f"{pointer.of} is read more often than in the loop before; visit the same in both")
                 before.pointer = replace(before.pointer, base=self._both(before.pointer.base, pointer.base))
                 before.left = list(map(self._both, before.left, left))
             elif not all(map(are_alike, (before.pointer.base, *before.left), (pointer.base, *left))):
