@@ -488,7 +488,7 @@ class Case(RunSizes):
         default_factory=dict, description="values of the device file by dotted key"
     )
     scale: dict[str, TilingValue] | None = Field(
-        default=None, description="factors of the rates of units and links, of a what-if: {VECTOR: 0.5}"
+        default=None, description="factors of the rates of units and links, as --scale sets them: {VECTOR: 0.5}"
     )
 
 

@@ -71,7 +71,7 @@ class RatedUnit(SpecModel):
     """Fields of all units whose operations take time by a rate."""
 
     rate_factor: Positive | None = Field(
-        default=None, description="rate over the one that the other numbers state, of a what-if (--scale); missing: 1"
+        default=None, description="factor of the rate that the other numbers state, as --scale sets it; missing: 1"
     )
 
     @property
@@ -379,7 +379,7 @@ class SpecialisedSpec(IssueSpec):
         description="additional time of all arithmetic beside running products, as a share of its time without them"
     )
     element_cycles: Quantity = Field(
-        description="time of a block's end for each element of O in a thread, in addition to the counted instructions"
+        description="time at the end of a block for each element of O of a thread, in addition to its instructions"
     )
     gradient_block_cycles: Quantity | None = Field(
         default=None,

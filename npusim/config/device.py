@@ -87,8 +87,7 @@ class L2Spec(SpecModel):
     )
     same_data_factor: Positive | None = Field(
         default=None,
-        description="share of its rate if many cores read the same bytes at the same time, over the rate for "
-        "different bytes",
+        description="rate of many cores that read the same bytes at the same time, over their rate for different bytes",
     )
     same_data_cores_count: PositiveWhole | None = Field(default=None, description="cores that are many")
 
@@ -124,7 +123,7 @@ class LinkSpec(SpecModel):
         default=None, description="how cores that queue for it fall out of step; absent: they stay in step"
     )
     rate_factor: Positive | None = Field(
-        default=None, description="bandwidth over bytes_per_s, of a what-if (--scale); missing: 1"
+        default=None, description="factor of bytes_per_s, as --scale sets it; missing: 1"
     )
 
     @property
@@ -549,7 +548,7 @@ class DeviceSpec(HardwareModel):
     def rounding_choices(self) -> dict[str, Choice[Any]]:
         """The rounding of its vector unit where neither kernel nor precision states one, by the precision's field.
 
-        A field that is absent rounds to nearest even, and rounds products before an addition.
+        Where a field is absent, results are rounded to nearest even, and products are rounded before they are added.
         """
         keys = {"rounding": "cast_rounding", "multiply_add": "multiply_add"}
         return {name: fact for name, key in keys.items() if (fact := getattr(self.vector_unit, key, None)) is not None}

@@ -548,7 +548,8 @@ class Problem(Sizes, CallFields):
             raise fault_at("documents", f"they add up to {ends[-1]}, and there are {wanted[-1]} keys")
         if ends and not set(wanted) <= set(ends):
             raise fault_at(
-                "documents", f"one goes across the end of a sequence; lengths end at {', '.join(map(str, wanted))}"
+                "documents",
+                f"a document contains the end of a sequence; sequences end at {', '.join(map(str, wanted))}",
             )
         before, _ = self.sides
         if before is not None and not self.unseen and self.causal_offset + self.seq_q - 1 - before > self.seq_kv - 1:
@@ -557,7 +558,7 @@ class Problem(Sizes, CallFields):
 
     @property
     def sides(self) -> tuple[int | None, int | None]:
-        """How many keys before and after its key a query sees at most; None: all."""
+        """The largest number of keys that a query sees before its own position, and after it; None: no limit."""
         before, after = self.window if isinstance(self.window, tuple) else ((self.window or 0) - 1, -1)
         return None if before < 0 else before, 0 if self.causal else None if after < 0 else after
 

@@ -41,7 +41,7 @@ MOST_BYTES = 256 * MIB
 class DeviceRecord:
     """The device a run was for; ``digest`` is the hash of its file's content.
 
-    ``scale``: rates of units and links over the rates that its file states, of a what-if (``--scale``).
+    ``scale``: factors of the rates of units and links that its file states, as ``--scale`` sets them.
     """
 
     name: str

@@ -108,7 +108,8 @@ def _in_blocks(value: Value, fmt: str, axis: str, rule: str) -> Attributes:
         fail(f"{value}.to({fmt!r}, axis={axis!r}): axis must be one of the two axes of a tile")
     if chosen.reads_tensor:
         fail(
-            f"rule {chosen.name} of {fmt} reads a tensor's largest magnitude, which is not known while there are tiles"
+            f"rule {chosen.name} of {fmt} reads the largest magnitude of a whole tensor, "
+            "which a kernel of tiles does not know"
         )
     return Attributes(variant=chosen.name, axis=value.axes.index(axis) - 2)
 

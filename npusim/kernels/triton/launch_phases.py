@@ -350,7 +350,7 @@ class LaunchGrid:
             if any(self.reader.root(a) not in self.names for a in axes):
                 raise self._fault(
                     self.stored.line,
-                    "a block has one value along an axis that no stored block has; this is not supported",
+                    "a block has one value along an axis that no stored block has, which is not supported",
                 )
             return repr(self.called(tuple(axes)) or "row")
 

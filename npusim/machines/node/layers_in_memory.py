@@ -125,7 +125,7 @@ def refuse_too_large(p: ModelProblem, machine: NodeDevice, layers_on_host: int, 
             f"{format_bytes(budget or 0)}; a setting that fits: {_what_fits(p, machine, output)}"
         )
     raise SpecError(
-        f"{name}: {format_bytes(missing)} more a device than the {format_bytes(memory.capacity_bytes)} there are: "
+        f"{name}: {format_bytes(missing)} are missing on each device, which has {format_bytes(memory.capacity_bytes)}: "
         f"{memory.listed()}; a setting that fits: {_what_fits(p, machine, output)}"
     )
 
