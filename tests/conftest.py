@@ -144,7 +144,9 @@ def declared_tiles() -> Iterator[None]:
 
 @pytest.fixture
 def declared_tile() -> Iterator[None]:
-    """The same for a test among others whose claim is a choice of a tile."""
+    """The same for a test among others whose claim is a choice of a tile; not for one that starts processes, which a
+    patch does not reach.
+    """
     with pytest.MonkeyPatch.context() as patched:
         declare_tiles(patched)
         yield

@@ -71,7 +71,6 @@ def test_a_worker_that_ends_while_it_starts_is_said() -> None:
         pass
 
 
-@pytest.mark.usefixtures("declared_tile")
 def test_rows_are_those_of_one_process(workers: ClusterExecutor) -> None:
     address = workers._client.scheduler.address
     alone = npusim.explore("flash", **CALL)

@@ -44,7 +44,6 @@ def test_a_large_space_has_a_better_tile_than_a_run_before_its_bounds(monkeypatc
     assert done.best.latency_us < 0.95 * (run("flash", numerics=False, **CALL).latency_us or 0)
 
 
-@pytest.mark.usefixtures("declared_tile")
 def test_processes_take_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Search, "_survey", _out_of_time)
     call: dict[str, Any] = {"workload": "smollm2", "seq": 256, "hw": "ascend_910b3"}

@@ -55,7 +55,6 @@ def test_best_is_the_fastest_and_misfits_are_kept_apart() -> None:
     assert found.columns()["block_q"] == [128, 100, 2048] * 2
 
 
-@pytest.mark.usefixtures("declared_tile")
 def test_processes_give_what_one_process_gives() -> None:
     fields = {"block_kv": [256, 512]}
     one, two = (explore("flash", fields, seq=256, jobs=jobs) for jobs in (1, 2))
