@@ -151,7 +151,7 @@ def _mask_of_elements(grid: LaunchGrid, kind: MaskKind | None) -> tuple[ElementM
     keys = int(np.where(grid.is_visited, starts + counts, 0).max())
     count, tables, kinds = len(grid.reader.ids), list[Booleans](), list[int | None]()
     if rows * keys > MOST_ELEMENTS:
-        size = f"{rows:,} rows and {keys:,} keys"
+        size = f"{rows:,} x {keys:,}"
         raise ProgramError(
             f"{line}: npusim would have to look at {size} elements of a mask; allowed: {MOST_ELEMENTS:,}"
         )
