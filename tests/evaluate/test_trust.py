@@ -12,7 +12,7 @@ import pytest
 
 from npusim.studies.evaluate.evaluation import CLOSE, Findings, Microseconds, compared
 
-#: Times of configurations of public Triton kernels on an H100, and of eight others on an H200, with npusim's
+#: Times of configurations of public Triton kernels on an H100, and of thirteen others on an H200, with npusim's
 #: predictions.
 TIMES, OTHER_TIMES = (
     Path(__file__).parents[2] / "reports" / "tune" / name for name in ("predictions.csv", "recorded.csv")
@@ -89,15 +89,25 @@ def test_the_first_tenth_has_a_fast_candidate() -> None:
 
 
 def test_the_first_two_have_a_fast_candidate_of_other_kernels_too() -> None:
-    """On an H200, where no ranking was compared before: one of eight kernels has none, and loses 6 %.
+    """On an H200, where no constant was fitted on them: two of thirteen kernels have none, and lose 10 and 17 %.
 
-    Of LightLLM's prefill, tiles of 128 rows by 32 keys take twice as long as predicted.
+    A cross entropy that reads a row twice has its second reads in L2, which it has not on the chip.  Twelve tiles of GEGLU
+    are predicted within 3 %, and their times differ by 46 %.
     """
     regrets = {kernel: regret(pool) for (kernel, _), pool in sweeps(OTHER_TIMES).items()}
-    assert len(regrets) == 8
+    assert len(regrets) == 13
     slow = {kernel: round(lost, 3) for kernel, lost in regrets.items() if lost > 0.05}
-    assert set(slow) <= {"lightllm_prefill"}, slow
-    assert max(regrets.values()) <= 0.06, slow
+    assert set(slow) <= {"liger_cross_entropy", "unsloth_geglu_exact"}, slow
+    assert max(regrets.values()) <= 0.18, slow
+
+
+def test_one_class_has_one_hash_on_the_chip() -> None:
+    hashes: dict[tuple[str, ...], set[str]] = {}
+    with OTHER_TIMES.open(encoding="utf-8") as rows:
+        for row in csv.DictReader(rows):
+            hashes.setdefault((row["kernel"], row["shape"], row["class"]), set()).add(row["hash"])
+    assert len(hashes) >= 40
+    assert {at: found for at, found in hashes.items() if len(found) > 1} == {}
 
 
 def test_an_order_that_is_trusted_is_right_more_often_of_other_kernels_too() -> None:
