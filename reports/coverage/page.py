@@ -29,9 +29,13 @@ CONSTRUCTS: Mapping[str, str] = MappingProxyType(
         "goes from one block that a loop stores": "a loop that stores its state",
         "moves by a step": "an address by a step that the loop computes",
         "goes through its loop 0 times": "programs without an iteration",
+        # Words of refusals as in the outcomes on file, and as they are now.
+        "a product of a value that is no block of floats": "products of integers",
         "tl.dot supports blocks of floats only": "products of integers",
         "only axes of 1 may be added": "blocks as blocks of other axes",
+        "reduction over rows": "sums and maxima over rows in a loop",
         "a reduction along axis 0": "sums and maxima over rows in a loop",
+        "tl.where of other than": "a choice between two blocks by indices",
         "tl.where is supported here only with": "a choice between two blocks by indices",
         "a block goes along one axis or two": "blocks of three axes",
         "no arithmetic is stated": "a format that the device does not multiply",
