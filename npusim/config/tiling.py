@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from copy import copy
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, SupportsIndex, TypeVar, cast, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
@@ -62,6 +63,23 @@ class Tiling(BaseModel):
     def published(self) -> Any:
         """The published kernel that the fields name; None for fields without one."""
         return None
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[object, ...]:
+        # The class of a schedule's tilings is composed where it is first used: no module has it under its name.
+        kind = type(self)
+        if getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind:
+            return super().__reduce_ex__(protocol)
+        return _named_values, (self.model_dump(exclude_unset=True),)
+
+
+class NamedValues(Tiling):
+    """Values of named fields, as another process gets a tiling; `build_tiling` makes one of a schedule's class."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+def _named_values(values: Mapping[str, object]) -> Tiling:
+    return NamedValues(**values)
 
 
 class Blocks(Tiling):

@@ -76,9 +76,7 @@ def verdict(record: RunRecord) -> Cell:
     elif numerics is not None and rmse is not None and rmse < inf:  # a relative error of 0 is infinite
         error = f"error {rmse:.1e}"
         parts.append(
-            f"OUTPUT IS UNLIKE {numerics.against}: its relative error is {error}; an output of zeros has 1"
-            if is_unlike
-            else error
+            f"OUTPUT IS UNLIKE {numerics.against}: relative {error}; an output of zeros has 1" if is_unlike else error
         )
     if timing is not None:
         parts.append(times.sure_words(timing))

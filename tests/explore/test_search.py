@@ -61,6 +61,16 @@ def test_processes_give_what_one_process_gives() -> None:
     assert one.outcomes == two.outcomes
 
 
+def test_a_tiling_of_a_schedule_is_taken_as_its_fields_are() -> None:
+    tiling = find_schedule("flash", "ascend").tiling(depth=2, block_q=64)
+    fields = {"block_kv": [128, 256]}
+    found = [explore("flash", fields, seq=256, tiling=tiling, jobs=jobs) for jobs in (1, 2)]
+    assert found[0].outcomes == found[1].outcomes
+    for outcome in found[0].outcomes:
+        own = tiling.model_copy(update=outcome.point)
+        assert outcome.cycles == run("flash", seq=256, tiling=own, numerics=False).cycles
+
+
 @pytest.mark.usefixtures("declared_tile")
 def test_pruning_finds_what_simulating_all_of_it_finds() -> None:
     fields = {"block_kv": [64, 128], "block_q": [32, 64], "depth": [1, 2], "vector_rows": [4, 32, 64]}
