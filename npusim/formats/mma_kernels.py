@@ -81,6 +81,19 @@ def power_of_two_wide(n: Any) -> Any:
 
 
 @inline
+def row_exponent(largest: np.int16, c: np.float32, limits: tuple[np.int32, np.int32]) -> np.int32:
+    """Return the exponent to which the products of an output and C are aligned; 0 where all of them are 0.
+
+    ``limits`` = (smallest alignment exponent, smallest exponent of C's format).
+    """
+    pattern = np.int32(np.int32(float32_bits(c)) & np.int32(0x7FFFFFFF))
+    own = max(np.int32(np.int32(pattern >> np.int32(23)) - np.int32(127)), limits[1])
+    own = own if pattern != np.int32(0) else np.int32(NO_PRODUCT)
+    top = max(np.int32(largest), own)
+    return max(top, limits[0]) if top > np.int32(NO_PRODUCT) else np.int32(0)
+
+
+@inline
 def align_row(
     largest: NDArray[Any], c: NDArray[Any], exponents: NDArray[Any], scales: NDArray[Any], limits: Any
 ) -> None:
@@ -90,15 +103,8 @@ def align_row(
     """
     fraction, floor, c_floor = limits
     wide = scales.itemsize == 8
-    none = np.int32(NO_PRODUCT)
-    absent = np.int32(-300)  # below every real exponent; 2**(F + 300) is still a float64
     for j in range(c.size):
-        exponent = np.int32(largest[j])
-        exponent = exponent if exponent > none else absent
-        magnitude = np.int32(np.int32(float32_bits(c[j])) & np.int32(0x7FFFFFFF))
-        own = max(np.int32(np.int32(magnitude >> np.int32(23)) - np.int32(127)), c_floor)
-        own = own if magnitude != np.int32(0) else absent
-        exponent = max(exponent, own, floor)
+        exponent = row_exponent(largest[j], c[j], (floor, c_floor))
         exponents[j] = exponent
         # Where the limits bite no product survives the truncation, or there is none.
         if wide:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npusim.formats.jit import bits_float32, float32_bits, inline, kernel
-from npusim.formats.mma_kernels import NO_PRODUCT, ZERO_EXPONENT, power_of_two, replace_specials, special_row
+from npusim.formats.mma_kernels import ZERO_EXPONENT, power_of_two, replace_specials, row_exponent, special_row
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -73,19 +73,6 @@ def scaled_float16(mask: np.int32, magnitude: np.uint32, down: np.float32) -> np
     rounded = (size + big) - big
     rounded = np.float32(np.inf) if rounded > np.float32(65504.0) else rounded
     return (-rounded if mask != np.int32(0) else rounded) + np.float32(0.0)
-
-
-@inline
-def row_exponent(largest: np.int16, c: np.float32, limits: tuple[np.int32, np.int32]) -> np.int32:
-    """Return the exponent to which the products of an output and C are aligned; 0 where all of them are 0.
-
-    ``limits`` = (smallest alignment exponent, smallest exponent of C's format).
-    """
-    pattern = np.int32(np.int32(float32_bits(c)) & np.int32(0x7FFFFFFF))
-    own = max(np.int32(np.int32(pattern >> np.int32(23)) - np.int32(127)), limits[1])
-    own = own if pattern != np.int32(0) else np.int32(NO_PRODUCT)
-    top = max(np.int32(largest), own)
-    return max(top, limits[0]) if top > np.int32(NO_PRODUCT) else np.int32(0)
 
 
 def scratch(columns: int) -> tuple[Any, ...]:
