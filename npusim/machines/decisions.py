@@ -21,17 +21,17 @@ Route = Literal["chip", "gm"]
 
 
 class VectorCode(NamedTuple):
-    """The form of a rows stage's code for a vector unit with registers.
+    """The form of the code of a stage of rows on a vector unit with registers.
 
     functions
-        ``fused``: the stage is one vector function; ``stages``: casts of results are a separate one; ``calls``: every
-        instruction is a call.
+        ``fused``: the stage is one vector function. ``stages``: a second function casts the results. ``calls``: every
+        instruction is a separate call.
     layout
-        ``dn``: a register holds rows of one column; ``nd``: columns of one row.
+        ``dn``: a register holds rows of one column. ``nd``: a register holds columns of one row.
     chains
-        Accumulators of a maximum along columns.
+        Number of accumulators of a maximum along columns.
     leaves
-        Names that are in UB at its end.
+        Names whose values are in UB at the end of the function.
     blocks
         Whether cast results are stored as rows of fractals.
     """
@@ -47,31 +47,41 @@ class AscendDecisions(NamedTuple):
     """Decisions of a kernel on an Ascend device.
 
     barriers
-        Barriers between the instructions of a vector core: ``needed``, only between dependent ones, or ``every``.
+        Barriers between the instructions of a vector core. ``needed``: between dependent instructions only; ``every``:
+        after every instruction.
     together
-        Tiles that cores hand over at a time: they share the cost of a tile (``flags.tile_cycles``).
+        Number of tiles that one core passes to another at a time. These tiles share the cost of one tile
+        (``flags.tile_cycles``).
     extra
-        Whether a tile that is handed over costs ``flags.tile_extra_cycles`` too, if the kernel sets the barriers.
+        Whether each tile that one core passes to another also costs ``flags.tile_extra_cycles``; read only if the
+        kernel sets the barriers.
     is_vendors
-        Whether it is the vendor's kernel, whose task has an additional cost (``launch.attention_s``).
+        Whether the kernel is the vendor's. Its task then has the additional cost ``launch.attention_s``.
     expands
-        Whether a row or a column is expanded to a tile first, by an instruction a row.
+        Whether a separate instruction per row first expands a row vector or a column vector to a tile.
     one_slot
-        Whether each operand of a phase with products has one slot, in L1 and in UB.
-    handed, period, until_left
-        Slots of a hand-over at least; releases of such a slot that one flag acknowledges; whether rows' slot is
-        released once its product has left L0C.
+        Whether each operand of a phase with products has a single slot in L1 and in UB.
+    handed
+        Least number of slots of a ring between two cores.
+    period
+        Number of releases of such a ring that one flag acknowledges.
+    until_left
+        Whether the slot of an operand that vector stages compute is released when its product has left L0C.
     order
-        ``rolling``: each stage some tiles before the next.  ``groups``: several tiles at a time, stage by stage.
-        ``serial``: tile after tile; the next tile begins when all cores have finished.
+        Order of the stages. ``rolling``: each stage runs some tiles ahead of the next stage. ``groups``: each stage
+        processes several tiles, then the next stage does. ``serial``: one tile after another; a tile begins when all
+        cores have finished the previous tile.
     pipeline
-        ``core``: stages continue with the next block's tiles while the last tiles of a block are still in flight.
+        ``core``: stages continue with the tiles of the next block while the last tiles of a block are still in flight.
+        ``block``: they do not.
     slots
-        Largest number of slots of L0A, L0B and L0C; with one, the core waits until L0C is drained before it loads more.
+        Largest number of slots of L0A, L0B and L0C. With one slot, the core waits until L0C is drained before it loads
+        more.
     route
-        Route from vector stages to products; None: on the chip if the device has such a route.
+        Route of a tile from vector stages to products: ``chip`` or ``gm``. None: on the chip if the device has such a
+        route.
     code
-        Code of vector stages for a vector unit with registers; None: the unit works from UB to UB.
+        Form of the vector stages on a vector unit with registers. None: the unit reads from UB and writes to UB.
     """
 
     barriers: Barriers = "every"
@@ -114,11 +124,16 @@ Due = Literal[
 
 
 class Charge(NamedTuple):
-    """A cost of a kernel in addition to its steps: ``times`` a constant of the device file.
+    """A cost that a kernel has in addition to its steps: ``times`` multiples of a constant of the device file.
 
-    ``key`` is the constant's key, below ``cores.sm.engines``; for a rate in bytes per cycle ``times`` is the number of
-    bytes.  A constant of another engine than the warps occupies that engine.  A charge for each element or
-    multiply-add replaces the cost of the operation; a charge for each score counts instructions of the kind ``key``.
+    key
+        Key of the constant, relative to ``cores.sm.engines``. If the constant belongs to another engine than the warps,
+        the charge occupies that engine.
+    times
+        Factor of the constant. For a rate in bytes per cycle: the number of bytes.
+    due
+        Event at which the charge is due (`Due`). A charge per ``element`` or per ``multiply_add`` replaces the cost of
+        the operation; a charge per ``score`` is a number of instructions of the kind ``key``.
     """
 
     key: str
@@ -127,13 +142,24 @@ class Charge(NamedTuple):
 
 
 class CodeWork(NamedTuple):
-    """Work of the warps of a compiled kernel for a block, by its machine code.
+    """Work of the warps of a compiled kernel for one block, counted in its machine code.
 
-    ``alone_cycles``: the time of the block if no other works, without its first loads.  Counts of a warp's
-    instructions: ``issued`` in total; among these ``narrow`` ones on the pipe of half the width and ``special``
-    functions, accesses to ``shared`` memory and to spilled registers (``local``), and ``barriers``.  ``is_ahead``: a
-    loop loads a row while it works on the one before.  ``goes_on``: a program continues with further rows.  All 0:
-    another operation contains the work of this one.
+    alone_cycles
+        Cycles of the block if no other block is resident, without its first loads.
+    issued
+        Number of all instructions of a warp.
+    narrow, special
+        Instructions among them on the pipe of half the width, and special functions.
+    shared, local
+        Accesses to shared memory, and to spilled registers.
+    barriers
+        Barriers of the block.
+    is_ahead
+        Whether a loop loads the next row while it computes the current row.
+    goes_on
+        Whether a program continues with further rows.
+
+    If all counts are 0, another operation contains the work of this one.
     """
 
     alone_cycles: float = 0.0
@@ -148,53 +174,78 @@ class CodeWork(NamedTuple):
 
 
 class GpuDecisions(NamedTuple):
-    """Decisions of a kernel on a GPU; a block's warps, registers and charges follow from its tile and the device.
+    """Decisions of a kernel on a GPU. The warps, registers and charges of a block follow from its tile and the device.
 
     groups, warps
-        Warp groups of a block, each a queue with a share of the rows; warps of a group, which execute an operation
-        together.  0 warps: the device's file does not describe them.
-    across, repeats
-        Warps of a group that share the columns, the others the rows; how often a group computes the complete operation:
-        eight warps on 64 rows compute S twice.
-    generation, is_serial, is_transposed
-        Generation of the matrix instructions; whether the warps wait for the result of every product; whether a product
-        is computed as that of its exchanged and transposed operands: rows and columns are the transposed result's.
-    warp_rows, is_whole, rows
-        Least rows of a warp; whether the kernel computes complete tiles, however few rows are live; rows of a
-        group's complete tile, which it computes even for a ragged one.
+        Number of warp groups of a block, each with its own queue and a share of the rows; number of warps of a group,
+        which execute an operation together. 0 warps: the device file does not describe warps.
+    across
+        Number of warps of a group that share the columns of a tile; the other warps share its rows.
+    repeats
+        Number of times that a group computes the complete operation: eight warps on 64 rows compute S twice.
+    generation
+        Generation of the matrix instructions.
+    is_serial
+        Whether the warps wait for the result of every product before they continue.
+    is_transposed
+        Whether the kernel computes the transpose of a product, from exchanged and transposed operands. Rows and columns
+        are then the rows and columns of the transpose.
+    warp_rows
+        Least number of rows of a warp.
+    is_whole
+        Whether the kernel computes complete tiles even if some rows of a tile do not exist.
+    rows
+        Rows of a complete tile of a group. A group computes all of them for a ragged tile too.
     stages
-        Tiles in progress of a software pipeline: 1 passes through registers; 0: operands are released when read.
+        Number of tiles in progress in a software pipeline. 1: operands pass through registers. 0: no pipeline; an
+        operand's slot is released when the operand has been read.
     copies_in_bulk
-        Whether one thread copies a tile of each operand (TMA), where else every thread copies its share.
-    depth, held_depth, loaded_tiles
-        Tiles in shared memory of each operand of the loop, and of lasting operands (the next block's are loaded while
-        this one's are read), fewer where they do not fit; tiles in progress of a loop without products, in which rows
-        of one tile cover the load of the next.
+        Whether one thread copies a tile of each operand (TMA). If not, every thread copies its share.
+    depth, held_depth
+        Number of slots in shared memory of each operand of the loop, and of each operand that a block reads until it
+        ends (while one slot is read, the operand of the next block is loaded into another). Fewer if they do not fit.
+    loaded_tiles
+        Number of tiles in progress in a loop without products: operations on one tile run while the next tile is
+        loaded.
     slice_elements
-        Elements of a product's sum that are loaded at once; 0: all.
+        Number of elements along the sum of a product that are loaded at a time. 0: all.
     awaits_places
-        Whether loads of operands at places that a loop loads wait for these: with a pipeline of one or two stages.
-    padding, exchanges, stores, holds_in_registers
-        Elements after each row in shared memory; whether rows' results for a product cross lanes; whether they go to
-        it through shared memory; whether operands that stay until the block ends are in registers, not there.
+        Whether loads of operands wait for the loop to load the integers that locate the operands, in a pipeline of one
+        or two stages.
+    padding
+        Number of unused elements after each row in shared memory.
+    exchanges
+        Whether lanes exchange the results of rows before a product reads these results.
+    stores
+        Whether the results of rows pass through shared memory before a product reads them.
+    holds_in_registers
+        Whether operands that a block reads until it ends are in registers. If not, they are in shared memory.
     roles
-        What the warps of a block are for.
-    turns, ahead, meets, counts
-        Of groups that alternate: operations that they do one after the other (None: no turns); tiles by which Q K^T is
-        issued before P V, 0 or 1; whether they begin each tile of work together; whether blocks draw their work from a
-        counter, which a memset clears: always, if a mask makes them differ, or never.
+        Roles of the warps of a block.
+    turns
+        Operations that alternating groups execute one group after the other. None: the groups take no turns.
+    ahead
+        Number of tiles, 0 or 1, by which an alternating group issues Q K^T ahead of P V.
+    meets
+        Whether alternating groups begin each block together.
+    counts
+        Whether blocks get their work from a counter that a memset clears: ``always``, ``never``, or only if a mask
+        makes the blocks differ (``masked``).
     sums_in_products
-        Whether the product of weights and values has a column of ones beside V, which gives the sums of rows; values
-        are those of sums of rows all the same.
+        Whether V has an additional column of ones in the product P V, so that the product gives the row sums. The
+        values are the values of ordinary row sums.
     stores_wide_at_once
-        Whether an output of 32 bits is stored from registers, where others pass through shared memory.
-    from_last, mask_block
-        Whether a block visits its keys from the last tile to the first; side of the squares of queries and keys for
-        which the kernel decides visits and masks (0: the tile).
+        Whether an output of 32 bits is stored from registers. Other outputs pass through shared memory.
+    from_last
+        Whether a block visits its keys from the last tile to the first tile.
+    mask_block
+        Side of the squares of queries and keys for which the kernel decides whether to visit and whether to mask. 0:
+        the tile.
     charges
-        Costs besides its steps.
+        Costs in addition to the steps.
     code
-        Work of a warp for a block by its machine code, where rows were compiled; None: the work of the steps.
+        Work of a warp for a block according to its machine code, for compiled rows. None: the work follows from the
+        steps.
     """
 
     groups: int = 1
@@ -232,12 +283,12 @@ class GpuDecisions(NamedTuple):
 
     @property
     def alternates(self) -> bool:
-        """Whether one group copies and the others alternate."""
+        """Whether one warp group copies and the other groups alternate."""
         return self.roles == "alternating"
 
     @property
     def consumers(self) -> int:
-        """Groups that alternate; 0: the work of other groups does not matter."""
+        """Number of groups that alternate; 0 if no groups alternate."""
         return self.groups if self.alternates else 0
 
     def clears(self, *, is_masked: bool) -> bool:

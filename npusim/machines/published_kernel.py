@@ -41,7 +41,7 @@ RETURNS: Mapping[str, type] = MappingProxyType(
 
 
 class KernelTile(NamedTuple):
-    """Rows and keys of a block, and its warps; 0: other fields say how many."""
+    """Rows and keys of a block, and its warps; 0 warps: other fields state the number."""
 
     rows: int
     keys: int
@@ -63,9 +63,14 @@ def layout(rows: int, plain: int, causal: int = 0, masked: int = 0, *, warps: in
 
 
 class KernelUse(NamedTuple):
-    """One phase of a kernel, on which its charges depend: rows and keys of a complete tile, resident blocks of a core.
+    """One phase of a kernel. Charges of the kernel depend on the phase.
 
-    ``head_dim`` and ``value_dim`` are the computed ones, with padding.
+    rows, keys
+        Rows and keys of a complete tile.
+    head_dim, value_dim
+        Head sizes that the kernel computes, with padding.
+    residents
+        Resident blocks of a core.
     """
 
     phase: Phase
@@ -86,19 +91,24 @@ class KernelUse(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedKernel:
-    """Fields of all published kernels: the name for ``kernel=``, the author, and what the kernel computes.
+    """Fields that all published kernels have.
 
+    name, whose
+        Value of the option ``kernel=`` that selects the kernel; the author, as reports show it.
     computes
-        Names of the schedules that the kernel computes, which ``kernel=`` takes it for; empty: any with this field.
+        Names of the schedules for which ``kernel=`` accepts the kernel; empty: every schedule with the field
+        ``kernel``.
     decides
-        Its decisions, the named tuple of its core family.
+        Decisions of the kernel, the named tuple of its core family.
     of
-        ``attention``, or a ``recurrence``, chunk by chunk.
-    is_fused, output_of_8_bits
-        Whether scores are scaled by the multiply-add before an exponential, as in FlashAttention's libraries
-        (flash_attn/src/softmax.h and hopper/softmax.h, scale_apply_exp2), and its output of inputs of 8 bits
-        (hopper/flash_api.cpp, out_type).  PyTorch builds FlashAttention-2 with UNFUSE_FMA: exponent=twice (its issue
-        121558; measured: 2.11 on an H100, where the factor of rescaling is exp2((m - m') c), with unscaled maxima).
+        ``attention``, or ``recurrence``, which computes chunk by chunk.
+    is_fused
+        Whether one multiply-add scales a score and subtracts the maximum before the exponential, as in FlashAttention's
+        libraries (flash_attn/src/softmax.h and hopper/softmax.h, scale_apply_exp2). PyTorch builds FlashAttention-2
+        with UNFUSE_FMA, which is exponent=twice (its issue 121558; measured: 2.11 on an H100, where the factor of
+        rescaling is exp2((m - m') c), with unscaled maxima).
+    output_of_8_bits
+        Format of the output if inputs have 8 bits (hopper/flash_api.cpp, out_type); empty: the format of the inputs.
     """
 
     name: str
@@ -120,31 +130,44 @@ class GpuKernel(PublishedKernel):
     """Choices of an attention kernel on a GPU, apart from its formats.
 
     decides
-        Its decisions, whatever the tile and the device.
-    tiles, variants
-        Layouts by the bytes of an element, then by head dim; and layouts that replace these for a problem on a device.
-        Empty: the kernel runs any tile.
-    fields, leaves
-        Tiling fields that the kernel decides on a device in addition to its tile, and fields that it leaves open.
-    needs, refuses
-        Reason why the kernel does not run on a device, or for a problem in some formats; empty: it runs.
-    split_rule, cut_tile, has_cut_pages, has_unseen_parts, merge_rows, packs
-        The rule that splits keys, the tile of split keys if it differs, whether calls with pages have that tile even if
-        their keys are not split, whether parts whose keys no query of a block sees are blocks, too, and the rows of a
-        block of the merge (0: the default); whether the query heads of a KV head are rows of one block, for a number of
-        rows.
+        Decisions of the kernel that hold for every tile and device.
+    tiles
+        Layouts of tiles by the bytes of an element, then by head dim. Empty: the kernel runs any tile.
+    variants
+        Function that returns layouts which replace ``tiles`` for a problem on a device.
+    fields
+        Function that returns the tiling fields that the kernel decides on a device in addition to its tile.
+    leaves
+        Tiling fields that the kernel leaves open.
+    needs
+        Function that returns the reason why the kernel does not run on a device; empty: it runs.
+    refuses
+        Function that returns the reason why the kernel does not run for a problem in some formats; empty: it runs.
+    split_rule
+        Rule that splits keys. None: the kernel does not split them.
+    cut_tile
+        Function that returns the tile for split keys. None: the same tile as for other keys.
+    has_cut_pages
+        Whether calls with pages have the tile for split keys even if their keys are not split.
+    has_unseen_parts
+        Whether a part of which no query of a block sees a key is a block too.
+    merge_rows
+        Rows of a block of the merge; 0: the default.
+    packs
+        Function that returns whether the query heads of one KV head are rows of one block, for a number of rows.
     order
-        Function that returns a phase with its blocks in the kernel's order; None: the tiling's order.  A kernel that
-        leaves ``launch`` open has its own order until a tiling states another.
+        Function that returns a phase with its blocks in the kernel's order. None: the order that the tiling states. A
+        kernel that leaves ``launch`` open has its own order until a tiling states another.
     is_torchs
-        Whether PyTorch's scaled_dot_product_attention takes the kernel for a problem, on devices where it runs.
+        Function that returns whether PyTorch's scaled_dot_product_attention selects the kernel for a problem, on
+        devices where the kernel runs.
     turn_dims
-        The head dims at which groups that alternate take turns, by the bytes of an element.
+        Head dims, by the bytes of an element, at which alternating groups take turns.
     charges, merge_charges
-        Costs that the kernel and the merge of its splits pay in addition to their steps, on devices with such
+        Costs of the kernel and of the merge of its splits in addition to their steps, on devices whose file has these
         constants.
     gradients
-        The kernel of the same author that computes the gradients; None: there is none.
+        Kernel of the same author that computes the gradients. None: the author has none.
     """
 
     family: ClassVar[str] = "nvidia"
@@ -171,7 +194,7 @@ class GpuKernel(PublishedKernel):
     gradients: GradientKernel | None = None
 
     def unmodelled(self, _name: str, _value: object) -> str:
-        """Return what is known of a field's value that the kernel has and npusim does not; empty: nothing."""
+        """Return the known facts about a field's value that the kernel has and npusim does not model; empty: none."""
         return ""
 
     def head_dim(self, fmt: str, dim: int) -> int:
@@ -199,7 +222,9 @@ class GpuKernel(PublishedKernel):
         return self.split_rule is not None and any(len(parts) > 1 for parts in self.split_rule(call))
 
     def own(self, problem: Problem, device: DeviceSpec) -> dict[str, object]:
-        """Return the kernel's fields for a problem; the tile is the one for split keys if its rule splits them."""
+        """Return the fields that the kernel decides for a problem; if its rule splits keys, the tile is the tile for
+        split keys.
+        """
         own = self._whole(problem, device)
         if self.cut_tile is not None and self.cuts(problem, (cut := self.cut_tile(problem))[:2], device):
             own |= self._fields_of(cut)
@@ -213,11 +238,11 @@ class GpuKernel(PublishedKernel):
         return {rows: tile.rows, keys: tile.keys, **({"warps": tile.warps} if tile.warps else {})}
 
     def decided(self, known: Collection[str]) -> frozenset[str]:
-        """Return the ``known`` fields that the kernel decides: a tiling may name no other value of them."""
+        """Return the ``known`` fields that the kernel decides; a tiling that names another value is refused."""
         return frozenset(known) - self.leaves - {"kernel"} if self.tiles else frozenset()
 
     def paid(self, use: KernelUse) -> tuple[Charge, ...]:
-        """Return the kernel's charges; raise `TilingError` for another type, or a moment that the kernel never has."""
+        """Return the kernel's charges; raise `TilingError` if a charge has another type or an unknown event."""
         charges, times = tuple(self.charges(use)), {"block", "tile", "score"}
         for charge in charges:
             if not isinstance(charge, Charge) or not 0 <= charge.times < inf:
@@ -258,15 +283,15 @@ class GpuKernel(PublishedKernel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientKernel(GpuKernel):
-    """Choices of a kernel of all gradients of attention: a tile has queries, a block keys.
+    """Choices of a kernel that computes all gradients of attention. A tile consists of queries, a block of keys.
 
-    Problems are those of ``flash_backward``, whose sizes are complete.
+    The problems are the problems of ``flash_backward``, whose sizes are complete.
     """
 
     edges: ClassVar[tuple[str, str]] = ("tile_q", "tile_kv")
 
     def unmodelled(self, name: str, value: object) -> str:
-        """Return what is known of the fixed order of the parts of dQ, whose waits are not modelled."""
+        """Return the known facts about the deterministic order of the parts of dQ; npusim does not model its waits."""
         if (name, value) != ("method", "deterministic"):
             return ""
         # source: DASH, arXiv 2601.21824, abstract: FlashAttention-3 on an H800
@@ -323,19 +348,19 @@ class AscendKernel(PublishedKernel):
     """A kernel on an Ascend device.
 
     decides, by_phase
-        Its decisions, and those for phases that differ, by the phase's name.
+        Decisions of the kernel; decisions of phases that differ from these, by the name of the phase.
     deal
         Order in which cores get blocks.
     is_by_name
-        Whether the kernel runs only if a tiling names it; else the vendor's kernel runs.
+        Whether the kernel runs only if a tiling names it. If so, a tiling without a name runs the vendor's kernel.
     fields
-        Tiling fields that the kernel decides if a tiling names no kernel.
+        Tiling fields that the kernel decides for a tiling that names no kernel.
     memory_tile, prefill, decode
-        From UB to UB: rows and keys of a tile, and functions that return the fields of a prefill (from the most
-        keys of a tile) and of a decode (from the number of cores).
+        For a vector unit that reads from UB and writes to UB: rows and keys of a tile; a function from the most keys of
+        a tile to the fields of a prefill; a function from the number of cores to the fields of a decode.
     register_tile, register_code, masked_layout
-        On registers: tile and order, the form of rows in vector functions, and the layout of rows of a call with a
-        mask.
+        For a vector unit with registers: tile and order; the form of the stages of rows; the layout of rows in a call
+        with a mask.
     """
 
     family: ClassVar[str] = "ascend"
@@ -352,5 +377,5 @@ class AscendKernel(PublishedKernel):
     masked_layout: str = ""
 
     def of_phase(self, name: str) -> AscendDecisions:
-        """Return the kernel's decisions for the phase of a name."""
+        """Return the kernel's decisions for the phase with this name."""
         return self.by_phase.get(name, self.decides)

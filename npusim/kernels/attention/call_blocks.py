@@ -123,13 +123,13 @@ def attention_cells(
     mask_block: int = 0,
     is_placed: bool | None = None,
 ) -> tuple[WorkTile, ...]:
-    """Return every Q block, head by head, rows ascending; keys ascending unless ``is_reverse``.
+    """Return every Q block, head by head, rows ascending; keys ascend unless ``is_reverse``.
 
-    Tiles whose keys no query of a block sees (``seen``: default the problem's) are omitted, and so are the keys behind
-    the last one that is seen; a tile with a key that some row does not see is masked.  Without ``is_trimmed`` tiles are
-    visited whole.  ``mask_block``: the decision is for squares of so many queries and keys, and squares with a mask are
-    visited first (FlexAttention).  ``is_placed``: blocks state the position of their queries; default: if a mask or
-    ALiBi depends on the position.
+    Tiles of which no query of a block sees a key (``seen``; default: the problem's) are left out, and so are the keys
+    after the last key that a query sees. A tile is masked if some row does not see all of its keys. Without
+    ``is_trimmed``, blocks visit whole tiles. ``mask_block``: the kernel decides for squares of so many queries and
+    keys, and visits squares with a mask first (FlexAttention). ``is_placed``: blocks state the position of their
+    queries; default: if a mask or ALiBi depends on the position.
     """
     seen = seen or problem.seen
     is_placed = depends_on_position(problem, seen) if is_placed is None else is_placed
@@ -157,7 +157,7 @@ def attention_cells(
 
 
 def below_one_another(blocks: tuple[WorkTile, ...], group: int, queries: int) -> tuple[WorkTile, ...]:
-    """Return blocks of query heads as blocks of KV heads, each with the rows of ``group`` query heads in order."""
+    """Return blocks of query heads as blocks of KV heads; each has the rows of ``group`` query heads in order."""
     if group == 1:
         return blocks
     rows = ((b, b.row + b.head % group * queries) for b in blocks)
@@ -214,9 +214,9 @@ def dealt(
 ) -> Sequence[WorkTile]:
     """Return the blocks in the order in which they are assigned to ``group_count`` core groups.
 
-    ``round_robin`` keeps the vendor kernels' order (head by head, ascending rows).  ``balanced`` deals the longest
-    blocks first, every other round backwards, so that all groups get nearly the same work under a causal mask.
-    ``work_list``: the longest block first.  ``heads`` as for :func:`longest_first`.
+    ``round_robin``: the order of the vendor's kernels (head by head, ascending rows). ``balanced``: the longest blocks
+    first, and every other round in reverse order, so that all groups have nearly the same work under a causal mask.
+    ``work_list``: the longest block first. ``heads`` as for :func:`longest_first`.
     """
     if order == "round_robin":
         return blocks
@@ -294,9 +294,10 @@ def kv_runs(
 ) -> tuple[TileRun, ...]:
     """Return the key tiles of queries at ``position .. position + rows``, ascending, grouped by shape.
 
-    Tiles form a grid from key 0 on.  A tile that all queries see is whole, one that some see is masked, and one that no
-    query sees is not visited; trimmed, the last one ends with the last visible key.  ``unseen``: the result of queries
-    without a key; blocks of only such queries visit the first tile, and all tiles for the mean of V.
+    Tiles form a grid from key 0 on. A tile that all queries see is whole, a tile that some queries see is masked, and a
+    tile that no query sees is not visited. With trimming, the last tile ends with the last visible key. ``unseen``: the
+    result of queries that see no key; blocks of only such queries visit the first tile, and all tiles if the result is
+    the mean of V.
     """
     first, last = position, position + rows - 1
     shown = seen.union(first, last) or ((0, 1),)
@@ -320,12 +321,13 @@ def kv_runs(
 def query_cells(
     problem: Problem, block_kv: int, block_q: int, *, part: str = "", sums: int = 1, is_series: bool = False
 ) -> tuple[WorkTile, ...]:
-    """Return every block of ``block_kv`` keys, head by head, with the tiles of ``block_q`` queries that see any of it.
+    """Return every block of ``block_kv`` keys, head by head, with the tiles of ``block_q`` queries that see one of its
+    keys.
 
-    A tile is masked if one of its queries does not see all keys of the block. A block walks all query heads that share
-    its keys, or with ``part`` one, whose number is the coordinate ``member``. ``part``: the axis along which parts of a
-    head are numbered, block n adds to sum n modulo ``sums``; ``is_series``: blocks that add to one sum run in order at
-    one slot.
+    A tile is masked if one of its queries does not see all keys of the block. A block visits all query heads that share
+    its keys; with ``part``, it visits one head, whose number is the coordinate ``member``. ``part``: the axis that
+    numbers the parts of a head; block n adds to sum n modulo ``sums``. ``is_series``: blocks that add to one sum run in
+    order in one slot.
     """
     seen, offset, cells = problem.seen, problem.causal_offset, list[tuple[tuple[int, int], tuple[TileRun, ...]]]()
     each = [

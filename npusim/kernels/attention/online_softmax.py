@@ -197,20 +197,22 @@ Hook = Callable[[Value], Value]
 
 
 def unchanged(s: Value) -> Value:
-    """Return scores unchanged: the hook of an attention that transforms them no further."""
+    """Return the scores unchanged: the hook of an attention that does not transform them further."""
     return s
 
 
 def hidden(unseen: Unseen | None, fmt: str) -> float:
-    """Return the value of hidden scores: -Inf, or for the mean of V a finite number.
+    """Return the value of hidden scores: -Inf, or a finite number if rows without keys have the mean of V as their
+    result.
 
-    A power of two, so that its product with any factor is exact, and its distance to a maximum equal to it is 0.
+    The finite number is a power of two, so that its product with any factor is exact, and its difference to an equal
+    maximum is 0.
     """
     return -(2.0 ** HIDDEN_EXPONENT[fmt != "float16"]) if unseen == "mean" else -math.inf
 
 
 def divisor(l: Value, unseen: Unseen | None) -> Value:
-    """Return the row sum that O is divided by: where the sum is 0 and O is to be, no 0."""
+    """Return the row sum by which O is divided. Where the sum is 0 and O must be 0, the result is not 0."""
     return maximum(l, float(get_format(l.fmt).min_normal)) if unseen == "zero" else l
 
 
@@ -263,7 +265,7 @@ def narrow_overflow(fmt: str) -> str:
 
 
 def narrowed(e: Value, p: Any) -> Value:
-    """Return P as the second product reads it; of blocks, along its keys."""
+    """Return P in the format that the second product reads; for a block format, blocks run along the keys."""
     rule = getattr(p, "p_rule", "") or getattr(p, "scale_rule", "")
     return e.to(p.operand, overflow=narrow_overflow(p.operand), rule=rule if p.operand in BLOCK_FORMATS else "")
 
@@ -320,7 +322,10 @@ def attend(
 def with_sink(
     l: Value, m: Value, sink: Value | None, p: FlashPrecision | Fp8Precision, factor: float, unit: float = 1.0
 ) -> Value:
-    """Return the row sum, which has a factor, plus the additional score (a sink), unless the sum began with it."""
+    """Return the row sum plus the additional score (a sink), unless the sum began with this score.
+
+    The row sum has the factor of P.
+    """
     if sink is None or p.sink == "start":
         return l
     return l + exp((sink - below(m, factor, p, unit)).to(p.exponential)).to(p.running)

@@ -96,7 +96,7 @@ def element_wise(
 
 
 def workspace(like: GlobalTensor, name: str, fmt: str) -> GlobalTensor:
-    """Return the tensor that one kernel leaves for another: the same matrices, head by head."""
+    """Return the tensor that one kernel writes for another kernel: the same matrices, head by head."""
     return replace(like, name=name, fmt=fmt, role="workspace", is_interleaved=False)
 
 

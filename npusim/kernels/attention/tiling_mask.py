@@ -35,10 +35,12 @@ DEFAULT_M = 512
 
 @dataclass(frozen=True, slots=True)
 class TilingMask:
-    """The (2M) x (2M) mask matrix in global memory, 1 where a key is seen; with a ``window`` a band of (4M) x (2M).
+    """The (2M) x (2M) mask matrix in global memory, 1 where a query sees a key; with a ``window``, a band of (4M) x
+    (2M).
 
-    ``after``: number of keys after its own that a query sees, part of the window.  A band is as wide as the window, at
-    most 2M: a tile that one edge of a wider window crosses is wholly inside the other edge.
+    ``after``: number of keys after its own position that a query sees; they are part of the window. A band is as wide
+    as the window and at most 2M wide: if an edge of a wider window crosses a tile, the tile is completely within the
+    other edge.
     """
 
     m: int = DEFAULT_M
@@ -60,7 +62,7 @@ class TilingMask:
         return GlobalTensor("mask", 1, 1, rows, 2 * self.m, "int8", "constant")
 
     def values(self) -> npt.NDArray[np.int8]:
-        """Return the matrix, (1, 1, rows, 2M) int8, ones on the diagonal and below, as far as the band goes."""
+        """Return the matrix, (1, 1, rows, 2M) int8: ones on the diagonal and below it, within the width of the band."""
         shape = self.tensor()
         return _lower(shape.rows, shape.cols, None if self.window is None else self._band)
 
@@ -215,7 +217,7 @@ class SeenMask(ByIndices):
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """Another mask, whose ``each`` rows are repeated for stacked heads; a tile belongs to one head."""
+    """A mask whose ``each`` rows are repeated for stacked heads, so that a tile belongs to one head."""
 
     mask: Mask
     each: int
@@ -247,15 +249,15 @@ class Repeated:
 
 @dataclass(frozen=True, slots=True)
 class Turned(Repeated):
-    """A mask of tiles whose rows are keys and whose columns are queries: another's, transposed, of the same heads."""
+    """The transpose of another mask: rows of a tile are keys, columns are queries, for the same heads."""
 
     def tensor(self) -> GlobalTensor:
-        """Return the other's tensor, transposed, under a name of its own."""
+        """Return the transposed tensor of the other mask, under another name."""
         whole = self.mask.tensor()
         return replace(whole, name=f"{whole.name}^T", rows=whole.cols, cols=whole.rows)
 
     def values(self) -> Any:
-        """Return the other's values, transposed."""
+        """Return the transposed values of the other mask."""
         values = self.mask.values()
         if isinstance(values, PartByPart):
             return PartByPart(values.shape[::-1], lambda b, h, rows, cols: values.part(b, h, cols, rows).T)

@@ -216,7 +216,20 @@ def best_parts(device: DeviceSpec, phase: Phase, fan: int | None) -> int:
 
 
 class Cutting(NamedTuple):
-    """Fields of a tiling that decide how keys are cut: tilings that are equal in these fields have the same phases."""
+    """Fields of a tiling that decide how keys are split. Tilings with equal values of these fields have the same
+    phases.
+
+    block_q, block_kv
+        Queries and keys of a tile.
+    splits
+        Number of parts of the keys, the name of a rule, or a rule that returns the parts of every block.
+    split_keys
+        Keys of a part, in place of ``splits``.
+    merge
+        How the partial outputs are merged.
+    pack
+        Whether the query heads of one KV head are rows of one block.
+    """
 
     block_q: int
     block_kv: int
@@ -236,10 +249,10 @@ def cut_phases(
     *,
     has_unseen: bool = False,
 ) -> Phases:
-    """Return FlashAttention-2 with keys split as ``cutting`` states, or by a kernel's rule if its ``splits`` name one.
+    """Return FlashAttention-2 with keys split as ``cutting`` states, or by a kernel's rule if ``splits`` names one.
 
-    ``merge_rows``: rows of a block of the merge; 0: as many as reduce the time.  ``has_unseen``: parts by a rule whose
-    keys no query of a block sees are blocks, and partial outputs that the merge reads.
+    ``merge_rows``: rows of a block of the merge; 0: the number that takes the least time. ``has_unseen``: parts of
+    which no query of a block sees a key are blocks too; the merge reads their partial outputs.
     """
     how: dict[str, Any] = {"prepares": machine.has_rows_kernels, "least": 0 if has_unseen else 1}
     return _phases(problem, cutting, p, Itself(machine.device), machine.places, kind, merge_rows, **how)

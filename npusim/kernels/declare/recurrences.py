@@ -179,9 +179,14 @@ def gated_outputs(
 
 @dataclass(frozen=True)
 class Chunks:
-    """Tokens cut into chunks, the last of which may be ragged, and a state into panels of ``each`` columns.
+    """Tokens cut into chunks, and the channels of a state cut into panels.
 
-    ``high``: rows of a panel.
+    batch, heads, tokens, key, value
+        Sequences, heads, tokens of a sequence, and channels of keys and of values.
+    chunk
+        Tokens of a chunk; the last chunk of a sequence may have fewer.
+    each, high
+        Columns (channels of values) and rows (channels of keys) of a panel.
     """
 
     batch: int
@@ -195,14 +200,14 @@ class Chunks:
 
     @classmethod
     def of(cls, sizes: Sequence[int], tiling: ChunkFields) -> Chunks:
-        """Return chunks of batch, heads, tokens, channels of keys and of values; panels by a tiling's fields."""
+        """Return the chunks for ``sizes`` (batch, heads, tokens, channels of keys, of values) and a tiling's panels."""
         batch, heads, tokens, key, value = sizes
         high = min(key, getattr(tiling, "block_key", key))
         return cls(batch, heads, tokens, key, value, tiling.chunk, tiling.block_value, high)
 
     @property
     def count(self) -> int:
-        """Chunks of a sequence."""
+        """Number of chunks of a sequence."""
         return ceil_div(self.tokens, self.chunk)
 
     @cached_property
@@ -213,12 +218,14 @@ class Chunks:
         return (TileRun(0, self.chunk, whole, self.chunk),) * (whole > 0) + (ragged,) * (rest > 0)
 
     def spans(self, each: int = 0) -> dict[str, int]:
-        """Return the largest spans, ``each`` columns of values a block, else a panel's."""
+        """Return the largest span of each axis; a block has ``each`` columns of values, by default the columns of a
+        panel.
+        """
         width = min(each or self.each, self.value)
         return {"row": self.chunk, "token": self.chunk, "key": self.key, "value": width, "chunk": 1}
 
     def panels(self) -> tuple[WorkTile, ...]:
-        """Return a block for each panel of a head's state, which walks the chunks."""
+        """Return one block for each panel of a head's state; the loop of the block visits all chunks."""
         return tuple(
             WorkTile(b, head, (("key", r, rows), ("value", c, n)), self.runs)
             for b, head in product(range(self.batch), range(self.heads))
@@ -226,7 +233,10 @@ class Chunks:
         )
 
     def blocks(self, each: int = 0, *, is_walked: bool = False) -> tuple[WorkTile, ...]:
-        """Return a block for each chunk and panel; ``is_walked``: of the state, with the chunk as its only tile."""
+        """Return one block for each chunk and panel of columns.
+
+        ``is_walked``: the rows of a block are rows of the state, and its loop visits the chunk as its only tile.
+        """
         ends = product(range(self.batch), range(self.heads), chunks(self.tokens, self.chunk))
         panels = list(chunks(self.value, each or self.each))
         first = [("key", 0, self.key)] if is_walked else []
@@ -242,11 +252,11 @@ class Chunks:
         )
 
     def tensor(self, n: str, rows: int, cols: int, fmt: str, role: Role = "workspace") -> GlobalTensor:
-        """Return a tensor of a matrix a head."""
+        """Return a tensor with one matrix for each head."""
         return GlobalTensor(n, self.batch, self.heads, rows, cols, fmt, role)
 
     def stack(self, n: str, rows: int, cols: int, fmt: str, role: Role = "workspace") -> Stacked:
-        """Return a tensor of a matrix a chunk."""
+        """Return a tensor with one matrix for each chunk of each head."""
         return Stacked("chunk", self.count, GlobalTensor(n, self.batch * self.count, self.heads, rows, cols, fmt, role))
 
 

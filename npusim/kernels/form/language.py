@@ -166,7 +166,7 @@ class TileNumber:
 
 
 def per_tile(function: Callable[..., float], *numbers: TileNumber) -> TileNumber:
-    """Return ``function`` of numbers that differ between tiles, as a constant of each tile; it must be pure."""
+    """Return ``function`` of numbers that differ between tiles as a constant of each tile. It must be pure."""
     if wrong := [n for n in numbers if not isinstance(n, TileNumber)]:
         fail(f"per_tile of {wrong[0]}: it takes a function and numbers of a tile, as kj.index and kj.size")
     text = f"{getattr(function, '__name__', 'f')}({', '.join(n.text for n in numbers)})"
@@ -187,11 +187,16 @@ def _value_operator(opcode: Opcode, *, swapped: bool = False) -> Callable[[Value
 
 @dataclass(eq=False, slots=True)
 class Value:
-    """A tile (two axes) or a vector of its rows (one), in a format.
+    """A tile (two axes) or a row vector (one axis), in a number format.
 
-    ``state``: the state whose next value it is.  ``onto``: the state in whose place it is written.  ``first``: the
-    operand with which a state starts.  ``prepared``: the value that products read in an operand's place, a function of
-    its tile.
+    state
+        State whose next value this value is.
+    onto
+        State that this value overwrites.
+    first
+        Operand with which a state starts.
+    prepared
+        Value that products read in place of an operand, a function of the operand's tile.
     """
 
     axes: tuple[str, ...]
@@ -211,7 +216,7 @@ class Value:
         return f"{self.written()} ({' x '.join(self.axes)}, {self.fmt})"
 
     def written(self) -> str:
-        """Return its name, or the operation that computes it, as in messages."""
+        """Return the name of the value, or the operation that computes it, in the form that messages have."""
         if trace := TRACE.get(None):
             trace.name_variables(kernel_frame())
         e = self.event
@@ -225,7 +230,7 @@ class Value:
 
     @property
     def root(self) -> Value:
-        """The state whose next value it is; itself for any other."""
+        """State whose next value this value is; for other values, the value itself."""
         return self if self.state is None else self.state
 
     @property
@@ -263,10 +268,10 @@ class Value:
         return Product(self, other)
 
     def to(self, fmt: str, *, overflow: str = "", axis: str = "", rule: str = "") -> Value:
-        """Return the value rounded once to ``fmt``; no instruction if the value has this format already.
+        """Return the value rounded once to ``fmt``; a value that has this format needs no instruction.
 
-        To a format in blocks: ``axis`` is the axis of the blocks (default: the columns'), which a product must
-        contract; ``rule`` chooses scales (default: the format's), and elements saturate.
+        For a block format, ``axis`` is the axis of the blocks (default: the columns), along which a product must sum;
+        ``rule`` chooses the scales (default: the format's rule), and elements saturate.
         """
         if fmt in BLOCK_FORMATS:
             how = _in_blocks(self, fmt, axis, rule)
@@ -281,10 +286,10 @@ class Value:
         return _rows(Opcode.ROW_MAX, self.axes[:1], self.fmt, (self,), _by_nan(nan))
 
     def sum(self, order: str = "", *, times: Source | None = None) -> Value:
-        """Return the sum of each row, in a named order (the core's by default).
+        """Return the sum of each row, in a named order (default: the core's).
 
-        ``times``: a value of the same format, or a number: the sum is that of products, and each lane adds a product
-        without rounding it first (fma), but for one of its first two (`npusim.formats.reduce_sum`).
+        ``times``: a value of the same format, or a number. The result is then the sum of products: each lane adds a
+        product without rounding it first (fma), except for one of its first two products (`npusim.formats.reduce_sum`).
         """
         if times is None:
             return _rows(Opcode.ROW_SUM, self.axes[:1], self.fmt, (self,), Attributes(order=order))
@@ -296,9 +301,10 @@ class Value:
         return _rows(Opcode.ROW_SUM, axes[:1], self.fmt, (self, times), Attributes(order=order))
 
     def cumsum(self, order: str = "", *, every: int = 0) -> Value:
-        """Return the cumulative sums of each row, in a named order (the core's by default).
+        """Return the cumulative sums of each row, in a named order (default: the core's).
 
-        ``every``: columns after which sums restart, so that a row may hold several chunks; 0: never within a row.
+        ``every``: number of columns after which the sums restart, so that a row may contain several chunks; 0: no
+        restart.
         """
         if order and order not in SCAN_ORDERS:
             fail(f"{self}.cumsum({order!r}): no such order; there are {', '.join(SCAN_ORDERS)}")
@@ -309,9 +315,10 @@ class Value:
         return _rows(Opcode.CUMSUM, self.axes, self.fmt, (self,), Attributes(order=order, every=every))
 
     def in_share(self, share: float) -> Value:
-        """Return it, done in time in a share of cases alone, 0 to 1; its value is that of all.
+        """Return the value with ``share``, 0 to 1, as the fraction of cases in which its operation costs time.
 
-        Of powers of two by FlashAttention-4's polynomial the share that this computes, the others special functions.
+        The value is the same for every share. FlashAttention-4 uses it: a polynomial computes this share of the powers
+        of two, and the unit for special functions computes the others.
         """
         if not 0 <= share <= 1:
             fail(f"{self}.in_share({share:g}): a share is 0 to 1")
@@ -320,7 +327,7 @@ class Value:
         return self
 
     def role(self, role: str) -> Value:
-        """Return the value with a role for diagnosis, where its use does not determine one."""
+        """Return the value with a role for diagnosis, for values whose use does not determine a role."""
         self.chosen_role = role
         return self
 
@@ -367,9 +374,9 @@ class Transposed:
 
 
 class Product:
-    """``a @ b``, or a sum of such, until it is stored, or added to a state by the matrix unit.
+    """``a @ b``, or a sum of such products, which is then stored or which the matrix unit adds to a state.
 
-    ``terms``: the products that one accumulator adds up, one after the other.
+    ``terms``: the products that one accumulator adds, in this order.
     """
 
     terms: tuple[Product, ...]
@@ -400,7 +407,7 @@ class Product:
         TRACE.get().unstored.append(self)
 
     def to(self, fmt: str) -> Value:
-        """Return the product stored in ``fmt``, rounded once; a sum in float32, in which its accumulator adds up."""
+        """Return the product in ``fmt``, rounded once; a sum of products accumulates in float32."""
         if len(self.terms) > 1 and fmt != "float32":
             fail(f"({self}).to({fmt!r}): a sum of products is stored as its accumulator has it: .to('float32')")
         total = self._record(Value(self.axes, _checked(fmt), "product"), self.how, ())
@@ -410,7 +417,7 @@ class Product:
         return total
 
     def onto(self, total: Value) -> Value:
-        """Return ``total`` plus the product, which the matrix unit adds."""
+        """Return ``total`` plus the product; the matrix unit adds."""
         if total.axes != self.axes:
             fail(f"{total} + a product of {' x '.join(self.axes)}: their axes differ")
         for t in self.terms:
@@ -440,7 +447,7 @@ class Product:
         raise AttributeError(name) if name.startswith("__") else self.refuse()
 
     def refuse(self, *_others: object) -> NoReturn:
-        """Refuse a matrix product that is neither stored nor added."""
+        """Raise an error for a matrix product that is neither stored nor added to a state."""
         fail(f"{self} is a product that is not stored yet: write ({self}).to(format), or add it to a state, o + {self}")
 
     __radd__ = __add__
@@ -504,9 +511,7 @@ def full(axes: str, start: float, fmt: str) -> Value:
 
 
 def filled(axes: str, number: Source, fmt: str) -> Value:
-    """Return a tile whose elements are a number, which rows write without reading anything; or a vector of rows', each
-    in its whole row.
-    """
+    """Return a tile, or a row vector, whose elements all equal a number; its instruction reads no operand."""
     return _rows(Opcode.FILL, tuple(axes.split()), _checked(fmt), (number,))
 
 
@@ -543,12 +548,12 @@ def log(a: Value, variant: str = "") -> Value:
 
 
 def rsqrt(a: Value, variant: str = "") -> Value:
-    """Return 1 / sqrt(a), correctly rounded or as named by ``variant``; of ±0 ±Inf, of negatives NaN."""
+    """Return 1 / sqrt(a), correctly rounded or as named by ``variant``: ±Inf for ±0, NaN for negative numbers."""
     return _unary(Opcode.RSQRT, a, variant)
 
 
 def sqrt(a: Value, variant: str = "") -> Value:
-    """Return the square root of a, correctly rounded or as named by ``variant``; of ±0 ±0, of negatives NaN."""
+    """Return the square root of a, correctly rounded or as named by ``variant``: ±0 for ±0, NaN for negatives."""
     return _unary(Opcode.SQRT, a, variant)
 
 
@@ -563,12 +568,15 @@ def erf(a: Value, variant: str = "") -> Value:
 
 
 def divided(a: Source, b: Source, variant: str = "") -> Value:
-    """Return a / b, rounded once or as named by ``variant`` (``div.hopper_full``: a GPU's ``div.full.f32``)."""
+    """Return a / b, rounded once or by ``variant`` (``div.hopper_full``: a GPU's ``div.full.f32``)."""
     return _binary(Opcode.DIV, a, b, Attributes(variant=variant))
 
 
 def fma(a: Value, b: Source, c: Source, form: Literal["", "minus", "from"] = "") -> Value:
-    """Return a b + c rounded once; ``minus``: a b - c, ``from``: c - a b.  The largest operand is a value."""
+    """Return a b + c rounded once; variant ``minus``: a b - c, ``from``: c - a b.
+
+    At least the operand with the most elements is a value; the others may be numbers.
+    """
     tiles_ = [x for x in (a, b, c) if isinstance(x, Value)]
     if not tiles_ or len({x.fmt for x in tiles_}) > 1:
         fail(f"fma of {a}, {b} and {c}: its operands must be values of one format, or numbers")
@@ -577,11 +585,11 @@ def fma(a: Value, b: Source, c: Source, form: Literal["", "minus", "from"] = "")
 
 
 def inverse(a: Value, order: str = "") -> Value:
-    """Return the inverse of I + the part below the diagonal of a square tile, in a named order (default: the core's
-    own).
+    """Return the inverse of I + L in a named order (default: the core's), where L is the part of a square tile below
+    the diagonal.
 
-    The elements on and above the diagonal are not read.  One vector core, or one warp group, has all of the tile's
-    rows.
+    The elements on and above the diagonal are not read. One vector core, or one warp group, must have all rows of the
+    tile.
     """
     if not isinstance(a, Value) or len(a.axes) < 2:
         fail(f"inverse of {a}: it needs a square tile")
@@ -608,10 +616,11 @@ def maximum(
     only: Value | tuple[Value, ...] | Literal["always"] | None = "always",
     nan: MaxNan = "number",
 ) -> Value:
-    """Return the larger, +0 above -0; ``only``: a mask, on whose tiles it is computed (elsewhere, and with None, the
-    result is ``a``).
+    """Return the larger of two values; +0 is larger than -0.
 
-    ``nan``: of a number and NaN the ``number`` (IEEE 754-2019 maximumNumber), or NaN, ``propagate`` (maximum).
+    ``only``: a mask; the maximum is computed only on tiles that the mask cuts. On other tiles, and if ``only`` is None,
+    the result is ``a``. ``nan``: the maximum of a number and NaN is the ``number`` (IEEE 754-2019 maximumNumber) or,
+    with ``propagate``, NaN (maximum).
     """
     if isinstance(only, str):
         return _binary(Opcode.MAX, a, b, _by_nan(nan))
@@ -622,7 +631,10 @@ def maximum(
 
 
 def minimum(a: Value, b: Value | float, nan: MaxNan = "number") -> Value:
-    """Return the smaller value, -0 below +0; ``nan`` as in `maximum` (here IEEE's minimumNumber, or minimum)."""
+    """Return the smaller of two values; -0 is smaller than +0.
+
+    ``nan`` as in `maximum`: the ``number`` (IEEE 754-2019 minimumNumber) or, with ``propagate``, NaN (minimum).
+    """
     return _binary(Opcode.MIN, a, b, _by_nan(nan))
 
 
@@ -640,9 +652,9 @@ def compare(a: Source, b: Source, relation: str) -> Value:
 def where(mask: Value | tuple[Value, ...] | None, kept: Source, other: Source, fmt: str = "") -> Value:
     """Return ``kept`` where the mask is 1, else ``other``, bit for bit.
 
-    By a mask of compared values (`compare`) each of them is a value or a number; ``fmt``: the format of two numbers.
-    By a mask of positions (an argument of the kernel) one is a number; tiles that the mask does not cut, and all
-    tiles where the mask is None, are unchanged.  Several masks of positions all apply.
+    For a mask of compared values (`compare`), ``kept`` and ``other`` are values or numbers; ``fmt`` is the format if
+    both are numbers. For a mask of positions (an argument of the kernel), one of them is a number; tiles that the mask
+    does not cut do not change, and no tile changes if the mask is None. Several masks of positions all apply.
     """
     if isinstance(mask, Value) and mask.kind != "mask" and mask.fmt == MASK:
         values, what = [x for x in (kept, other) if isinstance(x, Value)], f"where({mask}, {kept}, {other})"
@@ -671,9 +683,9 @@ def where(mask: Value | tuple[Value, ...] | None, kept: Source, other: Source, f
 
 
 def tiles(*operands: Value, axis: str = "") -> Iterator[Any]:
-    """Loop over operands tile by tile along the axis that they share; the body is traced once, for every tile.
+    """Loop over operands tile by tile along the axis that they have in common; the body is traced once for all tiles.
 
-    ``axis`` names the axis where they share several, or the axis of a stack of matrices.
+    ``axis`` names the axis if the operands have several in common, or the axis of a stack of matrices.
     """
     trace, frame = TRACE.get(), sys._getframe(1)
     if not operands or not all(isinstance(x, Value) and x.kind == "operand" for x in operands):

@@ -62,7 +62,7 @@ class Tables(NamedTuple):
 
 
 class Kernel:
-    """A function in the language of kernels; `phase` binds its operands."""
+    """A function in the language of kernels; `phase` binds its operands to tensors."""
 
     def __init__(
         self,
@@ -94,7 +94,9 @@ class Kernel:
             )
 
     def wrapped(self, function: Callable[..., Any], parameters: Iterable[str], axes: Mapping[str, str]) -> Kernel:
-        """Return this kernel called by a function, which takes further ``parameters`` and operands with ``axes``."""
+        """Return a kernel that calls ``function`` with this kernel; it has further ``parameters``, and operands with
+        ``axes``.
+        """
         function.__name__ = self.__name__
         like = Kernel(
             function,
@@ -118,10 +120,12 @@ class Kernel:
         values: Mapping[str, Callable[[], Any]] | None = None,
         **bound: Any,
     ) -> Phase:
-        """Return the phase ``label``: its blocks, the largest span of each axis, tensors of results.
+        """Return the phase with the name ``label``: its blocks, the largest span of each axis, and the tensors of its
+        results.
 
-        ``bound``: a tensor for each operand, a mask, several by name or None for each mask, and whatever else the
-        function takes, which is hashable (``p``, numbers, functions).  Raises `ProgramError` with file and line.
+        ``bound`` has a tensor for each operand, a value for each mask (a mask, several masks by name, or None), and a
+        value for each other parameter of the function, which must be hashable (``p``, numbers, functions). Raises
+        `ProgramError` with file and line.
         """
         tensors: dict[str, Bound] = {}
         masks: dict[str, Mask] = {}

@@ -59,10 +59,11 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """``dst = opcode(srcs)`` on names; ``only`` is the condition under which the row is used; empty: always.
+    """``dst = opcode(srcs)`` on names; ``only`` is the condition under which the instruction is executed; empty:
+    always.
 
-    A condition is a constant of the phase (it holds if the constant is bound) or a condition of a run of tiles
-    (``mask``: the tile needs a mask).  ``line``: line number in the kernel, for messages.
+    A condition is a constant of the phase (it is true if the constant is bound) or a condition of a run of tiles
+    (``mask``: the tile needs a mask). ``line``: line number in the kernel, for messages.
     """
 
     opcode: Opcode
@@ -118,8 +119,8 @@ class Stage:
 class Visit:
     """The ``index``-th tile of a block's loop: ``cols`` along the loop's axis from ``col``.
 
-    ``index`` and ``col`` may be opaque (`npusim.program.ir.opaque`): sums and products of a loop's index.
-    ``only`` holds the conditions of its run; without ``cols`` it stands for the whole block.
+    ``index`` and ``col`` may be opaque (`npusim.program.ir.opaque`): sums and products of a loop's index. ``only`` is
+    the set of conditions of the run. A visit without ``cols`` is the whole block.
     """
 
     index: int
@@ -139,7 +140,9 @@ WHOLE = Visit(0, 0, 0)
 
 @record
 class TileRun:
-    """``count`` tiles of one shape, visited from ``col`` on, ``step`` apart, under some conditions."""
+    """``count`` tiles of one shape. The first tile begins at ``col``, and each next tile begins ``step`` columns
+    further.
+    """
 
     col: int
     cols: int
@@ -177,12 +180,12 @@ class TileRun:
 
 @record
 class WorkTile:
-    """One block: a head, a span of each axis of the grid, and the runs of tiles its loop visits.
+    """One block: a head, a span of each axis of the grid, and the runs of tiles that its loop visits.
 
-    ``spans`` are (axis, start, size), the axis of rows first.  Query x sees keys up to
-    ``x + causal_offset``.  ``place`` is the block's slot on a core with several resident blocks.  ``before``: blocks
-    whose last tiles the core group still computes when this one begins; ``leaves_open``: the next block begins before
-    the end of this one.
+    ``spans`` are (axis, start, size); the axis of rows is the first. Query x sees keys up to ``x + causal_offset``.
+    ``place`` is the slot of the block on a core with several resident blocks. ``before``: number of earlier blocks
+    whose last tiles the core group still computes when this block begins. ``leaves_open``: the next block begins before
+    the end of this block.
     """
 
     batch: int
@@ -216,7 +219,7 @@ class WorkTile:
         return self.spans[0][2]
 
     def part(self, row: int, rows: int) -> WorkTile:
-        """Return the block of some of its rows, which visits the same tiles."""
+        """Return a block of some rows of this block; it visits the same tiles."""
         return replace(self, spans=((self.spans[0][0], row, rows), *self.spans[1:]))
 
     def at(self, place: int) -> WorkTile:
@@ -226,29 +229,29 @@ class WorkTile:
 
     @property
     def first(self) -> int:
-        """Lowest coordinate its loop visits."""
+        """Lowest coordinate that the loop visits."""
         return self.runs[0].first if len(self.runs) == 1 else min([r.first for r in self.runs])
 
     @property
     def last(self) -> int:
-        """One past the highest coordinate its loop visits."""
+        """One past the highest coordinate that the loop visits."""
         return self.runs[0].last if len(self.runs) == 1 else max([r.last for r in self.runs])
 
     @property
     def shape(self) -> Hashable:
-        """Key that blocks with the same operations share."""
+        """Key that blocks with the same operations have in common."""
         sizes = tuple([size for _, _, size in self.spans])
         one = self.place, sizes, tuple([(r.cols, r.count, r.only) for r in self.runs]), self.causal_offset
         return (*one, tuple(b.shape for b in self.before), self.leaves_open) if self.before or self.leaves_open else one
 
     @property
     def tile_count(self) -> int:
-        """Tiles its loop visits."""
+        """Number of tiles that the loop visits."""
         return sum([run.count for run in self.runs])
 
     @property
     def family(self) -> Hashable:
-        """Key of blocks with the same operations but for the number of tiles."""
+        """Key that blocks have in common whose operations differ only in the number of tiles."""
         sizes = tuple([size for _, _, size in self.spans])
         return self.place, sizes, tuple([(r.cols, r.only) for r in self.runs])
 
@@ -280,13 +283,13 @@ class Mask(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BySize:
-    """A tensor that depends on how large a block is along ``axis``: PASA's M by length of block."""
+    """A tensor for each size of a block along ``axis``. Example: the matrix M of PASA by number of keys."""
 
     axis: str
     tensors: Mapping[int, GlobalTensor]
 
     def of(self, block: WorkTile) -> GlobalTensor:
-        """Return the tensor of a block."""
+        """Return the tensor for the size of a block."""
         span = block.span(self.axis)
         assert span is not None, self.axis
         return self.tensors[span[1]]
@@ -294,11 +297,12 @@ class BySize:
 
 @dataclass(frozen=True, slots=True)
 class Stacked:
-    """A tensor of ``count`` matrices per head, one for each place along ``axis``: partial results of splits.
+    """A tensor of ``count`` matrices per head, one for each place along ``axis``: for example partial results of
+    splits.
 
-    The batch axis holds the matrices: matrix (b, place) is the tensor's batch ``b * count + place``.  ``is_by_tile``: a
-    loop reads the next matrix for each tile, or for every ``tiles`` of them, beginning at the block's place, as it does
-    if blocks have no such axis.
+    The batch axis contains the matrices: matrix (b, place) is batch ``b * count + place`` of the tensor.
+    ``is_by_tile``: a loop reads the next matrix for each tile, or for every ``tiles`` tiles; the first matrix is the
+    one at the block's place along ``axis``. A loop also reads matrix after matrix if blocks have no such axis.
     """
 
     axis: str
@@ -314,7 +318,7 @@ class Stacked:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """The last value along ``axis`` in the part of a one-row tensor that a tile or block covers: a chunk's last sum."""
+    """A one-row tensor of which a tile or block reads the last value along ``axis`` in its part: a chunk's last sum."""
 
     axis: str
     tensor: GlobalTensor

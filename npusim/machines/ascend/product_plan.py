@@ -37,13 +37,19 @@ Staging = Literal["held", "whole", "panel", "piece", "view"]
 
 @dataclass(frozen=True, slots=True)
 class ProductPlan:
-    """One product: ``m`` x ``n`` x ``k`` at a time in L0, and how L1 stages its operands.
+    """Plan of one product: ``m`` x ``n`` x ``k`` at a time in L0, and the staging of its operands in L1.
 
-    ``loads``: elements of A's and B's k loaded into L1 at once, multiples of ``k`` and of one another (0: ``k``).
-    ``halves``: the number of parts of an accumulator, each of which is drained while the next one accumulates (unit
-    flag).  ``slots``: largest number of slots of L0A, L0B and L0C (0: as in the phase).  ``panels_outside``: every band
-    of A is multiplied by a panel of B before the next panel is loaded. ``loops_over_k``: the pieces of k form a loop of
-    the program, not a list.
+    loads
+        Number of elements along k of A and of B that are loaded into L1 at a time: multiples of ``k``, and one a
+        multiple of the other. 0: ``k``.
+    halves
+        Number of parts of an accumulator. Each part is drained while the next part accumulates (unit flag).
+    slots
+        Largest number of slots of L0A, L0B and L0C; 0: as in the phase.
+    panels_outside
+        Whether every band of A is multiplied by a panel of B before the next panel is loaded.
+    loops_over_k
+        Whether the pieces along k are a loop of the program. If not, they are a list of operations.
     """
 
     m: int
@@ -67,23 +73,23 @@ class ProductPlan:
 
 @dataclass(frozen=True, slots=True)
 class AscendTiling:
-    """Tiling of one phase on an Ascend device, as the machine builds it.
+    """Tiling of one phase on an Ascend device, in the form that the machine builds from.
 
     plans
-        Product plans by stage, in place of the rule of :func:`default_plan`.
+        Product plans by stage. A stage without an entry has the plan of :func:`default_plan`.
     elements
-        Elements of a slice of rows on a vector core.
+        Number of elements of rows that a vector core processes at a time.
     ahead
-        Tiles by which stages run ahead of a product that reads the results of vector stages; the number of slots
-        between the cores is one more.
+        Number of tiles by which stages run ahead of a product that reads results of vector stages. The rings between
+        the cores have one slot more than this number.
     spilled
-        States that stay in global memory between tiles if UB has no space.
+        States that are in global memory between tiles because UB has no space for them.
     buffers
-        Slots of the data that vector stages load and store, in phases without a product.
+        Number of slots of the data that vector stages load and store, in phases without a product.
     is_work_list
         Whether each block goes to the first idle core group.
     decided
-        Decisions of its kernel.
+        Decisions of the kernel.
     """
 
     plans: Mapping[str, ProductPlan] = field(default_factory=dict)
@@ -96,7 +102,7 @@ class AscendTiling:
 
     @property
     def key(self) -> Hashable:
-        """The common key of equal tilings."""
+        """Key that is the same for equal tilings."""
         most = self.elements, self.ahead, self.spilled, self.buffers, self.is_work_list, self.decided
         return tuple(self.plans.items()), most
 

@@ -70,18 +70,33 @@ class Arranged(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GlobalTensor:
-    """A tensor in global memory, ``(batch, heads, rows, cols)``; shared by all core groups.
+    """A tensor in global memory, ``(batch, heads, rows, cols)``, which all core groups share.
 
-    ``is_interleaved``: memory stores the heads within a row (BSND), not the rows within a head (BNSD).
-    ``packed``: number of the call's heads that form one head of the tensor, their rows concatenated.
-    ``lengths``: rows of each batch, if they differ; ``rows`` is then the largest.  ``stretch_rows``: number of
-    contiguous rows of a head, if not all are contiguous: a transfer moves one stretch at a time.  ``shared_rows``:
-    number of rows that share one row in memory, such as a scale for a block of tokens.  ``column``: if not 0, the width
-    of the columns within which memory stores row after row (NZ).  ``is_transposed``: the matrices are the call's,
-    transposed.  ``view``: arrangement of the tensor in a recorded call, if it differs.  ``of``: the tensor that owns
-    the memory, which this one is, or of whose ``added`` batches this one is the sums.  ``added``: if not 0, so
-    many batches share one place in memory, which is cleared first and to which writers add; bits add in writing order.
-    ``parameter``: the kernel's name for it, if a launch passes it as a parameter.
+    is_interleaved
+        Whether memory stores the heads of a token next to one another (BSND). If not, it stores the rows of a head next
+        to one another (BNSD).
+    packed
+        Number of heads of the call that form one head of the tensor; their rows are concatenated.
+    lengths
+        Rows of each batch, if they differ; ``rows`` is then the largest number.
+    stretch_rows
+        Number of contiguous rows of a head, if not all rows are contiguous. A transfer moves one stretch at a time.
+    shared_rows
+        Number of rows that share one row in memory, such as a scale for a block of tokens.
+    column
+        Width of the columns within which memory stores row after row (NZ); 0: rows are stored whole.
+    is_transposed
+        Whether the matrices are the transposed matrices of the call.
+    view
+        Arrangement of the tensor in a recorded call, if it differs.
+    of
+        Tensor that owns the memory of this tensor. If its ``added`` is not 0, this tensor contains the sums of its
+        batches.
+    added
+        Number of batches that share one place in memory, which is cleared first and to which writers add. 0: batches do
+        not share places. The values are added in the order of the writes.
+    parameter
+        Name of the kernel's parameter, if a launch passes the tensor as a parameter.
     """
 
     name: str
@@ -116,7 +131,7 @@ class GlobalTensor:
 
     @property
     def stored_shape(self) -> tuple[int, int, int, int]:
-        """Batches, heads of the call, rows and columns in memory, where rows that share one are one row."""
+        """Batches, heads of the call, rows and columns in memory; rows that share one row in memory count once."""
         return self.batch, self.heads * self.packed, ceil_div(self.rows // self.packed, self.shared_rows), self.cols
 
     def rows_of(self, batch: int) -> int:
@@ -124,7 +139,7 @@ class GlobalTensor:
         return self.lengths[batch] if self.lengths else self.rows
 
     def heads_of(self, batch: int, head: int, row: int, rows: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield (head of the call, first row in it, row count, row of the tensor) for each part of some rows."""
+        """Yield (head of the call, first row in it, row count, row of the tensor) for each head in some rows."""
         each, end = self.rows_of(batch) // self.packed, row + rows
         while row < end:
             count = min(each - row % each, end - row)
