@@ -384,7 +384,7 @@ class Problem(Sizes, CallFields):
     asked_with: ClassVar[str] = "sizes of attention: -w, --seq, ..., no --problem"
 
     def with_bias(self, given: GivenBias, kind: str = "") -> Problem:
-        """Return the problem with a bias that is given, in place of a drawn one; see `Sizes.with_bias`."""
+        """Return the problem with the given bias in place of a drawn bias; see `Sizes.with_bias`."""
         if kind and self.bias != kind:
             return super().with_bias(given, kind)
         copy = self.model_copy()
@@ -445,7 +445,10 @@ class Problem(Sizes, CallFields):
         return self.model_copy(update={"data": self.data.model_copy(update={"seed": seed})})
 
     def stored_as(self, layout: str, scales: Mapping[str, float]) -> Self:
-        """Return the problem of inputs in this order of axes (all but bnsd: heads within a token), with scales."""
+        """Return the problem with inputs in this order of axes and with these scales.
+
+        In every order but ``bnsd``, the heads of a token are contiguous.
+        """
         if layout == "bnsd" and not scales:
             return self
         return self.model_copy(update={"layout": "bnsd" if layout == "bnsd" else "bsnd", **scales})
@@ -589,7 +592,7 @@ class Problem(Sizes, CallFields):
                 raise fault_at(name, f"{getattr(self, name)}, but lengths make it {size}; leave it out")
 
     def sequence(self, number: int) -> Self:
-        """Return the attention of one sequence of lengths by itself; without lengths all are one problem: this one."""
+        """Return the attention of one of the sequences; a problem without lengths is returned unchanged."""
         if not self.lengths:
             return self
         keys = self.lengths[number]
@@ -613,7 +616,7 @@ class Problem(Sizes, CallFields):
 
     @property
     def last_offset(self) -> int:
-        """The largest position at which a sequence's queries begin, 0 at least."""
+        """The largest position at which the queries of a sequence begin, at least 0."""
         begins = (keys - queries for keys, queries in zip(self.keys, self.queries, strict=True))
         return max(0, *begins) if self.lengths else max(0, self.causal_offset)
 
@@ -669,11 +672,11 @@ class Problem(Sizes, CallFields):
         return growing + (self.seq_q - full) * self.seq_kv
 
     def flops(self) -> int:
-        """Return operations of both products over the pairs the mask leaves (2 a multiply-add)."""
+        """Return the operations of both products over the pairs that the mask leaves, 2 per multiply-add."""
         return self.flops_of(self.pairs())
 
     def flops_of(self, pairs: int) -> int:
-        """Return operations of both products over so many (query, key) pairs of one head, in all sequences.
+        """Return the operations of both products over a number of (query, key) pairs of one head, in all sequences.
 
         Operations on the padding of head sizes do not count.
         """
@@ -691,7 +694,7 @@ class Problem(Sizes, CallFields):
 
     @property
     def scaled_keys(self) -> int:
-        """Keys of a KV head that have one scale in the cache, or one for each channel."""
+        """Number of keys of a KV head with a common scale in the cache: all for a scale per channel or head."""
         each = self.cache_scale
         return each if isinstance(each, int) else 1 if each == "token" else self.seq_kv
 
@@ -702,7 +705,7 @@ class Problem(Sizes, CallFields):
         return self.kv_bytes() + (rows + pairs) * element_bytes(self.dtype)
 
     def dense_flops(self) -> int:
-        """Return operations of both products without a mask, as papers count causal ones too."""
+        """Return the operations of both products without a mask, as papers count causal attention too."""
         return self.flops_of(self.model_copy(update={"causal": False}).pairs())
 
 
@@ -715,10 +718,11 @@ def _check_head_size(name: str, value: int) -> None:
 
 
 class GemmProblem(Sizes):
-    """``C (m, n) = A (m, k) B (k, n)`` on one device; ``count``: products of a call, such as one an expert.
+    """``C (m, n) = A (m, k) B (k, n)`` on one device; ``count``: number of such products in a call, such as one per
+    expert.
 
-    ``operands``: order of A and B in memory: row by row; B transposed, (n, k), as weights of linear layers (NT); or
-    (NZ) in columns as wide as a fractal, each row by row.
+    ``operands``: order of A and B in memory. Row by row; B transposed, (n, k), as the weights of linear layers are
+    (NT); or in columns of the width of a fractal, row by row within a column (NZ).
     """
 
     m: PositiveInt
@@ -741,7 +745,7 @@ class GemmProblem(Sizes):
 
     @property
     def output_dtype(self) -> Dtype:
-        """Format of C: the format of A and B, bfloat16 if that is a block format."""
+        """Format of C: the format of A and B, or bfloat16 if that format is a block format."""
         return cast("Dtype", "bfloat16" if self.dtype in get_args(BlockDtype) else self.dtype)
 
     def bytes_moved(self) -> int:
@@ -764,9 +768,9 @@ class CopyProblem(Sizes):
 class RowsProblem(Sizes):
     """Operations between the products of a layer, on ``heads`` matrices of (rows, cols).
 
-    ``norm`` adds an update and normalises, ``rotary`` turns halves (cols columns each) of a head,
-    ``gate`` is SiLU of one matrix times another, ``gelu`` of one alone, ``route`` selects the ``parts`` largest of a
-    row's softmax, ``sum`` adds ``parts`` matrices.
+    ``norm`` adds an update and normalises; ``rotary`` rotates the two halves (``cols`` columns each) of a head;
+    ``gate`` multiplies SiLU of one matrix with another matrix; ``gelu`` has one input; ``route`` selects the ``parts``
+    largest values of a row's softmax; ``sum`` adds ``parts`` matrices.
     """
 
     what: Literal["norm", "rotary", "gate", "gelu", "route", "sum"]
@@ -784,12 +788,14 @@ class RowsProblem(Sizes):
 
 
 class OperatorProblem(Sizes):
-    """One operator of PyTorch between products, a kernel, over ``rows`` rows of ``cols`` elements: its time alone.
+    """One operator of PyTorch between products, run as a kernel over ``rows`` rows of ``cols`` elements; it has only a
+    time.
 
-    ``widen`` and ``narrow`` convert ``dtype`` to float32 and back; ``square``, ``mean`` (of each row), ``column`` (of a
-    number a row) and ``rescale`` (by a number a row) are of float32.  Of ``dtype``: ``add`` and ``gelu`` of contiguous
-    matrices; ``scale`` (by what rows or heads share), ``negate``, ``silu``, ``store`` (into a part of a tensor) of one,
-    ``times`` and ``plus`` of two that are parts of others; ``join`` of two halves.
+    ``what``, with inputs and result in float32: ``widen`` and ``narrow`` convert ``dtype`` to float32 and back,
+    ``square``, ``mean`` (of each row), ``column`` (an operation on one number per row) and ``rescale`` (a product with
+    one number per row). In ``dtype``: ``add`` and ``gelu`` of contiguous matrices; ``scale`` (a product with a factor
+    that rows or heads share), ``negate``, ``silu`` and ``store`` (into a part of a tensor) of one matrix; ``times`` and
+    ``plus`` of two matrices that are parts of other tensors; ``join`` of two halves.
     """
 
     asked_with: ClassVar[str] = "an operator of a layer (npusim run layer -t framework=eager)"
@@ -815,9 +821,9 @@ NamedSize = StrictBool | StrictInt | StrictFloat
 
 
 class KernelProblem(Sizes):
-    """Sizes of a launch on plain tensors, numbers by the names of the launch's arguments, and the drawing of inputs.
+    """Sizes of a launch on plain tensors, numbers by the names of the launch's arguments, and the recipe of its inputs.
 
-    ``dtype``: format of tensors for which the launch names no other.
+    ``dtype``: format of tensors for which the launch states none.
     """
 
     model_config = ConfigDict(extra="allow")

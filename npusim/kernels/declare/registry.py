@@ -105,28 +105,68 @@ class ExactResults(Protocol):
 class Schedule:
     """One algorithm on one core family.
 
-    ``build(problem, tiling, device, precision)`` returns the tile program and raises
-    :class:`~npusim.errors.TilingError` (or its ``BufferOverflowError``) if it does not fit.  ``reads_scales``: the
-    schedule undoes the scales of float8 inputs.  ``hw``: the packaged device of the schedule, if not the default.
-    ``study(problem, device)`` returns the reason why no real kernel has this time: runs note it and searches omit the
-    schedule; empty if a kernel has it.  ``beside``: presets whose error and time a run reports in addition to its own.
-    ``origin``: file and line of a schedule from outside the package, for its errors.  ``unsupported(device)`` returns
-    the reason why the schedule does not run on a device of the family, or an empty text.  ``inputs``: default format
-    of Q, K and V on a device; None: the workload's.  ``left(device)``: fields that a declared space leaves at their
-    defaults: without effect there, a compiler's result, or chosen well already.  ``declared(tiling, device, problem,
-    precision)`` returns the tiling with the device's defaults of unnamed fields.  ``reference(q, k, v, problem, row,
-    tiling)`` returns the exact result in float64; None: softmax(QK^T)V of the keys that ``sees(problem, tiling)(q, k)``
-    selects.  ``models``: features beyond plain attention that the schedule itself computes (``softcap``, ``window``,
-    ...): runs do not refuse them; ``is_hooked``: it transforms scores further.  ``elsewhere(family)``: its attributes
-    on a core family of an installed package, None where that does not run it; None: it is for its own family alone.
-    ``takes_lengths``: sequences of a call may differ in length; ``is_of_decoding``: such a call has one query each.
-    ``follows``: functions ``(problem, inputs, batch, head)`` that compute inputs of plain tensors from other inputs, if
-    a call does not give them. ``sizes``: sizes of the problem by name, with the values for a problem without them (True
-    or False: 0 or 1; 0: none), if a launch does not name its own.  ``grows(problem, tiling)``: sizes of plain tensors
-    by which a call may grow without another result for the batches, heads and tokens that it has, of ``batch``,
-    ``heads`` and ``tokens``. ``is_stated``: fields of the tile that nobody names have the values of the launch, or of
-    the recorded call (Triton's own defaults, where it names none), and no run chooses others: ``explore`` and ``tune``
-    do.
+    name, summary
+        Name and one-line description.
+    family
+        Core family.
+    precisions, default_precision
+        Presets by name; name of the default.
+    build
+        ``build(problem, tiling, device, precision)`` returns the tile program; it raises
+        :class:`~npusim.errors.TilingError` (or its subclass ``BufferOverflowError``) if the program does not fit.
+    tiling
+        Class of the tiling fields.
+    problem
+        Class of the problem.
+    reads_scales
+        Whether the schedule undoes the scales of float8 inputs.
+    hw
+        Packaged device of the schedule. Empty: the default device of runs.
+    study
+        ``study(problem, device)`` returns the reason why no real kernel has this time, or an empty text. Runs note the
+        reason; searches leave the schedule out.
+    beside
+        Presets whose error and time a run reports in addition to the error and time of its own preset.
+    origin
+        File and line of a schedule from outside the package, for its errors.
+    unsupported
+        ``unsupported(device)`` returns the reason why the schedule does not run on a device of the family, or an empty
+        text.
+    inputs
+        Function that returns the default format of Q, K and V on a device. None: the format of the workload.
+    left
+        ``left(device)`` returns the fields that a declared space leaves at their defaults: fields without effect on the
+        device, results of a compiler, and fields whose default is already the best value.
+    declared
+        ``declared(tiling, device, problem, precision)`` returns the tiling with the device's defaults of unnamed
+        fields.
+    reference
+        ``reference(q, k, v, problem, row, tiling)`` returns the exact result in float64. None: softmax(QK^T)V over the
+        keys that ``sees`` selects.
+    sees
+        ``sees(problem, tiling)`` returns ``function(q, k)``, whether a query sees a key.
+    is_hooked
+        Whether the schedule transforms scores by a function of the user.
+    elsewhere
+        ``elsewhere(family)`` returns the attributes of the schedule on a core family of an installed package, or None
+        if it does not run there. None: the schedule is for its own family alone.
+    takes_lengths, is_of_decoding
+        Whether the sequences of a call may differ in length; whether each of them has one query.
+    models
+        Features beyond plain attention that the schedule computes (``softcap``, ``window``, ...). Runs do not refuse
+        them.
+    sizes
+        Sizes of the problem by name, with the values for launches that do not state them (True and False: 1 and 0; 0:
+        no such size).
+    follows
+        Functions ``(problem, inputs, batch, head)`` that compute inputs of plain tensors from other inputs, for calls
+        that do not give these inputs.
+    grows
+        ``grows(problem, tiling)`` returns those of the sizes ``batch``, ``heads`` and ``tokens`` that may grow without
+        a change of the results for the existing batches, heads and tokens.
+    is_stated
+        Whether unnamed fields of the tile have the values of the launch or of the recorded call (Triton's defaults if
+        the launch states none). Runs choose no other values; ``explore`` and ``tune`` do.
     """
 
     name: str
@@ -178,14 +218,14 @@ class Schedule:
         return replace(self, **cast("dict[str, Any]", {"tiling": vars(self)["_tiling"], **changes}))
 
     def precision(self, text: str | None = None) -> Precision:
-        """Return the preset that ``text`` names, with its changes: ``name,field=value,...``.
+        """Return the preset that ``text`` names, with the changes that it states: ``name,field=value,...``.
 
         Without a name the changes apply to the default preset.
         """
         return choose_precision(self.name, self.precisions, self.default_precision, text or "")
 
     def tiled(self, values: Mapping[str, object] | Tiling) -> Tiling:
-        """Return the tiling of named fields; raise `TilingError` as `build_tiling` and `check_kernel`."""
+        """Return the tiling with the named fields; raise `TilingError` as `build_tiling` and `check_kernel` do."""
         self.check_kernel(dict(values).get("kernel"))
         return build_tiling(self.tiling, values)
 
@@ -195,9 +235,10 @@ class Schedule:
             raise TilingError(why)
 
     def kernel_refusal(self, named: object) -> str:
-        """Return why the schedule has no published kernel of a name, and which cores and schedules have it.
+        """Return why the schedule has no published kernel of this name, and which cores and schedules have it.
 
-        Empty where the schedule has the kernel, for None, and for names of no packaged kernel, which the field refuses.
+        Empty if the schedule has the kernel, for None, and for names of no packaged kernel, which the field itself
+        refuses.
         """
         field, here = self.tiling.model_fields.get("kernel"), f"{self.name} on {self.family} cores has"
         if named is None:
@@ -215,12 +256,12 @@ class Schedule:
 
     @property
     def has_bits(self) -> bool:
-        """Whether the schedule has bits: attention and kernels of plain tensors have, whole models have not."""
+        """Whether the schedule computes bits: attention and kernels of plain tensors do, whole models do not."""
         return self.problem.has_bits
 
     @property
     def against(self) -> str:
-        """Name of the reference from which errors of the bits are measured, in words."""
+        """Description of the reference for the errors of the bits."""
         if self.reference is not None:
             return f"{getattr(self.reference, '__name__', 'its reference')}() in float64"
         if "attention" not in self.problem.features:

@@ -24,38 +24,38 @@ if TYPE_CHECKING:
 
 @unique
 class Opcode(Enum):
-    """Operation of one step; each member has one row in ``numerics.semantics``, and a cost per core family.
+    """Operation of one step. Each member has one entry in ``numerics.semantics`` and a cost for each core family.
 
-    Sources are in the order of a row, ``row(Opcode.DIV, "dst", "a", "b")``.  A tile is (rows, columns); of two
-    operands a and b, one may be a row vector (rows, 1), whose value applies to the whole row, or a constant.
+    Sources have the order of an instruction, ``Instruction(Opcode.DIV, "dst", "a", "b")``. A tile is (rows, columns).
+    One of two operands a and b may be a row vector (rows, 1), whose values apply to complete rows, or a constant.
 
-    COPY a: a, bit for bit (a data move or a register copy)
-    CAST a: a rounded once to dst's format; in a block format with scales by the rule ``variant`` along ``axis``
-    FILL a: a everywhere: a constant, or of a row vector each row's value
-    MATMUL a, b: a b (+ dst when ``accumulate``) by one matrix unit's arithmetic
+    COPY a: a, bit for bit (a transfer or a copy between registers)
+    CAST a: a rounded once to the format of dst; a block format has scales by the rule ``variant`` along ``axis``
+    FILL a: a in every element: a constant, or the value of each row of a row vector
+    MATMUL a, b: a b (+ dst with ``accumulate``) in the arithmetic of a matrix unit
     ADD a, b: a + b
     SUB a, b: a - b
     MUL a, b: a * b
     DIV a, b: a / b
-    FMA a, b, c: a b + c rounded once; by ``variant`` a b - c (``minus``), or c - a b (``from``)
-    COMPARE a, b: the mask (int8) of where the relation ``variant`` holds (`npusim.formats.RELATIONS`): 1, else 0
-    LOGIC a, b: of masks: ``and``, ``or`` or ``xor`` of a and b, by ``variant``
-    MAX a, b: the larger of a and b; of a number and NaN the number, or NaN by ``variant`` (``propagate``)
-    MIN a, b: the smaller of a and b; NaN as of MAX
-    EXP a: e^a, or another exponential named by ``variant`` (``exp2.*``: 2^a)
-    LOG a: ln a, or another logarithm named by ``variant``
-    RSQRT a: 1 / sqrt(a), as named by ``variant``
-    SQRT a: the square root of a, as named by ``variant``
-    TANH a: the hyperbolic tangent of a, as named by ``variant``
-    ERF a: the error function of a, as named by ``variant``
-    ROW_MAX a: (rows, 1), the maximum of each row; NaN as of MAX
-    ROW_SUM a: (rows, 1), the sum of each row in the named order;
-        with a second operand b, the sum of each row of a b: a lane adds each product unrounded (fma)
-    CUMSUM a: the cumulative sums of each row in the named order, restarted after ``every`` columns
-    INVERSE a: for each square of a, one below the other, the inverse of I + L, L its strictly lower triangle, in the
-        named order
-    SELECT mask, a, b: a where mask (int8) is non-zero, else b, bit for bit; each of them may be a constant.
-        ``variant``: ``compared`` by a mask that COMPARE made; else the mask is one of positions
+    FMA a, b, c: a b + c rounded once; a b - c with ``variant`` ``minus``, c - a b with ``from``
+    COMPARE a, b: a mask (int8), 1 where the relation ``variant`` holds (`npusim.formats.RELATIONS`), else 0
+    LOGIC a, b: a mask, ``and``, ``or`` or ``xor`` (``variant``) of the masks a and b
+    MAX a, b: the larger of a and b; for a number and NaN the number, or NaN with ``variant`` ``propagate``
+    MIN a, b: the smaller of a and b; NaN as for MAX
+    EXP a: e^a, or the exponential that ``variant`` names (``exp2.*``: 2^a)
+    LOG a: ln a, or the logarithm that ``variant`` names
+    RSQRT a: 1 / sqrt(a), in the approximation that ``variant`` names
+    SQRT a: the square root of a, in the approximation that ``variant`` names
+    TANH a: the hyperbolic tangent of a, in the approximation that ``variant`` names
+    ERF a: the error function of a, in the approximation that ``variant`` names
+    ROW_MAX a: (rows, 1), the maximum of each row; NaN as for MAX
+    ROW_SUM a: (rows, 1), the sum of each row in the named order; with a second operand b the sum of each row of a b,
+        where a lane adds each product without rounding it first (fma)
+    CUMSUM a: the cumulative sums of each row in the named order; the sums restart after ``every`` columns
+    INVERSE a: for each square of a (the squares are stacked), the inverse of I + L in the named order; L is the
+        strictly lower triangle of the square
+    SELECT mask, a, b: a where the mask (int8) is not zero, else b, bit for bit; a and b may be constants.
+        ``variant`` ``compared``: the mask is a result of COMPARE; else it is a mask of positions
     """
 
     COPY = "copy"
@@ -106,7 +106,7 @@ SOURCES: Mapping[Opcode, tuple[int, ...]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Attributes:
-    """Attributes of a step; empty strings mean the format's natural behaviour."""
+    """Attributes of a step; an empty string selects the default behaviour of the format."""
 
     accumulate: bool = False
     transpose_a: bool = False  #: whether a product's operands are stored with exchanged axes
@@ -141,12 +141,12 @@ Source = Operand | float
 
 @record
 class Step:
-    """One primitive operation: ``dst = opcode(srcs)``; a float source is a constant in dst's format, of a COMPARE in
-    its other source's.
+    """One primitive operation: ``dst = opcode(srcs)``.
 
-    ``name`` is the algorithm's name of the destination, in its step tables (``P``, ``m_new``) and before
-    and after them: ``k`` a tile of keys as loaded, ``S_in`` scores as stored, ``k_shifted`` keys
-    as stored.  Mappings set the name; observers identify steps by it.
+    A number among the sources is a constant in the format of dst, or, for COMPARE, in the format of the other source.
+    ``name`` is the name of the destination in the algorithm: the name in its step tables (``P``, ``m_new``), and for
+    other steps ``k`` (a tile of keys as loaded), ``S_in`` (scores as stored) or ``k_shifted`` (keys as stored).
+    Mappings set the name; observers identify steps by it.
     """
 
     opcode: Opcode
@@ -186,12 +186,17 @@ class OperationWork(Protocol):
 
 @dataclass(slots=True)
 class TileOp:
-    """One entry of an instruction queue.
+    """One entry of an instruction queue. It is not changed after construction.
 
-    ``queue`` issues it in order, ``engine`` executes it.  ``label`` is its name in traces and errors.
-    ``handshake`` lists slots it passes on without access to their bytes (a core with no rows
-    of a ragged tile still has to keep step).  ``work``: its work besides the steps; None: none.  Never mutated after
-    construction.
+    queue, engine
+        Queue that issues the entry in order; engine that executes it.
+    label
+        Name in traces and errors.
+    handshake
+        Slots of rings that the entry waits for or releases without an access to their bytes (a core without rows of a
+        ragged tile must wait and release as the other cores do).
+    work
+        Work in addition to the steps. None: no such work.
     """
 
     label: str
@@ -202,7 +207,7 @@ class TileOp:
     work: OperationWork | None = None
 
     def ring_tiles(self) -> list[RingTile]:
-        """Return every ring slot this operation touches or passes on."""
+        """Return every ring slot that this operation accesses, waits for or releases."""
         tiles = list(self.handshake)
         for step in self.steps:
             if type(step.dst) is RingTile:

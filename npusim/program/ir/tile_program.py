@@ -60,10 +60,10 @@ class Loop:
     """Iterations that differ only in global-memory coordinates and in constants.
 
     ``body`` is a pure function of its index, which it may only add and multiply into coordinates and constants
-    (``ir.check`` passes an opaque index; ``ir.opaque`` lists the limits of this check).  All iterations have the same
-    operations, handshakes and costs, so a timing backend may run any iteration for any other.  An iteration of another
-    shape (a ragged or masked tile) is a separate item.  A :class:`Body` is shared with the loops of other blocks.  A
-    loop without a name exists for its key alone: the path of its operations has no entry for it.
+    (``ir.check`` passes an opaque index; ``ir.opaque`` lists the limits of this check). All iterations have the same
+    operations, handshakes and costs, so that a timing backend may run any iteration in place of any other. An iteration
+    of another shape (a ragged or masked tile) is a separate item. Loops of several blocks may have one :class:`Body`. A
+    loop without a name exists only for its key; the path of its operations has no entry for it.
     """
 
     name: str
@@ -139,21 +139,36 @@ class Succession(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProgramPhase:
-    """A part of a program that ends with its launch or an all-core barrier.
+    """A part of a program that ends with its launch or with a barrier of all cores.
 
-    ``shape`` maps a block to a key: blocks of one key run the same operations, apart from
-    global-memory coordinates.  ``family``, if present, maps a block to a key of blocks that differ at most in the
-    iteration counts of their loops too.  ``body`` yields a block's items.  ``serves`` names the rows of the
-    output that need a block's result: the rows that it covers, or all rows of heads on its KV head.
-    ``footprint`` lists the regions of global tensors that blocks running in step read and write.
-    ``roles`` maps each name of the phase's tables to its meaning (``score``, ``weight``, ``sum``), for observers.
-    ``dealt`` lists the numbers of each core group's blocks, if they are not assigned round robin.
-    ``body_counts`` yields the bodies that blocks run, each with a key unique in the phase, and the runs in each block,
-    in any order; the operations of a body follow one another in each queue, in the order of the body.  ``bits`` returns
-    a key of everything that determines values; None if the machine does not provide it.
-    ``succession``: overlap of successive blocks.  ``is_joined``: the phase belongs to the launch of the previous
-    phase, after a barrier of all cores.  ``grouped`` stores the families of the blocks after their first use, and ends
-    with the phase.
+    blocks, body
+        Blocks, and the function that yields the items of a block.
+    shape
+        Function from a block to a key; blocks with equal keys run the same operations at other global-memory
+        coordinates.
+    family
+        Function from a block to a key; blocks with equal keys differ at most in coordinates and in the iteration counts
+        of their loops. None: unknown.
+    footprint
+        Function that yields the regions of global tensors that blocks read and write while they run in step.
+    serves
+        Rows of the output that need a block's result: the rows that it covers, or all rows of the heads on its KV head.
+    dealt
+        Numbers of the blocks of each core group, if the blocks are not assigned round robin.
+    roles
+        Meaning of each name in the tables of the phase (``score``, ``weight``, ``sum``), for observers.
+    body_counts
+        Function that yields the bodies that blocks run, each with a key that is unique in the phase and the number of
+        runs in each block, in any order. The operations of a body follow one another in each queue, in the order of the
+        body.
+    bits
+        Function that returns a key of everything that determines values. None: the machine does not provide it.
+    succession
+        Overlap of successive blocks.
+    is_joined
+        Whether the phase belongs to the launch of the previous phase, after a barrier of all cores.
+    grouped
+        Families of the blocks, stored at their first use for the lifetime of the phase.
     """
 
     name: str
@@ -178,7 +193,7 @@ class ProgramPhase:
 
     @property
     def place_count(self) -> int:
-        """Slots of a core group that the blocks use."""
+        """Number of slots of a core group that the blocks use."""
         if isinstance(self.blocks, BlockColumns):
             return self.blocks.place_count
         return max((b.place for b in self.blocks), default=0) + 1
@@ -219,11 +234,19 @@ class Share(NamedTuple):
 class Cost(NamedTuple):
     """Cost of a step or of an entry of an instruction queue.
 
-    The engine is busy for ``occupancy_cycles``; results are available ``latency_cycles`` later.
-    ``link_bytes`` cross shared links, which may lengthen the occupancy.  ``terms`` names the
-    constant behind each share of the cycles, by its key in the device file.  ``pipe_cycles`` are the busy cycles of
-    pipes that several queues share: an operation begins when all of them are free.  An operation with a ``share``
-    waits for no pipe: its warps run concurrently with others, and the occupancy begins when they have finished.
+    occupancy_cycles
+        Cycles during which the engine is busy.
+    latency_cycles
+        Cycles from the end of the occupancy until results are available.
+    link_bytes
+        Bytes that cross shared links; the links may lengthen the occupancy.
+    terms
+        Keys in the device file of the constants behind the shares of the cycles.
+    pipe_cycles
+        Busy cycles of pipes that several queues share. An operation begins when all of its pipes are free.
+    share
+        Work of the warps that a core processes concurrently with the work of other warps (processor sharing); the
+        occupancy begins when this work has ended. None: the operation waits for free pipes instead.
     """
 
     occupancy_cycles: int
@@ -234,7 +257,7 @@ class Cost(NamedTuple):
     share: Share | None = None
 
     def at_rate(self, rate: float) -> Cost:
-        """Return the cost on a unit with ``rate`` of its stated rate; latencies and the bytes on links stay."""
+        """Return the cost on a unit with ``rate`` of its stated rate; latencies and the bytes on links do not change."""
         if rate == 1.0:
             return self
         terms = tuple((key, cycles / rate) for key, cycles in self.terms)
@@ -294,15 +317,30 @@ class Occupancy:
 class TileProgram:
     """One schedule on one device for one problem.
 
-    ``queues``, ``rings`` and ``spaces`` describe one core group (all groups are alike).  ``flops`` counts
-    the multiply-adds of the matrix products twice, without padding; ``constants`` compute the tensors of role
-    ``constant`` (masks, shifting matrices) for runs with values; ``pricing`` returns the costs of the operations on a
-    device like the one the program was built for.  ``l2``: state of L2 at the start.  ``consumers``: warp groups
-    of a GPU's block whose warps specialise; 0: they do not.  ``clears``: memset launches before the kernel, which a
-    call pays.  ``has_own_rows``: blocks read rows that no other block reads; ``goes_on``: a program of a launch
-    continues with the work of further ones.  ``is_attention``: the first launch is the vendor's fused attention.
-    ``occupied``: used and total bytes of memories that hold more than tiles (registers), in place of the tiles' bytes.
-    ``occupancy``: resident blocks per core in the last phase that has them.
+    queues, rings, spaces
+        Queues, rings and memories of one core group; all groups are equal.
+    flops
+        Two operations for each multiply-add of the matrix products, without padding.
+    constants
+        Functions that compute the tensors of role ``constant`` (masks, shifting matrices), for runs with values.
+    pricing
+        Function that returns the costs of the operations on a device of the same kind as the program's device.
+    l2
+        State of L2 at the start.
+    consumers
+        Number of warp groups of a block with specialised warps that execute products; 0: the warps are not specialised.
+    clears
+        Number of memset launches before the kernel, which count in the time of the call.
+    has_own_rows
+        Whether each block reads rows that no other block reads.
+    goes_on
+        Whether a program of a launch continues with the work of further programs.
+    is_attention
+        Whether the first launch is the vendor's fused attention.
+    occupied
+        Used and total bytes of memories that contain more than tiles (registers), in place of the bytes of the tiles.
+    occupancy
+        Resident blocks per core in the last phase that has resident blocks.
     """
 
     name: str
@@ -329,7 +367,7 @@ class TileProgram:
 
     @property
     def is_spilled(self) -> bool:
-        """Whether threads of its blocks spill registers."""
+        """Whether the threads of a block spill registers."""
         return self.occupancy is not None and self.occupancy.spilled_registers > 0
 
     def occupancy_bytes(self) -> dict[str, tuple[int, int]]:
