@@ -53,35 +53,38 @@ class CoreFamily:
     """The manifest of a core family.
 
     name
-        The family as device files name it, and the name of its entry point.
+        Name of the family in device files, and of its entry point.
     machine
-        The class of the machine, or ``module:Name``, which is imported on first use.
+        Class of the machine, or ``module:Name``, which is imported at the first use.
     processor
-        The kind of its devices: kernels state fields and presets that differ by it.
+        Kind of the devices (``npu``, ``gpu``, ``cpu``). Kernels state fields and presets by this kind.
     decisions
-        The named tuple of what a kernel of the family decides; every decision has a default.
+        Named tuple of the decisions of a kernel of the family; every decision has a default.
     fields
-        The machine's tiling fields by kind of kernel, classes or ``module:Name``; empty: the kernel's fields
-        suffice.  Schedules of kinds that are missing do not run on the family.
+        Tiling fields of the machine by kind of kernel, as classes or ``module:Name``. Empty: kernels need no fields but
+        their own. Schedules of a kind that is not listed do not run on the family.
     usual
-        The published kernel whose choices hold for an attention where neither the tiling nor the preset names one.
+        Published kernel whose choices apply to an attention for which neither the tiling nor the preset names a kernel.
     presets
-        Values of presets' fields that are `AS_FAMILY`: ``exp_variant``, ``sum_order``, ``accumulate``.
+        Values of the preset fields that are `AS_FAMILY`: ``exp_variant``, ``sum_order``, ``accumulate``.
     layer_attention
-        The attention of a layer's prefill where none is named: a schedule with its fields, or ``module:function``
-        of the problem and the device that returns one.
+        Attention of a layer's prefill for which the user names none: a schedule with its fields, or
+        ``module:function``, which returns one for a problem and a device.
     settings
-        What a call tries beside its declared tile, by a name that the machine chooses; ``attention`` by default.
+        Settings that a call tries in addition to its declared tile, by a name that the machine defines; ``attention``
+        by default.
     unread
-        Keys of device files (patterns) that change nothing on the family, and what would read them: -C refuses them.
+        Keys of device files (patterns) that have no effect on the family, each with the feature that would read it.
+        ``-C`` refuses these keys.
     cores, sole, parts
-        Kinds of core that a device file must have; those of which a core group has exactly one; and further parts,
-        ``flags`` or ``launch``.
+        Kinds of core that a device file must describe; kinds of which a core group has exactly one; further required
+        parts of the file, ``flags`` or ``launch``.
     issued
-        ``module:Class`` that times programs which state their instructions, flags and barriers themselves: made of a
-        file's path and a device, its ``time`` takes what a core group issues.  Empty: the family times none.
+        ``module:Class`` that times programs which state their instructions, flags and barriers themselves. The class is
+        constructed from the path of a file and a device; its method ``time`` receives the instructions of a core group.
+        Empty: the family times no such programs.
 
-    Raises `SpecError` for a manifest that misses or contradicts something.
+    Raises `SpecError` if the manifest lacks a field or contradicts itself.
     """
 
     name: str = ""
@@ -104,9 +107,9 @@ class CoreFamily:
             raise SpecError(f"core family {self.name or 'without a name'}: {fault}")
 
     def fields_of(self, kind: Kind) -> type[Tiling] | None:
-        """Return the machine's tiling fields for a kind of kernel; None where the kernel's suffice.
+        """Return the machine's tiling fields for a kind of kernel; None if kernels need no fields but their own.
 
-        Raises `SpecError` for a kind that the family does not run, and where the manifest names no tiling fields.
+        Raises `SpecError` for a kind that the family does not run, or if the manifest names no tiling fields.
         """
         if kind not in self.fields:
             raise SpecError(f"core family {self.name} runs no kernels of the kind {kind!r}")
@@ -117,7 +120,7 @@ class CoreFamily:
         raise SpecError(f"core family {self.name}: fields of {kind!r}: {named} is no Tiling")
 
     def attention_of(self, problem: Problem, device: DeviceSpec) -> str:
-        """Return the attention of a layer's prefill where none is named: a schedule with its fields."""
+        """Return the attention of a layer's prefill for which the user names none: a schedule with its fields."""
         chosen = self.layer_attention
         return str(resolved(chosen)(problem, device)) if "." in chosen else chosen
 

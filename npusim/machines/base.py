@@ -51,9 +51,9 @@ L2_SHARE = 0.64
 
 
 class Machine:
-    """Machine that runs schedules on a device, one object per device: a new core family inherits it and adds ``build``.
+    """Machine that runs schedules on a device. A new core family is a subclass with ``build``.
 
-    All programs of the device share the object, so it stores no state of one program.
+    There is one object per device. All programs of the device share it, so that it stores no state of a program.
     """
 
     #: Whether a kernel may consist of rows only, and whether a framework's product reads each head's rows together.
@@ -85,36 +85,38 @@ class Machine:
         return tiling, ()
 
     def settings(self, _tiling: Tiling, _problem: AnyProblem | None) -> Settings:
-        """Return settings of unnamed fields for a call to try, in groups; the call uses the best of each group."""
+        """Return the settings of unnamed fields that a call tries, in groups; the call uses the best setting of each
+        group.
+        """
         return self.family.settings.get("attention", ())
 
     def left_alone(self, _fields: type[Tiling]) -> frozenset[str]:
-        """Return the fields of a class that a search leaves at their defaults unless it names them."""
+        """Return the fields of a class that a search leaves at their defaults unless the user names them."""
         return frozenset()
 
     @property
     def flags(self) -> FlagsSpec | None:
-        """The flags by which queues wait for one another, which `check` counts; None if nothing limits them."""
+        """The flags by which queues wait for one another, which `check` counts; None if their number has no limit."""
         return self.device.flags
 
     @property
     def pace(self) -> AttentionPace:
-        """The time of attention on a core group, by which the number of splits is chosen.
+        """Estimate of the time of attention on a core group, which determines the number of splits.
 
-        Raises `TilingError` where the family has no such estimate.
+        Raises `TilingError` if the family has no such estimate.
         """
         raise TilingError(f"splits=auto: {self.family.name} cores have no estimate of their time; name a number")
 
     def declared(self, tiling: Tiling, _problem: AnyProblem | None, _precision: object) -> Any:
-        """Return the tiling with the machine's defaults of fields that are not named; the fields stay unnamed."""
+        """Return the tiling with the machine's defaults of unnamed fields; these fields still count as unnamed."""
         return tiling
 
     def decided(self, _tiling: Tiling, _problem: AnyProblem | None = None) -> frozenset[str]:
-        """Return the fields that the tiling's kernel decides; with a problem, the fields that no call may name."""
+        """Return the fields that the tiling's kernel decides; with a problem, the fields that a call must not name."""
         return frozenset()
 
     def by_tile(self, _tiling: Tiling, _precision: object) -> Mapping[str, object]:
-        """Return the fields of a measured kernel that follow from its tile alone, for kernels of other authors."""
+        """Return the fields that follow from the tile alone in a measured kernel, for kernels by other authors."""
         return {}
 
     def ordered(self, phase: Phase, _tiling: Tiling) -> Phase:
@@ -137,7 +139,7 @@ class Machine:
         return max(1, int(capacity * heads / size)) * (q.heads // inputs[0].heads)
 
     def mask_kind(self, tiling: Tiling) -> MaskKind | None:
-        """Return how tiles get their masks; None: in the cheapest way."""
+        """Return how the mask of a tile is obtained. None: in the cheapest way."""
         return getattr(tiling, "mask", None)
 
     def mask_block(self, _tiling: Tiling) -> int:
@@ -145,22 +147,25 @@ class Machine:
         return 0
 
     def fields_for(self, _called: str, _phase: Phase, tiling: Tiling) -> tuple[Any, str]:
-        """Return how a phase runs, for `build`, and a note on it; ``_called``: the schedule's name."""
+        """Return the form in which `build` runs a phase, and a note on it; ``_called`` is the name of the schedule."""
         return tiling, ""
 
     def compiled(self, called: str, phase: Phase, tiling: Tiling, _down: int = 0, _piece: int = 0) -> tuple[Any, str]:
-        """Return how a compiled phase runs, as `fields_for`.
+        """Return the form in which `build` runs a compiled phase, and a note, as `fields_for` does.
 
-        ``_down``: warps down the rows of its product, 0 if unknown; ``_piece``: elements of a sum loaded at once.
+        ``_down``: number of warps along the rows of its product, 0 if unknown; ``_piece``: number of elements along a
+        sum that are loaded at a time.
         """
         return self.fields_for(called, phase, tiling)
 
     def in_turns(self, _called: str, _phase: Phase, _tiling: Tiling) -> object:
-        """Return how a phase runs if parts of its loop have to take turns, tile by tile; None where they need not."""
+        """Return the form of a phase whose loop executes its parts one after another for each tile; None if it need
+        not.
+        """
         return None
 
     def column(self, _fmt: str) -> int:
-        """Return the number of contiguous elements of a row in memory in fractals (NZ)."""
+        """Return the number of contiguous elements of a row of a matrix that is stored in fractals (NZ)."""
         raise TilingError(f"operands=nz: {self.device.name} has no fractals; allowed: nd. Ascend devices have fractals")
 
     def product(
@@ -182,10 +187,10 @@ class Machine:
     def build(
         self, name: str, phases: Iterable[tuple[Phase, Any]], flops: int, notes: tuple[str, ...] = ()
     ) -> TileProgram:
-        """Return the program of some phases, each with its result of `fields_for`.
+        """Return the program of ``built`` phases, each with its result of `fields_for`.
 
-        Raises :class:`~npusim.errors.TilingError` (or its ``BufferOverflowError``) if a phase does not
-        fit a memory, or needs a route that the device does not have.
+        Raises :class:`~npusim.errors.TilingError` (or its subclass ``BufferOverflowError``) if a phase does not fit a
+        memory, or needs a route that the device does not have.
         """
         raise NotImplementedError
 

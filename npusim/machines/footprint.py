@@ -25,12 +25,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Footprint(ColumnScan):
-    """The footprint of blocks in a phase; each group of ``reread`` rows of a block reads such an operand completely.
+    """The global-memory footprint of the blocks of a phase.
 
     Two footprints are equal if they give the same regions for the same blocks (`Frame.regions_key`).
 
-    ``views`` are operands that are loaded as parts of others.  ``parts``: axes of the grid, each with the extent that
-    a block processes at a time; a block loads ``held`` operands first, for all of its parts.
+    reread
+        Operands, each with a number of rows: every group of so many rows of a block reads the operand completely.
+    views
+        Operands that are loaded as parts of other operands.
+    parts
+        Axes of the grid, each with the extent that a block processes at a time.
+    held
+        Operands that a block loads first, for all of its parts.
     """
 
     frame: Frame
@@ -94,7 +100,7 @@ class Footprint(ColumnScan):
                             yield Touch(frame.cut(n, part, tile), each, turn=turn)
 
     def of_columns(self, blocks: Sequence[WorkTile], group_count: int) -> list[Touches] | None:
-        """Return the regions in columns; blocks in parts, and masks that are matrices in memory, have none."""
+        """Return the regions in columns; None for blocks in parts and for masks that are matrices in memory."""
         masks = self.frame.phase.masks.values()
         if self.parts or not blocks or any(isinstance(mask, SeenMask) and mask.is_loaded for mask in masks):
             return None

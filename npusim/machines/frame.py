@@ -48,7 +48,9 @@ Emit = Callable[["WorkTile", Visit], "Iterable[Item]"]
 
 
 class Frame:
-    """Places and storage of a phase's names, and the position of a block's tiles in their tensors."""
+    """A phase as a machine reads it: place and storage of each name, and the position of a block's tiles in the
+    tensors.
+    """
 
     def __init__(self, phase: Phase) -> None:
         self.phase = phase
@@ -73,7 +75,9 @@ class Frame:
         return "" if is_main else f"{self.phase.name} "
 
     def may_share(self, one: str, other: str) -> bool:
-        """Return whether two names of `storage` can share a place: neither is written while the other is read."""
+        """Return whether two names of `storage` may have the same place: neither is written while the other is still
+        read.
+        """
         mine, others = ({n for n, place in self.storage.items() if place == at} for at in (one, other))
         return not any(self._apart[n] & others for n in mine)
 
@@ -123,19 +127,21 @@ class Frame:
         return self.phase.sizes[self.phase.names[n].axes[0]]
 
     def led_by(self, stage: Stage) -> str:
-        """Return the first name that a stage writes row by row, which is not a single row that all rows share."""
+        """Return the first name that a stage writes row by row and that is not a single row for all rows."""
         return next((n for n in stage.written if self.axes(n)[0] != ONE), stage.written[0])
 
     def rows_of(self, n: str, rows: Span) -> Span:
-        """Return the rows of a name for some rows of a tile: the same rows, or the one row that all share."""
+        """Return the rows of a name for some rows of a tile: the same rows, or the only row of the name."""
         return (0, 1) if self.axes(n)[0] == ONE != self.row_axis else rows
 
     def is_of_operands(self, n: str) -> bool:
-        """Return whether a rows stage computes a product's operand from a tile's operands alone, without block rows."""
+        """Return whether a rows stage computes an operand of a product from operands of the tile alone, without rows of
+        the block.
+        """
         return self.places.get(n) == "up" and n in self.phase.factors
 
     def sharing(self, n: str) -> int:
-        """Return how many of the phase's heads share one head of a name's tensor."""
+        """Return the number of heads of the phase that share one head of a name's tensor."""
         bound = self.phase.tensors[n]
         return 1 if isinstance(bound, BySize) else self._heads // tensor_of(bound).heads
 
@@ -150,14 +156,17 @@ class Frame:
         return bound if isinstance(bound, Stacked) else None
 
     def reading_axes(self, n: str) -> tuple[str, ...]:
-        """Return the axes along which blocks at unlike places read unlike parts of a name's tensor: that of its places
-        in a stack of matrices too.
+        """Return the axes along which blocks at different places read different parts of a name's tensor.
+
+        The axis of a stack of matrices is one of them.
         """
         stack = self.stack(n)
         return (*self.axes(n), *([stack.axis] if stack and n not in self.phase.by_tile else []))
 
     def widest(self, n: str) -> str:
-        """Return the operand that reads the most rows of an operand's tensor; other operands read a part of them."""
+        """Return the operand that reads the most rows of an operand's tensor; the other operands of the tensor read a
+        part of these rows.
+        """
         return widest(self.phase, n)
 
     def is_visited(self, n: str) -> bool:
@@ -197,8 +206,8 @@ class Frame:
     def stretches(self, runs: tuple[TileRun, ...]) -> list[Span]:
         """Return first coordinate and size of the stretches that runs of tiles visit; blocks share complete stretches.
 
-        A block that visits all tiles from one on has one stretch; if blocks begin at various tiles or omit some
-        (windows, block-sparse masks), every run is cut where a run of another block begins or ends.
+        If a block visits all tiles from one tile on, it has one stretch. If blocks begin at different tiles or omit
+        tiles (windows, block-sparse masks), every run is cut where a run of another block begins or ends.
         """
         if runs not in self._stretches:
             spans, cuts = [span for run in runs for span in run.stretches], self._cuts
@@ -271,9 +280,9 @@ class Frame:
         return tensor.tile(batch, head, top + r, rows, left + c, cols)
 
     def tables(self, row_sum: str, rounding: str = "", along: Along | None = None) -> dict[Stage, Table]:
-        """Return the table of each rows stage; row sums that name no order get ``row_sum``.
+        """Return the table of each rows stage; row sums without an order have the order ``row_sum``.
 
-        Cumulative sums and inverses without an order get the ones of ``along``, casts without a rounding
+        Cumulative sums and inverses without an order have the orders of ``along``; casts without a rounding have
         ``rounding``.
         """
         order = {Opcode.ROW_SUM: Attributes(order=row_sum), Opcode.CAST: Attributes(rounding=rounding)}
@@ -290,10 +299,11 @@ class Frame:
         return {s: tuple(map(chosen, choose(s.rows, order))) for s in self.stages if not s.is_product}
 
     def product_attributes(self, stage: Stage, arithmetic_of: Callable[[str, str], str]) -> Attributes:
-        """Return how a matrix unit multiplies: in the phase's arithmetic, else by ``arithmetic_of``.
+        """Return the arithmetic of a product: the arithmetic of the phase, or the result of ``arithmetic_of``.
 
-        ``arithmetic_of`` is called with the formats of A and of the result; if B's differs, the unit's row for both
-        formats is used.  Raises `TilingError` if the unit does not multiply operands in these formats.
+        ``arithmetic_of`` is called with the format of A and the format of the result. If B has another format, the
+        entry of the matrix unit for both formats applies. Raises `TilingError` if the unit does not multiply operands
+        in these formats.
         """
         (row,) = stage.rows
         a, b = map(self.fmt, row.srcs)
@@ -318,7 +328,9 @@ class Frame:
             )
 
     def mask_cut(self, n: str, block: WorkTile, tile: Visit, row: Span) -> GlobalTile:
-        """Return the mask of some rows of a tile; refuse blocks that do not state the position of their queries."""
+        """Return the mask of some rows of a tile; raise an error for blocks that do not state the position of their
+        queries.
+        """
         top = self.span(block, self.row_axis, tile)[0]
         mask = self.phase.masks[n]
         if block.causal_offset is None and not self.is_everywhere(n):
@@ -328,15 +340,15 @@ class Frame:
         return replace(cut, batch=batch, head=head)
 
     def is_loaded(self, n: str) -> bool:
-        """Return whether a mask is cut from a matrix in memory, not computed from indices."""
+        """Return whether a mask is cut from a matrix in memory; other masks are computed from indices."""
         return bool(getattr(self.phase.masks[n], "is_loaded", True))
 
     def is_everywhere(self, n: str) -> bool:
-        """Return whether the mask applies to every tile, as a bias does."""
+        """Return whether the mask applies to every tile, like a bias."""
         return bool(getattr(self.phase.masks[n], "is_everywhere", False))
 
     def with_computed_masks(self, steps: tuple[Step, ...]) -> tuple[Step, ...]:
-        """Return steps in which masks that are not loaded are computed by comparisons, or other steps on indices."""
+        """Return the steps with the steps on indices that compute the masks which are not loaded."""
         made = {m.tensor().name: m for n, m in self.phase.masks.items() if not self.is_loaded(n)}
 
         def computed(s: Step) -> Step:
@@ -355,7 +367,9 @@ class Frame:
         return list(zip(firsts, block.runs, strict=False))
 
     def loop(self, loop: TileLoop, function: Emit, block: WorkTile) -> Iterator[Item]:
-        """Yield a loop for each of the block's runs of tiles, its body ``function``; without an axis, the body once."""
+        """Yield a loop with the body ``function`` for each of the block's runs of tiles; without an axis, the body
+        once.
+        """
         if not loop.axis:
             yield from function(block, WHOLE)
             return
@@ -365,7 +379,7 @@ class Frame:
     def pipelined(self, parts: Sequence[tuple[Emit, int]], block: WorkTile) -> Iterator[ProgramLoop]:
         """Yield the parts of a software pipeline over the block's tiles; step n processes tile n - lag of each part.
 
-        Consecutive steps whose tiles belong to the same runs are one loop.
+        Consecutive steps are one loop if the tiles of each part belong to one run.
         """
         end = block.tile_count + max(lag for _, lag in parts)
         yield from (loop for _, _, loop in self.stretches_of_steps(parts, [(0, block)], end) if loop)
@@ -373,11 +387,12 @@ class Frame:
     def stretches_of_steps(
         self, parts: Sequence[tuple[Emit, int]], blocks: Sequence[tuple[int, WorkTile]], end: int
     ) -> Iterator[tuple[int, int, ProgramLoop | None]]:
-        """Yield the stretches of steps, from 0 to ``end``, in which all parts stay within a run of tiles of a block.
+        """Yield the stretches of steps, from 0 to ``end``, in which every part stays within one run of tiles of a
+        block.
 
-        ``parts`` as for `pipelined`; ``blocks`` follow one another, each from the step on with which its first part
-        begins.  A stretch has its first step, the step after its last one, and the loop over its steps, None if no part
-        runs.
+        ``parts`` as for `pipelined`. ``blocks`` follow one another; each is given with the step at which its first part
+        begins. A stretch is its first step, the step after its last step, and the loop over its steps, or None if no
+        part runs.
         """
         placed = [(at + first, at, run, b) for at, b in blocks for first, run in self.placed(b)]
         ends = [at + b.tile_count for at, b in blocks]

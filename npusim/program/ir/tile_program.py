@@ -257,7 +257,7 @@ class Cost(NamedTuple):
     share: Share | None = None
 
     def at_rate(self, rate: float) -> Cost:
-        """Return the cost on a unit with ``rate`` of its stated rate; latencies and the bytes on links do not change."""
+        """Return the cost on a unit with ``rate`` of its stated rate; latencies and bytes on links stay."""
         if rate == 1.0:
             return self
         terms = tuple((key, cycles / rate) for key, cycles in self.terms)
