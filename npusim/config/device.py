@@ -335,10 +335,10 @@ class LaunchSpec(SpecModel):
 
 
 class DeviceSpec(HardwareModel):
-    """A device; every number is a `Quantity`, its unit the end of its key.
+    """A device. Every number is a `Quantity`; the end of its key is its unit.
 
-    Immutable.  Cycles are cycles of ``clock_hz``; a launch fills ``group_count`` core groups
-    (on the 910B a group is one AIC and its two AIV).
+    A device is immutable. Cycles are cycles of ``clock_hz``. A launch uses ``group_count`` core groups (on the 910B a
+    group is one AIC with its two AIV).
     """
 
     schema_id: Literal["npusim.device/1"] = Field(alias="schema", description="schema of this file")
@@ -464,7 +464,9 @@ class DeviceSpec(HardwareModel):
 
     @property
     def rate_keys(self) -> dict[str, tuple[str, ...]]:
-        """Keys of the factors of rates (`--scale`), by unit or link; a unit of several kinds of core has several."""
+        """Keys of the factors of rates (`--scale`), by unit or link. A unit that several kinds of core have has several
+        keys.
+        """
         keys: dict[str, tuple[str, ...]] = {}
         for name, core in self.cores.items():
             for engine, unit in core.engines.items():
@@ -474,7 +476,9 @@ class DeviceSpec(HardwareModel):
 
     @property
     def scale(self) -> dict[str, float]:
-        """Factors of rates that are not 1, by link or unit; by core and unit where the cores of a unit differ."""
+        """Factors of rates that differ from 1, by link or unit, or by core and unit if the cores of a unit have
+        different factors.
+        """
         rates: dict[str, dict[str, float]] = {}
         for name, core in self.cores.items():
             for engine, unit in core.engines.items():
@@ -488,7 +492,7 @@ class DeviceSpec(HardwareModel):
 
     @property
     def unchanged(self) -> DeviceSpec | None:
-        """The device before numbers of it were changed (``-C``); None where none were."""
+        """The device before its numbers were changed (``-C``); None if no number was changed."""
         return self._unchanged
 
     def changed_from(self, device: DeviceSpec) -> Self:
@@ -508,13 +512,13 @@ class DeviceSpec(HardwareModel):
         return self.flags
 
     def timed_launch(self) -> LaunchSpec:
-        """Return the launch costs; raise `SpecError` on a device described for its values only."""
+        """Return the launch costs; raise `SpecError` on a device that is described for its values only."""
         if self.launch is None:
             raise SpecError(f"{self.name}: its file has no launch; it is described for values only")
         return self.launch
 
     def has_route(self, core: str, source: str, destination: str) -> bool:
-        """Return whether an engine of a kind of core moves bytes from one buffer to another."""
+        """Return whether an engine of a kind of core transfers bytes from one buffer to another."""
         movers = (e for e in self.core(core).engines.values() if isinstance(e, DmaEngine | FixpipeEngine))
         return any((r.source, r.destination) == (source, destination) for e in movers for r in e.routes.values())
 
@@ -529,33 +533,35 @@ class DeviceSpec(HardwareModel):
 
     @property
     def vector_unit(self) -> VectorUnit | None:
-        """Its vector unit; None where it has none."""
+        """Vector unit of the device; None if it has none."""
         return next((engine for _, engine in self.engines() if isinstance(engine, VectorUnit)), None)
 
     @property
     def row_sum(self) -> Choice[Any] | None:
-        """Order in which its vector unit adds up a row; None where it has none."""
+        """Order in which the vector unit sums a row; None without a vector unit."""
         unit = self.vector_unit
         return None if unit is None else unit.row_sum
 
     @property
     def arithmetic_choices(self) -> dict[str, Choice[Any]]:
-        """The arithmetic of its matrix units, by key of the file: by input format, or by an accumulator's steps."""
+        """Possible arithmetics of the matrix units, by the key in the file: by input format, or by the steps of an
+        accumulator.
+        """
         facts = ((key, fact) for key, fact in self.facts() if ".arithmetic" in key and not key.startswith("facts."))
         return {key: fact for key, fact in facts if isinstance(fact, Choice)}
 
     @property
     def rounding_choices(self) -> dict[str, Choice[Any]]:
-        """The rounding of its vector unit where neither kernel nor precision states one, by the precision's field.
+        """Rounding of the vector unit for kernels and precisions that state none, by the field of the precision.
 
-        Where a field is absent, results are rounded to nearest even, and products are rounded before they are added.
+        If a field is absent, results are rounded to nearest even, and products are rounded before they are added.
         """
         keys = {"rounding": "cast_rounding", "multiply_add": "multiply_add"}
         return {name: fact for name, key in keys.items() if (fact := getattr(self.vector_unit, key, None)) is not None}
 
     @property
     def row_sums(self) -> tuple[str, ...]:
-        """Orders in which its vector unit could add up a row, by name."""
+        """Possible orders in which the vector unit sums a row, by name."""
         unit = self.vector_unit
         return () if unit is None else unit.row_sums
 
@@ -568,7 +574,9 @@ class DeviceSpec(HardwareModel):
         return cycles / self.clock_hz.value
 
     def clocked(self, flops: int) -> DeviceSpec:
-        """Return the device at the clock it has for a program with so many operations of products, and its launch."""
+        """Return the device at its clock for a program with so many operations of products, and the launch at this
+        clock.
+        """
         launch, held = self.launch, self.held_clock_hz
         clock = self.products_clock_hz if flops else None
         slower = launch.products_overhead_s if launch is not None and flops else None
@@ -606,16 +614,16 @@ class DeviceSpec(HardwareModel):
         is_attention: bool = False,
         clears: int = 0,
     ) -> tuple[dict[str, float], float]:
-        """Return `LaunchSpec.times` of a call of kernels with so many blocks each."""
+        """Return `LaunchSpec.times` of a call whose kernels have the given numbers of blocks."""
         most = self.group_count.value
         shares = [(min(n, most) - 1) / max(1, most - 1) for n in blocks]
         how = {"is_masked": is_masked, "is_attention": is_attention}
         return self.timed_launch().times(core_s, shares, **how, clears=clears)
 
     def peak_flops_per_s(self, input_format: str) -> float | None:
-        """Return the matrix units' rate for a format (their fastest for one they do not multiply).
+        """Return the rate of the matrix units for a format, or their highest rate if they do not multiply this format.
 
-        A multiply-add is two operations.  None for a device whose file describes no matrix unit.
+        A multiply-add is two operations. None for a device whose file describes no matrix unit.
         """
         for kind, unit in self.matrix_engines.items():
             steps = [input_format] if input_format in unit.fractals else unit.fractals

@@ -81,14 +81,26 @@ class Parameters:
 
 
 class ModelProblem(LayerProblem):
-    """``layers`` layers, each attention and an FFN of width ``intermediate`` or ``experts``, between vocabularies.
+    """``layers`` layers, each attention and an FFN of width ``intermediate`` or ``experts``, and a vocabulary.
 
-    With ``gated`` an FFN has a third matrix.  ``vocab`` 0: unknown, no matrix for it; ``tied``: one matrix for both
-    ends.  ``model_kv_heads``: KV heads of the model, fewer than the devices store where these store copies; 0: as
-    many as the devices store.  ``parameters``: the number stated for the model, 0: the sum of its shapes.
-    ``latent``: Q, K and V come from products of low rank, and a cache stores latents, which a decoding step multiplies
-    with its queries directly.  ``stored``: weights in other than 16 bits.  ``local``: the attention of ``local_layers``
-    of the layers, of the same sizes but with a window or chunk; they are assumed to be spread evenly.
+    gated
+        Whether an FFN has a third matrix.
+    vocab, tied
+        Size of the vocabulary, 0: unknown, without a matrix; whether one matrix serves as both embedding and output
+        matrix.
+    model_kv_heads
+        KV heads of the model, if devices store copies of heads and hence more of them. 0: the number that the devices
+        store.
+    layers, parameters
+        Number of layers; number of parameters that the model states, 0: the sum of the shapes.
+    latent
+        Q, K and V are results of low-rank products. A cache stores latents, and the queries of a decoding step are
+        multiplied directly with the latents.
+    stored
+        Formats of weights that do not have 16 bits.
+    local, local_layers
+        Attention of the local layers, of the same sizes but with a window or chunk; the number of such layers, which
+        are assumed to be distributed evenly.
     """
 
     features: ClassVar[frozenset[str]] = LayerProblem.features | {"models"}
@@ -113,7 +125,7 @@ class ModelProblem(LayerProblem):
         return [before < after for before, after in pairwise(shares)]
 
     def layer_of(self, *, is_local: bool) -> Self:
-        """Return the model with the attention of its local layers in all of them, or of its other ones."""
+        """Return the model with the attention of its local layers, or of its other layers, in all layers."""
         assert not is_local or self.local is not None
         attention = self.local if is_local else None
         seen = {name: getattr(attention, name) for name in LOCAL} if attention else {}
@@ -121,7 +133,7 @@ class ModelProblem(LayerProblem):
 
     @property
     def is_absorbed(self) -> bool:
-        """Whether W_UK and W_UV are multiplied by Q and by the result of attention, not by K and V."""
+        """Whether W_UK and W_UV are multiplied with Q and with the result of attention, and not with K and V."""
         return self.latent is not None and self.seq_q < self.seq_kv
 
     @property
@@ -131,7 +143,7 @@ class ModelProblem(LayerProblem):
 
     @property
     def cached(self) -> Problem:
-        """Return the attention whose keys and values are the entries of a cache: latents, where there are some."""
+        """Return the attention whose keys and values are the entries of the cache: latents, if there are latents."""
         attention, latent = super().attention, self.latent
         if latent is None:
             return attention
@@ -154,9 +166,9 @@ class ModelProblem(LayerProblem):
         return self.layers if self.experts is None else self.experts.dense_layers
 
     def projections(self) -> tuple[tuple[str, int, int], ...]:
-        """Return the products that give Q, K and V on one device: a name, columns and the length of the sum.
+        """Return the products that compute Q, K and V on one device: name, columns and length of the sum of each.
 
-        Every device computes the complete products whose result is a latent.
+        A product whose result is a latent is computed completely on every device.
         """
         latent = self.latent
         if latent is None:
@@ -167,7 +179,9 @@ class ModelProblem(LayerProblem):
         return (down, ("q", queries, rank or self.hidden), ("kv", values, latent.kv_lora_rank))
 
     def ffn_flops(self, *, is_dense: bool) -> int:
-        """Return the operations a row of a layer's FFN on one device: dense, or of experts, their router included."""
+        """Return the operations per row of a layer's FFN on one device: of the dense FFN, or of the experts and their
+        router.
+        """
         matrices, experts = 3 if self.gated else 2, self.experts
         if is_dense or experts is None:
             return 2 * self.hidden * matrices * self.ffn_width
@@ -181,12 +195,12 @@ class ModelProblem(LayerProblem):
         return self.attention.flops() + self.rows * (product + self.ffn_flops(is_dense=is_dense))
 
     def flops(self) -> int:
-        """Return the operations of one layer on one device, of one with experts where there are such."""
+        """Return the operations of one layer on one device; of a layer with experts if the model has such layers."""
         return self.layer_flops(is_dense=not self.dense_layers < self.layers)
 
     @property
     def copied(self) -> int:
-        """Return the parameters that devices hold of KV heads that others hold too."""
+        """Return the number of parameters in copies of KV heads: heads that another device stores too."""
         copies = self.ranks * self.kv_heads - (self.model_kv_heads or self.ranks * self.kv_heads)
         return 0 if self.latent else self.layers * copies * (self.head_dim + self.value_head_dim) * self.hidden
 

@@ -283,10 +283,10 @@ _HOST_LINKS = MappingProxyType(
 
 
 class NodeDevice(DeviceSpec):
-    """A node with its device: one of the devices as reports show it, and facts of both files.
+    """One of the devices of a node, as reports show it, with the facts of both files.
 
-    Name and links are the node's too, "core groups" are the node's devices; ``each`` is the device
-    of its own file.  ``family`` is the name under which schedules of nodes are registered.
+    The name and the links are the node's, and the "core groups" are the devices of the node; ``each`` is the device of
+    its own file. ``family`` is the name under which schedules of nodes are registered.
     """
 
     family: Literal["node"]  # a node is no core family, but has schedules
@@ -295,7 +295,7 @@ class NodeDevice(DeviceSpec):
 
     @classmethod
     def of(cls, node: NodeSpec, device: DeviceSpec) -> NodeDevice:
-        """Return ``device`` as one of ``node``."""
+        """Return ``device`` as a device of ``node``."""
         links = {name: LinkSpec(bytes_per_s=link.bytes_per_s) for name, link in node.links.items()}
         if node.pcie is not None:
             links["pcie"] = LinkSpec(bytes_per_s=node.pcie.bytes_per_s)
@@ -308,7 +308,7 @@ class NodeDevice(DeviceSpec):
 
     @classmethod
     def alone(cls, device: DeviceSpec) -> NodeDevice:
-        """Return one device as a node, without links and without a host; a node stays as it is."""
+        """Return a single device as a node without links and without a host; a node is returned unchanged."""
         if isinstance(device, NodeDevice):
             return device
         count = WholeQuantity(value=1, basis="derived", source="one device")
@@ -322,12 +322,12 @@ class NodeDevice(DeviceSpec):
 
     @property
     def is_timed(self) -> bool:
-        """Whether kernels have times: from the node's table, or because the device's file has them."""
+        """Whether kernels have times, from the table of the node or from the device file."""
         table = self.node.kernels
         return self.each.is_timed or (table is not None and table.attention is not None)
 
     def facts(self) -> Iterator[tuple[str, Sourced]]:
-        """Yield every sourced number with its dotted key; the node's begin with ``node.``."""
+        """Yield every sourced number with its dotted key; the keys of the node begin with ``node.``."""
         for key, fact in super().facts():
             if not key.startswith("each."):
                 yield key, fact

@@ -50,11 +50,11 @@ Kind = Literal["tile", "model", "source"]
 class Tiling(BaseModel):
     """Block sizes and ring depths of one schedule; a schedule declares a subclass.
 
-    Immutable and hashable.  Each field has a default, a ``Field`` with its limits (``ge``, ``le``,
-    ``multiple_of``, or a ``Literal`` type) and a description; text from a command line is read as
-    the field's type, ``auto`` as if the field were not named, and None by the word that ``json_schema_extra``
-    has under ``none``; under ``also`` it has another name that users write for the field.  Limits that depend on the
-    problem or the device are the schedule's to check.
+    A tiling is immutable and hashable. Each field has a default, a ``Field`` with its limits (``ge``, ``le``,
+    ``multiple_of``, or a ``Literal`` type) and a description. Text from a command line is read as the type of the
+    field; ``auto`` has the same effect as not naming the field. ``json_schema_extra`` may declare the word for None
+    under ``none``, and another name that users write for the field under ``also``. The schedule checks limits that
+    depend on the problem or the device.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
@@ -98,19 +98,19 @@ Names = Callable[[str], Mapping[str, object]]
 def lightest(value: Lightest) -> Any:
     """Return a declaration of a field that changes when and where operations run, but no operation and no bit.
 
-    ``Field(..., json_schema_extra=lightest("least"))``: with the least value a program takes no more work on any engine
-    and no more of any memory than with another, all else equal; but for "any", no value changes which core group gets
-    which block.  Searches bound points that differ in such fields alone together.
+    ``Field(..., json_schema_extra=lightest("least"))``: with the least value, a program needs no more work of any
+    engine and no more of any memory than with another value, if all else is equal. Unless the text is "any", no value
+    changes which core group gets which block. Searches have one bound for points that differ only in such fields.
     """
     return {"lightest": value}
 
 
 def one_of(names: Names, schedule: str = "") -> Any:
-    """Return a declaration of a field, ``Annotated[str, one_of(names)]``, whose value is one of some names or
-    FILE.py:NAME.
+    """Return a declaration of a field whose value is a name from a list or FILE.py:NAME: ``Annotated[str,
+    one_of(names)]``.
 
-    ``names(schedule)`` returns those of a schedule with the description of each; of all schedules for "".  It is called
-    on first use.
+    ``names(schedule)`` returns the names of a schedule, each with a description; ``names("")`` returns the names of all
+    schedules. It is called at the first use.
     """
     return AfterValidator(partial(_check_name, names, schedule))
 
@@ -153,7 +153,7 @@ def _names_of(info: FieldInfo) -> tuple[Names, str]:
 
 
 def power_of_two() -> Any:
-    """Return a declaration of a field, ``Annotated[int, power_of_two()]``, that is 1, 2, 4, 8, ... or None alone."""
+    """Return a declaration of a field whose values are 1, 2, 4, 8, ... or None: ``Annotated[int, power_of_two()]``."""
     return AfterValidator(_check_power)
 
 
@@ -231,7 +231,7 @@ _ON = "on"
 
 
 def on(processor: str, other: object) -> Any:
-    """Return a declaration of what a kernel's field is on another kind of processor, ``gpu`` or ``cpu``.
+    """Return a declaration of a kernel's field on another kind of processor, ``gpu`` or ``cpu``.
 
     ``Field(default=128, ..., json_schema_extra=on("gpu", 64))``: another default; or a `Field`, or a type and a
     `Field`.

@@ -110,11 +110,11 @@ class Transfers:
         return Cost(ceil(port), latency, self._links(step, route), tuple(terms)).at_rate(spec.rate)
 
     def latency(self, _step: Step, route: RouteSpec) -> tuple[str, int]:
-        """Return the latency of a move, in cycles, behind the name of its key in the device file."""
+        """Return the latency of a transfer: the name of its key in the device file, and the cycles."""
         return "latency_cycles", route.latency_cycles.value
 
     def stored_bytes(self, operand: Operand, _memory: str) -> int:
-        """Return an operand's bytes in a memory: the bytes of its elements, if the memory adds no padding."""
+        """Return the bytes of an operand in a memory; a memory without padding stores the bytes of its elements."""
         return operand.payload_bytes
 
     def scale_bytes(self, operand: Operand, _memory: str) -> int:

@@ -155,7 +155,9 @@ def host_issue_s(tiling: LayerTiling, device: NodeDevice) -> float:
 def model_program(
     problem: ModelProblem, tiling: LayerTiling, device: NodeDevice, precision: PartialSums
 ) -> TileProgram:
-    """Return the layer of which a model has most, with the products of all its layers; raise as `periods`."""
+    """Return the program of the most frequent layer of a model, with the products of all layers; raise as `periods`
+    does.
+    """
     listed = periods(problem, tiling, device, precision)
     most = max(listed, key=lambda p: p.count).program
     return replace(most, flops=sum(p.program.flops * p.count for p in listed))
@@ -455,16 +457,18 @@ def _offload(
 
 
 def left_on_nodes(device: NodeDevice) -> frozenset[str]:
-    """Return the fields that a search leaves: requested fields, fields that follow from memory, and a missing host's.
+    """Return the fields that a search does not vary: requested fields, fields that follow from memory, and fields of a
+    missing host.
 
-    As many layers are on the host as do not fit on the device: with more the call is slower, fewer are refused.
+    As many layers are on the host as do not fit on the device: with more layers the call is slower, with fewer it is
+    refused.
     """
     asked = frozenset({"output", "gpu_layers", "cpu_layers"})
     return asked if device.node.pcie is not None else asked | {"offload"}
 
 
 def offload_schedule(strategy: Strategy, summary: str) -> Schedule:
-    """Return the schedule of attention whose K and V are on the host, by ``classic`` or ``cooperative`` strategy."""
+    """Return the schedule of attention with K and V on the host, by the strategy ``classic`` or ``cooperative``."""
     return node_schedule(
         f"offload_{strategy}",
         summary,

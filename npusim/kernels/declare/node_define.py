@@ -50,7 +50,9 @@ def node_schedule(
     hw: str = "ascend_910b2_x8",
     left: Callable[[NodeDevice], frozenset[str]] = lambda _device: frozenset(),
 ) -> Schedule:
-    """Return a schedule of a whole node; the first of ``precisions`` is the default, searches leave fields ``left``."""
+    """Return a schedule of a whole node; the first of ``precisions`` is the default, and searches do not vary fields
+    ``left``.
+    """
     return Schedule(
         name=name,
         family=NODE_FAMILY,
@@ -66,7 +68,7 @@ def node_schedule(
 
 
 class CollectiveTiling(Tiling):
-    """The driver of the collective, and its mode."""
+    """Driver and mode of the collective."""
 
     collective: str = Field(
         default="auto", description="who moves the bytes: a driver of the node's file; auto: its first"
@@ -89,10 +91,10 @@ class OverlapTiling(CollectiveTiling):
 def communication(
     node: NodeSpec, ranks: int, tiling: CollectiveTiling, columns: int, element: int = 1
 ) -> Communication:
-    """Return the collective that a tiling asks for, of rows of ``columns`` elements of ``element`` bytes.
+    """Return the collective that a tiling selects, for rows of ``columns`` elements of ``element`` bytes.
 
-    Raises `TilingError` for more ranks than devices; `SpecError` if the node has no such driver, or its devices are not
-    all joined.
+    Raises `TilingError` for more ranks than devices, and `SpecError` if the node lacks this driver or if links do not
+    join all of its devices.
     """
     check_ranks(node, ranks)
     topology = Topology(node, ranks)
@@ -133,8 +135,8 @@ def prefill_attention(name: str, device: NodeDevice, problem: Problem) -> Child:
 def row_pieces(problem: Problem, row: int, rows: int) -> Iterator[Problem]:
     """Yield the attention problems of rows ``row .. row + rows`` over batch x sequence.
 
-    At most three: the end of a sequence, whole sequences, the beginning of one.  With a causal mask
-    a piece needs only the keys up to its last row.
+    There are at most three: the end of a sequence, complete sequences, and the beginning of a sequence. With a causal
+    mask a piece needs only the keys up to its last row.
     """
     at, end, length = row, row + rows, problem.seq_q
     while at < end:

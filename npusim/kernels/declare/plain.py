@@ -10,7 +10,7 @@ STORED = FlashPrecision("stored", scores="input", product="input")
 
 
 def needs_groups(device: DeviceSpec) -> str:
-    """Return why a device cannot run a library's kernels, empty where it can."""
+    """Return the reason why a device cannot run the kernels of a library, or an empty text."""
     if machine_of(device).has_library:
         return ""
     return f"{device.name}'s file describes no concurrent warp groups; h200's does"

@@ -41,10 +41,10 @@ F32 = "float32"
 
 @dataclass(frozen=True, slots=True)
 class StatePrecision(NamedFormats):
-    """Formats of a recurrence's values; ``input`` stands for the format of Q, K and V.
+    """Formats of the values of a recurrence; ``input`` stands for the format of Q, K and V.
 
     state
-        S from chunk to chunk, and its addends.
+        S between chunks, and the terms added to it.
     factor
         Operands of products that rows compute, and S as the next kernel reads it.
     product
@@ -52,7 +52,7 @@ class StatePrecision(NamedFormats):
     output
         The result.
     exp_variant, arithmetic
-        Named choices: an exponential to the base e, the matrix arithmetic (empty: the device's).
+        The exponential to the base e, and the matrix arithmetic (empty: the device's), by name.
     """
 
     name: str
@@ -65,7 +65,7 @@ class StatePrecision(NamedFormats):
     intermediates = ("state", "factor", "product", "output")
 
     def left(self, product: Product, fmt: str = F32) -> Value:
-        """Return a product in ``fmt``, after rounding to the format in which rows read it."""
+        """Return a product in ``fmt``, first rounded to the format in which rows read it."""
         return product.to(fmt) if self.product == F32 else self.wide(product.to(self.product), fmt)
 
     def wide(self, product: Value, fmt: str = F32) -> Value:
@@ -261,7 +261,9 @@ class Chunks:
 
 
 def decay_sums(function: Kernel, of: Chunks, each: int, results: list[GlobalTensor], **read: GlobalTensor) -> Phase:
-    """Return the kernel, `decays` or `stepped`, of sums of log decays, whole chunks of some ``each`` tokens a block."""
+    """Return the kernel `decays` or `stepped`, which sums log decays; a block has complete chunks, about ``each``
+    tokens.
+    """
     width = max(of.chunk, each // of.chunk * of.chunk)
     cells = tuple(
         WorkTile(b, head, ((ONE, 0, 1), ("token", at, n)))
@@ -279,10 +281,11 @@ def chunked(
     *,
     is_even: bool = False,
 ) -> list[Phase]:
-    """Return both kernels.
+    """Return both kernels of a recurrence that is computed chunk by chunk.
 
-    ``tensors``: q, k, v, o; k_h, the keys that update S, if not k; keep, a vector for each chunk, or with ``is_even``
-    one for all; decay; into and out for a decay a head. ``values``: functions that return the constant ones, by name.
+    ``tensors``: q, k, v, o; k_h, the keys that update S, if they differ from k; keep, one vector per chunk, or one for
+    all chunks with ``is_even``; decay; into and out for one decay per head. ``values``: functions that return the
+    constant tensors, by name.
     """
     t, h = tensors, of.stack("h", of.key, of.value, p.factor)
     more: dict[str, Any] = {"p": p, "arithmetic": p.arithmetic}
@@ -333,7 +336,9 @@ class StateFields(ChunkFields):
 
 
 class GatedFields(ChunkFields):
-    """Fields of a kernel that sums log decays: rows of several chunks on a vector core, those of one chunk on a GPU."""
+    """Tiling fields of a kernel that sums log decays: rows of several chunks on a vector core, rows of one chunk on a
+    GPU.
+    """
 
     block_sums: int = Field(
         default=2048, ge=16, multiple_of=16, description="tokens that one block sums", json_schema_extra=on("gpu", 64)
@@ -346,12 +351,14 @@ def sizes_of(problem: KernelProblem, sizes: Mapping[str, int] = STATE_SIZES) -> 
 
 
 def normal_entries(seed: int, name: str, batch: int, head: int, *shape: int) -> NDArray[np.float64]:
-    """Return normal entries of a head, (tokens, ...), which do not depend on other batches, heads, later tokens."""
+    """Return normally distributed entries of a head, (tokens, ...), independent of other batches, heads and later
+    tokens.
+    """
     return np.random.default_rng([seed, *name.encode(), batch, head]).standard_normal(shape)
 
 
 def log_gate(seed: int, batch: int, head: int, tokens: int, key: int) -> NDArray[np.float64]:
-    """Return drawn log gates of a head, (tokens, channels): log sigmoid of normal entries, over `GATE_DIVISOR`."""
+    """Return drawn log gates of a head, (tokens, channels): log sigmoid of normal entries over `GATE_DIVISOR`."""
     return -np.logaddexp(0, -normal_entries(seed, "gates", batch, head, tokens, key)) / GATE_DIVISOR
 
 
@@ -362,18 +369,23 @@ def log_gates(seed: int, batch: int, heads: int, tokens: int, key: int) -> NDArr
 
 
 def below_diagonal(size: int, is_seen: bool) -> Callable[[], Any]:
-    """Return a function of the matrix that is 0 below the diagonal, on it too where ``is_seen``, and -Inf elsewhere."""
+    """Return a function of the matrix that is 0 below the diagonal (and on it with ``is_seen``) and -Inf elsewhere."""
     at = np.arange(size)
     return as_stored(lambda: np.where(at[:, None] >= at + (not is_seen), 0.0, -np.inf)[None, None])
 
 
 def as_stored(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a function of the same numbers in float32, as tensors hold them: computed once for all heads."""
+    """Return a function with the same numbers rounded to float32, as tensors store them; they are computed once for all
+    heads.
+    """
     return cache(lambda: np.ascontiguousarray(function(), np.float32))
 
 
 def chunk_tensors(sizes: tuple[int, ...], chunk: int, fmt: str, output: str) -> dict[str, GlobalTensor]:
-    """Return q, k, v, the result o, and keep, a vector for each chunk, of batch, heads, tokens, keys and values."""
+    """Return the tensors q, k, v and o (the result), and keep, which has one vector per chunk.
+
+    The sizes are batch, heads, tokens, and channels of keys and of values.
+    """
     batch, heads, tokens, key, value = sizes
     wide = {"q": key, "k": key, "v": value}
     made = {n: GlobalTensor(n, batch, heads, tokens, cols, fmt, "input") for n, cols in wide.items()}
@@ -405,7 +417,9 @@ def by_head(
     inputs: Callable[[str, int, int], NDArray[Any]],
     _tiling: object,
 ) -> NDArray[np.float64]:
-    """Return the results of ``function(problem, batch, head, read)``, where ``read(name)`` is an input of a head."""
+    """Return the results of ``function(problem, batch, head, read)`` for each head; ``read(name)`` returns an input of
+    the head.
+    """
     of = {t.name: t for t in output.inputs}
 
     def read(b: int, h: int, n: str) -> Any:

@@ -74,7 +74,7 @@ def crowd(blocks: int, groups: int) -> float:
 
 
 class EnginePricing(Transfers):
-    """Costs of a program's operations on engines that the device file gives as pipes, matrix and vector units."""
+    """Costs of operations on engines that the device file describes as pipes, matrix and vector units."""
 
     def __init__(self, program: TileProgram, device: DeviceSpec) -> None:
         super().__init__(program, device)
@@ -85,7 +85,7 @@ class EnginePricing(Transfers):
         self._units: dict[tuple[str, str], tuple[EngineSpec, str, BankSpec | None]] = {}
 
     def of_op(self, op: TileOp) -> Cost:
-        """Return the exact sum of the costs of an operation's steps; its latency lasts until all results are there."""
+        """Return the exact sum of the costs of an operation's steps; its latency ends with the last result."""
         queue = self.queues[op.queue]
         spec, key, banks = self._unit(queue.core, queue.engine)
         if isinstance(spec, VectorUnit):

@@ -61,7 +61,7 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class NodeKernel:
-    """Children that run one after the other; with ``is_fused`` in the launch of the kernel before."""
+    """Kernels that run one after another; with ``is_fused`` they belong to the launch of the kernel before them."""
 
     role: KernelRole
     children: tuple[Child, ...]
@@ -70,7 +70,7 @@ class NodeKernel:
 
     @property
     def label(self) -> str:
-        """Its name in tables: its part of the layer, or its role."""
+        """Name in tables: the part of the layer, or the role."""
         return self.name or self.role
 
 

@@ -74,19 +74,25 @@ class Ring:
     def fill(
         self, rows: int, cols: int, fmt: str, *, first: bool = True, last: bool = True, stride: int | None = None
     ) -> RingTile:
-        """Return the producer's view of the slot being filled (waits if ``first``, commits if ``last``)."""
+        """Return the producer's view of its current slot; an operation with ``first`` waits, with ``last`` it commits
+        the slot.
+        """
         return self._tile(True, rows, cols, fmt, stride, first, last)
 
     def front(
         self, rows: int, cols: int, fmt: str, *, first: bool = True, last: bool = True, stride: int | None = None
     ) -> RingTile:
-        """Return a consumer's view of its front slot (waits if ``first``, releases if ``last``)."""
+        """Return a consumer's view of its front slot; an operation with ``first`` waits, with ``last`` it releases the
+        slot.
+        """
         return self._tile(False, rows, cols, fmt, stride, first, last)
 
     def peek(
         self, rows: int, cols: int, fmt: str, *, first: bool = True, last: bool = True, stride: int | None = None
     ) -> RingTile:
-        """Return a consumer's view of a slot that it releases later (waits if ``first``, goes on if ``last``)."""
+        """Return a consumer's view of a slot that it releases later; with ``first`` it waits, with ``last`` it
+        advances.
+        """
         return replace(self._tile(False, rows, cols, fmt, stride, first, last), is_peek=True)
 
     def _tile(
@@ -97,10 +103,10 @@ class Ring:
 
 @dataclass
 class Allocator:
-    """Places tiles and rings one after the other; :meth:`check` checks the result as a whole.
+    """Allocates tiles and rings one after another; :meth:`check` checks the complete result.
 
-    A check after all placements lets the error name every tenant, not only the last one.
-    Phases of a program reuse each other's memory (:meth:`start_phase`).
+    The check follows all allocations, so that the error names every tile and ring, not only the last one. Phases of a
+    program reuse the same memory (:meth:`start_phase`).
     """
 
     spaces: Mapping[str, AddressSpace]
@@ -112,7 +118,9 @@ class Allocator:
     prefix: str = ""
 
     def start_phase(self, prefix: str = "") -> None:
-        """Check the previous phase and free its memory; its rings stay listed, names of new rings begin with prefix."""
+        """Check the previous phase and free its memory; its rings stay listed, and names of new rings begin with
+        ``prefix``.
+        """
         self.check()
         self.prefix = prefix
         self.used_bytes = defaultdict(int)
@@ -145,7 +153,7 @@ class Allocator:
         return ring
 
     def check(self) -> None:
-        """Raise :class:`BufferOverflowError` naming every tenant of each memory that is too small."""
+        """Raise :class:`BufferOverflowError`, which names every tile and ring of each memory that is too small."""
         faults: dict[str, list[str]] = {}
         for space, used in self.used_bytes.items():
             capacity = self._space(space).capacity_bytes

@@ -46,7 +46,7 @@ class Tile:
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of the elements themselves and of their scales, without the gaps between rows."""
+        """Bytes of the elements and of their scales, without the gaps between rows."""
         return stored_format(self.fmt).bytes_of(self.rows * self.cols)
 
 
@@ -192,11 +192,11 @@ class GlobalTile:
 
 @record
 class RingTile:
-    """A region of the slot that a ring's producer or consumer holds at this point of the program.
+    """A region of the slot that a producer or consumer of a ring has at this point of the program.
 
-    ``first`` makes the operation wait for the slot (free for a producer, ready for a consumer);
-    With ``last`` the operation releases the slot when it ends.  The walker knows which generation of the ring this slot
-    holds. ``is_peek``: it reads a slot before the consumer that releases it, and has the next one after it.
+    ``first``: the operation waits for the slot (until it is free, for a producer; until it is ready, for a consumer).
+    ``last``: the operation releases the slot when it ends. The walker tracks the generation of the ring that the slot
+    contains. ``is_peek``: the operation reads the slot before the consumer that releases it, with a cursor of its own.
     """
 
     ring: Ring
