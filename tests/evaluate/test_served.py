@@ -9,21 +9,19 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-pytest.importorskip("mcp")
-
-import anyio
-import httpx2
-from mcp import ClientSession
-from mcp.client.streamable_http import streamable_http_client
-
 from npusim.studies.evaluate.limits import landlock_version
 
+if TYPE_CHECKING:
+    from mcp import ClientSession
+
+pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="npusim[serve] is not installed")
 HERE = Path(__file__).parent
 TOKEN = "a-token-of-the-test"
 CALL = {"hw": "h200", "seq": 256}
@@ -90,6 +88,10 @@ def server() -> Iterator[tuple[str, int]]:
 
 def talk(address: str, work: Callable[[ClientSession], Awaitable[Any]]) -> Any:
     """Return the result of work in a session with the token."""
+    import anyio
+    import httpx2
+    from mcp import ClientSession
+    from mcp.client.streamable_http import streamable_http_client
 
     async def run() -> Any:
         async with (
@@ -104,6 +106,8 @@ def talk(address: str, work: Callable[[ClientSession], Awaitable[Any]]) -> Any:
 
 
 def test_without_the_token_nothing_is_answered(server: tuple[str, int]) -> None:
+    import httpx2
+
     for headers in ({}, {"Authorization": "Bearer another"}):
         assert httpx2.post(server[0], json={}, headers=headers).status_code == 401
 
@@ -145,6 +149,8 @@ def test_hostile_candidates_are_verdicts_and_the_next_call_is_answered(server: t
 
 
 def test_a_cancelled_call_ends_and_the_next_is_answered(server: tuple[str, int]) -> None:
+    import anyio
+
     names = [f"{HERE / 'attention_kernels.py'}:each_tile"] * 24
 
     async def work(session: ClientSession) -> Any:

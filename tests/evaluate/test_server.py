@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytest.importorskip("mcp")
-
-import anyio
-from mcp import ClientSession, StdioServerParameters
-from mcp.client.stdio import stdio_client
-
+pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="npusim[serve] is not installed")
 HERE = Path(__file__).parent
 TOOLS = {"evaluate", "predict", "tune", "explain", "stress", "program", "devices"}
 CALL = {"hw": "h200", "seq": 256}
@@ -22,6 +18,9 @@ CALL = {"hw": "h200", "seq": 256}
 
 def answers(*calls: tuple[str, dict[str, Any]]) -> tuple[set[str], list[Any]]:
     """Return the names of the tools, and the results of calls of one session."""
+    import anyio
+    from mcp import ClientSession, StdioServerParameters
+    from mcp.client.stdio import stdio_client
 
     async def talk() -> tuple[set[str], list[Any]]:
         package = str(HERE.parents[1])

@@ -11,6 +11,7 @@ import pytest
 
 import npusim
 from npusim.errors import ProgramError
+from npusim.kernels.triton import launch, ttir_text
 
 pytestmark = [
     pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]"),
@@ -82,3 +83,19 @@ def test_programs_add_numbers_to_elements_of_a_tensor_of_any_shape(hw: str, shap
     np.add.at(expected.reshape(-1), np.arange(8) % 2, x.astype(np.float64).sum(1))
     done = _run("numbers_added", (8,), hw, X=x, Y=y, N=13, K=2, B=16)
     assert np.abs(np.reshape(done.output, shape) - expected).max() < 1e-5
+
+
+def _content(operations: list[ttir_text.Op]) -> list[Any]:
+    fields = ("name", "results", "operands", "text", "type", "line", "place")
+    return [[*(getattr(o, n) for n in fields), _content(o.body), _content(o.otherwise)] for o in operations]
+
+
+def test_a_text_is_read_once_and_no_reader_changes_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = list[str]()
+    monkeypatch.setattr(launch, "read", lambda text: texts.append(text) or ttir_text.read(text))
+    x, w, dw = np.ones((7, 40), np.float32), np.ones(40, np.float32), np.zeros(40, np.float32)
+    _run("column_sums", (7,), "h200", X=x, W=w, Y=np.zeros_like(x), DW=dw, N=40, B=64, KIND=0)
+    assert len(texts) > len(set(texts))
+    for text in set(texts):
+        assert ttir_text.read(text) is ttir_text.read(text)
+        assert _content(ttir_text.read(text).operations) == _content(ttir_text.read.__wrapped__(text).operations)

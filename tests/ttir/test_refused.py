@@ -11,8 +11,10 @@ import pytest
 import npusim
 from npusim.config.problem import Problem
 from npusim.errors import NpusimError, ProgramError, SpecError
+from npusim.kernels.triton import compiler
 from npusim.kernels.triton import launch as launches
 from npusim.kernels.triton.reader import Reader
+from ttir.test_hidden_lanes import _recorded
 from ttir.test_plain import KERNELS, NORM, name_of
 
 pytestmark = pytest.mark.usefixtures("without_warp_code")
@@ -83,6 +85,21 @@ def test_a_store_beyond_a_tensors_end_is_refused_as_a_load_is() -> None:
     assert added(ADD).numerics.error.rmse < 5e-4
     with pytest.raises(ProgramError, match=r"Y: program \(3, 0, 0\) reads up to .* 999 of 999"):
         added(ADD.replace("tensor(n), tensor(n), n", "tensor(n - 1), tensor(n), n"))
+
+
+@needs_triton
+def test_a_kernel_that_is_not_read_is_refused_before_code_is_made_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    import triton
+
+    asked = list[str]()
+    monkeypatch.setattr(triton, "compile", lambda *_, **__: asked.append("a launch"))
+    monkeypatch.setattr(compiler, "_code_of", lambda *_: asked.append("a recorded call"))
+    with pytest.raises(ProgramError, match=r"O: program .* stores up to column 899 of 899"):
+        added(ADD.replace("tensor(n), n, BLOCK", "tensor(n - 1), n, BLOCK"), 900)
+    call, _ = _recorded("lanes", {"OTHER": 1.0, "HOW": "sum"})
+    with pytest.raises(ProgramError, match="a mask hides some of its elements in some iterations only"):
+        npusim.run(call, hw="h200")
+    assert not asked
 
 
 @needs_triton

@@ -112,9 +112,8 @@ def parts_apart(function: Function, arguments: Mapping[str, Any], count: int) ->
     before = function._replace(parameters={**function.parameters, **kinds}, operations=needed_by(parts, ends))
     others = function._replace(operations=needed_by(parts, rest)) if rest else None
     columns = view.sizes[-1] if is_block and view.sizes and view.sizes[-1] <= MOST_COLUMNS else 1
-    after = _adding(function.name, (root, total), fmt, columns)
-    for op in after.operations:
-        op.line = line
+    adding = _adding(function.name, (root, total), fmt, columns)
+    after = adding._replace(operations=[replace(op, line=line) for op in adding.operations])
     return PartsApart(before, others, after, {**arguments, **given}, (span // columns, 1, 1))
 
 

@@ -15,7 +15,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -150,12 +150,19 @@ def _is_kernel(node: ast.FunctionDef) -> bool:
     return any(ast.unparse(d).partition("(")[0].rpartition(".")[2] == "jit" for d in node.decorator_list)
 
 
-def compiled(source: Source, architecture: str, arguments: Mapping[str, Any], options: Mapping[str, int]) -> Compiled:
+def compiled(
+    source: Source,
+    architecture: str,
+    arguments: Mapping[str, Any],
+    options: Mapping[str, int],
+    check: Callable[[str], object] | None = None,
+) -> Compiled:
     """Return Triton's result for a kernel and an architecture (by its number after ``_``; empty: TTIR alone).
 
     ``arguments``: for each parameter a format (a pointer's element), ``(number,)`` for a constant, or a number; the
-    compiler learns, as in a launch, whether it is 1 or a multiple of 16.  Raises `SpecError`: Triton is missing, its
-    release is untried, or it refuses the kernel.
+    compiler learns, as in a launch, whether it is 1 or a multiple of 16.  ``check``: called with the TTIR before code
+    is made of it, where none is stored; it may refuse the kernel, since code takes ten times as long.  Raises
+    `SpecError`: Triton is missing, its release is untried, or it refuses the kernel.
     """
     signature = {n: _type(value) for n, value in arguments.items()}
     constants = {n: x[0] if isinstance(x, tuple) else x for n, x in arguments.items() if signature[n] == "constexpr"}
@@ -169,7 +176,7 @@ def compiled(source: Source, architecture: str, arguments: Mapping[str, Any], op
         if all(_content(f) == content for f, content in document.pop("files").items()):
             return Compiled(**document)
     with cache.alone(name):
-        made = _compile(source, architecture, (signature, constants, aligned), options)
+        made = _compile(source, architecture, (signature, constants, aligned), options, check)
     files = {f: _content(f) for f in sorted(Locations(made.ttir).files())}
     cache.store(name, stamp, json.dumps({**asdict(made), "files": files}).encode(), is_silent=True)
     return made
@@ -234,10 +241,13 @@ _CHILD = Path(__file__).with_name("compiler_process.py")
 _RUNNING_TEST = "PYTEST_CURRENT_TEST"
 
 
-def compiled_text(ttir: str, architecture: str, options: Mapping[str, int]) -> Compiled:
+def compiled_text(
+    ttir: str, architecture: str, options: Mapping[str, int], check: Callable[[str], object] | None = None
+) -> Compiled:
     """Return Triton's result for a kernel's TTIR and an architecture; with an empty one the TTIR alone.
 
-    Raises `SpecError`: Triton is missing, its release is untried, or it refuses the kernel.
+    ``check``: as for `compiled`.  Raises `SpecError`: Triton is missing, its release is untried, or it refuses the
+    kernel.
     """
     if not architecture:
         return Compiled(ttir)
@@ -246,6 +256,8 @@ def compiled_text(ttir: str, architecture: str, options: Mapping[str, int]) -> C
     name = f"{stamp.hex()[:16]}.triton"
     if (kept := cache.load(name, stamp)) is not None:
         return Compiled(ttir, **json.loads(kept))
+    if check is not None:
+        check(ttir)
     known = _measured(_code_of(ttir, architecture, options), ttir, architecture)
     content = {n: x for n, x in asdict(known).items() if n != "ttir"}
     cache.store(name, stamp, json.dumps(content).encode(), is_silent=True)
@@ -381,6 +393,7 @@ def _compile(
     architecture: str,
     call: tuple[dict[str, str], dict[str, object], list[str]],
     options: Mapping[str, int],
+    check: Callable[[str], object] | None,
 ) -> Compiled:
     triton = import_module("triton")
     written_of = import_module("triton.compiler").ASTSource
@@ -395,6 +408,12 @@ def _compile(
         written = written_of(fn=function, signature=signature, constexprs=constants, attrs=attributes)
         if not architecture:
             return Compiled(_ttir(written, target, options))
+        text = _ttir(written, target, options) if check else ""
+    except Exception as error:  # noqa: BLE001 - more than the compiler takes, whatever it says
+        raise SpecError(_told(error, source)) from None
+    if check:
+        check(text)
+    try:
         with _bounded():
             made = triton.compile(written, target=target, options=fused(options))
     except Exception as error:  # noqa: BLE001 - more than the compiler takes, whatever it says

@@ -8,7 +8,7 @@ error. Sums go from left to right, of products by a fused multiply-add each.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import product
@@ -178,10 +178,9 @@ class LaunchMemory:
     def _read(self, values: Array, tensor: GlobalTensor, arranged: Tensor, offsets: Array) -> None:
         """Fill in the elements that a tensor of the program has."""
         heads, _, rows, cols, here = _places(arranged, offsets)
-        for batch, head in np.unique(np.stack([x[here] for x in heads]), axis=1).T.tolist():
+        for batch, head, some in _matrices(*heads, here):
             matrix = self.matrix(tensor.name, batch, head)
             matrix = matrix.T if tensor.is_transposed else matrix
-            some = here & (heads[0] == batch) & (heads[1] == head)
             values[some] = matrix[rows[some], cols[some]]
 
     def store(self, pointer: Pointer, values: Array, mask: Array, *, adds: bool = False) -> None:
@@ -195,9 +194,9 @@ class LaunchMemory:
             self.own.setdefault(pointer.of, {}).update(zip(at.tolist(), values.tolist(), strict=True))
         for result in kept:
             (batch, head), (_, width), rows, cols, here = _places(result.arranged, at)
-            for b, h in np.unique(np.stack([batch[here], head[here]]), axis=1).T.tolist():
+            for b, h, which in _matrices(batch, head, here):
                 first, count = result.span(b, h)
-                some = here & (batch == b) & (head == h) & (rows >= first) & (rows < first + count)
+                some = which & (rows >= first) & (rows < first + count)
                 if np.any(some):
                     self._matrix_of(result, b, h, width)[rows[some] - first, cols[some]] = values[some]
 
@@ -226,6 +225,21 @@ def _places(tensor: Tensor, offsets: Array) -> tuple[tuple[Array, Array], tuple[
     _, heads, splits, rows, cols = tensor.shape
     here = (offsets >= 0) & (batch < tensor.shape[0]) & (head < heads) & (row < rows) & (col < cols)
     return (batch * splits + split, head), (rows, cols), row, col, here & tensor.has(offsets)
+
+
+def _matrices(batch: Array, head: Array, here: Array) -> Iterator[tuple[int, int, Array]]:
+    """Yield batch and head of each matrix that elements are in, in ascending order, and which elements those are."""
+    if not np.any(here):
+        return
+    batches, heads = batch[here], head[here]
+    first, last = int(batches.min()), int(batches.max())
+    low, high = int(heads.min()), int(heads.max())
+    if first == last and low == high:  # of most blocks: nothing is sorted
+        yield first, low, here
+        return
+    for number in np.unique(batches * (high + 1) + heads).tolist():
+        of_batch, of_head = divmod(number, high + 1)
+        yield of_batch, of_head, here & (batch == of_batch) & (head == of_head)
 
 
 class ExactProgram:

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from npusim.kernels.attention.online_softmax import Accumulate
     from npusim.kernels.declare.define import Phases
     from npusim.kernels.declare.registry import Schedule
+    from npusim.machines.base import Machine
 
 #: Architectures below which Triton makes no code for tensor cores: 3.6 adds up in lanes on sm_75.
 TENSOR_CORES = 80
@@ -368,20 +369,31 @@ def _phase_of(
     options = launch.options
     if takes_options(tiling):
         options = {"num_warps": tiling.warps, "num_stages": tiling.stages}
-    made, arguments, grid = compiled_launch(launch, names, options, architecture_of(machine.device))
+    place = launch.source.name, Line(launch.source.path, launch.source.line)
+    made, arguments, grid = compiled_launch(
+        launch,
+        names,
+        options,
+        architecture_of(machine.device),
+        lambda ttir, on, grid: check_read(ttir, *place, on, grid, problem, tiling, p, machine),
+    )
     if p.is_exact:
         exact = {n: replace(value, fmt="float64") for n, value in arguments.items() if isinstance(value, Tensor)}
         arguments |= exact
-    place = launch.source.name, Line(launch.source.path, launch.source.line)
     return phase_read(made, *place, arguments, grid, problem, tiling, p, machine)
 
 
 def compiled_launch(
-    launch: Launch, names: dict[str, Any], options: Mapping[str, int], architecture: str
+    launch: Launch,
+    names: dict[str, Any],
+    options: Mapping[str, int],
+    architecture: str,
+    check: Callable[..., None] | None = None,
 ) -> tuple[Compiled, dict[str, Any], tuple[int, ...]]:
     """Return the code that Triton compiles for a launch, the launch's arguments by parameter, and its grid.
 
-    Arguments and grid are checked before Triton compiles.
+    Arguments and grid are checked before Triton compiles, and with ``check`` TTIR, arguments and grid before it makes
+    code.
     """
     arguments, words = arguments_of(launch, names), dict[str, object]()
     for q in launch.source.parameters:
@@ -389,7 +401,8 @@ def compiled_launch(
         is_constant = q.is_constexpr or isinstance(value, bool | str | None)
         words[q.name] = value.fmt if isinstance(value, Tensor) else (value,) if is_constant else value
     grid = _grid(launch, names)
-    return compiled(launch.source, code_architecture(architecture), words, options), arguments, grid
+    checked = None if check is None else lambda ttir: check(ttir, arguments, grid)
+    return compiled(launch.source, code_architecture(architecture), words, options, checked), arguments, grid
 
 
 def _capability(device: DeviceSpec) -> int:
@@ -429,9 +442,7 @@ def phase_read(
     fuses = is_gpu and p.contracts and (made.fuses or bool(made.further) or not architecture_of(device))
     order, orders = ("mma_lanes", made.orders) if is_gpu and not p.sum_order else ("", {})
     of_code = {"addends": made.addends, "sums": made.sums, "further": made.further}
-    units = device.matrix_engines.values()
-    multiplied = frozenset(fmt for unit in units for fmt in unit.arithmetic)
-    choices = _choices(p, fuses=fuses, order=order, orders=orders, multiplied=multiplied, **of_code)
+    choices = _choices(p, fuses=fuses, order=order, orders=orders, multiplied=_multiplied(device), **of_code)
     with refusing(line, name):
         first, *others = launched(read(made.ttir), arguments, grid, choices)
         further = [
@@ -440,6 +451,29 @@ def phase_read(
             for one in _phases_of(made, f"{name} {i}", blocks, problem, tiling, p, machine)
         ]
         return [*further, *_phases_of(made, name, first, problem, tiling, p, machine)]
+
+
+def check_read(
+    ttir: str,
+    name: str,
+    line: Line,
+    arguments: Mapping[str, Any],
+    grid: tuple[int, ...],
+    problem: AnyProblem,
+    tiling: Tiling,
+    p: TritonPrecision,
+    machine: Machine,
+) -> None:
+    """Raise `ProgramError` for a kernel that is not read, whatever its compiler chooses: before code is made of it."""
+    choices = _choices(p, fuses=p.contracts, order="mma_lanes", multiplied=_multiplied(machine.device))
+    with refusing(line, name):
+        for blocks in launched(read(ttir), arguments, grid, choices):
+            blocks.phases(problem, machine.mask_kind(tiling), p, keeps_factors=machine.keeps_factors)
+
+
+def _multiplied(device: DeviceSpec) -> frozenset[str]:
+    """Return the formats that a device's matrix units multiply."""
+    return frozenset(fmt for unit in device.matrix_engines.values() for fmt in unit.arithmetic)
 
 
 def launched(

@@ -22,6 +22,7 @@ from npusim.kernels.triton.launch import (
     PRECISIONS,
     STAGES,
     TritonPrecision,
+    check_read,
     code_of,
     exact_launch,
     options_of,
@@ -34,7 +35,7 @@ from npusim.kernels.triton.tensor_axes import tensor_of
 from npusim.kernels.triton.ttir_text import Line, read, refusing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from npusim.config.tiling import Tiling
     from npusim.kernels.declare.define import Phases
@@ -120,9 +121,9 @@ def phases_of(call: Call, problem: Any, tiling: Any, p: TritonPrecision, machine
         options |= {"num_warps": tiling.warps, "num_stages": tiling.stages}
     with refusing(Line(call.path, call.line), call.name):  # before a compiler sees the text
         _check(configuration.ttir, call)
-    made = _compiled(call, configuration.ttir, code_of(machine.device), options)
-    line, (arguments, grid) = Line(call.path, call.line), _launched(call, configuration, p)
-    *before, last = phase_read(made, call.name, line, arguments, grid, problem, tiling, p, machine)
+    launch = call.name, Line(call.path, call.line), *_launched(call, configuration, p), problem, tiling, p, machine
+    made = _compiled(call, configuration.ttir, code_of(machine.device), options, lambda text: check_read(text, *launch))
+    *before, last = phase_read(made, *launch)
     phase, *more = last if isinstance(last, tuple) else (last,)
     notes = [*configuration.notes, *([NO_CODE.format(call.language)] if call.language and made.fuses else [])]
     phase = replace(phase, notes=(*phase.notes, *notes))
@@ -140,10 +141,12 @@ def _check(ttir: str, call: Call) -> None:
     check_shared(function, call)
 
 
-def _compiled(call: Call, ttir: str, architecture: str, options: Mapping[str, int]) -> Compiled:
+def _compiled(
+    call: Call, ttir: str, architecture: str, options: Mapping[str, int], check: Callable[[str], object]
+) -> Compiled:
     """Return Triton's result for the TTIR of a call; the text alone where another compiler makes the code."""
     if not call.language:
-        return compiled_text(ttir, architecture, options)
+        return compiled_text(ttir, architecture, options, check)
     return Compiled(ttir, fuses=bool(architecture), is_foreign=True)
 
 

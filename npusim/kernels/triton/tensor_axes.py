@@ -8,7 +8,7 @@ by their index in each program (`npusim.kernels.triton.launch_axes`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import prod
@@ -71,17 +71,26 @@ class View(Tensor):
         """Return the index along a group of elements by their offsets; beyond an axis' end, or in gaps, it
         continues.
         """
+        return self._joined(group, self._along(offsets), offsets)
+
+    def places(self, offsets: Integers) -> tuple[Integers, ...]:
+        """Return batch, head, split, row and column of elements by their offsets."""
+        at = self._along(offsets)
+        return tuple(self._joined(group, at, offsets) for group in self.groups)
+
+    def _along(self, offsets: Integers) -> dict[int, Integers]:
+        """Return the index along each axis of elements by their offsets."""
         at, rest = dict[int, Integers](), offsets
         for i in sorted(range(len(self.by)), key=lambda i: -self.by[i]):
-            at[i], rest = rest // self.by[i], rest % self.by[i]
+            at[i], rest = (rest, np.zeros_like(rest)) if self.by[i] == 1 else np.divmod(rest, self.by[i])
+        return at
+
+    def _joined(self, group: Group, at: Mapping[int, Integers], offsets: Integers) -> Integers:
+        """Return the index along a group by those along its axes."""
         made, inner = np.zeros_like(offsets), 1
         for i in reversed(group):  # neighbours in a group need not be so in memory: pages, and rows of one
             made, inner = made + at[i] * inner, inner * self.sizes[i]
         return made
-
-    def places(self, offsets: Integers) -> tuple[Integers, ...]:
-        """Return batch, head, split, row and column of elements by their offsets."""
-        return tuple(self.index(group, offsets) for group in self.groups)
 
     def has(self, offsets: Integers) -> Any:
         """Return which elements, by their offsets, have the indices that all programs access."""

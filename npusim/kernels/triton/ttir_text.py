@@ -93,8 +93,9 @@ def makers(operations: Iterable[Op]) -> dict[str, Op]:
     return {r: o for o in operations for r in o.results}
 
 
+@lru_cache(maxsize=8)  # a run reads a kernel's text up to six times: for its faults, its bits, its exact results
 def read(text: str) -> Function:
-    """Return the kernel of a module of TTIR; raise `ProgramError` for a text that is none."""
+    """Return the kernel of a module of TTIR, shared by all readers; raise `ProgramError` for a text that is none."""
     text = with_own_names(as_first(text))
     where, bare = Locations(text), _LOCATION.sub("", text)
     head = _FUNCTION.search(bare)
