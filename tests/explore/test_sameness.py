@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -63,9 +63,9 @@ def test_other_programs_are_not_equal(hw: str, one: dict[str, object], change: d
 
 
 def test_masks_that_are_not_in_memory_do_not_make_footprints_unlike() -> None:
-    sizes = {"heads": 2, "tokens": 256, "key": 64, "value": 64, "causal": 1}
+    sizes: Any = {"heads": 2, "tokens": 256, "key": 64, "value": 64, "causal": 1}
     fields = {"method": "added", "tile_q": 64, "tile_kv": 64, "warps": 4, "stages": 2}
-    phases = []
+    phases: list[Any] = []
     for block_q in (64, 128):  # no block of `added` reads this field
         tiling = {**fields, "block_q": block_q, "block_kv": 64}
         request = Request("flash_backward", hw="h100", problem=sizes, numerics=False, tiling=tiling)
