@@ -6,7 +6,6 @@ from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING
 
-from npusim.kernels.attention.tiling_mask import SeenMask
 from npusim.kernels.form.phase import WHOLE, Visit
 from npusim.kernels.form.work_table import table_of
 from npusim.late_methods import dataclass
@@ -101,8 +100,7 @@ class Footprint(ColumnScan):
 
     def of_columns(self, blocks: Sequence[WorkTile], group_count: int) -> list[Touches] | None:
         """Return the regions in columns; None for blocks in parts and for masks that are matrices in memory."""
-        masks = self.frame.phase.masks.values()
-        if self.parts or not blocks or any(isinstance(mask, SeenMask) and mask.is_loaded for mask in masks):
+        if self.parts or not blocks or self.frame.masks_in_memory:
             return None
         table = table_of(blocks)
         return None if table is None else touches_of(self.frame, dict(self.reread), self.views, table, group_count)
@@ -129,9 +127,7 @@ def _of_tiles(frame: Frame, n: str, block: WorkTile, each: int) -> Iterator[Touc
 def _masks(frame: Frame, blocks: Sequence[WorkTile]) -> Iterator[Touch]:
     """Yield the reads of masks that are matrices; a small matrix from which all masks are cut stays on the chip."""
     regions: dict[tuple[str, int, int, int, int], tuple[WorkTile, Visit, int]] = {}
-    for n, mask in frame.phase.masks.items():
-        if not (isinstance(mask, SeenMask) and mask.is_loaded):
-            continue
+    for n, mask in frame.masks_in_memory.items():
         for block in blocks:
             for tile in (t for t in frame.tiles(block) if n in t.only):
                 key = n, block.batch if len(mask.seen) > 1 else 0, block.row, block.rows, tile.col

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from npusim.errors import ProgramError, TilingError
 from npusim.formats import get_arithmetic, stored_format
 from npusim.formats.mma_arithmetic import row_for
+from npusim.kernels.attention.tiling_mask import SeenMask
 from npusim.kernels.form.flow import conflicts, flow, is_visited, storage, views, widest
 from npusim.kernels.form.language import ONE
 from npusim.kernels.form.phase import WHOLE, BySize, Ends, Stacked, Visit, WorkTile, choose, tensor_of
@@ -221,10 +222,16 @@ class Frame:
         return self._stretches[runs]
 
     @cached_property
+    def masks_in_memory(self) -> dict[str, SeenMask]:
+        """Masks that are matrices in memory, of which blocks read parts; comparisons of indices compute the others."""
+        masks = self.phase.masks.items()
+        return {n: mask for n, mask in masks if isinstance(mask, SeenMask) and mask.is_loaded}
+
+    @cached_property
     def regions_key(self) -> tuple[Any, ...]:
         """The properties of the phase that decide, with a block, which regions of tensors it touches.
 
-        Masks are equal to themselves alone, and tensors by the size of blocks too.
+        Masks in memory are equal to themselves alone, and tensors by the size of blocks too.
         """
         phase = self.phase
         loops = tuple([(loop.axis, tuple([s.rows for s in loop.stages])) for loop in phase.loops])
@@ -232,7 +239,7 @@ class Frame:
         names = tuple([(n, what.role, what.axes, what.first) for n, what in phase.names.items()])
         axes = phase.name, self.row_axis, self.loop_axis, self.walked, phase.walks, tuple(phase.sizes.items())
         sets = phase.still, phase.by_tile, frozenset(self.places.items()), tuple(self._cuts), self._heads
-        masks = tuple([(n, Itself(mask)) for n, mask in phase.masks.items()])
+        masks = tuple([(n, Itself(mask)) for n, mask in self.masks_in_memory.items()])
         return axes, names, bound, masks, sets, loops, tuple([s.rows for s in phase.finish])
 
     @cached_property

@@ -531,11 +531,12 @@ class _Trial:
     def _simulated(self, tiling: Tiling, fields: Mapping[str, object]) -> _Tried:
         tiling, program = self._fitted(tiling)
         content = ProgramContent(program)
-        if content not in self._seconds:
+        seconds = self._seconds.get(content)
+        if seconds is None:
             streams = Streams(program, self.device, content.templates)
             timing = method_named("auto")(program, self.device, trace_groups=(), streams=streams)
-            self._seconds[content] = timing.latency_s
-        return _Tried(self._seconds[content], _changed(tiling, self.tiling) if fields else {})
+            seconds = self._seconds.setdefault(content, timing.latency_s)
+        return _Tried(seconds, _changed(tiling, self.tiling) if fields else {})
 
 
 def judged_problem(problem: AnyProblem, most: int = PAIRS, heads: int = 0) -> AnyProblem:

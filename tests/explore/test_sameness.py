@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -60,6 +60,19 @@ def test_equal_programs_take_the_same_time(hw: str, one: dict[str, object], chan
 def test_other_programs_are_not_equal(hw: str, one: dict[str, object], change: dict[str, object]) -> None:
     first, second = contents(hw, one, one | change)
     assert first != second
+
+
+def test_masks_that_are_not_in_memory_do_not_make_footprints_unlike() -> None:
+    sizes: Any = {"heads": 2, "tokens": 256, "key": 64, "value": 64, "causal": 1}
+    fields = {"method": "added", "tile_q": 64, "tile_kv": 64, "warps": 4, "stages": 2}
+    phases: list[Any] = []
+    for block_q in (64, 128):  # no block of `added` reads this field
+        tiling = {**fields, "block_q": block_q, "block_kv": 64}
+        request = Request("flash_backward", hw="h100", problem=sizes, numerics=False, tiling=tiling)
+        phases.append(Variants(request).built(()).program.phases)
+    masked = [one for one in phases[0] if one.footprint.frame.phase.masks]
+    assert masked
+    assert [one.footprint for one in phases[0]] == [one.footprint for one in phases[1]]
 
 
 def test_operations_tell_apart_what_the_outline_does_not() -> None:
