@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from npusim.formats.reductions import normal_order
-from npusim.machines.sm.compiled_rows import RowCore, body_of, code_work
+from npusim.machines.sm.compiled_rows import RowCore, body_of, code_work, loads_at_once
 
 NONE = 7
 #: A core of one warp: no result but those of shared memory and L2 takes time.
@@ -50,6 +50,19 @@ def test_a_loop_that_loads_the_next_row_is_known() -> None:
     at_once = " ".join(["loop", word("LDG", 1, result=0), word("FADD", 4, waits=1), word("FMUL", 6)])
     work = code_work(at_once, ALONE)
     assert (work.is_ahead, work.alone_cycles) == (False, 10.0)
+
+
+def test_loads_under_way_are_those_before_a_wait() -> None:
+    load, use, store = word("LDG*16", 1, result=0), word("FADD", 4, waits=1), word("STG*16", 1)
+    # No load is moved before a store: however often a loop is unrolled, one is under way.
+    assert loads_at_once(" ".join(["loop", load, use, store, load, use, store])) == (1, False, 16)
+    both = " ".join(["loop", load, word("LDG*4", 1, result=1), use, word("FMUL", 4, waits=2)])
+    assert loads_at_once(both) == (2, False, 16)
+    assert loads_at_once(" ".join(["loop", use, load, word("FMUL", 4)])) == (1, True, 16)
+    assert loads_at_once(" ".join(["once", use, load, load, use])) == (2, False, 16)
+    # Warps whose data have arrived go on to the barrier.
+    assert loads_at_once(" ".join(["loop", load, use, word("BAR", 1)])) is None
+    assert loads_at_once(" ".join(["loop", use, store])) is None
 
 
 def test_warps_queue_for_the_pipe_of_shared_memory_and_meet_at_barriers() -> None:

@@ -57,3 +57,16 @@ def listed(Q, K, V, T, O, S, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
         acc = tl.dot(p.to(q.dtype), v, acc)
         m = mn
     tl.store(O + rm[:, None] * D + rd[None], (acc / l[:, None]).to(q.dtype))
+
+
+@triton.jit
+def states(X, B, W, O, D, N, T, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """O = X^T (w B), of columns behind D and N nothing: X (T, D), B (T, N), w (T)."""
+    m, n, k = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BK)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for i in range(0, T, BK):
+        x = tl.load(X + (i + k)[None, :] * D + m[:, None], mask=m[:, None] < D, other=0.0)
+        b = tl.load(B + (i + k)[:, None] * N + n[None, :], mask=n[None, :] < N, other=0.0).to(tl.float32)
+        b *= tl.load(W + i + k)[:, None]
+        acc += tl.dot(x, b.to(x.dtype))
+    tl.store(O + m[:, None] * N + n[None, :], acc, mask=(m[:, None] < D) & (n[None, :] < N))

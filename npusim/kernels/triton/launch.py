@@ -59,7 +59,10 @@ if TYPE_CHECKING:
     from npusim.kernels.declare.define import Phases
     from npusim.kernels.declare.registry import Schedule
     from npusim.machines.base import Machine
+    from npusim.kernels.form.phase import Phase
 
+#: A product in TTIR: its rows, the length of its sum, its columns.
+_DOT = r"tt\.dot [^:]*:[^:]*?tensor<(\d+)x(\d+)x\w+> \* tensor<\d+x(\d+)x\w+>"
 #: Architectures below which Triton makes no code for tensor cores: 3.6 adds up in lanes on sm_75.
 TENSOR_CORES = 80
 #: Triton's default of a launch, and the most tiles under way that times are known of.
@@ -766,11 +769,29 @@ def _told(name: str, phase: Any, made: Compiled, tiling: Any, machine: Any, at_o
     note = note.replace("as given", f"of the compiler ({made.made_by})") if "registers" in told else note
     if made.registers and lies.decided.generation == "wgmma":
         lies = replace(lies, decided=lies.decided._replace(is_serial=made.is_serial))
+    lies = replace(lies, widths={**_whole_tile(phase, made.ttir), **lies.widths})
     if at_once and machine.device.flags:
         most = machine.device.flags.usable_event_ids_count.value // len(phase.tensors)
         loaded = max(lies.decided.loaded_tiles, min(at_once, most))
         lies = replace(lies, decided=lies.decided._replace(loaded_tiles=loaded))
     return replace(phase, notes=(*phase.notes, *filter(None, [note]))), lies
+
+
+def _whole_tile(phase: Phase, ttir: str) -> dict[str, int]:
+    """Return the sizes of a product's tile by axis where a mask leaves less of them: the code computes them all.
+
+    None for a phase, or a kernel, with more products than one.
+    """
+    products, dots = [s.rows[0] for s in phase.stages if s.is_product], re.findall(_DOT, ttir)
+    if len(products) != 1 or len(dots) != 1:
+        return {}
+    (row,), (m, k, n) = products, map(int, dots[0])
+    row_axis, column_axis = phase.names[row.dst].axes
+    (sum_axis,) = {*phase.names[row.srcs[0]].axes} - {row_axis}
+    whole = {row_axis: m, sum_axis: k, column_axis: n}
+    if any(phase.sizes[axis] > size for axis, size in whole.items()):  # of a product as its transpose
+        return {}
+    return {axis: size for axis, size in whole.items() if phase.sizes[axis] < size and axis != phase.loop_axis}
 
 
 def names_of(problem: Any) -> dict[str, Any]:

@@ -16,9 +16,11 @@ import re
 from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
+from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.config.core_units import DmaEngine, LanePipe, SharedMemoryPipe
+from npusim.formats import stored_format
 from npusim.formats.layout.fragment import WARP_LANES
 from npusim.machines.decisions import Charge, CodeWork
 from npusim.machines.sm.core import (
@@ -40,6 +42,7 @@ from npusim.units import ceil_div
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.kernels.form.phase import Phase
+    from npusim.machines.decisions import GpuDecisions
     from npusim.machines.sm.core import SmTiling
 
 #: Architectures whose instructions have these fields, scoreboards of a warp (a field of 7 names none).
@@ -282,13 +285,17 @@ def with_code(
 
     ``returned``: further programs that end at once: for rows each costs the turnover of a block, with products nothing,
     as measured on an H100 (reports/silicon/early.json).  Rows without products and without a loop over tiles have the
-    work of their code, stores in a separate queue, and one row at a time.
+    work of their code, stores in a separate queue, and one row at a time; with a loop, as many tiles under way as their
+    code loads before it waits.
     """
     each = ceil_div(programs, device.group_count.value)
     is_persistent = programs < len(phase.cells)
     tiling = replace(tiling, residents=min(tiling.residents, each)) if is_persistent else tiling
-    if not body or phase.loop_axis or any(s.is_product for s in phase.stages):
+    if not body or any(s.is_product for s in phase.stages):
         return tiling
+    if phase.loop_axis:
+        loaded = _tiles_under_way(body, phase, tiling.decided)
+        return replace(tiling, decided=tiling.decided._replace(loaded_tiles=loaded), has_own_rows=True)
     sharing = warp_issue(device).sharing
     work = code_work(body, _core_of(device, tiling.decided.warps * tiling.decided.groups))
     of_each = 1 + returned / max(len(phase.cells), device.group_count.value)
@@ -301,6 +308,41 @@ def with_code(
     work = work._replace(goes_on=is_persistent)
     decided = tiling.decided._replace(code=work, loaded_tiles=loaded, charges=tuple(ends) if has_turnover else ())
     return replace(tiling, decided=decided)
+
+
+def loads_at_once(body: str) -> tuple[int, bool, int] | None:
+    """Return the loads that a warp issues before it waits for one, whether those of the next round are among a round's,
+    and the bytes of a lane that the widest brings.
+
+    A compiler moves no load before a store that may be to the same address.  None for code without loads, and with
+    barriers, where warps whose data have arrived go on while others wait.
+    """
+    is_loop, code = _read(body)
+    loads = [x for x in code if x.name == "LDG"]
+    if not loads or any(x.name == "BAR" for x in code):
+        return None
+    most, issued, pending = 0, 0, set[int]()
+    for x in code * (2 if is_loop else 1):
+        if any(x.waits >> board & 1 for board in pending):
+            most, issued = max(most, issued), 0
+            pending.clear()
+        if x.name == "LDG":
+            issued += 1
+            pending.add(x.result)
+    is_ahead = is_loop and issued > 0 and most > 0
+    return max(most, issued), is_ahead, max(x.size_bytes for x in loads)
+
+
+def _tiles_under_way(body: str, phase: Phase, decided: GpuDecisions) -> int:
+    """Return how many tiles of a loop without products are loaded before its warps wait for one of them."""
+    if (loads := loads_at_once(body)) is None:
+        return decided.loaded_tiles
+    count, is_ahead, width = loads
+    each = WARP_LANES * decided.warps * decided.groups * width
+    read = {n for loop in phase.loops if loop.axis for s in loop.stages for n in s.read if n in phase.tensors}
+    tiles = [phase.names[n] for n in read]
+    sizes = [stored_format(tile.fmt).bytes_of(prod(phase.sizes[a] for a in tile.axes)) for tile in tiles]
+    return max(1, count // max(1, sum(ceil_div(size, each) for size in sizes))) + is_ahead
 
 
 def _core_of(device: DeviceSpec, warps: int) -> RowCore:

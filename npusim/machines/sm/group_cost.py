@@ -563,7 +563,7 @@ def whole_sizes(tile: Operand, work: GroupWork) -> tuple[int, int]:
         if groups and rows % GROUP_ROWS:  # as its transpose, whose rows fill all groups (FlashAttention-3's dQ_swapAB)
             return ceil_div(tile.cols, groups), groups * tile.rows
         return rows, ceil_div(tile.cols, work.sharers)
-    return max(work.decided.rows, tile.rows), max(work.columns, tile.cols)
+    return max(work.decided.rows, work.rows, tile.rows), max(work.columns, tile.cols)
 
 
 def elements(tile: Operand, work: GroupWork) -> float:

@@ -54,9 +54,9 @@ class GroupWork(NamedTuple):
         Transfers of 16 bytes a thread: asynchronous copies, and loads whose registers the warps wait for.
     passes
         Passes of each transfer through shared memory, which shares its storage with the cache of loads.
-    columns, depth
-        Sizes of complete tiles, which a kernel computes even for a ragged one: of results, and the length of a
-        product's sum.
+    columns, depth, rows
+        Sizes of complete tiles, which a kernel computes even for a ragged one: of results, the length of a product's
+        sum, and the rows of a group's product.
     behind
         The product that is in progress meanwhile, since the warps wait for its start alone: rows and columns of its
         result, bytes of a row of its left operand, and whether this operand is in shared memory; none: ().
@@ -80,6 +80,7 @@ class GroupWork(NamedTuple):
     passes: int = 1
     columns: int = 0
     depth: int = 0
+    rows: int = 0
     behind: tuple[int, ...] = ()
     is_coded: bool = False
     loads_left: bool = False
@@ -172,7 +173,8 @@ class Works:
         is_near = left in self.places.near
         loads_left = not is_near and self._is_made_before(left, s)
         is_spread = decided.repeats > 1 and not is_near and not loads_left
-        work = self.usual._replace(columns=columns, is_spread=is_spread)
+        rows = ceil_div(self.tiling.widths.get(self.frame.axes(s.rows[0].dst)[0], 0), decided.groups)
+        work = self.usual._replace(columns=columns, rows=rows, is_spread=is_spread)
         if decided.slice_elements:  # whatever the head dim, slices and tiles are complete: missing columns are zero
             return work._replace(depth=decided.slice_elements, barriers=1, is_fenced=True)
         adds_up = self.places.how[s].accumulate and self.frame.places[s.rows[0].dst] == "state"
@@ -180,7 +182,7 @@ class Works:
         if decided.alternates:  # the last of products that follow one another is
             is_awaited = not decided.ahead and not self._is_followed(s)
         met = int(is_near and decided.roles == "alike")
-        depth, sharers = self._width(left), self._sharers(s.rows[0].dst)
+        depth, sharers = self.tiling.widths.get(self._sum_axis(s), 0), self._sharers(s.rows[0].dst)
         work = work._replace(is_awaited=is_awaited, depth=depth, barriers=met, sharers=sharers, loads_left=loads_left)
         return work.paying("multiply_add")
 
@@ -188,6 +190,14 @@ class Works:
         """Return whether rows make a name before the loop of a stage, which multiplies it in every tile."""
         loop = next((loop for loop in self.frame.phase.loops if s in loop.stages), None)
         return loop is not None and bool(loop.axis) and not any(n in x.written for x in loop.stages)
+
+    def _sum_axis(self, s: Stage) -> str:
+        """Return the axis of a product's sum, whichever way a compiled kernel's left operand is stored.
+
+        That of a gradient's and a recurrence's is the columns of what is stored, as constants were fitted.
+        """
+        phase, (left, _) = self.frame.phase, s.rows[0].srcs
+        return phase.product_axes(s.rows[0])[1] if phase.compiled else phase.names[left].axes[-1]
 
     def _is_followed(self, s: Stage) -> bool:
         """Return whether a product follows a product in its loop, without rows between them."""
@@ -208,7 +218,9 @@ class Works:
         if self.decided.generation != "wgmma" or product.is_awaited or self.decided.is_serial:
             return work
         rows = self.decided.rows or frame.phase.sizes[frame.row_axis] // self.decided.groups
-        columns, depth = (max(n, frame.width(t)) for n, t in ((product.columns, s.rows[0].dst), (product.depth, left)))
+        rows = max(rows, product.rows)
+        columns = max(product.columns, frame.width(s.rows[0].dst))
+        depth = max(product.depth, frame.phase.sizes[self._sum_axis(s)])
         size = rows, columns, frame.size_bytes(left, depth), left in self.places.near
         return work._replace(behind=size, is_spread=product.is_spread)
 
@@ -250,10 +262,17 @@ class Works:
         """Return a warp group's work for an operand that moves to shared memory through its registers.
 
         Rows' results for it serve single warps' products unchanged: fragments are loaded like those of B.  In a
-        recurrence they are the right factor, whose rows several warps read.
+        recurrence they are the right factor, whose rows several warps read; so they are in a compiled kernel, in
+        another layout than the product's.
         """
-        if self.decided.generation == "mma" and any(isinstance(step.srcs[0], Tile) for step in steps):
+        is_single, is_made = self.decided.generation == "mma", any(isinstance(step.srcs[0], Tile) for step in steps)
+        if is_single and is_made and (self.places.leaves or not self._makes_right_factors()):
             return self.put() if self.places.leaves else self.usual
         size = sum(step.dst.payload_bytes for step in steps)
         loads = ceil_div(size, ACCESS_BYTES * WARP_LANES * self.decided.warps)
-        return self.usual._replace(loads=loads, barriers=1, is_fenced=True)
+        return self.usual._replace(loads=loads, barriers=1, is_fenced=not (is_single and is_made))
+
+    def _makes_right_factors(self) -> bool:
+        """Return whether rows of a compiled kernel make right factors of products alone."""
+        rights = {s.rows[0].srcs[1] for s in self.places.how}
+        return bool(self.frame.phase.compiled) and {*self.places.prepared} <= rights

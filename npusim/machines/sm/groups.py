@@ -295,6 +295,8 @@ def kernel_tiling(
     if product_stage is not None:
         left, result = (phase.names[n] for n in (product_stage.srcs[0], product_stage.dst))
         (m, k), n = (phase.sizes[a] for a in left.axes), phase.sizes[result.axes[1]]
+        if down and left.axes[0] != result.axes[0]:  # stored as its transpose
+            m, k = k, m
         down = down or 1 << (fields.warps.bit_length() - 1) // 2
         engine = engine_of(device, TENSOR, GroupMatrixEngine)
         is_wgmma = engine.wgmma is not None and m >= GROUP_ROWS and down >= GROUP_WARPS

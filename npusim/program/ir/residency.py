@@ -18,6 +18,7 @@ import numpy as np
 from npusim.late_methods import dataclass
 from npusim.program.ir.columns import BlockColumns, ColumnScan, distinct, numbered
 from npusim.program.ir.content import MOST_BLOCKS, Itself, SameBlocks, kept_by_blocks
+from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,6 +39,10 @@ Key = tuple[str, int, int, int, int, int]
 #: (fitted on five shapes of decoding 134 MB with an L2 of 134 MB: of .85, .885, .92 and .96 it is the best without any
 #: one of the five; decoding of 67, 101 and 201 MB does not depend on it).
 FILLED = 0.885
+#: Share of a row that a second pass finds evicted, where between two passes as many bytes as L2 holds are read and
+#: written (fitted on the two passes of reports/silicon/passes.json, in place and not, rows of 16 to 256 KiB in 2 to 16
+#: resident blocks: .45 and .9 for .66 and 1.32 of L2; random places of evicted lines would give .35 and .66).
+LOST = 0.68
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,7 @@ def residency(
     slots = program.used_bytes.get("gm", 0) * group_count
     inputs = sum(t.size_bytes for t in program.tensors.values() if t.role == "input" and t.of is None)
     phases = tuple([_scan_of(phase, group_count) for phase in program.phases])
+    residents = tuple([min(p.place_count, ceil_div(len(p.blocks), group_count)) for p in program.phases])
     tensors = tuple([(t.name, t.role, t.size_bytes) for t in program.tensors.values()])
     capacity = max(0, capacity_bytes - slots)
     warm_bytes = inputs if program.l2 == "warm" else None
@@ -97,12 +103,13 @@ def residency(
     if sum(len(phase.blocks) for phase in program.phases) <= MOST_BLOCKS:  # with more, regions are not stored
         touched = sum(_touched_bytes(phase, group_count) for phase in phases)
         most = touched + sum(size for _, _, size in tensors) + (warm_bytes or 0)
-        capacity = min(most, capacity)  # a cache that holds all bytes is as good as any larger one
+        if most <= capacity:  # a cache that holds all bytes is as good as any larger one, and evicts nothing
+            capacity, residents = most, tuple(0 for _ in phases)
     if in_a_stream:
         dirty_bytes = capacity_bytes * dirty_share(program, 1 - left)
     room, stays = (capacity if dirty_bytes is None else 0), (0 if in_a_stream else capacity_bytes)
     back = _WriteBack(capacity_bytes, room, dirty_bytes or 0.0, stays) if writes_back else None
-    return _residency(phases, tensors, group_count, capacity, (warm_bytes, left), back)
+    return _residency(phases, residents, tensors, group_count, capacity, (warm_bytes, left), back)
 
 
 def dirty_share(program: TileProgram, fetched: float = 1.0) -> float:
@@ -125,6 +132,7 @@ def _left(size: int, capacity: int) -> float:
 @kept_by_blocks(lambda _held, phases, *_: sum(scan.block_count for scan in phases))
 def _residency(
     phases: tuple[_BlockScan | _ColumnScan, ...],
+    residents: tuple[int, ...],
     tensors: tuple[tuple[str, Role, int], ...],
     group_count: int,
     capacity: int,
@@ -139,7 +147,7 @@ def _residency(
         else:
             scan = phase.steps(group_count, [other.tensors for other in (*phases[:number], *phases[number + 1 :])])
         for touched in scan:
-            cache.step(touched)
+            cache.step(touched, residents[number])
     through = {name: 0.0 if role == "workspace" and size <= capacity else 1.0 for name, role, size in tensors}
     read, used = {name: cache.traffic[name] for name, _, _ in tensors}, cache.traffic.items()
     outputs = sum(int(t.put_out * (1 if back else through[name])) for name, t in used if t.put_out)
@@ -203,9 +211,12 @@ class _Cache:
         self._new_bytes = 0  # bytes of regions that are no inputs
         self._begun: dict[str, int] = {}  # step in which a tensor was touched first
 
-    def step(self, touched: _Step) -> None:
-        """Add the accesses of all groups in one step; each region is fetched at most once."""
-        now, kept_from = len(self._step_bytes), self._kept_from
+    def step(self, touched: _Step, residents: int) -> None:
+        """Add the accesses of all groups in one step; each region is fetched at most once, or by several passes.
+
+        ``residents``: blocks of a group that are in progress, each between its passes over a region of its own.
+        """
+        now, kept_from, gone = len(self._step_bytes), self._kept_from, self._gone(touched, residents)
         new_reads, new_writes = defaultdict[str, int](int), defaultdict[str, int](int)
         for key, use, count in touched:
             traffic = self.traffic[use.name]
@@ -239,14 +250,30 @@ class _Cache:
             size = use.rows * use.row_bytes
             known = use.rows if is_cut else min(rows, use.rows)
             hit_bytes = known * use.row_bytes if is_kept else int(warm * size)
-            # A region too large to stay is fetched again by every pass over it.
+            # A region too large to stay is fetched again by every pass over it, as what others evict meanwhile is.
             passes = use.times if size > self.capacity else 1
-            traffic.missed += (size - hit_bytes) * passes * count
-            new_reads[use.name] += (size - hit_bytes) * passes * count
-            waited = use.read_bytes * (size - hit_bytes) * passes / max(1, size * use.times)
+            absent = (size - hit_bytes) * passes
+            if passes < use.times and use.readers == 1:  # what other blocks read too, they touch meanwhile
+                absent += int((use.times - 1) * size * gone)
+            traffic.missed += absent * count
+            new_reads[use.name] += absent * count
+            waited = use.read_bytes * absent / max(1, size * use.times)
             traffic.waited = _added(traffic.waited, waited, count)
         self._remember(touched)
         self._push_out(new_reads, new_writes)
+
+    def _gone(self, touched: _Step, residents: int) -> float:
+        """Return the share of the regions of a step that L2 has lost when the blocks pass over them again.
+
+        Between two passes over a byte every resident block of every group has moved on by one pass: by all that it
+        reads, and by what it writes in a pass.
+        """
+        if (most := max((use.times for _, use, _ in touched), default=0)) < 2:
+            return 0.0
+        of_reads = sum(use.rows * use.row_bytes * count for _, use, count in touched if not use.is_write)
+        read = {key for key, use, _ in touched if not use.is_write}
+        of_writes = sum(u.rows * u.row_bytes * n for key, u, n in touched if u.is_write and key not in read)
+        return min(1.0, LOST * residents * (of_reads + of_writes / most) / max(1, self.capacity))
 
     def warm_share(self, role: str) -> float:
         """Return the share of a region of that role, not touched yet, that is still there from before the start."""

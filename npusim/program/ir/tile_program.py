@@ -193,10 +193,10 @@ class ProgramPhase:
 
     @property
     def place_count(self) -> int:
-        """Number of slots of a core group that the blocks use."""
+        """Number of slots of a core group that the blocks use; 1 for blocks without a place."""
         if isinstance(self.blocks, BlockColumns):
             return self.blocks.place_count
-        return max((b.place for b in self.blocks), default=0) + 1
+        return max((getattr(b, "place", 0) for b in self.blocks), default=0) + 1
 
     def blocks_of_group(self, group: int, group_count: int) -> Sequence[Block]:
         """Return the blocks that core group ``group`` of ``group_count`` runs, in order."""
