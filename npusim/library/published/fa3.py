@@ -76,8 +76,8 @@ def _variants(problem: Problem, _device: DeviceSpec) -> Layouts:
         is_one_group = problem.seq_q * problem.group_size <= ONE_GROUP_ROWS
         tiles = {**TILES_OF_16_BITS, **(NARROW if is_narrow else {}), **(ONE_GROUP if is_one_group else {})}
     dim = max(problem.head_dim, problem.value_head_dim)
-    # hopper/flash_api.cpp: a causal mask hides nothing of a single query, but with pages heads of 128 have its tile.
-    if problem.seq_q > 1 or (problem.page and 64 < dim <= 128):
+    # A causal mask hides nothing of a single query, but with pages heads of 128 have its tile.
+    if problem.seq_q > 1 or (problem.page and 64 < dim <= 128):  # hopper/flash_api.cpp
         return tiles
     return {n: (plain, plain, masked) for n, (plain, _causal, masked) in tiles.items()}
 
