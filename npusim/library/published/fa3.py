@@ -42,6 +42,7 @@ NARROW: Layouts = MappingProxyType({192: layout(128, 128, 128, 96)})
 #: The tile of one group of warps that multiplies, and the rows of a KV head up to which one does (hopper/heuristics.h,
 #: use_one_mma_wg, and tile_size.h, both as of 13d0fd9).
 ONE_GROUP: Layouts = MappingProxyType({128: layout(64, 176, 128)})
+#: As above.
 ONE_GROUP_ROWS = 64
 #: As above.
 TILES_OF_8_BITS: Layouts = MappingProxyType(
