@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -84,7 +84,7 @@ BY_FA2 = {1: 657.4, 2: 687.6, 4: 708.1, 8: 892.3}
 
 def cut_us(attention: str, blocks: int) -> float:
     tiling = {"blocks": blocks, "collective": "sm", "attention": attention}
-    sizes = {"workload": "pangu_38b", "seq": 4096, "causal": False, "tensor_parallel": 4}
+    sizes: dict[str, Any] = {"workload": "pangu_38b", "seq": 4096, "causal": False, "tensor_parallel": 4}
     return npusim.run("tiling_allreduce", hw="h200_x4", tiling=tiling, numerics=False, **sizes).latency_us
 
 
@@ -109,3 +109,12 @@ def test_blocks_of_a_named_attention_hold_the_cores_that_a_collective_waits_for(
 def test_an_attention_that_a_device_does_not_run_is_refused(attention: str, why: str) -> None:
     with pytest.raises(NpusimError, match=why):
         cut_us(attention, 2)
+
+
+def test_errors_of_a_programs_own_attention_are_none_of_a_named_ones() -> None:
+    tiling = {"attention": "flash:kernel=fa2", "blocks": 1}
+    run = npusim.run("tiling_allreduce", hw="h200_x2", workload="pangu_38b", seq=4096, tiling=tiling, numerics=False)
+    assert run.timing is not None
+    assert run.timing.validated is not None
+    assert run.timing.validated.band is None
+    assert run.timing.validated.kind == "flash:kernel=fa2"
