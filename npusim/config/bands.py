@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 #: The table of errors, which ``reports/validation/bands.py`` writes from every measured case there is.
 FILE = "validated.csv"
+#: The value of a field that leaves a choice to the program.
+OWN = "auto"
 #: Sizes that decide how similar two problems are.
 SIZES = ("batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim", "hidden", "m", "n", "k", "bytes", "count")
 #: The schedule of all launches of Triton kernels.
@@ -241,13 +243,15 @@ def sizes_of(problem: SpecModel | None) -> dict[str, int]:
 def kind_of(tiling: Tiling | None) -> str:
     """Return whose kernel a tiling means: a published one's name, ``library``, or empty for a kernel by its tile.
 
-    A library's stages are open, or stated as ``library``.
+    A library's stages are open, or stated as ``library``.  Of a program of several kernels it is the attention that a
+    caller named in place of its own.
     """
     fields, named = dict(tiling or ()), tiling.model_fields_set if tiling is not None else ()
     stages = fields.get("stages", "")
     if tiling is not None and "stages" in fields and "stages" not in named:
         stages = type(tiling).model_fields["stages"].default
-    return fields.get("kernel") or ("library" if stages is None else "")
+    attention = fields.get("attention", OWN)
+    return fields.get("kernel") or ("library" if stages is None else "" if attention == OWN else attention)
 
 
 def launch_kind(*, has_products: bool, is_spilled: bool) -> str:

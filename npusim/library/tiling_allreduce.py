@@ -32,7 +32,8 @@ class TilingAllReduceTiling(OverlapTiling):
 
     attention: str = Field(
         default="auto",
-        description=f"attention of one device, {NAMED}; auto: two_level on ascend, flash on nvidia (cuDNN's on Hopper)",
+        description=f"attention of one device, {NAMED}; auto: two_level on ascend, flash on nvidia (cuDNN's on Hopper; "
+        "its time is the node file's, where that states one)",
     )
 
 

@@ -20,7 +20,7 @@ from npusim.kernels.declare.layer_tasks import host_issue_s, layers_on_host, per
 from npusim.kernels.declare.registry import SMALLER
 from npusim.library import SCHEDULES
 from npusim.machines.node.collective import collective
-from npusim.machines.node.kernel_work import simulated_work, stated_work
+from npusim.machines.node.kernel_work import SimulatedChild, simulated_work, stated_work
 from npusim.machines.node.layers_in_memory import longest, memory_plan
 from npusim.machines.node.node_machine import femtoseconds
 from npusim.machines.node.node_program import ROW_GRAIN, CollectiveOp, HostOp, KernelOp, operations
@@ -89,7 +89,7 @@ class NodeParts:
         """Return the time of the program, or of all layers of a model."""
         if isinstance(plan.problem, ModelProblem):
             return _model(plan, plan.problem, groups)
-        return time_on_node(program, plan.device, plan.request.method, groups)
+        return time_on_node(program, plan.device, plan.request.method, groups, is_issued=True)
 
     def bits(self, plan: Plan, program: TileProgram, _others: object) -> ComputedBits:
         """Return the bits of all ranks, or a note on why there are none."""
@@ -129,20 +129,25 @@ def has_schedule(name: str, device: DeviceSpec) -> bool:
     return schedule is not None and not schedule.unsupported(device)
 
 
-def kernel_timer(node: NodeSpec, device: DeviceSpec, method: str, issue_s: float = 0.0) -> KernelTimer:
+def kernel_timer(
+    node: NodeSpec, device: DeviceSpec, method: str, issue_s: float = 0.0, *, is_issued: bool = False
+) -> KernelTimer:
     """Return the function for a kernel's work: the node's table if it has one, else the device's timing, or if named.
 
     Kernels are issued one after the other, and a launch costs the device's time where its file states this apart;
-    a host takes ``issue_s`` for each of them, else its time is a framework's overhead.
+    a host takes ``issue_s`` for each of them, or with ``is_issued`` what the node's file states for a simulated
+    attention; else its time is a framework's overhead.
     """
     timed = cache(partial(simulated_child, node=node, device=device, method=method))
 
     @cache
     def timer(kernel: NodeKernel) -> KernelWork:
         has_schedules = all(has_schedule(child.schedule, device) for child in kernel.children)
-        is_named = has_schedules and any(child.is_named for child in kernel.children)
+        is_named = any(child.is_named for child in kernel.children)
         work = None if is_named else stated_work(kernel, node, device, has_schedules=has_schedules)
-        work = work or simulated_work(kernel, [timed(child) for child in kernel.children], device)
+        if work is None:
+            children = [timed(child) for child in kernel.children]
+            work = simulated_work(kernel, children, node, device, is_issued=is_issued)
         if not issue_s or kernel.is_fused:
             return work
         return replace(work, issue_fs=max(work.issue_fs, femtoseconds(issue_s * work.launches)))
@@ -150,30 +155,37 @@ def kernel_timer(node: NodeSpec, device: DeviceSpec, method: str, issue_s: float
     return timer
 
 
-def simulated_child(child: Child, node: NodeSpec, device: DeviceSpec, method: str) -> TimingResult:
+def simulated_child(child: Child, node: NodeSpec, device: DeviceSpec, method: str) -> SimulatedChild:
     """Return the time of one child on its device, with the schedule's own tiling and precision."""
     try:
-        return method_named(method)(child_program(child, device), device, trace_groups=())
+        program = child_program(child, device)
+        return SimulatedChild(program, method_named(method)(program, device, trace_groups=()))
     except NpusimError as error:
         text = f"{node.name}: {child.schedule} on one {device.name}: {error}"
-        if isinstance(error, ProgramError) or not has_schedule(child.schedule, device):
+        if not child.is_named and (isinstance(error, ProgramError) or not has_schedule(child.schedule, device)):
             text += "; a node's file may state its kernels' times instead (key kernels)"
         raise type(error)(text) from error
 
 
 def time_on_node(
-    program: TileProgram, node_device: DeviceSpec, method: str, trace_groups: Groups = (), issue_s: float = 0.0
+    program: TileProgram,
+    node_device: DeviceSpec,
+    method: str,
+    trace_groups: Groups = (),
+    issue_s: float = 0.0,
+    *,
+    is_issued: bool = False,
 ) -> NodeTiming:
     """Return the time of a node program, its kernels by a named method, checked for sanity.
 
-    ``trace_groups`` may be ``"last"``: the device that ends last.  ``issue_s``: of the host, for each kernel.
+    ``trace_groups`` may be ``"last"``: the device that ends last.  ``issue_s``, ``is_issued``: see `kernel_timer`.
 
     Raises `SpecError` if there is no such method, or the devices are not all joined.
     """
     method_named(method)
     machine = machine_of(node_device)
     node, device = machine.node, machine.single
-    timer = kernel_timer(node, device, method, issue_s)
+    timer = kernel_timer(node, device, method, issue_s, is_issued=is_issued)
     ranks = len(program.phases[0].blocks)
     traced = range(ranks) if isinstance(trace_groups, str) else trace_groups
     timing = simulate(program, node, device, timer, ranks=ranks, trace_groups=traced)
@@ -337,7 +349,7 @@ def _beside(machine: NodeDevice, program: TileProgram, method: str) -> tuple[str
         return ()
     (child,) = stated[0].children
     problem = cast("Problem", child.problem)
-    simulated = simulated_child(child, machine.node, machine.each, method)
+    simulated = simulated_child(child, machine.node, machine.each, method).result
     rate, hbm = problem.kv_bytes() / simulated.latency_s, machine.each.link("hbm").rate
     kernel = table.decode.start_s.value + problem.kv_bytes() / table.decode.bytes_per_s.value
     return (

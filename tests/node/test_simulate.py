@@ -157,7 +157,7 @@ def test_overlap_hides_all_but_the_last_block(mesh: NodeSpec) -> None:
 )
 def test_collective_waits_for_cores_that_no_block_is_on(pair: NodeSpec, blocks: int, start: int) -> None:
     waves = Waves(blocks, 100 * US, 2, 132, 1.2)
-    time = node_time(with_beside(pair, 1.0), 2, KernelWork(waves.whole_fs, 0, 0, (), waves), "sm", ranks=2)
+    time = node_time(with_beside(pair, 1.0), 2, KernelWork(waves.whole_fs, 0, 0, (), (waves,)), "sm", ranks=2)
     first = next(s.end for s in time.spans if s.queue == "npu.COMPUTE")
     collective = next(s for s in time.spans if s.queue == "npu.COLLECTIVE")
     assert (collective.end - first) / 1980 == pytest.approx(start + time.closed_form_s / 2 * 1e6, abs=1)
@@ -165,7 +165,7 @@ def test_collective_waits_for_cores_that_no_block_is_on(pair: NodeSpec, blocks: 
 
 def test_blocks_beside_a_collective_are_slower(pair: NodeSpec) -> None:
     waves = Waves(80, 1000 * US, 2, 132)
-    work = KernelWork(waves.whole_fs, 0, 0, (), waves)
+    work = KernelWork(waves.whole_fs, 0, 0, (), (waves,))
     slow, fast = (node_time(with_beside(pair, factor), 2, work, "sm", ranks=2) for factor in (1.5, 1.0))
     lost = slow.queues[0][0].busy_cycles - fast.queues[0][0].busy_cycles
     # What runs while a collective moves bytes, not while it starts, gets two thirds of its work done.
@@ -176,7 +176,7 @@ def test_blocks_beside_a_collective_are_slower(pair: NodeSpec) -> None:
 def test_a_collective_that_is_first_on_one_device_holds_its_cores_until_the_other_begins_it(pair: NodeSpec) -> None:
     # Ten waves of 132 blocks; on 108 of the cores they are 12.2, and the collective ends after the tenth.
     waves = Waves(1320, 100 * US, 1, 132)
-    time = node_time(with_beside(pair, 1.0), 2, KernelWork(waves.whole_fs, 0, 0, (), waves), "sm", ranks=2)
+    time = node_time(with_beside(pair, 1.0), 2, KernelWork(waves.whole_fs, 0, 0, (), (waves,)), "sm", ranks=2)
     first, last = (queues[0].busy_cycles / 1.98e9 * 1e6 for queues in time.queues)
     assert last == pytest.approx(2000, abs=1)
     assert first == pytest.approx(2200, abs=101)

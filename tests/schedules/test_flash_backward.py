@@ -463,6 +463,18 @@ def test_gradients_of_flash_attention_3_on_an_h100(width: int, tokens: int, meas
     assert abs(operations / found / 1e6 / measured - 1) < 0.1
 
 
+def test_long_causal_gradients_of_flash_attention_3_on_an_h100() -> None:
+    """2.391 ms, published in flash-attention's pull request 1893; no constant was fitted on it."""
+    sizes = {"batch": 2, "heads": 16, "tokens": 8192, "key": 128, "value": 128, "causal": 1}
+    assert sum(_times_of("h100", sizes, {"kernel": "fa3"}).values()) == pytest.approx(2391, rel=0.03)
+
+
+def test_the_price_of_a_fixed_order_that_is_not_modelled_is_stated() -> None:
+    tiling = {"kernel": "fa3", "method": "deterministic"}
+    with pytest.raises(TilingError, match=r"not modelled \(published of FlashAttention-3: 21 % more time"):
+        npusim.run("flash_backward", hw="h100", problem=PROBLEM, tiling=tiling, numerics=False)
+
+
 @pytest.mark.parametrize(("kernel", "gradient"), in_turn(("cudnn", "fa3"), GRADIENTS))
 def test_a_published_kernel_computes_the_gradients(kernel: str, gradient: str) -> None:
     sizes = {**PROBLEM, **SHARED, "value": 64}

@@ -16,6 +16,7 @@ from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError, RaceError, TilingError
 from npusim.library import find_schedule
+from npusim.library.published.fa3 import FA3
 from npusim.machines.sm.group_turns import WarpTurns
 from npusim.program.ir.check import check
 from npusim.program.ir.tile import Tile
@@ -297,3 +298,36 @@ def test_times_of_fa3_are_those_of_an_h100_at_a_held_clock(shared_folder: Path) 
     assert len(errors) == 12
     assert statistics.mean(errors) < 0.05
     assert errors[-1] < 0.16  # 512 causal tokens with heads of 128 are predicted 15 % too fast
+
+
+@pytest.mark.parametrize(
+    ("sizes", "tile"),
+    [
+        ({"heads": 16, "seq_q": 1}, (64, 176)),  # rows of a KV head that one group of warps multiplies
+        ({"heads": 16, "seq_q": 4}, (64, 128)),
+        ({"heads": 13, "seq_q": 5}, (128, 128)),
+        ({"heads": 16, "seq_q": 1, "page": 16}, (64, 128)),  # with pages as under a causal mask
+        ({"heads": 16, "seq_q": 1, "head_dim": 64}, (192, 192)),
+        ({"heads": 16, "seq_q": 1, "dtype": "float8_e4m3fn"}, (128, 224)),
+    ],
+)
+def test_few_rows_have_fa3s_tile_of_one_group(sizes: dict[str, Any], tile: tuple[int, int]) -> None:
+    """hopper/heuristics.h (use_one_mma_wg), tile_size.h, flash_api.cpp: a single query is not causal."""
+    call: dict[str, Any] = {"kv_heads": 1, "seq_kv": 4096, "head_dim": 128, "causal": True, "dtype": "float16"} | sizes
+    assert FA3.tile(Problem(**call, causal_offset=4096 - call["seq_q"]), H200)[:2] == tile
+
+
+def test_one_group_reads_long_keys_in_less_time_than_two() -> None:
+    # Two groups of 64 rows, of which 16 and none are queries, multiply 2,816 cycles for 176 keys; one 1,408.
+    cycles = [
+        run(
+            "split_kv",
+            hw="h100",
+            problem=Problem(heads=rows, kv_heads=1, seq_q=1, seq_kv=32 * 20 * 176, head_dim=128, dtype="bfloat16"),
+            tiling={"kernel": "fa3", "splits": 32},
+            numerics=False,
+            trace_groups=(),
+        ).cycles
+        for rows in (16, 65)
+    ]
+    assert cycles[0] < 0.85 * cycles[1]

@@ -39,6 +39,11 @@ TILES_OF_16_BITS: Layouts = MappingProxyType(
 )
 #: As above.
 NARROW: Layouts = MappingProxyType({192: layout(128, 128, 128, 96)})
+#: The tile of one group of warps that multiplies, and the rows of a KV head up to which one does (hopper/heuristics.h,
+#: use_one_mma_wg, and tile_size.h, both as of 13d0fd9).
+ONE_GROUP: Layouts = MappingProxyType({128: layout(64, 176, 128)})
+#: As above.
+ONE_GROUP_ROWS = 64
 #: As above.
 TILES_OF_8_BITS: Layouts = MappingProxyType(
     {64: layout(192, 160), 96: layout(192, 128), 128: layout(128, 224), 192: layout(128, 160), 256: layout(128, 128)}
@@ -65,9 +70,17 @@ GRADIENT_TILES: Layouts = MappingProxyType(
 GRADIENT_L2_BYTES = 40 << 20
 
 
-def _narrow(problem: Problem, _device: DeviceSpec) -> Layouts:
-    is_narrow = problem.value_head_dim <= 128 and get_format(problem.dtype).size_bytes == 2  # hopper/tile_size.h
-    return NARROW if is_narrow else {}
+def _variants(problem: Problem, _device: DeviceSpec) -> Layouts:
+    tiles = TILES_OF_8_BITS
+    if get_format(problem.dtype).size_bytes == 2:
+        is_narrow = problem.value_head_dim <= 128  # hopper/tile_size.h
+        is_one_group = problem.seq_q * problem.group_size <= ONE_GROUP_ROWS
+        tiles = {**TILES_OF_16_BITS, **(NARROW if is_narrow else {}), **(ONE_GROUP if is_one_group else {})}
+    dim = max(problem.head_dim, problem.value_head_dim)
+    # A causal mask hides nothing of a single query, but with pages heads of 128 have its tile.
+    if problem.seq_q > 1 or (problem.page and 64 < dim <= 128):  # hopper/flash_api.cpp
+        return tiles
+    return {n: (plain, plain, masked) for n, (plain, _causal, masked) in tiles.items()}
 
 
 def _packs(problem: Problem, rows: int) -> bool:
@@ -118,7 +131,7 @@ FA3 = GpuKernel(
     # mainloop_fwd_sm90_tma_gmma_ws.hpp begins with n_block_max - 1
     decides=GpuDecisions(roles="alternating", depth=2, turns="products", ahead=1, from_last=True, meets=True),
     tiles={2: TILES_OF_16_BITS, 1: TILES_OF_8_BITS},
-    variants=_narrow,
+    variants=_variants,
     leaves=frozenset({"block_q", "block_kv"}),
     needs=needs_tma,
     split_rule=split_rules.fa3,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from npusim.errors import SpecError
 from npusim.kernels.attention.split_rules import num_splits_heuristic
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.config.node_file import AttentionTimes, HostSpec, LinearTimes, NodeSpec, RoofTimes
     from npusim.config.problem import GemmProblem, Problem
+    from npusim.program.ir.tile_program import TileProgram
     from npusim.program.timing.timing_result import TimingResult
 
 
@@ -73,11 +74,31 @@ def _roof(
     )
 
 
-def simulated_work(kernel: NodeKernel, results: Sequence[TimingResult], device: DeviceSpec) -> KernelWork:
-    """Return the work of children simulated on their device, and their use of it."""
+class SimulatedChild(NamedTuple):
+    """A child's program and its time on its device."""
+
+    program: TileProgram
+    result: TimingResult
+
+
+def simulated_work(
+    kernel: NodeKernel, children: Sequence[SimulatedChild], node: NodeSpec, device: DeviceSpec, *, is_issued: bool
+) -> KernelWork:
+    """Return the work of children simulated on their device, and their use of it.
+
+    An attention has blocks that occupy cores where those of the node's table do: a collective that cores drive waits
+    for them, and takes the cores of later ones.  ``is_issued``: by the host that the node's file states, whose time
+    then is that of a launch.
+    """
+    results = [child.result for child in children]
+    table, waves, issue_s = node.kernels, tuple[Waves, ...](), 0.0
+    if kernel.role == "attention" and table is not None and table.attention is not None:
+        core_count, host = _cores_and_host(node, device)
+        waves = tuple(w for child in children for w in _simulated_waves(child, core_count))
+        issue_s = float(host.attention_issue_s.value) if is_issued else 0.0
     cycles, seconds = sum(r.cycles for r in results), sum(r.cycles / r.clock_hz for r in results)
     first = max(results, key=lambda r: r.stream_s)
-    launch, gap = (0.0, 0.0) if kernel.is_fused else (first.stream_s, _between(first))
+    launch, gap = (0.0, 0.0) if kernel.is_fused or issue_s else (first.stream_s, _between(first))
     busy: dict[str, float] = defaultdict(float)
     for result in results:
         for kind, used in _busiest(result).items():
@@ -94,8 +115,9 @@ def simulated_work(kernel: NodeKernel, results: Sequence[TimingResult], device: 
     return KernelWork(
         femtoseconds(seconds),
         femtoseconds(launch),
-        0,
+        femtoseconds(issue_s),
         demand,
+        waves,
         terms=tuple((key, part / total) for key, part in terms.items()),
         methods=tuple(sorted({r.method for r in results})),
         bound_fs=femtoseconds(bound),
@@ -103,6 +125,14 @@ def simulated_work(kernel: NodeKernel, results: Sequence[TimingResult], device: 
         gap_fs=femtoseconds(gap),
         launches=_launches(gap, device),
     )
+
+
+def _simulated_waves(child: SimulatedChild, core_count: int) -> Iterator[Waves]:
+    """Yield the blocks of each launch of a child, of its simulated time."""
+    times = () if child.result.account is None else child.result.account.phases
+    for phase, time in zip(child.program.phases, times, strict=bool(times)):
+        whole_fs = femtoseconds(time.cycles / child.result.clock_hz)
+        yield Waves.of_time(whole_fs, len(phase.blocks), phase.place_count, core_count)
 
 
 def _between(result: TimingResult) -> float:
@@ -168,7 +198,7 @@ def _in_waves(kernel: NodeKernel, waves: Waves, issue_s: float) -> KernelWork:
         0,
         femtoseconds(issue_s),
         (),
-        waves,
+        (waves,),
         terms=((f"node.kernels.{kernel.role}.flops_per_s", 1.0),),
         methods=("fitted kernels",),
         bound_fs=waves.block_count * waves.block_fs // waves.core_count,  # every core busy to the end

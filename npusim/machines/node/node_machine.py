@@ -73,21 +73,25 @@ class Device:
         """Run one kernel to its end."""
         if work.launch_fs:
             yield self.env.timeout(work.launch_fs)
-        if work.waves is None:
+        if not work.waves:
             yield from self._progress(work.alone_fs, work.demand)
-            return
-        self._pending_blocks = work.waves.block_count
+        for waves in work.waves:
+            yield from self._run_blocks(waves)
+
+    def _run_blocks(self, waves: Waves) -> Steps:
+        """Run the blocks of one launch on the cores that collectives leave."""
+        self._pending_blocks = waves.block_count
         # Collectives that already wait for cores get them before the first blocks start.
         yield self.env.timeout(0)
         while self._pending_blocks or self._busy_cores:
-            cores = min(self._pending_blocks, self._free_cores(work.waves.core_count))
+            cores = min(self._pending_blocks, self._free_cores(waves.core_count))
             if cores > 0:
-                started = min(self._pending_blocks, cores * work.waves.resident)
+                started = min(self._pending_blocks, cores * waves.resident)
                 self._pending_blocks -= started
                 self._busy_cores += cores
-                self.env.process(self._batch(cores, started, work.waves))
+                self.env.process(self._batch(cores, started, waves))
             yield self._cores_left
-        yield from self._spend(work.waves.merge_fs)
+        yield from self._spend(waves.merge_fs)
 
     def _batch(self, cores: int, blocks: int, waves: Waves) -> Steps:
         """Run blocks that start together, as equal in number on each core as they can be."""

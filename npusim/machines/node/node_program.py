@@ -86,12 +86,22 @@ class Waves:
     resident: int
     core_count: int
     alone_factor: float = 1.0
-    #: Role of a kernel that joins the blocks' parts.
+    #: What follows the blocks: a kernel that joins their parts, or what their equal shares leave of a simulated time.
     merge_fs: int = 0
 
     def core_fs(self, blocks: int) -> int:
         """Return how long a core takes for ``blocks`` that start together."""
         return round(self.block_fs * (self.alone_factor if blocks == 1 else blocks))
+
+    @classmethod
+    def of_time(cls, whole_fs: int, block_count: int, resident: int, core_count: int) -> Waves:
+        """Return equal blocks that take ``whole_fs`` with all cores to themselves.
+
+        Model: blocks of unequal lengths (causal) have their mean.
+        """
+        rounds = cls(block_count, 1, resident, core_count).whole_fs
+        block_fs, rest = divmod(whole_fs, rounds)
+        return cls(block_count, block_fs, resident, core_count, merge_fs=rest)
 
     @property
     def whole_fs(self) -> int:
@@ -107,16 +117,16 @@ class KernelWork:
 
     ``launch_fs`` passes on the device before any work, ``gap_fs`` of it between kernels, which are ``launches``;
     ``issue_fs`` passes on the host.  ``demand`` names resources as claims
-    do: kinds of core, ``hbm``.  With ``waves`` each core is occupied completely.  ``terms`` are the constants behind
-    the time and their shares of it, ``methods`` its methods, ``band`` their relative distance from exact; ``bound_fs``
-    is the least time of the work.
+    do: kinds of core, ``hbm``.  With ``waves``, one for each launch, cores are occupied completely.  ``terms`` are the
+    constants behind the time and their shares of it, ``methods`` its methods, ``band`` their relative distance from
+    exact; ``bound_fs`` is the least time of the work.
     """
 
     alone_fs: int
     launch_fs: int
     issue_fs: int
     demand: tuple[tuple[str, float], ...] = ()
-    waves: Waves | None = None
+    waves: tuple[Waves, ...] = ()
     terms: tuple[tuple[str, float], ...] = ()
     methods: tuple[str, ...] = ()
     band: float = 0.0
