@@ -274,6 +274,14 @@ def refused(kind="both", rows=64, columns=32, tile=16):
                 for i in T.serial(half - 1):
                     T.tile.add(x[i, :], x[i, :], x[i + 1, :])  # neighbour
                 T.copy(x, y)
+            elif kind == "race":
+                for i, j in T.Parallel(half, columns):
+                    x[i, j] = x[i, j] - x[i, 0]  # race
+                T.copy(x, y)
+            elif kind == "race of two":
+                for i, j in T.Parallel(half, columns):
+                    x[i, j] = x[i, j] * 2.0
+                    y[i, j] = x[i, columns - 1 - j]  # race of two
             elif kind == "while":
                 while cid > 0:  # while
                     T.copy(x, y)
@@ -728,5 +736,26 @@ def whole_numbers(rows=64, columns=32, tile=32, mode="CAST_RINT"):
             T.tile.mul(x, x, 7.0)
             T.tile.cast(y, x, mode, tile * columns)
             T.copy(y, Y[cid * tile, 0])
+
+    return main
+
+
+@tilelang.jit(out_idx=[-1])
+def wrapping(rows=16, columns=32):
+    """Constants beyond the numbers of 8 bits, which wrap: 300 is 44, and 44 + 100 is -112."""
+
+    @T.prim_func
+    def main(X: T.Tensor((rows, columns), "float32"), Y: T.Tensor((rows, columns), "float32")):
+        with T.Kernel(rows // 8, threads=2, is_npu=True) as cid:
+            x = T.alloc_ub((8, columns), "float32")
+            wide = T.alloc_ub((8, columns), "int32")
+            narrow = T.alloc_ub((8, columns), "int8")
+            T.copy(X[cid * 8, 0], x)
+            T.tile.fill(wide, 300)
+            T.copy(wide, narrow)
+            T.tile.add(narrow, narrow, 100)
+            for i, j in T.Parallel(8, columns):
+                x[i, j] = x[i, j] + T.cast(narrow[i, j], "float32")
+            T.copy(x, Y[cid * 8, 0])
 
     return main

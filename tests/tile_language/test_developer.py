@@ -142,6 +142,11 @@ def test_attention_to_chosen_keys_is_that_of_float64(order: str) -> None:
     assert distance(computed(kernel, Q=q, KV=kv, I=chosen)["O"], wanted) < CLOSE
 
 
+def test_constants_beyond_a_format_wrap() -> None:
+    x = drawn(16, 32, fmt="float32")
+    assert np.array_equal(computed(read("wrapping"), X=x)["Y"], x - np.float32(112))
+
+
 def test_a_softmax_is_that_of_float64() -> None:
     x = drawn(32, 48, fmt="float32")
     powers = np.exp(x.astype(np.float64))
@@ -211,6 +216,8 @@ KINDS = {
     "condition": "a condition that is known only in a run",
     "slice": "a slice of X is empty, or its length is known only in a run",
     "neighbour": "a part of the tile x is",
+    "race": "an iteration of parallel loops reads an element of x that another iteration may write",
+    "race of two": "an iteration of parallel loops reads an element of x that another iteration may write",
     "while": "a statement of the kind While",
     "real_shape": "T.reduce_sum has real_shape=, or a buffer of its own between its operands",
 }

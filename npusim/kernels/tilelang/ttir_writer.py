@@ -36,6 +36,7 @@ from npusim.kernels.tilelang.statements import (
     TileReduction,
     Variable,
     interval,
+    linear,
     parts_of,
     refused,
     substituted,
@@ -122,6 +123,20 @@ def folded(word: str, a: float, b: float) -> float | None:
     return made[word](a, b) if word in made else None
 
 
+def wrapped(x: float, fmt: str) -> int:
+    """Return a whole number as an integer format of fewer bits has it, whose numbers wrap; 0 or 1 of ``bool``."""
+    if fmt == "bool":
+        return int(bool(x))
+    span = 1 << int(TYPES[fmt][1:])
+    made = int(x) % span
+    return made - span if not fmt.startswith("u") and made >= span // 2 else made
+
+
+def is_within(x: float, fmt: str) -> bool:
+    """Return whether an integer format has a number, rounded towards 0."""
+    return math.isfinite(x) and wrapped(x, fmt) == int(x)
+
+
 def is_exact(fmt: str, other: str) -> bool:
     """Return whether a cast changes no number: to the same format, or to a wider one of floating-point numbers."""
     return TYPES[fmt] == TYPES[other] or (other in FLOATS and FLOATS.get(fmt, 8) < FLOATS[other])
@@ -206,7 +221,8 @@ class _Writer:
                     raise refused(self.line, f"an infinity in {fmt}")
                 text = _SPECIAL[element, int(math.copysign(1, x))]
         else:
-            text = ("true" if x else "false") if fmt == "bool" else str(int(x))
+            x = wrapped(x, fmt)
+            text = ("true" if x else "false") if fmt == "bool" else str(x)
         written_as = f"dense<{text}>" if shape else text
         return self.op(f"arith.constant {written_as} : {type_of(shape, fmt)}", shape, fmt, "c", x)
 
@@ -229,6 +245,8 @@ class _Writer:
         if TYPES[v.fmt] == TYPES[fmt]:
             return v if v.fmt == fmt else replace(v, fmt=fmt)
         if v.number is not None and not (fmt in FLOATS and v.fmt in FLOATS and FLOATS[fmt] < FLOATS[v.fmt]):
+            if v.fmt in FLOATS and fmt not in FLOATS and fmt != "bool" and not is_within(v.number, fmt):
+                raise refused(self.line, f"{v.number} is no number of {fmt}")
             return self.constant(v.number, v.shape, fmt)
         to, rounding = type_of(v.shape, fmt), ""
         if v.fmt in FLOATS and fmt in FLOATS:
@@ -551,6 +569,7 @@ class _Writer:
         for name, n in s.axes:
             if n == 1:
                 self.values[name], self.ranges[name] = self.constant(0, (), "int32"), (0, 0)
+        refuse_races(s)
         s = in_order_of_reads(s)
         self.axes, self.limits = self.padded(s), dict(s.axes)
         for x in s.body:
@@ -887,6 +906,32 @@ def chosen_value(condition: Expression, a: Expression, b: Expression) -> Express
         rule = Applied("or", (Applied("not", (condition,)), a.operands[0]))
         return replace(a, operands=(rule, *a.operands[1:]))
     return Applied("select", (condition, a, b))
+
+
+def refuse_races(s: ParallelNest) -> None:
+    """Refuse parallel loops in which one iteration reads an element of a tile that another one may write."""
+    written = {x.buffer: x.indices for x in s.body if isinstance(x, Elementwise) and not x.buffer.is_global}
+    names = {name for name, _ in s.axes}
+    for x in s.body:
+        of_target = (*x.indices, *([] if x.condition is None else [x.condition])) if isinstance(x, Elementwise) else ()
+        for e in (e for y in (x.value, *of_target) for e in parts_of(y)):
+            if isinstance(e, BufferElement) and e.buffer in written:
+                pairs = [(e.indices[d], written[e.buffer][d]) for d in e.buffer.dims]
+                if not _are_alike_or_apart(pairs, names):
+                    raise refused(
+                        x.line,
+                        f"an iteration of parallel loops reads an element of {e.buffer.name} that another iteration "
+                        "may write, in no defined order; write another tile",
+                    )
+
+
+def _are_alike_or_apart(pairs: Sequence[tuple[Expression, Expression]], names: set[str]) -> bool:
+    """Return whether indices are equal in each iteration, or differ in all: by a number where no loop moves them."""
+    distances = [linear(Applied("-", pair), {}) for pair in pairs]
+    is_apart = any(
+        set(n) == {Literal(1)} and not variables_of(p) & names for n, p in zip(distances, pairs, strict=True)
+    )
+    return is_apart or not any(distances)
 
 
 def in_order_of_reads(s: ParallelNest) -> ParallelNest:
