@@ -85,6 +85,10 @@ _ORDER = "values are those of one order that the flags between cores allow; npus
 _BY_WORKSPACES = "no flag of the text orders the cores: each read of a workspace is behind its write in an iteration"
 _FLAGS = "flags and barriers decide no value; times are those of the device's own order of tiles, not of {words}"
 _TASKS = "a core's loop over its tasks is not followed: each task is a program, which the cores share"
+_SHADOWED = (
+    "{line}: {name}, which has a value before this loop or if, has another one inside of it alone, as TileLang's "
+    "parser has it: each iteration begins with the value before"
+)
 _VECTOR = "{name} (a vector core's number) is one more number of the programs: each is a block of its own"
 
 
@@ -278,14 +282,12 @@ class AscendReader:
     @contextmanager
     def inside(self, own: Mapping[str, object] = {}) -> Iterator[list[Statement]]:
         """Read the statements of a loop with its ``own`` numbers, or of a branch; names of these end with it."""
-        before, outer = self.names, self._statements
+        before, outer, line = self.names, self._statements, self.line
         self.names = {**before, **own}
         self._statements = made = list[Statement]()
         yield made
-        if changed := [n for n, x in before.items() if n not in own and self.names[n] is not x]:
-            raise self.refuse(
-                f"{changed[0]} has one value before the loop or if and another in it, which is not supported"
-            )
+        for name in [n for n, x in before.items() if n not in own and self.names[n] is not x]:
+            self.notes[_SHADOWED.format(line=line, name=name)] = None
         self.names, self._statements = before, outer
 
     # ------------------------------------------------------------ words that frame statements

@@ -21,6 +21,7 @@ from npusim.kernels.tilelang.ascend_values import (
     axes_of,
     expression_of,
     indices_in,
+    moved,
     size_of,
 )
 from npusim.kernels.tilelang.statements import (
@@ -244,6 +245,9 @@ class AscendWords:
         a, b = self.sized(source, target), self.sized(target, source)
         if a.buffer.is_global and b.buffer.is_global:
             raise self.reader.refuse("a copy from one tensor to another is not supported")
+        if (longer := self.lengthened(a, b, pad_value)) is not None:
+            self.add(longer)
+            return
         nest = part_as_nest(a, b, self.reader.line)
         if enable_relu:
             (x,) = nest.body
@@ -255,6 +259,20 @@ class AscendWords:
             assert isinstance(x, Elementwise)
             nest = ParallelNest(nest.axes, (replace(x, value=_padded(x.value, self.number(pad_value))),), nest.line)
         self.add(nest)
+
+    def lengthened(self, a: BufferPart, b: BufferPart, pad: object) -> ParallelNest | None:
+        """Return a copy of a row of a tensor to a longer line of a tile, whose rest is a number; None for another."""
+        lines = [[n for n in x.extent if n != 1] for x in (a, b)]
+        have, (wanted, *_) = math.prod(lines[0]), lines[1] or [1]
+        if pad is None or not a.buffer.is_global or max(map(len, lines)) > 1 or have >= wanted:
+            return None
+        axes = axes_of(b.extent)
+        last = max((i for i, n in enumerate(a.extent) if n != 1), default=len(a.extent) - 1)
+        at = tuple(moved(x, Variable(axes[0][0])) if i == last else x for i, x in enumerate(a.start))
+        is_inside = Applied("lt", (Variable(axes[0][0]), Literal(have)))
+        value = Applied("select", (is_inside, BufferElement(a.buffer, at), self.number(pad)))
+        made = Elementwise(axes, b.buffer, indices_in(b, axes), value, None, self.reader.line)
+        return ParallelNest(axes, (made,), self.reader.line)
 
     def sized(self, x: object, other: object) -> BufferPart:
         """Return an operand of a copy as a part."""
@@ -441,6 +459,14 @@ class TileWords:
     def clear(self, target: object) -> None:
         """A part of zeros."""
         self.word_fill(target, 0.0)
+
+    def atomic_add(self, target: object, source: object) -> None:
+        """An addition of a tile to elements of a tensor, which other cores add to too."""
+        words = self._words
+        a, b = words.sized(source, target), words.sized(target, source)
+        nest = part_as_nest(a, b, words.reader.line)
+        added = (replace(x, is_added=True) for x in nest.body if isinstance(x, Elementwise))
+        words.add(replace(nest, body=tuple(added)))
 
     def reciprocal(self, target: object, source: object) -> None:
         """1 / x."""

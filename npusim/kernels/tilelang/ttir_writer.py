@@ -42,6 +42,7 @@ from npusim.kernels.tilelang.statements import (
     substituted,
     tiles_read,
     variables_of,
+    with_inner,
     written_buffers,
     written_tiles,
 )
@@ -67,6 +68,8 @@ BY_ITSELF = "a product of a tile by itself reads its tensor twice here: times ha
 _TO_WHOLE = frozenset({"rint", "floor", "ceil"})
 #: An addition of floats to elements of a tensor.
 _ATOMIC = "tt.atomic_rmw fadd"
+#: Parts of an expression that a tile is computed from.
+_MOST_PARTS = 64
 _NEUTRAL = MappingProxyType({"sum": 0.0, "max": -math.inf, "min": math.inf})
 #: A result that an operation has, and the names that a line has.
 _RESULT, _NAME = re.compile(r" *%([\w]+)(?::\d+)? = "), re.compile(r"%(\w+)")
@@ -93,16 +96,26 @@ class TileValue:
 
 @dataclass(frozen=True, slots=True)
 class TileOrigin:
-    """The element of a tensor that one of a tile is a copy of; ``axes``: a variable for each axis of the tile."""
+    """What an element of a tile is a copy of, or computed from: elements of tensors, and numbers.
+
+    ``axes``: a variable for each axis of the tile.
+    """
 
     axes: tuple[str, ...]
-    element: BufferElement
+    value: Expression
 
-    def at(self, indices: Sequence[Expression]) -> BufferElement:
-        """Return the element of the tensor for an element of the tile."""
-        made = substituted(self.element, dict(zip(self.axes, indices, strict=True)))
-        assert isinstance(made, BufferElement)
-        return made
+    @property
+    def is_copy(self) -> bool:
+        """Whether it is an element of a tensor as it is."""
+        return isinstance(self.value, BufferElement)
+
+    def at(self, indices: Sequence[Expression]) -> Expression:
+        """Return the value for an element of the tile."""
+        return substituted(self.value, dict(zip(self.axes, indices, strict=True)))
+
+    def reads(self, buffers: set[TileBuffer]) -> bool:
+        """Return whether it has an element of some tensors."""
+        return any(isinstance(e, BufferElement) and e.buffer in buffers for e in parts_of(self.value))
 
 
 def type_of(shape: Sequence[int], fmt: str) -> str:
@@ -166,7 +179,7 @@ class _Writer:
         self.lines, self.places, self.count = list[str](), dict[Line, int](), 0
         self.reserved = {p.name if isinstance(p, TileBuffer) else p[0] for p in kernel.parameters}
         self.tiles, self.values = dict[TileBuffer, TileValue](), dict[str, TileValue]()
-        self.origins = dict[TileBuffer, TileOrigin]()
+        self.origins, self.numbers = dict[TileBuffer, TileOrigin](), dict[str, TileValue]()
         self.axes: tuple[tuple[str, int], ...] = ()
         self.limits, self.outside = dict[str, int](), set[str]()
         self.ranges, self.sources = dict[str, tuple[float, float]](), dict[str | TileBuffer, set[TileBuffer]]()
@@ -276,6 +289,8 @@ class _Writer:
             names = [name for name, _ in self.axes]
             if e.name in names:
                 return self.index_of(names.index(e.name))
+            if e.name in self.numbers:
+                return self.numbers[e.name]
             if e.name not in self.values:
                 raise refused(self.line, f"{e.name} is a thread's number; npusim has blocks, not threads")
             return self.values[e.name]
@@ -486,12 +501,12 @@ class _Writer:
         if isinstance(at, str) and v.number is not None:
             return self.constant(v.number, (), v.fmt)
         if isinstance(at, str) and e.buffer in self.origins:
-            return self.cast(self.loaded(self.origins[e.buffer].at(e.indices)), e.buffer.fmt)
+            return self.cast(self.value(self.origins[e.buffer].at(e.indices)), e.buffer.fmt)
         if isinstance(at, str):
             raise refused(
                 self.line,
-                f"a part of the tile {e.buffer.name} is read ({at}), and the tile is not a copy of a tensor; this "
-                "is not supported",
+                f"a part of the tile {e.buffer.name} is read ({at}), and the tile is not computed from tensors alone, "
+                "element by element; this is not supported",
             )
         if at != sorted(at):
             v = self.transposed(v, [at.index(i) for i in sorted(at)])
@@ -513,27 +528,53 @@ class _Writer:
         self.origins.pop(buffer, None)
 
     def origin(self, x: Elementwise) -> TileOrigin | None:
-        """Return what a tile is a copy of, where an assignment copies a tensor, or a tile that is a copy."""
+        """Return what a tile is a copy of, or computed from: tensors, numbers, tiles of one element, other such tiles.
+
+        Computing it again has the same bits: operations and formats are those of the assignments.
+        """
         value, formats = x.value, [x.buffer.fmt]
         while isinstance(value, Applied) and value.word == "cast":
             formats.append(value.fmt)
             value = value.operands[0]
-        if not isinstance(value, BufferElement) or x.condition is not None or tiles_read(value.indices):
-            return None
-        source = self.origins.get(value.buffer)
-        element = value if value.buffer.is_global else source.at(value.indices) if source is not None else None
         names = {name for name, _ in self.axes} | {i for i, n in self.limits.items() if n == 1}
         axes = [i.name if isinstance(i, Variable) and i.name in names else f"none {d}" for d, i in enumerate(x.indices)]
-        formats.append(value.buffer.fmt)
         inside = names - set(axes) | (self.values.keys() - self.outside)
-        if element is None or not all(map(is_exact, formats[1:], formats)) or variables_of(element.indices) & inside:
+        made = self.of_tensors(value) if x.condition is None else None
+        if made is None or variables_of([made]) & inside:
             return None
-        return TileOrigin(tuple(axes), element)
+        if not isinstance(value, BufferElement):
+            formats.append("")
+        else:
+            formats.append(value.buffer.fmt)
+        if not isinstance(made, BufferElement) or not all(map(is_exact, formats[1:], formats)):
+            for fmt in formats[-2::-1]:
+                made = Applied("cast", (made,), fmt)
+            if sum(1 for _ in parts_of(made)) > _MOST_PARTS:
+                return None
+        return TileOrigin(tuple(axes), made)
+
+    def of_tensors(self, e: Expression) -> Expression | None:
+        """Return an expression with what tiles are computed from in their place; None where one is no such tile."""
+        if isinstance(e, BufferElement) and not e.buffer.is_global:
+            number = self.tiles[e.buffer].number if e.buffer in self.tiles else None
+            if number is not None:
+                return Literal(number, e.buffer.fmt)
+            if e.buffer in self.tiles and not self.tiles[e.buffer].shape:
+                v = self.tiles[e.buffer]
+                self.numbers[name := f"%{v.name}"] = v
+                return Variable(name)
+            indices = [self.of_tensors(i) for i in e.indices]
+            origin = self.origins.get(e.buffer)
+            known = [i for i in indices if i is not None]
+            return None if origin is None or len(known) < len(indices) else origin.at(known)
+        inner = e.operands if isinstance(e, Applied) else e.indices if isinstance(e, BufferElement) else ()
+        made = {x: self.of_tensors(x) for x in inner}
+        return None if None in made.values() else with_inner(e, lambda x: made[x] or x)
 
     def forget(self, buffers: Sequence[TileBuffer]) -> None:
         """Drop the origins of tiles that are written, and of copies of tensors that are."""
         gone = set(buffers)
-        self.origins = {b: o for b, o in self.origins.items() if b not in gone and o.element.buffer not in gone}
+        self.origins = {b: o for b, o in self.origins.items() if b not in gone and not o.reads(gone)}
 
     # ------------------------------------------------------------ statements
     def statements(self, body: Sequence[Statement], live: set[TileBuffer]) -> None:
@@ -588,6 +629,8 @@ class _Writer:
         for e in every:
             if not isinstance(e, BufferElement) or e.buffer.is_global or e.buffer not in self.tiles:
                 continue
+            if e.buffer in self.origins and not self.origins[e.buffer].is_copy:
+                continue  # its first elements are computed again
             shape = dict(zip(e.buffer.dims, self.tiles[e.buffer].shape, strict=False))
             for d, n in shape.items():
                 index = e.indices[d]
@@ -694,13 +737,13 @@ class _Writer:
     def second(self, buffer: TileBuffer) -> TileValue:
         """Return a tile as the second factor of a product by itself: a copy of a tensor by pointers of its own."""
         origin = self.origins.get(buffer)
-        if origin is None:
+        if origin is None or not origin.is_copy:
             return self.tile(buffer)
         names = [self.fresh("second") for _ in buffer.shape]
         self.axes = tuple((name, n) for name, n in zip(names, buffer.shape, strict=True) if n != 1)
         self.limits = dict(self.axes)
         every = [Variable(name) if n != 1 else Literal(0) for name, n in zip(names, buffer.shape, strict=True)]
-        v = self.cast(self.loaded(origin.at(every)), buffer.fmt)
+        v = self.cast(self.value(origin.at(every)), buffer.fmt)
         self.axes, self.limits = (), {}
         return self.reshaped(v, buffer.block)
 
