@@ -126,7 +126,7 @@ def _with_branches(body: Sequence[Statement], others: Set[TileBuffer]) -> Body:
     made = list(body)
     for i, s in enumerate(body):
         if isinstance(s, Conditional):
-            outside = others.union(*used[:i], *used[i + 1 :])
+            outside = set(others).union(*used[:i], *used[i + 1 :])
             ways = [{x.buffer for x in accesses(b)} for b in (s.then, s.otherwise)]
             then, otherwise = without_slots(s.then, outside | ways[1]), without_slots(s.otherwise, outside | ways[0])
             made[i] = replace(s, then=then, otherwise=otherwise)
