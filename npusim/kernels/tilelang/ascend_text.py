@@ -76,6 +76,7 @@ from npusim.kernels.tilelang.statements import (
 from npusim.kernels.tilelang.tile_slots import with_invariant_slots, without_slots
 from npusim.kernels.tilelang.tiles import width_of
 from npusim.kernels.tilelang.ttir_writer import chosen_value
+from npusim.kernels.tilelang.whole_parts import with_whole_parts
 from npusim.kernels.triton.ttir_text import Line
 
 _ALL, _ANY, _NOT = "__npusim_all", "__npusim_any", "__npusim_not"
@@ -84,6 +85,7 @@ _LOOPS = frozenset({"serial", "unroll", "Pipelined", "Parallel", "Persistent"})
 _ORDER = "values are those of one order that the flags between cores allow; npusim check proves that others are equal"
 _BY_WORKSPACES = "no flag of the text orders the cores: each read of a workspace is behind its write in an iteration"
 _FLAGS = "flags and barriers decide no value; times are those of the device's own order of tiles, not of {words}"
+_WHOLE = "loops over parts of a tile are timed as one instruction on the whole tile"
 _TASKS = "a core's loop over its tasks is not followed: each task is a program, which the cores share"
 _SHADOWED = (
     "{line}: {name}, which has a value before this loop or if, has another one inside of it alone, as TileLang's "
@@ -195,7 +197,10 @@ class AscendReader:
                 self.notes[_BY_WORKSPACES] = None
             body = joined_halves(ordered, self.vector)
         body = fused(with_invariant_slots(body))
-        body = without_workspaces(body, self.kernel.workspace_names)
+        whole = with_whole_parts(body) if has_products else body
+        if whole != body:
+            self.notes[_WHOLE] = None
+        body = without_workspaces(whole, self.kernel.workspace_names)
         body = self.of_tasks(rolled(without_slots(flattened(without_slots(body)))))
         return without_overwritten(body)
 
