@@ -757,6 +757,29 @@ def wrapping(rows=16, columns=32):
 
 
 @tilelang.jit(out_idx=[-1])
+def first_of_all(rows=32, columns=32):
+    """A tile that is filled with an element of its own, which is read before."""
+
+    @T.prim_func
+    def main(
+        X: T.Tensor((rows, columns), "float32"),
+        W: T.Tensor((columns,), "float32"),
+        Y: T.Tensor((rows, columns), "float32"),
+    ):
+        with T.Kernel(rows // 8, threads=2, is_npu=True) as cid:
+            x = T.alloc_ub((8, columns), "float32")
+            w = T.alloc_ub((columns,), "float32")
+            T.copy(X[cid * 8, 0], x)
+            T.copy(W[0], w)
+            T.tile.fill(w, w[0])
+            for i, j in T.Parallel(8, columns):
+                x[i, j] *= w[j]
+            T.copy(x, Y[cid * 8, 0])
+
+    return main
+
+
+@tilelang.jit(out_idx=[-1])
 def shadowed(rows=64, columns=32, cores=3):
     """A name that a loop gives another value: each iteration begins with the value before the loop."""
     tasks = rows // 16

@@ -172,6 +172,11 @@ def test_constants_beyond_a_format_wrap() -> None:
     assert np.array_equal(computed(read("wrapping"), X=x)["Y"], x - np.float32(112))
 
 
+def test_a_number_of_a_tile_is_read_before_the_tile_is_filled() -> None:
+    x, w = drawn(32, 32, fmt="float32"), drawn(32, seed=1, fmt="float32")
+    assert np.array_equal(computed(read("first_of_all"), X=x, W=w)["Y"], x * w[0])
+
+
 def test_a_softmax_is_that_of_float64() -> None:
     x = drawn(32, 48, fmt="float32")
     powers = np.exp(x.astype(np.float64))

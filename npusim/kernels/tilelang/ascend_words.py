@@ -27,6 +27,7 @@ from npusim.kernels.tilelang.ascend_values import (
 from npusim.kernels.tilelang.statements import (
     FLOATS,
     Applied,
+    BoundValue,
     BufferElement,
     BufferPart,
     CrossFlag,
@@ -146,11 +147,20 @@ class AscendWords:
         part, shape = self.part(x), self.part(target).extent
         own, wanted = ([n for n in e if n != 1] for e in (part.extent, shape))
         if isinstance(x, TracedElement):
-            return lambda _axes: BufferElement(part.buffer, part.start)
+            element = self.read_before(x, target)
+            return lambda _axes: element
         if own != wanted:
             said = f"{part.buffer.name} has {list(part.extent)} elements, and the target {list(shape)}"
             raise self.reader.refuse(f"a vector instruction has operands of several shapes: {said}")
         return lambda axes: BufferElement(part.buffer, indices_in(part, axes))
+
+    def read_before(self, x: TracedElement, target: object) -> Expression:
+        """Return an element that an instruction has as a number, read before the instruction writes its tile."""
+        if x.buffer.tile is not self.part(target).buffer:
+            return x.expression
+        name = self.reader.fresh("number")
+        self.reader.add(BoundValue(name, x.expression, self.reader.line))
+        return Variable(name)
 
     def number(self, x: object) -> Expression:
         """Return an operand that is a number."""
@@ -450,6 +460,8 @@ class TileWords:
         if isinstance(value, TracedBuffer) and size_of(value.part) == 1:  # a number in a buffer
             value = value[(0,) * len(value.shape)]
         number = self._words.number(value)
+        if isinstance(value, TracedElement):
+            number = self._words.read_before(value, target)
         if isinstance(number, Literal):
             number = Literal(float(number.value) if fmt in FLOATS else number.value, fmt)
         self._words.assign(target, lambda _axes: number)
