@@ -277,3 +277,73 @@ def tuned(rows=64, tile=None):
             T.copy(x, Y[cid * tile, 0])
 
     return main
+
+
+@tilelang.jit(out_idx=[3], workspace_idx=[4])
+def sum_in_parts(rows=128, columns=128, depth=64, tile=64, parts=2, change=""):
+    """A product, to which the vector cores add another matrix part by part of the columns."""
+    half, part = tile // 2, tile // parts
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((rows, depth), "float16"),
+        B: T.Tensor((depth, columns), "float16"),
+        D: T.Tensor((rows, columns), "float16"),
+        C: T.Tensor((rows, columns), "float16"),
+        W: T.Tensor((rows, columns), "float16"),
+    ):
+        with T.Kernel((rows // tile) * (columns // tile), is_npu=True) as (cid, vid):
+            x, y = cid // (columns // tile) * tile, cid % (columns // tile) * tile
+            a = T.alloc_L1((tile, depth), "float16")
+            b = T.alloc_L1((depth, tile), "float16")
+            c = T.alloc_L0C((tile, tile), "float")
+            own = T.alloc_ub((half, part), "float16")
+            other = T.alloc_ub((half, part), "float16")
+            T.copy(A[x, 0], a)
+            T.copy(B[0, y], b)
+            T.gemm_v0(a, b, c, init=True)
+            T.copy(c, W[x, y])
+            for i in T.serial(parts):
+                T.copy(W[x + vid * half, y + i * part], own)
+                T.copy(D[x + vid * half, y + (0 if change == "same" else i * part)], other)
+                if change == "number":
+                    T.tile.mul(other, other, T.cast(i, "float16"))
+                T.tile.add(own, own, other)
+                T.copy(own, C[x + vid * half, y + i * part])
+
+    return main
+
+
+@tilelang.jit(out_idx=[2], workspace_idx=[3])
+def scores_in_parts(rows=64, columns=128, depth=64, part=64, tile=32, change=""):
+    """Scores of a row in several products, each into a part of a workspace, of which the rows are then divided."""
+    half = tile // 2
+
+    @T.prim_func
+    def main(
+        Q: T.Tensor((rows, depth), "float16"),
+        K: T.Tensor((columns, depth), "float16"),
+        O: T.Tensor((rows, columns), "float16"),
+        W: T.Tensor((rows // tile, tile, columns), "float16"),
+    ):
+        with T.Kernel(rows // tile, is_npu=True) as (cid, vid):
+            q = T.alloc_L1((tile, depth), "float16")
+            k = T.alloc_L1((part, depth), "float16")
+            c = T.alloc_L0C((tile, part), "float")
+            s = T.alloc_ub((half, columns), "float16")
+            wide = T.alloc_ub((half, columns), "float32")
+            largest = T.alloc_ub((half, 1), "float32")
+            T.copy(Q[cid * tile, 0], q)
+            for i in T.serial(columns // part):
+                T.copy(K[i * part, 0], k)
+                T.gemm_v0(q, k, c, transpose_B=True, init=change != "adds")
+                T.copy(c, W[cid, :, i * part : (i + 1) * part])
+            T.copy(W[cid, vid * half : (vid + 1) * half, :], s)
+            T.copy(s, wide)
+            T.reduce_max(wide, largest, dim=-1)
+            for i in range(half):
+                T.tile.sub(wide[i, :], wide[i, :], largest[i, 0])
+            T.copy(wide, s)
+            T.copy(s, O[cid * tile + vid * half, 0])
+
+    return main

@@ -261,11 +261,6 @@ def refused(kind="both", rows=64, columns=32, tile=16):
                 T.tile.compare(bits, x, 0.0, "GT")
                 T.tile.fill(bits, 0)
                 T.tile.select(y, bits, x, 1.0, "VSEL_TENSOR_SCALAR_MODE")  # bits
-            elif kind == "carried":
-                offset = 0
-                for _ in T.serial(2):
-                    offset = offset + 1  # carried
-                T.tile.mul(y, x, 2.0)
             elif kind == "condition":
                 T.tile.mul(y, x, 2.0 if cid > 1 else 3.0)  # condition
             elif kind == "slice":
@@ -274,6 +269,14 @@ def refused(kind="both", rows=64, columns=32, tile=16):
                 for i in T.serial(half - 1):
                     T.tile.add(x[i, :], x[i, :], x[i + 1, :])  # neighbour
                 T.copy(x, y)
+            elif kind == "race":
+                for i, j in T.Parallel(half, columns):
+                    x[i, j] = x[i, j] - x[i, 0]  # race
+                T.copy(x, y)
+            elif kind == "race of two":
+                for i, j in T.Parallel(half, columns):
+                    x[i, j] = x[i, j] * 2.0
+                    y[i, j] = x[i, columns - 1 - j]  # race of two
             elif kind == "while":
                 while cid > 0:  # while
                     T.copy(x, y)
@@ -728,5 +731,125 @@ def whole_numbers(rows=64, columns=32, tile=32, mode="CAST_RINT"):
             T.tile.mul(x, x, 7.0)
             T.tile.cast(y, x, mode, tile * columns)
             T.copy(y, Y[cid * tile, 0])
+
+    return main
+
+
+@tilelang.jit(out_idx=[-1])
+def wrapping(rows=16, columns=32):
+    """Constants beyond the numbers of 8 bits, which wrap: 300 is 44, and 44 + 100 is -112."""
+
+    @T.prim_func
+    def main(X: T.Tensor((rows, columns), "float32"), Y: T.Tensor((rows, columns), "float32")):
+        with T.Kernel(rows // 8, threads=2, is_npu=True) as cid:
+            x = T.alloc_ub((8, columns), "float32")
+            wide = T.alloc_ub((8, columns), "int32")
+            narrow = T.alloc_ub((8, columns), "int8")
+            T.copy(X[cid * 8, 0], x)
+            T.tile.fill(wide, 300)
+            T.copy(wide, narrow)
+            T.tile.add(narrow, narrow, 100)
+            for i, j in T.Parallel(8, columns):
+                x[i, j] = x[i, j] + T.cast(narrow[i, j], "float32")
+            T.copy(x, Y[cid * 8, 0])
+
+    return main
+
+
+@tilelang.jit(out_idx=[-1])
+def first_of_all(rows=32, columns=32):
+    """A tile that is filled with an element of its own, which is read before."""
+
+    @T.prim_func
+    def main(
+        X: T.Tensor((rows, columns), "float32"),
+        W: T.Tensor((columns,), "float32"),
+        Y: T.Tensor((rows, columns), "float32"),
+    ):
+        with T.Kernel(rows // 8, threads=2, is_npu=True) as cid:
+            x = T.alloc_ub((8, columns), "float32")
+            w = T.alloc_ub((columns,), "float32")
+            T.copy(X[cid * 8, 0], x)
+            T.copy(W[0], w)
+            T.tile.fill(w, w[0])
+            for i, j in T.Parallel(8, columns):
+                x[i, j] *= w[j]
+            T.copy(x, Y[cid * 8, 0])
+
+    return main
+
+
+@tilelang.jit(out_idx=[-1])
+def shadowed(rows=64, columns=32, cores=3):
+    """A name that a loop gives another value: each iteration begins with the value before the loop."""
+    tasks = rows // 16
+
+    @T.prim_func
+    def main(X: T.Tensor((rows, columns), "float32"), Y: T.Tensor((rows, columns), "float32")):
+        with T.Kernel(cores, threads=2, is_npu=True) as cid:
+            x = T.alloc_ub((16, columns), "float32")
+            for i in T.serial(T.ceildiv(tasks, cores)):
+                cid = i * cores + cid  # noqa: PLW2901 - what is tested
+                if cid < tasks:
+                    T.copy(X[cid * 16, 0], x)
+                    T.tile.add(x, x, 1.0)
+                    T.copy(x, Y[cid * 16, 0])
+
+    return main
+
+
+@tilelang.jit
+def split_product(rows=32, columns=64, depth=128, splits=2):
+    """Each program adds the product of a part of the depth to the result."""
+    part = depth // splits
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((rows, depth), "float16"),
+        B: T.Tensor((depth, columns), "float16"),
+        C: T.Tensor((rows, columns), "float32"),
+    ):
+        with T.Kernel(splits, is_npu=True) as (cid, _):
+            a = T.alloc_L1((rows, 32), "float16")
+            b = T.alloc_L1((32, columns), "float16")
+            c = T.alloc_L0C((rows, columns), "float32")
+            for k in T.serial(part // 32):
+                T.copy(A[0, cid * part + k * 32], a)
+                T.copy(B[cid * part + k * 32, 0], b)
+                T.gemm_v0(a, b, c, init=(k == 0))
+            T.tile.atomic_add(C[0, 0], c)
+
+    return main
+
+
+@tilelang.jit(out_idx=[-1])
+def padded_factors(groups=4, channels=5, size=64, tile=16):
+    """Factors of channels, copied to a longer line whose rest is 0; two slots of a tile in an if; one vector core."""
+
+    @T.prim_func
+    def main(
+        X: T.Tensor((groups, channels, size), "float16"),
+        W: T.Tensor((groups, channels), "float16"),
+        Y: T.Tensor((groups, channels, size), "float32"),
+    ):
+        with T.Kernel(groups, is_npu=True) as (cid, vid):
+            if vid == 0:
+                raw = T.alloc_ub((8, 1), "float16")
+                wide = T.alloc_ub((8, 1), "float32")
+                rows = T.alloc_ub((8, tile), "float32")
+                own = T.alloc_ub((channels, tile), "float32")
+                slots = T.alloc_ub((2, channels, tile), "float16")
+                x = T.alloc_ub((channels, tile), "float32")
+                T.copy(W[cid, 0:channels], raw, pad_value=0.0)
+                T.tile.cast(wide, raw, "CAST_NONE", 8)
+                T.tile.broadcast(rows, wide)
+                T.copy(rows[0:channels, 0:tile], own)
+                T.copy(X[cid, 0:channels, 0:tile], slots[0, :, :])
+                for i in T.serial(size // tile):
+                    if i < size // tile - 1:
+                        T.copy(X[cid, 0:channels, (i + 1) * tile : (i + 2) * tile], slots[(i + 1) % 2, :, :])
+                    T.tile.cast(x, slots[i % 2, :, :], "CAST_NONE", channels * tile)
+                    T.tile.mul(x, x, own)
+                    T.copy(x, Y[cid, 0:channels, i * tile : (i + 1) * tile])
 
     return main

@@ -47,6 +47,10 @@ def both(name: str, **arguments: Any) -> tuple[Any, Any]:
         ("batched_flash", {"interval": 1, "ahead": 2}, CLOSE),
         ("batched_flash", {"interval": 4, "ahead": 8, "cores": 15}, CLOSE),
         ("largest_of", {}, EXACT),
+        ("sum_in_parts", {}, CLOSE),
+        ("sum_in_parts", {"parts": 4}, CLOSE),
+        ("scores_in_parts", {}, CLOSE),
+        ("scores_in_parts", {"part": 32}, CLOSE),
     ],
 )
 def test_a_kernel_has_the_values_of_its_text(name: str, arguments: dict[str, Any], close: float) -> None:
@@ -60,6 +64,7 @@ def test_a_kernel_has_the_values_of_its_text(name: str, arguments: dict[str, Any
     [
         ("batched_flash", {}, CLOSE),
         ("product_ahead", {}, CLOSE),
+        ("sum_in_parts", {}, CLOSE),
         ("running", {}, EXACT),
         ("largest_of", {}, EXACT),
         ("rounded", {}, EXACT),
@@ -94,6 +99,9 @@ def test_a_run_on_a_device_has_the_values_of_the_text(name: str, arguments: dict
         ("batched_flash", {"change": "slot"}, "the kernel reads weights_of at another place"),
         ("batched_flash", {"change": "unset"}, "flag between cores"),
         ("batched_flash", {"ahead": 3, "interval": 1}, "a reduction reads only a part of the tile scores"),
+        ("sum_in_parts", {"change": "same"}, "the kernel reads W at another place"),
+        ("sum_in_parts", {"change": "number"}, "the kernel reads W at another place"),
+        ("scores_in_parts", {"change": "adds"}, "the kernel reads W at another place"),
         ("running", {"start": 1.0}, "a part of the tile y is "),
         ("rounded", {"mode": "CAST_ROUND"}, "CAST_ROUND; allowed: CAST_CEIL, CAST_FLOOR, CAST_NONE"),
     ],

@@ -142,6 +142,41 @@ def test_attention_to_chosen_keys_is_that_of_float64(order: str) -> None:
     assert distance(computed(kernel, Q=q, KV=kv, I=chosen)["O"], wanted) < CLOSE
 
 
+def test_a_name_in_a_loop_begins_with_the_value_before_it() -> None:
+    x, kernel = drawn(64, 32, fmt="float32"), read("shadowed")
+    assert kernel.grid == (4,)
+    assert any("cid, which has a value before this loop or if" in n for n in kernel.notes)
+    assert np.array_equal(computed(kernel, X=x)["Y"], x + np.float32(1))
+
+
+def test_a_longer_line_and_slots_in_an_if_have_their_values() -> None:
+    x, w = drawn(4, 5, 64), drawn(4, 5, seed=1)
+    wanted = x.astype(np.float64) * w.astype(np.float64)[..., None]
+    assert distance(computed(read("padded_factors"), X=x, W=w)["Y"], wanted) < EXACT
+
+
+def test_products_of_parts_are_added_up() -> None:
+    from ttir.stored import stored
+
+    (call,) = program_call(PROGRAMS, "split_product", {})
+    given = {n: drawn(*x.shape, seed=i, fmt=x.fmt) for i, (n, x) in enumerate(call.tensors.items())}
+    given["C"] = np.zeros_like(given["C"])
+    arguments = {n: replace(x, data=given[n]) for n, x in call.tensors.items()}
+    result = npusim.run(replace(call, arguments=arguments), hw="h200", rows="all")
+    wanted = given["A"].astype(np.float64) @ given["B"].astype(np.float64)
+    assert distance(stored(result, given)["C"], wanted) < CLOSE
+
+
+def test_constants_beyond_a_format_wrap() -> None:
+    x = drawn(16, 32, fmt="float32")
+    assert np.array_equal(computed(read("wrapping"), X=x)["Y"], x - np.float32(112))
+
+
+def test_a_number_of_a_tile_is_read_before_the_tile_is_filled() -> None:
+    x, w = drawn(32, 32, fmt="float32"), drawn(32, seed=1, fmt="float32")
+    assert np.array_equal(computed(read("first_of_all"), X=x, W=w)["Y"], x * w[0])
+
+
 def test_a_softmax_is_that_of_float64() -> None:
     x = drawn(32, 48, fmt="float32")
     powers = np.exp(x.astype(np.float64))
@@ -207,10 +242,11 @@ KINDS = {
     "word": "npusim has no rule for T.tile.sort",
     "pad": "T.copy has a pad_value= that is known only in a run",
     "bits": "T.tile.select needs a mask that a T.tile.compare of as many elements writes",
-    "carried": "offset has one value before the loop or if and another in it",
     "condition": "a condition that is known only in a run",
     "slice": "a slice of X is empty, or its length is known only in a run",
     "neighbour": "a part of the tile x is",
+    "race": "an iteration of parallel loops reads an element of x that another iteration may write",
+    "race of two": "an iteration of parallel loops reads an element of x that another iteration may write",
     "while": "a statement of the kind While",
     "real_shape": "T.reduce_sum has real_shape=, or a buffer of its own between its operands",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 
 import npusim
 from npusim.errors import ProgramError
+from npusim.kernels.triton.masks import check_masks
+from npusim.kernels.triton.values import Elements
 from ttir.stored import stored
 
 pytestmark = [
@@ -218,3 +221,13 @@ def test_lanes_that_a_mask_leaves_and_no_load_reads_are_refused(hw: str) -> None
     assert _is_near(_run("added_beyond", (4,), hw, **words, most=21, OTHER=1.5), wanted[0])
     with pytest.raises(ProgramError, match="a mask hides some of its elements"):
         _run("added_beyond", (4,), hw, **words, most=22, OTHER=1.5)
+
+
+def test_a_mask_by_elements_in_one_of_several_loops_is_refused_as_the_call_is_listed() -> None:
+    mask = Elements(np.zeros((1, 1, 4, 4), np.int64), 1, 1)
+    loops = [SimpleNamespace(mask=mask), SimpleNamespace(mask=None)]
+    grid: Any = SimpleNamespace(reader=SimpleNamespace(walks=loops), stored=SimpleNamespace(line="kernel.py:7"))
+    with pytest.raises(ProgramError, match=r"kernel\.py:7: a kernel with several loops has a mask"):
+        check_masks(grid)
+    grid.reader.walks.pop()
+    check_masks(grid)

@@ -76,6 +76,7 @@ from npusim.kernels.tilelang.statements import (
 from npusim.kernels.tilelang.tile_slots import with_invariant_slots, without_slots
 from npusim.kernels.tilelang.tiles import width_of
 from npusim.kernels.tilelang.ttir_writer import chosen_value
+from npusim.kernels.tilelang.whole_parts import with_whole_parts
 from npusim.kernels.triton.ttir_text import Line
 
 _ALL, _ANY, _NOT = "__npusim_all", "__npusim_any", "__npusim_not"
@@ -84,7 +85,12 @@ _LOOPS = frozenset({"serial", "unroll", "Pipelined", "Parallel", "Persistent"})
 _ORDER = "values are those of one order that the flags between cores allow; npusim check proves that others are equal"
 _BY_WORKSPACES = "no flag of the text orders the cores: each read of a workspace is behind its write in an iteration"
 _FLAGS = "flags and barriers decide no value; times are those of the device's own order of tiles, not of {words}"
+_WHOLE = "loops over parts of a tile are timed as one instruction on the whole tile"
 _TASKS = "a core's loop over its tasks is not followed: each task is a program, which the cores share"
+_SHADOWED = (
+    "{line}: {name}, which has a value before this loop or if, has another one inside of it alone, as TileLang's "
+    "parser has it: each iteration begins with the value before"
+)
 _VECTOR = "{name} (a vector core's number) is one more number of the programs: each is a block of its own"
 
 
@@ -191,7 +197,10 @@ class AscendReader:
                 self.notes[_BY_WORKSPACES] = None
             body = joined_halves(ordered, self.vector)
         body = fused(with_invariant_slots(body))
-        body = without_workspaces(body, self.kernel.workspace_names)
+        whole = with_whole_parts(body) if has_products else body
+        if whole != body:
+            self.notes[_WHOLE] = None
+        body = without_workspaces(whole, self.kernel.workspace_names)
         body = self.of_tasks(rolled(without_slots(flattened(without_slots(body)))))
         return without_overwritten(body)
 
@@ -278,14 +287,12 @@ class AscendReader:
     @contextmanager
     def inside(self, own: Mapping[str, object] = {}) -> Iterator[list[Statement]]:
         """Read the statements of a loop with its ``own`` numbers, or of a branch; names of these end with it."""
-        before, outer = self.names, self._statements
+        before, outer, line = self.names, self._statements, self.line
         self.names = {**before, **own}
         self._statements = made = list[Statement]()
         yield made
-        if changed := [n for n, x in before.items() if n not in own and self.names[n] is not x]:
-            raise self.refuse(
-                f"{changed[0]} has one value before the loop or if and another in it, which is not supported"
-            )
+        for name in [n for n, x in before.items() if n not in own and self.names[n] is not x]:
+            self.notes[_SHADOWED.format(line=line, name=name)] = None
         self.names, self._statements = before, outer
 
     # ------------------------------------------------------------ words that frame statements

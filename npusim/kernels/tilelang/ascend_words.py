@@ -21,11 +21,13 @@ from npusim.kernels.tilelang.ascend_values import (
     axes_of,
     expression_of,
     indices_in,
+    moved,
     size_of,
 )
 from npusim.kernels.tilelang.statements import (
     FLOATS,
     Applied,
+    BoundValue,
     BufferElement,
     BufferPart,
     CrossFlag,
@@ -145,11 +147,20 @@ class AscendWords:
         part, shape = self.part(x), self.part(target).extent
         own, wanted = ([n for n in e if n != 1] for e in (part.extent, shape))
         if isinstance(x, TracedElement):
-            return lambda _axes: BufferElement(part.buffer, part.start)
+            element = self.read_before(x, target)
+            return lambda _axes: element
         if own != wanted:
             said = f"{part.buffer.name} has {list(part.extent)} elements, and the target {list(shape)}"
             raise self.reader.refuse(f"a vector instruction has operands of several shapes: {said}")
         return lambda axes: BufferElement(part.buffer, indices_in(part, axes))
+
+    def read_before(self, x: TracedElement, target: object) -> Expression:
+        """Return an element that an instruction has as a number, read before the instruction writes its tile."""
+        if x.buffer.tile is not self.part(target).buffer:
+            return x.expression
+        name = self.reader.fresh("number")
+        self.reader.add(BoundValue(name, x.expression, self.reader.line))
+        return Variable(name)
 
     def number(self, x: object) -> Expression:
         """Return an operand that is a number."""
@@ -244,6 +255,9 @@ class AscendWords:
         a, b = self.sized(source, target), self.sized(target, source)
         if a.buffer.is_global and b.buffer.is_global:
             raise self.reader.refuse("a copy from one tensor to another is not supported")
+        if (longer := self.lengthened(a, b, pad_value)) is not None:
+            self.add(longer)
+            return
         nest = part_as_nest(a, b, self.reader.line)
         if enable_relu:
             (x,) = nest.body
@@ -255,6 +269,20 @@ class AscendWords:
             assert isinstance(x, Elementwise)
             nest = ParallelNest(nest.axes, (replace(x, value=_padded(x.value, self.number(pad_value))),), nest.line)
         self.add(nest)
+
+    def lengthened(self, a: BufferPart, b: BufferPart, pad: object) -> ParallelNest | None:
+        """Return a copy of a row of a tensor to a longer line of a tile, whose rest is a number; None for another."""
+        lines = [[n for n in x.extent if n != 1] for x in (a, b)]
+        have, (wanted, *_) = math.prod(lines[0]), lines[1] or [1]
+        if pad is None or not a.buffer.is_global or max(map(len, lines)) > 1 or have >= wanted:
+            return None
+        axes = axes_of(b.extent)
+        last = max((i for i, n in enumerate(a.extent) if n != 1), default=len(a.extent) - 1)
+        at = tuple(moved(x, Variable(axes[0][0])) if i == last else x for i, x in enumerate(a.start))
+        is_inside = Applied("lt", (Variable(axes[0][0]), Literal(have)))
+        value = Applied("select", (is_inside, BufferElement(a.buffer, at), self.number(pad)))
+        made = Elementwise(axes, b.buffer, indices_in(b, axes), value, None, self.reader.line)
+        return ParallelNest(axes, (made,), self.reader.line)
 
     def sized(self, x: object, other: object) -> BufferPart:
         """Return an operand of a copy as a part."""
@@ -432,6 +460,8 @@ class TileWords:
         if isinstance(value, TracedBuffer) and size_of(value.part) == 1:  # a number in a buffer
             value = value[(0,) * len(value.shape)]
         number = self._words.number(value)
+        if isinstance(value, TracedElement):
+            number = self._words.read_before(value, target)
         if isinstance(number, Literal):
             number = Literal(float(number.value) if fmt in FLOATS else number.value, fmt)
         self._words.assign(target, lambda _axes: number)
@@ -441,6 +471,14 @@ class TileWords:
     def clear(self, target: object) -> None:
         """A part of zeros."""
         self.word_fill(target, 0.0)
+
+    def atomic_add(self, target: object, source: object) -> None:
+        """An addition of a tile to elements of a tensor, which other cores add to too."""
+        words = self._words
+        a, b = words.sized(source, target), words.sized(target, source)
+        nest = part_as_nest(a, b, words.reader.line)
+        added = (replace(x, is_added=True) for x in nest.body if isinstance(x, Elementwise))
+        words.add(replace(nest, body=tuple(added)))
 
     def reciprocal(self, target: object, source: object) -> None:
         """1 / x."""

@@ -7,7 +7,7 @@ iteration before has written is a tile that the loop carries.  Other slots stay,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 
 from npusim.kernels.tilelang.cores_joined import changed, elements_of
@@ -108,16 +108,29 @@ def _leaves(
             yield _Leaf(s, loops, rules)
 
 
-def without_slots(body: Sequence[Statement]) -> Body:
-    """Return statements with tiles in place of slots of tiles."""
-    made, known = tuple(body), set[tuple[TileBuffer, int]]()
+def without_slots(body: Sequence[Statement], others: Set[TileBuffer] = frozenset()) -> Body:
+    """Return statements with tiles in place of slots of tiles; ``others``: tiles that statements elsewhere access."""
+    made, known = _with_branches(body, others), set[tuple[TileBuffer, int]]()
     while True:
-        found = next((c for c in _candidates(made) if c not in known), None)
+        found = next((c for c in _candidates(made) if c not in known and c[0] not in others), None)
         if found is None:
             return made
         known.add(found)
         ring = _Ring(made, *found)
         made = ring.removed() or made
+
+
+def _with_branches(body: Sequence[Statement], others: Set[TileBuffer]) -> Body:
+    """Return statements with tiles in place of slots that one branch of an if alone accesses."""
+    used = [{x.buffer for x in accesses([s])} for s in body]
+    made = list(body)
+    for i, s in enumerate(body):
+        if isinstance(s, Conditional):
+            outside = set(others).union(*used[:i], *used[i + 1 :])
+            ways = [{x.buffer for x in accesses(b)} for b in (s.then, s.otherwise)]
+            then, otherwise = without_slots(s.then, outside | ways[1]), without_slots(s.otherwise, outside | ways[0])
+            made[i] = replace(s, then=then, otherwise=otherwise)
+    return tuple(made)
 
 
 def _candidates(body: Body) -> Iterator[tuple[TileBuffer, int]]:

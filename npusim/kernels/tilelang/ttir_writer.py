@@ -36,11 +36,13 @@ from npusim.kernels.tilelang.statements import (
     TileReduction,
     Variable,
     interval,
+    linear,
     parts_of,
     refused,
     substituted,
     tiles_read,
     variables_of,
+    with_inner,
     written_buffers,
     written_tiles,
 )
@@ -66,6 +68,8 @@ BY_ITSELF = "a product of a tile by itself reads its tensor twice here: times ha
 _TO_WHOLE = frozenset({"rint", "floor", "ceil"})
 #: An addition of floats to elements of a tensor.
 _ATOMIC = "tt.atomic_rmw fadd"
+#: Parts of an expression that a tile is computed from.
+_MOST_PARTS = 64
 _NEUTRAL = MappingProxyType({"sum": 0.0, "max": -math.inf, "min": math.inf})
 #: A result that an operation has, and the names that a line has.
 _RESULT, _NAME = re.compile(r" *%([\w]+)(?::\d+)? = "), re.compile(r"%(\w+)")
@@ -92,16 +96,26 @@ class TileValue:
 
 @dataclass(frozen=True, slots=True)
 class TileOrigin:
-    """The element of a tensor that one of a tile is a copy of; ``axes``: a variable for each axis of the tile."""
+    """What an element of a tile is a copy of, or computed from: elements of tensors, and numbers.
+
+    ``axes``: a variable for each axis of the tile.
+    """
 
     axes: tuple[str, ...]
-    element: BufferElement
+    value: Expression
 
-    def at(self, indices: Sequence[Expression]) -> BufferElement:
-        """Return the element of the tensor for an element of the tile."""
-        made = substituted(self.element, dict(zip(self.axes, indices, strict=True)))
-        assert isinstance(made, BufferElement)
-        return made
+    @property
+    def is_copy(self) -> bool:
+        """Whether it is an element of a tensor as it is."""
+        return isinstance(self.value, BufferElement)
+
+    def at(self, indices: Sequence[Expression]) -> Expression:
+        """Return the value for an element of the tile."""
+        return substituted(self.value, dict(zip(self.axes, indices, strict=True)))
+
+    def reads(self, buffers: set[TileBuffer]) -> bool:
+        """Return whether it has an element of some tensors."""
+        return any(isinstance(e, BufferElement) and e.buffer in buffers for e in parts_of(self.value))
 
 
 def type_of(shape: Sequence[int], fmt: str) -> str:
@@ -120,6 +134,20 @@ def folded(word: str, a: float, b: float) -> float | None:
         return min(a, b) if word == "min" else max(a, b)
     made = {"+": operator.add, "-": operator.sub, "*": operator.mul}
     return made[word](a, b) if word in made else None
+
+
+def wrapped(x: float, fmt: str) -> int:
+    """Return a whole number as an integer format of fewer bits has it, whose numbers wrap; 0 or 1 of ``bool``."""
+    if fmt == "bool":
+        return int(bool(x))
+    span = 1 << int(TYPES[fmt][1:])
+    made = int(x) % span
+    return made - span if not fmt.startswith("u") and made >= span // 2 else made
+
+
+def is_within(x: float, fmt: str) -> bool:
+    """Return whether an integer format has a number, rounded towards 0."""
+    return math.isfinite(x) and wrapped(x, fmt) == int(x)
 
 
 def is_exact(fmt: str, other: str) -> bool:
@@ -151,7 +179,7 @@ class _Writer:
         self.lines, self.places, self.count = list[str](), dict[Line, int](), 0
         self.reserved = {p.name if isinstance(p, TileBuffer) else p[0] for p in kernel.parameters}
         self.tiles, self.values = dict[TileBuffer, TileValue](), dict[str, TileValue]()
-        self.origins = dict[TileBuffer, TileOrigin]()
+        self.origins, self.numbers = dict[TileBuffer, TileOrigin](), dict[str, TileValue]()
         self.axes: tuple[tuple[str, int], ...] = ()
         self.limits, self.outside = dict[str, int](), set[str]()
         self.ranges, self.sources = dict[str, tuple[float, float]](), dict[str | TileBuffer, set[TileBuffer]]()
@@ -206,7 +234,8 @@ class _Writer:
                     raise refused(self.line, f"an infinity in {fmt}")
                 text = _SPECIAL[element, int(math.copysign(1, x))]
         else:
-            text = ("true" if x else "false") if fmt == "bool" else str(int(x))
+            x = wrapped(x, fmt)
+            text = ("true" if x else "false") if fmt == "bool" else str(x)
         written_as = f"dense<{text}>" if shape else text
         return self.op(f"arith.constant {written_as} : {type_of(shape, fmt)}", shape, fmt, "c", x)
 
@@ -229,6 +258,8 @@ class _Writer:
         if TYPES[v.fmt] == TYPES[fmt]:
             return v if v.fmt == fmt else replace(v, fmt=fmt)
         if v.number is not None and not (fmt in FLOATS and v.fmt in FLOATS and FLOATS[fmt] < FLOATS[v.fmt]):
+            if v.fmt in FLOATS and fmt not in FLOATS and fmt != "bool" and not is_within(v.number, fmt):
+                raise refused(self.line, f"{v.number} is no number of {fmt}")
             return self.constant(v.number, v.shape, fmt)
         to, rounding = type_of(v.shape, fmt), ""
         if v.fmt in FLOATS and fmt in FLOATS:
@@ -258,6 +289,8 @@ class _Writer:
             names = [name for name, _ in self.axes]
             if e.name in names:
                 return self.index_of(names.index(e.name))
+            if e.name in self.numbers:
+                return self.numbers[e.name]
             if e.name not in self.values:
                 raise refused(self.line, f"{e.name} is a thread's number; npusim has blocks, not threads")
             return self.values[e.name]
@@ -468,12 +501,12 @@ class _Writer:
         if isinstance(at, str) and v.number is not None:
             return self.constant(v.number, (), v.fmt)
         if isinstance(at, str) and e.buffer in self.origins:
-            return self.cast(self.loaded(self.origins[e.buffer].at(e.indices)), e.buffer.fmt)
+            return self.cast(self.value(self.origins[e.buffer].at(e.indices)), e.buffer.fmt)
         if isinstance(at, str):
             raise refused(
                 self.line,
-                f"a part of the tile {e.buffer.name} is read ({at}), and the tile is not a copy of a tensor; this "
-                "is not supported",
+                f"a part of the tile {e.buffer.name} is read ({at}), and the tile is not computed from tensors alone, "
+                "element by element; this is not supported",
             )
         if at != sorted(at):
             v = self.transposed(v, [at.index(i) for i in sorted(at)])
@@ -495,27 +528,53 @@ class _Writer:
         self.origins.pop(buffer, None)
 
     def origin(self, x: Elementwise) -> TileOrigin | None:
-        """Return what a tile is a copy of, where an assignment copies a tensor, or a tile that is a copy."""
+        """Return what a tile is a copy of, or computed from: tensors, numbers, tiles of one element, other such tiles.
+
+        Computing it again has the same bits: operations and formats are those of the assignments.
+        """
         value, formats = x.value, [x.buffer.fmt]
         while isinstance(value, Applied) and value.word == "cast":
             formats.append(value.fmt)
             value = value.operands[0]
-        if not isinstance(value, BufferElement) or x.condition is not None or tiles_read(value.indices):
-            return None
-        source = self.origins.get(value.buffer)
-        element = value if value.buffer.is_global else source.at(value.indices) if source is not None else None
         names = {name for name, _ in self.axes} | {i for i, n in self.limits.items() if n == 1}
         axes = [i.name if isinstance(i, Variable) and i.name in names else f"none {d}" for d, i in enumerate(x.indices)]
-        formats.append(value.buffer.fmt)
         inside = names - set(axes) | (self.values.keys() - self.outside)
-        if element is None or not all(map(is_exact, formats[1:], formats)) or variables_of(element.indices) & inside:
+        made = self.of_tensors(value) if x.condition is None else None
+        if made is None or variables_of([made]) & inside:
             return None
-        return TileOrigin(tuple(axes), element)
+        if not isinstance(value, BufferElement):
+            formats.append("")
+        else:
+            formats.append(value.buffer.fmt)
+        if not isinstance(made, BufferElement) or not all(map(is_exact, formats[1:], formats)):
+            for fmt in formats[-2::-1]:
+                made = Applied("cast", (made,), fmt)
+            if sum(1 for _ in parts_of(made)) > _MOST_PARTS:
+                return None
+        return TileOrigin(tuple(axes), made)
+
+    def of_tensors(self, e: Expression) -> Expression | None:
+        """Return an expression with what tiles are computed from in their place; None where one is no such tile."""
+        if isinstance(e, BufferElement) and not e.buffer.is_global:
+            number = self.tiles[e.buffer].number if e.buffer in self.tiles else None
+            if number is not None:
+                return Literal(number, e.buffer.fmt)
+            if e.buffer in self.tiles and not self.tiles[e.buffer].shape:
+                v = self.tiles[e.buffer]
+                self.numbers[name := f"%{v.name}"] = v
+                return Variable(name)
+            indices = [self.of_tensors(i) for i in e.indices]
+            origin = self.origins.get(e.buffer)
+            known = [i for i in indices if i is not None]
+            return None if origin is None or len(known) < len(indices) else origin.at(known)
+        inner = e.operands if isinstance(e, Applied) else e.indices if isinstance(e, BufferElement) else ()
+        made = {x: self.of_tensors(x) for x in inner}
+        return None if None in made.values() else with_inner(e, lambda x: made[x] or x)
 
     def forget(self, buffers: Sequence[TileBuffer]) -> None:
         """Drop the origins of tiles that are written, and of copies of tensors that are."""
         gone = set(buffers)
-        self.origins = {b: o for b, o in self.origins.items() if b not in gone and o.element.buffer not in gone}
+        self.origins = {b: o for b, o in self.origins.items() if b not in gone and not o.reads(gone)}
 
     # ------------------------------------------------------------ statements
     def statements(self, body: Sequence[Statement], live: set[TileBuffer]) -> None:
@@ -551,6 +610,7 @@ class _Writer:
         for name, n in s.axes:
             if n == 1:
                 self.values[name], self.ranges[name] = self.constant(0, (), "int32"), (0, 0)
+        refuse_races(s)
         s = in_order_of_reads(s)
         self.axes, self.limits = self.padded(s), dict(s.axes)
         for x in s.body:
@@ -569,6 +629,8 @@ class _Writer:
         for e in every:
             if not isinstance(e, BufferElement) or e.buffer.is_global or e.buffer not in self.tiles:
                 continue
+            if e.buffer in self.origins and not self.origins[e.buffer].is_copy:
+                continue  # its first elements are computed again
             shape = dict(zip(e.buffer.dims, self.tiles[e.buffer].shape, strict=False))
             for d, n in shape.items():
                 index = e.indices[d]
@@ -675,13 +737,13 @@ class _Writer:
     def second(self, buffer: TileBuffer) -> TileValue:
         """Return a tile as the second factor of a product by itself: a copy of a tensor by pointers of its own."""
         origin = self.origins.get(buffer)
-        if origin is None:
+        if origin is None or not origin.is_copy:
             return self.tile(buffer)
         names = [self.fresh("second") for _ in buffer.shape]
         self.axes = tuple((name, n) for name, n in zip(names, buffer.shape, strict=True) if n != 1)
         self.limits = dict(self.axes)
         every = [Variable(name) if n != 1 else Literal(0) for name, n in zip(names, buffer.shape, strict=True)]
-        v = self.cast(self.loaded(origin.at(every)), buffer.fmt)
+        v = self.cast(self.value(origin.at(every)), buffer.fmt)
         self.axes, self.limits = (), {}
         return self.reshaped(v, buffer.block)
 
@@ -887,6 +949,32 @@ def chosen_value(condition: Expression, a: Expression, b: Expression) -> Express
         rule = Applied("or", (Applied("not", (condition,)), a.operands[0]))
         return replace(a, operands=(rule, *a.operands[1:]))
     return Applied("select", (condition, a, b))
+
+
+def refuse_races(s: ParallelNest) -> None:
+    """Refuse parallel loops in which one iteration reads an element of a tile that another one may write."""
+    written = {x.buffer: x.indices for x in s.body if isinstance(x, Elementwise) and not x.buffer.is_global}
+    names = {name for name, _ in s.axes}
+    for x in s.body:
+        of_target = (*x.indices, *([] if x.condition is None else [x.condition])) if isinstance(x, Elementwise) else ()
+        for e in (e for y in (x.value, *of_target) for e in parts_of(y)):
+            if isinstance(e, BufferElement) and e.buffer in written:
+                pairs = [(e.indices[d], written[e.buffer][d]) for d in e.buffer.dims]
+                if not _are_alike_or_apart(pairs, names):
+                    raise refused(
+                        x.line,
+                        f"an iteration of parallel loops reads an element of {e.buffer.name} that another iteration "
+                        "may write, in no defined order; write another tile",
+                    )
+
+
+def _are_alike_or_apart(pairs: Sequence[tuple[Expression, Expression]], names: set[str]) -> bool:
+    """Return whether indices are equal in each iteration, or differ in all: by a number where no loop moves them."""
+    distances = [linear(Applied("-", pair), {}) for pair in pairs]
+    is_apart = any(
+        set(n) == {Literal(1)} and not variables_of(p) & names for n, p in zip(distances, pairs, strict=True)
+    )
+    return is_apart or not any(distances)
 
 
 def in_order_of_reads(s: ParallelNest) -> ParallelNest:

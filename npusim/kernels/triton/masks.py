@@ -136,16 +136,25 @@ def _name(grid: LaunchGrid) -> str:
     return f"mask_{grid.number}" if grid.number else "mask"
 
 
+def check_masks(grid: LaunchGrid) -> None:
+    """Raise `ProgramError` for a mask by its elements in one of several loops."""
+    walks = grid.reader.walks
+    if len(walks) > 1 and any(isinstance(w.mask, Elements) for w in walks):
+        raise ProgramError(
+            f"{grid.stored.line}: a kernel with several loops has a mask that is not linear along rows and keys, or "
+            "that moves"
+        )
+
+
 def _mask_of_elements(grid: LaunchGrid, kind: MaskKind | None) -> tuple[ElementMask, list[int | None]]:
     """Return the mask of a loop by its elements, and the kind of each program.
 
     Programs that store the same rows and whose tables differ are of different kinds.
     """
-    line, (walk, *more) = grid.stored.line, grid.reader.walks
-    if more or walk.mask is None or grid.walk is None:
-        raise ProgramError(
-            f"{line}: a kernel with several loops has a mask that is not linear along rows and keys, or that moves"
-        )
+    check_masks(grid)
+    line, walk = grid.stored.line, grid.reader.walks[0]
+    assert walk.mask is not None
+    assert grid.walk is not None
     mask = elements_in(Op("scf.for", [], [], "a mask", "", line), walk.mask)
     rows, (starts, counts) = grid.out.shape[-2], grid.walk
     keys = int(np.where(grid.is_visited, starts + counts, 0).max())
