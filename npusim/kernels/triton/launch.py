@@ -431,7 +431,8 @@ def phase_read(
     of_code = {"addends": made.addends, "sums": made.sums, "further": made.further}
     units = device.matrix_engines.values()
     multiplied = frozenset(fmt for unit in units for fmt in unit.arithmetic)
-    choices = _choices(p, fuses=fuses, order=order, orders=orders, multiplied=multiplied, **of_code)
+    wide = {"converts_wide": is_gpu and not p.is_exact}
+    choices = _choices(p, fuses=fuses, order=order, orders=orders, multiplied=multiplied, **wide, **of_code)
     with refusing(line, name):
         first, *others = launched(read(made.ttir), arguments, grid, choices)
         further = [

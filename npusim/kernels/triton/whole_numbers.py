@@ -40,6 +40,8 @@ MOST_EXACT = 1 << 24
 #: What passes integers of a block on as they are, and what makes values of them.
 _PASSING = ("tt.broadcast", "tt.expand_dims", "tt.splat", "tt.trans", "ttg.convert_layout", "tt.reshape", "arith.extsi")
 _OF_VALUES = ("arith.sitofp", "arith.uitofp", "tt.dot")
+#: What reads the integers of 16 bits that floats become first, where a kernel converts them to 8.
+_OF_WIDE = ("arith.sitofp", "arith.extsi", "arith.cmpi")
 #: Comparisons of integers as those of floats.
 _RELATIONS: Mapping[str, str] = MappingProxyType(
     {"eq": "oeq", "ne": "une", "slt": "olt", "sle": "ole", "sgt": "ogt", "sge": "oge"}
@@ -200,6 +202,7 @@ class WholeNumbers(Arithmetic, ABC):
 
     def _arith_sitofp(self, op: Op, x: Known) -> None:
         fmt = shape_of(op.type)[1]
+        x = x.wide if isinstance(x, Floats) and x.wide else x
         if isinstance(x, Affine) and any(x.steps):
             x = self._as_block(op, x)
         if isinstance(x, Elements):
@@ -229,29 +232,52 @@ class WholeNumbers(Arithmetic, ABC):
             self._to_whole(op, x, "npusim.trunc")
             x = self.values[op.results[0]]
         assert isinstance(x, Floats)
-        low, high = limits_of(int(kind[1:]))
-        self._set_within(op, x, kind, (float(low), float(high) if self.choices.is_exact else float(np.float32(high))))
+        if self.choices.converts_wide and kind == "i8":
+            self._set_low_bits(op, x)
+        else:
+            self._set_within(op, x, kind)
 
-    def _set_within(self, op: Op, x: Floats, kind: str, ends: tuple[float, float]) -> None:
+    def _set_low_bits(self, op: Op, x: Floats) -> None:
+        """Set whole numbers as integers of 8 bits that are converted as ones of 16, which the kernel goes on with."""
+        why = "floats become integers of 16 bits (beyond them the limits, NaN 0), of which a store has the low 8"
+        self.notes.append(f"{op.line}: {why}: as compiled code for GPUs converts them")
+        given = self._named(op, x)
+        is_stored = any(o.name not in _OF_WIDE for o in self._uses.get(op.results[0], []))
+        is_read = any(o.name in _OF_WIDE for o in self._readers(op))
+        wide = self._within(op, given, "i16") if is_read else None
+        pad = None if x.pad is None or not abs(x.pad) <= limits_of(8)[1] else x.pad + 0.0
+        low = Floats(f"{given.text}.to({WHOLE['i8']!r}, overflow='low_bits')", x.axes, "i8", pad)
+        wide = self._named(op, wide) if wide is not None else None
+        self._set(op, replace(self._named(op, low) if is_stored else low, wide=wide))
+
+    def _set_within(self, op: Op, x: Floats, kind: str) -> None:
         """Set whole numbers as integers: those beyond the limits are these, NaN is 0, and -0 is +0."""
-        (low, high), fmt = ends, self.choices.fmt(kind)
-        how = "as GPUs convert them" if kind == "i32" else "compiled code may give other numbers"
-        most = limits_of(int(kind[1:]))[1]
+        (low, most), fmt = limits_of(int(kind[1:])), self.choices.fmt(kind)
+        high = float(most) if self.choices.is_exact else float(np.float32(most))
+        how = "as GPUs convert them" if self.choices.converts_wide else "compiled code may give other numbers"
         how += "" if most == high else f"; {most} is {high:.0f} in float32"
         self.notes.append(f"{op.line}: floats beyond {low:.0f} and {most} become these, and NaN 0: {how}")
-        pad = None if x.pad is None or math.isnan(x.pad) else min(max(x.pad, low), high) + 0.0
         if fmt == "int8":
+            pad = None if x.pad is None or math.isnan(x.pad) else min(max(x.pad, low), high) + 0.0
             self._bind(op, Floats(f"{self.text(x)}.to({fmt!r}, overflow='saturate')", x.axes, kind, pad))
-            return
+        else:
+            self._bind(op, self._within(op, x, kind))
+
+    def _within(self, op: Op, x: Floats, kind: str) -> Floats:
+        """Return whole numbers of floats within the limits of integers."""
+        low, most = map(float, limits_of(int(kind[1:])))
+        high = most if self.choices.is_exact else float(np.float32(most))
+        pad = None if x.pad is None or math.isnan(x.pad) else min(max(x.pad, low), high) + 0.0
         made = self._named(op, x)
         text = f"where(compare({made.text}, 0.0, 'one'), maximum(minimum({made.text}, {high!r}), {low!r}), 0.0)"
-        self._bind(op, Floats(text, x.axes, kind, pad))
+        return Floats(text, x.axes, kind, pad)
 
     def _resized(self, op: Op, x: Known) -> None:
         if not isinstance(x, Floats):
             super()._resized(op, x)
             return
         kind = shape_of(op.type)[1]
+        x = x.wide if x.wide and op.name == "arith.extsi" else x
         if kind not in WHOLE or int(kind[1:]) < int(x.fmt[1:]) or op.name == "arith.extui":
             raise op.fail(
                 f"values of a tile of {x.fmt} cannot become {kind}; allowed: signed integers of as many bits or more"
@@ -270,7 +296,7 @@ class WholeNumbers(Arithmetic, ABC):
         relation = op.text.split()[1].rstrip(",")
         if relation not in _RELATIONS:
             raise op.fail("an unsigned comparison of the values of a tile is not supported")
-        one, other = (self._as_value(op, x) for x in (a, b))
+        one, other = (self._as_value(op, x.wide if isinstance(x, Floats) and x.wide else x) for x in (a, b))
         text = f"compare({self.text(one)}, {self.text(other)}, {_RELATIONS[relation]!r})"
         axes = self._joined(*(x for x in (one, other) if isinstance(x, Floats)))
         chosen = [is_hidden for x, y in ((a, b), (b, a)) if (is_hidden := self._is_hidden_place(x, y)) is not None]
