@@ -168,7 +168,7 @@ def cast(
     overflow
         ``inf``; ``nan``; ``saturate`` (``cvt.satfinite``: Inf becomes the largest finite value
         too, NaN stays NaN); ``ascend_saturate`` (as ``saturate``, and NaN becomes +0); ``low_bits`` (int8 alone: the
-        number saturates to 16 bits, of which the low 8 are stored, as GPUs convert: PTX ``cvt.rzi.s16.f32``, ``st.b8``).
+        number saturates to 16 bits, of which the low 8 are stored, as on GPUs: PTX ``cvt.rzi.s16.f32``, ``st.b8``).
         Default: ``inf``, but ``nan`` for float8_e4m3fn and ``saturate`` for int8, FP6 and FP4, where NaN becomes the
         largest value (PTX ``cvt``).  As in IEEE 754
         a mode that rounds inwards gives the largest finite value instead of overflowing.

@@ -298,7 +298,8 @@ class Floats:
     ``held``: the state of a loop whose value it has there, whichever that is.  ``is_product``: it is not stored yet.
     ``factors``: of a multiplication, which an addition may fuse; ``place``: of that multiplication.
     ``narrow``: a value of a narrower format that it equals. ``wide``: integers of which it has the low bits, which
-    operations in the kernel read. ``is_low``: no element is below its value where a
+    operations in the kernel read.  ``most``: the largest magnitude of integers, 0
+    where it is not known. ``is_low``: no element is below its value where a
     mask hides a column. ``is_seen``: behind a loop that began with a tile of which a mask hid nothing. ``is_even``: the
     hidden elements of a row have one finite value, which is not known.
     """
@@ -313,6 +314,7 @@ class Floats:
     place: str = ""
     narrow: Floats | None = None
     wide: Floats | None = None
+    most: int = 0
     is_low: bool = False
     held: HeldState | None = None
     is_seen: bool = False
