@@ -774,11 +774,26 @@ class Arithmetic(Draft, ABC):
         if x.factors and self._sums_products(op, x.place):
             one, other = x.factors if x.factors[0].isidentifier() else reversed(x.factors)
             text = f"{one}.sum({how!r}, times={other})"
+            self._note_halves(op, how)
         elif self._sums_products(op, x.place):
             why = "compiled code contracts the products of this sum (fma), and its bits differ"
             self.notes.append(f"{op.line}: {why}: here each product is rounded before it is added")
         text = text if floor is None else _written(f"maximum {nan}".strip(), text, literal(floor))  # of hidden lanes
         self._bind(op, Floats(text, x.axes[:-1], x.fmt))
+
+    def _note_halves(self, op: Op, order: str) -> None:
+        """Note a sum of products in one warp, one element a lane, that a block reads: its halves have other sums."""
+        lanes, seen, waiting = re.fullmatch(r"(?:lanes|trees)_1x(\d+)x1", order), set[str](), [op.results[0]]
+        while waiting and lanes:
+            readers = [o for o in self._uses.get(waiting.pop(), []) if o.results and o.results[0] not in seen]
+            seen |= {o.results[0] for o in readers}
+            waiting += [o.results[0] for o in readers]
+            if any(o.name in ("tt.splat", "tt.broadcast") for o in readers):
+                half = int(lanes[1]) // 2
+                why = f"in compiled code columns from {half} on read another sum, whose last bits may differ: each lane"
+                why += " rounds the products of the other half alone (fma); here all read that of the first columns"
+                self.notes.append(f"{op.line}: {why}")
+                return
 
     def _of_one_number(self, op: Op, x: Number, *, is_sum: bool, is_extremum: bool) -> None:
         """Read an extremum of one number in all lanes, or a sum of zeros, as the number."""

@@ -248,9 +248,9 @@ class WholeNumbers(Arithmetic, ABC):
         wide = replace(x, text=f"{self.text(x)}.to('float32')", fmt="i16") if x.fmt == "i8" else x
         wide = self._named(op, wide, "signed")
         text = f"where(compare({wide.text}, 0.0, 'olt'), {wide.text} + {float(1 << bits)!r}, {wide.text})"
-        return replace(
-            self._named(op, Floats(text, x.axes, "i16"), "unsigned"), pad=x.pad if (x.pad or 0) >= 0 else None
-        )
+        made = Floats(text, x.axes, "i16", x.pad if (x.pad or 0) >= 0 else None)
+        self._emit(f"{(name := self._unique('unsigned'))} = {text}", op.line)
+        return replace(made, text=name)
 
     def _arith_sitofp(self, op: Op, x: Known) -> None:
         fmt = shape_of(op.type)[1]
@@ -491,7 +491,7 @@ class WholeNumbers(Arithmetic, ABC):
             self._known_reduced(op, x)
             return
         if not others and isinstance(x, Floats) and x.most and _of_integers(op):
-            self._counted(op, x)
+            self._joined_integers(op, x)
             return
         if not is_indexed or "arith.cmpf" not in inner:
             super()._tt_reduce(op, x, *others)
@@ -533,7 +533,7 @@ class WholeNumbers(Arithmetic, ABC):
         if isinstance(known := self.values[op.results[0]], Affine):
             self._set(op, replace(known, bits=given.bits))
 
-    def _counted(self, op: Op, x: Floats) -> None:
+    def _joined_integers(self, op: Op, x: Floats) -> None:
         """Write a reduction of integers of a known magnitude: their sums are exact, of 0 and 1 ``or`` is a maximum."""
         name, (shape, _) = _of_integers(op), shape_of("tensor" + op.text.rpartition("(tensor")[2])
         most = x.most * (shape[op.number("axis")] if name == "addi" else 1)
