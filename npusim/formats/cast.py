@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 Array = np.ndarray[Any, Any]
-Overflow = Literal["inf", "nan", "saturate", "ascend_saturate"]
+Overflow = Literal["inf", "nan", "saturate", "ascend_saturate", "low_bits"]
 
 #: Rounding modes and the number the kernels know them by.  ``none`` and ``rint`` are the Ascend
 #: names (CAST_NONE, CAST_RINT) of nearest even.
@@ -27,7 +27,7 @@ ROUNDINGS: Mapping[str, int] = MappingProxyType(
 )
 #: Codes of scales that are powers of two: that of 1, the largest, and NaN.
 E8M0_BIAS, E8M0_TOP, E8M0_NAN = 127, 254, 255
-OVERFLOWS: tuple[str, ...] = ("inf", "nan", "saturate", "ascend_saturate")
+OVERFLOWS: tuple[str, ...] = ("inf", "nan", "saturate", "ascend_saturate", "low_bits")
 NAN_RULES: tuple[str, ...] = ("canonical", "keep_sign", "truncate")
 
 
@@ -86,6 +86,10 @@ def plan_cast(fmt: FloatFormat, overflow: str | None, nan: str) -> CastPlan:
         raise FormatError(f"overflow 'inf': {fmt.name} has no infinity; use 'nan' or 'saturate'")
     if policy == "nan" and fmt.nan == "none":
         raise FormatError(f"overflow 'nan': {fmt.name} has no NaN; use 'saturate'")
+    if policy == "low_bits":
+        if not fmt.is_integer:
+            raise FormatError(f"overflow 'low_bits': {fmt.name} is no format of integers; use 'saturate'")
+        policy = "saturate"  # `_to_int8` has the rule
     keep = nan != "canonical"
     canonical = fmt.canonical_nan_bits >> fmt.storage_shift
     if fmt.nan == "ieee" and keep:
@@ -163,7 +167,8 @@ def cast(
         ``nearest_away`` for hifloat8, which has no other (the 950's CAST_ROUND).
     overflow
         ``inf``; ``nan``; ``saturate`` (``cvt.satfinite``: Inf becomes the largest finite value
-        too, NaN stays NaN); ``ascend_saturate`` (as ``saturate``, and NaN becomes +0).
+        too, NaN stays NaN); ``ascend_saturate`` (as ``saturate``, and NaN becomes +0); ``low_bits`` (int8 alone: the
+        number saturates to 16 bits, of which the low 8 are stored, as on GPUs: PTX ``cvt.rzi.s16.f32``, ``st.b8``).
         Default: ``inf``, but ``nan`` for float8_e4m3fn and ``saturate`` for int8, FP6 and FP4, where NaN becomes the
         largest value (PTX ``cvt``).  As in IEEE 754
         a mode that rounds inwards gives the largest finite value instead of overflowing.
@@ -193,7 +198,7 @@ def cast(
     source = _as_array(x)
     plan = plan_cast(target, overflow, nan)
     if target.is_integer:
-        return _to_int8(widen(source), rounding=mode)
+        return _to_int8(widen(source), rounding=mode, has_low_bits=overflow == "low_bits")
     if target.table is not None:
         return _to_table(widen(source), plan, mode)
     natural = overflow in (None, natural_overflow(target))
@@ -307,8 +312,11 @@ def with_canonical_nan(values: Array, fmt: FloatFormat) -> Array:
     return values
 
 
-def _to_int8(wide: Array, *, rounding: int) -> Array:
-    """Round to whole numbers and saturate to [-128, 127]; NaN becomes 0, -0 becomes 0."""
+def _to_int8(wide: Array, *, rounding: int, has_low_bits: bool) -> Array:
+    """Round to whole numbers; NaN becomes 0, -0 becomes 0.
+
+    They saturate to [-128, 127], or to 16 bits, of which the result has the low 8.
+    """
     with np.errstate(invalid="ignore"):
         values = wide.astype(np.float64)
         low, whole = np.floor(values), np.trunc(values)
@@ -325,5 +333,7 @@ def _to_int8(wide: Array, *, rounding: int) -> Array:
                 whole = np.ceil(values)
             case 5:
                 whole = np.where((lost > 0) & (np.fmod(low, 2.0) == 0), low + 1.0, low)
-        limited = np.clip(np.where(np.isnan(whole), 0.0, whole), -128.0, 127.0)
-    return limited.astype(np.int8)
+        whole = np.where(np.isnan(whole), 0.0, whole)
+    if has_low_bits:
+        return np.clip(whole, -32768.0, 32767.0).astype(np.int16).astype(np.int8)
+    return np.clip(whole, -128.0, 127.0).astype(np.int8)

@@ -600,7 +600,8 @@ class Arithmetic(Draft, ABC):
         found, waiting = list[Op](), list(self._uses.get(op.results[0], []))
         while waiting:
             reader = waiting.pop()
-            if reader.name in ("tt.expand_dims", "tt.broadcast", "tt.splat"):
+            is_same = reader.name == "tt.reduce" and _reduced_length(reader) == 1  # no rounding: nothing is added
+            if is_same or reader.name in ("tt.expand_dims", "tt.broadcast", "tt.splat"):
                 waiting += self._uses.get(reader.results[0], [])
             else:
                 found.append(reader)
@@ -611,7 +612,9 @@ class Arithmetic(Draft, ABC):
         first.
         """
         ways, stays = [(a, b, ", 'minus'"), (b, a, ", 'from'")], self.choices.addends.get(op.place)
-        if stays and isinstance(a, Floats) and a.place == stays:
+        # Of two equal products, one in compiled code, the first is taken in: its place may be that of either.
+        are_equal = isinstance(a, Floats) and isinstance(b, Floats) and _have_same_factors(a, b)
+        if stays and isinstance(a, Floats) and a.place == stays and not are_equal:
             ways.reverse()
         for one, other, form in ways if how in "+-" and self.choices.fuses else ():
             if isinstance(one, Floats) and one.factors and (one.fmt in ("f32", "f16") or stays is not None):
@@ -755,13 +758,14 @@ class Arithmetic(Draft, ABC):
         self._check_hidden(op, x, kind, neutral)
         floor = self._hidden_maximum(x, axis) if kind == "max" else None
         if axis is None:
-            of = shape_of("tensor" + op.text.rpartition("(tensor")[2])[0]
-            if of[at] > 1 and kind == "sum":
+            length = _reduced_length(op)
+            if length > 1 and kind == "sum":
                 raise op.fail(
                     "tl.sum adds one value over and over along an axis of equal elements; multiply it by the length "
                     "instead"
                 )
-            self._set(op, replace(x, axes=(*x.axes[:at], *x.axes[at + 1 :]), factors=None))
+            factors = x.factors if length == 1 else None
+            self._set(op, replace(x, axes=(*x.axes[:at], *x.axes[at + 1 :]), factors=factors))
             return
         self._leave_rows(op, axis, x.axes[:-1])
         self.reduced.append((axis, op.line))
@@ -770,11 +774,26 @@ class Arithmetic(Draft, ABC):
         if x.factors and self._sums_products(op, x.place):
             one, other = x.factors if x.factors[0].isidentifier() else reversed(x.factors)
             text = f"{one}.sum({how!r}, times={other})"
+            self._note_halves(op, how)
         elif self._sums_products(op, x.place):
             why = "compiled code contracts the products of this sum (fma), and its bits differ"
             self.notes.append(f"{op.line}: {why}: here each product is rounded before it is added")
         text = text if floor is None else _written(f"maximum {nan}".strip(), text, literal(floor))  # of hidden lanes
         self._bind(op, Floats(text, x.axes[:-1], x.fmt))
+
+    def _note_halves(self, op: Op, order: str) -> None:
+        """Note a sum of products in one warp, one element a lane, that a block reads: its halves have other sums."""
+        lanes, seen, waiting = re.fullmatch(r"(?:lanes|trees)_1x(\d+)x1", order), set[str](), [op.results[0]]
+        while waiting and lanes:
+            readers = [o for o in self._uses.get(waiting.pop(), []) if o.results and o.results[0] not in seen]
+            seen |= {o.results[0] for o in readers}
+            waiting += [o.results[0] for o in readers]
+            if any(o.name in ("tt.splat", "tt.broadcast") for o in readers):
+                half = int(lanes[1]) // 2
+                why = f"in compiled code columns from {half} on read another sum, whose last bits may differ: each lane"
+                why += " rounds the products of the other half alone (fma); here all read that of the first columns"
+                self.notes.append(f"{op.line}: {why}")
+                return
 
     def _of_one_number(self, op: Op, x: Number, *, is_sum: bool, is_extremum: bool) -> None:
         """Read an extremum of one number in all lanes, or a sum of zeros, as the number."""
@@ -1352,6 +1371,16 @@ def _differs_beyond(mask: Condition | Elements, a: Floats) -> bool:
     else:
         along = [any(d.steps[i] and d.shape[i] > 1 for _, d in mask.every) for i in range(len(mask.shape))]
     return any(axis is None and is_other for axis, is_other in zip(a.axes, along, strict=False))
+
+
+def _reduced_length(op: Op) -> int:
+    """Return how many elements a reduction joins to one."""
+    return shape_of("tensor" + op.text.rpartition("(tensor")[2])[0][op.number("axis")]
+
+
+def _have_same_factors(a: Floats, b: Floats) -> bool:
+    """Return whether two blocks are products of the same two factors."""
+    return bool(a.factors and b.factors) and sorted(a.factors or ()) == sorted(b.factors or ())
 
 
 def _is_decided(x: Condition) -> bool:

@@ -549,12 +549,22 @@ class ExactLaunch:
         """Return the computed rows of all results, NaN where no program of the launch stores, by name, batch and head.
 
         ``computed``: first row and number of rows by the name of the program's tensor, and by batch, which counts
-        splits too, and head.  Of a launch with atomic additions there is none.
+        splits too, and head.  Of a launch with atomic additions those that are stored alone, by all programs.
         """
         self._use(inputs)
         kept, programs = list[KeptResult](), set[tuple[int, ...]]()
-        for grid in [] if has_atomics(self.function) else self.grids:
-            placed = {name: KeptResult(name, *of, computed.get(name, {})) for name, of in grid.placed_results.items()}
+        has_sums = has_atomics(self.function)
+        for grid in self.grids:
+            of_grid = grid.placed_results.items()
+            placed = {
+                name: KeptResult(name, *of, computed.get(name, {}))
+                for name, of in of_grid
+                if not has_sums or (name != RESULT and of[0] in self.function.parameters)
+            }
+            if has_sums:  # any program may add to any row
+                programs |= set(product(*map(range, self.size))) if placed else set()
+                kept += placed.values()
+                continue
             for (batch, head), span in computed.get(next(iter(placed)), {}).items():
                 programs |= {tuple(at) for at in grid.programs_of(batch, head, *span)[0]}
             kept += placed.values()

@@ -82,6 +82,7 @@ class Choices:
     ``parts_by_loops``: the part of a tensor that a loop visits is separate.  ``programs``:
     the programs that are read, by their numbers in the grid; empty: all.  ``multiplied``: formats of factors that the
     matrix unit multiplies; empty: any.  FP8 that it does not multiply becomes float16, which has all of its numbers.
+    ``converts_wide``: floats become integers of 8 bits as ones of 16, of which a store has the low 8 (PTX).
     """
 
     is_fresh: bool
@@ -101,6 +102,7 @@ class Choices:
     chooses_lanes: str = ""
     programs: tuple[tuple[int, ...], ...] = ()
     multiplied: frozenset[str] = frozenset()
+    converts_wide: bool = False
 
     def form(self, name: str, fmt: str, usual: str) -> str:
         """Return how a function of a format is written; ``usual``: where nothing computes it in a way of its own."""

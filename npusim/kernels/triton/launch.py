@@ -445,7 +445,8 @@ def phase_read(
     fuses = is_gpu and p.contracts and (made.fuses or bool(made.further) or not architecture_of(device))
     order, orders = ("mma_lanes", made.orders) if is_gpu and not p.sum_order else ("", {})
     of_code = {"addends": made.addends, "sums": made.sums, "further": made.further}
-    choices = _choices(p, fuses=fuses, order=order, orders=orders, multiplied=_multiplied(device), **of_code)
+    wide = {"converts_wide": is_gpu and not p.is_exact}
+    choices = _choices(p, fuses=fuses, order=order, orders=orders, multiplied=_multiplied(device), **wide, **of_code)
     with refusing(line, name):
         first, *others = launched(read(made.ttir), arguments, grid, choices)
         further = [

@@ -23,6 +23,7 @@ from npusim.kernels.triton.values import (
     Affine,
     Condition,
     Descriptor,
+    Elements,
     Floats,
     Integers,
     Known,
@@ -654,7 +655,10 @@ class Memory(WholeNumbers):
         return left
 
     def _tt_store(self, op: Op, pointer: Known, value: Known, mask: Known | None = None) -> None:
-        value = self._stored_integers(op, value) if isinstance(value, Affine) and not value.of else value
+        if isinstance(value, Affine | Listed | ListedMask | Elements | Condition) and isinstance(
+            pointer, Affine | Listed
+        ):
+            value = self._stored_integers(op, value, pointer.rest.of if isinstance(pointer, Listed) else pointer.of)
         if isinstance(value, Number) and isinstance(pointer, Affine | Listed):  # of all elements
             fmt = self._element_of(pointer)
             if fmt not in FORMATS and fmt not in WHOLE:
@@ -663,7 +667,9 @@ class Memory(WholeNumbers):
             value = self._named(op, Floats(text, (None,) * len(pointer.shape), fmt), "value")
         if not isinstance(pointer, Affine | Listed) or not isinstance(value, Floats):
             raise op.fail("tl.store supports blocks of floats only here, not integers or masks")
-        self._result_of(op, pointer.rest.of if isinstance(pointer, Listed) else pointer.of, value.fmt)
+        of = pointer.rest.of if isinstance(pointer, Listed) else pointer.of
+        value = self._without_sign(op, of, value)
+        self._result_of(op, of, value.fmt)
         self.text(value)  # refuses a transposed one
         pointer = self._in_rows(op, pointer, mask)
         pointer, _ = self._in_part(pointer)

@@ -297,7 +297,9 @@ class Floats:
     ``pad``: its value where a mask prevented a load, if known (of columns; none where columns are alike).
     ``held``: the state of a loop whose value it has there, whichever that is.  ``is_product``: it is not stored yet.
     ``factors``: of a multiplication, which an addition may fuse; ``place``: of that multiplication.
-    ``narrow``: a value of a narrower format that it equals. ``is_low``: no element is below its value where a
+    ``narrow``: a value of a narrower format that it equals. ``wide``: integers of which it has the low bits, which
+    operations in the kernel read.  ``most``: the largest magnitude of integers, 0
+    where it is not known. ``is_low``: no element is below its value where a
     mask hides a column. ``is_seen``: behind a loop that began with a tile of which a mask hid nothing. ``is_even``: the
     hidden elements of a row have one finite value, which is not known.
     """
@@ -311,6 +313,8 @@ class Floats:
     factors: tuple[str, str] | None = None
     place: str = ""
     narrow: Floats | None = None
+    wide: Floats | None = None
+    most: int = 0
     is_low: bool = False
     held: HeldState | None = None
     is_seen: bool = False
@@ -362,7 +366,10 @@ def reshaped(x: Known, shape: tuple[int, ...], how: Any) -> Known:
         within = x.within and reshaped(x.within, shape, how)
         return replace(x, at=reshaped(x.at, shape, how), within=within)  # type: ignore[arg-type]
     assert not isinstance(x, Descriptor | Identity), "axes of an identity or a descriptor"
-    return replace(x, shape=shape) if isinstance(x, Number) else replace(x, axes=how(x.axes, None))
+    if isinstance(x, Number):
+        return replace(x, shape=shape)
+    wide = x.wide and replace(x.wide, axes=how(x.wide.axes, None))
+    return replace(x, axes=how(x.axes, None), wide=wide)
 
 
 def _with_axes(values: Integers, shape: tuple[int, ...], how: Callable[..., Any]) -> Integers:

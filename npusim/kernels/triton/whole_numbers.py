@@ -10,13 +10,16 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial, reduce
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from npusim.errors import ProgramError
 from npusim.kernels.triton.arithmetic import MASK, TO_WHOLE, Arithmetic
-from npusim.kernels.triton.integers import limits_of
+from npusim.kernels.triton.element_wise import elements_in
+from npusim.kernels.triton.integers import bits_of, computed_of, limits_of, without_sign, wrapped
 from npusim.kernels.triton.kernel_draft import Choices
 from npusim.kernels.triton.tensor_axes import IntegerTensor, MaskView, View
 from npusim.kernels.triton.ttir_text import WHOLE, Function, Op, makers, shape_of
@@ -28,8 +31,10 @@ from npusim.kernels.triton.values import (
     Floats,
     Known,
     Listed,
+    ListedMask,
     Number,
     ValueComparison,
+    affine,
     elements,
     literal,
 )
@@ -40,6 +45,10 @@ MOST_EXACT = 1 << 24
 #: What passes integers of a block on as they are, and what makes values of them.
 _PASSING = ("tt.broadcast", "tt.expand_dims", "tt.splat", "tt.trans", "ttg.convert_layout", "tt.reshape", "arith.extsi")
 _OF_VALUES = ("arith.sitofp", "arith.uitofp", "tt.dot")
+#: What reads the integers of 16 bits that floats become first, where a kernel converts them to 8.
+_OF_WIDE = ("arith.sitofp", "arith.extsi", "arith.cmpi")
+#: Operations of integers that reduce a block.
+_REDUCED = ("addi", "muli", "maxsi", "minsi", "maxui", "minui", "andi", "ori", "xori")
 #: Comparisons of integers as those of floats.
 _RELATIONS: Mapping[str, str] = MappingProxyType(
     {"eq": "oeq", "ne": "une", "slt": "olt", "sle": "ole", "sgt": "ogt", "sge": "oge"}
@@ -167,6 +176,18 @@ class WholeNumbers(Arithmetic, ABC):
         is_at, relation = made
         self._by_value(op, is_at, *((a, b) if relation == "eq" else (b, a)))
 
+    def _by_value(self, op: Op, mask: ValueComparison, a: Known, b: Known) -> None:
+        """Write a choice by a mask of values; of integers too, where both are values of a tile or known at launch."""
+        fmt = shape_of(op.type.rpartition(", ")[2])[1]
+        if op.name != "arith.select" or fmt not in WHOLE or self._walk is not None:
+            super()._by_value(op, mask, a, b)
+            return
+        pair = [self._as_value(op, x) if isinstance(x, Affine | Listed | Elements) else x for x in (a, b)]
+        super()._by_value(op, mask, *pair)
+        made, known = self.values[op.results[0]], [_most_of(x) for x in pair]
+        if isinstance(made, Floats) and all(x is not None for x in known):
+            self._set(op, replace(made, most=max(1, *(x or 0 for x in known))))
+
     def _is_at_index(self, op: Op, mask: Condition | Elements) -> tuple[ValueComparison, str] | None:
         """Return where a loop's tile has the one index that its program has, and how the mask compares with it.
 
@@ -192,29 +213,74 @@ class WholeNumbers(Arithmetic, ABC):
         self.notes.append(f"{op.line}: one index of a loop's tiles is compared with their lanes, which are read")
         return ValueComparison(Floats(text, self._joined(block, index), MASK)), relation
 
-    def _stored_integers(self, op: Op, x: Affine) -> Floats | Number:
-        """Return integers that are known at launch as a block, or one number, to be stored."""
-        if not any(x.steps) and not np.ptp(x.base):
+    def _stored_integers(self, op: Op, x: Affine | Listed | ListedMask | Elements | Condition, of: str) -> Known:
+        """Return integers that are known at launch as a block, or one number, to be stored; addresses as they are."""
+        if (isinstance(x, Affine) and x.of) or (isinstance(x, Listed) and x.rest.of):
+            return x
+        is_signed = not self.arguments[of].fmt.startswith("uint")
+        if isinstance(x, Affine) and not any(x.steps) and not np.ptp(x.base) and (is_signed or x.base.flat[0] >= 0):
             return _number(op, x, x.shape)
-        return self._as_block(op, x)
+        return self._known_integers(op, x, is_signed=is_signed)
+
+    def _known_integers(
+        self, op: Op, x: Affine | Listed | ListedMask | Elements | Condition, *, is_signed: bool
+    ) -> Floats:
+        """Return integers, or a mask, that are known at launch as a block of numbers that is read."""
+        x = self._as_loaded(op, x)[0] if isinstance(x, Affine | Listed) else x
+        given = elements_in(op, x)
+        values = given.values if is_signed else without_sign(given.values, given.bits).astype(np.int64)
+        if self._walk is not None or np.abs(values).max(initial=0) > MOST_EXACT:
+            raise op.fail("indices as values of a tile in a loop, or beyond 2^24")
+        bits = max(given.bits, 8 if is_signed else 16)
+        is_one = values.ndim == len(("program", "iteration"))
+        block = values[..., None] if is_one else values
+        made = self._known_block(op, self._unique("integers"), block, f"i{bits}")
+        most = int(np.abs(values).max(initial=0))
+        return replace(made, axes=() if is_one else made.axes, most=most, is_seen=True)
+
+    def _without_sign(self, op: Op, of: str, x: Floats) -> Floats:
+        """Return integers as numbers without a sign where the tensor that they are stored to has none."""
+        tensor = self.arguments[of]
+        if not isinstance(tensor, IntegerTensor) or not tensor.fmt.startswith("uint") or x.is_seen:
+            return x
+        if (bits := int(tensor.fmt.removeprefix("uint"))) > min(16, int(x.fmt[1:]) if x.fmt in WHOLE else 0):
+            raise op.fail(f"{of}: computed values are stored as {tensor.fmt}, which is not supported; allowed: uint8")
+        wide = replace(x, text=f"{self.text(x)}.to('float32')", fmt="i16") if x.fmt == "i8" else x
+        wide = self._named(op, wide, "signed")
+        text = f"where(compare({wide.text}, 0.0, 'olt'), {wide.text} + {float(1 << bits)!r}, {wide.text})"
+        made = Floats(text, x.axes, "i16", x.pad if (x.pad or 0) >= 0 else None)
+        self._emit(f"{(name := self._unique('unsigned'))} = {text}", op.line)
+        return replace(made, text=name)
 
     def _arith_sitofp(self, op: Op, x: Known) -> None:
         fmt = shape_of(op.type)[1]
+        x = x.wide if isinstance(x, Floats) and x.wide else x
         if isinstance(x, Affine) and any(x.steps):
             x = self._as_block(op, x)
-        if isinstance(x, Elements):
-            if self._walk is not None or np.abs(x.values).max() > MOST_EXACT:
-                raise op.fail("indices as values of a tile in a loop, or beyond 2^24")
-            x = replace(self._known_block(op, self._unique("indices"), x.values, f"i{x.bits}"), is_seen=True)
+        if isinstance(x, Elements | ListedMask | Condition) or (isinstance(x, Listed) and not x.rest.of):
+            x = self._known_integers(op, x, is_signed=True)
         number = self._of_loop(x) if isinstance(x, Affine) else None
         if isinstance(x, Affine) and number and not np.array_equal(x.base[0], np.arange(x.base.shape[1])):
             self._set(op, number)
-        elif not isinstance(x, Floats):
+            return
+        if isinstance(x, Affine) and self._walk is None and np.ptp(x.base):  # another number in each program
+            x = self._known_integers(op, x, is_signed=True)
+        if not isinstance(x, Floats):
             super()._arith_sitofp(op, x)
         elif self.choices.fmt(fmt) == self.choices.fmt(x.fmt):
             self._set(op, replace(x, fmt=fmt))
         else:
             self._cast(op, x)
+
+    def _arith_uitofp(self, op: Op, x: Known) -> None:
+        if isinstance(x, Floats):
+            if x.fmt not in WHOLE or x.wide is None:
+                raise op.fail("converting computed values to floats as unsigned integers is not supported")
+            self._cast(op, x.wide)
+        elif isinstance(x, Listed) and not x.rest.of:
+            self._cast(op, self._known_integers(op, x, is_signed=False))
+        else:
+            super()._arith_uitofp(op, x)
 
     def _arith_fptosi(self, op: Op, x: Known) -> None:
         """Read floats as integers: cut toward 0; values beyond the type saturate here."""
@@ -225,34 +291,86 @@ class WholeNumbers(Arithmetic, ABC):
             )
         made = next((o for o in self._made if op.operands[0] in o.results), None)
         is_whole = made is not None and (made.name in TO_WHOLE or "__nv_round" in made.text or "__nv_rint" in made.text)
-        if not is_whole:
-            self._to_whole(op, x, "npusim.trunc")
-            x = self.values[op.results[0]]
-        assert isinstance(x, Floats)
-        low, high = limits_of(int(kind[1:]))
-        self._set_within(op, x, kind, (float(low), float(high) if self.choices.is_exact else float(np.float32(high))))
+        x = x if is_whole else self._cut(op, x)
+        if self.choices.converts_wide and kind == "i8":
+            self._set_low_bits(op, x)
+        else:
+            self._set_within(op, x, kind)
 
-    def _set_within(self, op: Op, x: Floats, kind: str, ends: tuple[float, float]) -> None:
+    def _cut(self, op: Op, x: Floats) -> Floats:
+        """Return floats cut toward 0."""
+        self._to_whole(op, x, "npusim.trunc")
+        made = self.values[op.results[0]]
+        assert isinstance(made, Floats)
+        return made
+
+    def _arith_fptoui(self, op: Op, x: Known) -> None:
+        """Read floats as integers of 8 bits without a sign: of 16 bits, 0 to 65535, of which a store has the low 8."""
+        if shape_of(op.type)[1] != "i8" or not isinstance(x, Floats) or not self.choices.converts_wide:
+            raise op.fail("floats become integers without a sign, which is supported for blocks to uint8 on GPUs only")
+        why = (
+            "floats become integers of 16 bits without a sign (below 0 and NaN 0, beyond them 65535), of which a store"
+        )
+        self.notes.append(f"{op.line}: {why} has the low 8: as compiled code for GPUs converts them")
+        cut = self._named(op, self._cut(op, x))
+        text = f"where(compare({cut.text}, 0.0, 'ogt'), minimum({cut.text}, 65535.0), 0.0)"
+        pad = None if x.pad is None or math.isnan(x.pad) else float(int(min(max(x.pad, 0.0), 65535.0)))
+        wide = self._named(op, Floats(text, x.axes, "i16", pad, most=65535))
+        high = self._named(op, self._cut(op, Floats(f"({wide.text} * {2.0**-8!r})", x.axes, "f32")))
+        low = Floats(
+            f"({wide.text} - {high.text} * 256.0)", x.axes, "i16", None if pad is None else pad % 256, most=255
+        )
+        self._set(op, replace(self._named(op, low), wide=wide, is_seen=True))
+
+    def _set_low_bits(self, op: Op, x: Floats) -> None:
+        """Set whole numbers as integers of 8 bits that are converted as ones of 16, which the kernel goes on with."""
+        why = "floats become integers of 16 bits (beyond them the limits, NaN 0), of which a store has the low 8"
+        self.notes.append(f"{op.line}: {why}: as compiled code for GPUs converts them")
+        given = self._named(op, x)
+        is_stored = any(o.name not in _OF_WIDE for o in self._uses.get(op.results[0], []))
+        is_read = any(o.name in _OF_WIDE for o in self._readers(op))
+        wide = self._within(op, given, "i16") if is_read else None
+        pad = None if x.pad is None or not abs(x.pad) <= limits_of(8)[1] else x.pad + 0.0
+        low = Floats(f"{given.text}.to({WHOLE['i8']!r}, overflow='low_bits')", x.axes, "i8", pad)
+        wide = self._named(op, wide) if wide is not None else None
+        self._set(op, replace(self._named(op, low) if is_stored else low, wide=wide))
+
+    def _set_within(self, op: Op, x: Floats, kind: str) -> None:
         """Set whole numbers as integers: those beyond the limits are these, NaN is 0, and -0 is +0."""
-        (low, high), fmt = ends, self.choices.fmt(kind)
-        how = "as GPUs convert them" if kind == "i32" else "compiled code may give other numbers"
-        most = limits_of(int(kind[1:]))[1]
+        (low, most), fmt = limits_of(int(kind[1:])), self.choices.fmt(kind)
+        high = float(most) if self.choices.is_exact else float(np.float32(most))
+        how = "as GPUs convert them" if self.choices.converts_wide else "compiled code may give other numbers"
         how += "" if most == high else f"; {most} is {high:.0f} in float32"
         self.notes.append(f"{op.line}: floats beyond {low:.0f} and {most} become these, and NaN 0: {how}")
-        pad = None if x.pad is None or math.isnan(x.pad) else min(max(x.pad, low), high) + 0.0
         if fmt == "int8":
+            pad = None if x.pad is None or math.isnan(x.pad) else min(max(x.pad, low), high) + 0.0
             self._bind(op, Floats(f"{self.text(x)}.to({fmt!r}, overflow='saturate')", x.axes, kind, pad))
-            return
+        else:
+            self._bind(op, self._within(op, x, kind))
+
+    def _within(self, op: Op, x: Floats, kind: str) -> Floats:
+        """Return whole numbers of floats within the limits of integers."""
+        low, most = map(float, limits_of(int(kind[1:])))
+        high = most if self.choices.is_exact else float(np.float32(most))
+        pad = None if x.pad is None or math.isnan(x.pad) else min(max(x.pad, low), high) + 0.0
         made = self._named(op, x)
         text = f"where(compare({made.text}, 0.0, 'one'), maximum(minimum({made.text}, {high!r}), {low!r}), 0.0)"
-        self._bind(op, Floats(text, x.axes, kind, pad))
+        return Floats(text, x.axes, kind, pad)
 
     def _resized(self, op: Op, x: Known) -> None:
+        if isinstance(x, ValueComparison) and op.name == "arith.extui" and shape_of(op.type)[1] in WHOLE:
+            self._by_value(op, x, Number(1.0, "1.0"), Number(0.0, "0.0"))
+            made = self.values[op.results[0]]
+            if isinstance(made, Floats):
+                self._set(op, replace(made, most=1))
+            return
         if not isinstance(x, Floats):
-            super()._resized(op, x)
+            self._known_resized(op, x)
             return
         kind = shape_of(op.type)[1]
-        if kind not in WHOLE or int(kind[1:]) < int(x.fmt[1:]) or op.name == "arith.extui":
+        x = x.wide if x.wide and op.name == "arith.extsi" else x
+        has_room = kind in WHOLE and 0 < x.most <= limits_of(int(kind[1:]))[1]
+        if kind not in WHOLE or (int(kind[1:]) < int(x.fmt[1:]) and not has_room) or op.name == "arith.extui":
             raise op.fail(
                 f"values of a tile of {x.fmt} cannot become {kind}; allowed: signed integers of as many bits or more"
             )
@@ -263,6 +381,18 @@ class WholeNumbers(Arithmetic, ABC):
 
     _arith_extsi = _arith_extui = _arith_trunci = _arith_index_cast = _resized
 
+    def _known_resized(self, op: Op, x: Known) -> None:
+        """Read known integers in a type of other bits, those of a table that wrap or have no sign there by elements."""
+        try:
+            super()._resized(op, x)
+        except ProgramError:
+            if not isinstance(x, Listed) or x.rest.of or self._walk is not None:
+                raise
+            given = elements_in(op, self._as_loaded(op, x)[0])
+            bits, is_signed = bits_of(op.type), op.name != "arith.extui"
+            values = given.values if is_signed else without_sign(given.values, given.bits).astype(np.int64)
+            self._set(op, Elements(wrapped(values, bits), bits, given.work, given.why))
+
     def _arith_cmpi(self, op: Op, a: Known, b: Known) -> None:
         if not isinstance(a, Floats) and not isinstance(b, Floats):
             super()._arith_cmpi(op, a, b)
@@ -270,7 +400,7 @@ class WholeNumbers(Arithmetic, ABC):
         relation = op.text.split()[1].rstrip(",")
         if relation not in _RELATIONS:
             raise op.fail("an unsigned comparison of the values of a tile is not supported")
-        one, other = (self._as_value(op, x) for x in (a, b))
+        one, other = (self._as_value(op, x.wide if isinstance(x, Floats) and x.wide else x) for x in (a, b))
         text = f"compare({self.text(one)}, {self.text(other)}, {_RELATIONS[relation]!r})"
         axes = self._joined(*(x for x in (one, other) if isinstance(x, Floats)))
         chosen = [is_hidden for x, y in ((a, b), (b, a)) if (is_hidden := self._is_hidden_place(x, y)) is not None]
@@ -331,6 +461,8 @@ class WholeNumbers(Arithmetic, ABC):
             return _number(op, x, x.shape)
         if isinstance(x, Affine) and (number := self._of_loop(x)) is not None:
             return number
+        if isinstance(x, Listed | Elements) and self._walk is None and not (isinstance(x, Listed) and x.rest.of):
+            x = self._known_integers(op, x, is_signed=True)
         made = self._as_block(op, x) if isinstance(x, Affine) else x
         if not isinstance(made, Floats):
             raise op.fail(f"{op.name} of a value of a tile and of loaded integers is not supported")
@@ -355,6 +487,12 @@ class WholeNumbers(Arithmetic, ABC):
         """Read a maximum with its index, the first of equal ones, beside other reductions."""
         inner = {o.name for o in op.body}
         is_indexed = len(others) == 1 and isinstance(x, Floats) and isinstance(others[0], Affine)
+        if not others and isinstance(x, Affine | Listed | Elements) and self._walk is None and _of_integers(op):
+            self._known_reduced(op, x)
+            return
+        if not others and isinstance(x, Floats) and x.most and _of_integers(op):
+            self._joined_integers(op, x)
+            return
         if not is_indexed or "arith.cmpf" not in inner:
             super()._tt_reduce(op, x, *others)
             return
@@ -385,6 +523,31 @@ class WholeNumbers(Arithmetic, ABC):
             self._place(op, largest, x, best, index)
         if not is_maximum:
             self.values[op.results[0]] = replace(best, text=f"({best.text} * -1.0)")
+
+    def _known_reduced(self, op: Op, x: Affine | Listed | Elements) -> None:
+        """Read a reduction of integers that are known at launch, by their elements."""
+        given, at, name = elements_in(op, x), op.number("axis"), _of_integers(op)
+        values = np.moveaxis(given.values, at + 2, 0)
+        made = reduce(partial(computed_of, op, name, bits=given.bits), values)
+        self._set(op, affine(made) or Elements(made, given.bits, given.work + len(values), given.why))
+        if isinstance(known := self.values[op.results[0]], Affine):
+            self._set(op, replace(known, bits=given.bits))
+
+    def _joined_integers(self, op: Op, x: Floats) -> None:
+        """Write a reduction of integers of a known magnitude: their sums are exact, of 0 and 1 ``or`` is a maximum."""
+        name, (shape, _) = _of_integers(op), shape_of("tensor" + op.text.rpartition("(tensor")[2])
+        most = x.most * (shape[op.number("axis")] if name == "addi" else 1)
+        word = {"addi": "addf", "maxsi": "maxnumf", "minsi": "minnumf"} | (
+            {"ori": "maxnumf", "andi": "minnumf"} if x.most == 1 else {}
+        )
+        if most > MOST_EXACT or name not in word:
+            raise op.fail(f"a reduction by {op.body[0].name} of integers that are values of a tile")
+        body = [replace(op.body[0], name=f"arith.{word[name]}"), *op.body[1:]]
+        wide = replace(x, text=f"{self.text(x)}.to('float32')") if x.fmt == "i8" else x
+        super()._tt_reduce(replace(op, body=body), wide)
+        made = self.values[op.results[0]]
+        assert isinstance(made, Floats)
+        self._set(op, replace(made, fmt="i32", most=most))
 
     def _place(self, op: Op, largest: Op, x: Floats, best: Floats, index: Affine) -> None:
         """Set the index of a maximum, of equal ones the first, as a second maximum: of the opposite indices."""
@@ -418,6 +581,19 @@ class WholeNumbers(Arithmetic, ABC):
             why = "tl.argmax or tl.argmin may choose an element that a mask hides, and not the same one in all"
             raise op.fail(f"{why} programs; load with other=-inf for a maximum, other=inf for a minimum")
         return found.pop()
+
+
+def _most_of(x: Known) -> int | None:
+    """Return the largest magnitude of integers, None where it is not known."""
+    if isinstance(x, Number):
+        return abs(int(x.value)) if x.is_known else None
+    return (x.most or None) if isinstance(x, Floats) else None
+
+
+def _of_integers(op: Op) -> str:
+    """Return the one operation of integers by which a reduction joins elements (``addi``, ...); empty for others."""
+    inner = [o.name.partition(".")[2] for o in op.body]
+    return inner[0] if len(inner) == 2 and inner[0] in _REDUCED else ""
 
 
 def _is_of_first(body: Sequence[Op]) -> bool:

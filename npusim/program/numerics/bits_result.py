@@ -175,9 +175,13 @@ class NumericResult(NumericRecord):
 
     @cached_property
     def output(self) -> NDArray[Any]:
-        """Output (batch, heads, seq_q, dv) in its own dtype; NaN where nothing was computed."""
+        """Output (batch, heads, seq_q, dv) in its own dtype; NaN where nothing was computed, of integers in float32."""
         blocks = list(self.rows.values())
-        full = np.full(self.shape, np.nan, blocks[0].dtype) if blocks else np.empty((0, 0, 0, 0))
+        dtype = blocks[0].dtype if blocks else np.dtype(np.float64)
+        if dtype.kind in "iu" and not self.computed.all():
+            dtype = np.dtype(np.float32)
+        full = np.empty(self.shape, dtype) if dtype.kind in "iu" else np.full(self.shape, np.nan, dtype)
+        full = full if blocks else np.empty((0, 0, 0, 0))
         for (batch, head, row), block in self.rows.items():
             full[batch, head, row : row + len(block)] = block
         return full
