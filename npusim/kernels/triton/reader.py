@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -205,6 +206,7 @@ class Reader(Memory):
         self._check_uncut()
         if not self.stored:
             raise ProgramError(f"{function.operations[-1].line}: {function.name} stores nothing")
+        self._drop_states()
         self._drop_statements()
         self._drop_unread()
         if not self.loads and not self.seen:
@@ -275,6 +277,31 @@ class Reader(Memory):
         texts += [start.text for start, _, _ in self.states.values()]
         words = {word for text in texts for word in re.findall(r"[A-Za-z_]\w*", text)}
         self.loads = {n: x for n, x in self.loads.items() if x.is_walked or n in words}
+
+    def _drop_states(self) -> None:
+        """Leave out states of loops that only their own next value reads, as compiled code does."""
+        made, live = dict[str, set[str]](), set[str]()
+        for text, _ in (*self.lines, *(line for walk in self.walks for line in walk.lines)):
+            if " = " not in text or text.startswith("yield "):
+                live |= _words(text)
+                continue
+            for target, value in _assignments(text):
+                made.setdefault(target, set()).update(_words(value))
+        waiting = {word for x in self.stored for word in _words(self.text(x.value))}
+        waiting |= live | {n for walk in self.walks for n in walk.masked}
+        while waiting:
+            live |= waiting
+            waiting = {word for n in waiting for word in made.get(n, ())} - live
+        if not (unread := self.states.keys() - live):
+            return
+        self.states = {n: x for n, x in self.states.items() if n not in unread}
+        for walk in self.walks:
+            walk.states = [n for n in walk.states if n not in unread]
+            every = [(_kept(text, live), line) for text, line in walk.lines]
+            walk.lines = [(text, line) for text, line in every if text]
+        if len(self.walks) == 1 and not self.walks[0].states and not any(x.is_walked for x in self.stored):
+            self.loads = {n: x for n, x in self.loads.items() if n not in self.walks[0].loads}
+            self.walks = []
 
     def _drop_statements(self) -> None:
         """Leave out statements outside of loops whose value no other reads, as where a sum takes a product in."""
@@ -922,6 +949,30 @@ def _continued(blocks: Mapping[str, list[Op]], one: str, other: str) -> list[Op]
     later = [o for n, b in blocks.items() if n != one for o in b[1:]]
     is_left = any(re.search(rf"\{other}\b", o.text) for o in (*blocks[one][1:], *later))
     return [*blocks[one], *(o for n, b in blocks.items() if n != one and (is_left or n != other) for o in b)]
+
+
+def _words(text: str) -> set[str]:
+    """Return the names in a statement."""
+    return set(re.findall(r"[A-Za-z_]\w*", text))
+
+
+def _assignments(text: str) -> list[tuple[str, str]]:
+    """Return the names that a statement binds, each with its expression."""
+    targets, _, values = text.partition(" = ")
+    depths = list(accumulate((c in "([") - (c in ")]") for c in values))
+    commas = [i for i, c in enumerate(values) if c == "," and not depths[i]]
+    ends = zip([-1, *commas], [*commas, len(values)], strict=True)
+    each = [values[a + 1 : b].strip() for a, b in ends]
+    names = targets.split(", ")
+    return list(zip(names, each, strict=True)) if len(names) > 1 else [(targets, values)]
+
+
+def _kept(text: str, live: set[str]) -> str:
+    """Return a statement without the names that nothing reads; empty if nothing of it is left."""
+    if " = " not in text or text.startswith("yield "):
+        return text
+    kept = [(n, value) for n, value in _assignments(text) if n in live]
+    return f"{', '.join(n for n, _ in kept)} = {', '.join(value for _, value in kept)}" if kept else ""
 
 
 def _within(op: Op) -> Iterator[Op]:

@@ -1,0 +1,52 @@
+"""Kernels in forms that public libraries have: results beside float64, on an NPU and a GPU."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import npusim
+from tests.turns import in_turn
+from ttir.test_engines import CLOSE, normal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]"),
+    pytest.mark.usefixtures("without_warp_code"),
+]
+DEVICES = ("ascend_910b2", "h200")
+
+
+def check(kernel: str, grid: tuple[int, ...], words: dict[str, Any], wanted: Mapping[str, Any], hw: str) -> Any:
+    """Run a launch on a device; each tensor is near its values in float64, and is stored where these are numbers."""
+    from ttir import public_kernels
+    from ttir.stored import stored
+
+    with npusim.record(floats=True) as calls:
+        getattr(public_kernels, kernel)[grid](**words)
+    done = npusim.run(calls[0], hw=hw, rows="all")
+    made = stored(done, words)
+    for name, values in wanted.items():
+        right = np.asarray(values, np.float64)
+        assert np.array_equal(np.isnan(made[name]), np.isnan(right)), name
+        seen = ~np.isnan(right)
+        error = np.sqrt(((made[name][seen] - right[seen]) ** 2).sum() / (right[seen] ** 2).sum())
+        assert error < CLOSE[str(words[name].dtype)], (name, error)
+    return done
+
+
+@pytest.mark.parametrize("hw", in_turn(DEVICES))
+def test_a_state_that_some_programs_do_not_read(hw: str) -> None:
+    rows, n = 8, 70
+    x, labels = normal(1, rows, n), np.arange(rows, dtype=np.int64) * 7
+    labels[[2, 5]] = -100
+    wide = x.astype(np.float64)
+    loss = np.log(np.exp(wide).sum(1)) - 0.1 * wide.mean(1) - 0.9 * wide[np.arange(rows), labels.clip(0)]
+    words = {"Loss": np.zeros(rows, np.float32), "Logits": x, "Labels": labels, "smoothing": 0.1}
+    words |= {"ignored": -100, "n": n, "B": 32}
+    check("smoothed_loss", (rows,), words, {"Loss": np.where(labels == -100, 0.0, loss)}, hw)
