@@ -23,3 +23,18 @@ def smoothed_loss(Loss, Logits, Labels, smoothing, ignored, n, B: tl.constexpr):
     else:
         loss = tl.log(s) + m - smoothing * total / n - (1 - smoothing) * tl.load(Logits + label)
     tl.store(Loss + row, loss)
+
+
+@triton.jit
+def int8_product(A, B, C, Row, Column, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """Products of int8 that a loop adds up, times a scale of each row and column."""
+    rows, columns = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    acc = tl.zeros((BM, BN), dtype=tl.int32)
+    for at in range(0, K, BK):
+        a = tl.load(A + (rows % M)[:, None] * K + at + k[None, :], mask=k[None, :] < K - at, other=0)
+        b = tl.load(B + (columns % N)[None, :] * K + at + k[:, None], mask=k[:, None] < K - at, other=0)
+        acc += tl.dot(a, b)
+    scales = tl.load(Row + rows % M)[:, None] * tl.load(Column + columns % N)[None, :]
+    mask = (rows[:, None] < M) & (columns[None, :] < N)
+    tl.store(C + rows[:, None] * N + columns[None, :], acc.to(tl.float32) * scales, mask=mask)

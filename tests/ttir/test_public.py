@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import npusim
+from npusim.errors import ProgramError
 from tests.turns import in_turn
 from ttir.test_engines import CLOSE, normal
 
@@ -50,3 +51,25 @@ def test_a_state_that_some_programs_do_not_read(hw: str) -> None:
     words = {"Loss": np.zeros(rows, np.float32), "Logits": x, "Labels": labels, "smoothing": 0.1}
     words |= {"ignored": -100, "n": n, "B": 32}
     check("smoothed_loss", (rows,), words, {"Loss": np.where(labels == -100, 0.0, loss)}, hw)
+
+
+def int8_product(largest: int, k: int) -> dict[str, Any]:
+    m, n = 40, 48
+    a, b = (np.random.default_rng(i).integers(-largest, largest + 1, (rows, k)) for i, rows in enumerate((m, n)))
+    a[:, 0] = largest
+    words = {"A": a.astype(np.int8), "B": b.astype(np.int8), "C": np.zeros((m, n), np.float32)}
+    words |= {"Row": np.abs(normal(3, m)), "Column": np.abs(normal(4, n))}
+    return words | {"M": m, "N": n, "K": k, "BM": 32, "BN": 32, "BK": 32}
+
+
+@pytest.mark.parametrize("hw", in_turn(DEVICES))
+def test_int8_products_that_a_loop_adds_up(hw: str) -> None:
+    words = int8_product(127, 90)
+    wide = words["A"].astype(np.float64) @ words["B"].T.astype(np.float64)
+    check("int8_product", (2, 2), words, {"C": wide * words["Row"][:, None] * words["Column"]}, hw)
+
+
+def test_more_int8_products_than_float32_adds_exactly_are_refused() -> None:
+    with pytest.raises(ProgramError, match="adds 2,048 products, of which float32 adds 1,04"):
+        check("int8_product", (2, 2), int8_product(127, 2048), {}, "h200")
+    check("int8_product", (2, 2), int8_product(7, 1088), {}, "h200")
