@@ -38,3 +38,46 @@ def int8_product(A, B, C, Row, Column, M, N, K, BM: tl.constexpr, BN: tl.constex
     scales = tl.load(Row + rows % M)[:, None] * tl.load(Column + columns % N)[None, :]
     mask = (rows[:, None] < M) & (columns[None, :] < N)
     tl.store(C + rows[:, None] * N + columns[None, :], acc.to(tl.float32) * scales, mask=mask)
+
+
+@triton.jit
+def added_norm(X, R, Y, W, n, eps, B: tl.constexpr):
+    """A sum that replaces a tensor in place and that the second loop loads again."""
+    X += tl.program_id(0) * n
+    R += tl.program_id(0) * n
+    Y += tl.program_id(0) * n
+    squares = tl.zeros([B], dtype=tl.float32)
+    for at in range(0, n, B):
+        c = at + tl.arange(0, B)
+        x = tl.load(X + c, mask=c < n, other=0.0).to(tl.float32)
+        x += tl.load(R + c, mask=c < n, other=0.0).to(tl.float32)
+        squares += x * x
+        tl.store(X + c, x.to(X.dtype.element_ty), mask=c < n)
+    scale = tl.rsqrt(tl.sum(squares, axis=0) / n + eps)
+    for at in range(0, n, B):
+        c = at + tl.arange(0, B)
+        x = tl.load(X + c, mask=c < n, other=0.0).to(tl.float32)
+        tl.store(Y + c, (x * scale * tl.load(W + c, mask=c < n, other=0.0)).to(Y.dtype.element_ty), mask=c < n)
+
+
+@triton.jit
+def quantised_norm(X, Normed, Y, Scale, n, eps, SHIFT: tl.constexpr, B: tl.constexpr):
+    """Values that one loop stores and the next, which needs their maximum, loads again."""
+    row = tl.program_id(0) * n
+    squares = tl.zeros([B], dtype=tl.float32)
+    for at in range(0, n, B):
+        c = at + tl.arange(0, B)
+        x = tl.load(X + row + c, mask=c < n, other=0.0).to(tl.float32)
+        squares += x * x
+    rstd = tl.rsqrt(tl.sum(squares, axis=0) / n + eps)
+    largest = 0.0
+    for at in range(0, n, B):
+        c = at + tl.arange(0, B)
+        y = tl.load(X + row + c, mask=c < n, other=0.0) * rstd
+        tl.store(Normed + row + c, y, mask=c < n)
+        largest = tl.maximum(largest, tl.max(tl.abs(y), axis=0))
+    tl.store(Scale + tl.program_id(0), largest)
+    for at in range(0, n, B):
+        c = at + tl.arange(0, B)
+        y = tl.load(Normed + row + c + SHIFT, mask=c < n - SHIFT, other=0.0)
+        tl.store(Y + row + c, y / largest, mask=c < n)

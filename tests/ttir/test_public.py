@@ -73,3 +73,29 @@ def test_more_int8_products_than_float32_adds_exactly_are_refused() -> None:
     with pytest.raises(ProgramError, match="adds 2,048 products, of which float32 adds 1,04"):
         check("int8_product", (2, 2), int8_product(127, 2048), {}, "h200")
     check("int8_product", (2, 2), int8_product(7, 1088), {}, "h200")
+
+
+@pytest.mark.parametrize(("hw", "b"), in_turn(DEVICES, (32, 128)))
+def test_what_a_program_stores_and_loads_again_is_the_stored_value(hw: str, b: int) -> None:
+    rows, n = 6, 70
+    x, r, w = normal(1, rows, n, fmt="float16"), normal(2, rows, n, fmt="float16"), normal(3, n, fmt="float16")
+    words = {"X": x, "R": r, "Y": np.zeros_like(x), "W": w, "n": n, "eps": 1e-6, "B": b}
+    added = x.astype(np.float64) + r
+    wanted = added.astype(np.float16) / np.sqrt((added**2).mean(1, keepdims=True) + 1e-6) * w
+    done = check("added_norm", (rows,), words, {"X": added, "Y": wanted}, hw)
+    assert any("is not loaded again" in note for note in done.notes)
+
+
+@pytest.mark.parametrize("hw", in_turn(DEVICES))
+def test_values_of_one_loop_that_the_next_loads_again(hw: str) -> None:
+    rows, n = 6, 70
+    x = normal(1, rows, n)
+    words = {"X": x, "Normed": np.zeros_like(x), "Y": np.zeros_like(x), "Scale": np.zeros(rows, np.float32)}
+    words |= {"n": n, "eps": 1e-6, "SHIFT": 0, "B": 32}
+    wide = x.astype(np.float64)
+    normed = wide / np.sqrt((wide**2).mean(1, keepdims=True) + 1e-6)
+    largest = np.abs(normed).max(1)
+    wanted = {"Normed": normed, "Scale": largest, "Y": normed / largest[:, None]}
+    check("quantised_norm", (rows,), words, wanted, hw)
+    with pytest.raises(ProgramError, match="public_kernels"):  # the neighbours of what it has stored
+        check("quantised_norm", (rows,), words | {"SHIFT": 1}, {}, hw)
