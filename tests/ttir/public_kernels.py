@@ -81,3 +81,20 @@ def quantised_norm(X, Normed, Y, Scale, n, eps, SHIFT: tl.constexpr, B: tl.const
         c = at + tl.arange(0, B)
         y = tl.load(Normed + row + c + SHIFT, mask=c < n - SHIFT, other=0.0)
         tl.store(Y + row + c, y / largest, mask=c < n)
+
+
+@triton.jit
+def quantised_groups(X, Y, Scale, m, n, GROUPS: tl.constexpr, SIZE: tl.constexpr):
+    """Groups of a row that a reshape makes, each divided by its largest magnitude."""
+    c = tl.program_id(0) * GROUPS * SIZE + tl.arange(0, GROUPS * SIZE)
+    g = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
+    x, y, s = X + tl.program_id(1) * n + c, Y + tl.program_id(1) * n + c, Scale + tl.program_id(1) * (n // SIZE) + g
+    for _row in tl.range(tl.program_id(1), m, tl.num_programs(1)):
+        values = tl.load(x, mask=c < n, other=0.0).reshape(GROUPS, SIZE)
+        largest = tl.maximum(tl.max(tl.abs(values), axis=1).to(tl.float32), 1e-6)
+        scaled = (values.to(tl.float32) / largest[:, None]).reshape(GROUPS * SIZE)
+        tl.store(y, scaled, mask=c < n)
+        tl.store(s, largest, mask=g < n // SIZE)
+        x += tl.num_programs(1) * n
+        y += tl.num_programs(1) * n
+        s += tl.num_programs(1) * (n // SIZE)

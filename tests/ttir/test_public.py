@@ -99,3 +99,15 @@ def test_values_of_one_loop_that_the_next_loads_again(hw: str) -> None:
     check("quantised_norm", (rows,), words, wanted, hw)
     with pytest.raises(ProgramError, match="public_kernels"):  # the neighbours of what it has stored
         check("quantised_norm", (rows,), words | {"SHIFT": 1}, {}, hw)
+
+
+@pytest.mark.parametrize(("hw", "n"), in_turn(DEVICES, (64, 96)))
+def test_groups_of_a_row_that_a_reshape_makes(hw: str, n: int) -> None:
+    m, size = 5, 32
+    x = normal(1, m, n, fmt="float16")
+    words = {"X": x, "Y": np.zeros((m, n), np.float32), "Scale": np.zeros((m, n // size), np.float32)}
+    words |= {"m": m, "n": n, "GROUPS": 2, "SIZE": size}
+    groups = x.astype(np.float64).reshape(m, -1, size)
+    largest = np.abs(groups).max(2)
+    wanted = {"Y": (groups / largest[..., None]).reshape(m, n), "Scale": largest}
+    check("quantised_groups", (-(-n // 64), 3), words, wanted, hw)

@@ -24,6 +24,7 @@ from npusim.kernels.triton.blocks_as_rows import flattened, trimmed, with_blocks
 from npusim.kernels.triton.element_behind import with_elements_chosen
 from npusim.kernels.triton.element_wise import elements_in
 from npusim.kernels.triton.flat_indices import FlatBlock, flat_blocks, on_rows_and_columns
+from npusim.kernels.triton.grouped_blocks import with_groups
 from npusim.kernels.triton.integers import bits_of, within
 from npusim.kernels.triton.kernel_draft import Choices, KnownBlock, Load, Stored, Walk, plain_name
 from npusim.kernels.triton.loads_and_stores import Memory, are_alike
@@ -91,6 +92,7 @@ def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[in
     """
     fault: ProgramError | None = None
     function = with_neighbours_apart(function) or function
+    function = with_groups(function) or function
     for block in flat_blocks(function, arguments):
         try:
             reader = _read(on_rows_and_columns(function, block), arguments, grid, choices, block)
