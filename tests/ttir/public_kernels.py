@@ -98,3 +98,13 @@ def quantised_groups(X, Y, Scale, m, n, GROUPS: tl.constexpr, SIZE: tl.constexpr
         x += tl.num_programs(1) * n
         y += tl.num_programs(1) * n
         s += tl.num_programs(1) * (n // SIZE)
+
+
+@triton.jit
+def gates(G, Beta, A, B, Bias, rows, heads, BR: tl.constexpr, BH: tl.constexpr):
+    """Two results of one size, each computed from a tensor that the other does not read."""
+    r, h = tl.program_id(0) * BR + tl.arange(0, BR), tl.arange(0, BH)
+    at, mask = r[:, None] * heads + h[None, :], (h[None, :] < heads) & (r[:, None] < rows)
+    x = tl.load(A + at, mask=mask) + tl.load(Bias + h, mask=h < heads)[None, :]
+    tl.store(G + at, tl.where(x <= 2.0, tl.log(1 + tl.exp(x)), x), mask=mask)
+    tl.store(Beta + at, tl.sigmoid(tl.load(B + at, mask=mask)), mask=mask)

@@ -111,3 +111,13 @@ def test_groups_of_a_row_that_a_reshape_makes(hw: str, n: int) -> None:
     largest = np.abs(groups).max(2)
     wanted = {"Y": (groups / largest[..., None]).reshape(m, n), "Scale": largest}
     check("quantised_groups", (-(-n // 64), 3), words, wanted, hw)
+
+
+@pytest.mark.parametrize("hw", in_turn(DEVICES))
+def test_two_results_that_have_no_tensor_in_common(hw: str) -> None:
+    rows, heads = 10, 6
+    a, b, bias = normal(1, rows, heads), normal(2, rows, heads), normal(3, heads)
+    words = {"G": np.zeros_like(a), "Beta": np.zeros_like(a), "A": a, "B": b, "Bias": bias}
+    x, wide = a.astype(np.float64) + bias, b.astype(np.float64)
+    wanted = {"G": np.where(x <= 2.0, np.log1p(np.exp(x)), x), "Beta": 1 / (1 + np.exp(-wide))}
+    check("gates", (3,), words | {"rows": rows, "heads": heads, "BR": 4, "BH": 8}, wanted, hw)

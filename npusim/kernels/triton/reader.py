@@ -320,7 +320,9 @@ class Reader(Memory):
             self.lines = [line for i, line in enumerate(self.lines) if i not in unread]
 
     def _join_free(self) -> None:
-        """Join axes of stored blocks whose elements are alike along them with those of the first result."""
+        """Join axes of stored blocks whose elements are alike along them with those of the first result; and those of a
+        block of its sizes that has none of its axes.
+        """
         first, *others = self.stored
         known = {self.root(a) for x in (first, *self.loads.values()) for a in x.axes if a is not None}
         known |= {self.root(a) for _, axes, _ in self.states.values() for a in axes if a is not None}
@@ -329,6 +331,11 @@ class Reader(Memory):
             for a, n in zip(x.axes, x.pointer.shape, strict=True):
                 if a is not None and self.root(a) not in known:
                     self._join(next((b for b, size in sizes.items() if size == n), a), a)
+            roots = [{self.root(a) for a in each.axes if a is not None} for each in (first, x)]
+            is_like = x.pointer.shape == first.pointer.shape and x.walk == first.walk
+            if is_like and len(first.axes) > 1 and not roots[0] & roots[1]:  # of other tensors, element by element
+                for a, b in zip(first.axes, x.axes, strict=True):
+                    self._join(a, b)
 
     @property
     def is_misread(self) -> bool:
