@@ -108,3 +108,38 @@ def gates(G, Beta, A, B, Bias, rows, heads, BR: tl.constexpr, BH: tl.constexpr):
     x = tl.load(A + at, mask=mask) + tl.load(Bias + h, mask=h < heads)[None, :]
     tl.store(G + at, tl.where(x <= 2.0, tl.log(1 + tl.exp(x)), x), mask=mask)
     tl.store(Beta + at, tl.sigmoid(tl.load(B + at, mask=mask)), mask=mask)
+
+
+@triton.jit
+def rotated(Q, K, Cos, Sin, tokens, HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, B: tl.constexpr):
+    """A rotation in place, in blocks with an axis of one head; programs of some heads rotate a key too."""
+    head, t = tl.program_id(0), tl.program_id(1) * B + tl.arange(0, B)
+    low, high = tl.arange(0, D // 2), tl.arange(D // 2, D)
+    at, mask = t[:, None] * (D // 2) + low[None, :], t[:, None] < tokens
+    cos, sin = tl.load(Cos + at, mask=mask, other=0.0), tl.load(Sin + at, mask=mask, other=0.0)
+    row, seen = t[:, None, None], (head < HEADS) & (t[:, None, None] < tokens)
+    q = Q + row * (HEADS * D) + head * D
+    q0 = tl.load(q + low[None, None, :], mask=seen, other=0.0)
+    q1 = tl.load(q + high[None, None, :], mask=seen, other=0.0)
+    tl.store(q + low[None, None, :], q0 * cos[:, None, :] - q1 * sin[:, None, :], mask=seen)
+    tl.store(q + high[None, None, :], q0 * sin[:, None, :] + q1 * cos[:, None, :], mask=seen)
+    if head % GROUP == 0:
+        k = K + row * (HEADS // GROUP * D) + head // GROUP * D
+        k0 = tl.load(k + low[None, None, :], mask=row < tokens, other=0.0)
+        k1 = tl.load(k + high[None, None, :], mask=row < tokens, other=0.0)
+        tl.store(k + low[None, None, :], k0 * cos[:, None, :] - k1 * sin[:, None, :], mask=row < tokens)
+        tl.store(k + high[None, None, :], k0 * sin[:, None, :] + k1 * cos[:, None, :], mask=row < tokens)
+
+
+@triton.jit
+def rotated_pairs(X, Turns, n_heads, tokens, HEADS: tl.constexpr, D: tl.constexpr):
+    """A rotation in place by pairs of numbers that are loaded as one block and split."""
+    token, head, d = tl.program_id(0), tl.program_id(1), tl.arange(0, D // 2)
+    if token >= tokens:
+        return
+    cos, sin = tl.split(tl.load(Turns + token * D + d[:, None] * 2 + tl.arange(0, 2)[None, :]))
+    if head < n_heads:
+        x = X + (token * HEADS + head) * D
+        real, imaginary = tl.load(x + 2 * d), tl.load(x + 2 * d + 1)
+        tl.store(x + 2 * d, real * cos - imaginary * sin)
+        tl.store(x + 2 * d + 1, real * sin + imaginary * cos)

@@ -121,3 +121,28 @@ def test_two_results_that_have_no_tensor_in_common(hw: str) -> None:
     x, wide = a.astype(np.float64) + bias, b.astype(np.float64)
     wanted = {"G": np.where(x <= 2.0, np.log1p(np.exp(x)), x), "Beta": 1 / (1 + np.exp(-wide))}
     check("gates", (3,), words | {"rows": rows, "heads": heads, "BR": 4, "BH": 8}, wanted, hw)
+
+
+def turned(x: Any, cos: Any, sin: Any) -> Any:
+    """Return halves of the last axis, (tokens, heads, dim), turned by each token's angles."""
+    low, high = np.split(x.astype(np.float64), 2, -1)
+    cos, sin = (y.astype(np.float64)[:, None] for y in (cos, sin))
+    return np.concatenate([low * cos - high * sin, low * sin + high * cos], -1)
+
+
+@pytest.mark.parametrize("hw", in_turn(DEVICES))
+def test_a_rotation_in_blocks_with_an_axis_of_one_head(hw: str) -> None:
+    tokens, heads, d = 7, 4, 32
+    q, k, cos, sin = normal(1, tokens, heads, d), normal(2, tokens, 2, d), *(normal(i, tokens, d // 2) for i in (3, 4))
+    words = {"Q": q, "K": k, "Cos": cos, "Sin": sin, "tokens": tokens, "HEADS": heads, "GROUP": 2, "D": d, "B": 4}
+    check("rotated", (heads, 2), words, {"Q": turned(q, cos, sin), "K": turned(k, cos, sin)}, hw)
+
+
+@pytest.mark.parametrize("hw", in_turn(DEVICES))
+def test_pairs_that_are_loaded_as_one_block_and_split(hw: str) -> None:
+    tokens, heads, d = 5, 3, 32
+    x, turns = normal(1, tokens, heads, d), normal(2, tokens, d // 2, 2)
+    pairs = np.concatenate([x[..., ::2], x[..., 1::2]], -1)
+    halves = turned(pairs, turns[..., 0], turns[..., 1]).reshape(tokens, heads, 2, d // 2)
+    words = {"X": x, "Turns": turns, "n_heads": heads, "tokens": tokens, "HEADS": heads, "D": d}
+    check("rotated_pairs", (tokens, heads), words, {"X": halves.swapaxes(2, 3).reshape(x.shape)}, hw)

@@ -34,7 +34,7 @@ from npusim.kernels.triton.passed_states import with_states_passed
 from npusim.kernels.triton.peeled_loops import with_loops_joined, with_loops_turned
 from npusim.kernels.triton.rolled_rows import rolled, with_scale_before_maximum, with_scratch_kept
 from npusim.kernels.triton.tensor_axes import Access, GatheredView, View
-from npusim.kernels.triton.third_axis import without_third_axis
+from npusim.kernels.triton.third_axis import without_axis_of_one, without_third_axis
 from npusim.kernels.triton.ttir_text import FORMATS, TYPES, Function, Line, Op, refusing, shape_of
 from npusim.kernels.triton.turned_blocks import with_turned_blocks
 from npusim.kernels.triton.values import (
@@ -91,7 +91,7 @@ def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[in
     A block of flat indices with quotients and remainders is rows and columns, else several smaller blocks.
     """
     fault: ProgramError | None = None
-    function = with_neighbours_apart(function) or function
+    function = without_axis_of_one(with_neighbours_apart(function) or function)
     function = with_groups(function) or function
     for block in flat_blocks(function, arguments):
         try:
