@@ -143,3 +143,19 @@ def rotated_pairs(X, Turns, n_heads, tokens, HEADS: tl.constexpr, D: tl.constexp
         real, imaginary = tl.load(x + 2 * d), tl.load(x + 2 * d + 1)
         tl.store(x + 2 * d, real * cos - imaginary * sin)
         tl.store(x + 2 * d + 1, real * sin + imaginary * cos)
+
+
+@triton.jit
+def flat_product(X, Y, Z, n, B: tl.constexpr):
+    """Flat indices of tensors that have the same elements along other axes."""
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(Z + i, tl.load(X + i, mask=i < n) * tl.load(Y + i, mask=i < n), mask=i < n)
+
+
+@triton.jit
+def shifted_difference(X, Y, tokens, D: tl.constexpr, B: tl.constexpr):
+    """Each token less the one before it; before the first there is none."""
+    t, d = tl.program_id(0) * B + tl.arange(0, B), tl.arange(0, D)
+    at, mask = t[:, None] * D + d[None, :], t[:, None] < tokens
+    before = tl.load(X + at - D, mask=mask & (t[:, None] > 0), other=0.0)
+    tl.store(Y + at, tl.load(X + at, mask=mask, other=0.0) - before, mask=mask)

@@ -146,3 +146,19 @@ def test_pairs_that_are_loaded_as_one_block_and_split(hw: str) -> None:
     halves = turned(pairs, turns[..., 0], turns[..., 1]).reshape(tokens, heads, 2, d // 2)
     words = {"X": x, "Turns": turns, "n_heads": heads, "tokens": tokens, "HEADS": heads, "D": d}
     check("rotated_pairs", (tokens, heads), words, {"X": halves.swapaxes(2, 3).reshape(x.shape)}, hw)
+
+
+@pytest.mark.parametrize("hw", in_turn(DEVICES))
+def test_flat_indices_of_tensors_with_other_axes(hw: str) -> None:
+    x, y = normal(1, 12, 88), normal(2, 2, 6, 88)
+    words = {"X": x, "Y": y, "Z": np.zeros((2, 6, 88), np.float32), "n": x.size, "B": 32}
+    check("flat_product", (33,), words, {"Z": x.astype(np.float64).reshape(2, 6, 88) * y}, hw)
+
+
+@pytest.mark.parametrize("hw", in_turn(DEVICES))
+def test_a_mask_hides_elements_before_the_first(hw: str) -> None:
+    tokens, d = 11, 32
+    x = normal(1, tokens, d)
+    words = {"X": x, "Y": np.zeros_like(x), "tokens": tokens, "D": d, "B": 4}
+    wide = x.astype(np.float64)
+    check("shifted_difference", (3,), words, {"Y": wide - np.concatenate([np.zeros((1, d)), wide[:-1]])}, hw)

@@ -93,7 +93,7 @@ def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[in
     fault: ProgramError | None = None
     function = without_axis_of_one(with_neighbours_apart(function) or function)
     function = with_groups(function) or function
-    for block in flat_blocks(function, arguments):
+    for block in () if choices.lists_remainders else flat_blocks(function, arguments):
         try:
             reader = _read(on_rows_and_columns(function, block), arguments, grid, choices, block)
         except ProgramError as error:
