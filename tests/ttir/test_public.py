@@ -150,9 +150,9 @@ def test_pairs_that_are_loaded_as_one_block_and_split(hw: str) -> None:
 
 @pytest.mark.parametrize("hw", in_turn(DEVICES))
 def test_flat_indices_of_tensors_with_other_axes(hw: str) -> None:
-    x, y = normal(1, 12, 88), normal(2, 2, 6, 88)
-    words = {"X": x, "Y": y, "Z": np.zeros((2, 6, 88), np.float32), "n": x.size, "B": 32}
-    check("flat_product", (33,), words, {"Z": x.astype(np.float64).reshape(2, 6, 88) * y}, hw)
+    x, y = normal(1, 16, 80), normal(2, 2, 8, 80)
+    words = {"X": x, "Y": y, "Z": np.zeros((2, 8, 80), np.float32), "n": x.size, "B": 32}
+    check("flat_product", (40,), words, {"Z": x.astype(np.float64).reshape(2, 8, 80) * y}, hw)
 
 
 @pytest.mark.parametrize("hw", in_turn(DEVICES))
