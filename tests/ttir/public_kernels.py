@@ -159,3 +159,21 @@ def shifted_difference(X, Y, tokens, D: tl.constexpr, B: tl.constexpr):
     at, mask = t[:, None] * D + d[None, :], t[:, None] < tokens
     before = tl.load(X + at - D, mask=mask & (t[:, None] > 0), other=0.0)
     tl.store(Y + at, tl.load(X + at, mask=mask, other=0.0) - before, mask=mask)
+
+
+@triton.jit
+def greater(a, b):
+    mask = a > b
+    mask |= a != a  # noqa: PLR0124 of NaN
+    return tl.where(mask, a, b)
+
+
+@triton.jit
+def softmax_of_graph(X, Y, M, n: tl.constexpr):
+    """A maximum by a function of a compiler of graphs, which returns NaN where there is one."""
+    row, c = tl.program_id(0), tl.arange(0, n)
+    x = tl.load(X + row * n + c)
+    m = tl.reduce(x, 0, greater)
+    e = tl.exp(x - m)
+    tl.store(Y + row * n + c, e / tl.sum(e, 0))
+    tl.store(M + row, m)

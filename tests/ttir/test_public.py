@@ -162,3 +162,14 @@ def test_a_mask_hides_elements_before_the_first(hw: str) -> None:
     words = {"X": x, "Y": np.zeros_like(x), "tokens": tokens, "D": d, "B": 4}
     wide = x.astype(np.float64)
     check("shifted_difference", (3,), words, {"Y": wide - np.concatenate([np.zeros((1, d)), wide[:-1]])}, hw)
+
+
+@pytest.mark.parametrize("hw", in_turn(DEVICES))
+def test_a_maximum_by_a_choice_that_returns_nan(hw: str) -> None:
+    x = normal(1, 4, 64)
+    x[2, 5] = np.nan
+    wide = np.exp(x.astype(np.float64) - x.max(1, keepdims=True))
+    words = {"X": x, "Y": np.zeros_like(x), "M": np.zeros(4, np.float32), "n": 64}
+    wanted = {"Y": wide / wide.sum(1, keepdims=True), "M": x.max(1)}
+    assert np.isnan(wanted["M"]).sum() == 1
+    check("softmax_of_graph", (4,), words, wanted, hw)

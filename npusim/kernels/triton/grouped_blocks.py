@@ -14,8 +14,10 @@ from npusim.kernels.triton.results_apart import inside
 from npusim.kernels.triton.ttir_text import TYPES, Function, Op, shape_of
 
 #: Operations of single elements, or that give all elements one value.
-_OF_ELEMENTS = ("arith.", "math.", "tt.fp_to_fp", "tt.extern_elementwise", "tt.precise", "tt.clampf", "tt.splat")
-_OF_ELEMENTS += ("tt.load", "tt.store", "tt.addptr", "tt.bitcast", "tt.make_range", "tt.reshape", "ttg.convert_layout")
+_OF_ELEMENTS = (
+    *("arith.", "math.", "tt.fp_to_fp", "tt.extern_elementwise", "tt.precise", "tt.clampf", "tt.splat", "tt.load"),
+    *("tt.store", "tt.addptr", "tt.bitcast", "tt.make_range", "tt.reshape", "ttg.convert_layout"),
+)
 _LOOP = ("scf.for", "scf.yield")
 
 

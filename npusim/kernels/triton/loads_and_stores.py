@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, count
+from typing import Any
 
 import numpy as np
 
@@ -280,9 +281,10 @@ class Memory(WholeNumbers):
             return pointer
         (axis,) = along
         lanes, step = np.arange(pointer.shape[axis]), pointer.steps[axis]
-        rules = [RELATIONS[r](d.base[..., None] + d.steps[axis] * lanes, 0) for r, d in rest.of]
-        is_read, base = self.is_read(pointer.base.shape[1])[..., None], pointer.base[..., None]
-        visible, base = np.broadcast_arrays(np.logical_and.reduce(np.broadcast_arrays(is_read, *rules)), base)
+        rules: list[Booleans] = [RELATIONS[r](d.base[..., None] + d.steps[axis] * lanes, 0) for r, d in rest.of]
+        is_read, base = np.asarray(self.is_read(pointer.base.shape[1]))[..., None], pointer.base[..., None]
+        held: Any = np.logical_and.reduce(np.broadcast_arrays(is_read, *rules))
+        visible, base = np.broadcast_arrays(held, base)
         chosen = np.where(visible, lanes, np.argmax(visible, 2)[..., None])
         own = tuple(n if i == axis else 1 for i, n in enumerate(pointer.shape))
         values = np.where(visible.any(2)[..., None], base + step * chosen, 0)
@@ -514,11 +516,11 @@ class Memory(WholeNumbers):
         tensor: Tensor = self.arguments[pointer.of]
         if not np.any(beyond := self._is_beyond(pointer, left)) or not isinstance(tensor, View):
             return
-        low, high = _ends_of(pointer, left)
+        ends = _ends_of(pointer, left)
         beyond = np.broadcast_to(beyond, (len(self.ids), beyond.shape[1]))
         program, time = (int(i) for i in np.argwhere(beyond)[0])
         step, size = max(zip(tensor.by, tensor.sizes, strict=True))
-        low, high = (int(np.broadcast_to(x, beyond.shape)[program, time]) for x in (low, high))
+        low, high = (int(np.broadcast_to(x, beyond.shape)[program, time]) for x in ends)
         index = (low if low < 0 else high) // step
         does = "stores to" if op.name.endswith("store") else "reads"
         axis = f"index {index} of an axis of {size} with stride {step} (allowed: 0 to {size - 1})"
