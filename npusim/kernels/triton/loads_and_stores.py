@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, count
-from typing import Any
 
 import numpy as np
 
@@ -283,11 +282,11 @@ class Memory(WholeNumbers):
         lanes, step = np.arange(pointer.shape[axis]), pointer.steps[axis]
         rules: list[Booleans] = [RELATIONS[r](d.base[..., None] + d.steps[axis] * lanes, 0) for r, d in rest.of]
         is_read, base = np.asarray(self.is_read(pointer.base.shape[1]))[..., None], pointer.base[..., None]
-        held: Any = np.logical_and.reduce(np.broadcast_arrays(is_read, *rules))
+        held: Booleans = np.logical_and.reduce(np.broadcast_arrays(is_read, *rules))
         visible, base = np.broadcast_arrays(held, base)
         chosen = np.where(visible, lanes, np.argmax(visible, 2)[..., None])
         own = tuple(n if i == axis else 1 for i, n in enumerate(pointer.shape))
-        values = np.where(visible.any(2)[..., None], base + step * chosen, 0)
+        values = np.where(visible.any(2, keepdims=True), base + step * chosen, 0)
         made = table_of(op, values.reshape(*values.shape[:2], *own), None, own, 64, self._kinds_of_all)
         others = tuple(0 if i == axis else s for i, s in enumerate(pointer.steps))
         of_rest = replace(pointer, base=np.zeros((1, 1), np.int64), steps=others)

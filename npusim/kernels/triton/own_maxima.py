@@ -7,11 +7,12 @@ chooses the second, and a maximum +0.
 from __future__ import annotations
 
 from dataclasses import replace
+from types import MappingProxyType
 
 from npusim.kernels.triton.ttir_text import Function, Op, makers
 
 #: By the relation that chooses the first of two.
-_WORDS = {"ogt": "arith.maximumf", "olt": "arith.minimumf"}
+_WORDS = MappingProxyType({"ogt": "arith.maximumf", "olt": "arith.minimumf"})
 
 
 def with_maxima(function: Function) -> tuple[Function, list[Op]]:
