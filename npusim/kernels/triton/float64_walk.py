@@ -22,6 +22,8 @@ from npusim import formats
 from npusim.errors import ProgramError
 from npusim.kernels.triton.added_parts import has_atomics
 from npusim.kernels.triton.arithmetic import BINARY, LIBDEVICE, NUMBERS, TO_WHOLE
+from npusim.kernels.triton.own_maxima import with_maxima
+from npusim.kernels.triton.reloaded import with_values_kept
 from npusim.kernels.triton.rolled_rows import with_scratch_kept
 from npusim.kernels.triton.tensor_axes import IntegerTensor
 from npusim.kernels.triton.ttir_text import FORMATS, Function, Op, refusing, shape_of
@@ -488,9 +490,10 @@ class ExactLaunch:
         """``function``: TTIR as it is; ``size``: programs along each axis; ``grids``: those of a launch, of which the
         first says which programs store which rows.
         """
-        self.function, self.arguments, self.size, self.grids = function, arguments, size, grids
+        self.function, self.arguments, self.size, self.grids = with_maxima(function)[0], arguments, size, grids
         self.grid = grids[0]
-        self._inputs, self._scratch = dict[str, Any](), with_scratch_kept(function)[1].keys()
+        self._inputs = dict[str, Any]()
+        self._scratch = with_scratch_kept(function)[1].keys() | with_values_kept(function, arguments)[2].keys()
         for grid in grids:
             for name, placed in grid.placed_inputs.items():
                 self._inputs.setdefault(name, []).extend(placed)

@@ -38,8 +38,10 @@ from npusim.kernels.triton.compiler import OPTIONS, POINTERS, Compiled, Source, 
 from npusim.kernels.triton.float64_walk import ExactLaunch
 from npusim.kernels.triton.kernel_draft import Choices, UnlikeProgramsError
 from npusim.kernels.triton.launch_phases import LaunchGrid, placed
+from npusim.kernels.triton.own_maxima import with_maxima
 from npusim.kernels.triton.reader import Reader, read_launch
 from npusim.kernels.triton.releases import untried
+from npusim.kernels.triton.reloaded import with_values_kept
 from npusim.kernels.triton.results_apart import inside, results_apart
 from npusim.kernels.triton.shared_memory import check_programs
 from npusim.kernels.triton.start_values import starts_apart
@@ -488,8 +490,16 @@ def launched(
 
     Raises `ProgramError` for a kernel that none of these is read of.
     """
+    function, maxima = with_maxima(function)
+    function, arguments, kept = with_values_kept(function, arguments)
     made = _launched(function, arguments, grid, choices, MOST_KINDS)
     check_programs([each.reader for each in made])
+    for each in maxima:
+        why = "a reduction that chooses the greater of two, or NaN, is a maximum: of +0 and -0 it is +0 (minima: -0)"
+        made[0].reader.notes.append(f"{each.line}: {why}")
+    for load in kept.values():
+        why = "what the program has stored is not loaded again: it is the stored value, which a later loop computes "
+        made[0].reader.notes.append(f"{load.line}: {why}again; times are of that")
     for i, one in enumerate(made[1:], 2):
         one.number = i
     return made

@@ -56,7 +56,8 @@ def readings(view: View, bases: Integers, *, is_row: bool, is_part: bool, rows: 
     the same tensor.
     """
     view = view if is_row or view.groups[ROWS] else view.as_rows
-    wholes = [view] if is_row else [*view.ways(), view.split(rows)]
+    # A row may go on along all axes around it, as flat indices of tensors of other axes do.
+    wholes = [view, *[*view.ways()][1:][-1:]] if is_row else [*view.ways(), view.split(rows)]
     for one in [v.every(bases, is_part=is_part) for v in (*wholes, view.split(columns, COLUMNS)) if v is not None]:
         moved = tuple(i for i in one.rest if np.any(np.diff(one.index((i,), bases), axis=1)))
         rest = tuple(i for i in one.rest if i not in moved)

@@ -106,7 +106,7 @@ def is_part(reader: Reader, view: View) -> bool:
     """Return whether a kernel accesses a view's tensor elsewhere too, as another part."""
     accessed = {x.pointer.of for x in (*reader.loads.values(), *reader.stored)}
     views = [x for n, x in reader.arguments.items() if n in accessed and isinstance(x, View)]
-    return sum(x.parameter == view.parameter for x in views) > 1
+    return sum((x.parameter, x.of) == (view.parameter, view.of) for x in views) > 1
 
 
 def placed(reader: Reader) -> LaunchGrid:
@@ -530,7 +530,7 @@ class LaunchGrid:
         of, axes = other.pointer.of, self.called(other.value.axes)
         *at, row, column = self._tensor(of).places(other.pointer.base)
         is_of_loop = self.stored.is_walked and not self.is_stacked
-        is_tile = axes == self.called(self.stored.value.axes) and not other.is_walked and not is_of_loop
+        is_tile = axes == self.called(self.stored.value.axes) and other.is_walked is is_of_loop
         if self.is_stacked and other.is_walked:  # of the loop's tiles, at the places of what it loads
             self._place(other)
             return
@@ -539,6 +539,9 @@ class LaunchGrid:
         elif not is_tile and (axes != "row" or np.any(row != self.row)):
             why = "a second result has to be a tile of the shape of the first, or a number for each stored row"
             raise self._fault(other.line, f"{of}: {why}")
+        if is_tile and other.is_walked:  # the tiles of a row one by one, as the first result's loop does
+            self._place(other)
+            at, row, column = [x[:, :1] for x in at], row[:, :1], _least(column, self.is_visited)
         matrix = list(zip(SIDES, at, (self.batch, self.head, self.split), strict=False))
         if self.is_stacked and self._tensor(of).is_split:  # a program has one place of a result behind the loop
             matrix = matrix[:SPLIT]
@@ -549,8 +552,12 @@ class LaunchGrid:
         if not is_tile:
             self._check_numbers(other)
         if is_tile:
-            is_like = bool(np.all(row == self.row) and np.all(column == self.col))
             sides = self._sides(other.pointer, other.value.axes, other.left)
+            if other.is_walked:
+                down, (axis, width, left) = sides
+                left = np.where(self.is_visited, np.minimum(left, width), 0).sum(1, keepdims=True)
+                sides = [down, (axis, int(left.max()), left)]
+            is_like = bool(np.all(row == self.row) and np.all(column == self.col))
             wholes = self._tensor(of).shape[ROWS:]
             for whole, x, (_, size, left), count in zip(
                 wholes, (row, column), sides, (self.rows, self.cols), strict=True
@@ -606,7 +613,8 @@ class LaunchGrid:
         views = [(v, x) for x in uses if isinstance(v := self._tensor(x.of), View) and not isinstance(v, GatheredView)]
         for (a, _), (b, x) in combinations(views, 2):
             is_stored = a.parameter in {y.pointer.of.partition(".")[0] for y in self.reader.stored}
-            if a.name != b.name and is_stored and a.parameter == b.parameter and not a.is_apart_from(b):
+            is_one = (a.parameter, a.of) == (b.parameter, b.of)  # of a tensor before its store the values are others
+            if a.name != b.name and is_stored and is_one and not a.is_apart_from(b):
                 raise self._fault(x.line, f"{a.parameter}: two accesses are a constant apart, and their blocks overlap")
 
     def _check_bounds(self) -> None:
@@ -666,7 +674,9 @@ class LaunchGrid:
         for x in self.reader.loads.values():
             bound = self._global(x.of, x.name)
             tensor = bound.tensor if isinstance(bound, Stacked) else bound
-            placed.setdefault(x.of.partition(".")[0], []).append((tensor, self._tensor(x.of)))
+            arranged = self._tensor(x.of)
+            parameter = arranged.parameter if isinstance(arranged, View) else x.of.partition(".")[0]
+            placed.setdefault(parameter, []).append((tensor, arranged))
         return placed
 
     @property

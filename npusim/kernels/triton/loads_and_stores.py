@@ -21,6 +21,7 @@ from npusim.kernels.triton.values import (
     RELATIONS,
     ROWS,
     Affine,
+    Booleans,
     Condition,
     Descriptor,
     Elements,
@@ -236,7 +237,10 @@ class Memory(WholeNumbers):
             raise op.fail(f"{why} is not supported with a block as other=")
         try:
             bounds = bounds if isinstance(bounds, Condition) and bounds.every else None
-            self._load(op, self._in_visible_lanes(op, pointer, bounds, rest), bounds, number, fmt)
+            at = self._in_visible_lanes(op, pointer, bounds, rest)
+            if at is pointer and self._is_beyond(pointer, self._left(op, bounds, pointer)).any():
+                at = self._of_visible_lanes(op, pointer, bounds, rest)
+            self._load(op, at, bounds, number, fmt)
         except ProgramError as error:
             raise op.fail(
                 f"{why} is read as a load of the whole block and a tl.where after it, which fails: {error}"
@@ -266,6 +270,28 @@ class Memory(WholeNumbers):
             of_rest = replace(pointer, base=pointer.base + first * step, steps=steps)
             return self._in_rows(op, Listed(of_rest, (np.clip(lanes, first, last) - first) * step, at), bounds)
         return pointer
+
+    def _of_visible_lanes(self, op: Op, pointer: Affine, bounds: Known | None, rest: Condition) -> Affine:
+        """Return pointers of which lanes that a mask hides, program by program, have the address of a visible one.
+
+        As they are where the mask goes along no axis, or along several.
+        """
+        along = {i for _, d in rest.every for i, s in enumerate(d.steps) if s}
+        if rest.either or len(along) != 1 or any(x is not None for x in pointer.limits()):
+            return pointer
+        (axis,) = along
+        lanes, step = np.arange(pointer.shape[axis]), pointer.steps[axis]
+        rules: list[Booleans] = [RELATIONS[r](d.base[..., None] + d.steps[axis] * lanes, 0) for r, d in rest.of]
+        is_read, base = np.asarray(self.is_read(pointer.base.shape[1]))[..., None], pointer.base[..., None]
+        held: Booleans = np.logical_and.reduce(np.broadcast_arrays(is_read, *rules))
+        visible, base = np.broadcast_arrays(held, base)
+        chosen = np.where(visible, lanes, np.argmax(visible, 2)[..., None])
+        own = tuple(n if i == axis else 1 for i, n in enumerate(pointer.shape))
+        values = np.where(visible.any(2, keepdims=True), base + step * chosen, 0)
+        made = table_of(op, values.reshape(*values.shape[:2], *own), None, own, 64, self._kinds_of_all)
+        others = tuple(0 if i == axis else s for i, s in enumerate(pointer.steps))
+        of_rest = replace(pointer, base=np.zeros((1, 1), np.int64), steps=others)
+        return self._in_rows(op, Listed(of_rest, made.table, replace(made.at, shape=pointer.shape)), bounds)
 
     def _in_lanes(self, op: Op, x: Floats, shape: tuple[int, ...], lanes: list[Integers], other: Known | None) -> None:
         """Set a loaded block; where a mask hides some lanes of one element, each lane has a separate value."""
@@ -488,25 +514,29 @@ class Memory(WholeNumbers):
     def _check_indices(self, op: Op, pointer: Affine, left: Sequence[Integers]) -> None:
         """Raise `ProgramError` for an address beyond a recorded view, whose integers may be data."""
         tensor: Tensor = self.arguments[pointer.of]
-        if not isinstance(tensor, View) or not tensor.sizes:
+        if not np.any(beyond := self._is_beyond(pointer, left)) or not isinstance(tensor, View):
             return
-        ends = [s * (np.minimum(n, x) - 1) for s, n, x in zip(pointer.steps, pointer.shape, left, strict=True)]
-        low = pointer.base + sum(np.minimum(0, e) for e in ends)
-        high = pointer.base + sum(np.maximum(0, e) for e in ends)
-        last = sum((n - 1) * step for n, step in zip(tensor.sizes, tensor.by, strict=True))
-        is_read = np.logical_and.reduce(np.broadcast_arrays(np.ones((1, 1), bool), *(x > 0 for x in left)))
-        beyond = is_read & self.is_read(pointer.base.shape[1]) & ((low < 0) | (high > last))
-        if not np.any(beyond):
-            return
+        ends = _ends_of(pointer, left)
         beyond = np.broadcast_to(beyond, (len(self.ids), beyond.shape[1]))
         program, time = (int(i) for i in np.argwhere(beyond)[0])
         step, size = max(zip(tensor.by, tensor.sizes, strict=True))
-        low, high = (int(np.broadcast_to(x, beyond.shape)[program, time]) for x in (low, high))
+        low, high = (int(np.broadcast_to(x, beyond.shape)[program, time]) for x in ends)
         index = (low if low < 0 else high) // step
         does = "stores to" if op.name.endswith("store") else "reads"
         axis = f"index {index} of an axis of {size} with stride {step} (allowed: 0 to {size - 1})"
         why = f"{self.program(program)} {does} {axis}, and no mask keeps it from that"
         raise op.fail(f"{pointer.of}: {why}{self._looked(op, program, time)}")
+
+    def _is_beyond(self, pointer: Affine, left: Sequence[Integers]) -> Booleans:
+        """Return in which programs and iterations some address of a block is beyond its recorded view."""
+        tensor: Tensor = self.arguments[pointer.of]
+        if not isinstance(tensor, View) or not tensor.sizes:
+            return np.zeros((1, 1), bool)
+        low, high = _ends_of(pointer, left)
+        last = sum((n - 1) * step for n, step in zip(tensor.sizes, tensor.by, strict=True))
+        is_read = np.logical_and.reduce(np.broadcast_arrays(np.ones((1, 1), bool), *(x > 0 for x in left)))
+        beyond: Booleans = is_read & self.is_read(pointer.base.shape[1]) & ((low < 0) | (high > last))
+        return beyond
 
     def _looked(self, op: Op, program: int, time: int) -> str:
         """Return which integers that a kernel loads an address is computed from, for one program and iteration."""
@@ -711,6 +741,13 @@ class Memory(WholeNumbers):
 def _read_of(lanes: list[Integers], pointer: Affine) -> list[Integers]:
     """Return how many elements the lanes of a block read along each axis: one where all have the same."""
     return [x if step else np.minimum(x, 1) for x, step in zip(lanes, pointer.steps, strict=True)]
+
+
+def _ends_of(pointer: Affine, left: Sequence[Integers]) -> tuple[Integers, Integers]:
+    """Return the first and the last address of a block's elements that a mask leaves."""
+    ends = [s * (np.minimum(n, x) - 1) for s, n, x in zip(pointer.steps, pointer.shape, left, strict=True)]
+    low = pointer.base + sum(np.minimum(0, e) for e in ends)
+    return low, pointer.base + sum(np.maximum(0, e) for e in ends)
 
 
 def _number_of(x: Known | None) -> int | None:

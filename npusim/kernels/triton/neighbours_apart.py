@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from npusim.kernels.triton.results_apart import inside
 from npusim.kernels.triton.ttir_text import TYPES, Function, Op, makers, shape_of
 from npusim.kernels.triton.values import Affine, Condition, Known, Number
 
@@ -18,7 +19,11 @@ _PAIR = 2
 _TYPE = re.compile(r"tensor<((?:\d+x)+)((?:!tt\.ptr<\w+>|\w+))>")
 #: Operations of single elements, and those that give all elements one value.
 _ELEMENTWISE = ("arith.", "math.", "tt.fp_to_fp", "tt.extern_elementwise", "tt.precise", "tt.clampf", "tt.splat")
-_WITHOUT_RESULTS = ("tt.store", "tt.return", "block", "llvm.intr.assume")
+_WITHOUT_RESULTS = ("tt.store", "tt.return", "block", "llvm.intr.assume", "cf.cond_br", "cf.br")
+
+
+#: Operations with operations of their own, that stay as they are.
+_WITH_BODIES = ("tt.reduce", "scf.if")
 
 
 class _OtherBlocksError(Exception):
@@ -30,12 +35,18 @@ def with_neighbours_apart(function: Function) -> Function | None:
     operations = function.operations
     if not any(o.name in ("tt.split", "tt.join") for o in operations):
         return None
-    if any(o.body or (not o.results and o.name not in _WITHOUT_RESULTS) for o in operations):
+    if any((o.body and o.name not in _WITH_BODIES) or _is_other(o) for o in operations):
         return None
     try:
         return function._replace(operations=_Halves(operations).changed())
     except _OtherBlocksError:
         return None
+
+
+def _is_other(op: Op) -> bool:
+    """Return whether an operation may have effects that are not looked at, or splits or joins within it."""
+    inner = [o.name for o in inside([op])]
+    return (not op.results and op.name not in (*_WITHOUT_RESULTS, "scf.if")) or bool({*inner} & {"tt.split", "tt.join"})
 
 
 class _Halves:
@@ -65,7 +76,7 @@ class _Halves:
         needed, kept = set[str](), list[Op]()
         for op in reversed(self.ordered):
             if not op.results or needed.intersection(op.results):
-                needed |= {*op.operands}
+                needed |= {*op.operands, *(n for o in inside([op]) for n in o.operands)}
                 kept.insert(0, op)
         return kept
 
@@ -124,7 +135,8 @@ class _Halves:
         result = f"{name}@half{which}"
         is_integer = "tt.ptr" in op.type or re.search(r"x?i\d+>?$", TYPES.findall(op.type)[-1]) is not None
         if is_integer and op.name not in ("tt.load", "arith.cmpf"):
-            text = f"{HALF} half = {which}"
+            is_pair = self._shape(name)[-_PAIR:] == (size // _PAIR, _PAIR)
+            text = f"{HALF} half = {which}{', of pairs' if is_pair else ''}"
             self.ordered.append(Op(HALF, [result], [name], text, self._typed(op.type, size), op.line))
         elif op.name == "tt.load" or op.name.startswith(_ELEMENTWISE):
             operands = [self._half(n, size, which) for n in op.operands]
@@ -141,6 +153,8 @@ def half_of(op: Op, x: Known) -> Known:
     Raises `ProgramError` for integers by a table.
     """
     which = op.number("half")
+    if op.text.endswith("of pairs") and isinstance(x, Affine | Condition | Number):
+        return _of_pairs(op, x, which)
     if isinstance(x, Affine):
         return _half(op, x, which)
     if isinstance(x, Condition):
@@ -152,6 +166,18 @@ def half_of(op: Op, x: Known) -> Known:
     raise op.fail(
         "tl.split or tl.join of a block with loaded integers is not supported; use pointers to the even elements"
     )
+
+
+def _of_pairs(op: Op, x: Affine | Condition | Number, which: int) -> Known:
+    """Return one of each pair along the last axis."""
+    if isinstance(x, Number):
+        return replace(x, shape=x.shape[:-1])
+    if isinstance(x, Condition):
+        return x.changed(lambda d: _of_pairs(op, d, which))  # type: ignore[arg-type, return-value]
+    if x.limits()[-1] is not None:
+        raise op.fail("tl.split of a block of which a mask hides some elements of a pair is not supported")
+    base = x.base + which * x.steps[-1]
+    return replace(x, base=base, steps=x.steps[:-1], shape=x.shape[:-1], left=x.left[:-1])
 
 
 def _half(op: Op, x: Affine, which: int) -> Affine:

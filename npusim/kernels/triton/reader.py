@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ from npusim.kernels.triton.blocks_as_rows import flattened, trimmed, with_blocks
 from npusim.kernels.triton.element_behind import with_elements_chosen
 from npusim.kernels.triton.element_wise import elements_in
 from npusim.kernels.triton.flat_indices import FlatBlock, flat_blocks, on_rows_and_columns
+from npusim.kernels.triton.grouped_blocks import with_groups
 from npusim.kernels.triton.integers import bits_of, within
 from npusim.kernels.triton.kernel_draft import Choices, KnownBlock, Load, Stored, Walk, plain_name
 from npusim.kernels.triton.loads_and_stores import Memory, are_alike
@@ -32,7 +34,7 @@ from npusim.kernels.triton.passed_states import with_states_passed
 from npusim.kernels.triton.peeled_loops import with_loops_joined, with_loops_turned
 from npusim.kernels.triton.rolled_rows import rolled, with_scale_before_maximum, with_scratch_kept
 from npusim.kernels.triton.tensor_axes import Access, GatheredView, View
-from npusim.kernels.triton.third_axis import without_third_axis
+from npusim.kernels.triton.third_axis import without_axis_of_one, without_third_axis
 from npusim.kernels.triton.ttir_text import FORMATS, TYPES, Function, Line, Op, refusing, shape_of
 from npusim.kernels.triton.turned_blocks import with_turned_blocks
 from npusim.kernels.triton.values import (
@@ -89,8 +91,9 @@ def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[in
     A block of flat indices with quotients and remainders is rows and columns, else several smaller blocks.
     """
     fault: ProgramError | None = None
-    function = with_neighbours_apart(function) or function
-    for block in flat_blocks(function, arguments):
+    function = without_axis_of_one(with_neighbours_apart(function) or function)
+    function = with_groups(function) or function
+    for block in () if choices.lists_remainders else flat_blocks(function, arguments):
         try:
             reader = _read(on_rows_and_columns(function, block), arguments, grid, choices, block)
         except ProgramError as error:
@@ -205,6 +208,7 @@ class Reader(Memory):
         self._check_uncut()
         if not self.stored:
             raise ProgramError(f"{function.operations[-1].line}: {function.name} stores nothing")
+        self._drop_states()
         self._drop_statements()
         self._drop_unread()
         if not self.loads and not self.seen:
@@ -276,6 +280,31 @@ class Reader(Memory):
         words = {word for text in texts for word in re.findall(r"[A-Za-z_]\w*", text)}
         self.loads = {n: x for n, x in self.loads.items() if x.is_walked or n in words}
 
+    def _drop_states(self) -> None:
+        """Leave out states of loops that only their own next value reads, as compiled code does."""
+        made, live = dict[str, set[str]](), set[str]()
+        for text, _ in (*self.lines, *(line for walk in self.walks for line in walk.lines)):
+            if " = " not in text or text.startswith("yield "):
+                live |= _words(text)
+                continue
+            for target, value in _assignments(text):
+                made.setdefault(target, set()).update(_words(value))
+        waiting = {word for x in self.stored for word in _words(self.text(x.value))}
+        waiting |= live | {n for walk in self.walks for n in walk.masked}
+        while waiting:
+            live |= waiting
+            waiting = {word for n in waiting for word in made.get(n, ())} - live
+        if not (unread := self.states.keys() - live):
+            return
+        self.states = {n: x for n, x in self.states.items() if n not in unread}
+        for walk in self.walks:
+            walk.states = [n for n in walk.states if n not in unread]
+            every = [(_kept(text, live), line) for text, line in walk.lines]
+            walk.lines = [(text, line) for text, line in every if text]
+        if len(self.walks) == 1 and not self.walks[0].states and not any(x.is_walked for x in self.stored):
+            self.loads = {n: x for n, x in self.loads.items() if n not in self.walks[0].loads}
+            self.walks = []
+
     def _drop_statements(self) -> None:
         """Leave out statements outside of loops whose value no other reads, as where a sum takes a product in."""
         while True:
@@ -291,7 +320,9 @@ class Reader(Memory):
             self.lines = [line for i, line in enumerate(self.lines) if i not in unread]
 
     def _join_free(self) -> None:
-        """Join axes of stored blocks whose elements are alike along them with those of the first result."""
+        """Join axes of stored blocks whose elements are alike along them with those of the first result; and those of a
+        block of its sizes that has none of its axes.
+        """
         first, *others = self.stored
         known = {self.root(a) for x in (first, *self.loads.values()) for a in x.axes if a is not None}
         known |= {self.root(a) for _, axes, _ in self.states.values() for a in axes if a is not None}
@@ -300,6 +331,11 @@ class Reader(Memory):
             for a, n in zip(x.axes, x.pointer.shape, strict=True):
                 if a is not None and self.root(a) not in known:
                     self._join(next((b for b, size in sizes.items() if size == n), a), a)
+            roots = [{self.root(a) for a in each.axes if a is not None} for each in (first, x)]
+            is_like = x.pointer.shape == first.pointer.shape and x.walk == first.walk
+            if is_like and len(first.axes) > 1 and not roots[0] & roots[1]:  # of other tensors, element by element
+                for a, b in zip(first.axes, x.axes, strict=True):
+                    self._join(a, b)
 
     @property
     def is_misread(self) -> bool:
@@ -922,6 +958,30 @@ def _continued(blocks: Mapping[str, list[Op]], one: str, other: str) -> list[Op]
     later = [o for n, b in blocks.items() if n != one for o in b[1:]]
     is_left = any(re.search(rf"\{other}\b", o.text) for o in (*blocks[one][1:], *later))
     return [*blocks[one], *(o for n, b in blocks.items() if n != one and (is_left or n != other) for o in b)]
+
+
+def _words(text: str) -> set[str]:
+    """Return the names in a statement."""
+    return set(re.findall(r"[A-Za-z_]\w*", text))
+
+
+def _assignments(text: str) -> list[tuple[str, str]]:
+    """Return the names that a statement binds, each with its expression."""
+    targets, _, values = text.partition(" = ")
+    depths = list(accumulate((c in "([") - (c in ")]") for c in values))
+    commas = [i for i, c in enumerate(values) if c == "," and not depths[i]]
+    ends = zip([-1, *commas], [*commas, len(values)], strict=True)
+    each = [values[a + 1 : b].strip() for a, b in ends]
+    names = targets.split(", ")
+    return list(zip(names, each, strict=True)) if len(names) > 1 else [(targets, values)]
+
+
+def _kept(text: str, live: set[str]) -> str:
+    """Return a statement without the names that nothing reads; empty if nothing of it is left."""
+    if " = " not in text or text.startswith("yield "):
+        return text
+    kept = [(n, value) for n, value in _assignments(text) if n in live]
+    return f"{', '.join(n for n, _ in kept)} = {', '.join(value for _, value in kept)}" if kept else ""
 
 
 def _within(op: Op) -> Iterator[Op]:

@@ -39,7 +39,7 @@ class View(Tensor):
     ``described``, ``described_by``: sizes and strides as a descriptor has them.  ``is_exchanged``: along its rows the
     stride is the smaller one.  ``storage``, ``offset``: the memory that it is in, and its first element there.
     ``parts``: of a tensor that atomic additions add so many parts to, along its first axis, which are one in memory;
-    ``sums``: of the sums of so many parts.
+    ``sums``: of the sums of so many parts.  ``of``: the parameter, where the view has another name.
     """
 
     sizes: tuple[int, ...] = ()
@@ -53,6 +53,7 @@ class View(Tensor):
     offset: int = field(default=0, compare=False)
     parts: int = 0
     sums: int = 0
+    of: str = ""
 
     @property
     def rest(self) -> Group:
@@ -175,7 +176,7 @@ class View(Tensor):
     @property
     def parameter(self) -> str:
         """The parameter of the kernel whose tensor it is, or is a part of."""
-        return self.name.partition(".")[0]
+        return self.of or self.name.partition(".")[0]
 
     @property
     def argument(self) -> tuple[int, ...]:

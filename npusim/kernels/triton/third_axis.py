@@ -43,6 +43,32 @@ def without_third_axis(function: Function) -> Iterator[tuple[Function, int]]:
             yield _without(function, known, sizes[axis]), sizes[axis]
 
 
+def without_axis_of_one(function: Function) -> Function:
+    """Return a kernel without an axis of one index of its blocks of three; as it is where they have none, or where an
+    operation goes along it or exchanges axes.
+    """
+    every = [*function.operations, *inside(function.operations)]
+    shapes = [shape for o in every for shape, _ in _types(o.text) if len(shape) >= THREE]
+    axes = [i for i in range(THREE) if shapes and all(len(shape) == THREE and shape[i] == 1 for shape in shapes)]
+    of_three = [o for o in every if any(len(shape) == THREE for shape, _ in _types(o.text))]
+    if not axes or any(o.name.startswith((*_OTHERS, "tt.reduce", "scf.for", "scf.while")) for o in of_three):
+        return function
+
+    def thinner(match: re.Match[str]) -> str:
+        sizes = match[1].split("x")[:-1]
+        sizes = [n for i, n in enumerate(sizes) if len(sizes) < THREE or i != axes[0]]
+        return f"tensor<{'x'.join(sizes)}x{match[2]}>"
+
+    def changed(op: Op) -> Op:
+        op = replace(op, body=[*map(changed, op.body)], otherwise=[*map(changed, op.otherwise)])
+        if op.name == "tt.expand_dims" and len(_types(op.text)[-1][0]) == THREE:
+            text = re.sub(r"\{[^}]*\}", "", op.text).replace("tt.expand_dims", "tt.reshape")
+            op = replace(op, name="tt.reshape", text=text)
+        return replace(op, text=_TYPE.sub(thinner, op.text), type=_TYPE.sub(thinner, op.type))
+
+    return function._replace(operations=[*map(changed, function.operations)])
+
+
 def with_own_axes(operations: Sequence[Op]) -> list[Op]:
     """Return operations where each reader of a block of constants, or with an axis of one index, has such a block.
 

@@ -469,19 +469,30 @@ class WholeNumbers(Arithmetic, ABC):
         return made
 
     def _tt_dot(self, op: Op, a: Known, b: Known, c: Known) -> None:
-        kind = shape_of(op.type)[1]
+        shape, kind = shape_of(op.type)
         if kind in WHOLE:
             is_zero = isinstance(c, Affine) and not any(c.steps) and not np.any(c.base)
-            most = MOST_EXACT >> 14
             inner = shape_of("tensor" + re.findall(r"tensor(<[^>]*>)", op.text)[0])[0][1]
-            if not is_zero or inner > most:
-                why = (
-                    f"tl.dot of integers that accumulates in a loop, or adds more than {most:,} products, is not "
-                    "supported"
-                )
-                raise op.fail(f"{why}; convert each product to float32 and add these")
-            c = Number(0.0, "0.0", shape_of(op.type)[0])
+            carried = {n: x.held for walk in self.walks for n, x in walk.entered.items()}
+            held = carried.get(op.operands[2]) if isinstance(c, Floats) else None
+            is_carried = held is not None and held.start == 0.0
+            count = inner * (sum(int(walk.counts.max()) for walk in self.walks) if is_carried else 1)
+            most = MOST_EXACT // max(1, self._largest(op.operands[0]) * self._largest(op.operands[1]))
+            if not (is_zero or is_carried) or count > most:
+                why = f"tl.dot of integers adds {count:,} products" if is_zero or is_carried else "a tl.dot of integers"
+                why += f", of which float32 adds {most:,} exactly" if is_zero or is_carried else " is added to others"
+                raise op.fail(f"{why}, which is not supported; convert products of fewer to float32 and add these")
+            c = Number(0.0, "0.0", shape) if is_zero else c
         super()._tt_dot(op, a, b, c)
+
+    def _largest(self, name: str) -> int:
+        """Return the largest magnitude of a factor of a product of integers: that of the data, if it is loaded."""
+        loads = [self.values[o.operands[0]] for o in self.looked_up(name).values()]
+        tensors = [self.arguments[x.of.partition(".")[0]] for x in loads if isinstance(x, Affine)]
+        known = [x.data for x in tensors if isinstance(x, IntegerTensor) and x.data is not None]
+        makers = [o.name for n in self._made_of(name) for o in self._made if n in o.results]
+        is_loaded = len(known) == len(loads) > 0 and "arith.fptosi" not in makers
+        return max(int(np.abs(x).max(initial=0)) for x in known) if is_loaded else 1 << 7
 
     def _tt_reduce(self, op: Op, x: Known, *others: Known) -> None:
         """Read a maximum with its index, the first of equal ones, beside other reductions."""

@@ -1,0 +1,187 @@
+"""Loads of what the program itself has stored: the stored value in place of the load.
+
+A later loop that goes through the same tiles computes the value again, from what the tensors had before the launch; a
+tensor that is loaded before its store too is read under another name for that, as it is before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from npusim.kernels.triton.results_apart import LOADS, STORES, inside, roots_of, sources_of
+from npusim.kernels.triton.rolled_rows import with_scratch_kept
+from npusim.kernels.triton.tensor_axes import View
+from npusim.kernels.triton.ttir_text import Function, Op, makers
+
+#: What the name of a tensor as it is before the launch ends with.
+BEFORE = "_before"
+_NAMES = re.compile(r"%[\w#@-]+")
+_PURE = (
+    *("arith.", "math.", "tt.splat", "tt.broadcast", "tt.expand_dims", "tt.addptr", "tt.fp_to_fp", "tt.make_range"),
+    *("tt.extern_elementwise", "tt.precise", "tt.clampf", "tt.get_program_id", "tt.load"),
+)
+
+
+def with_values_kept(
+    function: Function, arguments: Mapping[str, Any]
+) -> tuple[Function, dict[str, Any], dict[str, Op]]:
+    """Return a kernel whose loads behind stores of the same elements are the stored values, its arguments, and the
+    first of these loads by tensor; as it is where it has none.
+    """
+    operations, given, kept = function.operations, dict(arguments), dict[str, Op]()
+    parameters, scratch = dict(function.parameters), with_scratch_kept(function)[1]
+    for tensor in [n for n, kind in function.parameters.items() if "ptr" in kind and isinstance(given.get(n), View)]:
+        made = _Reloads(operations, tensor, function.parameters).changed()
+        if made is None or tensor in scratch or (made[2] and tensor + BEFORE in parameters):
+            continue
+        operations, loads, is_before = made
+        kept[tensor] = loads[0]
+        if is_before:
+            parameters[tensor + BEFORE] = parameters[tensor]
+            given[tensor + BEFORE] = replace(given[tensor], name=tensor + BEFORE, of=tensor)
+    return function._replace(operations=operations, parameters=parameters), given, kept
+
+
+class _Reloads:
+    """The accesses of a kernel to one tensor."""
+
+    def __init__(self, operations: list[Op], tensor: str, parameters: Mapping[str, str]) -> None:
+        self.operations, self.tensor, self.parameters = operations, tensor, parameters
+        every = [*operations, *inside(operations)]
+        self.made, sources = makers(every), sources_of(operations)
+        self.roots = {id(o): roots_of(o.operands[0], sources) for o in every if o.name in (*LOADS, *STORES)}
+        own = [o for o in every if tensor in self.roots.get(id(o), ())]
+        self.stores, self.loads = ([o for o in own if o.name in names] for names in (STORES, LOADS))
+        self.stored = {n for o in every if o.name in STORES for n in self.roots[id(o)]}
+        self.has_others = any(o.name.startswith(("tt.atomic", "scf.if", "cf.", "scf.while")) for o in every)
+
+    def changed(self) -> tuple[list[Op], list[Op], bool] | None:
+        """Return the operations without loads behind the one store, those loads, and whether others are of the tensor
+        before the launch; None where there are none, or some that may have other elements.
+        """
+        if len(self.stores) != 1 or self.stores[0].name != "tt.store" or self.has_others:
+            return None
+        (store,), ((first, block),) = self.stores, self._blocks(self.stores[0])
+        if self.roots[id(store)] != {self.tensor}:
+            return None
+        new, kept, others = dict[int, list[Op]](), list[Op](), list[Op]()
+        for load in self.loads:
+            ((loop, own),) = self._blocks(load)
+            is_behind = self.operations.index(loop or load) > self.operations.index(first or store)
+            is_behind |= own is block and own.index(load) > own.index(store)
+            renamed = {} if loop is None or first is None else {first.operands[0]: loop.operands[0]}
+            if not self._is_alike(store.operands[0], load.operands[0], renamed):
+                return None
+            if not is_behind:
+                others.append(load)
+            elif self._are_masks_alike(store, load, renamed) and self._is_visited(first, loop, own is block):
+                again = self._value(store.operands[1], renamed, first) if own is not block else (store.operands[1], [])
+                if again is None:
+                    return None
+                value, before = again
+                new[id(load)] = [*before, *self._chosen(load, value)]
+                kept.append(load)
+            else:
+                return None
+        if not kept:
+            return None
+        is_before = bool(others) and first is not None
+        every = [self._replaced(o, new, is_before=is_before) for o in self.operations]
+        return [o for made in every for o in made], kept, is_before
+
+    def _blocks(self, op: Op) -> list[tuple[Op | None, list[Op]]]:
+        """Return the loop of the kernel's operations that an operation is in, if any, and the operations around it."""
+        if op in self.operations:
+            return [(None, self.operations)]
+        return [(o, o.body) for o in self.operations if o.name == "scf.for" and op in o.body] or [(op, [])]
+
+    def _is_visited(self, first: Op | None, loop: Op | None, is_one: bool) -> bool:
+        """Return whether a load is behind its store of the same iteration, or in a later loop over the same tiles."""
+        if is_one or first is None or loop is None or first is loop:
+            return is_one
+        return all(map(self._is_alike, first.operands[1:4], loop.operands[1:4]))
+
+    def _is_alike(self, one: str, other: str, renamed: Mapping[str, str] | None = None) -> bool:
+        """Return whether two values are computed alike; ``renamed``: values of the one loop by those of the other."""
+        if renamed and one in renamed:
+            return renamed[one] == other
+        if one == other:
+            return True
+        a, b = self.made.get(one), self.made.get(other)
+        if a is None or b is None or a.name != b.name or not a.name.startswith(_PURE) or a.name in LOADS:
+            return False
+        texts = [_NAMES.sub("%", o.text) for o in (a, b)]
+        pairs = zip(a.operands, b.operands, strict=False)
+        return texts[0] == texts[1] and all(self._is_alike(x, y, renamed) for x, y in pairs)
+
+    def _are_masks_alike(self, store: Op, load: Op, renamed: Mapping[str, str]) -> bool:
+        masks = store.operands[2:3], load.operands[1:2]
+        is_one = len(masks[0]) == len(masks[1])
+        return is_one and all(self._is_alike(a, b, renamed) for a, b in zip(*masks, strict=True))
+
+    def _value(self, name: str, renamed: Mapping[str, str], loop: Op | None) -> tuple[str, list[Op]] | None:
+        """Return a value of a loop as another loop computes it again, with its operations; None where it cannot."""
+        inner = [] if loop is None else loop.body
+        names, before = dict(renamed), list[Op]()
+        carried = set[str]() if loop is None else set(loop.operands[4::2])
+
+        def again(name: str) -> str | None:
+            if name in names or name in carried:
+                return names.get(name)
+            op = self.made.get(name)
+            if op is None or op not in inner:
+                return name
+            if not op.name.startswith(_PURE) or op.body or len(op.results) != 1:
+                return None
+            if op.name == "tt.load" and self.roots[id(op)] & (self.stored - {self.tensor}):
+                return None
+            operands = [again(n) for n in op.operands]
+            if any(n is None for n in operands):
+                return None
+            names[name] = f"{name}@{renamed[inner_number]}"
+            before.append(replace(op, results=[names[name]], operands=[n for n in operands if n is not None]))
+            self.made[names[name]] = before[-1]
+            if op.name == "tt.load":
+                self.roots[id(before[-1])] = self.roots[id(op)]
+            return names[name]
+
+        inner_number = "" if loop is None else loop.operands[0]
+        made = again(name)
+        return None if made is None else (made, before)
+
+    @staticmethod
+    def _chosen(load: Op, value: str) -> list[Op]:
+        """Return the operation that gives a load's result: the value, or the number where its mask hides lanes."""
+        if len(load.operands) < 3:
+            return [replace(load, name="ttg.convert_layout", operands=[value])]
+        type_ = re.sub(r"!tt\.ptr<(\w+)>", r"\1", load.type)
+        operands = [load.operands[1], value, load.operands[2]]
+        return [replace(load, name="arith.select", operands=operands, text=f"arith.select : {type_}", type=type_)]
+
+    def _replaced(self, op: Op, new: Mapping[int, Sequence[Op]], *, is_before: bool) -> list[Op]:
+        """Return operations in place of one: other loads of the tensor are of it as it is before."""
+        if id(op) in new:
+            return [one for o in new[id(op)] for one in self._replaced(o, {}, is_before=is_before)]
+        if is_before and op.name == "tt.load" and self.tensor in self.roots.get(id(op), ()):
+            return self._of_before(op)
+        if op.name == "scf.for":
+            return [replace(op, body=[x for o in op.body for x in self._replaced(o, new, is_before=is_before)])]
+        return [op]
+
+    def _of_before(self, load: Op) -> list[Op]:
+        """Return a load of the tensor as it is before, with the operations that make its pointer."""
+        made, names = list[Op](), {self.tensor: self.tensor + BEFORE}
+
+        def moved(name: str) -> str:
+            op = self.made.get(name)
+            if name in names or op is None or "ptr" not in op.type:
+                return names.get(name, name)
+            names[name] = f"{name}{BEFORE}@{load.results[0]}"
+            made.append(replace(op, results=[names[name]], operands=[moved(op.operands[0]), *op.operands[1:]]))
+            return names[name]
+
+        pointer = moved(load.operands[0])
+        return [*made, replace(load, operands=[pointer, *load.operands[1:]])]
