@@ -60,8 +60,8 @@ if TYPE_CHECKING:
     from npusim.kernels.attention.online_softmax import Accumulate
     from npusim.kernels.declare.define import Phases
     from npusim.kernels.declare.registry import Schedule
-    from npusim.machines.base import Machine
     from npusim.kernels.form.phase import Phase
+    from npusim.machines.base import Machine
 
 #: A product in TTIR: its rows, the length of its sum, its columns.
 _DOT = r"tt\.dot [^:]*:[^:]*?tensor<(\d+)x(\d+)x\w+> \* tensor<\d+x(\d+)x\w+>"
