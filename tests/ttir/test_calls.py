@@ -49,7 +49,6 @@ REFUSED = {
     "tl.atomic_max(Y + i, x)": "atomics",
     "tl.store(Y + i, tl.cumsum(x, 0, reverse=True))": "reverse",
     "tl.store(Y + i, x, mask=x > 0)": "a mask, bound or branch depends on computed values",
-    "tl.store(Y + i, tl.where(x > 0, i, 0).to(tl.float32))": "chooses between other than floats",
     "tl.store(Y + i // 2, x)": "several elements of a block to one element of the tensor",
     "tl.store(Y + i + 1, x)": "no mask keeps it from that",
     "tl.store(Y + i * 0 + tl.program_id(0), x, mask=i < 0)": "elements|never|stores|once",

@@ -325,7 +325,7 @@ REFUSED = {
         "    tl.atomic_add(O, 1.0)\n    tl.store(O + off",
     ),
     "a condition on values": (
-        "arith.extui of a mask that differs between elements of a block, or of computed values",
+        "arith.addi of integers that are values of a tile",
         "capped",
         "        mn = ",
         "        s = tl.where((s > 0).to(tl.int32) + 1 > 1, s, 0.0)\n        mn = ",

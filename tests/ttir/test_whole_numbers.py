@@ -373,3 +373,22 @@ def test_elements_that_a_mask_hides_stay_hidden_behind_operations_with_other_blo
     for kind in range(4):
         with pytest.raises(ProgramError, match=why.format("max" if kind % 2 else "sum")):
             _run("best_of_sum", (4,), X=x, Z=z, Y=np.zeros(4, np.float32), N=20, B=32, KIND=kind)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_indices_are_values_of_a_tile(hw: str) -> None:
+    x = _drawn(64)
+    _, made = _run("indices_of_positive", (2,), hw, X=x, Y=np.zeros_like(x), C=np.zeros(64, np.int8), B=32)
+    assert np.array_equal(made["Y"], np.where(x > 0, np.arange(64), 0))
+    whole = np.trunc(np.float32(100) * x).astype(np.int32)
+    assert np.any(abs(whole) > 128)
+    low = whole.astype(np.int8) if hw == "h200" else np.clip(whole, -128, 127).astype(np.int8)
+    assert np.array_equal(made["C"], low)
+
+
+def test_a_sum_of_one_element_is_contracted_on_gpus() -> None:
+    x = _drawn(64)
+    _, made = _run("normalised_alone", (64,), X=x, Y=np.zeros_like(x), B=1)
+    wide = x.astype(np.float64)
+    assert np.array_equal(made["Y"], (wide - wide * wide).astype(np.float32))
+    assert np.any(made["Y"] != x - x * x)

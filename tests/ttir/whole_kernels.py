@@ -374,3 +374,20 @@ def other_index(X, Y, N, B: tl.constexpr, BY: tl.constexpr):
     p, j = tl.program_id(0), tl.arange(0, B)
     x = tl.load(X + p * N + j, mask=j < N, other=-float("inf"))
     tl.store(Y + p, tl.sum(tl.where(j - BY == tl.argmax(x, 0), x, 0.0), 0))
+
+
+@triton.jit
+def indices_of_positive(X, Y, C, B: tl.constexpr):
+    """The index of each positive element, 0 of others; and a hundred times the element in 8 bits."""
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    x = tl.load(X + i)
+    tl.store(Y + i, tl.where(x > 0, i, 0).to(tl.float32))
+    tl.store(C + i, (x * 100.0).to(tl.int8))
+
+
+@triton.jit
+def normalised_alone(X, Y, B: tl.constexpr):
+    """A row of one element less its sum of squares: a sum of one element is no rounding of its own."""
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    x = tl.load(X + i)
+    tl.store(Y + i, x - tl.sum(x * x, 0))
