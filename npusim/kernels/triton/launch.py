@@ -447,8 +447,7 @@ def phase_read(
     fuses = is_gpu and p.contracts and (made.fuses or bool(made.further) or not architecture_of(device))
     order, orders = ("mma_lanes", made.orders) if is_gpu and not p.sum_order else ("", {})
     of_code = {"addends": made.addends, "sums": made.sums, "further": made.further}
-    wide = {"converts_wide": is_gpu and not p.is_exact}
-    choices = _choices(p, fuses=fuses, order=order, orders=orders, multiplied=_multiplied(device), **wide, **of_code)
+    choices = _choices(p, device, fuses=fuses, order=order, orders=orders, **of_code)
     with refusing(line, name):
         first, *others = launched(read(made.ttir), arguments, grid, choices)
         further = [
@@ -471,15 +470,10 @@ def check_read(
     machine: Machine,
 ) -> None:
     """Raise `ProgramError` for a kernel that is not read, whatever its compiler chooses: before code is made of it."""
-    choices = _choices(p, fuses=p.contracts, order="mma_lanes", multiplied=_multiplied(machine.device))
+    choices = _choices(p, machine.device, fuses=p.contracts, order="mma_lanes")
     with refusing(line, name):
         for blocks in launched(read(ttir), arguments, grid, choices):
             blocks.phases(problem, machine.mask_kind(tiling), p, keeps_factors=machine.keeps_factors)
-
-
-def _multiplied(device: DeviceSpec) -> frozenset[str]:
-    """Return the formats that a device's matrix units multiply."""
-    return frozenset(fmt for unit in device.matrix_engines.values() for fmt in unit.arithmetic)
 
 
 def launched(
@@ -669,8 +663,8 @@ def _arithmetic_of(fmt: str, reader: Reader, made: Compiled, device: DeviceSpec)
     return of_code
 
 
-def _choices(p: TritonPrecision, **of_code: Any) -> Choices:
-    """Return the choices of a precision, and of compiled code, as the reader writes them.
+def _choices(p: TritonPrecision, device: DeviceSpec | None = None, **of_code: Any) -> Choices:
+    """Return the choices of a precision, of a device, and of compiled code, as the reader writes them.
 
     ``tl.exp`` has subnormal results; ``tl.exp2`` and ``fast_expf`` have zeros where the variant names a second form.
     """
@@ -682,6 +676,9 @@ def _choices(p: TritonPrecision, **of_code: Any) -> Choices:
         exp2, exp, fast = f"exp({{}} * {math.log(2.0)!r}, {p.exp_variant!r})", exp2, exp2
     forms = {"math.exp2": exp2, "math.exp": exp, "__nv_fast_expf": fast, **FUNCTIONS[p.functions]}
     choices = Choices(p.accumulate == "fresh", False, forms, is_exact=p.is_exact)
+    if device is not None:
+        multiplied = frozenset(fmt for unit in device.matrix_engines.values() for fmt in unit.arithmetic)
+        choices = replace(choices, multiplied=multiplied, converts_wide=_is_gpu(device) and not p.is_exact)
     return replace(choices, clamps_by_magnitude=p.functions in BY_MAGNITUDE, **of_code)
 
 
