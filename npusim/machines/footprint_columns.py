@@ -71,10 +71,9 @@ def _of_tiles(frame: Frame, n: str, name: int, blocks: WorkTable, steps: Integer
     """Yield the matrices of a stack that a loop visits, one for each of its tiles: the next batch of the tensor."""
     for numbers, block in blocks.in_columns():
         first = _touched(frame, n, name, steps[numbers], numbers, block, Visit(0, block.first, 1), each)
-        of, (batch, head, row, col) = first.tensor, first.corner
-        stack = frame.stack(n) if of.batch > 1 and of.role != "constant" else None
-        for at in range(block.tile_count):
-            yield first._replace(tile=at, corner=(batch + (stack.after(at) if stack else 0), head, row, col))
+        batch, head, row, col = first.corner
+        for at, behind in enumerate(frame.matrices_behind(n, first.tensor, block.tile_count)):
+            yield first._replace(tile=at, corner=(batch + behind, head, row, col))
 
 
 class _Joined(NamedTuple):
