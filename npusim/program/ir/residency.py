@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import field
 from functools import cached_property
+from itertools import pairwise
 from math import ceil, expm1
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -191,6 +192,10 @@ class _WriteBack(NamedTuple):
     staying_bytes: int
 
 
+#: Rows, step and most rows of a region that nothing has touched.
+_NEVER = (0, 0, 0)
+
+
 class _Cache:
     """Least recently used, by regions; stores the step of each region's last access.
 
@@ -216,50 +221,57 @@ class _Cache:
 
         ``residents``: blocks of a group that are in progress, each between its passes over a region of its own.
         """
-        now, kept_from, gone = len(self._step_bytes), self._kept_from, self._gone(touched, residents)
+        now, kept_from, capacity, back = len(self._step_bytes), self._kept_from, self.capacity, self._back_capacity
+        last, traffic_of, step_bytes, gone = self._last, self.traffic, self._step_bytes, -1.0
         new_reads, new_writes = defaultdict[str, int](int), defaultdict[str, int](int)
+        kept, of_step = self._kept_bytes, 0
+        step_bytes.append(0)
         for key, use, count in touched:
-            traffic = self.traffic[use.name]
-            traffic.read += use.read_bytes * count
-            if use.read_bytes:
-                traffic.met = _added(traffic.met, use.read_bytes * (use.readers - 1), count)
-            rows, at, furthest = self._last.get(key, (0, 0, 0))
+            traffic, height, row_bytes, role = traffic_of[use.name], use.rows, use.row_bytes, use.role
+            size = height * row_bytes
+            rows, at, furthest = last.get(key, _NEVER)
+            last[key] = height, now, max(height, furthest)
             begun = self._begun.setdefault(key[0], now)
             # Regions that another phase cuts differently are in L2 if the complete tensor is.
-            is_cut = not rows and use.role == "workspace" and begun < now
+            is_cut = not rows and role == "workspace" and begun < now
             is_kept = (rows > 0 and at >= kept_from) or (is_cut and begun >= kept_from)
-            new = max(0, use.rows - furthest) * use.row_bytes
-            if use.role != "input":
+            step_bytes[at] -= rows * row_bytes
+            of_step += size * count
+            kept += (height - (rows if at >= kept_from else 0)) * row_bytes * count
+            new = (height - furthest) * row_bytes if height > furthest else 0
+            if role != "input":
                 self._new_bytes += new * count
+            known = height if is_cut else min(rows, height)
+            if read_bytes := use.read_bytes:
+                traffic.read += read_bytes * count
+                if read_bytes > size * use.times:  # other groups read it, too
+                    traffic.met = _added(traffic.met, read_bytes * (use.readers - 1), count)
             if use.is_write:
-                there = use.rows if is_cut else min(rows, use.rows)
-                traffic.written += use.rows * use.row_bytes * count
-                placed = (use.rows - (there if is_kept else 0)) * use.row_bytes * count
+                traffic.written += size * count
+                placed = (height - (known if is_kept else 0)) * row_bytes * count
                 traffic.placed += placed
                 new_writes[use.name] += placed
-                if self._back_capacity:
-                    dirtied = self._cleaned(key) * use.rows * use.row_bytes
-                    self._dirty_bytes = _added(self._dirty_bytes, dirtied, count)
-                    self._written_at[key] = self._passed
-                if use.role == "output":
+                if back:
+                    self._dirtied(key, height, row_bytes, count)
+                if role == "output":
                     traffic.put_out += new * count
                 continue
-            warm = 0.0 if rows else self.warm_share(use.role)
-            if use.role == "input":
+            warm = 0.0 if rows else self.warm_share(role)
+            if role == "input" and new:
                 self.compulsory += ceil(new * (1 - warm)) * count
-            size = use.rows * use.row_bytes
-            known = use.rows if is_cut else min(rows, use.rows)
-            hit_bytes = known * use.row_bytes if is_kept else int(warm * size)
+            hit_bytes = known * row_bytes if is_kept else int(warm * size)
             # A region too large to stay is fetched again by every pass over it, as what others evict meanwhile is.
-            passes = use.times if size > self.capacity else 1
+            passes = use.times if size > capacity else 1
             absent = (size - hit_bytes) * passes
             if passes < use.times and use.readers == 1:  # what other blocks read too, they touch meanwhile
+                gone = self._gone(touched, residents) if gone < 0 else gone
                 absent += int((use.times - 1) * size * gone)
-            traffic.missed += absent * count
-            new_reads[use.name] += absent * count
-            waited = use.read_bytes * absent / max(1, size * use.times)
-            traffic.waited = _added(traffic.waited, waited, count)
-        self._remember(touched)
+            if absent:
+                traffic.missed += absent * count
+                new_reads[use.name] += absent * count
+                traffic.waited = _added(traffic.waited, read_bytes * absent / max(1, size * use.times), count)
+        step_bytes[now] += of_step
+        self._keep(kept)
         self._push_out(new_reads, new_writes)
 
     def _gone(self, touched: _Step, residents: int) -> float:
@@ -268,8 +280,7 @@ class _Cache:
         Between two passes over a byte every resident block of every group has moved on by one pass: by all that it
         reads, and by what it writes in a pass.
         """
-        if (most := max((use.times for _, use, _ in touched), default=0)) < 2:
-            return 0.0
+        most = max(use.times for _, use, _ in touched)
         of_reads = sum(use.rows * use.row_bytes * count for _, use, count in touched if not use.is_write)
         read = {key for key, use, _ in touched if not use.is_write}
         of_writes = sum(u.rows * u.row_bytes * n for key, u, n in touched if u.is_write and key not in read)
@@ -286,6 +297,11 @@ class _Cache:
         at = self._written_at.get(key)
         return 1.0 if at is None else -expm1((at - self._passed) / self._back_capacity)
 
+    def _dirtied(self, key: Key, rows: int, row_bytes: int, count: int) -> None:
+        """Let a region be written: what of it was written back is to be written back again."""
+        self._dirty_bytes = _added(self._dirty_bytes, self._cleaned(key) * rows * row_bytes, count)
+        self._written_at[key] = self._passed
+
     def _push_out(self, reads: Mapping[str, int], writes: Mapping[str, int]) -> None:
         """Let the bytes that are new to L2, by tensor, evict their share of the lines that are to be written back."""
         new = sum(reads.values()) + sum(writes.values())
@@ -300,22 +316,19 @@ class _Cache:
         for name, count in writes.items():
             self.traffic[name].write_pushes += pushed * count / new
 
-    def _remember(self, touched: _Step) -> None:
-        now, last, step_bytes, kept_from = len(self._step_bytes), self._last, self._step_bytes, self._kept_from
-        step_bytes.append(0)
-        for key, use, count in touched:
-            rows, at, furthest = last.get(key, (0, now, 0))
-            step_bytes[at] -= rows * use.row_bytes
-            step_bytes[now] += use.rows * use.row_bytes * count
-            self._kept_bytes += (use.rows - (rows if at >= kept_from else 0)) * use.row_bytes * count
-            last[key] = use.rows, now, max(use.rows, furthest)
-        # Scanned in step, a byte comes up again once every other region touched since has passed.
-        while self._kept_bytes > self.capacity:
-            self._kept_bytes -= self._step_bytes[self._kept_from]
-            self._kept_from += 1
-        while self._kept_from and self._kept_bytes + self._step_bytes[self._kept_from - 1] <= self.capacity:
-            self._kept_from -= 1
-            self._kept_bytes += self._step_bytes[self._kept_from]
+    def _keep(self, kept: int) -> None:
+        """Move the first step whose bytes are kept, of which there are ``kept``, to where they are no more than fit.
+
+        Scanned in step, a byte comes up again once every other region touched since has passed.
+        """
+        step_bytes, first = self._step_bytes, self._kept_from
+        while kept > self.capacity:
+            kept -= step_bytes[first]
+            first += 1
+        while first and kept + step_bytes[first - 1] <= self.capacity:
+            first -= 1
+            kept += step_bytes[first]
+        self._kept_bytes, self._kept_from = kept, first
 
 
 @dataclass(slots=True)
@@ -341,7 +354,7 @@ class _Use:
 
 def _added(total: float, value: float, count: int) -> float:
     """Return ``total`` with ``value`` added ``count`` times, rounded each time."""
-    if float(total).is_integer() and float(value).is_integer():  # exact
+    if count == 1 or (float(total).is_integer() and float(value).is_integer()):  # exact, or once
         return total + value * count
     for _ in range(count):
         total += value
@@ -532,11 +545,17 @@ def _steps_of(rows: Integers, tensors: Sequence[GlobalTensor], others: frozenset
     is_same = (np.diff(rows[:, of_use], axis=0) == 0).all(1) & is_once[1:] & is_once[:-1]
     starts = np.flatnonzero(np.concatenate([[True], ~is_same]))
     counts = np.diff([*starts.tolist(), len(rows)]).tolist()
-    uses, steps = dict[tuple[int, ...], _Use](), defaultdict[int, _Step](list)
-    for values, count in zip(rows[starts].tolist(), counts, strict=True):
-        step, _, number, is_write, height, cols, row_bytes, times, read, *(batch, head, row, col) = values
-        tensor, use = tensors[number], (number, is_write, height, row_bytes, times, read)
-        if use not in uses:
-            uses[use] = _Use(tensor.name, height, row_bytes, times, read, bool(is_write), tensor.role)
-        steps[step].append(((tensor.place, batch, head, row, col, cols), uses[use], count))
-    yield from (steps[step] for step in sorted(steps))
+    first = rows[starts]
+    used, which = distinct(first[:, of_use[1:]])
+    uses = list[_Use]()
+    for number, is_write, height, _, row_bytes, times, read in used.tolist():
+        tensor = tensors[number]
+        uses.append(_Use(tensor.name, height, row_bytes, times, read, bool(is_write), tensor.role))
+    places = [tensor.place for tensor in tensors]
+    names = [places[number] for number in first[:, _TENSOR].tolist()]
+    keys = zip(names, *first[:, _CORNER:].T.tolist(), first[:, _COLS].tolist(), strict=True)
+    listed = list(zip(keys, [uses[number] for number in which.tolist()], counts, strict=True))
+    order = np.argsort(first[:, _STEP], kind="stable")
+    is_next = np.flatnonzero(np.diff(first[order, _STEP])) + 1
+    for start, end in pairwise([0, *is_next.tolist(), len(order)] if len(order) else []):
+        yield [listed[at] for at in order[start:end].tolist()]
