@@ -76,6 +76,8 @@ class Choices:
     ``further``: lines of which the assembler contracts additions with divisions, FILE:LINE.
     ``is_exact``: all is float64, as a reference.  ``is_apart``: each loop has separate statements, on the same tiles.
     ``lists_elements``: elements by loaded integers, one in each program, are a list of all programs.
+    ``listed_rows``: tensors of which the rows of each block are a list of all programs, whatever its addresses are;
+    with a point behind the name, those of the block's part of a longer row.
     ``lists_remainders``: a block's remainders that restart within it are a list of all programs.
     ``chooses_lanes``: lanes that a mask hides in all programs alike are chosen behind a load of all lanes: ``first``
     ones, before those that it leaves, or ``all``.
@@ -98,6 +100,7 @@ class Choices:
     is_apart: bool = False
     lists_elements: bool = False
     parts_by_loops: bool = False
+    listed_rows: frozenset[str] = frozenset()
     lists_remainders: bool = False
     chooses_lanes: str = ""
     programs: tuple[tuple[int, ...], ...] = ()

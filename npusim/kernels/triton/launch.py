@@ -37,6 +37,7 @@ from npusim.kernels.triton.compiled_choices import UNKNOWN
 from npusim.kernels.triton.compiler import OPTIONS, POINTERS, Compiled, Source, compiled, function_of, source_of
 from npusim.kernels.triton.float64_walk import ExactLaunch
 from npusim.kernels.triton.kernel_draft import Choices, UnlikeProgramsError
+from npusim.kernels.triton.launch_axes import UnplacedError
 from npusim.kernels.triton.launch_phases import LaunchGrid, placed
 from npusim.kernels.triton.own_maxima import with_maxima
 from npusim.kernels.triton.reader import Reader, read_launch
@@ -509,7 +510,7 @@ def _launched(
     try:
         return [placed(read_launch(function, arguments, grid, choices))]
     except ProgramError as error:
-        made, fault = list[LaunchGrid](), error
+        made, fault, first = list[LaunchGrid](), error, error
         each, whole = results_apart(function), replace(choices, lists_remainders=True)
         ways = [(listed, [function]), (split, [function]), (choices, each), (listed, each)]
         ways += [(whole, [function]), (whole, each)] if _has_remainders(function) else []
@@ -520,6 +521,7 @@ def _launched(
                 made = made or [placed(read_launch(part, arguments, grid, how)) for part in parts]
             except ProgramError as error:
                 fault = _further(fault, error)
+        made = made or _with_rows_listed(function, arguments, grid, choices, first)
     if len(made) > 1:
         why = f"results of unlike shapes: read as {len(made)} kernels, one for each tensor stored"
         why += "; `output` has the first"
@@ -531,6 +533,23 @@ def _launched(
             first.reader.notes.append(f"{function.name}: {why}")
             made = [first, *_launched(apart.before, apart.arguments, grid, choices, kinds), *others]
     return made or _by_programs(fault, function, arguments, grid, choices, kinds)
+
+
+def _with_rows_listed(
+    function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices, fault: ProgramError
+) -> list[LaunchGrid]:
+    """Return the blocks of a kernel with the rows of tensors that follow from no place stored to as lists of rows."""
+    while isinstance(fault, UnplacedError):
+        of = fault.of.partition(".")[0]
+        way = next((n for n in (of, f"{of}.") if n not in choices.listed_rows), "")
+        if not way:
+            break
+        choices = replace(choices, listed_rows=choices.listed_rows | {way})
+        try:
+            return [placed(read_launch(function, arguments, grid, choices))]
+        except ProgramError as error:
+            fault = error
+    return []
 
 
 def _further(first: ProgramError, other: ProgramError) -> ProgramError:

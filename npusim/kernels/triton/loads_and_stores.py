@@ -69,7 +69,28 @@ class Memory(WholeNumbers):
             self._load_where_held(op, pointer, mask, other)
             return
         pointer = self._as_listed(op, pointer, mask) if self.choices.lists_elements else pointer
+        if of in self.choices.listed_rows and isinstance(pointer, Affine):
+            self._load_rows(op, pointer, mask, other)
+            return
         self._load(op, self._in_rows(op, pointer, mask), mask, other, shape_of(op.type)[1])
+
+    def _load_rows(self, op: Op, pointer: Affine, mask: Known | None, other: Known | None) -> None:
+        """Load a block whose rows are a list; a mask that leaves all or nothing of it, by program, is applied after a
+        load of the first row in place of those that it hides.
+        """
+        condition = Condition(()) if mask is None else self._condition(op, mask)
+        whole = list[tuple[str, Affine]]()
+        for rule in condition.of if isinstance(other, Number | None) else ():
+            every, none = answers(Condition((rule,)))
+            whole += [rule] if np.all(every | none) and not np.all(every) else []
+        bounds = Condition(tuple(rule for rule in condition.of if rule not in whole), condition.either)
+        left = bounds if bounds.every else None
+        listed = self._with_rows_listed(op, pointer, left, Condition(tuple(whole)))
+        self._load(op, self._in_rows(op, listed, left), left, other, shape_of(op.type)[1])
+        loaded = self.values[op.results[0]]
+        if isinstance(loaded, Floats) and whole:
+            number = other if isinstance(other, Number) else Number(0.0, "0.0", pointer.shape)
+            self._fixed_choice(op, Condition(tuple(whole)), self._named(op, loaded), number)
 
     def _is_scattered(self, op: Op, mask: ListedMask) -> bool:
         """Return whether a mask by loaded integers leaves other elements than the first ones of a block."""
@@ -118,6 +139,44 @@ class Memory(WholeNumbers):
         kinds, of_each = self._kinds(table)
         at = of_each[:, None] * times + np.arange(times)[None]
         return Listed(rest, table[kinds].reshape(-1), Affine(at, (0,) * len(pointer.shape), pointer.shape))
+
+    def _with_rows_listed(self, op: Op, pointer: Affine, mask: Condition | None, whole: Condition) -> Affine | Listed:
+        """Return a block's addresses as a list of its rows, those of all programs; as they are in a loop.
+
+        ``whole``: in the programs in which it holds, the block is loaded.
+        Of a tensor whose rows are longer than the block's, they may be listed too: the first element of each block's.
+        """
+        if pointer.base.shape[1] > 1 or not pointer.shape:
+            return pointer
+        *_, rows, columns = (1, *pointer.shape)
+        *_, down, along = (0, *pointer.steps)
+        view = self.arguments[pointer.of]
+        lanes = self._lanes(op, self._bounds_and_rest(op, mask)[0], pointer)
+        if not isinstance(view, View) or len(pointer.shape) > 2 or any(x is not None for x in pointer.limits()):
+            return pointer
+        own, inner = np.zeros((1, 1), np.int64), [i for i, by in enumerate(view.by) if by == along and columns > 1]
+        for axis in inner:
+            first = view.index((axis,), pointer.base)
+            if f"{pointer.of}." not in self.choices.listed_rows:
+                own = first * along
+            elif view.sizes[axis] > columns and not np.any(first % columns):
+                view = view.halved(axis, columns) or view
+        self.arguments[pointer.of] = view
+        is_whole, _ = answers(whole)
+        read = np.logical_and.reduce(np.broadcast_arrays(self.is_read(1), is_whole, *(left > 0 for left in lanes)))
+        most = lanes[0] if len(pointer.shape) > 1 else np.ones((1, 1), np.int64)
+        each = np.arange(rows)
+        first = (pointer.base - own)[..., None]
+        values = np.where(read[..., None] & (each < most[..., None]), first + down * each, 0)
+        thin = (rows, 1) if len(pointer.shape) > 1 else (1,)
+        values = np.broadcast_to(values, (len(self.ids), 1, rows)).reshape(len(self.ids), 1, *thin)
+        rest = replace(pointer, base=own, steps=(*(0 for _ in thin[1:]), along))
+        if rows == 1:
+            kinds, of_each = self._kinds(values.reshape(len(self.ids), 1))
+            at = Affine(of_each[:, None], (0,) * len(pointer.shape), pointer.shape)
+            return Listed(rest, values.reshape(len(self.ids))[kinds], at)
+        made = table_of(op, values, None, thin, 64, self._kinds_of_all)
+        return Listed(rest, made.table, replace(made.at, shape=pointer.shape))
 
     def _kinds(self, table: Integers) -> tuple[Integers, Integers]:
         """Return programs that stand for all, and for each program its number among these.
@@ -220,7 +279,7 @@ class Memory(WholeNumbers):
             for r, d in mask.of
             if any(d.steps)
             and (bound_of(d, r) is None or self._hides_lanes_alike(r, d))
-            and not np.all(answers(Condition(((r, d),)))[0])
+            and not any(np.all(each) for each in answers(Condition(((r, d),))))
         ]
         either = tuple(group for group in mask.either if not np.all(answers(Condition((), (group,)))[0]))
         if not others and not either:
@@ -242,9 +301,10 @@ class Memory(WholeNumbers):
                 at = self._of_visible_lanes(op, pointer, bounds, rest)
             self._load(op, at, bounds, number, fmt)
         except ProgramError as error:
-            raise op.fail(
-                f"{why} is read as a load of the whole block and a tl.where after it, which fails: {error}"
-            ) from None
+            how = f"{why} is read as a load of the whole block and a tl.where after it, which fails: {error}"
+            every, none = answers(rest)
+            is_whole = bool(np.all(every | none)) and not (np.all(every) or np.all(none))  # all or nothing, by program
+            raise (self.unlike(op, how, every) if is_whole else op.fail(how)) from None
         self.notes.append(
             f"{op.line}: {why} is applied after a load of the whole block, and the time is that of this load"
         )
@@ -677,7 +737,9 @@ class Memory(WholeNumbers):
                 self.cuts |= {None} if self._walk else set()
                 left = [np.where(RELATIONS[relation](d.base, 0), x, 0) for x in left]
                 continue
-            if bound is None and np.all(answers(Condition(((relation, d),)))[0]):
+            every, none = answers(Condition(((relation, d),))) if bound is None else (np.zeros((1, 1), bool),) * 2
+            if bound is None and np.all(every | none) and left:  # of complete blocks
+                left = [np.where(every, x, 0) for x in left] if np.any(none) else left
                 continue
             if bound is None:
                 raise op.fail("a mask that is not an upper bound of its axes is not supported here")
