@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from ml_dtypes import float8_e4m3fn
 
 import npusim
+from npusim.errors import ProgramError
 from tests.turns import in_turn
 from ttir.test_engines import CLOSE, normal
 
@@ -54,3 +56,41 @@ def test_products_of_tiles_times_a_number_computed_in_the_loop(hw: str) -> None:
     words = {"A": a, "B": b, "C": np.zeros((m, n), np.float32), "ScaleA": row}
     words |= {"ScaleB": one, "K": k, "N": n, "GROUP": group, "M": m // 2, "W": n, "B_K": 32}
     check("scaled_tiles", (2, 1), words, {"C": wanted}, hw)
+
+
+@pytest.mark.parametrize("hw", in_turn(DEVICES))
+def test_parts_of_a_row_of_unequal_widths(hw: str) -> None:
+    rows, heads, d, half = 5, 3, 40, 12
+    x, w = normal(1, rows, heads, d), normal(2, rows, half)
+    a, b, angle = (v.astype(np.float64) for v in (x[..., :half], x[..., half : 2 * half], w[:, None]))
+    wanted = np.concatenate([a * angle - b, b * angle + a, x[..., 2 * half :]], -1)
+    words = {"X": x, "Y": np.zeros_like(x), "Angle": w, "heads": heads, "D": d, "HALF": half, "H": 4, "W": 16}
+    check("turned_in_part", (rows,), {**words, "REST": 16}, {"Y": wanted}, hw)
+
+
+@pytest.mark.parametrize("hw", in_turn(DEVICES, start=1))
+def test_two_loops_that_store_to_tensors_of_unlike_widths(hw: str) -> None:
+    x, z = normal(1, 4, 70), normal(2, 4, 40)
+    words = {"X": x, "Z": z, "Y": np.zeros_like(x), "Sums": np.zeros_like(z), "n": 70, "m": 40, "B": 32}
+    check("two_loops", (4,), words, {"Y": 2.0 * x.astype(np.float64), "Sums": z.astype(np.float64) + 1.0}, hw)
+
+
+def test_an_element_that_one_program_stores_twice_is_refused() -> None:
+    from ttir.form_kernels import stored_twice
+
+    x = normal(1, 4, 30)
+    with npusim.record(floats=True) as calls:
+        stored_twice[(4,)](X=x, Y=np.zeros_like(x), n=30, B=32, FEW=8)
+    with pytest.raises(ProgramError, match=r"stored to and also accessed elsewhere|stores to an element"):
+        npusim.run(calls[0], hw="h200")
+
+
+@pytest.mark.parametrize("hw", in_turn(DEVICES))
+def test_bytes_of_fp8_numbers_are_the_numbers(hw: str) -> None:
+    x = normal(1, 4, 70)
+    scale = np.abs(x).max(1, keepdims=True) / np.float32(448.0)
+    y = (x / scale).astype(float8_e4m3fn).astype(np.float64)
+    words = {"X": x, "Y": np.zeros(x.shape, np.uint8), "Scale": np.zeros(4, np.float32), "First": np.zeros(1, np.int32)}
+    wanted = {"Y": y, "Scale": scale[:, 0], "First": [4]}
+    done = check("bytes_of_rows", (4,), {**words, "n": 70, "B": 128}, wanted, hw)
+    assert any("bytes are FP8 numbers" in note for note in done.notes)

@@ -13,7 +13,7 @@ from npusim.kernels.triton.calls import INTEGERS
 from npusim.kernels.triton.integers import bits_of, wrapped
 from npusim.kernels.triton.kernel_draft import Load, Stored
 from npusim.kernels.triton.listed import by_one_list, elements_of, first_ones, rows_of, table_of, where_held
-from npusim.kernels.triton.tensor_axes import GatheredView, IntegerTensor, MaskView, View
+from npusim.kernels.triton.tensor_axes import NO_GROUPS, GatheredView, IntegerTensor, MaskView, View
 from npusim.kernels.triton.ttir_text import FORMATS, WHOLE, Op, shape_of
 from npusim.kernels.triton.values import (
     AXES,
@@ -151,7 +151,7 @@ class Memory(WholeNumbers):
         if rest is not None:
             self._load_and_choose(op, pointer, mask, rest, other, fmt)
             return
-        pointer, tensor = self._in_part(pointer)
+        pointer, tensor = self._in_cut(op, pointer, mask) or self._in_part(pointer)
         lanes, shape = self._lanes(op, mask, pointer), pointer.shape
         if self._walk is None and isinstance(other, Number) and any(np.all(left <= 0) for left in lanes):
             self._set(op, replace(other, shape=shape))  # of no program is anything loaded
@@ -316,6 +316,32 @@ class Memory(WholeNumbers):
     def _loop(self) -> int:
         """The number of the loop that is read, from 1; 0 outside of loops."""
         return len(self.walks) if self._walk is not None else 0
+
+    def _in_cut(self, op: Op, pointer: Affine, mask: Known | None) -> tuple[Affine, Tensor] | None:
+        """Return a block's pointers in a tensor of the columns that it has in all programs; None where it has others,
+        or all columns.
+        """
+        view = self.arguments[pointer.of]
+        steps = [(s, i) for i, (s, n) in enumerate(zip(pointer.steps, pointer.shape, strict=True)) if s and n > 1]
+        if not self.choices.cuts or type(view) is not View or not steps:
+            return None
+        (step, i), left = min(steps), self._left(op, mask, pointer)
+        axis = next((a for a, by in enumerate(view.by) if by == step), None)
+        counts, first = np.broadcast_arrays(np.minimum(left[i], pointer.shape[i]), pointer.base)
+        counts, first = counts[counts > 0], first[counts > 0]
+        if axis is None or not counts.size or np.ptp(counts) or view.groups[ROWS] == (axis,):
+            return None
+        at = view.index((axis,), first)
+        width, start = int(counts[0]), int(at[0])
+        if np.ptp(at) or start + width > view.sizes[axis] or width == view.sizes[axis]:
+            return None
+        plain = replace(view, groups=NO_GROUPS, fixed=()).assigned()
+        for name in (f"{pointer.of}.{k}" for k in count(2)):
+            part = plain.part(name, axis, start, width)
+            known = self.arguments.setdefault(name, part)
+            if isinstance(known, View) and known.cut == part.cut:
+                return replace(pointer, of=name), known
+        return None
 
     def _in_part(self, pointer: Affine) -> tuple[Affine, Tensor]:
         """Return a block's pointers and tensor; for a part of a recorded view, a separate tensor.
@@ -532,7 +558,7 @@ class Memory(WholeNumbers):
         tensor: Tensor = self.arguments[pointer.of]
         if not isinstance(tensor, View) or not tensor.sizes:
             return np.zeros((1, 1), bool)
-        low, high = _ends_of(pointer, left)
+        low, high = (end - tensor.shift for end in _ends_of(pointer, left))
         last = sum((n - 1) * step for n, step in zip(tensor.sizes, tensor.by, strict=True))
         is_read = np.logical_and.reduce(np.broadcast_arrays(np.ones((1, 1), bool), *(x > 0 for x in left)))
         beyond: Booleans = is_read & self.is_read(pointer.base.shape[1]) & ((low < 0) | (high > last))
@@ -702,7 +728,7 @@ class Memory(WholeNumbers):
         self._result_of(op, of, value.fmt)
         self.text(value)  # refuses a transposed one
         pointer = self._in_rows(op, pointer, mask)
-        pointer, _ = self._in_part(pointer)
+        pointer, _ = self._in_cut(op, pointer, mask) or self._in_part(pointer)
         left = self._left(op, mask, pointer)
         value = self._spread(value, [n if step else 1 for n, step in zip(pointer.shape, pointer.steps, strict=True)])
         if any(self._begin_anew(op, mask, pointer, left)):
