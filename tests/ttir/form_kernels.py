@@ -73,3 +73,17 @@ def bytes_of_rows(X, Y, Scale, First, n, B: tl.constexpr):
     y = (x / scale).to(tl.float8e4nv)
     tl.store(Y + row * n + c, y.to(tl.uint8, bitcast=True), mask=c < n)
     tl.store(Scale + row, scale)
+
+
+@triton.jit
+def filled_pages(X, Cache, Page, Begin, End, First, D: tl.constexpr, B: tl.constexpr):
+    """New tokens of a sequence into its pages, of which the first and the last one have some rows of others."""
+    sequence, page, row, d = tl.program_id(1), tl.program_id(0), tl.arange(0, B), tl.arange(0, D)
+    begin, end = tl.load(Begin + sequence), tl.load(End + sequence)
+    if page * B >= end or (page + 1) * B <= begin:
+        return
+    at = page * B + row
+    is_new = (at >= begin) & (at < end)
+    x = tl.load(X + (tl.load(First + sequence) + at - begin)[:, None] * D + d[None, :], mask=is_new[:, None])
+    place = tl.load(Page + sequence * tl.num_programs(0) + page)
+    tl.store(Cache + (place * B + row)[:, None] * D + d[None, :], x, mask=is_new[:, None])

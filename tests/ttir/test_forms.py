@@ -94,3 +94,18 @@ def test_bytes_of_fp8_numbers_are_the_numbers(hw: str) -> None:
     wanted = {"Y": y, "Scale": scale[:, 0], "First": [4]}
     done = check("bytes_of_rows", (4,), {**words, "n": 70, "B": 128}, wanted, hw)
     assert any("bytes are FP8 numbers" in note for note in done.notes)
+
+
+@pytest.mark.parametrize("hw", in_turn(DEVICES))
+def test_rows_between_two_bounds_are_stored(hw: str) -> None:
+    block, d = 8, 16
+    begin, end = np.array([3, 0, 9], np.int32), np.array([18, 7, 16], np.int32)
+    first = np.concatenate([[0], np.cumsum(end - begin)[:-1]]).astype(np.int32)
+    pages = np.array([[4, 2, 7], [1, 0, 0], [5, 3, 6]], np.int32)
+    x = normal(1, int((end - begin).sum()), d)
+    wanted = np.full((8, block, d), np.nan)
+    for i in range(3):
+        for at in range(begin[i], end[i]):
+            wanted[pages[i, at // block], at % block] = x[first[i] + at - begin[i]]
+    words = {"X": x, "Cache": np.zeros((8, block, d), np.float32), "Page": pages, "Begin": begin, "End": end}
+    check("filled_pages", (3, 3), {**words, "First": first, "D": d, "B": block}, {"Cache": wanted}, hw)
