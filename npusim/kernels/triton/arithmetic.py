@@ -457,9 +457,12 @@ class Arithmetic(Draft, ABC):
     _arith_extsi = _arith_extui = _arith_trunci = _arith_index_cast = _resized
 
     def _tt_bitcast(self, op: Op, x: Known) -> None:
-        """Read the bits of a value as another type's: bool as integers of 8 bits, as Triton stores it, is read."""
+        """Read the bits of a value as another type's: bool as integers of 8 bits, as Triton stores it, is read, and FP8
+        as the bytes that are stored.
+        """
         of, to = (shape_of(t)[1] for t in op.text.partition(" : ")[2].split(" -> "))
-        if of != to and {of, to} != {"i1", "i8"}:
+        is_stored = all(o.name == "tt.store" for o in self._uses.get(op.results[0], []))
+        if of != to and {of, to} != {"i1", "i8"} and not (of.startswith("f8") and to == "i8" and is_stored):
             raise op.fail(
                 f"reading the bits of {of} as {to} (bitcast) is not supported; convert the value with .to(...)"
             )

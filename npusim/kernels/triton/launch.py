@@ -516,6 +516,9 @@ def _launched(
         ways += [(whole, [function]), (whole, each)] if _has_remainders(function) else []
         lanes = [replace(choices, chooses_lanes=which) for which in ("first", "all")]
         ways += [(how, parts) for how in lanes for parts in ([function], each)]
+        single = results_apart(function, by_store=True)
+        ways += [(choices, single), (listed, single)]
+        ways += [(replace(choices, cuts=True), parts) for parts in ([function], each, single)]
         for how, parts in ways:
             try:
                 made = made or [placed(read_launch(part, arguments, grid, how)) for part in parts]
@@ -523,7 +526,8 @@ def _launched(
                 fault = _further(fault, error)
         made = made or _with_rows_listed(function, arguments, grid, choices, first)
     if len(made) > 1:
-        why = f"results of unlike shapes: read as {len(made)} kernels, one for each tensor stored"
+        each_of = "store" if len(made) == len(single) else "tensor stored"
+        why = f"results of unlike shapes: read as {len(made)} kernels, one for each {each_of}"
         why += "; `output` has the first"
         made[0].reader.notes.append(f"{function.name}: {why}; {_LAUNCHES.format(len(made))}")
     if not made and (apart := starts_apart(function, arguments)) is not None:
