@@ -180,7 +180,7 @@ def tiles_of(frame: Frame, n: str, block: WorkTile) -> list[Visit]:
         return [WHOLE]
     if n in frame.phase.by_tile:
         return [Visit(at, block.first, 1) for at in range(block.tile_count)]
-    if frame.stack(n) and frame.is_visited(n):
+    if (stack := frame.stack(n)) and stack.axis in frame.walked:
         visited = {at for run in block.runs for span in run.stretches for at in range(*span)}  # a step may omit some
         return [Visit(0, at, 1) for at in sorted(visited)]
     return [Visit(0, block.first, block.last - block.first)]
