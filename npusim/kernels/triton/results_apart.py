@@ -13,6 +13,7 @@ from npusim.kernels.triton.ttir_text import TYPES, Function, Op
 STORES, LOADS = ("tt.store", "tt.descriptor_store"), ("tt.load", "tt.descriptor_load")
 #: Operations that have to stay where an operation of theirs does, and those that store otherwise.
 _CONTROL, _OTHERS = ("cf.", "block", "tt.return"), ("tt.atomic",)
+_EFFECTS = (*STORES, *_OTHERS)
 
 
 def results_apart(function: Function) -> list[Function]:
@@ -86,13 +87,16 @@ def roots_of(name: str, sources: dict[str, list[str]]) -> set[str]:
     return found
 
 
-def _with_states(loop: Op, needed: set[str]) -> Op:
-    """Return a loop with only the states from which its needed results, or other such states, are computed."""
-    names, starts, ends = loop.operands[4::2], loop.operands[5::2], loop.body[-1].operands
-    live = [i for i, r in enumerate(loop.results) if r in needed]
+def _with_states(loop: Op, needed: set[str], *, stores: bool) -> Op:
+    """Return a loop with only the states from which its needed results, its ``stores`` or such states are computed."""
+    names, starts = loop.operands[4::2], loop.operands[5::2]
+    own = [o for o in loop.body if stores and any(i.name.startswith(_EFFECTS) for i in (o, *inside([o])))]
+    if not names:  # it ends without a yield
+        return replace(loop, body=needed_by(loop.body, own))
+    ends, live = loop.body[-1].operands, [i for i, r in enumerate(loop.results) if r in needed]
     while True:
         end = replace(loop.body[-1], operands=[ends[i] for i in live])
-        body = needed_by([*loop.body[:-1], end], [end])
+        body = needed_by([*loop.body[:-1], end], [*own, end])
         read = {n for o in (*body, *inside(body)) for n in o.operands}
         more = [i for i, n in enumerate(names) if i not in live and n in read]
         if not more:
@@ -101,7 +105,7 @@ def _with_states(loop: Op, needed: set[str]) -> Op:
     before, arrow, after = loop.text.partition("-> (")
     types = TYPES.findall(after)
     carried = [n for i in live for n in (names[i], starts[i])]
-    text = f"{before}{arrow}{', '.join(types[i] for i in live)})"
+    text = f"{before}{arrow}{', '.join(types[i] for i in live)})" if live else before
     return replace(
         loop, results=[loop.results[i] for i in live], operands=[*loop.operands[:4], *carried], body=body, text=text
     )
@@ -113,7 +117,7 @@ def needed_by(operations: Sequence[Op], stores: Sequence[Op]) -> list[Op]:
     for op in reversed(operations):
         is_return = _is_return(op) and any(o in op.body for o in stores)
         if op in stores or op.name.startswith(_CONTROL) or is_return or needed.intersection(op.results):
-            one = _with_states(op, needed) if op.name == "scf.for" else op
+            one = _with_states(op, needed, stores=op in stores) if op.name == "scf.for" else op
             one = replace(op, body=needed_by(op.body, stores)) if is_return else one
             kept.insert(0, one)
             needed |= {n for o in (one, *inside([one])) for n in o.operands}
