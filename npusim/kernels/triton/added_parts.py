@@ -53,8 +53,9 @@ def has_atomics(function: Function) -> bool:
 
 
 def atomics_apart(function: Function) -> list[Function]:
-    """Return a kernel for each tensor that a kernel adds to, and one for what it stores, if it adds to several; none
-    where it adds to one, or where the kernel also accesses such a tensor otherwise.
+    """Return a kernel for each tensor that a kernel adds to, and one for what it stores.
+
+    None where it adds to one tensor, or where it also accesses such a tensor otherwise.
     """
     every, sources = [*function.operations, *inside(function.operations)], sources_of(function.operations)
     atomics = {o.results[0]: roots_of(o.operands[0], sources) for o in every if o.name.startswith("tt.atomic")}

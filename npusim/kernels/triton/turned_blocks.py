@@ -1,7 +1,8 @@
 """Sums, maxima and scans down the rows of a block as those along the rows of the block with its axes exchanged.
 
 The same TTIR on blocks of exchanged axes: those that elementwise operations join with a block that is summed down its
-rows, or with a computed one that is the left factor of a product transposed.  Elements, and what is computed of each, are the same.
+rows, or with a computed one that is the left factor of a product transposed.  Elements, and what is computed of each,
+are the same.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ _SAME = "ttg.convert_layout"
 
 
 def with_turned_blocks(function: Function) -> Function | None:
-    """Return a kernel with the blocks turned that are summed down their rows alone, or whose transpose is a left factor;
-    None where there is no such one.
+    """Return a kernel with blocks turned that are summed down their rows alone, or whose transpose is a left factor.
+
+    None where there is no such block.
     """
     every = _all(function.operations)
     if not any(o.name in _ALONG and _is_down(o) for o in every) and not _left_factors(every):
