@@ -31,7 +31,7 @@ from npusim.formats import ARITHMETICS, IEEE, VARIANTS
 from npusim.formats.exponential import LOG2_E
 from npusim.kernels.declare.define import schedule
 from npusim.kernels.triton import launch_parts, short_kernel_name
-from npusim.kernels.triton.added_parts import PartsError, has_atomics, parts_apart
+from npusim.kernels.triton.added_parts import PartsError, atomics_apart, has_atomics, parts_apart
 from npusim.kernels.triton.calls import MOST_PROGRAMS
 from npusim.kernels.triton.compiled_choices import UNKNOWN
 from npusim.kernels.triton.compiler import OPTIONS, POINTERS, Compiled, Source, compiled, function_of, source_of
@@ -575,6 +575,14 @@ def _added(
     function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices, kinds: int
 ) -> list[LaunchGrid]:
     """Return the blocks of a kernel with atomic additions: of one that adds the parts, and of those that make them."""
+    if every := atomics_apart(function):
+        made = _launched(every[0], arguments, grid, choices, kinds)
+        for one in every[1:]:
+            last, *before = _launched(one, arguments, grid, choices, kinds)
+            made += [*before, last]  # the first of all runs behind all others
+        why = f"atomic additions to several tensors: read as {len(every)} kernels, one for each; `output` has the first"
+        made[0].reader.notes.append(f"{function.name}: {why}; {_LAUNCHES.format(len(made))}")
+        return made
     apart = parts_apart(function, arguments, 1)
     try:
         makers = _launched(apart.before, apart.arguments, grid, choices, kinds)

@@ -15,6 +15,7 @@ STORES, LOADS = ("tt.store", "tt.descriptor_store"), ("tt.load", "tt.descriptor_
 _CONTROL, _OTHERS = ("cf.", "block", "tt.return"), ("tt.atomic",)
 #: Operations that may have stores within.
 _REPEATED = ("scf.for", "scf.if")
+_EFFECTS = (*STORES, *_OTHERS)
 
 
 def results_apart(function: Function, *, by_store: bool = False) -> list[Function]:
@@ -104,7 +105,7 @@ def _with_states(loop: Op, needed: set[str], stores: Sequence[Op]) -> Op:
     before, arrow, after = loop.text.partition("-> (")
     types = TYPES.findall(after)
     carried = [n for i in live for n in (names[i], starts[i])]
-    text = f"{before}{arrow}{', '.join(types[i] for i in live)})"
+    text = f"{before}{arrow}{', '.join(types[i] for i in live)})" if live else before
     return replace(
         loop, results=[loop.results[i] for i in live], operands=[*loop.operands[:4], *carried], body=body, text=text
     )
@@ -123,12 +124,16 @@ def _within(op: Op, needed: set[str], stores: Sequence[Op]) -> Op:
 
 
 def needed_by(operations: Sequence[Op], stores: Sequence[Op]) -> list[Op]:
-    """Return the operations that some stores need, and those that return early."""
+    """Return the operations that some stores need, and those that return early.
+
+    A loop or branch among ``stores`` has all stores and atomic additions within it.
+    """
     kept, needed = list[Op](), set[str]()
     for op in reversed(operations):
         is_around = any(o in stores for o in inside([op]))
         if op in stores or op.name.startswith(_CONTROL) or is_around or needed.intersection(op.results):
-            one = _within(op, needed, stores)
+            own = [i for i in inside([op]) if i.name.startswith(_EFFECTS)] if op in stores else []
+            one = _within(op, needed, [*stores, *own])
             kept.insert(0, one)
             needed |= {n for o in (one, *inside([one])) for n in o.operands}
     return kept
