@@ -131,7 +131,10 @@ class Deep(Blocks):
     ("given", "message"),
     [
         ({"usual": {"dept": 1}}, "schedule mine: usual: no machine has 'dept'. Did you mean `depth`?"),
-        ({"tiling": Deep}, "schedule mine: field 'depth' is one of ascend's machine; state its default by usual="),
+        (
+            {"tiling": Deep},
+            "schedule mine: field 'depth' is already a field of ascend's machine; set its default with usual=",
+        ),
     ],
 )
 def test_fields_of_a_kernel_and_its_machine_are_told_apart(given: dict[str, Any], message: str) -> None:

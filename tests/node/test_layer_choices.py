@@ -68,8 +68,12 @@ def test_a_host_that_issues_slower_than_kernels_end_limits_a_layer() -> None:
 @pytest.mark.parametrize(
     ("hw", "change", "message"),
     [
-        ("ascend_910b2", {}, "framework: eager; operators of eager PyTorch are known of GPUs, not of ascend_910b2"),
-        ("h200", {"experts": Experts(count=8, per_token=2, width=1024)}, "not of latent projections or experts"),
+        (
+            "ascend_910b2",
+            {},
+            "framework: eager; npusim knows the operators of eager PyTorch for GPUs, not for ascend_910b2",
+        ),
+        ("h200", {"experts": Experts(count=8, per_token=2, width=1024)}, "not for latent projections or experts"),
     ],
 )
 def test_operators_that_are_not_known_are_refused(hw: str, change: dict[str, Any], message: str) -> None:

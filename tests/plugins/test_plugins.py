@@ -192,7 +192,7 @@ def test_a_hook_sees_scores_whatever_the_precisions_exponential(hw: str, tmp_pat
         for variant in ("exp.correct", "exp2.correct")
     ]
     assert errors[0].numerics.error.rmse == pytest.approx(errors[1].numerics.error.rmse, rel=1e-2)
-    assert "your hook of scores is not in it" in errors[0].numerics.against
+    assert "it does not include your function of scores" in errors[0].numerics.against
 
 
 NUMBERS = """
@@ -236,7 +236,10 @@ def test_numbers_of_tiles_and_states_that_hold_one_another_are_told_apart(hw: st
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ("operands={'out': lambda problem: 0}, score=lambda s, out: s + out", "operand 'out' has a name of the kernel"),
+        (
+            "operands={'out': lambda problem: 0}, score=lambda s, out: s + out",
+            "operand 'out' has a name that the kernel uses",
+        ),
         ("fields=Own", "field 'kernel' is a field of a machine"),
         (
             "operands={'b': lambda problem: np.ones((3, 4, 4))}, score=lambda s, b: s + b",
@@ -363,7 +366,7 @@ def faulty(tmp_path: Path, body: str) -> str:
         ),
         (
             "S = schedule('s', usual, precisions=[P], models=('softcab',))\n",
-            r"schedule s: models: no 'softcab'\. Did you mean `softcap`\? There are window, chunk, softcap,",
+            r"schedule s: models: unknown 'softcab'\. Did you mean `softcap`\? There are window, chunk, softcap,",
         ),
         ("S = 3\n", r"mine\.py: S is a int, not a result of attention\(\) or schedule\(\)"),
         ("S = schedule('s', usual, precisions=[])\n", r"mine\.py:9: schedule s: it needs at least one precision"),
@@ -526,7 +529,9 @@ def test_a_file_imports_what_lies_beside_it_and_a_hook_needs_its_parameter(tmp_p
     (tmp_path / "two.py").write_text(f"{lines}{call}, score=lambda s: s)\n", encoding="utf-8")
     problem = Problem(heads=1, seq_q=64, seq_kv=64, head_dim=64)
     assert npusim.run(f"{tmp_path}/one.py:LATE", problem=problem, numerics=False).cycles > 0
-    with pytest.raises(SpecError, match=r"two\.py:4: .*kept_beside\.py:\d+: late_scale: it takes no `score`: name it"):
+    with pytest.raises(
+        SpecError, match=r"two\.py:4: .*kept_beside\.py:\d+: late_scale: it has no parameter `score`: add it"
+    ):
         npusim.run(f"{tmp_path}/two.py:LATE", problem=problem, numerics=False)
 
 
@@ -538,7 +543,7 @@ def test_a_file_needs_a_name_unless_it_has_one_schedule(sigmoid: str, tmp_path: 
     assert npusim.run(file, **TIMED).cycles == npusim.run(sigmoid, **TIMED).cycles
     two = tmp_path / "two.py"
     two.write_text(f"{Path(file).read_text(encoding='utf-8')}\n\nOTHER = SIGMOID_ATTENTION\n", encoding="utf-8")
-    with pytest.raises(SpecError, match=r"two\.py: add :NAME; it has SIGMOID_ATTENTION, OTHER$"):
+    with pytest.raises(SpecError, match=r"two\.py: add :NAME; its schedules are SIGMOID_ATTENTION, OTHER$"):
         npusim.run(str(two))
 
 

@@ -176,5 +176,5 @@ def test_what_cannot_be_is_refused() -> None:
         Problem(heads=1, seq_q=16, head_dim=16, cache_scale="head")
     with pytest.raises(SpecError, match="cache: int8 is brought to float16 or bfloat16, not float32"):
         Problem(heads=1, seq_q=16, head_dim=16, dtype="float32", cache="int8")
-    with pytest.raises(TilingError, match="cache: v100 has no kernel that only converts, int8 to float16"):
+    with pytest.raises(TilingError, match="cache: v100 has no kernel that converts a cache of int8 to float16"):
         run("flash", problem=Problem(heads=1, seq_q=128, head_dim=64, cache="int8"), hw="v100")

@@ -96,7 +96,7 @@ def test_scales_by_powers_of_two_change_nothing_but_the_size() -> None:
 def test_scales_are_refused_where_nothing_undoes_them() -> None:
     with pytest.raises(SpecError, match="only float8_e4m3fn and float8_e5m2 have them, not float16"):
         Problem(**SIZES, q_scale=2.0)
-    with pytest.raises(SpecError, match="schedule flash does not undo scales of float8 inputs"):
+    with pytest.raises(SpecError, match="schedule flash does not apply the scales of float8 inputs"):
         run("flash", hw="h200", problem=Problem(**SIZES, dtype=E4M3, k_scale=2.0))
     with pytest.raises(SpecError, match="v_scale"):
         Problem(**SIZES, dtype=E4M3, v_scale=0.0)

@@ -227,7 +227,10 @@ def test_a_kernel_that_no_library_has_is_refused_by_every_verb(name: str, hw: st
     """Before these ran, with the kernel's name and none of its decisions, or ended in a KeyError."""
     sizes: dict[str, Any] = {"problem": {"m": 64, "n": 64, "k": 64}} if name == "gemm" else {}
     asked: dict[str, Any] = {"hw": hw, "tiling": {"kernel": kernel}, **sizes}
-    message = rf"kernel={kernel}: {name} on (nvidia|ascend) cores has no published kernel; there are cann, cudnn, .*fa2"
+    message = (
+        rf"kernel={kernel}: {name} on (nvidia|ascend) cores has no published kernel; the "
+        rf"published kernels are cann, cudnn, .*fa2"
+    )
     with pytest.raises(TilingError, match=message):
         npusim.run(name, **asked, numerics=False)
     with pytest.raises(TilingError, match=message):

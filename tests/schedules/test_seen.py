@@ -275,7 +275,7 @@ def test_bits_are_the_same_however_a_tile_gets_its_mask() -> None:
     assert np.array_equal(outputs["cut"].output, outputs["computed"].output)
     assert np.array_equal(outputs["cut"].output, outputs["loaded"].output)
     assert len({r.cycles for r in outputs.values()}) == 3  # but not what it costs
-    with pytest.raises(TilingError, match="mask=cut: one constant matrix serves causal masks and windows"):
+    with pytest.raises(TilingError, match="mask=cut: one constant matrix can express only causal masks and windows"):
         ran("flash", problem(documents=(60, 79)), mask="cut")
 
 

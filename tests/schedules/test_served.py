@@ -306,7 +306,7 @@ def test_absorbed_queries_meet_latents_where_they_decode() -> None:
 
 
 def test_latents_that_do_not_fit_say_what_does() -> None:
-    with pytest.raises(TilingError, match=r"L1: Q .*UB: S .*largest that fits.* block_q=32"):
+    with pytest.raises(TilingError, match=r"L1: Q .*UB: S .*largest values that fit.* block_q=32"):
         run(
             "split_kv",
             workload="deepseek_v3",
@@ -433,8 +433,11 @@ def test_every_rule_runs_on_causal_chunks_too(rule: str, window: int | None) -> 
         ({"lengths": [100, 200], "seq": 100}, "seq: lengths state the number"),
         ({"lengths": [100, 200], "batch": 2}, "batch: lengths state"),
         ({"lengths": [100, 0]}, "lengths.1: 0 must be"),
-        ({"lengths": [100, 200], "tiling": {"splits": 2, "split_keys": 512}}, "split_keys: 512 is given with splits=2"),
-        ({"lengths": [100, 200], "tiling": {"split_keys": 80}}, "split_keys: 80 is no multiple of block_kv=512"),
+        (
+            {"lengths": [100, 200], "tiling": {"splits": 2, "split_keys": 512}},
+            ("split_keys: 512 is set together with splits=2"),
+        ),
+        ({"lengths": [100, 200], "tiling": {"split_keys": 80}}, "split_keys: 80 is not a multiple of block_kv=512"),
     ],
 )
 def test_lengths_and_splits_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
@@ -443,7 +446,7 @@ def test_lengths_and_splits_that_cannot_be_are_refused(options: dict[str, Any], 
 
 
 def test_schedules_of_one_length_say_so() -> None:
-    with pytest.raises(SpecError, match="lengths: schedule pasa takes sequences of one length"):
+    with pytest.raises(SpecError, match="lengths: schedule pasa needs sequences of equal length"):
         run("pasa", lengths=[100, 200])
 
 

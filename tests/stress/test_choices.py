@@ -90,7 +90,7 @@ def test_v_and_p_have_formats_apart_from_q_and_k() -> None:
     assert wide < mixed < narrow
     with pytest.raises(NpusimError, match="by float8_e4m3fn"):
         run("flash", hw="h200", precision="values=float8_e4m3fn")
-    with pytest.raises(NpusimError, match="h200: its matrix unit is not known to multiply nvfp4"):
+    with pytest.raises(NpusimError, match="h200: its matrix unit does not multiply nvfp4"):
         run("flash", hw="h200", precision="values=nvfp4,operand=nvfp4")
 
 

@@ -138,7 +138,7 @@ def test_a_state_is_stored_before_a_product_is_added_to_it() -> None:
     each = np.einsum("ctk,ctv->ckv", *(x.astype(np.float64).reshape(2, 32, 16) for x in (k, v)))
     assert np.abs(np.asarray(done.output).reshape(h.shape) - np.stack([0 * each[0], each[0]])).max() < 1e-4
     assert done.numerics.others["HT"].rmse < 1e-6
-    with pytest.raises(ProgramError, match="is read after a product is added to it in its place"):
+    with pytest.raises(ProgramError, match="is read after a product was added to it in place"):
         npusim.run(calls[1], hw="h200", rows="all")
 
 
