@@ -284,9 +284,8 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
     ),
     "a power": (
         [("o + pv", "o + pv ** 2")], 7,
-        ("the operations of kernels are + - * /, divided, exp, log, rsqrt, sqrt, tanh, erf, "
-"fma, maximum, minimum, compare, where, inverse, ")
-        ".to(format), .max(), .sum(), .cumsum() and @; of masks & | ^ ~",
+        "the operations of kernels are + - * /, divided, exp, log, rsqrt, sqrt, tanh, erf, fma, maximum, minimum, "
+        "compare, where, inverse, .to(format), .max(), .sum(), .cumsum() and @; of masks & | ^ ~",
     ),
     "other axes": (
         [("o + pv", "o + s")], 7,
