@@ -64,9 +64,9 @@ def suggest(wrong: str, allowed: Sequence[str]) -> str:
 
 
 def choices(wrong: str, allowed: Sequence[str]) -> str:
-    """Return ``. Did you mean `x`? There are a, b, c``: the nearest name first, then all names."""
-    near, listed = suggest(wrong, allowed), f"allowed: {', '.join(allowed)}"
-    return f"{near} T{listed}" if near.startswith(". ") else f"; t{listed}"
+    """Return ``. Did you mean `x`? Allowed: a, b, c``: the nearest name first, then all names."""
+    near, listed = suggest(wrong, allowed), ", ".join(allowed)
+    return f"{near} Allowed: {listed}" if near.startswith(". ") else f"; allowed: {listed}"
 
 
 def explain(error: ValidationError, data: object = None, model: type | None = None) -> Iterator[tuple[str, str]]:

@@ -275,7 +275,7 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
         "and of mask, a mask by position: it joins masks of compare(a, b, relation)",
     ),
     "the opposite of a value": ([("s.to(", "where(~s, s, 0.0).to(")], 5, "xor of s (row x key, float32): it joins"),
-    "a rule of NaN": ([("s.to(", "maximum(s, 0.0, nan='any').to(")], 5, "nan='any': there are number, propagate"),
+    "a rule of NaN": ([("s.to(", "maximum(s, 0.0, nan='any').to(")], 5, "nan='any'; allowed: number, propagate"),
     "where of two tiles": ([("s.to(", "where(mask, s, s).to(")], 5, ("one of the two must be a tile and "
 "the other a number")),
     "a plain number": (
@@ -367,7 +367,7 @@ def test_a_name_of_npusims_own_is_refused_with_file_and_line(tmp_path: Path) -> 
         "P = FlashPrecision('p', *['float32'] * 7)\nMINE = attention('flash', mine, precisions=[P])\n",
         encoding="utf-8",
     )  # fmt: skip
-    with pytest.raises(SpecError, match=re.escape(f"{path}:4: schedule 'flash' is one of npusim's own; give your")):
+    with pytest.raises(SpecError, match=re.escape(f"{path}:4: schedule 'flash' is a packaged one; rename your")):
         find_schedule(f"{path}:MINE", "ascend")
 
 

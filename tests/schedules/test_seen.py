@@ -302,7 +302,7 @@ def test_bytes_of_a_window_are_proportional_to_it(hw: str) -> None:
     ("fields", "message"),
     [
         ({"window": 0}, "window: 0 must be greater than 0"),
-        ({"sinks": 4}, "sinks: 4 first keys need a window, and there is none"),
+        ({"sinks": 4}, "sinks: 4 first keys need a window, but there is none"),
         ({"documents": (100, 100)}, "documents: they add up to 200, and there are 139 keys"),
         ({"window": (8, -2)}, "window.*: -2 must be at least -1"),
         (
@@ -384,7 +384,7 @@ def test_states_start_as_they_are_written_unless_the_kernels_author_says_otherwi
     assert any("starts at the lowest finite number" in n for n in result.notes) == finite_starts
     if not finite_starts:
         assert result.numerics.first_events[0].cause == "-inf - -inf"
-        assert "all hidden by the mask; a kernel in paper form may take finite_starts" in str(result)
+        assert "because the mask hides all of them; a kernel in the paper's form may use finite_starts" in str(result)
     packaged = npusim.run("flash", hw=hw, problem=p, tiling=declared("flash", hw, **SMALL), rows="all", trace_groups=())
     assert packaged.numerics.error.rmse < 8e-3
     assert any("starts at the lowest finite number" in n for n in packaged.notes)

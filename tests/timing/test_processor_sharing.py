@@ -130,7 +130,7 @@ def test_what_does_not_fit_says_how_much_and_what_would() -> None:
 
 
 def test_fields_of_lanes_have_no_effect_there_and_are_refused() -> None:
-    with pytest.raises(TilingError, match="padding: without effect on h200"):
+    with pytest.raises(TilingError, match="padding: no effect on h200"):
         npusim.run("flash", hw="h200", problem=Problem(**SIZES, causal=False), tiling={"padding": 4}, numerics=False)
 
 

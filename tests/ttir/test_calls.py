@@ -50,7 +50,7 @@ REFUSED = {
     "tl.store(Y + i, tl.cumsum(x, 0, reverse=True))": "reverse",
     "tl.store(Y + i, x, mask=x > 0)": "a mask, bound or branch depends on computed values",
     "tl.store(Y + i // 2, x)": "several elements of a block to one element of the tensor",
-    "tl.store(Y + i + 1, x)": "no mask keeps it from that",
+    "tl.store(Y + i + 1, x)": "no mask prevents it",
     "tl.store(Y + i * 0 + tl.program_id(0), x, mask=i < 0)": "elements|never|stores|once",
     "tl.store(Y + i, tl.rand(n, i))": "",
 }
@@ -176,7 +176,7 @@ def test_fields_have_the_names_that_users_of_triton_write(file: Path) -> None:
     runs = [npusim.run(name, hw="h200", tiling={n: 2, "config": 1}, numerics=False) for n in ("warps", "num_warps")]
     assert [r.tiling.warps for r in runs] == [2, 2]
     assert runs[0].cycles == runs[1].cycles
-    with pytest.raises(NpusimError, match="warps: 2, and as num_warps 4; name it once"):
+    with pytest.raises(NpusimError, match="warps: set to 2, and under its other name num_warps to 4; set it once"):
         npusim.run(name, hw="h200", tiling={"warps": 2, "num_warps": 4})
     found = npusim.explore(name, {"num_warps": (1, 2)}, hw="h200")
     assert [o.point for o in found.outcomes] == [{"warps": 1}, {"warps": 2}]

@@ -134,7 +134,7 @@ def test_lanes_behind_a_gpus_loop_are_refused_by_their_line() -> None:
     output = _output("weighted_behind", 3, "ascend_910b2", **words)
     expected = x.astype(np.float64).reshape(3, 3, 16).sum(1) @ np.arange(16)
     assert np.abs(output.reshape(-1) - expected).max() < 1e-4
-    with pytest.raises(NpusimError, match=r"line \d+: indices is read behind the loop along whose axis it goes"):
+    with pytest.raises(NpusimError, match=r"line \d+: indices is read after the loop along its axis, but on"):
         _output("weighted_behind", 3, "h200", **words)
 
 

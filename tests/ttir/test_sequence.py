@@ -51,8 +51,8 @@ def test_a_launch_reads_what_those_before_it_leave(hw: str) -> None:
     assert np.abs(np.reshape(second.output, (8, 32)) - weights).max() < 1e-6
     turned = weights[:, :16] - weights[:, 16:]
     assert np.abs(np.reshape(third.output, (8, 16)) - turned).max() < 1e-6
-    assert "X: as launch 0 (some_programs) leaves it" in second.notes
-    assert "Q: as launch 1 (softmax_rows) leaves it" in third.notes
+    assert "X: the values that launch 0 (some_programs) stored" in second.notes
+    assert "Q: the values that launch 1 (softmax_rows) stored" in third.notes
     assert not any("leaves it" in note for note in first.notes)
 
 
@@ -90,7 +90,7 @@ def test_run_lists_the_launches_of_a_file(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_sequence_takes_no_tensors_and_run_no_list() -> None:
     calls = calls_of(lambda: three(*(np.zeros(256, np.float32) for _ in "xy"), np.zeros((8, 32), np.float32)))
-    with pytest.raises(SpecError, match="values of their storages"):
+    with pytest.raises(SpecError, match="values of their tensors;"):
         npusim.run_calls(calls, tensors={"X": np.zeros(256, np.float32)})
     with pytest.raises(SpecError, match=r"npusim\.run_calls"):
         npusim.run(calls)

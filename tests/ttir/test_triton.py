@@ -199,7 +199,7 @@ def test_so_does_one_in_fp8_whose_compiler_contracts(
 def test_registers_are_those_that_the_compiler_says() -> None:
     result = npusim.run(name_of("described"), problem=attention(128), hw="h200", numerics=False, tiling={"BN": 64})
     assert any(
-        "registers a thread" in n and f"registers of the compiler (Triton {releases.release()}, ptxas " in n
+        "registers per thread" in n and f"registers of the compiler (Triton {releases.release()}, ptxas " in n
         for n in result.notes
     )
     assert result.tiling.BN == 64
