@@ -98,8 +98,8 @@ def test_half_and_nine_in_ten() -> None:
         (
             Validated(9, 4, 0.05, 0.1, 5),
             "158 us ± 10 %",
-            ("from 9 measured times of flash on t4: half of such predictions are within "
-"5.0 %, nine in ten within 10.0 % ")
+            "from 9 measured times of flash on t4: half of such predictions are within "
+"5.0 %, nine in ten within 10.0 % "
             "(4 of 9 cases like it; errors of 5 shapes)",
         ),
         (
@@ -117,8 +117,8 @@ def test_half_and_nine_in_ten() -> None:
                 ranked_class=SPILLED,
             ),
             "158 us ± 10 %",
-            ("from 12 measured times of flash (fa2) on a10 and t4: half of such predictions "
-"are within 5.0 %, nine in ten within ")
+            "from 12 measured times of flash (fa2) on a10 and t4: half of such predictions "
+"are within 5.0 %, nine in ten within "
             "10.0 % (4 of 12 cases like it; seq_kv 4 times the largest measured; registers estimated; "
             "errors of 3 shapes, spilled registers)",
         ),
