@@ -99,7 +99,7 @@ def test_half_and_nine_in_ten() -> None:
             Validated(9, 4, 0.05, 0.1, 5),
             "158 us ± 10 %",
             "from 9 measured times of flash on t4: half of such predictions are within "
-"5.0 %, nine in ten within 10.0 % "
+            "5.0 %, nine in ten within 10.0 % "
             "(4 of 9 cases like it; errors of 5 shapes)",
         ),
         (
@@ -118,22 +118,22 @@ def test_half_and_nine_in_ten() -> None:
             ),
             "158 us ± 10 %",
             "from 12 measured times of flash (fa2) on a10 and t4: half of such predictions "
-"are within 5.0 %, nine in ten within "
+            "are within 5.0 %, nine in ten within "
             "10.0 % (4 of 12 cases like it; seq_kv 4 times the largest measured; registers estimated; "
             "errors of 3 shapes, spilled registers)",
         ),
         (
             Validated(3, 0, 0.1, 0.2, 3, kind="cann", lacks="like", nearest_error=0.24),
             "158 us, not measured at this size (nearest ± 24 %)",
-            ("not measured at this size: no time of flash (cann) on t4 has each size within a "
-"factor of 4 of this call's; the errors of ")
+            "not measured at this size: no time of flash (cann) on t4 has each size within a "
+            "factor of 4 of this call's; the errors of "
             "3 measured times of flash (cann) on t4 are at most 20.0 %, half of them at most 10.0 %",
         ),
         (
             Validated(1, 1, 0.1, 0.2, 0, lacks="shapes"),
             "158 us, not measured enough",
-            ("not measured enough: a band needs 3 shapes on which no constant was fitted, "
-"and 0 were measured; the errors of ")
+            "not measured enough: a band needs 3 shapes on which no constant was fitted, "
+            "and 0 were measured; the errors of "
             "1 measured time of flash on t4 are at most 20.0 %, half of them at most 10.0 %",
         ),
     ],
