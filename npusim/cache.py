@@ -121,7 +121,7 @@ def _content(file: Path) -> bytes | None:
     rest = content[_DIGEST_BYTES:]
     if _DIGEST(rest).digest() == content[:_DIGEST_BYTES]:
         return rest
-    say_once(f"{file} is damaged: its content is rebuilt")
+    say_once(f"{file} is damaged: npusim rebuilds it")
     with suppress(OSError):
         file.unlink()
     return None
@@ -159,8 +159,8 @@ def private_folder() -> Path | None:
         is_users = user in (status.st_uid, "user") and not stat.S_IMODE(status.st_mode) & 0o077
         if not stat.S_ISDIR(status.st_mode) or not is_users:
             say_once(
-                f"{private} is not private to this user and is not used: every process compiles its kernels; "
-                f"set {VARIABLE} to a folder of your own"
+                f"{private} is not private to this user, so that npusim does not use it: every process compiles "
+                f"its kernels; set {VARIABLE} to a folder of your own"
             )
             return None
     except OSError as error:

@@ -242,7 +242,9 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
     (256, 128)
     """
     if isinstance(schedule, list):
-        raise SpecError(f"run of {len(schedule)} recorded launches: npusim.run_calls(calls) runs one after another")
+        raise SpecError(
+            f"run: {len(schedule)} recorded launches: use npusim.run_calls(calls), which runs them one after another"
+        )
     return RunResult(**vars(run_request(Request(schedule, **options))))
 
 

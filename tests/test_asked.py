@@ -66,9 +66,11 @@ def test_a_run_takes_the_workloads_mask(schedule: str, family: str) -> None:
 
 
 def test_options_that_would_change_nothing_are_refused() -> None:
-    with pytest.raises(NpusimError, match=r"^seq, causal: the problem states the sizes"):
+    with pytest.raises(NpusimError, match=r"^seq, causal: --problem already states the sizes,"):
         run("gemm", problem=GemmProblem(m=64, n=64, k=64), seq=64, causal=True)
-    with pytest.raises(NpusimError, match=r"^causal: read by schedules of attention, and this one computes none"):
+    with pytest.raises(
+        NpusimError, match=r"^causal: these options are for schedules of attention, and this schedule computes no"
+    ):
         run("gemm_allreduce", hw="ascend_910b2_x8", causal=False)
 
 
@@ -77,26 +79,54 @@ NODE = {"schedule": "tiling_allreduce", "hw": "ascend_910b2_x8"}
 HOST = {"schedule": "flash", "hw": "xeon_avx512"}
 #: A run, options that nothing of it reads, and what the refusal says of them.
 UNREAD: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
-    (GEMM, {"seq": 64, "ignore": ["window"]}, "seq, ignore: the problem states the sizes"),
-    (GEMM, {"workload": "qwen2_7b"}, "workload: the problem states the sizes"),
-    (GEMM, {"tensors": {}, "rows": "all", "diagnose": True}, "tensors, rows, diagnose: read by schedules of attention"),
-    (GEMM, {"layout": "bsh", "seed": 3, "presets": True}, "layout, seed, presets: read by schedules of attention"),
-    ({**GEMM, "schedule": "copy", "problem": CopyProblem(bytes=64)}, {"tensors": {}}, "tensors: read by schedules of"),
-    ({"schedule": "flash"}, {"tensor_prefix": "layer"}, "tensor_prefix: read only with --tensors"),
-    ({"schedule": "flash", "numerics": False}, {"rows": [0], "diagnose": True}, "rows, diagnose: read where bits are"),
+    (GEMM, {"seq": 64, "ignore": ["window"]}, "seq, ignore: --problem already states the sizes,"),
+    (GEMM, {"workload": "qwen2_7b"}, "workload: --problem already states the sizes,"),
+    (
+        GEMM,
+        {"tensors": {}, "rows": "all", "diagnose": True},
+        "tensors, rows, diagnose: these options are for schedules of attention",
+    ),
+    (
+        GEMM,
+        {"layout": "bsh", "seed": 3, "presets": True},
+        "layout, seed, presets: these options are for schedules of attention",
+    ),
+    (
+        {**GEMM, "schedule": "copy", "problem": CopyProblem(bytes=64)},
+        {"tensors": {}},
+        "tensors: these options are for schedules of",
+    ),
+    (
+        {"schedule": "flash"},
+        {"tensor_prefix": "layer"},
+        "tensor_prefix: these options have an effect only with --tensors;",
+    ),
+    (
+        {"schedule": "flash", "numerics": False},
+        {"rows": [0], "diagnose": True},
+        "rows, diagnose: these options have an",
+    ),
     (
         {"schedule": "flash", "numerics": False},
         {"heads": "0", "seed": 1},
-        r"heads, seed: read where bits are computed.*--q-heads, --kv-heads\) state the heads",
+        r"heads, seed: these options have an effect.*--q-heads, --kv-heads\) state the heads",
     ),
-    ({"schedule": "flash", "tensors": {}}, {"seed": 1}, "seed: read only where inputs are drawn"),
-    (HOST, {"method": "des", "l2": "warm"}, "l2, method: read by devices with a timing model"),
-    (HOST, {"trace_groups": [1], "timeline": (0, 5)}, "trace_groups, timeline: read by devices with a timing model"),
-    (NODE, {"l2": "warm", "arithmetic": "x"}, "arithmetic, l2: read by kernels of one device"),
-    (NODE, {"diagnose": True, "eager": True}, "eager, diagnose: read by kernels of one device"),
+    ({"schedule": "flash", "tensors": {}}, {"seed": 1}, "seed: only on drawn inputs"),
+    (HOST, {"method": "des", "l2": "warm"}, "l2, method: these options are for devices with a timing model"),
+    (
+        HOST,
+        {"trace_groups": [1], "timeline": (0, 5)},
+        "trace_groups, timeline: these options are for devices with a timing model",
+    ),
+    (NODE, {"l2": "warm", "arithmetic": "x"}, "arithmetic, l2: these options are for kernels on one device"),
+    (NODE, {"diagnose": True, "eager": True}, "eager, diagnose: these options are for kernels on one device"),
     (NODE, {"heads": "0"}, "heads: a node's ranks run all heads"),
-    ({"schedule": "allreduce", "hw": "ascend_910b2_x8"}, {"rows": "3"}, "rows: read by schedules of attention"),
-    ({"schedule": "layer", "workload": "llama2_7b"}, {"rows": "3"}, "rows: read where bits are computed"),
+    (
+        {"schedule": "allreduce", "hw": "ascend_910b2_x8"},
+        {"rows": "3"},
+        "rows: these options are for schedules of attention",
+    ),
+    ({"schedule": "layer", "workload": "llama2_7b"}, {"rows": "3"}, "rows: these options have an effect"),
 )
 
 
@@ -129,7 +159,7 @@ def test_rows_heads_and_groups_are_given_in_the_words_of_the_command_line() -> N
         ({"rows": "0-300000000"}, "rows: there is no 300000000; choose from 0 to 255"),
         ({"rows": "9" * 5000}, f"rows {'9' * 80}: write"),
         ({"rows": [0.5]}, r"rows: \[0.5\]: write"),
-        ({"heads": []}, "heads: none is chosen"),
+        ({"heads": []}, "heads: the selection is empty;"),
         ({"trace_groups": "99"}, "trace_groups: there is no 99; choose from 0 to 23"),
         ({"precision": ""}, "precision: '' has no value"),
         ({"arithmetic": " "}, "arithmetic: ' ' has no value"),
@@ -157,7 +187,7 @@ def test_a_run_refuses_what_is_not_modelled_and_says_what_it_ignores(windowed: P
     words = ("run", "flash", "-w", str(windowed), "--no-save", "--no-numerics")
     code, _, message = npusim(*words)
     assert code
-    assert "rotary (keys rotated in each call): not modelled; to run without: --ignore rotary" in message
+    assert "rotary (keys rotated in each call): not modelled; to run without them: --ignore rotary" in message
     _, table, _ = npusim(*words, "--ignore", "rotary,softcap")
     assert "softcap (50.0), rotary (keys rotated in each call)" in table
     _, text, _ = npusim(*words, "--ignore", "rotary", "--kind", "local", "--json")
@@ -188,10 +218,10 @@ def test_import_lists_what_is_not_modelled(tmp_path: Path) -> None:
     sizes = {"hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": 2}
     config.write_text(json.dumps({"model_type": "llama", "index_topk": 64, **sizes, "num_key_value_heads": 4}))
     _, _, message = npusim("workload", "import", str(config))
-    assert "not modelled: sparse: a choice of keys at run time" in message
+    assert "not modelled: sparse: a selection of keys at run time" in message
     assert "--ignore sparse" in message
     _, text, _ = npusim("workload", "import", str(config), "--json")
-    assert json.loads(text)["not_modelled"] == {"sparse": "a choice of keys at run time"}
+    assert json.loads(text)["not_modelled"] == {"sparse": "a selection of keys at run time"}
 
 
 def test_an_override_of_no_effect_is_refused() -> None:

@@ -221,9 +221,9 @@ def test_path_is_relative_to_the_baseline(case: Path) -> None:
 
 
 def test_no_baseline_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="holds no baseline"):
+    with pytest.raises(SpecError, match="contains no baseline"):
         check_baselines(tmp_path)
-    with pytest.raises(SpecError, match="no such baseline, nor a folder"):
+    with pytest.raises(SpecError, match="no such baseline or folder"):
         check_baselines(tmp_path / "none")
 
 

@@ -15,7 +15,10 @@ from npusim.errors import TensorError
 if TYPE_CHECKING:
     from pathlib import Path
 
-READ = "tensors: read as 64 heads of 4 keys (layout bnsd: batch, heads, tokens, head size); with --layout bsnd they "
+READ = (
+    "tensors: interpreted as 64 heads of 4 keys (layout bnsd: batch, heads, tokens, "
+    "head size); with --layout bsnd they "
+)
 SIZES = {"q": (1, 64, 8, 16), "k": (1, 64, 4, 16), "v": (1, 64, 4, 16)}
 
 
@@ -69,8 +72,10 @@ def test_a_likely_reading_needs_no_words(sizes: dict[str, tuple[int, ...]]) -> N
 
 def test_errors_of_shapes_name_the_layout() -> None:
     exchanged = tensors({"q": (1, 6, 8, 16), "k": (1, 64, 4, 16), "v": (1, 64, 4, 16)})
-    with pytest.raises(TensorError, match=r"read by layout bnsd as \(batch, heads, tokens, head size\), do not fit"):
+    with pytest.raises(TensorError, match=r"with layout bnsd, \(batch, heads, tokens, head size\), do not match"):
         npusim.run("flash", tensors=exchanged)
     wide = tensors({n: (*shape[:3], 128) for n, shape in SIZES.items()})
-    with pytest.raises(TensorError, match=r"64 query heads of 128 .*; tensors: read as 64 heads .* --layout bsnd"):
+    with pytest.raises(
+        TensorError, match=r"64 query heads of 128 .*; tensors: interpreted as 64 heads .* --layout bsnd"
+    ):
         npusim.run("flash", workload="llama3_8b", tensors=wide)

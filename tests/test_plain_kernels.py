@@ -92,7 +92,7 @@ def test_presets_of_a_plain_kernel_are_shown_beside_the_runs(product: str) -> No
 def test_a_plain_kernel_without_other_presets_has_none_to_show() -> None:
     sizes = {"heads": 1, "tokens": 64, "key": 64, "value": 64}
     assert npusim.run("retention", problem=sizes, presets=True, trace_groups=()).presets == ()
-    with pytest.raises(SpecError, match="diagnose: read by schedules of attention"):
+    with pytest.raises(SpecError, match="diagnose: these options are for schedules of attention"):
         npusim.run("retention", problem=sizes, diagnose=True)
 
 

@@ -83,7 +83,7 @@ def test_a_comparison_refuses_words_that_name_nothing_and_options_that_nothing_r
     with pytest.raises(NpusimError, match="no run folder or result of that name"):
         npusim.compare("flash", "pasaa")
     result = npusim.run("flash", seq=64, numerics=False)
-    with pytest.raises(NpusimError, match="seq: stored runs are not run again"):
+    with pytest.raises(NpusimError, match="seq: npusim does not run stored runs again"):
         npusim.compare(result, result, seq=128)
     with pytest.raises(TypeError, match="sqe"):
         npusim.compare("flash", "pasa", sqe=128)

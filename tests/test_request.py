@@ -95,14 +95,14 @@ def test_a_shape_in_one_word_is_the_sizes_of_a_problem() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"shape": "B4,X3"}, "'X3' is no size; write B4,N32/8"),
+        ({"shape": "B4,X3"}, "'X3' is not a size; write B4,N32/8"),
         ({"shape": "B4/2"}, "'B4/2' is no size"),
         ({"shape": "B4,B2"}, "B is there twice"),
         ({"shape": "S0"}, "write a positive whole number"),
-        ({"shape": "S64", "seq": 64}, "has the same size as seq"),
-        ({"kv_heads": 8}, "state q_heads too"),
-        ({"q_heads": 8, "tensor_parallel": 2}, "leave tensor_parallel out"),
-        ({"q_heads": 8, "tensors": "smollm2_layer18_group"}, "the tensors have the sizes"),
+        ({"shape": "S64", "seq": 64}, "states the same size as seq"),
+        ({"kv_heads": 8}, "set q_heads too"),
+        ({"q_heads": 8, "tensor_parallel": 2}, "remove tensor_parallel"),
+        ({"q_heads": 8, "tensors": "smollm2_layer18_group"}, "the tensors already have the sizes"),
     ],
 )
 def test_a_shape_of_another_form_is_refused(given: dict[str, Any], words: str) -> None:
@@ -249,5 +249,5 @@ def test_a_request_runs_and_is_searched() -> None:
 def test_a_method_is_refused_before_anything_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("npusim.simulation.plan.chosen_tensors", lambda *_: pytest.fail("inputs are read"))
     for call in (lambda: npusim.run("flash", method="x"), lambda: npusim.explore("flash", auto=True, method="x")):
-        with pytest.raises(SpecError, match="method 'x': there are auto, des"):
+        with pytest.raises(SpecError, match="method 'x'; allowed: auto, des"):
             call()

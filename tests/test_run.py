@@ -134,7 +134,7 @@ def test_the_launch_is_in_the_latency_and_not_in_the_cycles() -> None:
 def test_a_changed_number_that_this_run_does_not_hang_on_is_said() -> None:
     key, other = "launch.kernel_overhead_s", "links.hbm.bytes_per_s"  # h200's products have an overhead of their own
     changed = npusim.run("flash", hw="h200", seq=300, numerics=False, overrides={key: "1e-6", other: "1e11"})
-    said = f"-C {key}=1e-6 changes no time here: this run takes the same with the device file's number"
+    said = f"-C {key}=1e-6 changes no time here: this run has the same time with the number in the device file"
     assert [note for note in changed.notes if note.startswith("-C ")] == [said]
 
 
@@ -143,7 +143,7 @@ def test_a_changed_number_that_a_node_does_not_hang_on_is_said_too() -> None:
     changed = npusim.run(
         "allreduce", hw="h200_x2", numerics=False, problem={"bytes": 1 << 25}, overrides={simple: "1e-6", ll: "9e-6"}
     )
-    said = f"-C {ll}=9e-6 changes no time here: this run takes the same with the device file's number"
+    said = f"-C {ll}=9e-6 changes no time here: this run has the same time with the number in the device file"
     assert [note for note in changed.notes if note.startswith("-C ")] == [said]
 
 
@@ -176,7 +176,7 @@ BAD_TENSORS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "keys and values": (given(v=ones(1, 2, 21, 16)), r"keys 20 but values 21"),
     "head sizes": (given(q=ones(1, 2, 20, 32)), r"head size 32 of q but 16 of k"),
-    "heads": (given(q=ones(1, 3, 20, 16)), r"heads 3, 2, 2: q's must be a multiple of k's"),
+    "heads": (given(q=ones(1, 3, 20, 16)), r"heads 3, 2, 2: the heads of q must be a multiple of those"),
     "batches": (given(v=ones(2, 2, 20, 16)), r"batch 1, 1, 2"),
     "one of another dtype": (given(q=ones(1, 2, 20, 16, dtype=np.float32)), r"float32"),
     "integers": (given(**{n: ones(1, 2, 20, 16, dtype=np.int16) for n in "qkv"}), r"q is int16; float16 or .* needed"),
@@ -221,18 +221,14 @@ def test_a_file_that_does_not_exist_is_refused_with_the_packaged_ones() -> None:
 
 
 def test_sizes_beside_tensors_are_refused() -> None:
-    with pytest.raises(SpecError, match=r"seq, batch: the tensors have the sizes"):
+    with pytest.raises(SpecError, match=r"seq, batch: the tensors already have the sizes"):
         npusim.run("flash", tensors=given(), seq=20, batch=1)
 
 
 BAD_OPTIONS: dict[str, tuple[dict[str, Any], type[NpusimError], str]] = {
-    "schedule": (
-        {"schedule": "flsh"},
-        SpecError,
-        r"unknown schedule 'flsh'\. Did you mean `flash`\? There are .*flash",
-    ),
+    "schedule": ({"schedule": "flsh"}, SpecError, r"unknown schedule 'flsh'\. Did you mean `flash`\? Allowed: .*flash"),
     "precision": ({"precision": "fa2_fp16"}, SpecError, r"fa2_fp16.*fa2_fp32"),
-    "method": ({"method": "blokc"}, SpecError, r"method 'blokc': there are auto, des, block"),
+    "method": ({"method": "blokc"}, SpecError, r"method 'blokc'; allowed: auto, des, block"),
     "hardware": ({"hw": "ascend_910b5"}, SpecError, r"ascend_910b5.*ascend_910b[1-4]"),
     "workload": ({"workload": "pangu_83b"}, SpecError, r"pangu_83b.*pangu_38b"),
     "tiling field": ({"tiling": {"block_kw": 128}}, TilingError, r"block_kw: unknown tiling field.*block_kv"),

@@ -148,7 +148,7 @@ def test_a_device_that_is_scaled_already_is_itself() -> None:
     ("changes", "said"),
     [
         ({"scale": {"VECTR": 2}}, "--scale VECTR=2: ascend_910b2 has no unit 'VECTR'. Did you mean `VECTOR`"),
-        ({"scale": {"SCALAR": 2}}, "has no unit 'SCALAR'; there are MTE2, MTE1, CUBE, FIXP, VECTOR, MTE3, hbm, l2"),
+        ({"scale": {"SCALAR": 2}}, "has no unit 'SCALAR'; allowed: MTE2, MTE1, CUBE, FIXP, VECTOR, MTE3, hbm, l2"),
         ({"scale": {"VECTOR": 0}}, "--scale VECTOR=0: write a number from 0.001 to 1,000"),
         ({"scale": {"VECTOR": "-1"}}, "--scale VECTOR=-1: write a number"),
         ({"scale": {"VECTOR": "nan"}}, "--scale VECTOR=nan: write a number"),
@@ -156,7 +156,7 @@ def test_a_device_that_is_scaled_already_is_itself() -> None:
         ({"scale": ["VECTOR"]}, "scale: expected a mapping of units to factors"),
         (
             {"scale": {"VECTOR": 2}, "overrides": {"cores.aiv.engines.VECTOR.rate_factor": 0.5}},
-            "--scale VECTOR=2: the device has the factor 0.5 already",
+            "--scale VECTOR=2: the device already has the factor 0.5 already",
         ),
         ({"scale": {"CUBE": 2}, "hw": "ascend_910b2_x8", "schedule": "layer"}, "is a node"),
         ({"scale": {"VECTOR": 2}, "hw": "xeon_avx512"}, "xeon_avx512 is not timed"),
@@ -172,7 +172,9 @@ def test_what_no_device_can_have_is_refused(changes: dict[str, object], said: st
 def test_a_factor_without_effect_is_said() -> None:
     run = npusim.run("copy", hw="h200", problem={"bytes": 1 << 20}, numerics=False, scale={"TENSOR": 2, "hbm": 0.5})
     said = [note for note in run.notes if note.startswith("--scale")]
-    assert said == ["--scale TENSOR=2 changes no time here: this run takes the same with the device file's number"]
+    assert said == [
+        "--scale TENSOR=2 changes no time here: this run has the same time with the number in the device file"
+    ]
 
 
 def test_a_case_of_a_baseline_may_be_a_what_if_and_a_measurement_may_not(

@@ -43,39 +43,39 @@ VERBS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "Predict": {
             "run": "bits and cycles of one schedule on one device",
             "stress": "inputs on which a schedule is furthest from float64",
-            "warm": "compile ahead, so that no first run is slower",
+            "warm": "compile all kernels ahead of the first run",
         },
         "Compare and explain": {
-            "compare": "two runs or more: the difference of latency, split into causes",
+            "compare": "the difference of two or more runs, split into causes",
             "report": "runs as one HTML page",
             "diff": "a kernel's output against predicted bits",
-            "invariant": "choices that change a call's bits, and the price of a guarantee",
-            "evaluate": "kernels judged: right or wrong, bits, time, trust",
-            "check": "cycles and tiles against accepted ones (CI); a program's flags",
+            "invariant": "choices that change a call's bits, and the price of fixing them",
+            "evaluate": "judge kernels: right or wrong, bits, time, trust",
+            "check": "compare cycles and tiles with accepted ones (CI); check a program's flags",
         },
         "Search and tune": {
             "explore": "the fastest tile, precision or schedule, with a proof",
             "tune": "a kernel's configurations, ranked by predicted time",
-            "serve": "the same for programs that write kernels (MCP)",
+            "serve": "serve these verbs to programs that write kernels (MCP)",
         },
         "Your own kernel": {
             "new": "a schedule to start from",
             "record": "the Triton launches of an unedited program",
             "program": "the tile program: queues, rings and waits",
             "layout": "lanes and registers of a matrix instruction's operand",
-            "format": "a number format: codes, scale rules, a block quantised",
+            "format": "a number format: codes, scale rules, an example block",
         },
         "Your own hardware": {
             "hw": "devices: list, show, validate your own file",
-            "probe": "probes that settle a chip's arithmetic, and their outcome",
-            "import": "a profiler's kernel times as measurements",
+            "probe": "probes that determine a chip's arithmetic, and their results",
+            "import": "convert a profiler's kernel times to measurements",
             "validate": "predicted times against measured ones, bits against recorded",
             "calibrate": "fit a device's uncertain constants to measured times",
         },
         "Files and guides": {
             "help": "guides: choose a tile, guard CI, your own device, and more",
             "workload": "models: list, show, import a config.json",
-            "export": "predictions in the forms that other tools read",
+            "export": "write predictions in the formats of other tools",
         },
     }
 )
@@ -171,7 +171,7 @@ class _Root(Group):
                 _save_report(archive, error)
             else:
                 again = shlex.join(("npusim", "--save-report", "fault.zip", *sys.argv[1:]))
-                say(f"no result is shown; this command saves the data of a bug report: {again}")
+                say(f"npusim shows no result; this command saves the data for a bug report: {again}")
             code = 2
         except NpusimError as error:
             say(f"npusim: error: {error}")
@@ -179,10 +179,10 @@ class _Root(Group):
         except ModuleNotFoundError as error:
             if error.name not in ("numba", "llvmlite"):
                 raise
-            say(f"npusim: error: {error.name} is not installed: install it, or take --no-numerics --method des")
+            say(f"npusim: error: {error.name} is not installed: install it, or use --no-numerics --method des")
             code = 2
         except MemoryError:
-            say("npusim: error: not enough memory; fewer --rows or --heads, --no-numerics, or fewer --jobs")
+            say("npusim: error: not enough memory; use fewer --rows or --heads, --no-numerics, or fewer --jobs")
             code = 2
         except BrokenPipeError:
             raise
@@ -267,7 +267,7 @@ def root(
     save_report: Annotated[
         Path | None,
         o.option(
-            "--save-report FILE", "File (ZIP) with the data of a bug report, if npusim finds an internal contradiction."
+            "--save-report FILE", "File (ZIP) for the data of a bug report, if npusim finds an internal contradiction."
         ),
     ] = None,
 ) -> None:

@@ -57,26 +57,28 @@ And one of a decision: which schedule and tile wins a space:
 
 @app.verb(
     "check",
-    ("npusim check baselines/", "exit code 1 if any cycle or decision moved"),
+    ("npusim check baselines/", "exit code 1 if any cycle or decision changed"),
     ("npusim check flash.py::flash -a seq=512", "flags and barriers of a TileLang-Ascend program"),
-    ("npusim check baselines/ --tolerance 1%", "cycles within 1 % are as accepted"),
+    ("npusim check baselines/ --tolerance 1%", "allow cycles to differ by 1 %"),
     ('npusim check baselines/ --update --reason "faster exp"', "accept today's results"),
     after=_FILES,
     first="--update --reason --tolerance --json",
 )
 def check(
-    folder: Annotated[Path, o.argument("DIR", "Baselines (*.yaml, or their folder), or FILE.py::program.")],
+    folder: Annotated[Path, o.argument("DIR", "Baselines (*.yaml, or a folder of them), or FILE.py::program.")],
     tolerance: Annotated[
-        str, o.option("--tolerance SHARE", "Accepted difference of cycles, and accepted loss of a winner: 1%, or 0.01.")
+        str, o.option("--tolerance SHARE", "Allowed difference of cycles, and allowed loss of a winner: 1%, or 0.01.")
     ] = "0",
-    update: Annotated[bool, o.option("--update", "Write today's results of the cases into their files.")] = False,
+    update: Annotated[bool, o.option("--update", "Write the present results of the cases into their files.")] = False,
     github: Annotated[bool, o.option("--github", "Annotate the files of failed cases in GitHub Actions.")] = False,
-    junit: Annotated[Path | None, o.option("--junit FILE", "Write outcomes as JUnit's XML too.", shown=False)] = None,
+    junit: Annotated[
+        Path | None, o.option("--junit FILE", "Write the outcomes in JUnit's XML format too.", shown=False)
+    ] = None,
     reason: Annotated[
         str,
         o.option(
             "--reason TEXT",
-            "Reason, stored in the files. Without a reason no accepted result is replaced.",
+            "Reason for the update, which is stored in the files; required if an accepted result is replaced.",
             shown=False,
         ),
     ] = "",
@@ -84,12 +86,12 @@ def check(
         list[str] | None, o.option("--argument -a NAME=VALUE", "Argument of a program; may be repeated.", shown=False)
     ] = None,
     vector_barriers: Annotated[
-        bool, o.option("--vector-barriers", "The vector pipe of a program needs barriers between instructions.")
+        bool, o.option("--vector-barriers", "Check as if the vector pipe needed barriers between instructions.")
     ] = False,
     hw: Annotated[
         str,
         o.option(
-            "--hw DEVICE", "Time of a program as its text has it, in place of the check of its flags.", shown=False
+            "--hw DEVICE", "Print the time of the program as written, instead of checking its flags.", shown=False
         ),
     ] = "",
     json: o.Json = False,
@@ -105,7 +107,7 @@ def check(
     of_baselines |= {"--update": update or None, "--github": github or None}
     of_baselines |= {"--junit": junit, "--reason": reason or None}
     if SIGN in str(folder):
-        refuse(of_baselines, f"{folder} is a program, whose flags are checked; they go with a folder of baselines")
+        refuse(of_baselines, f"{folder} is a program; these options are for a folder of baselines")
         given = str(folder), arguments or []
         if hw:
             show_time(*given, hw=hw, vector_barriers=vector_barriers, json=json)
@@ -115,9 +117,9 @@ def check(
     if folder.suffix == ".py":
         raise SpecError(f"{folder}: name the program in the file: {folder}{SIGN}NAME")
     of_programs = {"-a": arguments, "--vector-barriers": vector_barriers or None, "--hw": hw or None}
-    refuse(of_programs, f"{folder} has baselines; they go with FILE.py::program")
+    refuse(of_programs, f"{folder} has baselines; these options are for FILE.py::program")
     if reason and not update:
-        raise SpecError(f"--reason {reason}: goes with --update")
+        raise SpecError(f"--reason {reason}: needs --update")
     request = _Accepted(folder, o.share(tolerance, "--tolerance"), update, reason, github, junit, json)
     _check_baselines(request)
 
@@ -257,7 +259,7 @@ def _why(outcome: "CheckOutcome") -> "Iterator[str]":
 
 @app.verb(
     "validate",
-    ("npusim validate measured.yaml --band 0.15", "times: each residual, exit code 1 outside"),
+    ("npusim validate measured.yaml --band 0.15", "times: each residual, and exit code 1 if one is outside"),
     ("npusim validate measured.yaml --only 'fa_*'", "cases by name, schedule or device"),
     ("npusim validate --template > measured.yaml", "a file of timings to begin with"),
     ("npusim validate vectors.npz", "bits of a chip's matrix unit or whole kernels"),
@@ -267,15 +269,15 @@ def validate(
     file: Annotated[Path | None, o.argument("FILE", "Timings (.yaml), or recorded bits (.npz).")] = None,
     *,
     only: Annotated[
-        str | None, o.option("--only GLOB", "Cases by name, schedule or device; the rest is counted.")
+        str | None, o.option("--only GLOB", "Select cases by name, schedule or device; the others are counted.")
     ] = None,
     band: Annotated[
-        str | None, o.option("--band SHARE", "Relative error allowed where the file states none: 15%, or 0.15.")
+        str | None, o.option("--band SHARE", "Allowed relative error if the file states none: 15%, or 0.15.")
     ] = None,
     method: Annotated[str, o.request_option("method")] = "auto",
     jobs: Annotated[int, o.option("--jobs -j N", "Processes that predict.")] = 1,
     cluster: o.Cluster = None,
-    template: Annotated[bool, o.option("--template", "Print a commented file of timings to begin with.")] = False,
+    template: Annotated[bool, o.option("--template", "Print a commented file of timings to start from.")] = False,
     json: o.Json = False,
 ) -> None:
     """Compare predicted times with measured ones, within a band, or bits with recorded ones.
@@ -283,7 +285,7 @@ def validate(
     Exit code 1 if a time is outside its band, or a bit differs; otherwise 2 if a case has no prediction.
     """
     if template:
-        refuse({"FILE": file, "--only": only, "--band": band}, "--template prints a file; leave these out")
+        refuse({"FILE": file, "--only": only, "--band": band}, "--template prints a file; remove these options")
         typer.echo((files("npusim.cli") / "new_measurements.yaml").read_text(encoding="utf-8"), nl=False)
         return
     if file is None or not file.exists():
@@ -292,7 +294,7 @@ def validate(
         raise SpecError(f"{asked}name a file of measured times ({times}) or of recorded bits (.npz)")
     if file.suffix == ".npz":
         others = {"--method": None if method == "auto" else method, "--jobs": None if jobs == 1 else jobs}
-        refuse({"--band": band, **others}, "read with timings (.yaml); bits are equal or not: leave these out")
+        refuse({"--band": band, **others}, "these options are for timings (.yaml), not for bits; remove them")
         _bits(file, only or "*", is_json=json)
         return
     from npusim.report.findings import validation_document, validation_table
@@ -345,12 +347,13 @@ def diff(
     out: Annotated[
         Path,
         o.argument(
-            "OUT", "The kernel's output, .npz or .safetensors: key o, (batch, heads, rows, head size), values or bits."
+            "OUT",
+            "The kernel's output, .npz or .safetensors: key o, (batch, heads, rows, head size), as values or bits.",
         ),
     ],
     schedule: Annotated[str | None, o.argument("SCHEDULE", "Schedule that the kernel implements.")] = None,
     judge: Annotated[
-        bool, o.option("--judge", "Decide alone: right for its formats (exit code 0) or wrong (1), on one line.")
+        bool, o.option("--judge", "Print only one line: right for its formats (exit code 0) or wrong (1).")
     ] = False,
     json: o.Json = False,
 ) -> None:
@@ -375,11 +378,11 @@ def diff(
         difference = search(out, request, advance)
     show_either(json, lambda: difference_document(out, difference), lambda: difference_table(out, difference))
     if not difference.passed:
-        why = f"none of {difference.tried} changes of the schedule's choices explains it"
+        why = f"none of {difference.tried} changes of the schedule's choices explains the difference"
         if difference.blank:
             why = f"{difference.blank} are NaN"
         elif difference.problem:
-            why = f"float64 is nearer with another problem, {difference.problem.change}"
+            why = f"the output is nearer to the float64 result of another problem, {difference.problem.change}"
         unequal = difference.total - difference.matched
         raise CheckFailedError(f"{out}: {unequal:,} of {difference.total:,} outputs differ, and {why}")
 
@@ -405,9 +408,9 @@ def _decide(out: Path, judgement: "Judgement", schedule: str, *, is_json: bool) 
 
 @app.verb(
     "invariant",
-    ("npusim invariant split_kv -w qwen2_7b --seq-q 1 --seq-kv 32k", "a decoding step, all that may vary"),
+    ("npusim invariant split_kv -w qwen2_7b --seq-q 1 --seq-kv 32k", "a decoding step, all choices that may vary"),
     ("npusim invariant split_kv --seq-q 1 -t splits=4 --require batch,position", "a test for your CI"),
-    ("npusim invariant split_kv --lengths 1k,7k,32k --page 64 --require batch,page", "as it is served"),
+    ("npusim invariant split_kv --lengths 1k,7k,32k --page 64 --require batch,page", "a batch as a server runs it"),
     ("npusim invariant flash_backward -t method=added", "a recurrence or gradients: batch, heads, further tokens"),
     ("npusim invariant flash --seq 8192 --vary tile --json", "one aspect, for a script"),
     first="--vary --require --workload --seq-q --seq-kv --page --hw --json",
@@ -420,7 +423,7 @@ def invariant(
         str,
         o.option(
             "--require ASPECT,...",
-            "Exit code 1 if a change of one of these was seen to change a bit: batch,splits.",
+            "Exit code 1 if changing one of these changes a bit: batch,splits.",
             panel="How",
             shown=False,
         ),
@@ -451,7 +454,7 @@ def invariant(
     varied = o.names(vary, "--vary", ASPECTS) if vary else ()
     varied = (*varied, "choice") if varied and "choice" in required else varied  # a separate row for the aspect
     if varied and (missing := [name for name in required if name not in varied]):
-        raise SpecError(f"--require {missing[0]}: it is not among --vary {','.join(varied)}")
+        raise SpecError(f"--require {missing[0]}: it is not in --vary {','.join(varied)}")
     with progress(f"varying {short_name(request.schedule)}") as advance:
         invariance = examine(request, varied or required or ASPECTS, advance)
     show_either(json, lambda: invariance_document(invariance, required), lambda: invariance_table(invariance))

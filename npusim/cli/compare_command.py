@@ -18,8 +18,8 @@ app = Verbs()
 @app.verb(
     "compare",
     ("npusim compare @2 @1", "the last two runs: changes and causes (of one schedule: flash@2 flash@1)"),
-    ("npusim compare pasa flash two_level --seq 8192", "schedules, run on the spot"),
-    ('npusim compare flash "flash -t depth=3"', "one schedule, with options of its own"),
+    ("npusim compare pasa flash two_level --seq 8192", "schedules, which it runs"),
+    ('npusim compare flash "flash -t depth=3"', "a schedule with its own options"),
     ("npusim compare runs/flash-a PipeUtilization.csv", "a prediction and a measurement"),
     ("npusim compare pasa flash --html page.html", "and a page to look at"),
     ("npusim compare a/result.json b/result.json --json", "the same for a script"),
@@ -33,8 +33,8 @@ def compare(
         list[str],
         o.argument(
             "RUN...",
-            "Two or more schedules or run folders (@1: the last, @2: the one before), result.json, or a profiler's "
-            "PipeUtilization.csv.",
+            "Two or more schedules or run folders (@1: the last run, @2: the run before it), result.json, or a "
+            "profiler's PipeUtilization.csv.",
         ),
     ],
     html: Annotated[
@@ -58,7 +58,7 @@ def compare(
     if html is not None:
         altair()  # refuses before the work, not afterwards
         check_file_writable(html)
-    refuse({"--markdown": (json and markdown) or None}, "--json prints JSON; leave one of them out")
+    refuse({"--markdown": (json and markdown) or None}, "--json prints JSON; remove one of them")
     read = compared_runs(runs, lambda word: o.Worded.of(word).on(request), request.changed(), _watched)
     comparison = compare_runs(*read)
     if html is not None:
@@ -86,7 +86,7 @@ def _watched(word: str) -> Iterator[Callable[[float], None]]:
     ("npusim report runs/a runs/b runs/c -o three.html", "several runs and their differences"),
 )
 def report(
-    runs: Annotated[list[str], o.argument("RUN...", "Run folders (@1: the last), or one store of explore.")],
+    runs: Annotated[list[str], o.argument("RUN...", "Run folders (@1: the last run), or one result file of explore.")],
     out: Annotated[
         Path | None,
         o.option(

@@ -25,13 +25,13 @@ def evaluate(
     request: Request,
     *,
     others: Annotated[
-        list[str] | None, o.option("--with KERNEL", "Another candidate of the batch; may be repeated.")
+        list[str] | None, o.option("--with KERNEL", "Another candidate to judge; may be repeated.")
     ] = None,
     reference: Annotated[
         str | None,
         o.option(
             "--reference KERNEL|FILE.py:FUNCTION",
-            "Kernel, or function on float64 arrays, with the right result.",
+            "Kernel, or function on float64 arrays, that computes the right result.",
             shown="packaged attention",
         ),
     ] = None,
@@ -40,10 +40,10 @@ def evaluate(
         o.option("--sizes NAME=N,...", "Sizes of a further call to judge: --sizes seq_q=100,seq_kv=300."),
     ] = None,
     draw: Annotated[int, o.option("--draw SEED", "Seed of the drawn inputs.")] = 0,
-    seconds: Annotated[float, o.option("--seconds S", "Limit of each answer of a candidate.")] = 120.0,
-    gib: Annotated[float, o.option("--memory GIB", "Limit of a candidate's memory.")] = 8.0,
+    seconds: Annotated[float, o.option("--seconds S", "Time limit for each answer of a candidate.")] = 120.0,
+    gib: Annotated[float, o.option("--memory GIB", "Limit for the memory of a candidate.")] = 8.0,
     store: Annotated[
-        Path | None, o.option("--store FILE", "Finished candidates (JSON lines), read on the next call.")
+        Path | None, o.option("--store FILE", "File (JSON lines) of finished candidates, which the next call reads.")
     ] = None,
     jobs: Annotated[int | None, o.option("--jobs -j N", "Candidates at once.", shown="all CPUs", min=1)] = None,
     json: o.Json = False,

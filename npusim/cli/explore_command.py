@@ -33,28 +33,35 @@ Fields = Annotated[
     list[str] | None,
     o.option(
         "--field -f AXIS=VALUES",
-        "Values to try: block_kv=128,256 or a range 128:1024:128; "
-        "precision=..., seq=2k,4k, workload=..., batch=..., a key of the device; repeat for a grid.",
+        "Values to try: block_kv=128,256 or a range 128:1024:128; also precision=..., seq=2k,4k, workload=..., "
+        "batch=..., or a key of the device; repeat for a grid.",
         panel=_HOW,
         autocompletion=completion.axes,
     ),
 ]
 Precisions = Annotated[
-    str | None, o.option("--precisions NAME,...", "Presets to try: -f precision=...; all: each schedule's.", panel=_HOW)
+    str | None,
+    o.option(
+        "--precisions NAME,...", "Presets to try: -f precision=...; all: all presets of each schedule.", panel=_HOW
+    ),
 ]
-Studies = Annotated[bool, o.option("--studies", "With --auto rank times of no real kernel, too.", panel=_HOW)]
-Auto = Annotated[bool, o.option("--auto", "The space that the schedules declare.", panel=_HOW)]
+Studies = Annotated[
+    bool, o.option("--studies", "With --auto, also rank studies, which model no real kernel.", panel=_HOW)
+]
+Auto = Annotated[bool, o.option("--auto", "Search the space that the schedules declare.", panel=_HOW)]
 Jobs = Annotated[int | None, o.option("--jobs -j N", "Processes.", shown="all CPUs", min=1)]
 Exhaustive = Annotated[bool, o.option("--exhaustive", "Simulate every point, prune none.", panel=_HOW)]
-CheckAll = Annotated[bool, o.option("--check-all", "Check all pruned points for races, not some of each.", panel=_HOW)]
-Pareto = Annotated[bool, o.option("--pareto", "Rank time against error, of each point's bits.", panel=_HOW)]
-MaxRmse = Annotated[float | None, o.option("--max-rmse R", "Reject a relative RMSE above it: 1e-3.", panel=_HOW)]
-Finite = Annotated[bool, o.option("--finite", "Reject outputs with NaN or Inf.", panel=_HOW)]
+CheckAll = Annotated[bool, o.option("--check-all", "Check all pruned points for races, not only some.", panel=_HOW)]
+Pareto = Annotated[bool, o.option("--pareto", "Compute bits of each point, and rank time against error.", panel=_HOW)]
+MaxRmse = Annotated[
+    float | None, o.option("--max-rmse R", "Reject points whose relative RMSE is larger: 1e-3.", panel=_HOW)
+]
+Finite = Annotated[bool, o.option("--finite", "Reject points whose outputs have NaN or Inf.", panel=_HOW)]
 Out = Annotated[
     Path | None,
     o.option(
         "--out -o FILE",
-        "Store (.sqlite), or table (.csv) and its store; each point is written at once.",
+        "File of results (.sqlite), or a table (.csv) beside one; each point is written immediately.",
         shown="in runs/, named after schedule, workload, keys, device and space",
     ),
 ]
@@ -62,12 +69,12 @@ Budget = Annotated[
     float | None,
     o.option(
         "--budget SECONDS",
-        "End after this time: print the best so far, and the largest possible gain of the remaining points.",
+        "Stop after this time; print the best point so far and the largest possible gain of the remaining ones.",
     ),
 ]
-Resume = Annotated[bool, o.option("--resume", "Go on with the store where a search was interrupted.")]
+Resume = Annotated[bool, o.option("--resume", "Continue an interrupted search from its file of results.")]
 Best = Annotated[Path | None, o.option("--best FILE", "Write the best point as JSON.")]
-Top = Annotated[int, o.option("--top N", "Points in the table.", min=1)]
+Top = Annotated[int, o.option("--top N", "Number of points in the table.", min=1)]
 
 
 @app.verb(
@@ -163,11 +170,11 @@ def _end(exploration: "Exploration | None", path: Path, best: Path | None) -> No
             write(best, f"{json_text.dumps(exploration.tiling(exploration.best), indent=1, default=str)}\n")
         return
     if exploration.undecided:
-        say("npusim: no point has a time yet; --resume goes on")
+        say("npusim: no point has a time yet; --resume continues the search")
         return
     closest = exploration.closest_misfit()
     hint = f". The closest: {closest}" if closest else ""
-    raise TilingError(f"{exploration.why_none()}; the reasons stand in {path}{hint}")
+    raise TilingError(f"{exploration.why_none()}; {path} has the reasons{hint}")
 
 
 def _searched(
@@ -220,7 +227,7 @@ def _given(overrides: "Mapping[str, str]", fields: "Iterable[str]") -> "tuple[di
     lists = [f"{key}={value}" for key, value in overrides.items() if "," in value]
     for axis, values in map(parse_field, [*lists, *fields]):
         if axis in given:
-            raise TilingError(f"--field {axis}: has its values twice; write them all in one list")
+            raise TilingError(f"--field {axis}: occurs twice; write all values in one list")
         given[axis] = values
     return given, {key: value for key, value in overrides.items() if "," not in value}
 

@@ -92,7 +92,7 @@ def _blocks(report: "FlagReport") -> list[Block]:
     rows: list[tuple[str, tuple[str, ...]]] = [("program", (report.program,))]
     rows += [(x.fault.kind, _fault(x)) for x in report.faults]
     if not report.faults:
-        rows.append(("faults", ("none: every execution within the bounds has the same values",)))
+        rows.append(("faults", ("none: every execution within the bounds gives the same values",)))
         rows.append(("redundant barriers", (_lines(report.redundant, f"of {report.barriers}, each by itself"),)))
         rows.append(("removable together", (_lines(report.removable, "in one change"),)))
     rows.append(("checked", (f"{report.instructions:,} instructions: {', '.join(report.bounds)}",)))

@@ -16,16 +16,18 @@ EXAMPLE = "0.1,-0.3,1,-1.25,2.5,3.3,-7,13"
 @app.verb(
     "format",
     ("npusim format", "all number formats"),
-    ("npusim format mxfp4", "code points, scale rules, and a block quantised step by step"),
+    ("npusim format mxfp4", "code points, scale rules, and an example block, step by step"),
     ("npusim format nvfp4 --rule four_over_six_mse_256 --values 6,1,-0.2", "another rule, values of your own"),
     ("npusim format hifloat8", "every code of an 8-bit format"),
 )
 def show_format(
-    name: Annotated[
-        str | None, o.argument("[NAME]", "A format of numbers or of blocks; without one, all are listed.")
+    name: Annotated[str | None, o.argument("[NAME]", "A number format or block format; default: list all.")] = None,
+    rule: Annotated[
+        str | None, o.option("--rule NAME", "Rule that chooses the scale of a block.", shown="the format's")
     ] = None,
-    rule: Annotated[str | None, o.option("--rule NAME", "How a block's scale is chosen.", shown="the format's")] = None,
-    values: Annotated[str, o.option("--values X,...", "Numbers of the block, or to be cast.", shown=True)] = EXAMPLE,
+    values: Annotated[
+        str, o.option("--values X,...", "Numbers to cast, or to store as a block.", shown=True)
+    ] = EXAMPLE,
     json: o.Json = False,
 ) -> None:
     """Show a number format: its code points, its scale rules, a block quantised step by step."""
@@ -47,5 +49,5 @@ def show_format(
         lookup({**FORMATS, **BLOCK_FORMATS}, name, "number format")
     element = FORMATS[name]
     if rule is not None:
-        raise SpecError(f"--rule: {name} has no scale; formats with one: {', '.join(BLOCK_FORMATS)}")
+        raise SpecError(f"--rule: {name} has no scale; formats with a scale: {', '.join(BLOCK_FORMATS)}")
     show_either(json, lambda: r.element_document(element), lambda: r.element_table(element, numbers))

@@ -22,8 +22,8 @@ app = Verbs()
 new = Verbs(
     name="new",
     no_args_is_help=True,
-    help="Files to start from: a schedule of your own.",
-    epilog=examples(("npusim new schedule mine", "mine.py, which npusim run mine.py:mine takes as it is")),
+    help="Write a first version of your own schedule.",
+    epilog=examples(("npusim new schedule mine", "writes mine.py, which npusim run mine.py:mine runs")),
 )
 
 #: Comments before a block of code: the name of the file that it is, which a reader needs too; others, for tests.
@@ -34,9 +34,7 @@ PROBLEM = "problem"
 #: The topic of the glossary, whose entries are topics too.
 WORDS = "words"
 
-Topic = Annotated[
-    str | None, o.argument("[TOPIC]", "A guide, or a word of the tables; without one, all guides are listed.")
-]
+Topic = Annotated[str | None, o.argument("[TOPIC]", "A guide, or a word of the tables; default: list all guides.")]
 
 
 def guides() -> dict[str, str]:
@@ -63,7 +61,7 @@ def entries() -> dict[str, str]:
 
 @app.verb(
     "help",
-    ("npusim help", "which guides there are"),
+    ("npusim help", "list of guides"),
     ("npusim help tile", "how to choose a tile"),
     ("npusim help pruned", "a word of the tables"),
 )
@@ -89,7 +87,7 @@ def show_guide(ctx: typer.Context, topic: Topic = None, json: o.Json = False) ->
             from npusim.config.messages import suggest
 
             near = suggest(topic, [*known, PROBLEM]).partition("; ")[0]
-            raise SpecError(f"help {topic}: no such guide or word{near or '.'} There are {listed}")
+            raise SpecError(f"help {topic}: there is no such guide or word{near or '.'} Guides: {listed}")
     text = _MARK.sub("", _FILE.sub(r"File `\1`:\n\n", known[topic]))
     if json:
         show_json(document("help", topic=topic, title=titles.get(topic, topic), text=text))
@@ -178,7 +176,7 @@ def schedule(
     _check_name(name, text)
     path = Path(f"{name}.py")
     if path.exists():
-        raise SpecError(f"{path}: exists already; choose another name or move the file away")
+        raise SpecError(f"{path}: already exists; choose another name or move the file")
     write(path, text.replace("@NAME@", name), f"; run it: npusim run {path}:{name} --seq 1024")
     if json:
         show_json(document("new", file=str(path)))
@@ -189,9 +187,10 @@ def _check_name(name: str, text: str) -> None:
 
     if not name.isidentifier() or keyword.iskeyword(name):
         raise SpecError(
-            f"{name!r} is no name for a schedule; use letters, digits and _, not a digit first, no word of Python's own"
+            f"{name!r} cannot be the name of a schedule; use letters, digits and _, no digit first, and no keyword "
+            "of Python"
         )
     if any(known == name for known, _ in SCHEDULES):
-        raise SpecError(f"{name!r} is a schedule of npusim's own; choose another name")
+        raise SpecError(f"{name!r} is a packaged schedule; choose another name")
     if name in {n.id for n in ast.walk(ast.parse(text.replace("@NAME@", "_"))) if isinstance(n, ast.Name)} - {"_"}:
-        raise SpecError(f"{name!r} means something else in the file; choose another name")
+        raise SpecError(f"{name!r} has another meaning in the file; choose another name")

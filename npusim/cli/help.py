@@ -139,7 +139,7 @@ class Command(TyperCommand):
             name, equals, value = word.partition("=") if word.startswith("--") else (before, "=", word)
             if equals and not value.strip():
                 what = name if name.startswith("-") else "an argument"
-                raise SpecError(f"{what}: the value is empty; leave it out, or give one")
+                raise SpecError(f"{what}: the value is empty; write one, or remove the option")
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: typer.Context, formatter: Formatter) -> None:  # type: ignore[override]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 hw = Verbs(
     name="hw",
     no_args_is_help=True,
-    help="Devices: list them, look into one, check your own file.",
+    help="Devices: list them, show one, check your own file.",
     epilog=examples(
         ("npusim hw show ascend_910b2", "every number with its unit and basis"),
         ("npusim hw validate my_910.yaml", "faults with file and line"),
@@ -30,9 +30,9 @@ hw = Verbs(
 workload = Verbs(
     name="workload",
     no_args_is_help=True,
-    help="Models: list them, look into one, import one from a config.json.",
+    help="Models: list them, show one, import one from a config.json.",
     epilog=examples(
-        ("npusim workload show qwen2_7b", "its shapes, and the share of one device"),
+        ("npusim workload show qwen2_7b", "its shapes, and one device's share of them"),
         ("npusim workload import config.json --tp 4 -o mine.yaml", "from Hugging Face"),
     ),
 )
@@ -46,7 +46,7 @@ def list_devices(json: o.Json = False) -> None:
     from npusim.report.run_inputs import DEVICES
 
     for broken in broken_entries():
-        say(f"npusim: {broken}; its devices are left out")
+        say(f"npusim: {broken}; its devices are omitted")
     devices: list[DeviceSpec | NodeSpec] = [load.load_device(name) for name in load.list_devices()]
     devices += [node_file.load_node(name) for name in node_file.list_nodes()]
     show_either(json, lambda: document("hw.list", devices=DEVICES.records(devices)), lambda: [DEVICES.grid(devices)])
@@ -55,15 +55,18 @@ def list_devices(json: o.Json = False) -> None:
 @hw.verb(
     "show",
     ("npusim hw show ascend_910b2", "all of it"),
-    ("npusim hw show h200 --sources", "where each number is from"),
-    ("npusim hw show ascend_910b2 --only links", "keys that start so"),
+    ("npusim hw show h200 --sources", "the source of each number"),
+    ("npusim hw show ascend_910b2 --only links", "keys that start with links"),
     ("npusim hw show my_910.yaml --basis assumed", "the numbers that are assumptions"),
 )
 def show_device(
     name: Annotated[str, o.argument("NAME|FILE", "A packaged device or node, or your own .yaml.")],
-    only: Annotated[str, o.option("--only KEY", "Keys that start with this.", shown=False)] = "",
-    basis: Annotated[str | None, o.option("--basis BASIS", "vendor, measured, derived, fitted or assumed.")] = None,
-    sources: Annotated[bool, o.option("--sources", "The source of each number too.")] = False,
+    only: Annotated[str, o.option("--only KEY", "Show only keys that start with this.", shown=False)] = "",
+    basis: Annotated[
+        str | None,
+        o.option("--basis BASIS", "Show only numbers with this basis: vendor, measured, derived, fitted or assumed."),
+    ] = None,
+    sources: Annotated[bool, o.option("--sources", "Show the source of each number too.")] = False,
     overrides: Annotated[list[str] | None, o.request_option("overrides")] = None,
     json: o.Json = False,
 ) -> None:
@@ -75,7 +78,7 @@ def show_device(
     if json:
         refuse(
             {"--only": only or None, "--basis": basis, "--sources": sources or None},
-            "--json has every number; leave these options out",
+            "--json prints every number; remove these options",
         )
     show_either(
         json,
@@ -99,7 +102,7 @@ def print_device_schema() -> None:
     show_json(DeviceSpec.model_json_schema())
 
 
-@hw.verb("validate", ("npusim hw validate a.yaml b.yaml", "exit code 2 if one is faulty"))
+@hw.verb("validate", ("npusim hw validate a.yaml b.yaml", "exit code 2 if a file is faulty"))
 def validate_devices(
     files: Annotated[list[str], o.argument("FILE...", "Hardware files.")], json: o.Json = False
 ) -> None:
@@ -176,15 +179,17 @@ def print_workload_schema() -> None:
 def import_workload(
     config: Annotated[Path, o.argument("CONFIG", "A model's config.json.")],
     *,
-    tensor_parallel: Annotated[int, o.option("--tensor-parallel --tp N", "Devices that share the heads.", min=1)] = 1,
+    tensor_parallel: Annotated[
+        int, o.option("--tensor-parallel --tp N", "Number of devices that share the heads.", min=1)
+    ] = 1,
     seq: Annotated[
-        int | None, o.option("--seq TOKENS", "Default length of a run: 8k.", parser=o.count("--seq"))
+        int | None, o.option("--seq TOKENS", "Default number of tokens of a run: 8k.", parser=o.count("--seq"))
     ] = None,
     batch: Annotated[int, o.option("--batch N", "Sequences.", min=1)] = 1,
     name: Annotated[str | None, o.option("--name TEXT", "Of the workload.")] = None,
     dtype: Annotated[
         Literal["float16", "bfloat16", "float32"] | None,
-        o.option("--dtype", "Of Q, K and V.", shown="the config's, or float16"),
+        o.option("--dtype", "Format of Q, K and V.", shown="the config's, else float16"),
     ] = None,
     out: Annotated[Path | None, o.option("--out -o FILE", "File to write.", shown="stdout")] = None,
     json: o.Json = False,

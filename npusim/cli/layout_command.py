@@ -18,19 +18,19 @@ Order = Literal["row", "col"]
     "layout",
     ("npusim layout m8n8k4 --acc f16", "the accumulator of a quad pair"),
     ("npusim layout m8n8k4 --acc f32 --chain", "the elements that must move before P·V"),
-    ("npusim layout m8n8k4 --acc f16 --chain --arrangement 2x2", "as wmma arranges a warp"),
+    ("npusim layout m8n8k4 --acc f16 --chain --arrangement 2x2", "a warp's quad pairs as in wmma"),
 )
 def layout(
     instruction: Annotated[str, o.argument("INSTRUCTION", "m8n8k4, m16n8k8 or m16n8k16.")],
     acc: Annotated[Literal["f16", "f32"], o.option("--acc", "Format of the accumulators.", shown=True)] = "f32",
     operand: Annotated[
         Literal["a", "b", "c"] | None,
-        o.option("--operand", "Layout to draw, or to chain into.", shown="c; a with --chain"),
+        o.option("--operand", "Operand whose layout to draw, or into which to chain.", shown="c; a with --chain"),
     ] = None,
     a: Annotated[Order, o.option("--a", "Layout of A in memory; m8n8k4 has both.", shown=True)] = "row",
     b: Annotated[Order, o.option("--b", "Layout of B in memory; m8n8k4 has both.", shown=True)] = "col",
     chain: Annotated[
-        bool, o.option("--chain", "Draw the accumulator and the elements that the next product needs in other lanes.")
+        bool, o.option("--chain", "Draw the accumulator, and the elements that the next product needs in other lanes.")
     ] = False,
     arrangement: Annotated[
         str | None,

@@ -26,7 +26,7 @@ _SHOWN = 5
 
 @app.verb(
     "import",
-    ("npusim import --template > mapping.yaml", "which kernel is which schedule: a file to begin with"),
+    ("npusim import --template > mapping.yaml", "a first mapping file of kernels to schedules"),
     ("npusim import msprof PROF_DIR --map mapping.yaml -o measured.yaml", "op_summary*.csv"),
     ("npusim import msopprof OPPROF_DIR --map mapping.yaml", "OpBasicInfo.csv, PipeUtilization.csv"),
     ("npusim import ncu profile.csv --map mapping.yaml", "ncu --csv --page raw, or details"),
@@ -36,15 +36,15 @@ def import_profile(
     profiler: Annotated[
         Literal["msprof", "msopprof", "ncu", "torch"] | None, o.argument("PROFILER", "msprof, msopprof, ncu or torch.")
     ] = None,
-    path: Annotated[Path | None, o.argument("PATH", "Its folder, or file.")] = None,
+    path: Annotated[Path | None, o.argument("PATH", "Folder or file of the profile.")] = None,
     *,
     mapping: Annotated[
-        Path | None, o.option("--map FILE", "Which kernels are which schedules (.yaml).", shown=False)
+        Path | None, o.option("--map FILE", "Mapping of kernels to schedules (.yaml).", shown=False)
     ] = None,
     out: Annotated[Path, o.option("--out -o FILE", "File of measurements for npusim validate.")] = Path(
         "measured.yaml"
     ),
-    template: Annotated[bool, o.option("--template", "Print a commented mapping file to begin with.")] = False,
+    template: Annotated[bool, o.option("--template", "Print a commented mapping file to start from.")] = False,
     json: o.Json = False,
 ) -> None:
     """Write a profiler's kernel times as measurements for npusim validate and calibrate.
@@ -55,12 +55,12 @@ def import_profile(
     if template:
         refuse(
             {"PROFILER": profiler, "PATH": path, "--map": mapping, "--json": json or None},
-            "--template prints a file; leave these out",
+            "--template prints a file; remove these options",
         )
         typer.echo((files("npusim.cli") / "new_mapping.yaml").read_text(encoding="utf-8"), nl=False)
         return
     if profiler is None or path is None:
-        raise SpecError("of which profile? For example: npusim import msprof PROF_DIR --map mapping.yaml")
+        raise SpecError("name the profile: npusim import msprof PROF_DIR --map mapping.yaml")
     from npusim.report.output import check_file_writable
     from npusim.studies.validate.profiles import import_profile as read
     from npusim.studies.validate.profiles import listed
@@ -82,28 +82,31 @@ def import_profile(
 @app.verb(
     "calibrate",
     ("npusim calibrate measured.yaml -o mine.yaml", "then: npusim run flash --hw mine.yaml"),
-    ("npusim calibrate measured.yaml --hw h200", "the changes to the H200's file; nothing is written"),
-    ("npusim calibrate measured.yaml --fit '*.gap_cycles,links.*' --html page.html", "these alone; and a page"),
+    ("npusim calibrate measured.yaml --hw h200", "show the changes to the H200's file, without writing them"),
+    (
+        "npusim calibrate measured.yaml --fit '*.gap_cycles,links.*' --html page.html",
+        ("only these constants; write a page too"),
+    ),
     first="--hw --out --fit --html --json",
 )
 def calibrate(
-    file: Annotated[Path, o.argument("FILE", "Timings (.yaml), as npusim validate takes them.")],
+    file: Annotated[Path, o.argument("FILE", "Timings (.yaml), in the format of npusim validate.")],
     *,
     hw: Annotated[
-        str | None, o.option("--hw DEVICE", "Device for which constants are fitted.", shown="that of the cases")
+        str | None, o.option("--hw DEVICE", "Device whose constants are fitted.", shown="that of the cases")
     ] = None,
     only: Annotated[str | None, o.option("--only GLOB", "Cases by name, schedule or device.")] = None,
     fit: Annotated[
         str,
         o.option(
             "--fit KEY,...",
-            "Patterns of constants that may be fitted; keys in full may be measured ones.",
-            shown="all that are uncertain",
+            "Patterns of the constants to fit; a full key may also be that of a measured constant.",
+            shown="all uncertain constants",
         ),
     ] = "*",
     method: Annotated[str, o.request_option("method")] = "auto",
     out: Annotated[
-        Path | None, o.option("--out -o FILE", "Device file to write; it extends the other.", shown=False)
+        Path | None, o.option("--out -o FILE", "Device file to write, which extends the device's file.", shown=False)
     ] = None,
     html: Annotated[
         Path | None, o.option("--html FILE", "Write a page too. Needs npusim[report].", shown=False)
@@ -163,15 +166,17 @@ def export_rows(
     *,
     schedule: Annotated[str, o.option("--schedule NAME", "Which schedule's latencies.")] = "flash",
     hw: Annotated[str, o.request_option("hw")] = "ascend_910b2",
-    grid: Annotated[list[str], o.option("--grid -g SIZE=VALUES", "Values of a size; each combination is a row.")] = [],  # noqa: B006
+    grid: Annotated[
+        list[str], o.option("--grid -g SIZE=VALUES", "Values of a size; each combination is a row of the table.")
+    ] = [],  # noqa: B006
     form: Annotated[
-        Literal["aiconfigurator", "msmodeling"], o.option("--form FORM", "Tool whose columns are written.")
+        Literal["aiconfigurator", "msmodeling"], o.option("--form FORM", "Tool whose columns to write.")
     ] = "aiconfigurator",
     precision: Annotated[str | None, o.request_option("precision")] = None,
     dtype: Annotated[
         Literal["float16", "bfloat16"] | None, o.option("--dtype FORMAT", "Of inputs.", shown="float16")
     ] = None,
-    force: Annotated[bool, o.option("--force", "Replace a file that is no such table.")] = False,
+    force: Annotated[bool, o.option("--force", "Replace the file even if it is not such a table.")] = False,
     plot: o.Plot = None,
     json: o.Json = False,
 ) -> None:

@@ -72,7 +72,7 @@ def share(text: str, option: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < 1:
-        raise SpecError(f"{option} {text}: write a share from 0 to below 1 (or 100 %): 0.01, or 1%")
+        raise SpecError(f"{option} {text}: write a share from 0 to less than 1: 0.01, or 1%")
     return value
 
 
@@ -87,7 +87,7 @@ ScheduleName = Annotated[
     str | None,
     typer.Argument(
         metavar="SCHEDULE",
-        help="For example flash; without one, all are listed.",
+        help="For example flash; default: list all schedules.",
         show_default=False,
         autocompletion=_schedules,
     ),
@@ -202,7 +202,7 @@ def words(text: str) -> list[str]:
     except ValueError as error:
         raise SpecError(f"{text}: not words of a command line: {error}") from None
     if not listed:
-        raise SpecError("an empty word is no run")
+        raise SpecError("a run cannot be an empty word")
     return listed
 
 
@@ -210,12 +210,12 @@ def names(text: str, option: str, known: Sequence[str] = ()) -> tuple[str, ...]:
     """Return the names of ``a,b``; raise `SpecError` where one is empty, or not in ``known``."""
     listed = tuple(name.strip() for name in text.split(","))
     if not all(listed):
-        raise SpecError(f"{option} {text}: a name is empty; write names with commas between them")
+        raise SpecError(f"{option} {text}: a name is empty; separate names with commas")
     for name in listed if known else ():
         if name not in known:
             from npusim.config.messages import choices
 
-            raise SpecError(f"{option} {name}: no such name{choices(name, known)}")
+            raise SpecError(f"{option} {name}: unknown name{choices(name, known)}")
     return listed
 
 
@@ -250,7 +250,7 @@ def _parsed(options: Sequence[str]) -> Request:
     reader.command(cls=Command)(takes(schedule=False)(_itself))
     request = typer.main.get_command(reader).main(list(options), prog_name="RUN", standalone_mode=False)
     if not isinstance(request, Request):
-        raise SpecError(f"{' '.join(options)}: give options of npusim run")
+        raise SpecError(f"{' '.join(options)}: write options of npusim run")
     return request
 
 
@@ -336,7 +336,7 @@ def key_values(items: Iterable[str] | None, option: str) -> dict[str, str]:
             raise SpecError(f"{option} {item}: write {option} key=value")
         key, value = key.strip(), value.strip()
         if key in values:
-            raise SpecError(f"{option} {key}: has two values, {values[key]} and {value}; write one")
+            raise SpecError(f"{option} {key}: has two values, {values[key]} and {value}; write only one")
         values[key] = value
     return values
 

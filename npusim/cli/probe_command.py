@@ -27,7 +27,7 @@ probe = Verbs(
 )
 
 _OPEN = 4
-_SLOW = "no kernel computes it: products take the slow exact path, 200 to 450 times as long"
+_SLOW = "no compiled kernel computes it: products use the exact path, which is 200 to 450 times slower"
 
 
 def _some(names: "tuple[str, ...]") -> str:
@@ -72,7 +72,9 @@ def bits(
     out: Annotated[Path, o.option("--out -o FOLDER", "Folder for probes, scripts and how to run them.")],
     hw: Annotated[
         str | None,
-        o.option("--hw DEVICE", "Device file of the chip: states the formats.", shown="float16, bfloat16, float32"),
+        o.option(
+            "--hw DEVICE", "Device file of the chip, which states its formats.", shown="float16, bfloat16, float32"
+        ),
     ] = None,
     cases: Annotated[
         str | None,
@@ -96,11 +98,9 @@ def bits(
     if cases:
         names, left_out = tuple(o.names(cases, "--cases")), ()
     for name in left_out:
-        say(f"not asked: {name}: no probes are for scales, float64, FP6 and FP4")
+        say(f"no probes for {name}: probes for scales, float64, FP6 and FP4 do not exist")
     if not names:
-        raise SpecError(
-            f"--hw {hw}: its matrix units multiply no format that a probe exists for; write --cases f16.f32"
-        )
+        raise SpecError(f"--hw {hw}: there is no probe for the formats of its matrix units; write --cases f16.f32")
     contents = folder_contents(names, "" if hw is None else hw)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ def bits(
         raise SpecError(f"--out {out}: cannot be created: {error.strerror}") from None
     if others:
         listed = ", ".join(str(file) for file in others)
-        raise SpecError(f"--out {out}: {listed} would be overwritten; name another folder, or move the files away")
+        raise SpecError(f"--out {out}: {listed} would be overwritten; name another folder, or move the files")
     for name, content in contents.items():
         write(out / name, content)
     if json:
@@ -120,15 +120,15 @@ def bits(
 
 @probe.verb(
     "identify",
-    ("npusim probe identify probe/outputs.npz", "the table, and the device file as it was measured"),
-    ("npusim probe identify probe/outputs.npz --hw mine.yaml -o chip.yaml", "of another device file"),
+    ("npusim probe identify probe/outputs.npz", "the table, and a device file with the results"),
+    ("npusim probe identify probe/outputs.npz --hw mine.yaml -o chip.yaml", "extend another device file"),
     ("npusim probe identify vectors.npz", "random vectors (A, B, C, D) alone: the arithmetics that agree"),
 )
 def identify(
     file: Annotated[Path, o.argument("FILE", "Outputs of the probes, or recorded vectors (.npz).")],
     *,
     hw: Annotated[
-        str | None, o.option("--hw DEVICE", "The device that is extended.", shown="the probes' device")
+        str | None, o.option("--hw DEVICE", "Device whose file is extended.", shown="the probes' device")
     ] = None,
     out: Annotated[Path | None, o.option("--out -o FILE", "Device file to write.", shown="next to FILE")] = None,
     json: o.Json = False,
@@ -145,7 +145,7 @@ def identify(
 
     if any(key.endswith("/D") for key in read_tensors(file)):
         if hw is not None or out is not None:
-            raise SpecError("--hw, --out: no device file is written from recorded vectors; leave them out")
+            raise SpecError("--hw, --out: recorded vectors give no device file; remove these options")
         _identify_vectors(file, is_json=json)
         return
     outputs = read_outputs(file)
@@ -156,7 +156,7 @@ def identify(
         settled = explain(outputs, device, lambda key: advance(next(number), total, key))
     show_either(json, lambda: _document(settled, outputs.source), lambda: _table(settled, outputs.source))
     if device is None:
-        say("--hw DEVICE writes the answers as a device file")
+        say("--hw DEVICE writes the results as a device file")
     else:
         _write_overlay(settled, outputs, device, name, out)
     if not settled.is_explained:
@@ -169,7 +169,7 @@ def _write_overlay(settled: "Settled", outputs: "Outputs", device: "DeviceSpec",
 
     keys = list(settled_keys(settled, device))
     if not keys:
-        say(f"nothing of {device.name} is settled: no file is written")
+        say(f"the probes determine nothing of {device.name}: npusim writes no file")
         return
     for key, _, words in keys:
         if "another unit" in words:
@@ -178,7 +178,7 @@ def _write_overlay(settled: "Settled", outputs: "Outputs", device: "DeviceSpec",
     is_packaged = name.replace("-", "_") in list_packaged("hwconfigs")
     extends = device.name if is_packaged else os.path.relpath(resolve("device", name).resolve(), file.resolve().parent)
     text = overlay_text(keys, outputs, device, extends, file.stem.replace("-", "_"))
-    write(file, text, f"; take it: npusim run flash --hw {file}")
+    write(file, text, f"; to use it: npusim run flash --hw {file}")
 
 
 def _facts(*rows: tuple[str, str, "Style"]) -> Facts:
@@ -235,7 +235,7 @@ def _identify_vectors(file: Path, *, is_json: bool) -> None:
         lambda: _survivors_table(results),
     )
     if lost := [s.name for s in results if s.matched < s.total]:
-        raise CheckFailedError(f"{file}: {', '.join(lost)}: the arithmetic that is named does not explain every output")
+        raise CheckFailedError(f"{file}: {', '.join(lost)}: the named arithmetic does not explain every output")
 
 
 def _survivors_table(found: "list[Survivors]") -> "Iterator[Block]":
@@ -244,6 +244,6 @@ def _survivors_table(found: "list[Survivors]") -> "Iterator[Block]":
         yield _facts(
             ("survives", _some(s.registered) or "no registered arithmetic", "" if s.registered else "bad"),
             ("excluded", _some(s.excluded), ""),
-            ("units", f"{len(s.units):,} of {s.tried:,} tried explain {s.looked_at:,} outputs", ""),
+            ("units", f"{len(s.units):,} of {s.tried:,} tested arithmetics explain {s.looked_at:,} outputs", ""),
             *((words, _some(values), "warn" if len(values) > 1 else "") for words, values in s.left.items()),
         )

@@ -26,14 +26,14 @@ FILE, GPU = "calls.npz", "h200"
 
 @app.verb(
     "record",
-    ("npusim record bench.py -- --dtype float16", "run a program, its arguments after --"),
+    ("npusim record bench.py -- --dtype float16", "run a program with the arguments after --"),
     ("npusim record bench.py::main --seq 1024,4096", "call a function of it with each size"),
     ("npusim record gemm.py::matmul -a M=512", "a kernel of TileLang-Ascend, read from its text"),
     ("npusim record calls.npz", "the content of a file"),
-    ("npusim run calls.npz::0 --hw ascend_910b2", "one of its calls, as any schedule"),
+    ("npusim run calls.npz::0 --hw ascend_910b2", "run one of its calls like any schedule"),
 )
 def record(
-    program: Annotated[str, o.argument("PROGRAM", "script.py, script.py::function or calls.npz (to list it).")],
+    program: Annotated[str, o.argument("PROGRAM", "script.py, script.py::function, or calls.npz (to list its calls).")],
     arguments: Annotated[list[str] | None, o.argument("[-- ARGUMENTS]", "Arguments of the script (sys.argv).")] = None,
     *,
     out: Annotated[Path, o.option("--out -o FILE", "File of calls (.npz) to write.", shown=FILE)] = Path(FILE),
@@ -67,7 +67,7 @@ def record(
         }
         named |= {"--floats": floats or None, f"::{function}": function or None, "arguments": arguments or None}
         named["-a"] = values
-        refuse(named, f"{path} is a file of recorded calls, which is only listed: npusim record {path}")
+        refuse(named, f"{path} is a file of recorded calls, which can only be listed: npusim record {path}")
         listed = path, read_calls(Path(path))
     else:
         of_script = _Script(Path(path), function, tuple(arguments or ()), seq, tuple(values or ()))
@@ -94,11 +94,11 @@ def _recorded(script: _Script, hw: str, *, floats: bool) -> "Calls":
 
     path, function, seq = script.path, script.function, script.seq
     if not path.is_file():
-        raise SpecError(f"{path}: no such file; a program is script.py or script.py::function")
+        raise SpecError(f"{path}: there is no such file; a program is script.py or script.py::function")
     if is_ascend_program(path):
         return _of_ascend(script, hw, floats=floats)
     if script.values:
-        raise SpecError(f"-a {script.values[0]}: goes with a program of TileLang-Ascend, FILE.py::program")
+        raise SpecError(f"-a {script.values[0]}: is for a program of TileLang-Ascend, FILE.py::program")
     if seq is not None and not function:
         raise SpecError(f"--seq {seq}: needs a function that is called with each size: {path}::FUNCTION")
     return _of_gpu(script, hw, floats=floats)
@@ -112,10 +112,14 @@ def _of_ascend(script: _Script, hw: str, *, floats: bool) -> "Calls":
     named: dict[str, Any] = {"--seq": script.seq}
     if script.function:
         named |= {"--floats": floats or None, "arguments": script.arguments or None}
-        refuse(named, f"{script.path}{SIGN}{script.function} is a kernel of TileLang-Ascend; it has -a NAME=VALUE")
+        refuse(
+            named,
+            f"{script.path}{SIGN}{script.function} is a kernel of TileLang-Ascend; pass its arguments "
+            "with -a NAME=VALUE",
+        )
         return program_call(script.path, script.function, argument_values(script.values))
     named["-a"] = script.values or None
-    refuse(named, f"{script.path} is a program of TileLang-Ascend; arguments of a script are after --")
+    refuse(named, f"{script.path} is a program of TileLang-Ascend; write arguments of a script after --")
     calls = launched_calls(script.path, script.arguments, hw=hw, floats=floats)
     if not calls:
         name = f"{script.path}{SIGN}NAME"
@@ -146,7 +150,7 @@ def _of_gpu(script: _Script, hw: str, *, floats: bool) -> "Calls":
             raise SpecError(f"{_place(error, path)}: {MISSING}") from None
         except Exception as error:
             raise SpecError(
-                f"{_place(error, path)}: {type(error).__name__}: {error}; {len(calls)} calls before"
+                f"{_place(error, path)}: {type(error).__name__}: {error}, after {len(calls)} calls"
             ) from error
     if not calls:
         raise SpecError(f"{path}: the program launched no kernel of Triton or TileLang")
@@ -157,7 +161,7 @@ def _call(path: Path, names: dict[str, Any], function: str, size: int | None) ->
     called = names.get(function)
     if not callable(called):
         listed = ", ".join(n for n, x in names.items() if inspect.isfunction(x) and not n.startswith("_"))
-        raise SpecError(f"{path}: no function {function!r}; there are {listed or 'none'}")
+        raise SpecError(f"{path}: there is no function {function!r}; its functions are {listed or 'none'}")
     if size is None:
         called()
     else:
@@ -168,7 +172,7 @@ def _size(text: str) -> int:
     try:
         return parse_count(text)
     except ValueError:
-        raise SpecError(f"--seq {text}: a positive whole number is needed: 4096 or 4k") from None
+        raise SpecError(f"--seq {text}: must be a positive whole number: 4096 or 4k") from None
 
 
 def _place(error: Exception, path: Path) -> str:

@@ -23,7 +23,7 @@ app = Verbs()
 #: A run estimated to take longer wants --force.
 LONGEST_S = 600
 #: The work of a run before its progress is known.
-AT_FIRST = "choosing values of the fields that you did not name, and building the program"
+AT_FIRST = "choosing the fields that you did not name, and building the program"
 _OUTPUT = "Output"
 
 Trace = Annotated[
@@ -34,42 +34,42 @@ Out = Annotated[
     Path | None,
     o.option(
         "--out -o DIR",
-        "Folder of this run; the same run is replaced there, another one only by --force.",
+        "Folder of this run; the same run replaces itself there, another one only with --force.",
         panel=_OUTPUT,
         shown="in runs/, named after schedule, inputs, shape, device, and a digest of the other options",
     ),
 ]
 NoSave = Annotated[bool, o.option("--no-save", "Write no folder.", panel=_OUTPUT)]
 SaveOutput = Annotated[
-    bool, o.option("--save-output", "Write the output tensor too; always done with --tensors.", panel=_OUTPUT)
+    bool, o.option("--save-output", "Write the output tensor too; the default with --tensors.", panel=_OUTPUT)
 ]
 Report = Annotated[
     bool,
     o.option(
-        "--report",
-        "Write report.html too; bits are diagnosed for it (--diagnose). Needs npusim[report].",
-        panel=_OUTPUT,
+        "--report", "Write report.html too, with a diagnosis of bits (--diagnose). Needs npusim[report].", panel=_OUTPUT
     ),
 ]
 Sensitive = Annotated[
     bool,
     o.option(
-        "--sensitivity", "Repeat the timing with each assumed or fitted constant a fifth lower and higher.", panel="How"
+        "--sensitivity",
+        "Repeat the timing with each assumed or fitted constant 20 % lower and 20 % higher.",
+        panel="How",
     ),
 ]
 Like = Annotated[
     Path | None,
-    o.option(
-        "--like FILE", "Show the errors of predictions of the nearest measured cases.", panel=_OUTPUT, shown=False
-    ),
+    o.option("--like FILE", "Show the prediction errors of the nearest measured cases.", panel=_OUTPUT, shown=False),
 ]
 Full = Annotated[
     bool,
-    o.option("--full", "Print all: time by kind of measurement, links, other arithmetics, evidence.", panel=_OUTPUT),
+    o.option(
+        "--full", "Print everything: time by kind of measurement, links, other arithmetics, evidence.", panel=_OUTPUT
+    ),
 ]
 Force = Annotated[
     bool,
-    o.option("--force", "Run although the estimate exceeds ten minutes; replace another run in --out.", panel="How"),
+    o.option("--force", "Run even if the estimate exceeds ten minutes; replace another run in --out.", panel="How"),
 ]
 Fields = Annotated[bool, o.option("--fields", "Only list the schedule's tiling fields and precisions.", panel="How")]
 
@@ -78,13 +78,13 @@ Fields = Annotated[bool, o.option("--fields", "Only list the schedule's tiling f
     "run",
     ("npusim run flash", "910B2, PanGu-38B, 4096 tokens"),
     ("npusim run flash -w llama2_70b --seq 8192 --hw ascend_910b1", "another model and device"),
-    ("npusim run flash --fields", "which tiling fields and precisions there are"),
+    ("npusim run flash --fields", "list its tiling fields and precisions"),
     ("npusim run flash -t block_kv=256,depth=3", "other tiles"),
     ("npusim run flash --tensors qkv.safetensors --rows all", "your own Q, K and V, every row"),
-    ("npusim run flash -C flags.cross_core_latency_cycles=1000", "the effect of slower flags"),
+    ("npusim run flash -C flags.cross_core_latency_cycles=1000", "with slower flags"),
     ("npusim run pasa --report", "and a page to look at: report.html in its folder"),
     ("npusim run flash --no-numerics --json", "time only, for a script"),
-    ("npusim run calls.npz --hw h200", "recorded launches, one after another"),
+    ("npusim run calls.npz --hw h200", "all recorded launches, one after another"),
     first="--workload --seq --batch --phase --problem --hw --tiling --precision --tensors --fields",
     describes_problem=True,
 )
@@ -121,7 +121,7 @@ def run(
     of_one = written | {"--full": full or None, "--plot": plot}
     if fields:
         changed = {n: x for n, x in request.changed().items() if n != "hw"}
-        refuse(changed | of_one, "--fields only lists the fields for the cores of --hw; leave these options out")
+        refuse(changed | of_one, "--fields only lists the fields for the cores of --hw; remove these options")
         request = replace(request, overrides=None)
         _show_fields(request.schedule, request.find_schedule(), request.machine(), as_json=json)
         return
@@ -170,9 +170,9 @@ def _draw(result: "RunData", file: Path) -> None:
 def _refuse_unwritten(written: dict[str, Any], *, no_save: bool, has_timeline: bool) -> None:
     """Raise the error of an option for a file that is not written."""
     if no_save:
-        refuse(written, "nothing is written with --no-save; leave it out, or these options")
+        refuse(written, "--no-save writes nothing; remove it, or remove these options")
     if not has_timeline:
-        refuse({n: written[n] for n in ("--timeline", "--trace-groups")}, "no timeline is written with --no-trace")
+        refuse({n: written[n] for n in ("--timeline", "--trace-groups")}, "--no-trace writes no timeline")
 
 
 def _is_run_in_sequence(request: Request, options: dict[str, Any], *, as_json: bool) -> bool:
@@ -189,7 +189,7 @@ def _is_run_in_sequence(request: Request, options: dict[str, Any], *, as_json: b
     from npusim.report.run_inputs import sequence_document, sequence_table
     from npusim.simulation.sequence import in_sequence
 
-    refuse(options, f"launches in sequence print one table; name one launch, {names[0]}, or leave these options out")
+    refuse(options, f"launches in sequence print one table; name one launch, {names[0]}, or remove these options")
     with said_late(f"running {len(names)} launches of {request.schedule}, one after another"):
         runs = in_sequence(names, request)
     named = request.schedule, runs

@@ -92,7 +92,9 @@ def server_of(limits: Limits, jobs: int) -> MCPServer[Any]:
     server: MCPServer[Any] = MCPServer(
         "npusim",
         version=__version__,
-        instructions="Judges kernels for NPUs and GPUs without the device: right or wrong, bits, time with a band.",
+        instructions=(
+            "Judges kernels for NPUs and GPUs without the device: right or wrong, bits, and time with its error."
+        ),
         log_level="ERROR",
     )
     turn, alone = anyio.CapacityLimiter(1), Lock()
@@ -221,7 +223,7 @@ def serve_http(server: MCPServer[Any], host: str, port: int, token: str) -> None
     import uvicorn
 
     if host not in LOCAL and not token:
-        raise SpecError(f"--host {host}: other machines reach it: set a token in NPUSIM_TOKEN")
+        raise SpecError(f"--host {host}: other machines can reach it: set a token in NPUSIM_TOKEN")
     app = server.streamable_http_app(host=host, max_request_body_size=MOST_BYTES)
     uvicorn.run(_guarded(app, token) if token else app, host=host, port=port, log_level="error")
 

@@ -34,8 +34,8 @@ def stress(
         list[str] | None,
         o.option(
             "--over ASPECT[=LOW:HIGH]",
-            "To vary: logit_std, logit_mean, resonance, channels, tokens, sinks, late, values, equal, zero, tail, "
-            "padding, scale, or outliers, logits; may be repeated. a,b,c after = are values.",
+            "Aspects to vary: logit_std, logit_mean, resonance, channels, tokens, sinks, late, values, equal, "
+            "zero, tail, padding, scale, or outliers, logits; may be repeated. after =, a,b,c are values.",
             panel="How",
             shown="all",
         ),
@@ -45,7 +45,8 @@ def stress(
         str,
         o.option(
             "--require finite|max-rmse=X",
-            "Exit code 1 where the worst input found does not meet it; finite: amplitudes grow beyond default bounds.",
+            "Exit code 1 if the worst input does not meet this; with finite, amplitudes grow beyond the default "
+            "bounds.",
             panel="How",
             shown=False,
         ),
@@ -53,7 +54,9 @@ def stress(
     jobs: Annotated[int, o.option("--jobs -j N", "Processes that compute.", panel="How")] = 1,
     out: Annotated[
         Path | None,
-        o.option("--out -o FILE", "File (.safetensors) for the worst input.", panel="Output", shown="in runs/"),
+        o.option(
+            "--out -o FILE", "File (.safetensors) to which to write the worst input.", panel="Output", shown="in runs/"
+        ),
     ] = None,
     plot: o.Plot = None,
     json: o.Json = False,

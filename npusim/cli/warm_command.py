@@ -8,7 +8,7 @@ from npusim.report.text import document
 app = Verbs()
 
 
-@app.verb("warm", ("npusim warm", "once, before a container is closed or CI's jobs begin"))
+@app.verb("warm", ("npusim warm", "once, when a container is built or before CI's jobs"))
 def warm(json: o.Json = False) -> None:
     """Compile code for usual runs into the cache folder, so that a first run is as fast as later ones.
 
@@ -28,6 +28,6 @@ def warm(json: o.Json = False) -> None:
     if json:
         show_json(document("warm", folder=None if folder is None else str(folder), runs=runs))
     elif folder is None:
-        say("nothing is stored: no cache folder can be written")
+        say("npusim stores nothing: it cannot write a cache folder")
     else:
         show_lines([[(f"{len(runs)} runs compiled; machine code is stored in {folder}", "")]])

@@ -167,16 +167,18 @@ class Validated:
         """Return it in words."""
         family = f"{schedule} ({self.kind})" if self.kind else schedule
         if self.median_error is None or self.most_error is None:
-            return f"{self.missing}: there is no time of {family} on {device}"
+            return f"{self.missing}: no time of {family} on {device} was measured"
         times = f"{self._times} of {family} on {' and '.join(self.measured_on or (device,))}"
         half, most = _percent(self.median_error), _percent(self.most_error)
         if self.lacks == "like":
-            none = f"no time of {family} on {device} has each size within a factor of {LIKE:.0f}"
-            return f"{self.missing}: {none}; errors of {times} up to {most}, half of them up to {half}"
+            none = (
+                f"no measured time of {family} on {device} has each size within a factor of {LIKE:.0f} of this call's"
+            )
+            return f"{self.missing}: {none}; the errors of {times} are at most {most}, half of them at most {half}"
         if self.lacks:
-            few = f"a band needs {FEWEST} shapes on which no constant was fitted, {self.shapes} were measured"
-            return f"{self.missing}: {few}; errors of {times} up to {most}, half of them up to {half}"
-        return f"by {times}, half are expected within {half}, nine in ten within {most}{self.why}"
+            few = f"a band needs {FEWEST} shapes on which no constant was fitted, and {self.shapes} were measured"
+            return f"{self.missing}: {few}; the errors of {times} are at most {most}, half of them at most {half}"
+        return f"from {times}: half of such predictions are within {half}, nine in ten within {most}{self.why}"
 
     @property
     def why(self) -> str:

@@ -93,7 +93,7 @@ class Measured(SpecModel):
     mte2_us: Range | None = None
     fixp_us: Range | None = None
     vec_us: Range | None = Field(default=None, description="vector unit")
-    phase1_us: Range | None = Field(default=None, description="a call of the first of several kernels alone")
+    phase1_us: Range | None = Field(default=None, description="a call of only the first of several kernels")
     compute_us: Range | None = None
     attention_us: Range | None = None
     linear_us: Range | None = None
@@ -167,7 +167,10 @@ class MeasuredWorkload(create_model("OfModel", __base__=RunSizes, **_OF_MODEL), 
     k: PositiveInt | None = None
     operands: Operands | None = Field(
         default=None,
-        description="storage of a product's operands: row by row, the second transposed (nt), or in fractals (nz)",
+        description=(
+            "storage of a product's operands: row by row (nd), row by row with the second one transposed "
+            "(nt), or in fractals (nz)"
+        ),
     )
     bytes: PositiveInt | None = None
 
@@ -241,7 +244,7 @@ class _Options(SpecModel):
         case = dict(data)
         if "hw" in case:
             if "device" in case:
-                raise fault_at("hw", "the same as `device`, which is there too; keep one")
+                raise fault_at("hw", "means the same as `device`, which is set too; remove one of them")
             case["device"] = case.pop("hw")
         if isinstance(case.get("tiling"), str):
             case["unnamed"] = case.pop("tiling")
@@ -258,12 +261,14 @@ class _Options(SpecModel):
 
     precision: Text | None = Field(default=None, description="absent: the schedule's default")
     tiling: dict[str, TilingValue] | None = Field(
-        default=None, description="fields of the kernel that was measured; auto: as npusim run chooses them"
+        default=None, description="tiling fields of the measured kernel; auto: those that npusim run chooses"
     )
     unnamed: Literal["auto", "declared"] | None = Field(
         default=None,
-        description="fields that tiling does not name: auto, as npusim run chooses them, or (absent) declared, as the "
-        "schedule has them: the tile of a measured kernel is its author's",
+        description=(
+            "values of the fields that `tiling` does not name. auto: those that npusim run chooses; "
+            "declared (default): the schedule's own, because a measured kernel has its author's tile"
+        ),
     )
     attention: Text | None = Field(default=None, description="attention inside a node schedule")
     timing: Timing | None = Field(
@@ -275,7 +280,10 @@ class _Options(SpecModel):
     )
     host_floor_us: PositiveFloat | None = Field(
         default=None,
-        description="time of the host for each call: the least back_to_back time, and a part of the time of one call",
+        description=(
+            "time of the host for each call: the smallest possible back_to_back time, and a part of the "
+            "time of one call"
+        ),
     )
     warm: StrictBool | None = Field(default=None, description="whether the inputs are in L2 when the kernel starts")
     l2: L2State | None = Field(
@@ -287,10 +295,10 @@ class _Options(SpecModel):
     )
 
     clock_mhz: PositiveFloat | None = Field(
-        default=None, description="clock at which the cores were held; absent: free, as power allows"
+        default=None, description="clock to which the cores were locked; absent: not locked, limited by power"
     )
     power_watts: PositiveFloat | None = Field(
-        default=None, description="power limit of the board; absent: the one of the device file"
+        default=None, description="power limit of the board; absent: the device file's"
     )
 
     @property
@@ -311,7 +319,7 @@ class _Options(SpecModel):
     @model_validator(mode="after")
     def _a_floor_is_of_the_host(self) -> Self:
         if self.host_floor_us is not None and self.timing in ("core", "kernel"):
-            text = f"timing: {self.timing} does not include the host; leave it out, or use back_to_back or call"
+            text = f"timing: {self.timing} does not include the host; remove it, or use back_to_back or call"
             raise fault_at("host_floor_us", text)
         return self
 
@@ -343,7 +351,7 @@ class MeasurementCase(_Options):
     launches: PositiveInt | None = Field(
         default=None, description="number of launches whose median is the measured time"
     )
-    spread: Band | None = Field(default=None, description="largest distance of a launch's time from the median")
+    spread: Band | None = Field(default=None, description="largest difference of a launch's time from the median")
 
     @model_validator(mode="after")
     def _speedup_has_a_baseline(self) -> Self:
@@ -371,7 +379,7 @@ class MeasurementFile(SpecModel):
 
     schema_id: Literal["npusim.measurements/1"] = Field(alias="schema")
     source: Text
-    band: Band | None = Field(default=None, description="band of cases that state none")
+    band: Band | None = Field(default=None, description="band of the cases that do not state one")
     cases: Annotated[tuple[MeasurementCase, ...], Field(min_length=1)]
 
     @model_validator(mode="after")
@@ -409,7 +417,7 @@ class KernelRule(_Options):
     device: Text | None = Field(default=None, description="absent: the file's")
     schedule: Text
     group: Text | None = Field(default=None, description="cases that differ only in tiling")
-    workload: dict[str, object] = Field(default_factory=dict, description="sizes that the profile does not say")
+    workload: dict[str, object] = Field(default_factory=dict, description="sizes that the profile does not contain")
     inputs: tuple[Text, ...] = Field(default=(), description="axes of each input: batch heads seq_q ...")
     grid: Text | None = Field(default=None, description="axes of the grid of blocks, in the same form")
 
@@ -419,7 +427,7 @@ class KernelRule(_Options):
         try:
             re.compile(pattern)
         except re.error as error:
-            raise PydanticCustomError("pattern", "no regular expression: {why}", {"why": str(error)}) from None
+            raise PydanticCustomError("pattern", "not a regular expression: {why}", {"why": str(error)}) from None
         return pattern
 
 
@@ -428,8 +436,8 @@ class MappingFile(SpecModel):
 
     schema_id: Literal["npusim.mapping/1"] = Field(alias="schema")
     source: Text = Field(description="who measured, when, and by which method")
-    hw: Text | None = Field(default=None, description="the device, for rules that name none")
-    l2: L2State = Field(description="content of L2 when kernels started; no profile states it")
+    hw: Text | None = Field(default=None, description="the device of the rules that do not name one")
+    l2: L2State = Field(description="content of L2 when the kernels started, which no profile states")
     kernels: Annotated[tuple[KernelRule, ...], Field(min_length=1)]
 
 
@@ -507,7 +515,7 @@ class Candidate(SpecModel):
 
     schedule: Text
     fields: dict[str, tuple[TilingValue, ...]] = Field(min_length=1, description="write the values to try")
-    tiling: dict[str, TilingValue] = Field(default_factory=dict, description="fields that stay as they are")
+    tiling: dict[str, TilingValue] = Field(default_factory=dict, description="fields with a fixed value")
     precision: Text | None = None
 
     @property
@@ -522,7 +530,9 @@ class ExpectedChoice(SpecModel):
     candidate: Text
     point: dict[str, TilingValue] | None = Field(description="null: no point fits")
     latency_us: StrictFloat | None = None
-    margin: StrictFloat | None = Field(default=None, description="relative additional time of the next point")
+    margin: StrictFloat | None = Field(
+        default=None, description=("time of the next point over that of the best, minus 1")
+    )
     finite: StrictBool | None = Field(
         default=None, description="whether the output is finite; null: no bits are computed"
     )
@@ -534,7 +544,9 @@ class ExpectedDecision(SpecModel):
 
     device_digest: Text = Field(description="hash of the device file's content at that time")
     winner: Text = Field(description="the candidate with the fastest best point")
-    margin: StrictFloat | None = Field(default=None, description="how much longer the next candidate's takes, relative")
+    margin: StrictFloat | None = Field(
+        default=None, description=("time of the next candidate's best point over that of the winner, minus 1")
+    )
     choices: tuple[ExpectedChoice, ...]
     accepted: Acceptance | None = None
 
@@ -544,7 +556,7 @@ class DecisionFile(Case):
 
     schema_id: Literal["npusim.decision/1"] = Field(alias="schema", description="schema of this file")
     candidates: tuple[Candidate, ...] = Field(min_length=1)
-    numerics: StrictBool = Field(default=True, description="whether the best points' outputs are looked at")
+    numerics: StrictBool = Field(default=True, description="whether the outputs of the best points are checked")
     expect: ExpectedDecision | None = Field(default=None, description="absent: written by `npusim check --update`")
 
 
@@ -584,8 +596,11 @@ _EXPLAINED: Mapping[str, str] = MappingProxyType(
     {
         "cycles": "cycles: the cores' time without the launch; busy_cycles: of each pipe, over all core groups;\n"
         f"units: how each unit of the core group that ends last spends its cycles. {_WRITTEN}",
-        "winner": "winner: the fastest candidate; margin: how much longer the next one takes, as a share;\n"
-        f"choices: the best point of each candidate, its time and its margin over the next point. {_WRITTEN}",
+        "winner": (
+            "winner: the fastest candidate; margin: the time of the next one over the winner's, minus "
+            "1;\nchoices: the best point of each candidate, its time and its margin over the next point. "
+            f"{_WRITTEN}"
+        ),
     }
 )
 

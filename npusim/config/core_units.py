@@ -25,41 +25,51 @@ class RouteSpec(SpecModel):
     all bytes cross ``l2``, and bytes that miss it cross ``hbm`` as well.
     """
 
-    source: Text = Field(description="buffer read: of the core or another of its group, or GM")
-    destination: Text = Field(description="buffer written: of the core or another of its group, or GM")
-    bytes_per_cycle: Positive = Field(description="the core's own port, alone on its links")
+    source: Text = Field(description="source: a buffer of this core or of another core in its group, or GM")
+    destination: Text = Field(description=("destination: a buffer of this core or of another core in its group, or GM"))
+    bytes_per_cycle: Positive = Field(description="rate of the core's own port while no other core uses its links")
     latency_cycles: WholeQuantity
     row_latency_cycles: WholeQuantity | None = Field(
         default=None,
-        description="the same of an instruction that moves one row of fractals; a tile of several is moved by one such "
-        "instruction for each, or by one of `latency_cycles`, whichever is faster",
+        description=(
+            "latency of an instruction that moves one row of fractals; a tile of several rows needs one "
+            "such instruction for each row, or a single instruction with `latency_cycles`, whichever is "
+            "faster"
+        ),
     )
     scale_bytes_per_cycle: Positive | None = Field(
         default=None,
-        description="rate of the scales of operands in blocks, which move after their elements; default: the "
-        "elements' rate",
+        description=(
+            "rate of the scales of block-scaled operands, which move after their elements; default: the elements' rate"
+        ),
     )
     links: tuple[str, ...] = Field(default=(), description="shared links crossed, by name")
     unaligned_factor: Positive | None = Field(
-        default=None, description="time for rows in GM that start inside a request, over rows that start with one"
+        default=None,
+        description=("time of rows in GM that start inside a request, relative to rows that start at its beginning"),
     )
     unaligned_bytes_per_cycle: Positive | None = Field(
         default=None, description="rate of rows in GM that start inside a block of 32 bytes"
     )
     burst_overhead_cycles: Quantity | None = Field(
-        default=None, description="per row that does not continue the one before in GM; of rows cut into fractals, each"
+        default=None,
+        description=(
+            "additional time of each row that does not follow the previous one directly in "
+            "GM; if rows are cut into fractals, of every row"
+        ),
     )
     miss_bytes_per_cycle: Positive | None = Field(
-        default=None, description="rate of bytes that are read from beyond L2, or written where L2 does not hold them"
+        default=None,
+        description=("rate of bytes that are read from memory behind L2, or written to lines that are not in L2"),
     )
     row_cycles: Quantity | None = Field(
-        default=None, description="least time of a row from beyond L2 that is cut into fractals on the way"
+        default=None, description="smallest time of a row that comes from memory behind L2 and is cut into fractals"
     )
     request_cycles: Quantity | None = Field(
         default=None,
         description=(
-            "least time of a request (512, 256, 128 bytes of a row cut into fractals, the rest) "
-            "while more than one core group works"
+            "smallest time of a request (512, 256 or 128 bytes of a row cut into fractals, or the rest) while "
+            "more than one core group works"
         ),
     )
     output_formats: tuple[str, ...] | None = Field(
@@ -70,9 +80,7 @@ class RouteSpec(SpecModel):
 class RatedUnit(SpecModel):
     """Fields of all units whose operations take time by a rate."""
 
-    rate_factor: Positive | None = Field(
-        default=None, description="factor of the rate that the other numbers state, as --scale sets it; missing: 1"
-    )
+    rate_factor: Positive | None = Field(default=None, description="factor of the rate, set by --scale; missing: 1")
 
     @property
     def rate(self) -> float:
@@ -83,14 +91,14 @@ class RatedUnit(SpecModel):
 class _QueueSpec(RatedUnit):
     """Fields of all engines with an instruction queue."""
 
-    queue_depth_count: PositiveWhole = Field(description="instructions that may wait")
+    queue_depth_count: PositiveWhole = Field(description="number of instructions that may wait")
 
 
 class _MoverSpec(_QueueSpec):
     """Engines that move bytes along routes."""
 
     issue_interval_cycles: WholeQuantity = Field(
-        description="shortest time between two instructions, however few bytes they move"
+        description="shortest time between two instructions, even if they move few bytes"
     )
     routes: dict[str, RouteSpec]
 
@@ -100,7 +108,7 @@ class _MoverSpec(_QueueSpec):
             if (route.source, route.destination) == (source, destination):
                 return route
         known = ", ".join(f"{r.source}->{r.destination}" for r in self.routes.values())
-        raise SpecError(f"no route {source}->{destination}; routes here: {known}")
+        raise SpecError(f"no route {source}->{destination}; its routes: {known}")
 
 
 class DmaEngine(_MoverSpec):
@@ -143,7 +151,7 @@ class MatrixEngine(_QueueSpec):
     startup_cycles: WholeQuantity
     accumulator_format: Text
     arithmetic: dict[str, Choice[str]] = Field(
-        description="registry name by input format, or a name that states its parameters: unit.f16.f32:(c+0..15)"
+        description="name in the registry by input format, or a name with parameters: unit.f16.f32:(c+0..15)"
     )
 
     def fractal(self, input_format: str) -> FractalSpec:
@@ -172,7 +180,7 @@ class MatrixEngine(_QueueSpec):
             )
         name = self.arithmetic[input_format].value
         if (adds_up := get_arithmetic(name).acc_format) != self.accumulator_format:
-            raise SpecError(f"{name} adds up in {adds_up}, but accumulator_format is {self.accumulator_format}")
+            raise SpecError(f"{name} accumulates in {adds_up}, but accumulator_format is {self.accumulator_format}")
         return name
 
 
@@ -185,12 +193,14 @@ class VectorOpSpec(SpecModel):
     slope_cycles_per_repeat: Positive
     head_cycles: WholeQuantity
     tail_cycles: WholeQuantity
-    slope_conflict_cycles_per_repeat: Positive | None = Field(default=None, description="two sources in one bank group")
+    slope_conflict_cycles_per_repeat: Positive | None = Field(
+        default=None, description=("additional time if two sources are in the same bank group")
+    )
     slope_read_write_conflict_cycles_per_repeat: Positive | None = Field(
-        default=None, description="a source and the destination in one bank"
+        default=None, description="additional time if a source and the destination are in the same bank"
     )
     slope_repeated_block_cycles_per_repeat: Positive | None = Field(
-        default=None, description="a source block read again by every repeat"
+        default=None, description="additional time if every repeat reads the same source block again"
     )
 
 
@@ -214,17 +224,20 @@ class VectorEngine(_QueueSpec):
     model: Literal["vector"]
     repeat_bytes: PositiveWhole = Field(description="bytes of one operand in one repeat")
     block_bytes: PositiveWhole = Field(description="bytes of one block: unit of block reductions")
-    row_sum: Choice[MemoryRowSum] = Field(description="order in which the unit adds up a row, by name")
+    row_sum: Choice[MemoryRowSum] = Field(description="name of the order in which the unit adds up a row")
     head_exposed: Choice[Literal["idle", "always"]] | None = Field(
         default=None,
-        description="instructions with a head in their time: those that start on an idle pipe, or all (absent)",
+        description="instructions whose time includes a head: those that start on an idle pipe, or (absent) all",
     )
     count_mode_cycles: Quantity | None = Field(
         default=None,
-        description="additional time of an instruction on a row vector, in kernels with barriers where needed",
+        description=(
+            "additional time of an instruction on a row vector, in kernels that set barriers only where needed"
+        ),
     )
     row_interval_cycles: Quantity | None = Field(
-        default=None, description="additional time of each of the copies, one a row, that expand a row or a column"
+        default=None,
+        description=("additional time of each copy when a row or a column is expanded, one copy for each row"),
     )
     ops: dict[str, VectorOpSpec]
 
@@ -232,14 +245,14 @@ class VectorEngine(_QueueSpec):
     def _repeats_are_whole_blocks(self) -> Self:
         repeat, block = self.repeat_bytes.value, self.block_bytes.value
         if block % WIDEST_BYTES:
-            raise fault_at("block_bytes", f"{block} is no multiple of {WIDEST_BYTES}, a float64")
+            raise fault_at("block_bytes", f"{block} is not a multiple of {WIDEST_BYTES}, the size of a float64")
         if repeat % block:
-            raise fault_at("repeat_bytes", f"{repeat} is no multiple of block_bytes, {block}")
+            raise fault_at("repeat_bytes", f"{repeat} is not a multiple of block_bytes, {block}")
         return self
 
     def op(self, name: str) -> VectorOpSpec:
         """Return the cost of a vector instruction; raise `SpecError` with the known ones if there is none."""
-        return entry(self.ops, name, f"no vector op {name!r}; known: ")
+        return entry(self.ops, name, f"unknown vector op {name!r}; allowed: ")
 
 
 class RegisterOpSpec(SpecModel):
@@ -261,8 +274,8 @@ class VectorFunctionSpec(SpecModel):
 
     startup_cycles: WholeQuantity
     drain_cycles: WholeQuantity
-    nested_cycles: WholeQuantity = Field(description="least time of an iteration of an outer hardware loop")
-    window_count: PositiveWhole = Field(description="instructions that wait, and may start out of order")
+    nested_cycles: WholeQuantity = Field(description="smallest time of an iteration of an outer hardware loop")
+    window_count: PositiveWhole = Field(description="number of waiting instructions that may start out of order")
 
 
 class RegisterVectorEngine(_QueueSpec):
@@ -274,34 +287,38 @@ class RegisterVectorEngine(_QueueSpec):
     register_bytes: PositiveWhole
     block_bytes: PositiveWhole = Field(description="bytes of one access to blocks of the buffer: a row of a fractal")
     row_sum: Choice[RegisterRowSum] = Field(
-        description="order in which the unit adds up a row, by name, if neither kernel nor precision states one"
+        description="name of the order in which the unit adds up a row, if neither kernel nor precision states one"
     )
     cast_rounding: Choice[CastRounding] | None = Field(
         default=None,
-        description="rounding of casts if neither kernel nor precision states one; absent: nearest_even, known",
+        description=(
+            "rounding of casts if neither kernel nor precision states one; absent: nearest_even, which is then known"
+        ),
     )
     multiply_add: Choice[MultiplyAdd] | None = Field(
-        default=None, description="number of roundings if the precision states none; absent: two, known"
+        default=None, description=("number of roundings if the precision states none; absent: two, which is then known")
     )
-    issued_per_cycle_count: PositiveWhole = Field(description="compute instructions that start in a cycle")
-    singly_issued_per_cycle_count: PositiveWhole = Field(
-        description="instructions of kind single that start in a cycle, among these"
+    issued_per_cycle_count: PositiveWhole = Field(
+        description=("number of compute instructions that may start in a cycle")
     )
+    singly_issued_per_cycle_count: PositiveWhole = Field(description="number of these that may be of kind single")
     registers_written_per_cycle_count: PositiveWhole = Field(
-        description="registers that loads and compute instructions write in a cycle"
+        description="number of registers that loads and compute instructions may write in a cycle"
     )
-    accesses_per_cycle_count: PositiveWhole = Field(description="accesses to the buffer in a cycle, one register each")
-    writes_per_cycle_count: PositiveWhole = Field(description="writes to the buffer in a cycle, among these accesses")
+    accesses_per_cycle_count: PositiveWhole = Field(
+        description=("number of accesses to the buffer in a cycle, of one register each")
+    )
+    writes_per_cycle_count: PositiveWhole = Field(description="number of these accesses that may be writes")
     long_units_count: PositiveWhole
     long_switch_cycles: Quantity = Field(
-        description="additional time of two long instructions of different kinds that alternate"
+        description="additional time if two long instructions of different kinds alternate"
     )
     function: VectorFunctionSpec
     ops: dict[str, RegisterOpSpec]
 
     def op(self, name: str) -> RegisterOpSpec:
         """Return an instruction; raise `SpecError` with the known ones if there is none."""
-        return entry(self.ops, name, f"no vector op {name!r}; known: ")
+        return entry(self.ops, name, f"unknown vector op {name!r}; allowed: ")
 
 
 class ScalarEngine(SpecModel):
@@ -331,7 +348,7 @@ class MmaStepsSpec(SpecModel):
         description="time from each step of a product to the next, for a warp that is alone"
     )
     chained_latency_cycles: PositiveWhole = Field(
-        description="time from a step to the same step of a product that continues with its accumulators"
+        description="time from a step to the same step of the next product on the same accumulators"
     )
     result_latency_cycles: PositiveWhole = Field(
         description="time from the last step to the use of the accumulators by another pipe"
@@ -361,7 +378,7 @@ class IssueSpec(SpecModel):
     )
     warp_issue_cycles: Positive = Field(description="mean time from one instruction of a lone warp to the next")
     special_factor: Positive = Field(
-        description="time of special functions among other instructions, over their time alone"
+        description="time of special functions between other instructions, relative to their time alone"
     )
     step_cycles: WholeQuantity = Field(description="time of an iteration in addition to the counted instructions")
 
@@ -376,7 +393,7 @@ class SpecialisedSpec(IssueSpec):
 
     instruction_slots_factor: Positive = Field(description="issue slots that an instruction takes, on average")
     product_slowing_factor: Quantity = Field(
-        description="additional time of all arithmetic beside running products, as a share of its time without them"
+        description="additional time of all arithmetic while products run, as a share of its time without them"
     )
     element_cycles: Quantity = Field(
         description="time at the end of a block for each element of O of a thread, in addition to its instructions"
@@ -399,7 +416,7 @@ class SharingSpec(IssueSpec):
         description="instructions of a warp in an iteration for addresses and control"
     )
     access_instructions_count: WholeQuantity = Field(
-        description="instructions of a warp for a copy or load of 16 bytes a thread"
+        description="instructions of a warp for a copy or load of 16 bytes per thread"
     )
     block_start_cycles: WholeQuantity = Field(
         description="time from the end of a block to the first load of the next block in its place"
@@ -414,16 +431,20 @@ class SharingSpec(IssueSpec):
     barrier_warp_cycles: Quantity = Field(description="time of a barrier for each warp of the block")
     fence_cycles: WholeQuantity = Field(description="time until a product reads data that was stored to shared memory")
     copy_cycles: dict[Literal["mma", "wgmma"], WholeQuantity] = Field(
-        description="time of a warp for an asynchronous copy of 16 bytes a thread, by the kind of the products"
+        description="time of a warp for an asynchronous copy of 16 bytes per thread, by the kind of the products"
     )
     load_cycles: dict[Literal["mma", "wgmma"], WholeQuantity] = Field(
-        description="time of a warp for a load of 16 bytes a thread into registers"
+        description="time of a warp for a load of 16 bytes per thread into registers"
     )
-    special_wait_factor: Quantity = Field(description="wait of a warp for special functions, over their time")
+    special_wait_factor: Quantity = Field(
+        description=("time for which a warp waits for special functions, relative to their time")
+    )
     reduction_cycles: WholeQuantity = Field(
         description="time of a step of a reduction across warps, through shared memory"
     )
-    in_step_count: WholeQuantity = Field(description="tiles of a loop before blocks on one head's keys are out of step")
+    in_step_count: WholeQuantity = Field(
+        description=("number of tiles of a loop after which blocks on the keys of one head are out of step")
+    )
     specialised: SpecialisedSpec | None = Field(default=None, description="constants of kernels with specialised warps")
 
     def of(self, consumers: int) -> SharingSpec | SpecialisedSpec:
@@ -434,27 +455,37 @@ class SharingSpec(IssueSpec):
 class RowSpec(SpecModel):
     """A kernel over rows of a matrix, at one length of row."""
 
-    row_cycles: Positive = Field(description="time of a row on a multiprocessor whose blocks all work")
+    row_cycles: Positive = Field(description="time of a row on a multiprocessor on which all blocks work")
 
 
 class CodeSpec(SpecModel):
     """Code that a block runs once, from its start to its end, and that the next block runs again."""
 
-    cached_count: WholeQuantity = Field(description="instructions of a kernel that stay in the cache next to the warps")
+    cached_count: WholeQuantity = Field(
+        description=("number of instructions of a kernel that fit in the cache next to the warps")
+    )
     fetch_cycles: Positive = Field(
         description="time for which a warp waits for each instruction around a loop that exceeds the cache"
     )
-    loop_count: WholeQuantity = Field(description="instructions of a loop that stay there while others are run")
-    crowded_cycles: Positive = Field(description="more, if a larger loop and other code are run at once")
-    far_count: WholeQuantity = Field(description="instructions of a kernel that remain in the cache after it")
-    far_cycles: Positive = Field(description="`fetch_cycles` of a kernel that neither cache holds")
+    loop_count: WholeQuantity = Field(
+        description=("number of instructions of a loop that stay in that cache while other code runs")
+    )
+    crowded_cycles: Positive = Field(
+        description=("additional time if a larger loop and other code run at the same time")
+    )
+    far_count: WholeQuantity = Field(
+        description=("number of instructions of a kernel that fit in the next level of the cache")
+    )
+    far_cycles: Positive = Field(description="`fetch_cycles` of a kernel that fits in neither cache")
 
 
 class AccessSpec(SpecModel):
     """What a thread of an operator of eager PyTorch computes for each access to memory."""
 
-    instructions_count: PositiveWhole = Field(description="instructions, of which each takes an issue slot of its warp")
-    wait_cycles: WholeQuantity = Field(description="time for which the thread waits in addition, if no other works")
+    instructions_count: PositiveWhole = Field(
+        description=("number of instructions, each of which uses an issue slot of its warp")
+    )
+    wait_cycles: WholeQuantity = Field(description="additional waiting time of the thread if no other thread works")
 
 
 class LibrarySpec(SpecModel):
@@ -472,8 +503,12 @@ class LibrarySpec(SpecModel):
     softmax: dict[str, RowSpec] = Field(min_length=1, description="constants by length of row, ascending")
     masked_cycles: Positive = Field(description="additional time of an element of softmax whose result is 0")
     add_cycles: Positive = Field(description="time of an element of a sum with a matrix that all heads share")
-    index: AccessSpec | None = Field(default=None, description="an element of a tensor that is not contiguous")
-    join: AccessSpec | None = Field(default=None, description="an element of two tensors that are joined to one")
+    index: AccessSpec | None = Field(
+        default=None, description=("time of an element of a tensor that is not contiguous")
+    )
+    join: AccessSpec | None = Field(
+        default=None, description=("time of an element of two tensors that are concatenated")
+    )
     sum_cycles: Positive | None = Field(default=None, description="time of an element of a row that is summed up")
     combine_cycles: Positive | None = Field(
         default=None,
@@ -499,8 +534,10 @@ class LocalMemoryPipe(RatedUnit):
 
     model: Literal["local_memory"]
     bytes_per_cycle: Positive = Field(description="rate of stores and loads of the multiprocessor")
-    near_factor: Positive = Field(description="bytes in flight of all cores over the size of L2, up to which all fit")
-    far_factor: Positive = Field(description="the same ratio from which on all accesses go to memory")
+    near_factor: Positive = Field(
+        description=("ratio of the bytes in flight of all cores to the size of L2 up to which all accesses hit")
+    )
+    far_factor: Positive = Field(description="the ratio above which all accesses go to memory")
 
     @model_validator(mode="after")
     def _factors_ascend(self) -> Self:
@@ -518,7 +555,9 @@ class TurnoverPipe(RatedUnit):
     """How fast a multiprocessor ends blocks and begins others in their place."""
 
     model: Literal["turnover"]
-    block_cycles: Positive = Field(description="time from a block's end to the end of the next, if blocks do nothing")
+    block_cycles: Positive = Field(
+        description=("time from the end of a block to the end of the next one, if the blocks do nothing")
+    )
 
 
 class SyncProductSpec(SpecModel):
@@ -534,7 +573,9 @@ class SyncProductSpec(SpecModel):
     instructions_count: PositiveWhole | None = Field(default=None, description="machine instructions; default: one")
     lane_copies_count: PositiveWhole | None = Field(
         default=None,
-        description="lanes that each hold an element of an operand, so that it is loaded for each; default: one",
+        description=(
+            "number of lanes that hold each element of an operand, so that it is loaded for each of them; default: one"
+        ),
     )
     load_cycles: Positive = Field(description="time of a lone warp for a load of a 16 x 16 matrix into registers")
     chain_cycles: Positive | None = Field(
@@ -562,15 +603,15 @@ class GroupProductSpec(SpecModel):
     """Products of a warp group of four warps (wgmma), B and as a rule A in shared memory."""
 
     m_elements: PositiveWhole
-    elements_per_cycle: Positive = Field(description="columns of B that a product goes through")
+    elements_per_cycle: Positive = Field(description="columns of B of one product")
     issue_cycles: WholeQuantity = Field(
         description="time until a warp issues the next product, if the warp waits for no product"
     )
     drain_cycles: WholeQuantity = Field(description="time from the last product's end until the warps continue")
     gap_cycles: Positive = Field(
         description=(
-            "time of arithmetic that compilers overlap with a product that has its own wait, for each 16 "
-            "columns of its operand"
+            "time of the arithmetic, for each 16 columns of the operand, that compilers overlap with a product "
+            "that has its own wait"
         )
     )
     turn_cycles: WholeQuantity = Field(
@@ -602,7 +643,7 @@ class GroupMatrixEngine(MatrixEngine):
             operand, _, accumulator = name.partition("_into_")
             if operand not in self.fractals or not accumulator:
                 known = ", ".join(f"{fmt}_into_..." for fmt in self.fractals)
-                raise fault_at(f"mma.format_cycles.{name}", f"no formats of the matrix unit; it has: {known}")
+                raise fault_at(f"mma.format_cycles.{name}", f"not formats of the matrix unit; its formats: {known}")
         return self
 
     def fractal_cycles(self, input_format: str) -> float:
@@ -622,33 +663,37 @@ class WarpMatrixEngine(GroupMatrixEngine):
 
     def steps_of(self, accumulator_format: str) -> MmaStepsSpec:
         """Return the steps for a format of accumulators; raise `SpecError` with the known formats if there is none."""
-        return entry(self.steps, accumulator_format, f"no product adds up in {accumulator_format}; there are: ")
+        return entry(self.steps, accumulator_format, f"no product accumulates in {accumulator_format}; allowed: ")
 
 
 class WarpIssue(SpecModel):
     """Warps and their in-order issue: the resources of a multiprocessor that a block may use."""
 
     model: Literal["warps"]
-    queue_depth_count: PositiveWhole = Field(description="runs of instructions fetched ahead")
+    queue_depth_count: PositiveWhole = Field(description="prefetched runs of instructions")
     subcores_count: PositiveWhole
-    warps_count: PositiveWhole = Field(description="resident at a time, at most")
-    blocks_count: PositiveWhole = Field(description="resident at a time, at most")
-    block_warps_count: PositiveWhole = Field(description="warps of one block, at most")
+    warps_count: PositiveWhole = Field(description="largest number that is resident at a time")
+    blocks_count: PositiveWhole = Field(description="largest number that is resident at a time")
+    block_warps_count: PositiveWhole = Field(description="largest number of warps of one block")
     registers_count: PositiveWhole = Field(description="registers of 32 bits")
     thread_registers_count: PositiveWhole = Field(description="registers that one thread can address")
-    register_unit_count: PositiveWhole = Field(description="a warp's registers are a multiple of it")
+    register_unit_count: PositiveWhole = Field(
+        description=("the registers of a warp are allocated in multiples of this number")
+    )
     overhead_registers_count: PositiveWhole = Field(
         description="registers of a thread for addresses, counters and operands in flight"
     )
-    block_memory_bytes: PositiveWhole = Field(description="shared memory of one block, at most")
-    memory_unit_bytes: PositiveWhole = Field(description="a block's shared memory is a multiple of it")
+    block_memory_bytes: PositiveWhole = Field(description="largest shared memory of one block")
+    memory_unit_bytes: PositiveWhole = Field(
+        description=("the shared memory of a block is allocated in multiples of this number")
+    )
     reserved_bytes: WholeQuantity | None = Field(default=None, description="additional shared memory of a block")
     copies: Choice[Literal["staged", "asynchronous"]] = Field(
-        description="how tiles reach shared memory: through registers, or straight from global memory"
+        description="how tiles get into shared memory: through registers, or directly from global memory"
     )
     sharing: SharingSpec = Field(description="constants of the concurrency of warp groups")
     library: LibrarySpec | None = Field(
-        default=None, description="kernels of a framework whose time is measured as one piece"
+        default=None, description="kernels of a framework whose time was measured as a whole"
     )
 
 
@@ -665,10 +710,10 @@ class LanePipe(RatedUnit):
     lanes_count: PositiveWhole = Field(description="elements in a cycle")
     latency_cycles: WholeQuantity = Field(description="time until the warp can use a result")
     packed_count: PositiveWhole | None = Field(
-        default=None, description="elements of a packed format that a lane takes at once"
+        default=None, description="number of elements of a packed format that a lane processes at once"
     )
     packed_formats: tuple[str, ...] = ()
-    packed_ops: tuple[str, ...] = Field(default=(), description="operations that take packed elements")
+    packed_ops: tuple[str, ...] = Field(default=(), description="operations that process packed elements")
     ops: dict[str, LaneOpSpec]
 
     def op(self, name: str) -> LaneOpSpec:
@@ -701,7 +746,7 @@ class SharedMemoryPipe(RatedUnit):
     bank_bytes: PositiveWhole
     phases: dict[str, PhaseSpec] = Field(description="constants by the bits of a lane's access")
     pair_masks: tuple[PairSpec, ...] = Field(
-        description="distance of lanes whose two returns share a cycle, if all addresses are equal"
+        description="distance between two lanes whose results return in the same cycle, if all addresses are equal"
     )
     latency_cycles: WholeQuantity = Field(description="time until the warp can use the loaded data")
     shuffle_cycles: PositiveWhole = Field(description="time of one warp's shuffle")

@@ -43,7 +43,7 @@ class BankSpec(SpecModel):
     """Banks of an on-chip buffer: banks in groups, each bank a column of rows."""
 
     group_count: PositiveWhole
-    rows_count: PositiveWhole = Field(description="rows of one bank")
+    rows_count: PositiveWhole = Field(description="number of rows of one bank")
     row_bytes: PositiveWhole
 
 
@@ -51,7 +51,7 @@ class BufferSpec(SpecModel):
     """An on-chip buffer of one core."""
 
     capacity_bytes: PositiveWhole
-    alignment_bytes: PositiveWhole = Field(description="addresses are multiples of it")
+    alignment_bytes: PositiveWhole = Field(description="addresses must be multiples of this number")
     banks: BankSpec | None = None
 
 
@@ -60,7 +60,9 @@ class GlobalMemorySpec(SpecModel):
 
     capacity_bytes: PositiveWhole
     alignment_bytes: PositiveWhole = Field(description="preferred, for full bandwidth")
-    request_min_bytes: PositiveWhole = Field(description="transfers are split into requests of this at least")
+    request_min_bytes: PositiveWhole = Field(
+        description=("smallest size of the requests into which transfers are split")
+    )
 
 
 #: What L2 holds when a kernel starts: nothing of use, lines of something else still to be written back, the inputs, or
@@ -77,25 +79,29 @@ class L2Spec(SpecModel):
     capacity_bytes: PositiveWhole
     miss_extra_latency_cycles: WholeQuantity
     writes: Choice[Literal["back", "through"]] | None = Field(
-        default=None, description="write-back: a written line stays until its place is needed; absent: written through"
+        default=None, description=("write-back: a written line stays until its place is needed; absent: write-through")
     )
     starts: Choice[L2State] | None = Field(
         default=None, description="content when a kernel starts, unless a run names it; absent: clean"
     )
     dirty_factor: Positive | None = Field(
-        default=None, description="share of the capacity with lines of other data to be written back, if dirty"
+        default=None, description="share of the capacity that has other data to be written back, if L2 is dirty"
     )
     same_data_factor: Positive | None = Field(
         default=None,
-        description="rate of many cores that read the same bytes at the same time, over their rate for different bytes",
+        description=(
+            "rate of many cores that read the same bytes at the same time, relative to their rate for different bytes"
+        ),
     )
-    same_data_cores_count: PositiveWhole | None = Field(default=None, description="cores that are many")
+    same_data_cores_count: PositiveWhole | None = Field(
+        default=None, description=("number of cores that counts as many")
+    )
 
     def dirty_bytes(self) -> float:
         """Return how many bytes of others are still to be written back where it is dirty."""
         if self.dirty_factor is None:
             raise SpecError(
-                "l2: dirty: the device file does not state which share remains to be written back "
+                "l2: dirty: the device file does not state which share has to be written back "
                 "(memory.l2.dirty_factor); allowed here: clean, warm"
             )
         return self.dirty_factor.value * self.capacity_bytes.value
@@ -111,20 +117,18 @@ class MemorySpec(SpecModel):
 class CatchUpSpec(SpecModel):
     """The catching up of a link after idle time: cores that were served late request again while others compute."""
 
-    idle_cycles: WholeQuantity = Field(description="longest idle time that is recovered")
-    rate_factor: PositiveWhole = Field(description="share of the rate during the recovery")
+    idle_cycles: WholeQuantity = Field(description="longest idle time that is made up later")
+    rate_factor: PositiveWhole = Field(description="additional rate while idle time is made up, as a share")
 
 
 class LinkSpec(SpecModel):
     """A bandwidth that all cores share."""
 
-    bytes_per_s: Positive = Field(description="reached, summed over all cores, by reads and writes together")
+    bytes_per_s: Positive = Field(description="measured rate of reads and writes together, summed over all cores")
     catch_up: CatchUpSpec | None = Field(
-        default=None, description="how cores that queue for it fall out of step; absent: they stay in step"
+        default=None, description="how cores that queue for the link fall out of step; absent: they stay in step"
     )
-    rate_factor: Positive | None = Field(
-        default=None, description="factor of bytes_per_s, as --scale sets it; missing: 1"
-    )
+    rate_factor: Positive | None = Field(default=None, description="factor of bytes_per_s, set by --scale; missing: 1")
 
     @property
     def rate(self) -> float:
@@ -145,32 +149,37 @@ class FlagsSpec(SpecModel):
         description="binary flags per ordered pair of pipes that a kernel may use"
     )
     cross_core_latency_cycles: WholeQuantity = Field(description="from the set of a flag to the end of the wait")
-    cross_core_issue_cycles: WholeQuantity = Field(description="issue time of the core that sets or waits")
+    cross_core_issue_cycles: WholeQuantity = Field(description="time of the core to issue a set or a wait")
     tile_cycles: Quantity | None = Field(
         default=None,
-        description="time of a tile that one core passes to another while all core groups work; zero for one group "
-        "alone",
+        description=(
+            "additional time of a tile that one core passes to another while all core groups work; zero "
+            "if only one group works"
+        ),
     )
     tile_extra_cycles: Quantity | None = Field(
-        default=None, description="the same for PTO's FlashAttention beyond this length; the cause is not known"
+        default=None,
+        description=("length beyond which PTO's FlashAttention has this additional time too; the cause is not known"),
     )
     cross_core_ids_count: PositiveWhole = Field(description="counter flags per core group")
-    cross_core_counter_max_count: PositiveWhole = Field(description="sets not yet waited for")
+    cross_core_counter_max_count: PositiveWhole = Field(
+        description=("largest number of sets that are not yet waited for")
+    )
     cross_core_wait_blocks: Choice[Literal["pipe", "scalar"]] = Field(
-        description="which unit a wait stops: the pipe in whose queue it is, or the scalar unit"
+        description="unit that a wait stops: the pipe in whose queue the wait is, or the scalar unit"
     )
 
 
 class CoreSpec(SpecModel):
     """One kind of core."""
 
-    per_group_count: PositiveWhole = Field(description="cores of this kind in one core group")
+    per_group_count: PositiveWhole = Field(description="number of cores of this kind in one core group")
     engines: dict[str, EngineSpec]
     buffers: dict[str, BufferSpec]
 
     def buffer(self, name: str) -> BufferSpec:
         """Return a buffer; raise `SpecError` with the core's buffers if there is none of this name."""
-        return entry(self.buffers, name, f"no buffer {name!r} in this core; it has: ")
+        return entry(self.buffers, name, f"no buffer {name!r} in this core; its buffers: ")
 
 
 class PowerSpec(SpecModel):
@@ -195,12 +204,17 @@ class PowerSpec(SpecModel):
     exponent_factor: Positive
     pause_s: Quantity = Field(description="idle time before each call; 0: calls follow one another without a pause")
     settle_s: Positive | None = Field(
-        default=None, description="time constant in which the clock falls to that of the limit; missing: at once"
+        default=None, description=("time constant in which the clock falls to that of the limit; missing: immediately")
     )
     calls_count: PositiveWhole | None = Field(
-        default=None, description="calls in a row from the full clock on, whose mean is a call's time; with settle_s"
+        default=None,
+        description=(
+            "number of calls in a row, starting at the full clock, whose mean is the time of a call; requires settle_s"
+        ),
     )
-    at_once: PowerSpec | None = Field(default=None, description="a second limit, by how busy tensor cores are")
+    at_once: PowerSpec | None = Field(
+        default=None, description=("a second limit, which depends on how busy the tensor cores are")
+    )
 
     def clock(self, load: float, seconds: float, watts: float = 1.0) -> float:
         """Return the clock over the full one at a load (share of the peak) that lasts for so long; no upper end.
@@ -223,13 +237,13 @@ class PowerSpec(SpecModel):
     @model_validator(mode="after")
     def _limit_is_stated_once(self) -> Self:
         if (self.limit_factor is None) == (self.load_w is None):
-            raise fault_at("limit_factor", "a limit is limit_factor, or limit_w with load_w, and not both")
+            raise fault_at("limit_factor", "set either limit_factor, or limit_w with load_w, not both")
         if self.load_w is not None and self.limit_w is None:
-            raise fault_at("limit_w", "missing: a limit is limit_w with load_w")
+            raise fault_at("limit_w", "missing: a limit needs limit_w together with load_w")
         if self.limit_factor is not None and self.limit_w is not None and self.board_w is None:
-            raise fault_at("limit_w", "the file states no board_w, the watts at which limit_factor holds")
+            raise fault_at("limit_w", "the file does not state board_w, the power limit to which limit_factor belongs")
         if (self.settle_s is None) != (self.calls_count is None):
-            raise fault_at("settle_s", "settle_s and calls_count are stated together")
+            raise fault_at("settle_s", "settle_s and calls_count must be set together")
         return self
 
     @property
@@ -259,22 +273,28 @@ class LaunchSpec(SpecModel):
         description="time of a call that the host waits for, in addition to the time of the cores"
     )
     products_overhead_s: Quantity | None = Field(
-        default=None, description="the same for a call with products; missing: kernel_overhead_s"
+        default=None, description="this time for a call with products; missing: kernel_overhead_s"
     )
     products_s: Quantity | None = Field(
         default=None,
-        description="additional time of the first task of a program with products; in a stream alone; absent: none",
+        description="additional time of the first task of a program with products, in a stream only; absent: none",
     )
-    block_dispatch_cycles: WholeQuantity = Field(description="before a core's first instruction of a launch")
+    block_dispatch_cycles: WholeQuantity = Field(
+        description=("time before the first instruction of a launch on a core")
+    )
     task_s: Quantity | None = Field(
         default=None,
         description="dispatch and end of a kernel in a profiler's task duration, in addition to the time on one "
         "core group",
     )
-    task_all_s: Quantity | None = Field(default=None, description="the same on all core groups; absent: as on one")
+    task_all_s: Quantity | None = Field(
+        default=None, description=("this time on all core groups; absent: as on one group")
+    )
     attention_s: Quantity | None = Field(
         default=None,
-        description="the same of the vendor's fused attention, on any core groups; absent: that of other kernels",
+        description=(
+            "this time of the vendor's fused attention, on any number of core groups; absent: that of other kernels"
+        ),
     )
     masked_s: Quantity | None = Field(
         default=None, description="additional time of a task that loads a mask; absent: none"
@@ -283,7 +303,7 @@ class LaunchSpec(SpecModel):
         default=None, description="time between two kernels that are issued one after the other"
     )
     host_issue_s: Quantity | None = Field(
-        default=None, description="time of the host to issue a kernel without waiting for it"
+        default=None, description="time of the host to issue a kernel without waiting for its end"
     )
 
     @model_validator(mode="after")
@@ -291,7 +311,7 @@ class LaunchSpec(SpecModel):
         parts = {name: getattr(self, name) for name in ("task_s", "gap_s", "host_issue_s")}
         missing = [name for name, part in parts.items() if part is None]
         if missing and len(missing) < len(parts):
-            raise fault_at(missing[0], f"missing; {', '.join(parts)} are stated together, or none of them")
+            raise fault_at(missing[0], f"missing; set all of {', '.join(parts)}, or none of them")
         return self
 
     def times(
@@ -354,19 +374,21 @@ class DeviceSpec(HardwareModel):
     )
     held_clock_hz: Positive | None = Field(
         default=None,
-        description="clock at which the cores are locked (--clock), the highest of every kernel; missing: not locked",
+        description=(
+            "clock to which the cores are locked (--clock), an upper limit for every kernel; missing: not locked"
+        ),
     )
     held_power_w: Positive | None = Field(
-        default=None, description="limit that the board is set to (--power-watts); missing: that of `power`"
+        default=None, description="power limit of the board (--power-watts); missing: that of `power`"
     )
     group_count: PositiveWhole
     cores: Annotated[dict[str, CoreSpec], Field(min_length=1)]
     memory: MemorySpec
     links: dict[str, LinkSpec]
-    stated: Facts = Field(default_factory=dict, alias="facts", description="known, but read by no model yet")
+    stated: Facts = Field(default_factory=dict, alias="facts", description="known facts that no model uses yet")
     flags: FlagsSpec | None = Field(default=None, description="missing: the device is not timed")
     launch: LaunchSpec | None = Field(default=None, description="missing: the device is not timed")
-    power: PowerSpec | None = Field(default=None, description="missing: the clock stays")
+    power: PowerSpec | None = Field(default=None, description="missing: the clock does not fall")
     _clock_share: float = 1.0
     _free_hz: float | None = None
     _unchanged: DeviceSpec | None = None
@@ -378,8 +400,8 @@ class DeviceSpec(HardwareModel):
             if (rate := link.rate) < least:
                 raise fault_at(
                     f"links.{name}.bytes_per_s",
-                    f"{rate:g} is less than the clock resolves: at {clock / 1e9:g} GHz at least "
-                    f"{format_limit(least)}, 1/{1 / SLOWEST_BYTES_PER_CYCLE:.0f} byte a cycle",
+                    f"{rate:g} is too small: at {clock / 1e9:g} GHz a rate must be at least {format_limit(least)}, "
+                    f"1/{1 / SLOWEST_BYTES_PER_CYCLE:.0f} byte a cycle",
                 )
         return self
 
@@ -391,7 +413,8 @@ class DeviceSpec(HardwareModel):
             raise fault_at("held_clock_hz", f"{held.value / 1e6:,.0f} MHz; allowed: up to the device's {clock}")
         if watts is not None and (self.power is None or self.power.stated_w is None):
             text = (
-                "the file states no limit in watts (power.board_w, or power.limit_w with load_w) that could be changed"
+                "the file does not state a power limit in watts (power.board_w, or power.limit_w with load_w) "
+                "that could be changed"
             )
             raise fault_at("held_power_w", text)
         return self
@@ -410,8 +433,8 @@ class DeviceSpec(HardwareModel):
                     if not {route.source, route.destination} & set(core.buffers):
                         raise fault_at(
                             f"{key}.source",
-                            f"{route.source} to {route.destination}: neither is a buffer of {core_name}, whose engine "
-                            f"moves it; it has: {', '.join(sorted(core.buffers))}",
+                            f"{route.source} to {route.destination}: one of them must be a buffer of {core_name}, "
+                            f"whose engine moves it; its buffers: {', '.join(sorted(core.buffers))}",
                         )
                     for link in route.links:
                         _known(f"{key}.links", link, set(self.links))
@@ -423,7 +446,7 @@ class DeviceSpec(HardwareModel):
         crossed = {"l2", "hbm", *(link for route in routes for link in route.links)}
         for link in self.links:
             if link not in crossed:
-                raise fault_at(f"links.{link}", f"no engine's route crosses it{suggest(link, sorted(crossed))}")
+                raise fault_at(f"links.{link}", f"no route of an engine uses this link{suggest(link, sorted(crossed))}")
         return self
 
     @model_validator(mode="after")
@@ -437,10 +460,10 @@ class DeviceSpec(HardwareModel):
                 raise fault_at("cores", f"{self.family} devices have a core kind `{core}`; missing")
         for core in family.sole:
             if self.core(core).per_group_count.value != 1:
-                raise fault_at(f"cores.{core}.per_group_count", f"a core group has one {core.upper()}; must be 1")
+                raise fault_at(f"cores.{core}.per_group_count", f"must be 1: a core group has one {core.upper()}")
         for part in family.parts:
             if getattr(self, part) is None:
-                raise fault_at(part, f"missing; {self.family} devices are timed")
+                raise fault_at(part, f"missing; {self.family} devices need it for their timing")
         for link in ("l2", "hbm"):
             if link not in self.links:
                 raise fault_at("links", f"a device has a link `{link}`; missing")
@@ -448,11 +471,13 @@ class DeviceSpec(HardwareModel):
 
     def core(self, name: str) -> CoreSpec:
         """Return a kind of core; raise `SpecError` with the device's kinds if there is none of this name."""
-        return entry(self.cores, name, f"{self.name}: no core {name!r}; it has: ")
+        return entry(self.cores, name, f"{self.name}: there is no core {name!r}; its cores: ")
 
     def engine(self, core: str, name: str) -> EngineSpec:
         """Return an engine by core and pipe name; raise `SpecError` with the engines if there is none of this name."""
-        return entry(self.core(core).engines, name, f"{self.name}: no engine {name!r} in {core}; it has: ")
+        return entry(
+            self.core(core).engines, name, f"{self.name}: there is no engine {name!r} in {core}; its engines: "
+        )
 
     def engines(self) -> Iterator[tuple[str, EngineSpec]]:
         """Yield all engines, each with the kind of its core."""
@@ -460,7 +485,7 @@ class DeviceSpec(HardwareModel):
 
     def link(self, name: str) -> LinkSpec:
         """Return a shared link; raise `SpecError` with the device's links if there is none of this name."""
-        return entry(self.links, name, f"{self.name}: no link {name!r}; it has: ")
+        return entry(self.links, name, f"{self.name}: there is no link {name!r}; its links: ")
 
     @property
     def rate_keys(self) -> dict[str, tuple[str, ...]]:
@@ -508,13 +533,13 @@ class DeviceSpec(HardwareModel):
     def timed_flags(self) -> FlagsSpec:
         """Return the flags; raise `SpecError` on a device that is described for its values only."""
         if self.flags is None:
-            raise SpecError(f"{self.name}: its file has no flags; it is described for values only")
+            raise SpecError(f"{self.name}: its file does not describe flags, so that it has values but no time")
         return self.flags
 
     def timed_launch(self) -> LaunchSpec:
         """Return the launch costs; raise `SpecError` on a device that is described for its values only."""
         if self.launch is None:
-            raise SpecError(f"{self.name}: its file has no launch; it is described for values only")
+            raise SpecError(f"{self.name}: its file does not describe launches, so that it has values but no time")
         return self.launch
 
     def has_route(self, core: str, source: str, destination: str) -> bool:
@@ -524,7 +549,7 @@ class DeviceSpec(HardwareModel):
 
     def matrix_engine(self, core: str) -> MatrixEngine:
         """Return the matrix unit of a kind of core; raise `SpecError` where there is none."""
-        return entry(self.matrix_engines, core, f"{self.name}: {core} has no matrix unit; these have: ")
+        return entry(self.matrix_engines, core, f"{self.name}: {core} has no matrix unit; cores that have one: ")
 
     @property
     def matrix_engines(self) -> dict[str, MatrixEngine]:
@@ -661,4 +686,4 @@ def _restored(kind: type[DeviceSpec], text: str, unchanged: DeviceSpec | None) -
 
 def _known(key: str, value: str, allowed: set[str]) -> None:
     if value not in allowed:
-        raise fault_at(key, f"{value!r} does not exist here; there are: {', '.join(sorted(allowed))}")
+        raise fault_at(key, f"{value!r} does not exist here; allowed: {', '.join(sorted(allowed))}")

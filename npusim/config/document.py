@@ -130,8 +130,12 @@ def read_csv(
     stripped = [name.strip() for name in names]
     columns = [name if renamed.get(name, name) in stripped else renamed[name] for name in stripped]
     if missing := [name for name in needed if name not in columns]:
-        known = f"it has {', '.join(columns[:12])}{', ...' if len(columns) > 12 else ''}" if columns else "it is empty"
-        raise SpecError(f"{path}: no column {', '.join(missing)}; {known}")
+        known = (
+            f"its columns are {', '.join(columns[:12])}{', ...' if len(columns) > 12 else ''}"
+            if columns
+            else "it is empty"
+        )
+        raise SpecError(f"{path}: there is no column {', '.join(missing)}; {known}")
     return columns, [dict(zip(columns, [*row, *[""] * len(columns)], strict=False)) for row in rows if row]
 
 
@@ -196,7 +200,7 @@ def _read(path: Path, find: Callable[[str, Path], Path], chain: tuple[Path, ...]
         matched: set[str] = set()
         values = _matching(_assumed(without_facts, name), keys, matched)
         if unknown := [pattern for pattern in keys if pattern not in matched]:
-            raise document.error("extends", f"keys: nothing of {name} is called {unknown[0]}")
+            raise document.error("extends", f"keys: {name} has no key {unknown[0]}")
         base = Document(base.file, values, base.places, base.removed)
     return _Merge(base, document).merged()
 
@@ -223,7 +227,7 @@ def _assumed(data: dict[str, object], name: str) -> dict[str, object]:
     """Return mappings with every number or choice marked as an assumption from ``name``."""
     if "value" in data:
         known = {key: value for key, value in data.items() if key != "fitted_on"}
-        return {**known, "basis": "assumed", "source": f"as on the {name}: {data.get('source')}"}
+        return {**known, "basis": "assumed", "source": f"assumed to be as on the {name}: {data.get('source')}"}
     return {key: _assumed(value, name) if isinstance(value, dict) else value for key, value in data.items()}
 
 

@@ -117,7 +117,7 @@ class CoreFamily:
         cls = named and resolved(named)
         if cls == "" or (isinstance(cls, type) and issubclass(cls, Tiling)):
             return cls or None
-        raise SpecError(f"core family {self.name}: fields of {kind!r}: {named} is no Tiling")
+        raise SpecError(f"core family {self.name}: fields of {kind!r}: {named} is not a Tiling")
 
     def attention_of(self, problem: Problem, device: DeviceSpec) -> str:
         """Return the attention of a layer's prefill for which the user names none: a schedule with its fields."""
@@ -132,7 +132,7 @@ class CoreFamily:
 def _fault(family: CoreFamily) -> str:
     """Return what a manifest misses or contradicts; empty: nothing."""
     if not family.name:
-        return "name: missing; the family as device files name it"
+        return "name: missing; it is the name of the family in device files"
     if not isinstance(family.machine, type) and ":" not in family.machine:
         return f"machine: {family.machine or 'missing'}; a class of npusim.machine.Machine, or module:Name"
     allowed: tuple[tuple[str, tuple[object, ...], Sequence[str]], ...] = (
@@ -150,10 +150,10 @@ def _fault(family: CoreFamily) -> str:
         if core not in ("*", *family.cores):
             return f"unread: {key}: its devices have no cores.{core}{choices(core, family.cores)}"
     if family.decisions is not None and not _has_defaults(family.decisions):
-        return f"decisions: {family.decisions.__name__} is no named tuple whose fields all have defaults"
+        return f"decisions: {family.decisions.__name__} is not a named tuple whose fields all have defaults"
     for name, groups in family.settings.items():
         if not all(isinstance(setting, Mapping) for group in groups for setting in group):
-            return f"settings: {name}: groups of mappings of tiling fields to values are needed"
+            return f"settings: {name}: must be groups of mappings from tiling fields to values"
     return ""
 
 
@@ -208,8 +208,8 @@ def _registered(name: str, place: str) -> CoreFamily:
         return CoreFamily(name=name, machine=value, unread=getattr(value, "unread", {}))
     if not isinstance(value, CoreFamily):
         raise SpecError(
-            f"{place}: entry point {name!r} of {MACHINES} is no npusim.machine.Machine with a build(), "
-            "and no npusim.machine.CoreFamily that names one"
+            f"{place}: entry point {name!r} of {MACHINES} is neither an npusim.machine.Machine with a build() nor "
+            "an npusim.machine.CoreFamily that names one"
         )
     if value.name != name:
         raise SpecError(f"{place}: entry point {name!r} of {MACHINES}: its manifest is of family {value.name!r}")

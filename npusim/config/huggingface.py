@@ -402,7 +402,7 @@ def _head_sizes(config: HuggingFaceConfig) -> tuple[int, int, LatentAttention | 
     if config.head_dim is not None:
         return config.head_dim, value or config.head_dim, None
     if config.hidden_size % config.heads:
-        raise fault_at("hidden_size", f"{config.hidden_size} is not divisible by {config.heads} heads; give head_dim")
+        raise fault_at("hidden_size", f"{config.hidden_size} is not divisible by {config.heads} heads; set head_dim")
     size = config.hidden_size // config.heads
     return size, value or size, None
 
@@ -419,7 +419,7 @@ def _windows(config: HuggingFaceConfig) -> tuple[int | None, int | None, int]:
     """Return the window, the chunk, and how many layers have them; none and 0 where all layers see everything."""
     kinds = config.layer_types
     if kinds is not None and len(kinds) != config.layers:
-        raise fault_at("layer_types", f"{len(kinds)} entries, and there are {config.layers} layers")
+        raise fault_at("layer_types", f"has {len(kinds)} entries, but the model has {config.layers} layers")
     if config.attention_chunk_size is not None:
         # Llama-4: an entry of 0 is a layer without rotary embedding, which sees everything; else every fourth is one.
         interval = config.no_rope_layer_interval or 4
@@ -472,17 +472,20 @@ def _experts(config: HuggingFaceConfig) -> Experts | None:
     if (config.experts or 0) < 2:
         return None
     if not config.experts_per_token:
-        raise fault_at("num_experts_per_tok", f"missing, and there are {config.experts} experts")
+        raise fault_at("num_experts_per_tok", f"missing, but the model has {config.experts} experts")
     if config.experts_per_token > (config.experts or 0):
-        raise fault_at("num_experts_per_tok", f"{config.experts_per_token} of only {config.experts} experts")
+        raise fault_at(
+            "num_experts_per_tok",
+            f"{config.experts_per_token} experts per token, but the model has only {config.experts}",
+        )
     width = config.expert_size or config.intermediate_size
     if width is None:
-        raise fault_at("moe_intermediate_size", f"missing, and there are {config.experts} experts")
+        raise fault_at("moe_intermediate_size", f"missing, but the model has {config.experts} experts")
     shared = config.shared_experts or (1 if config.model_type in SHARED_EXPERT else 0)
     freq = config.layer_freq
     sparse = freq if isinstance(freq, tuple) else [i % freq == 0 for i in range(config.layers)]
     if len(sparse) != config.layers:
-        raise fault_at("moe_layer_freq", f"{len(sparse)} entries, and there are {config.layers} layers")
+        raise fault_at("moe_layer_freq", f"has {len(sparse)} entries, but the model has {config.layers} layers")
     # Qwen and Llama 4 count layers from 1, DeepSeek from 0; a list says it of each layer.
     dense = [
         i < config.first_dense or i in config.dense_layers or (i + 1) % config.sparse_step or not sparse[i]
@@ -500,12 +503,14 @@ def _experts(config: HuggingFaceConfig) -> Experts | None:
 def _assumed(config: HuggingFaceConfig, chosen: str | None) -> Iterator[str]:
     """Yield assumptions where the file does not state a value, and the storage format of weights."""
     if not (chosen or config.dtype):
-        yield "it states no dtype: float16"
+        yield "it states no dtype; npusim uses float16"
     if not _says_gated(config) and config.activation not in _PLAIN_ACTIVATIONS:
-        what = "no activation" if config.activation is None else f"an unknown activation, {config.activation}"
-        yield f"it states {what}: an FFN of two matrices"
+        what = "no activation" if config.activation is None else f"the activation {config.activation} is unknown"
+        yield f"it states {what}; npusim assumes an FFN of two matrices"
     if config.quantization and not _stored_bits(config.quantization):
-        yield f"its weights are stored as {config.quantization.get('quant_method')}, and counted with 16 bits"
+        yield (
+            f"its weights are stored as {config.quantization.get('quant_method')}, but npusim counts 16 bits for each"
+        )
 
 
 def _stored_bits(spec: Mapping[str, Any]) -> float | None:
@@ -529,7 +534,7 @@ def _dtype(config: HuggingFaceConfig, key: str) -> Literal["float16", "bfloat16"
             return known  # type: ignore[return-value]
     if config.dtype is None:
         return "float16"
-    raise fault_at(key, f"{config.dtype!r} is none of {', '.join(_DTYPES)}; give --dtype")
+    raise fault_at(key, f"{config.dtype!r} is not one of {', '.join(_DTYPES)}; use --dtype")
 
 
 def _scale(config: HuggingFaceConfig, head_dim: int) -> float | None:

@@ -34,15 +34,17 @@ class Experts(SpecModel):
     """A mixture of experts in place of the FFN; the layers before it may keep a dense one."""
 
     count: PositiveInt = Field(description="routed experts of a layer")
-    per_token: PositiveInt = Field(description="routed experts that a token takes")
+    per_token: PositiveInt = Field(description="number of routed experts of each token")
     width: PositiveInt = Field(description="width inside one expert")
-    shared_width: NonNegativeInt = Field(default=0, description="width inside the experts that every token takes")
-    dense_layers: NonNegativeInt = Field(default=0, description="layers that keep a dense FFN, of width intermediate")
+    shared_width: NonNegativeInt = Field(default=0, description="width inside the experts that every token uses")
+    dense_layers: NonNegativeInt = Field(
+        default=0, description=("number of layers with a dense FFN, of width intermediate")
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.per_token > self.count:
-            raise fault_at("per_token", f"{self.per_token} of only {self.count} experts")
+            raise fault_at("per_token", f"{self.per_token} experts per token, but there are only {self.count}")
         return self
 
     def touched(self, tokens: int) -> int:
@@ -57,8 +59,10 @@ class Experts(SpecModel):
 class StoredWeights(SpecModel):
     """How the matrices of a model's layers are stored, where not in 16 bits; the vocabulary's are not stored so."""
 
-    bits: PositiveFloat = Field(description="bits of a weight, with its share of scales")
-    of: Literal["layers", "experts"] = Field(default="layers", description="matrices stored so; others have 16 bits")
+    bits: PositiveFloat = Field(description="bits of a weight, including its share of the scales")
+    of: Literal["layers", "experts"] = Field(
+        default="layers", description=("matrices that are stored in these bits; others have 16 bits")
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ def validated(model: type[ModelType], document: Document) -> ModelType:
     field, schema = model.model_fields.get("schema_id"), document.data.get("schema")
     expected = str(get_args(field.annotation)[0]) if field is not None else ""
     if expected and isinstance(schema, str) and schema.partition("/")[0] in KINDS - {expected.partition("/")[0]}:
-        raise document.error("schema", f"{schema!r} is another kind of file; {expected!r} is needed here")
+        raise document.error("schema", f"{schema!r} is another kind of file; needed here: {expected!r}")
     try:
         # The known families depend on the installed packages.
         instance = _model_of(model, _Content(document.text, tuple(sys.path), document))
@@ -78,7 +78,7 @@ def validated(model: type[ModelType], document: Document) -> ModelType:
         lines = [document.line(key, text) for key, text in explain(error, document.data, model)]
         raise SpecError("\n".join(lines)) from None
     if "name" in document.data and document.position_of("name").file != document.file:
-        raise document.error("", "name: missing; a file that extends another one needs a name of its own")
+        raise document.error("", "name: missing; a file that extends another one needs its own name")
     return instance  # type: ignore[return-value]
 
 
@@ -150,18 +150,18 @@ def reader_of(device: DeviceSpec, key: str, unread: UnreadKeys | None = None, *,
     ``in_node``: the device is one of a node.
     """
     if key.startswith("facts."):
-        return "no model yet; `facts` keeps it with its source"
+        return "no model uses it yet; put it under `facts` with its source"
     if key in _LABELS:
         return "people"
     if in_node and key == _OF_A_PLAN:
         return None
     if in_node and key.startswith(_OF_ONE_DEVICE):
-        return "runs of one device alone; the devices of a node have clock_hz (-C)"
+        return "available only for one device; for the devices of a node use clock_hz (-C)"
     if not device.is_timed:
         patterns = (*_OF_VALUES, *(_OF_A_NODE if in_node else ()))
         if any(fnmatchcase(key, pattern) for pattern in patterns):
             return None
-        return "timing, and this device's file has no flags and no launch: it is not timed"
+        return "timing, but this device's file does not describe flags and launches, so that it has no times"
     readers = unread(device.family) if unread else {}
     return next((reader for pattern, reader in readers.items() if fnmatchcase(key, pattern)), None)
 
@@ -208,7 +208,7 @@ def scaled(device: DeviceSpec, scale: Mapping[str, object]) -> DeviceSpec:
     that is no number above 0, or a factor that the device's file or ``-C`` states otherwise.
     """
     if not device.is_timed or device.family == "node":
-        what = "a node: its devices have their stated rates" if device.family == "node" else "not timed"
+        what = "a node, whose devices have the rates in their files" if device.family == "node" else "not timed"
         raise SpecError(f"--scale {' '.join(f'{n}={x}' for n, x in scale.items())}: {device.name} is {what}")
     keys, stated, changes = device.rate_keys, device.scale, dict[str, object]()
     for name, factor in scale.items():
@@ -224,7 +224,7 @@ def scaled(device: DeviceSpec, scale: Mapping[str, object]) -> DeviceSpec:
             raise SpecError(f"{said}: write a number from {low:g} to {high:,.0f}: 0.5 is half the rate, 2 is twice it")
         known = {name: stated[name]} if name in stated else {k: f for k, f in stated.items() if k.endswith(f".{name}")}
         if other := next((f for f in known.values() if f != value), None):
-            raise SpecError(f"{said}: the device has the factor {other:g} already; state one of them")
+            raise SpecError(f"{said}: the device already has the factor {other:g}; set only one of them")
         if not known and value != 1:
             changes |= dict.fromkeys(keys[name], value)
     return apply_overrides(device, changes)
@@ -253,7 +253,7 @@ def _set(data: dict[str, object], key: str, text: str) -> None:
         if step not in node:
             parent = ".".join(steps[:index])
             where = f" in {parent}" if parent else ""
-            raise SpecError(f"{_setting(key, text)}: no key {step!r}{where}{suggest(step, list(node))}")
+            raise SpecError(f"{_setting(key, text)}: there is no key {step!r}{where}{suggest(step, list(node))}")
         child = node[step]
         if index == len(steps) - 1:
             node[step] = _replacement(child, key, text)

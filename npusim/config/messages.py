@@ -17,7 +17,9 @@ _HINTS = MappingProxyType(
     {
         "basis": f"missing; state how the value is known: {' | '.join(BASES)}",
         "source": "missing; state the source of the value",
-        "ops": "missing; by name copy, binary, scalar, select, cast, broadcast, block_reduce, exp_float32, div_float32",
+        "ops": (
+            "missing; needed are copy, binary, scalar, select, cast, broadcast, block_reduce, exp_float32, div_float32"
+        ),
     }
 )
 _EXPECTED = MappingProxyType(
@@ -62,9 +64,9 @@ def suggest(wrong: str, allowed: Sequence[str]) -> str:
 
 
 def choices(wrong: str, allowed: Sequence[str]) -> str:
-    """Return ``. Did you mean `x`? There are a, b, c``: the nearest name first, then all names."""
-    near, listed = suggest(wrong, allowed), f"here are {', '.join(allowed)}"
-    return f"{near} T{listed}" if near.startswith(". ") else f"; t{listed}"
+    """Return ``. Did you mean `x`? Allowed: a, b, c``: the nearest name first, then all names."""
+    near, listed = suggest(wrong, allowed), ", ".join(allowed)
+    return f"{near} Allowed: {listed}" if near.startswith(". ") else f"; allowed: {listed}"
 
 
 def explain(error: ValidationError, data: object = None, model: type | None = None) -> Iterator[tuple[str, str]]:
@@ -156,13 +158,13 @@ def _text(details: ErrorDetails, context: dict[str, Any], descriptions: Mapping[
                 return _missing(key)
             return f"missing; {descriptions[key]}" if descriptions.get(key) and len(details["loc"]) == 1 else "missing"
         case "bare_value":
-            return f"{value!r} has no basis and no source; write {_sourced(value)}"
+            return f"{value!r} has neither basis nor source; write {_sourced(value)}"
         case "literal_error":
             return f"{value!r} is not one of: {context['expected']}"
         case "multiple_of":
             return _multiple(value, context["multiple_of"])
         case "too_short":
-            return f"needs at least {context['min_length']} of them, not {context['actual_length']}"
+            return f"needs at least {context['min_length']} of them, got {context['actual_length']}"
         case "string_too_short":
             return "must not be empty"
         case "file_name":

@@ -66,8 +66,10 @@ def file_name(text: str) -> str:
             "file_name",
             "{text}",
             {
-                "text": f"{shown} {what}; a name is part of file names: at most {LONGEST_NAME} printable "
-                'characters, no / \\ : * ? " < > |, no dot in front'
+                "text": (
+                    f"{shown} {what}; a name is part of file names: at most {LONGEST_NAME} printable "
+                    'characters, no / \\ : * ? " < > |, and no dot at the beginning'
+                )
             },
         )
     return text

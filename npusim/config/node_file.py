@@ -37,7 +37,7 @@ class NodeLink(SpecModel):
     @model_validator(mode="after")
     def _edges_belong_to_their_model(self) -> Self:
         if (self.model == "edges") != bool(self.edges):
-            raise fault_at("edges", "pairs of devices are listed for model `edges`, and only there")
+            raise fault_at("edges", "pairs of devices must be listed for model `edges`, and only there")
         return self
 
 
@@ -46,7 +46,7 @@ class TunerSpec(SpecModel):
 
     base_s: Quantity = Field(description="time before the first round")
     step_s: Quantity = Field(description="time of each round in addition to its bytes")
-    bytes_per_s: Positive = Field(description="rate at which a rank sends, in all rounds")
+    bytes_per_s: Positive = Field(description="rate at which a rank sends, summed over all rounds")
 
 
 class DriverMode(SpecModel):
@@ -60,16 +60,20 @@ class DriverMode(SpecModel):
     transfer_start_s: Quantity = Field(description="start time of each transfer")
     engine_bytes_per_s: Positive = Field(description="rate of one engine or core")
     local_bytes_per_s: Positive | None = Field(
-        default=None, description="rate of a rank's last copy, which receives and sends nothing; missing: free"
+        default=None,
+        description=("rate of a rank's last local copy, during which it receives and sends nothing; missing: no time"),
     )
     engine_least_bytes: PositiveWhole | None = Field(
         default=None,
-        description="bytes of a message, for each rank, that an engine must have to take part; missing: all engines do",
+        description=(
+            "smallest part of a message, for each rank, for which an engine is used; missing: all engines are used"
+        ),
     )
     chunk_bytes: PositiveWhole | None = Field(default=None, description="chunk of a rank's message")
     chunks_in_flight_count: PositiveWhole | None = None
     tuner: TunerSpec | None = Field(
-        default=None, description="library's estimate, by which it chooses a mode; missing: the fastest mode is chosen"
+        default=None,
+        description=("the library's estimate, by which it chooses a mode; missing: npusim chooses the fastest mode"),
     )
 
     @property
@@ -96,10 +100,12 @@ class DriverSpec(SpecModel):
     engines_per_transfer_count: PositiveWhole | None = Field(
         default=None, description="cores that serve one transfer; missing: all"
     )
-    core: Text | None = Field(default=None, description="kind of core that a collective occupies; missing: none")
+    core: Text | None = Field(default=None, description="kind of core that a collective uses; missing: none")
     beside_factor: Positive | None = Field(
         default=None,
-        description="time of a kernel's blocks during a collective, on the remaining cores, over their time alone",
+        description=(
+            "time of a kernel's blocks on the remaining cores during a collective, relative to their time without it"
+        ),
     )
     memory_touches_factor: Quantity = Field(description="bytes read and written in device memory for each byte sent")
     call_s: Quantity | None = Field(default=None, description="time of a call, apart from kernels and collectives")
@@ -110,7 +116,9 @@ class DriverSpec(SpecModel):
         """Refuse estimates of a library for some modes only: no mode could be chosen with these."""
         without = [name for name, mode in self.modes.items() if mode.tuner is None]
         if 0 < len(without) < len(self.modes):
-            raise ValueError(f"modes: {', '.join(without)} without tuner beside modes with one; all or none have it")
+            raise ValueError(
+                f"modes: {', '.join(without)} has no tuner, but other modes have one; set it for all modes or for none"
+            )
         return self
 
     @property
@@ -126,7 +134,7 @@ class HostSpec(SpecModel):
     attention_issue_s: Quantity
     linear_issue_s: Quantity
     collective_issue_s: Quantity
-    overlap_issue_s: Quantity = Field(description="events between two streams, a block of rows")
+    overlap_issue_s: Quantity = Field(description="number of events between two streams for each block of rows")
 
 
 class SplitTimes(SpecModel):
@@ -142,9 +150,12 @@ class AttentionTimes(SpecModel):
     """Attention kernels of a device without a timing model: equal blocks on the cores."""
 
     block_rows_count: PositiveWhole
-    resident_count: PositiveWhole = Field(description="blocks that a core holds at once")
+    resident_count: PositiveWhole = Field(description="number of blocks that are resident on a core")
     alone_factor: Positive | None = Field(
-        default=None, description="time of a block alone on its core over its share of a full core's; missing: 1"
+        default=None,
+        description=(
+            "time of a block that is alone on its core, relative to its share of a full core's time; missing: 1"
+        ),
     )
     flops_per_s: Positive = Field(description="rate of products on a full core")
     split: SplitTimes | None = Field(default=None, description="missing: keys are never split")
@@ -186,21 +197,21 @@ class KernelTimes(SpecModel):
     @model_validator(mode="after")
     def _blocks_have_a_core(self) -> Self:
         if self.core is None and (self.attention or self.linear):
-            raise fault_at("core", "missing; blocks of attention and linear run on a kind of core")
+            raise fault_at("core", "missing; it names the kind of core that runs blocks of attention and linear")
         return self
 
 
 class CpuSpec(SpecModel):
     """The host's processors and memory, where they compute attention."""
 
-    device: Text = Field(description="a hardware file by name, for their arithmetic")
+    device: Text = Field(description="name of a hardware file, for their arithmetic")
     sockets_count: PositiveWhole
-    cores_count: PositiveWhole = Field(description="cores of a socket")
+    cores_count: PositiveWhole = Field(description="number of cores of a socket")
     clock_hz: Positive
-    lanes_count: PositiveWhole = Field(description="float32 elements of a vector register")
-    units_count: PositiveWhole = Field(description="vector units of a core")
+    lanes_count: PositiveWhole = Field(description="number of float32 elements of a vector register")
+    units_count: PositiveWhole = Field(description="number of vector units of a core")
     instructions_count: PositiveWhole = Field(
-        description="instructions for each vector of keys or values: conversion and FMA"
+        description="number of instructions for each vector of keys or values: conversion and FMA"
     )
     dram_bytes_per_s: Positive = Field(description="bandwidth that all cores of all sockets reach together")
     dram_capacity_bytes: PositiveWhole
@@ -241,9 +252,9 @@ class NodeSpec(HardwareModel):
     links: Annotated[dict[str, NodeLink], Field(min_length=1)]
     drivers: Annotated[dict[str, DriverSpec], Field(min_length=1)]
     between: NodeLink | None = Field(
-        default=None, description="link from a device to its counterpart on another server"
+        default=None, description="link from a device to the device of the same number on another server"
     )
-    host: HostSpec | None = Field(default=None, description="missing: launches cost what the device file states")
+    host: HostSpec | None = Field(default=None, description="missing: launches have the cost in the device file")
     kernels: KernelTimes | None = Field(default=None, description="missing: simulated")
     cpu: CpuSpec | None = Field(default=None, description="missing: the host computes nothing")
     pcie: PcieSpec | None = Field(default=None, description="missing: nothing is offloaded")
@@ -263,7 +274,7 @@ class NodeSpec(HardwareModel):
 
     def driver(self, name: str) -> DriverSpec:
         """Return a driver; raise `SpecError` with the node's drivers if there is none of this name."""
-        return entry(self.drivers, name, f"{self.name}: no collective is driven by {name!r} here; there are ")
+        return entry(self.drivers, name, f"{self.name}: there is no driver {name!r} here; allowed: ")
 
     @model_validator(mode="after")
     def _edges_join_what_exists(self) -> Self:
@@ -271,7 +282,7 @@ class NodeSpec(HardwareModel):
         for name, link in self.links.items():
             for a, b in link.edges:
                 if max(a, b) >= count or a == b:
-                    text = f"{a}-{b} joins no two of the {count} devices 0..{count - 1}"
+                    text = f"{a}-{b} does not join two of the {count} devices 0..{count - 1}"
                     raise fault_at(f"links.{name}.edges", text)
         return self
 
@@ -359,7 +370,9 @@ def load_node(name_or_path: str | Path) -> NodeSpec:
     node = validated(NodeSpec, document)
     if node.device_count.value > 1:
         return node
-    raise SpecError(f"{document.file}: device_count: {node.device_count.value}, but a node has at least 2")
+    raise SpecError(
+        f"{document.file}: device_count: {node.device_count.value}, but a node must have at least 2 devices"
+    )
 
 
 def load_node_device(

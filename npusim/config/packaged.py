@@ -47,7 +47,10 @@ def clash(group: str, name: str, *, is_ours: bool) -> str:
             sources.append(f"{entry.value}{package}")
     if len(sources) < 2:
         return ""
-    return f"{name!r} is brought by {' and by '.join(sources)}; uninstall one, or rename its entry point of {group}"
+    return (
+        f"{name!r} is defined by {' and by '.join(sources)}; uninstall one of them, or rename its entry point "
+        f"of {group}"
+    )
 
 
 def packaged_folder(kind: str) -> Path:
@@ -99,7 +102,7 @@ def installed_folders() -> tuple[Path, ...]:
 def broken_entries() -> list[str]:
     """Return a description of each entry point in `DEVICES` that names no folder; none of their files is available."""
     return [
-        f"entry point {entry.name} of {DEVICES}: {entry.value!r} is no package with a folder"
+        f"entry point {entry.name} of {DEVICES}: {entry.value!r} is not a package with a folder"
         for entry in entries(DEVICES)
         if not _folders(entry.value)
     ]
@@ -146,7 +149,7 @@ def resolve(what: str, name_or_path: str | Path, *, beside: Path | None = None) 
     if name in names:
         path, *others = map(Path, files[name])
         if others:
-            duplicate = f"{path.stem!r} is {path} already; give one of the files another name"
+            duplicate = f"{path.stem!r} is already the name of {path}; rename one of the files"
             raise SpecError(f"{others[0]}: {duplicate}")
         return path
     from npusim.config.messages import suggest

@@ -306,7 +306,7 @@ def _where_stated(default: object, description: str) -> Any:
 
 
 #: Error where a bias is given and the problem has none; the kind of the bias.
-_NO_BIAS = "bias: the tensors have one{}, which attention on one device reads; leave the key out"
+_NO_BIAS = "bias: the tensors have a bias{}, which only attention on one device uses; remove the key"
 
 
 class CallFields(SpecModel):
@@ -322,12 +322,14 @@ class CallFields(SpecModel):
     sink_logits: StrictBool = _where_stated(False, "each query head has one more score, which belongs to no key")
     lengths: tuple[PositiveInt, ...] = _where_stated((), "keys of each sequence, where they differ")
     query_lengths: tuple[PositiveInt, ...] = _where_stated(
-        (), "queries of each, its last ones: prefill and decode mixed"
+        (), "number of queries of each sequence, its last tokens: prefill and decode mixed"
     )
-    bias: Literal["shared", "head"] | None = _where_stated(None, "a tensor added to scores, for all heads or each")
+    bias: Literal["shared", "head"] | None = _where_stated(
+        None, "a tensor that is added to the scores, one for all heads or one for each"
+    )
     page: NonNegativeInt = _where_stated(0, "keys of a page of K and V; 0: they are contiguous")
     cache: CacheFormat | None = _where_stated(None, "storage format of K and V, with float32 scales")
-    cache_scale: ScaledKeys = _where_stated("token", "keys of a KV head that have one scale in the cache")
+    cache_scale: ScaledKeys = _where_stated("token", "keys of a KV head that share a scale in the cache")
     unseen: Unseen | None = _where_stated(None, "output of a query that sees no key; absent: no query of this kind")
 
 
@@ -376,12 +378,12 @@ class Problem(Sizes, CallFields):
     page_seed: NonNegativeInt = _where_stated(0, "seed of the order of pages in memory")
     values_in_keys: StrictBool = _where_stated(False, "V is the first part of each row of K (latents)")
     filled: tuple[NonNegativeInt, NonNegativeInt] = _where_stated(
-        (0, 0), "columns of Q and K, and of V, that are no inputs but zeros, which head sizes count"
+        (0, 0), "columns of Q and K, and of V, that are not inputs but zeros; the head sizes include them"
     )
     _bias: GivenBias | None = PrivateAttr(None)
     features: ClassVar[frozenset[str]] = frozenset(("attention", "model"))
     has_bits: ClassVar[bool] = True
-    asked_with: ClassVar[str] = "sizes of attention: -w, --seq, ..., no --problem"
+    asked_with: ClassVar[str] = "sizes of attention: use -w, --seq, ... instead of --problem"
 
     def with_bias(self, given: GivenBias, kind: str = "") -> Problem:
         """Return the problem with the given bias in place of a drawn bias; see `Sizes.with_bias`."""
@@ -439,7 +441,7 @@ class Problem(Sizes, CallFields):
     def with_seed(self, seed: int) -> Self:
         """Return the problem with inputs of another seed; raise `SpecError` where they are not drawn."""
         if "seed" not in type(self.data).model_fields:
-            raise SpecError(f"seed: inputs of kind {self.data.kind} are not drawn; leave it out")
+            raise SpecError(f"seed: inputs of kind {self.data.kind} are not drawn; remove it")
         if seed < 0:
             raise SpecError(f"seed: {seed} must be at least 0")
         return self.model_copy(update={"data": self.data.model_copy(update={"seed": seed})})
@@ -518,21 +520,26 @@ class Problem(Sizes, CallFields):
         if self.causal and not self.unseen and self.seq_q > self.seq_kv:
             raise fault_at(
                 "seq_q",
-                f"{self.seq_q} causal queries but only {self.seq_kv} keys: the first {self.seq_q - self.seq_kv} would "
-                f"see none; seq_kv must be at least seq_q, or unseen states their output: {_UNSEEN}",
+                f"{self.seq_q} causal queries but only {self.seq_kv} keys: the first {self.seq_q - self.seq_kv} "
+                "queries would see none; use a seq_kv of at least seq_q, or set their output with unseen: "
+                f"{_UNSEEN}",
             )
         if self.causal and not self.unseen and self.causal_offset < 0:
             raise fault_at(
-                "causal_offset", f"{self.causal_offset} leaves query 0 without a key; must be >= 0, or give unseen"
+                "causal_offset", f"{self.causal_offset} leaves query 0 without a key; must be >= 0, or set unseen"
             )
         if self.is_scaled and self.dtype not in SCALED:
-            raise fault_at("q_scale, k_scale, v_scale", f"only {' and '.join(SCALED)} have them, not {self.dtype}")
+            raise fault_at("q_scale, k_scale, v_scale", f"only {' and '.join(SCALED)} have scales, not {self.dtype}")
         if self.values_in_keys and self.value_head_dim > self.head_dim:
-            raise fault_at("value_head_dim", f"{self.value_head_dim} is no part of keys of {self.head_dim}")
+            raise fault_at("value_head_dim", f"{self.value_head_dim} is larger than the keys' {self.head_dim}")
         if self.cache is not None and self.dtype not in ("float16", "bfloat16"):
-            raise fault_at("cache", f"{self.cache} is brought to float16 or bfloat16, not {self.dtype}; leave it out")
+            raise fault_at(
+                "cache", f"a cache in {self.cache} is converted to float16 or bfloat16, not to {self.dtype}; remove it"
+            )
         if self.cache is None and self.cache_scale != "token":
-            raise fault_at("cache_scale", f"{self.cache_scale} of a cache, and there is none; give --cache")
+            raise fault_at(
+                "cache_scale", f"{self.cache_scale} is the scale of a cache, but there is no cache; set --cache"
+            )
         if self.scale == 0:
             raise fault_at("scale", "0 makes all keys equal; must not be 0")
         return self
@@ -540,7 +547,7 @@ class Problem(Sizes, CallFields):
     def _check_seen(self) -> None:
         if self.sinks and self.window is None:
             raise fault_at(
-                "sinks", f"{self.sinks} first keys need a window, and there is none; give a window, or a prefix"
+                "sinks", f"the {self.sinks} first keys need a window, but there is none; set a window, or use a prefix"
             )
         for name in ("window", "prefix", "chunk"):
             value = getattr(self, name)
@@ -548,7 +555,7 @@ class Problem(Sizes, CallFields):
                 raise fault_at(name, f"{value} of the keys up to the query need a causal mask")
         ends, wanted = (tuple(accumulate(lengths)) for lengths in (self.documents, self.lengths or (self.seq_kv,)))
         if ends and ends[-1] != wanted[-1]:
-            raise fault_at("documents", f"they add up to {ends[-1]}, and there are {wanted[-1]} keys")
+            raise fault_at("documents", f"they add up to {ends[-1]}, but there are {wanted[-1]} keys")
         if ends and not set(wanted) <= set(ends):
             raise fault_at(
                 "documents",
@@ -556,8 +563,8 @@ class Problem(Sizes, CallFields):
             )
         before, _ = self.sides
         if before is not None and not self.unseen and self.causal_offset + self.seq_q - 1 - before > self.seq_kv - 1:
-            ways = f"must be larger, or unseen states its output: {_UNSEEN}"
-            raise fault_at("window", f"{self.window} keys leave the last query without one; {ways}")
+            ways = f"must be larger, or set the output with unseen: {_UNSEEN}"
+            raise fault_at("window", f"with {self.window} keys the last query sees none; {ways}")
 
     @property
     def sides(self) -> tuple[int | None, int | None]:
@@ -584,12 +591,12 @@ class Problem(Sizes, CallFields):
             raise fault_at("query_lengths", f"{count}, but lengths has {len(self.lengths)}")
         for number, (queries, keys) in enumerate(zip(self.query_lengths, self.lengths, strict=False)):
             if queries > keys:
-                raise fault_at("query_lengths", f"{queries} of sequence {number}, which has {keys} keys")
+                raise fault_at("query_lengths", f"{queries} queries of sequence {number}, which has only {keys} keys")
         sizes = {"batch": len(self.lengths), "seq_kv": max(self.lengths)}
         sizes |= {"seq_q": max(self.query_lengths)} if self.query_lengths else {}
         for name, size in (sizes | {"causal_offset": self.seq_kv - self.seq_q}).items():
             if getattr(self, name) != size:
-                raise fault_at(name, f"{getattr(self, name)}, but lengths make it {size}; leave it out")
+                raise fault_at(name, f"{getattr(self, name)}, but lengths imply {size}; remove it")
 
     def sequence(self, number: int) -> Self:
         """Return the attention of one of the sequences; a problem without lengths is returned unchanged."""
@@ -833,7 +840,7 @@ class KernelProblem(Sizes):
     features: ClassVar[frozenset[str]] = frozenset(("plain",))  # no need of an option by itself
     has_bits: ClassVar[bool] = True
     is_plain: ClassVar[bool] = True
-    asked_with: ClassVar[str] = "sizes by the names that its launch has: --problem M=4096,N=4096"
+    asked_with: ClassVar[str] = "sizes, with the names in its launch: --problem M=4096,N=4096"
 
     @model_validator(mode="before")
     @classmethod
@@ -915,8 +922,8 @@ def launch_problem(
         return problem
     if not is_plain:
         raise SpecError(
-            f"problem: {', '.join(sizes)}: write m, n and k (gemm), or bytes (copy); other names are sizes of a "
-            "schedule of plain tensors"
+            f"problem: {', '.join(sizes)}: write m, n and k (gemm), or bytes (copy); other names are for schedules "
+            "of plain tensors"
         )
     return KernelProblem(**sizes, **({} if dtype is None else {"dtype": dtype}))
 
@@ -935,7 +942,7 @@ class SharedProblem(Problem):
     @model_validator(mode="after")
     def _check_sequences(self) -> Self:
         if self.lengths:
-            raise fault_at("lengths", "devices that share heads take sequences of one length (batch, seq)")
+            raise fault_at("lengths", "devices that share heads need sequences of equal length (batch, seq)")
         if any(self.filled):
             _check_head_size("head_dim", self.head_dim - self.filled[0])
             _check_head_size("value_head_dim", self.value_head_dim - self.filled[1])

@@ -79,7 +79,7 @@ class Sourced(SpecModel):
     basis: Basis = Field(description="evidence for the number")
     source: Text = Field(description="source of the value")
     fitted_on: tuple[str, ...] | None = Field(
-        default=None, description="measurement cases a fitted value was fitted on"
+        default=None, description="measurement cases on which a fitted value was fitted"
     )
 
     @model_validator(mode="before")
@@ -87,12 +87,12 @@ class Sourced(SpecModel):
     def _refuse_bare_value(cls, data: object) -> object:
         if isinstance(data, dict | Sourced):
             return data
-        raise PydanticCustomError("bare_value", "has no basis and no source")
+        raise PydanticCustomError("bare_value", "has neither basis nor source")
 
     @model_validator(mode="after")
     def _fitted_names_its_cases(self) -> Self:
         if (self.basis == "fitted") != bool(self.fitted_on):
-            raise PydanticCustomError("fitted_on", "`fitted_on` names the cases of a fitted value, and of no other")
+            raise PydanticCustomError("fitted_on", "`fitted_on` is allowed only for a fitted value")
         return self
 
 
@@ -100,7 +100,7 @@ class Quantity(Sourced):
     """A number with its basis and source; its unit is the suffix of its key."""
 
     value: Annotated[int | float, PlainValidator(_check_number), WithJsonSchema({"type": "number", "minimum": 0})] = (
-        Field(description="the number, in the unit that its key ends in")
+        Field(description="the number, in the unit at the end of its key")
     )
 
 
@@ -115,7 +115,7 @@ class WholeQuantity(Quantity):
     """A quantity that is an integer: bytes, counts, whole cycles."""
 
     value: Annotated[int, PlainValidator(_check_whole_number), WithJsonSchema({"anyOf": [*_WHOLE_OR_BYTES]})] = Field(
-        description="the integer, in the unit that its key ends in; bytes may have a unit: 192KiB"
+        description="the integer, in the unit at the end of its key; bytes may have a unit: 192KiB"
     )
 
 

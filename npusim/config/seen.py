@@ -152,15 +152,15 @@ class KeyFunction:
         answer = np.asarray(self.sees(q, k))
         if answer.dtype != bool or np.broadcast_shapes(answer.shape, (rows, cols)) != (rows, cols):
             raise SpecError(
-                f"sees: a function of positions q ({rows}, 1) and k (1, {cols}) states for each pair whether q sees k, "
-                f"bool ({rows}, {cols}); it returned {answer.dtype} {answer.shape}, which is no set of ranges of keys"
+                f"sees: the function has arguments q ({rows}, 1) and k (1, {cols}) and must return for each pair "
+                f"whether q sees k, bool ({rows}, {cols}); it returned {answer.dtype} {answer.shape}"
             )
         return np.broadcast_to(answer, (rows, cols))
 
     def _block(self, first: int, last: int) -> Any:
         rows = last + 1 - first
         if rows * self.keys > MOST_SEEN:
-            raise TilingError(f"a mask function of {rows} x {self.keys} pairs at a time; {MOST_SEEN:,} at most")
+            raise TilingError(f"a mask function has {rows} x {self.keys} pairs at a time; allowed: {MOST_SEEN:,}")
         return self.matrix(first, rows, 0, self.keys)
 
 

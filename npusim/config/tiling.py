@@ -117,9 +117,9 @@ def one_of(names: Names, schedule: str = "") -> Any:
 
 def _check_name(names: Names, schedule: str, value: str) -> str:
     if not is_outside(value) and value not in (known := names(schedule)):
-        listed = choices(value, sorted(known)) if known else "; there are none"
+        listed = choices(value, sorted(known)) if known else "; it has none"
         what = f"{schedule} has no {value!r}" if schedule else f"unknown {value!r}"
-        raise fault_at("", f"{what}{listed}; one of your own is FILE.py:NAME")
+        raise fault_at("", f"{what}{listed}; your own is FILE.py:NAME")
     return value
 
 
@@ -211,7 +211,9 @@ def with_own_names(cls: type[Tiling], values: Mapping[str, ValueType]) -> dict[s
     for name, value in values.items():
         field_name = name if name in cls.model_fields else others.get(name, name)
         if field_name in renamed:
-            raise TilingError(f"{field_name}: {renamed[field_name]}, and as {name} {value}; name it once")
+            raise TilingError(
+                f"{field_name}: set to {renamed[field_name]}, and under its other name {name} to {value}; set it once"
+            )
         renamed[field_name] = value
     return renamed
 

@@ -29,13 +29,13 @@ Unmodelled = Literal["bias", "layers", "rotary", "sparse"]
 UNMODELLED: Mapping[str, str] = MappingProxyType(
     {
         "bias": "a learned bias of the scores",
-        "layers": "layers of another kind than attention",
+        "layers": "layers of a kind other than attention",
         "rotary": "keys rotated in each call",
-        "sparse": "a choice of keys at run time",
+        "sparse": "a selection of keys at run time",
     }
 )
 #: Keys of a config.json that mean more than others where nothing reads them.
-UNREAD: Mapping[str, str] = MappingProxyType({"model_type": "a type of model that is not known"})
+UNREAD: Mapping[str, str] = MappingProxyType({"model_type": "an unknown type of model"})
 #: Features that npusim computes but that a run may ignore like others, with a description of the run without them.
 OPTIONAL = ("window", "chunk", "softcap", "alibi", "sink_logits")
 #: Names that a run may be asked to ignore.
@@ -82,11 +82,11 @@ class Workload(CallFields):
     vocab: PositiveInt | None = Field(default=None, description="tokens of the vocabulary")
     tied: StrictBool = Field(default=False, description="the output projection is the embedding's matrix")
     parameters: PositiveInt | None = Field(
-        default=None, description="number of parameters of the model, where its shapes do not determine it"
+        default=None, description="number of parameters of the model, if its shapes do not determine it"
     )
     local_layers: NonNegativeInt = Field(
         default_factory=lambda data: (data.get("layers") or 1) if data.get("window") or data.get("chunk") else 0,
-        description="layers with that window or chunk; default: all",
+        description="number of layers with that window or chunk; default: all",
     )
     scale: PositiveFloat | None = Field(default=None, description="factor of QK^T; default: 1 / sqrt(head_dim)")
     unmodelled: tuple[Unmodelled, ...] = Field(
@@ -95,11 +95,11 @@ class Workload(CallFields):
     unread: tuple[Text, ...] = Field(
         default=(), description="keys of its config.json that npusim does not read and that may change the result"
     )
-    stored: StoredWeights | None = Field(default=None, description="weights, where not in 16 bits")
+    stored: StoredWeights | None = Field(default=None, description="weights that are not in 16 bits")
     latent: LatentAttention | None = None
-    tensor_parallel: PositiveInt = Field(default=1, description="devices that share the heads")
+    tensor_parallel: PositiveInt = Field(default=1, description="number of devices that share the heads")
     batch: Count = 1
-    seq: Count = Field(description="tokens, unless the command line states another number")
+    seq: Count = Field(description="number of tokens, unless the command line states another")
     seq_kv: Count | None = Field(default=None, description="keys; default: seq")
     causal: StrictBool = False
     dtype: Dtype = "float16"
@@ -113,15 +113,18 @@ class Workload(CallFields):
         if fault:
             raise fault_at("tensor_parallel", fault)
         if self.local_layers and self.window is None and self.chunk is None:
-            raise fault_at("local_layers", f"{self.local_layers} layers with a window or chunk, and there is none")
+            raise fault_at("local_layers", f"{self.local_layers} layers have a window or chunk, but neither is set")
         if self.sinks and self.window is None:
-            raise fault_at("sinks", f"{self.sinks} first keys need a window, and there is none")
+            raise fault_at("sinks", f"the {self.sinks} first keys need a window, but there is none")
         if self.data.changes_tensors and self.tensors is None:
             raise fault_at("data", f"{self.data.kind} changes tensors; name some under tensors")
         if self.experts is not None and self.layers is not None and self.experts.dense_layers > self.layers:
-            raise fault_at("experts.dense_layers", f"{self.experts.dense_layers} of only {self.layers} layers")
+            raise fault_at(
+                "experts.dense_layers",
+                f"{self.experts.dense_layers} dense layers, but the model has only {self.layers}",
+            )
         if self.layers is not None and self.local_layers > self.layers:
-            raise fault_at("local_layers", f"{self.local_layers} of only {self.layers} layers")
+            raise fault_at("local_layers", f"{self.local_layers} local layers, but the model has only {self.layers}")
         return self
 
     @property
@@ -150,7 +153,9 @@ class Workload(CallFields):
         sized = [name for name in ("seq", "seq_kv", "batch") if name in asked]
         lengths = tuple(asked.get("lengths") or (() if sized else self.lengths))
         if lengths and sized:
-            raise SpecError(f"{', '.join(sized)}: lengths state the number of sequences and their sizes; leave it out")
+            raise SpecError(
+                f"{', '.join(sized)}: lengths already state the number of sequences and their sizes; remove it"
+            )
         if lengths:
             asked |= {"batch": len(lengths), "seq": max(lengths)}
             queries = asked.get("query_lengths") or self.query_lengths
@@ -198,7 +203,7 @@ class Workload(CallFields):
         """
         missing = [name for name in ("hidden", "layers", "intermediate") if getattr(self, name) is None]
         if missing:
-            raise SpecError(f"workload {self.name}: {', '.join(missing)}: missing; a model's layers need them")
+            raise SpecError(f"workload {self.name}: {', '.join(missing)}: missing; the layers of a model need them")
         names = ("hidden", "layers", "intermediate", "gated", "experts", "latent", "tied", "stored")
         sizes = {name: getattr(self, name) for name in names}
         if local is not None and local != attention:
@@ -215,13 +220,13 @@ class Workload(CallFields):
         elements = problem.kv_heads * (problem.head_dim + problem.value_head_dim)
         size = problem.kv_bytes()
         return (
-            f"latent cache: K and V are read expanded, {format_bytes(size)}; "
-            f"the model's cache holds {format_bytes(size * self.latent.width // elements)} of latents"
+            f"latent cache: attention reads expanded K and V, {format_bytes(size)}; the model's cache has "
+            f"{format_bytes(size * self.latent.width // elements)} of latents"
         )
 
     def left_out(self) -> dict[str, str]:
         """Return the features of this attention that npusim does not compute: name -> description."""
-        unread = {key: UNREAD.get(key, "a key of its config.json that nothing reads") for key in self.unread}
+        unread = {key: UNREAD.get(key, "a key of its config.json that npusim does not read") for key in self.unread}
         return {name: UNMODELLED[name] for name in self.unmodelled} | unread
 
     def ignored(self, ignore: Collection[str], models: Collection[str] = ()) -> tuple[str, ...]:
@@ -233,12 +238,13 @@ class Workload(CallFields):
         known = (*IGNORABLE, *self.unread)
         unknown = [name for name in ignore if name not in known]
         if unknown:
-            raise SpecError(f"ignore {', '.join(unknown)}: there are {', '.join(known)}")
+            raise SpecError(f"ignore {', '.join(unknown)}; allowed: {', '.join(known)}")
         parts = {name: what for name, what in self.left_out().items() if name not in models}
         refused = [f"{name} ({what})" for name, what in parts.items() if name not in ignore]
         if refused:
             raise SpecError(
-                f"workload {self.name}: {', '.join(refused)}: not modelled; to run without: --ignore {','.join(parts)}"
+                f"workload {self.name}: {', '.join(refused)}: not modelled; to run without them: --ignore "
+                f"{','.join(parts)}"
             )
         stated = {name: getattr(self, name) for name in OPTIONAL if name in ignore}
         computed = tuple(f"{n} ({n if value is True else value})" for n, value in stated.items() if value)

@@ -41,7 +41,7 @@ def parse_mapping(text: str, *, file: str) -> tuple[dict[str, object], dict[str,
     try:
         return _Builder(file, lines, yaml.constructor).mapping("", root), lines
     except RecursionError:
-        raise SpecError(f"{file}:1  an alias stands inside its own anchor") from None
+        raise SpecError(f"{file}:1  an alias is inside its own anchor") from None
 
 
 def _composed(yaml: YAML, text: str, file: str) -> object:
@@ -94,8 +94,8 @@ class _Builder:
         if self.count > MOST_VALUES:
             first = key.partition(".")[0]
             raise SpecError(
-                f"{self.file}:{self.lines[first]}  {first}: more than {MOST_VALUES:,} values here and before; "
-                "do aliases multiply?"
+                f"{self.file}:{self.lines[first]}  {first}: more than {MOST_VALUES:,} values up to here; do "
+                "aliases multiply?"
             )
         match node:
             case MappingNode():

@@ -49,14 +49,13 @@ def check_archive(path: Path) -> None:
             name = member.filename.removesuffix(".npy")
             if claimed > there:
                 raise TensorError(
-                    f"{path}: {name} claims {format_bytes(claimed)}, but the file holds {format_bytes(there)} of it"
-                    " at most: truncated, or its header is wrong"
+                    f"{path}: {name} should have {format_bytes(claimed)}, but the file has at most "
+                    f"{format_bytes(there)} of it: it is truncated, or its header is wrong"
                 )
             total += claimed
             if total > MOST_BYTES:
                 raise TensorError(
-                    f"{path}: its arrays up to {name} have {format_bytes(total)}; "
-                    f"files of {format_bytes(MOST_BYTES)} at most are read"
+                    f"{path}: its arrays up to {name} have {format_bytes(total)}; allowed: {format_bytes(MOST_BYTES)}"
                 )
 
 

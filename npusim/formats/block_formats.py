@@ -128,7 +128,9 @@ class BlockArray:
         """
         dtype = stored_format(self.fmt.name).dtype
         if self.tensor_scale != 1:
-            raise FormatError(f"{self.fmt.name}: tiles have no scale of a tensor; it is {self.tensor_scale}")
+            raise FormatError(
+                f"{self.fmt.name}: tiles have no scale of a whole tensor, and here it is {self.tensor_scale}"
+            )
         made = np.empty(self.elements.shape, dtype)
         length = self.elements.shape[self.axis]
         made["element"] = self.elements
@@ -315,7 +317,7 @@ SCALE_RULES: Mapping[str, ScaleRule] = MappingProxyType(
                 "even",
                 E8M0,
                 _powers(_even, E8M0_NAN),
-                "as floor, of amax rounded to the element's mantissa",
+                "as floor, with amax rounded to the element's mantissa",
                 "torchao EVEN",
                 _FP8_TO_FP4,
             ),
@@ -480,7 +482,7 @@ def quantize(
     amax = np.max(np.abs(blocks), axis=-1)
     tensor = np.max(amax, initial=0.0)
     if chosen.scale != E8M0 and not np.isfinite(tensor):
-        raise FormatError(f"{chosen.name}: the tensor holds {tensor}, which no {chosen.scale} scale can stand for")
+        raise FormatError(f"{chosen.name}: the tensor contains {tensor}, which no {chosen.scale} scale can represent")
     with np.errstate(divide="ignore", over="ignore", invalid="ignore", under="ignore"):
         quotients, scales, tensor_scale = found.apply(blocks, amax, chosen, tensor)
         elements = chosen.store(quotients).reshape(*wide.shape[:-1], -1)[..., :length]

@@ -88,7 +88,7 @@ def plan_cast(fmt: FloatFormat, overflow: str | None, nan: str) -> CastPlan:
         raise FormatError(f"overflow 'nan': {fmt.name} has no NaN; use 'saturate'")
     if policy == "low_bits":
         if not fmt.is_integer:
-            raise FormatError(f"overflow 'low_bits': {fmt.name} is no format of integers; use 'saturate'")
+            raise FormatError(f"overflow 'low_bits': {fmt.name} is not a format of integers; use 'saturate'")
         policy = "saturate"  # `_to_int8` has the rule
     keep = nan != "canonical"
     canonical = fmt.canonical_nan_bits >> fmt.storage_shift
@@ -119,7 +119,7 @@ def widen(x: Array) -> Array:
     fmt = format_of_dtype(x.dtype)
     if fmt is None:
         names = ", ".join(FORMATS)
-        raise FormatError(f"dtype {x.dtype} is no number format; formats: {names}")
+        raise FormatError(f"dtype {x.dtype} is not a number format; formats: {names}")
     if fmt.size_bytes == 1:
         return np.take(fmt.values, x.view(np.uint8))
     return np.left_shift(x.view(np.uint16), 16, dtype=np.uint32).view(np.float32)  # bfloat16
@@ -256,7 +256,7 @@ def _to_table(wide: Array, plan: CastPlan, mode: int) -> Array:
     """
     fmt = plan.target
     if mode != ROUNDINGS["nearest_away"] or fmt.table is None:
-        raise FormatError(f"{fmt.name} has no rounding but nearest_away")
+        raise FormatError(f"the only rounding of {fmt.name} is nearest_away")
     codes = np.argsort(np.where(fmt.values[:128] >= 0, fmt.values[:128], np.inf))  # Inf last
     steps = fmt.values[codes].astype(np.float64)
     steps[-1] = 1.5 * steps[-2]  # the value that the code of Inf would have: one bit of mantissa

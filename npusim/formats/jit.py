@@ -289,7 +289,7 @@ def _compiler() -> Any:
 
     if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
         raise NpusimError(
-            "NUMBA_DISABLE_JIT is set, and this needs compiled code: unset it, or take --no-numerics --method des"
+            "NUMBA_DISABLE_JIT is set, but this needs compiled code: unset it, or use --no-numerics --method des"
         )
     if os.environ.get(PLAIN_VARIABLE) == "1":
         return None
@@ -300,7 +300,7 @@ def _compiler() -> Any:
             numba_internals.check()
     except (ImportError, AttributeError, TypeError, ValueError, NotImplementedError, numba.errors.NumbaError) as error:
         cache.say_once(
-            f"numba {numba.__version__} has unknown internals ({error}): every process compiles its kernels, "
+            f"numba {numba.__version__} has unknown internals ({error}): every process compiles its kernels again, "
             "and more slowly"
         )
         return None

@@ -88,7 +88,7 @@ def _check_scale(scale: ArrayLike | None, operand: Array, axis: int, unit: MmaAr
         return None
     array, wanted = np.asarray(scale), list(operand.shape)
     if not unit.scale_block:
-        raise FormatError(f"{unit.name}: takes no scales; {role} has some")
+        raise FormatError(f"{unit.name}: does not support scales, but {role} has scales")
     wanted[axis] //= unit.scale_block
     dtype = np.dtype(ml_dtypes.float8_e8m0fnu) if unit.scale_format == E8M0 else get_format(unit.scale_format).dtype
     if array.dtype != dtype or list(array.shape) != wanted:

@@ -406,7 +406,7 @@ def _stated(name: str) -> MmaArithmetic:
     k = leaf_count(tree.tree)
     row = _sequential(name, a, b, acc, "stated", "parameters stated by its name")
     if any(get_format(f).bits > 32 or get_format(f).is_integer for f in (a, b, acc)):
-        raise FormatError(f"{name!r}: formats of such a unit are of at most 32 bits")
+        raise FormatError(f"{name!r}: formats of such a unit have at most 32 bits")
     return replace(row, k=k, block=k, method="tree", tree=tree)
 
 

@@ -325,8 +325,8 @@ def _check_kernel(unit: MmaArithmetic) -> None:
     is_rounded = unit.method == "exact" or (unit.rounding == "nearest_even") == (unit.acc.name == "float16")
     if unit.block not in (4, 8, 16, 32) or (unit.fraction_bits or 0) > 25 or not is_rounded:
         raise FormatError(
-            f"{unit}: no kernel computes it; blocks are of 4, 8, 16 or 32, F is 25 at most, truncated sums round to "
-            "nearest where they are float16, toward zero where they are float32"
+            f"{unit}: no compiled kernel computes it; supported are blocks of 4, 8, 16 or 32, F of at most 25, and "
+            "truncated sums that round to nearest in float16 and toward zero in float32"
         )
 
 

@@ -161,7 +161,7 @@ def _read_tree(text: str) -> Tree:
     read = stack[0][0] if len(stack) == 1 and len(stack[0]) == 1 else ()
     leaves, products = sorted(leaves_of(read)), list(range(leaf_count(read)))
     if "".join(tokens) != text or isinstance(read, int) or leaves not in (products, [C, *products]):
-        raise FormatError(f"{text!r}: no tree; it names k from 0 on once each, and c: ((c+0..15)+16..31)")
+        raise FormatError(f"{text!r}: not a tree; a tree names each k from 0 once, and c: ((c+0..15)+16..31)")
     return read
 
 

@@ -192,13 +192,13 @@ def _start_of(values: Array, target: FloatFormat, start: ArrayLike | None) -> Ar
         raise FormatError("a reduction needs at least one axis")
     if start is None:
         if values.shape[-1] == 0:
-            raise FormatError("a sum of nothing needs a start value")
+            raise FormatError("an empty sum needs a start value")
         return None
     (first,) = check_operands((start,), target)
     try:
         return np.broadcast_to(first, values.shape[:-1])
     except ValueError:
-        raise FormatError(f"start of shape {first.shape} does not fit results of shape {values.shape[:-1]}") from None
+        raise FormatError(f"start of shape {first.shape} does not match results of shape {values.shape[:-1]}") from None
 
 
 def _plan(target: FloatFormat) -> tuple[int, int, float] | None:
@@ -285,7 +285,7 @@ def _of_products(
     if order == "sequential":
         return _chained(x, y, target, first)
     if layout is None:
-        raise FormatError(f"a sum of products in order {order!r}: the orders are sequential, mma_lanes, lanes, trees")
+        raise FormatError(f"a sum of products in order {order!r}: allowed: sequential, mma_lanes, lanes, trees")
     # A missing element has the product -0, which changes no sum.
     x, y = (_in_lanes(v, *layout, empty=empty) for v, empty in ((x, -0.0), (y, 1.0)))
     if x.shape[-1] == 1 < x.shape[-2]:  # a lane adds its own product to a rounded one, which the first shuffle brings

@@ -116,9 +116,9 @@ def inverse(x: Any, fmt: str | FloatFormat, order: str = "rows", *, arithmetic: 
     if order not in INVERSE_ORDERS:
         raise FormatError(f"unknown order of an inverse {order!r}; known: {', '.join(INVERSE_ORDERS)}")
     if order == "blocks" and target.name != "float32":
-        raise FormatError(f"inverse in order 'blocks' of {target.name}: its products are of float32")
+        raise FormatError(f"inverse in order 'blocks' of {target.name}: its products need float32")
     if values.ndim < 2:
-        raise FormatError(f"inverse of an array of shape {values.shape}: it needs two axes at least")
+        raise FormatError(f"inverse of an array of shape {values.shape}: it needs at least two axes")
     *lead, rows, n = values.shape
     filled = np.pad(values, [(0, 0)] * len(lead) + [(0, -rows % n), (0, 0)])
     squares = filled.reshape(*lead, -1, n, n)

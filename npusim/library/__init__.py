@@ -95,9 +95,9 @@ def schedules_called(name: str) -> dict[str, Schedule]:
     shadowed = next((s for s in theirs.values() if (s.name, s.family) in SCHEDULES and outside.is_outside(name)), None)
     if shadowed:
         where = f"{shadowed.origin}: " if shadowed.origin else ""
-        raise SpecError(f"{where}schedule {shadowed.name!r} is one of npusim's own; give your schedule another name")
+        raise SpecError(f"{where}schedule {shadowed.name!r} is a packaged one; rename your schedule")
     if ours.keys() & theirs.keys():
-        raise SpecError(f"{source}: {name!r} is a schedule of npusim's own; give the entry point another name")
+        raise SpecError(f"{source}: {name!r} is a packaged schedule; rename the entry point")
     return {**ours, **theirs}
 
 

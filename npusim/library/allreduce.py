@@ -26,7 +26,9 @@ class AllReduceTiling(CollectiveTiling):
         default="allreduce", description="which collective"
     )
     servers: int = Field(
-        default=1, ge=1, description="equal servers, joined device by device; one of them is simulated"
+        default=1,
+        ge=1,
+        description=("number of equal servers, which are joined device by device; npusim simulates one of them"),
     )
 
 
@@ -42,7 +44,7 @@ def _collective(
         missing = (
             f"{node.name} has no links between servers (key between)"
             if node.between is None
-            else f"only an allreduce goes between servers, not kind={tiling.kind}"
+            else f"between servers only an allreduce is supported, not kind={tiling.kind}"
         )
         raise TilingError(f"servers: {tiling.servers}, but {missing}")
     return node_program("allreduce", ranks, [RowBlock(0, 1, ())], comm, 0)

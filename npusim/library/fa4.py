@@ -76,7 +76,9 @@ def fa4(
     more = math.log(p.p_scale) * exponent_factor(p.exp_variant)
     growth = p.growth if p.growth >= 0 else 0.0 if stored_format(q.fmt).bits <= 8 else FA4_GROWTH
     if p.polynomial != 1 and not p.exp_variant.startswith("exp2.fa4"):
-        raise TilingError(f"polynomial: {p.exp_variant} is none, all are special functions; leave it out")
+        raise TilingError(
+            f"polynomial: {p.exp_variant} is not a polynomial, all exponentials are special functions; remove it"
+        )
     start = -float(get_format(p.softmax).max_finite) if unseen else -math.inf
     m, l = full("row", start, p.softmax), full("row", 0.0, p.running)
     o = full("row value", 0.0, p.product)

@@ -344,11 +344,17 @@ def _in_memory(
     places = [replace(b, spans=(*b.spans, (stack.axis, n * turns, 1))) for n in range(sums) for b in rows]
     of_rows: dict[str, Any] = {"do": _read_once(t.do), "forward": t.forward, "p": p}
     if is_series:
-        note = f"deterministic: {sums} sums of dQ, {size}; each in the order of keys, then one after the other"
+        note = (
+            f"deterministic: {sums} sums of dQ, {size}; each is added in the order of keys, then the sums one "
+            "after the other"
+        )
         yield zeros.phase("clear", tuple(places), sizes, [stack])
         yield row_sums.phase("delta", rows, sizes, [t.delta], **of_rows)
     else:
-        note = f"added: one sum of dQ, {size}, in the order of keys; atomic additions have none, and bits of dQ vary"
+        note = (
+            f"added: one sum of dQ, {size}, in the order of keys; atomic additions on hardware have no fixed "
+            "order, so that bits of dQ vary"
+        )
         yield row_sums_and_zeros.phase("delta", tuple(places), sizes, [t.delta, stack], **of_rows)
     results: list[GlobalTensor | Stacked] = [stack, t.dk, t.dv]
     if group > 1:
@@ -421,12 +427,14 @@ class BackwardFields(Tiling):
     tile_kv: int = Field(default=64, ge=16, multiple_of=16, description="keys of a block of dK and dV")
     method: Method = Field(
         default="apart",
-        description="who adds up dQ: a kernel of blocks of queries, or blocks of keys, in memory",
+        description=(
+            "which kernel adds up dQ: one whose blocks have queries, or one whose blocks have keys, in memory"
+        ),
         json_schema_extra=part_of("source"),
     )
     gradient: Literal["dq", "dk", "dv"] = Field(
         default="dq",
-        description="gradient with the bits and errors that a run shows; all are computed",
+        description="gradient whose bits and errors the run shows; all gradients are computed",
         json_schema_extra=part_of("model"),
     )
 
@@ -435,7 +443,7 @@ class GpuBackwardFields(BackwardFields):
     """The same, and whose kernel computes all gradients."""
 
     kernel: Annotated[str, one_of(partial(kernels, GpuKernel))] | None = Field(
-        default=None, description="published kernel, or your own FILE.py:NAME; its blocks are of keys; default: none"
+        default=None, description="published kernel, or your own FILE.py:NAME, with blocks of keys; default: none"
     )
 
     @property
@@ -454,7 +462,7 @@ DEPTH = Field(
     default=1,
     ge=0,
     le=14,
-    description="tiles by which scores and their rows run ahead of the products that read them",
+    description="number of tiles by which scores and their rows run ahead of the products that read them",
     json_schema_extra=lightest("least"),
 )
 
@@ -465,7 +473,7 @@ def problem_of(problem: KernelProblem) -> Problem:
     for name in ("key", "value"):
         if sizes[name] % FRACTAL:
             raise SpecError(
-                f"problem: flash_backward {name}={sizes[name]} is no multiple of {FRACTAL}; tensors are not padded"
+                f"problem: flash_backward {name}={sizes[name]} is not a multiple of {FRACTAL}; tensors are not padded"
             )
     known: dict[str, Any] = {name: sizes[name] for name in ("batch", "heads")}
     known |= {name: size for name in ("kv_heads", "window", "softcap") if (size := sizes[name])}

@@ -85,7 +85,7 @@ ROWS = Field(
     default=None,
     ge=1,
     json_schema_extra={"none": "full", "elements": SLICE},
-    description=f"rows of a softmax slice on an AIV; full: {SLICE} elements a slice",
+    description=f"rows of a softmax slice on an AIV; default with full blocks: slices of {SLICE} elements",
 )
 
 
@@ -138,7 +138,7 @@ def _checked(problem: Problem, p: Fp8Precision, device: DeviceSpec) -> tuple[str
     check_scale(p.scale)
     notes = []
     if p.scale > E4M3_MAX:
-        notes.append(f"saturation: P reaches {p.scale:g}, but E4M3 ends at {E4M3_MAX:g}; larger values are cut to it")
+        notes.append(f"saturation: P reaches {p.scale:g}, but E4M3 ends at {E4M3_MAX:g}; larger values saturate")
     if _is_study(device):
         if problem.dtype in FP8 and not multiplies(device, problem.dtype):
             held = f"float16 holds all values of {problem.dtype}"
@@ -146,13 +146,13 @@ def _checked(problem: Problem, p: Fp8Precision, device: DeviceSpec) -> tuple[str
         return tuple(notes)
     if device.is_timed and not multiplies(device, E4M3):
         raise TilingError(
-            f"fp8_attention: {device.name} has no FP8 matrix unit, nor one for float32, to isolate P's cast; "
-            "h200 has FP8, flash runs here in float16"
+            f"fp8_attention: {device.name} has no FP8 matrix unit, nor one for float32, to isolate P's cast; use "
+            "h200, which has FP8, or flash in float16 on this device"
         )
     if problem.dtype not in (*FP8, "float32"):
         raise TilingError(
-            f"fp8_attention on {device.name} reads inputs of 8 bits, not {problem.dtype}; give them as "
-            f"{' or '.join(FP8)}, or as float32 to isolate the cast of P"
+            f"fp8_attention on {device.name} needs inputs of 8 bits, not {problem.dtype}; use {' or '.join(FP8)}, "
+            "or float32 to isolate the cast of P"
         )
     if problem.dtype not in FP8:
         notes.append("inputs in float32 isolate the cast of P: no FP8 product is computed")
@@ -169,7 +169,7 @@ def phases(problem: Problem, tiling: Any, precision: Fp8Precision, machine: Mach
     if precision.operand not in (E4M3, operand):
         raise TilingError(
             f"operand: P in {precision.operand}, but the matrix unit reads P together with V in {problem.dtype}; "
-            f"use operand={operand} or leave it out"
+            f"use operand={operand} or remove it"
         )
     p = replace(precision, operand=operand)  # the same values, where the matrix unit has no FP8
     if problem.dtype == "float32" and not p.arithmetic:
@@ -198,8 +198,11 @@ def study(problem: Problem, device: DeviceSpec) -> str:
     if not _is_study(device) or problem.dtype in FP8:
         return ""
     why = f"was given {problem.dtype}, not {E4M3}" if multiplies(device, E4M3) else "has no FP8 matrix unit"
-    what = f"P is cast to E4M3 and multiplied as {problem.dtype}, with a new cast for each tile; a study of numerics"
-    return f"{device.name} {why}: {what}, its time that of no real kernel"
+    what = (
+        f"P is cast to E4M3 and multiplied as {problem.dtype}, with a new cast for each tile; this is a study "
+        "of numerics"
+    )
+    return f"{device.name} {why}: {what}, whose time is not that of a real kernel"
 
 
 def inputs(device: DeviceSpec) -> Dtype | None:

@@ -22,12 +22,14 @@ class GemmAllReduceTiling(OverlapTiling):
 
     collective: str = Field(
         default="auto",
-        description="who moves the bytes: a driver of the node's file; auto: mc2, CANN's fused kernel, where the file "
-        "has it, else its first",
+        description=(
+            "driver that moves the bytes, one of the node's file; auto: mc2, CANN's fused kernel, if the "
+            "file has it, else the first one"
+        ),
     )
 
     # pto-isa's kernel hands over tile by tile (ascend.md section 1.8); few blocks come near it.
-    blocks: int = Field(default=4, ge=1, description="blocks of rows; 1: nothing overlaps")
+    blocks: int = Field(default=4, ge=1, description="number of blocks of rows; 1: no overlap")
 
 
 def _gemm_allreduce(

@@ -34,9 +34,9 @@ from npusim.machine import Machine
 
 #: What the times of this schedule do not stand for.  source: measurements/h100_recurrences.csv, operation gla
 ANOTHER = (
-    "gates: multiplied into Q and K, whose product then gives the scores; flash-linear-attention computes scores by "
-    "sub-blocks of 16 tokens and sums gates in float32, in three kernels that took an H100 250 us of 472 (1 x 8192 "
-    "tokens, 16 heads of 128): another algorithm, whose time this is not"
+    "gates: here they are multiplied into Q and K, whose product then gives the scores; flash-linear-attention "
+    "uses another algorithm, whose time this is not: it computes scores by sub-blocks of 16 tokens and sums gates "
+    "in float32, in three kernels that need 250 us of 472 on an H100 (1 x 8192 tokens, 16 heads of 128)"
 )
 
 

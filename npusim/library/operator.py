@@ -151,7 +151,7 @@ def operator(problem: OperatorProblem, _tiling: object, _precision: FlashPrecisi
 
 def _unsupported(device: DeviceSpec) -> str:
     is_gpu = registered(device.family).processor == "gpu"
-    return needs_groups(device) if is_gpu else f"{device.name} is no GPU, whose operators these are"
+    return needs_groups(device) if is_gpu else f"{device.name} is not a GPU; these are operators of PyTorch on GPUs"
 
 
 SCHEDULES = schedule(

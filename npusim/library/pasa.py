@@ -336,7 +336,7 @@ class PasaOptions(Blocks):
     )
     optimise: bool = Field(
         default=False,
-        description="move beta to the nearest optimum, with M rounded as the inputs are (equations 20, 21)",
+        description="move beta to the nearest optimum, with M rounded to the inputs' format (equations 20, 21)",
     )
     correction: Literal["rounded", "ideal"] = Field(
         default="rounded", description="Inva from the float16 entries of M, or beta / (1 - beta)"
@@ -346,7 +346,8 @@ class PasaOptions(Blocks):
         description="where 1/sqrt(d) goes: into M, onto Q before the products, or onto S' after its store",
     )
     preset: Literal["paper"] | None = Field(
-        default=None, description="paper: correction=ideal and optimise=True, as PASA's section 2.2 and tables have it"
+        default=None,
+        description=("paper: correction=ideal and optimise=True, as in section 2.2 and the tables of PASA's paper"),
     )
 
     @model_validator(mode="before")
@@ -358,7 +359,7 @@ class PasaOptions(Blocks):
     def _agrees_with_preset(self) -> Self:
         for name, value in PAPER.items() if self.preset else ():
             if (named := getattr(self, name)) != value:
-                raise ValueError(f"preset=paper means {name}={value}, but {name}={named} is given too")
+                raise ValueError(f"preset=paper means {name}={value}, but {name}={named} is set too")
         return self
 
 
@@ -396,7 +397,7 @@ HALF = "float16"
 def _checked(problem: Problem, tiling: PasaOptions, precision: PasaPrecision) -> str:
     """Return the format of the products' inputs; raise `TilingError` for formats that PASA cannot compute."""
     if tiling.beta >= 1:
-        raise TilingError(f"beta: {tiling.beta} leaves no key; it must be below 1 (at 1 the correction is infinite)")
+        raise TilingError(f"beta: {tiling.beta} must be below 1 (at 1 the correction is infinite)")
     if problem.dtype not in (HALF, "bfloat16", "float64"):
         raise TilingError(
             f"dtype: pasa reads float16, or bfloat16 which it casts to float16, not {problem.dtype}; "
@@ -408,7 +409,10 @@ def _checked(problem: Problem, tiling: PasaOptions, precision: PasaPrecision) ->
             "added to O; use accumulate=fresh"
         )
     if done := problem.score_changes:
-        raise TilingError(f"{', '.join(done)}: PASA shifts scores by their block's mean; --ignore {','.join(done)}")
+        raise TilingError(
+            f"{', '.join(done)}: PASA shifts scores by the mean of their block and does not support "
+            f"this; use --ignore {','.join(done)}"
+        )
     fmt = HALF if problem.dtype == "bfloat16" else problem.dtype
     if precision.shifted != fmt:
         raise TilingError(
@@ -441,8 +445,8 @@ def phases(problem: Problem, tiling: PasaOptions, precision: PasaPrecision, mach
     before, inputs = prepared(attention_tensors(problem, precision.output), fmt, scale)
     if before and not machine.has_rows_kernels:
         what = "scale_in=queries" if scale else f"dtype: {problem.dtype}"
-        way = "take scale_in=matrix or scores" if scale else "--dtype float16 rounds inputs to it"
-        raise TilingError(f"{what}: {machine.device.name} has no kernel that only scales or casts; {way}")
+        way = "use scale_in=matrix or scores" if scale else "--dtype float16 rounds inputs to it"
+        raise TilingError(f"{what}: {machine.device.name} has no separate kernel that scales or casts; {way}")
     shifted = workspace(inputs.k, "k_shifted", precision.shifted)
     shift = Shift(
         beta,

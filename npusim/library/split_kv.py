@@ -32,14 +32,20 @@ class SplitFields(Tiling):
 
     splits: Annotated[int, Field(ge=1)] | Rule = Field(
         default="auto",
-        description="blocks that share a query's keys; auto: the number with the least time; or a kernel's rule",
+        description=(
+            "number of blocks that share a query's keys; auto: the number with the smallest time; or a kernel's rule"
+        ),
     )
     split_keys: int | None = Field(
-        default=None, ge=16, multiple_of=16, description="keys of a split, from the first on, whatever the length"
+        default=None,
+        ge=16,
+        multiple_of=16,
+        description=("keys of a split, counted from the first key, independent of the length"),
     )
     merge: Merge = Field(default="sequential", description="order of the merge: one after the other, or in pairs")
     pack: Literal["auto", "on", "off"] = Field(
-        default="auto", description="query heads of a KV head as rows of one block; auto: where this is faster"
+        default="auto",
+        description=("put the query heads of a KV head into the rows of one block; auto: if this is faster"),
     )
 
 

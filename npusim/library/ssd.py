@@ -104,7 +104,7 @@ def ssd(problem: KernelProblem, tiling: GatedFields, p: StatePrecision, _machine
     (*sizes, groups), fmt = sizes_of(problem, SIZES), problem.dtype
     of = Chunks.of(sizes, tiling)
     if of.heads % groups:
-        raise SpecError(f"problem: ssd: {of.heads} heads are no whole number of {groups} groups")
+        raise SpecError(f"problem: ssd: {of.heads} heads are not a multiple of {groups} groups")
     q, k = (GlobalTensor(n, of.batch, groups, of.tokens, of.key, fmt, "input") for n in "qk")  # C and B
     v = of.tensor("v", of.tokens, of.value, fmt, "input")
     g, gd = (of.tensor(n, 1, of.tokens, F32) for n in ("g", "gd"))

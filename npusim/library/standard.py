@@ -194,7 +194,7 @@ def unfused(
     fill = hidden(problem.unseen, p.scores)
     if mask is not None and math.isinf(fill) and not get_format(p.scores).has_infinity:
         raise TilingError(
-            f"precision: scores of {p.scores} have no -Inf for hidden keys; give --precision framework,scores=float16"
+            f"precision: scores of {p.scores} have no -Inf for hidden keys; use --precision framework,scores=float16"
         )
     for one in OPERATORS[operators]:
         if one.kernel is masked and mask is None:
@@ -253,16 +253,21 @@ class StandardTiling(Tiling):
 
     operators: Literal["fused", "added", "eager", "eager_float32"] = Field(
         default="fused",
-        description="four kernels of fused passes; eager (--eager): every operator a kernel; added: a mask is "
-        "added, not filled into a copy; eager_float32: softmax in float32 too, between two casts",
+        description=(
+            "fused: four kernels; eager (--eager): one kernel for each operator; added: as eager, but the "
+            "mask is added instead of filled into a copy; eager_float32: as eager, with softmax in "
+            "float32 between two casts"
+        ),
         json_schema_extra=on(
             "gpu",
             (
                 Literal["added", "eager", "eager_float32"],
                 Field(
                     default="added",
-                    description="between the products: a mask that is a tensor is added, or (--eager) one that fills a "
-                    "copy; eager_float32: softmax in float32 too, between two casts",
+                    description=(
+                        "between the products. added: the mask is added as a tensor; eager (--eager): the "
+                        "mask fills a copy; eager_float32: softmax in float32, between two casts"
+                    ),
                 ),
             ),
         ),
@@ -279,9 +284,12 @@ def phases(problem: Problem, tiling: Any, p: UnfusedPrecision, machine: Machine)
     A mask that is added is an operand that exists, the same for every head.
     """
     if not p.exp_variant.startswith("exp."):
-        raise TilingError(f"exp_variant: unfused softmax takes exponentials to the base e, not {p.exp_variant}")
+        raise TilingError(f"exp_variant: unfused softmax uses exponentials to the base e, not {p.exp_variant}")
     if done := problem.score_changes:
-        raise TilingError(f"{', '.join(done)}: unfused attention scales and masks scores; --ignore {','.join(done)}")
+        raise TilingError(
+            f"{', '.join(done)}: unfused attention only scales and masks scores; use --ignore "
+            f"{','.join(done)} to run without it"
+        )
     if machine.slice_elements:
         sizes = tiling.block_rows, min(problem.seq_kv, machine.slice_elements)
     else:  # a softmax has complete rows; elementwise kernels have the same blocks

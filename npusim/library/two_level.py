@@ -20,12 +20,13 @@ TWO_LEVEL = MappingProxyType(
             default=1,
             ge=0,
             le=14,
-            description="tiles that Q K^T and softmax run ahead of P V",
+            description="number of tiles that Q K^T and softmax run ahead of P V",
             json_schema_extra=lightest("least"),
         ),
         "kernel": Field(default="cann", description="published kernel"),
         "barriers": Field(
-            default="every", description="between vector instructions: every, as in CANN 8.0, or where needed"
+            default="every",
+            description=("barriers between vector instructions: every, as in CANN 8.0, or only where needed"),
         ),
     }
 )

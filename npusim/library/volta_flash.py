@@ -36,9 +36,7 @@ class VoltaPrecision(NamedFormats):
 
 
 def _needs_lanes(device: DeviceSpec) -> str:
-    return (
-        f"{device.name} has no m8n8k4 with lanes to follow; `flash` runs there" if machine_of(device).has_groups else ""
-    )
+    return f"{device.name} has no m8n8k4; use `flash` there" if machine_of(device).has_groups else ""
 
 
 # Q Kᵀ is TN and P V is TT (volta.md section 1.1): both operands are read as they lie, by rows of the head.  S and O

@@ -105,7 +105,7 @@ class Machine:
 
         Raises `TilingError` if the family has no such estimate.
         """
-        raise TilingError(f"splits=auto: {self.family.name} cores have no estimate of their time; name a number")
+        raise TilingError(f"splits=auto: npusim has no estimate of the time of {self.family.name} cores; set a number")
 
     def declared(self, tiling: Tiling, _problem: AnyProblem | None, _precision: object) -> Any:
         """Return the tiling with the machine's defaults of unnamed fields; these fields still count as unnamed."""

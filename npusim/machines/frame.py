@@ -337,8 +337,8 @@ class Frame:
         if dtypes != [wanted.a.dtype, wanted.b.dtype] or scales != {wanted.scale_block}:
             name = f"{self.label(left)}{'^T' * how.transpose_a} {self.label(right)}{'^T' * how.transpose_b}"
             raise TilingError(
-                f"{name}: {a} by {b}, but {unit} multiplies {wanted.a.name} by {wanted.b.name}; give inputs "
-                f"in that format (--dtype {wanted.b.name}), or another --precision or --arithmetic"
+                f"{name}: {a} by {b}, but {unit} multiplies {wanted.a.name} by {wanted.b.name}; use inputs in that "
+                f"format (--dtype {wanted.b.name}), or another --precision or --arithmetic"
             )
 
     def mask_cut(self, n: str, block: WorkTile, tile: Visit, row: Span) -> GlobalTile:

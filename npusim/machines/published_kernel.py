@@ -213,7 +213,9 @@ class GpuKernel(PublishedKernel):
         layouts = {**self.tiles[get_format(problem.dtype).size_bytes], **self.variants(problem, device)}
         tile = layouts[dim][int(problem.causal) if problem.seen.is_plain else 2]
         if not isinstance(tile, KernelTile):
-            raise TilingError(f"kernel: {self.name} has {tile!r} for head_dim {dim}; a tile is a result of layout(...)")
+            raise TilingError(
+                f"kernel: {self.name} has {tile!r} for head_dim {dim}; a tile must be a result of layout(...)"
+            )
         return tile
 
     def cuts(self, problem: Problem, tile: tuple[int, int], device: DeviceSpec) -> bool:
@@ -246,13 +248,17 @@ class GpuKernel(PublishedKernel):
         charges, times = tuple(self.charges(use)), {"block", "tile", "score"}
         for charge in charges:
             if not isinstance(charge, Charge) or not 0 <= charge.times < inf:
-                raise TilingError(f"kernel: {self.name} pays {charge!r}; charges= returns Charges of 0 or more times")
+                raise TilingError(
+                    f"kernel: {self.name} has the charge {charge!r}; charges= must return Charges with 0 or more times"
+                )
         times |= {"end"} if self.decides.alternates else {"local", "element", "output", "multiply_add"}
         times |= {"slice"} if self.decides.slice_elements else set()
         for charge in charges:
             if charge.due not in times or (charge.due == "score" and ".ops." not in charge.key):
-                allowed = f"{', '.join(sorted(times))}; for each score one of an engine's ops, such as ALU.ops.compare"
-                raise TilingError(f"kernel: {self.name} pays {charge.key} for each {charge.due}; allowed: {allowed}")
+                allowed = f"{', '.join(sorted(times))}; for each score, one of an engine's ops, such as ALU.ops.compare"
+                raise TilingError(
+                    f"kernel: {self.name} has the charge {charge.key} for each {charge.due}; allowed: {allowed}"
+                )
         return charges
 
     def chosen(self, tiling: Any, problem: Problem, precision: Any, device: DeviceSpec, known: Collection[str]) -> Any:
@@ -270,9 +276,9 @@ class GpuKernel(PublishedKernel):
         if wrong := [f"{name}: {value}" for name, value in values.items() if (name, value) not in both]:
             warps = f" with {whole['warps']} warps" if "warps" in whole else ""
             rows, keys = (whole[edge] for edge in self.edges)
-            has = f"kernel={self.name} has tiles of {rows} x {keys}{warps} and decides the rest"
+            has = f"kernel={self.name} has tiles of {rows} x {keys}{warps}, and the kernel sets all other fields"
             has += "".join(self.unmodelled(name, getattr(tiling, name)) for name in values)
-            raise TilingError(f"{', '.join(wrong)}; {has}; leave {'it' if len(wrong) == 1 else 'them'} out")
+            raise TilingError(f"{', '.join(wrong)}; {has}; remove {'it' if len(wrong) == 1 else 'them'}")
         try:
             build_tiling(type(tiling), own)
         except TilingError as error:
@@ -296,9 +302,10 @@ class GradientKernel(GpuKernel):
             return ""
         # source: Dao-AILab/flash-attention, pull request 1893, and DASH, arXiv 2601.21824, abstract
         return (
-            ": its deterministic form, in which blocks wait for one another before they add to dQ, is not modelled "
-            "(published of FlashAttention-3: 21 % more time, 2.90 for 2.39 ms, on an H100, 2 x 16 causal heads of 128, "
-            "8,192 tokens; up to 37.9 % less throughput on an H800 before it began with the last keys)"
+            ": its deterministic form, in which blocks wait for one another before they add to dQ, is not "
+            "modelled (published for FlashAttention-3: 21 % more time, 2.90 instead of 2.39 ms, on an H100, 2 x "
+            "16 causal heads of 128, 8,192 tokens; up to 37.9 % less throughput on an H800 for the version that "
+            "began with the first keys)"
         )
 
     def tile(self, problem: Problem | KernelProblem, _device: DeviceSpec) -> KernelTile:
@@ -327,8 +334,8 @@ def needs_tma(device: DeviceSpec) -> str:
         return ""
     names = ", ".join(name for name in list_devices() if _specialises(load_device(name)))
     return (
-        "needs asynchronous copies of whole tiles (TMA) and products of warp groups (wgmma), "
-        f"which {device.name} has not; devices that have: {names}"
+        f"needs asynchronous copies of whole tiles (TMA) and products of warp groups (wgmma), which {device.name} "
+        f"does not have; devices that have them: {names}"
     )
 
 

@@ -62,7 +62,7 @@ def find_kernel(kind: type[KernelType], name: str | None, of: Computes | None = 
         return kernels(kind).get(name or "")
     kernel: KernelType = _of_file(cast("Any", kind), *outside.load(name, "a kernel"), name)
     if of not in (None, kernel.of):
-        raise TilingError(f"kernel: {name} is one of {kernel.of}; here it is one of {of}")
+        raise TilingError(f"kernel: {name} is a kernel of {kernel.of}; needed here: a kernel of {of}")
     return kernel
 
 
@@ -72,7 +72,7 @@ def _of_file(kind: Any, module: ModuleType, wanted: str, name: str) -> Any:
     value: Any = getattr(module, wanted, None)
     if not isinstance(value, kind):
         has = ", ".join(n for n, v in vars(module).items() if isinstance(v, kind)) or "none"
-        what = f"{wanted} is no {kind.__name__}" if wanted else f"add :NAME of a {kind.__name__}"
+        what = f"{wanted} is not a {kind.__name__}" if wanted else f"add :NAME, the name of a {kind.__name__}"
         raise TilingError(f"kernel: {name}: {what}; the file has {has}")
     given = {f.name: getattr(value, f.name) for f in fields(value) if f.name in RETURNS}
     own = [n for n, function in given.items() if function is not None and function is not getattr(_BARE, n)]

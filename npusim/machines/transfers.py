@@ -70,13 +70,13 @@ class Transfers:
         is_cast = step.opcode is Opcode.CAST and isinstance(spec, FixpipeEngine)
         src = step.srcs[0]
         if not (step.opcode is Opcode.COPY or is_cast) or isinstance(src, float):
-            raise UnknownOpcodeError(f"{step.opcode.name} has no cost on {key}: it only moves data")
+            raise UnknownOpcodeError(f"{step.opcode.name} has no cost on {key}, which only moves data")
         source, destination = memory_of(src), memory_of(step.dst)
         try:
             route = spec.route(source, destination)
         except SpecError as error:
             what = f"{step.opcode.name} of {step.dst.rows} x {step.dst.cols} {step.dst.fmt}"
-            raise SpecError(f"{self.device.name}: {key}: {error}, and {what} takes it") from None
+            raise SpecError(f"{self.device.name}: {key}: {error}, but {what} needs it") from None
         path = f"{key}.routes.{next(name for name, r in spec.routes.items() if r is route)}"
         moved = max(self.stored_bytes(src, source), self.stored_bytes(step.dst, destination))
         if isinstance(spec, FixpipeEngine):
@@ -183,7 +183,7 @@ def _check_output(step: Step, spec: FixpipeEngine, route: RouteSpec, path: str) 
     allowed = route.output_formats or spec.casts
     if step.dst.fmt not in allowed:
         raise UnknownOpcodeError(
-            f"{step.opcode.name} to {step.dst.fmt} has no cost on {path}: it writes {', '.join(allowed)}"
+            f"{step.opcode.name} to {step.dst.fmt} has no cost on {path}, which can write {', '.join(allowed)}"
         )
 
 

@@ -93,13 +93,13 @@ def decoding(record: RunRecord) -> str | None:
         if "splits" in fields:
             part, split = "part of ", "more splits or"
         lines.append(
-            f"{working} of {groups} core groups work: a block is {part}a head of a sequence; "
-            f"{split} a larger --batch fills them"
+            f"{working} of {groups} core groups work: a block is {part}a head of a sequence; {split} a larger "
+            "--batch gives the others work"
         )
     is_packed = fields.get("pack") == "on" or (fields.get("pack") == "auto" and queries == 1)
     if heads > kv_heads and not is_packed:
         lines.append(
-            f"K and V are loaded {heads // kv_heads} times: each of the query heads that share them is a separate block"
+            f"K and V are loaded {heads // kv_heads} times: each query head that shares them is a separate block"
         )
     return "; ".join(lines) or None
 
@@ -119,8 +119,8 @@ def _imbalance(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Ad
     if mean >= EVEN_SHARE:
         return None
     text = (
-        f"core groups end after {percent(mean)} of the cores' time on average, group "
-        f"{timing.last_group} last: the blocks are distributed unevenly"
+        f"on average core groups end after {percent(mean)} of the cores' time; group {timing.last_group} ends "
+        "last: the blocks are distributed unevenly"
     )
     return Advice(text, _even_blocks)
 

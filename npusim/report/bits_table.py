@@ -62,7 +62,7 @@ def bits_facts(record: RunRecord, *, is_full: bool = False) -> Iterator[Fact]:
             Cell(f"against {bits.against} on {bits.sample}"),
             *cells(
                 *(
-                    f"{n}: the first choice {of}; the time includes every choice, or the precision's shares"
+                    f"{n}: the first choice {of}; the time includes all choices, or the precision's shares of them"
                     for n, of in (bits.choices or {}).items()
                 )
             ),
@@ -91,7 +91,7 @@ def _why(event: NumericEvent, bits: NumericRecord) -> str:
     why = "no score of the row is finite up to this tile"
     if bits.overflow_counts:
         return f"; {why}"
-    return f"; {why}, all hidden by the mask; a kernel in paper form may take finite_starts=True"
+    return f"; {why}, because the mask hides all of them; a kernel in the paper's form may use finite_starts=True"
 
 
 def presets_facts(record: RunRecord) -> Iterator[Fact]:
@@ -132,7 +132,9 @@ def _diagnosis_lines(figures: Mapping[str, float]) -> Iterator[str]:
         f"{figures['resonance_frequency']:.0f}, {figures['resonance_share_percent']:.0f} % of the mean "
         f"score; mean cosine {figures['resonance_cosine']:.3f}"
     )
-    yield f"NaN rows {figures['nan_row_percent']:.3g} %; sinks hold {figures['sink_mass_percent']:.3g} % of the mass"
+    yield (
+        f"NaN rows {figures['nan_row_percent']:.3g} %; sinks have {figures['sink_mass_percent']:.3g} % of the weights"
+    )
     if "underflow_percent" in figures:
         yield (
             f"P underflow: {figures['underflow_percent']:.3g} % of pairs, mass lost "
@@ -149,7 +151,11 @@ def ulp_words(ulp: int) -> str:
 
 def _of_other(error: ErrorSummary | None) -> str:
     """Return the errors of a result other than the output."""
-    return "no error: none of it is computed (--rows all), or it is added to" if error is None else _error(error)
+    return (
+        "no error: the run computes none of it (--rows all), or other kernels add to it"
+        if error is None
+        else _error(error)
+    )
 
 
 def _error(bits: ErrorSummary) -> str:
@@ -173,8 +179,8 @@ def _finite(record: RunRecord, bits: NumericRecord) -> tuple[Cell, ...]:
         return ()  # presets of a node are formats of sums: none was tried
     choices = [f"{f.schedule} with precision {f.precision} (relative RMSE {f.rmse:.2e})" for f in record.finite]
     if choices:
-        return cells(f"finite on the same sample: {', '.join(choices)}", style="good")
-    return cells("no preset of this device's schedules is finite on the same sample", style="bad")
+        return cells(f"finite outputs on the same sample: {', '.join(choices)}", style="good")
+    return cells("no schedule and preset on this device gives finite outputs on the same sample", style="bad")
 
 
 def _spread(spread: Spread) -> str:

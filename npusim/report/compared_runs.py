@@ -70,7 +70,7 @@ def compared_runs(
         raise SpecError(f"compare {' '.join(map(_name, runs))}: compare needs two runs or more")
     sources = [(stored_run(run) or requested(run)) if isinstance(run, str) else run for run in runs]
     if not any(isinstance(source, Request) for source in sources):
-        refuse(options, "stored runs are not run again; leave these options out")
+        refuse(options, "npusim does not run stored runs again; remove these options")
     for run, source in zip(runs, sources, strict=True):
         if isinstance(source, Path) and source.suffix != ".csv":
             load_result(source)
@@ -78,7 +78,9 @@ def compared_runs(
             try:
                 source.find_schedule()
             except SpecError as error:
-                raise SpecError(f"{run}: no run folder or result of that name, and as a schedule: {error}") from None
+                raise SpecError(
+                    f"{run}: there is no run folder or result of that name, and it is not a schedule: {error}"
+                ) from None
     short = [_LAUNCH.sub("", _name(run)) for run in runs]
     names = short if len(set(short)) == len(runs) else [_name(run) for run in runs]
     results: list[RunData | RunRecord | Path] = []

@@ -324,7 +324,7 @@ def comparison_table(c: Comparison) -> tuple[Block, ...]:
     if heads != c.labels:
         blocks.append(Facts(tuple((head, cells(label)) for head, label in zip(heads, c.labels, strict=True))))
     if measured := [s.label for s in c.sheets if s.record is None]:
-        text = f"cores only, without launches: {', '.join(measured)} has no other times"
+        text = f"cores only, without launches: {', '.join(measured)} has no time of launches"
         blocks.append(Facts((("times", cells(text)),)))
     if c.latency is not None:
         blocks.append(Facts(tuple(_reasons(c, c.latency))))
@@ -362,7 +362,7 @@ def reason(latency: Breakdown, run: int) -> str:
     change = after - before
     unit = " -> ".join(dict.fromkeys((latency.units[0], latency.units[run])))
     if not latency.moved(run):
-        return f"the same time as the first: no part of {unit} changed"
+        return f"the same time as the first run: no activity of {unit} changed"
     causes = [f"{p} {latency.change_us(p, run):+,.2f} us" for p in latency.causes(run)]
     against = [p for p in latency.moved(run) if latency.change_us(p, run) * change < 0]
     but = f"; partly offset by {against[0]} {latency.change_us(against[0], run):+,.2f} us" if against else ""

@@ -76,7 +76,7 @@ def device_table(
     rows = [(key, fact) for key, fact in device.facts() if key.startswith(only) and basis in (None, fact.basis)]
     if not rows:
         parts = sorted({key.partition(".")[0] for key, _ in device.facts()})
-        where, of = f" under --only {only!r}" if only else "", f" of basis {basis}" if basis else ""
+        where, of = f" whose key starts with {only!r} (--only)" if only else "", f" of basis {basis}" if basis else ""
         raise SpecError(f"{device.name} has no number{where}{of}{suggest(only.partition('.')[0], parts)}")
     heading = Heading(device.name, f"{device.description}; file {device.digest()}")
     tree = _tree(rows)

@@ -161,7 +161,7 @@ def invariance_table(invariance: Invariance) -> tuple[Block, ...]:
     heads = "head 0" if invariance.heads == 1 else f"heads 0 to {invariance.heads - 1}"
     details = [(f.aspect, tuple(_details(f))) for f in findings if f.first or any(t.reason for t in f.tried)]
     none = [f.aspect for f in findings if f.verdict == "none"]
-    compared = ("bits of", cells(f"{_ordinal(invariance)} sequence, {heads}, rows from {invariance.row} on"))
+    compared = ("bits of", cells(f"{_ordinal(invariance)} sequence, {heads}, from row {invariance.row}"))
     unvaried = [("no choice", cells(", ".join(none), style="dim"))] if none else []
     return (
         Heading(f"{base.name} on {base.device.name}", f"precision {base.precision}{time}"),
@@ -181,8 +181,12 @@ def _verdict(findings: Sequence[Finding]) -> Iterator[Cell]:
     }
     calls = [f for f in findings if f.verdict == "changes" and f.aspect not in OWN]
     for cure, cured in _by_cure(calls):
-        words = f"-t {','.join(cure.split())} makes it so" if cure else "no tested field makes it so"
-        about = "name the fields that this call chose" if cured == [f for f in calls if f.aspect == "choice"] else ""
+        words = f"-t {','.join(cure.split())} makes it invariant" if cure else "no tested field makes it invariant"
+        about = (
+            "name the fields that npusim chose for this call"
+            if cured == [f for f in calls if f.aspect == "choice"]
+            else ""
+        )
         aspects = _or([*(f"{f.aspect}-" for f in cured[:-1]), f"{cured[-1].aspect}-invariant"])
         yield Cell(f"not {aspects}; {about or words}{_price(cured)}", "warn")
     if names["cannot"]:
@@ -190,7 +194,7 @@ def _verdict(findings: Sequence[Finding]) -> Iterator[Cell]:
     if names["same class"]:
         yield Cell(f"invariant for finite inputs, of one class of bits: {', '.join(names['same class'])}", "good")
     for cure, seen in _by_cure([f for f in findings if f.verdict == "not seen"]):
-        words = f"; -t {cure} has one order of sums{_price(seen)}" if cure else ""
+        words = f"; with -t {cure} the order of sums is fixed{_price(seen)}" if cure else ""
         yield Cell(f"the same bits on these inputs, not proved: {', '.join(f.aspect for f in seen)}{words}")
     if of_kernel := [name for name in names["changes"] if name in OWN]:
         yield Cell(f"{_or(of_kernel)} changes the bits", "dim")
@@ -217,9 +221,9 @@ def _ordinal(invariance: Invariance) -> str:
 
 def _details(f: Finding) -> Iterator[Cell]:
     if f.first:
-        bits = f"{f.first.difference}, parted at"
+        bits = f"{f.first.difference}, first at"
         if not f.first.difference:
-            bits = "the same bits in the end, but values part at"
+            bits = "the same output bits, but intermediate values differ from"
         yield Cell(f"{f.first.what}: {bits} {f.first.parted or 'no step that both have'}")
     yield from cells(*(f"{t.what}: {t.reason}" for t in f.tried if t.reason), style="dim")
 
@@ -278,7 +282,10 @@ def _difference_facts(d: Difference) -> Iterator[Fact]:
         near = d.nearest
         yield "nearest", (Cell(f"{near}: {near.matched:,} of {near.of:,} equal"), *_step(near))
     elif not d.explained:
-        yield "nearest", cells("no explanation: no change makes half of the different outputs equal", style="bad")
+        yield (
+            "nearest",
+            cells("no explanation: no change of a choice makes half of the differing outputs equal", style="bad"),
+        )
     yield "tried", cells(f"{d.tried} changes to the choices of {short_name(d.run.schedule)}")
 
 

@@ -50,8 +50,8 @@ def latency_rows(
     """
     sizes = set(axes)
     if sizes != {"m", "n", "k"} and not {"heads", "seq_q", "head_dim"} <= sizes <= set(_ATTENTION):
-        known = f"m, n and k, or heads, seq_q and head_dim, and optionally others of {', '.join(_ATTENTION)}"
-        raise SpecError(f"--grid: sizes {', '.join(axes)}: give {known}")
+        known = f"m, n and k, or heads, seq_q and head_dim, optionally with others of {', '.join(_ATTENTION)}"
+        raise SpecError(f"--grid: sizes {', '.join(axes)}; needed: {known}")
     rows, faults = [], []
     points = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
     request = Request(schedule, **options)
@@ -79,7 +79,9 @@ def drawn_size(axes: Mapping[str, Sequence[int]]) -> str:
     """Return the size over which latencies are drawn, that with most values; raise `SpecError` where none has two."""
     over = max(axes, key=lambda name: len(set(axes[name])), default="")
     if len(set(axes.get(over, ()))) < 2:
-        raise SpecError("--plot: latencies are drawn over a size with two values or more, such as -g seq_q=1k,2k,4k")
+        raise SpecError(
+            "--plot: the picture shows latency over a size, which needs two values or more: -g seq_q=1k,2k,4k"
+        )
     return over
 
 
@@ -108,7 +110,10 @@ def refuse_other_table(file: Path) -> None:
     """Raise `SpecError` for a file that is there, is not empty and is no such table: its columns end in ``band``."""
     first = read_text(file).partition("\n")[0].rstrip() if file.exists() else ""
     if first and not first.endswith(",band"):
-        raise SpecError(f"{file}: is no table of latencies, so it is not replaced; choose another name, or --force")
+        raise SpecError(
+            f"{file}: is not a table of latencies, so that npusim does not replace it; choose another "
+            "name, or use --force"
+        )
 
 
 class _Operator(NamedTuple):
@@ -123,7 +128,7 @@ class _Operator(NamedTuple):
 @singledispatch
 def _operator(problem: object) -> _Operator:
     """Return the operator of a problem."""
-    raise SpecError(f"latencies: a table has products and attention, not a {type(problem).__name__}")
+    raise SpecError(f"latencies: a table can have products and attention, not a {type(problem).__name__}")
 
 
 @_operator.register(GemmProblem)

@@ -143,7 +143,7 @@ def _note(fragment: Fragment, arrangement: Arrangement | None) -> str:
         return "TiVj: value j of lane i; quad pair 0, quad pair q adds 4q to each lane"
     spread = (arrangement.m, arrangement.n)
     copies = {"A": spread[1], "B": spread[0], "C": 1}[fragment.operand]
-    shared = f"; {copies} quad pairs hold copies, the first is drawn" if copies > 1 else ""
+    shared = f"; {copies} quad pairs hold copies; the picture shows the first" if copies > 1 else ""
     return f"TiVj: value j of lane i; quad pairs {arrangement}{shared}"
 
 

@@ -67,7 +67,7 @@ def _fields(fmt: FloatFormat) -> str:
     if fmt.is_integer:
         return "two's complement"
     if fmt.table is not None:
-        fields = f"exponent of 0 to {fmt.exponent_bits} bits behind a prefix, mantissa of {fmt.mantissa_bits} to 1"
+        fields = f"a prefix, an exponent of 0 to {fmt.exponent_bits} bits and a mantissa of {fmt.mantissa_bits} to 1"
     else:
         fields = f"1 sign, {fmt.exponent_bits} exponent (bias {fmt.bias}), {fmt.mantissa_bits} mantissa"
     special = ", ".join([*(["Inf"] if fmt.has_infinity else []), *(["NaN"] if fmt.nan != "none" else [])])
@@ -76,7 +76,7 @@ def _fields(fmt: FloatFormat) -> str:
 
 def formats_table() -> list[Block]:
     """Return every format, of numbers and of blocks."""
-    return [Heading("Number formats", "npusim format NAME shows one"), _ALL.grid(_rows())]
+    return [Heading("Number formats", "`npusim format NAME` shows one of them"), _ALL.grid(_rows())]
 
 
 def formats_document() -> dict[str, object]:

@@ -55,7 +55,7 @@ def kept_run(word: str) -> Path | None:
     if number > len(files):
         ends = dict.fromkeys((f"{kind}@1", f"{kind}@{len(files)}"))
         there = " to ".join(ends) if files else f"no run{kind and f' of {kind}'}"
-        raise SpecError(f"{word}: no such run; {RUNS.absolute()} has {there}")
+        raise SpecError(f"{word}: there is no such run; {RUNS.absolute()} has {there}")
     return sorted(files, key=lambda file: file.stat().st_mtime_ns)[-number].parent
 
 
@@ -69,17 +69,16 @@ def check_writable(folder: Path, digest: str | None = None) -> None:
     if not target.exists():
         return
     if not target.is_dir():
-        raise OutputError(f"{folder}: is a file, not a folder; choose --out")
+        raise OutputError(f"{folder}: is a file, not a folder; choose another folder with --out")
     names = {p.name for p in target.iterdir() if not _is_unfinished(p)}
     if others := sorted(names - _RUN_FILES):
         raise OutputError(
-            f"{folder}: holds {others[0]!r}, which is no file of a run, so it is not replaced; "
-            "choose a folder of its own with --out"
+            f"{folder}: contains {others[0]!r}, which is not a file of a run, so that npusim does not replace it; "
+            "choose another folder with --out"
         )
     if digest is not None and RESULT_FILE in names and digest != _digest_in(target / RESULT_FILE):
         raise OutputError(
-            f"{folder} holds another run, which is not replaced; choose another folder with --out, or replace "
-            "it with --force"
+            f"{folder} contains another run; choose another folder with --out, or replace the run with --force"
         )
 
 
@@ -113,7 +112,7 @@ def _check_target(path: Path) -> Path:
     parent = target if target.is_dir() else target.parent
     existing = next(p for p in (parent, *parent.parents) if p.exists())
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise OutputError(f"{path}: cannot be written: no permission in {existing}")
+        raise OutputError(f"{path}: cannot be written: permission denied in {existing}")
     return target
 
 

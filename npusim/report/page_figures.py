@@ -53,7 +53,7 @@ def load_figures(folder: Path) -> dict[str, Any] | None:
         return None
     _, data = read_json(file)
     if not isinstance(data, dict) or (data.get("kind"), data.get("schema_version")) != (KIND, SCHEMA_VERSION):
-        raise SpecError(f"{file}: no figures of a run of this npusim; run it again")
+        raise SpecError(f"{file}: the figures are not of this version of npusim; run it again")
     return data
 
 

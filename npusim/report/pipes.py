@@ -103,8 +103,8 @@ def read_pipes(file: Path) -> MeasuredPipes:
     if missing:
         of_core = ", ".join(f"{kind}{_TOTAL}, {kind}_time(us), {kind}_..._ratio" for kind in PROFILED_CORES)
         raise SpecError(
-            f"{file}: no column {', '.join(missing)}; a profiler's PipeUtilization.csv has block_id, sub_block_id, "
-            f"{of_core}; a table of kernels (op_summary, kernel_details) is for npusim import"
+            f"{file}: there is no column {', '.join(missing)}; a profiler's PipeUtilization.csv has block_id, "
+            f"sub_block_id, {of_core}; a table of kernels (op_summary, kernel_details) is for npusim import"
         )
     blocks: dict[str, dict[str, int]] = {}
     totals: dict[str, int] = {}
@@ -123,7 +123,9 @@ def read_pipes(file: Path) -> MeasuredPipes:
     if not totals:
         raise SpecError(f"{file}: no row has cycles of a core")
     if not clock:
-        raise SpecError(f"{file}: no column {kinds[0]}_time(us): the length of a cycle is unknown")
+        raise SpecError(
+            f"{file}: there is no column {kinds[0]}_time(us), without which the length of a cycle is unknown"
+        )
     last = max(totals, key=lambda b: totals[b])
     # Times in the file are rounded; real clocks are multiples of 10 kHz.
     return MeasuredPipes(round(clock, -4), totals[last], blocks[last])

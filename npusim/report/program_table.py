@@ -83,7 +83,7 @@ def program_table(printed: Printed) -> Iterator[Block]:
     """Yield the table of a program: its rings, then the operations of the commonest block of each phase."""
     rings = printed.listing.rings
     inner = sum(is_inner(ring) for ring in rings)
-    also = f", {inner} of them from a queue to itself: not listed" if inner else ""
+    also = f"; {inner} from a queue to itself are not listed" if inner else ""
     yield Heading(f"{printed.name}: {len(rings)} rings{also}", printed.device)
     for name, about, header, rows in _sections(printed.listing):
         if name != _OF_RINGS:
@@ -102,7 +102,7 @@ def program_tables(program: TileProgram) -> list[dict[str, Any]]:
 def _sections(listing: Listing) -> list[tuple[str, str, Row, list[Row]]]:
     """Return the sections of a listing: a name, a line on it, the titles of columns, and rows."""
     phases = [(f"phase {p.name}", _about(p), OPERATIONS.titles, operation_rows(p)) for p in listing.phases]
-    return [(_OF_RINGS, "Slots that queues hand on in order.", RINGS.titles, ring_rows(listing)), *phases]
+    return [(_OF_RINGS, "Slots that one queue passes to another, in order.", RINGS.titles, ring_rows(listing)), *phases]
 
 
 def program_figures(tables: Sequence[Mapping[str, Any]]) -> Iterator[Figure]:

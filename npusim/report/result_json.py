@@ -143,6 +143,6 @@ def read_json(file: Path) -> tuple[str, Any]:
             f"{file}: cannot be read: {error.strerror}; a run folder or a {RESULT_FILE} is needed"
         ) from None
     except UnicodeDecodeError:
-        raise SpecError(f"{file}: not a JSON file: it is no text; a run folder or a {RESULT_FILE} is needed") from None
+        raise SpecError(f"{file}: not a JSON file: it is not text; a run folder or a {RESULT_FILE} is needed") from None
     except (ValueError, RecursionError) as error:
         raise SpecError(f"{file}: not a JSON file: {error}") from None

@@ -251,7 +251,7 @@ def not_modelled(load: Workload) -> tuple[Cell, ...]:
     if not left_out:
         return ()
     missing = cells(*(f"{name}: {what}" for name, what in left_out.items()), style="warn")
-    return (*missing, Cell(f"to run without: --ignore {','.join(left_out)}"))
+    return (*missing, Cell(f"to run without them: --ignore {','.join(left_out)}"))
 
 
 def _value_text(value: object) -> str:
@@ -267,7 +267,7 @@ def fields_table(
 
     ``chosen``: fields that a run chooses where they are not named, with their declared values.
     """
-    rule = "the value in brackets, or the value of another simulated tile that is at least 1 % faster"
+    rule = "the value in brackets, or that of another simulated tile that is at least 1 % faster"
     presets = [
         (preset, cells(" ".join(f"{k}={v}" for k, v in precision.formats().items())))
         for preset, precision in schedule.precisions.items()

@@ -139,10 +139,12 @@ def _left(outcomes: Sequence[PointOutcome], last: Progress, exploration: Explora
     yield Cell(f"{whole(left)} {plural(left, 'point')} not evaluated; --resume continues", "warn")
     best, least = best_of(outcomes), _remaining_us(last, exploration)
     if least is None:
-        yield Cell("some have no bound yet", "warn")
+        yield Cell("some of them have no bound yet", "warn")
     elif best is not None and best.latency_us is not None:
         gap = max(0.0, 1 - least / best.latency_us)
-        yield Cell(f"none is below {least:,.2f} us: at most {percent(gap)} less than {best.latency_us:,.2f}")
+        yield Cell(
+            f"none of them is faster than {least:,.2f} us, at most {percent(gap)} less than {best.latency_us:,.2f}"
+        )
 
 
 def _remaining_us(last: Progress, exploration: Exploration | None) -> float | None:
@@ -221,8 +223,8 @@ def _margin(best: PointOutcome, ranked: Sequence[PointOutcome], outcomes: Sequen
         yield Cell("the only one")
     else:
         ahead, band = following / (best.latency_us or 1.0) - 1, best.band or 0.0
-        proof = ", a lower bound of points that were not simulated" if bounds and following == min(bounds) else ""
-        within = f", within the method's band of {percent(band)}: another may be faster" if band > ahead else ""
+        proof = ", a lower bound of the points that were not simulated" if bounds and following == min(bounds) else ""
+        within = f", within the method's error of {percent(band)}: another point may be faster" if band > ahead else ""
         yield Cell(f"{percent(ahead)} to the next{proof}{within}", "warn" if within else "")
 
 
@@ -246,15 +248,18 @@ def _assurances(exploration: Exploration) -> list[Block]:
     chosen = {} if exploration.best is None else exploration.chosen(exploration.best)
     if chosen:
         words = " ".join(f"{name}={text_of(value)}" for name, value in chosen.items())
-        facts.append(("others", cells(f"{words}: chosen for the best point, as in its run")))
+        facts.append(("others", cells(f"{words}: chosen for the best point, as in a run of it")))
     counts = exploration.counts()
     if counts.get("pruned", 0) and not exploration.undecided:
         also = f" and {exploration.checked} pruned" if exploration.checked else ""
         but = f" but {', '.join(exploration.unseen)}" if exploration.unseen else ""
-        some = f"in the {counts.get('ok', 0)} simulated{also}, which have every value of every axis{but}"
+        some = f"in the {counts.get('ok', 0)} simulated points{also}, which include every value of every axis{but}"
         is_part = not exploration.options.check_all
         facts.append(
-            ("races", cells(f"none {some}; --check-all checks all" if is_part else "none in any point that fits"))
+            (
+                "races",
+                cells(f"none {some}; --check-all checks all of them" if is_part else "none in any point that fits"),
+            )
         )
     return [Facts(tuple(facts))] if facts else []
 
@@ -295,7 +300,9 @@ def rows_of(file: Path) -> list[Row]:
     read: list[Row] = [{k: _number(v) for k, v in row.items() if k} for row in read_csv(file)[1]]
     missing = {"status", "latency_us"} - set(read[0] if read else ())
     if missing:
-        raise SpecError(f"{file}: no table of npusim explore: it has no column {', '.join(sorted(missing))}, or no row")
+        raise SpecError(
+            f"{file}: not a table of npusim explore: it has no column {', '.join(sorted(missing))}, or no row"
+        )
     # A point has the axes of its schedule alone; a table by another version may have fewer figures.
     none = dict.fromkeys(FIGURES)
     return [none | {k: v for k, v in row.items() if v is not None or k in none} for row in read]
@@ -353,7 +360,7 @@ def _tiles(ranked: Sequence[Row], axes: Sequence[str]) -> tuple[FigureTile, ...]
     if not ranked:
         return (FigureTile("Best", "none fits", "see the reasons below", True),)
     best, worst = ranked[0], ranked[-1]
-    gain = f"{worst['latency_us'] / best['latency_us']:.2f} times the best's"
+    gain = f"{worst['latency_us'] / best['latency_us']:.2f} times the best point's"
     busy = f"busy {percent(best.get('busy_share') or 0.0)}"
     return (
         FigureTile("Best", f"{best['latency_us']:,.2f} us", _name(best, axes)),
@@ -366,7 +373,10 @@ def _figures(rows: Sequence[Row], ranked: Sequence[Row], axes: Sequence[str]) ->
     if ranked:
         if sum(bool(r.get("relative_rmse")) for r in ranked) > 1:
             spec, points = front_of(rows, axes)
-            text = "Joined: points that no other point beats in both. Left is faster, down is nearer to float64."
+            text = (
+                "The line joins the points that no other point beats in both. Points further left are faster, "
+                "and lower points have smaller errors."
+            )
             table = FRONT.grid(p for p in points if p["is_front"])
             yield Figure("front", "Front of latency and error", text, spec, table)
         yield _ranking(ranked, axes)
@@ -409,7 +419,7 @@ def ranking_of(ranked: Sequence[Row], axes: Sequence[str]) -> Spec:
 
 def _ranking(ranked: Sequence[Row], axes: Sequence[str]) -> Figure:
     table = Columns(*map(_axis, axes), *POINT.named("latency us", "cycles", "busiest", "busy"))
-    text = f"The fastest {min(NAMED, len(ranked))} of {whole(len(ranked))} that were simulated."
+    text = f"The fastest {min(NAMED, len(ranked))} of {whole(len(ranked))} simulated points."
     return Figure("ranking", "Ranking", text, ranking_of(ranked, axes), table.grid(ranked[:LISTED]))
 
 
@@ -418,7 +428,10 @@ def _maps(rows: Sequence[Row], ranked: Sequence[Row], axes: Sequence[str]) -> It
     best = ranked[0]
     alike = [r for r in rows if all(r.get(a) == best.get(a) for a in axes if isinstance(best.get(a), str))]
     numeric = [a for a in axes if not isinstance(best.get(a), str) and len({r.get(a) for r in alike}) > 1]
-    text = "The least latency in us over all other axes; ≥: proved to be no faster; a cross: it does not fit."
+    text = (
+        "Each square has the smallest latency in us over all other axes. ≥: proved not to be faster; a cross: "
+        "does not fit."
+    )
     for number, (x, y) in enumerate(list(combinations(numeric, 2))[:MAPS]):
         spec, squares = map_of(alike, x, y)
         table = Columns(Column(x, "x"), Column(y, "y"), Column("latency us", "value", ",.2f"), Column("status", "what"))

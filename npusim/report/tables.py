@@ -25,9 +25,9 @@ VERDICT = "verdict"
 #: A relative error from which an output has little in common with its reference: an output of zeros has 1.
 UNLIKE = 0.7
 #: Contents that the short table omits.
-_MORE = "--full (details() in Python): the time by kind of measurement, links, other arithmetics, evidence"
+_MORE = "--full (details() in Python) adds the time by kind of measurement, links, other arithmetics and evidence"
 #: The guide of all words.
-_WORDS = f"{help_on('words')}: the words of this table"
+_WORDS = f"{help_on('words')} explains the words of this table"
 
 
 def run_table(record: RunRecord, trial: Trial | None = None, *, is_full: bool = False) -> tuple[Block, ...]:
@@ -76,7 +76,9 @@ def verdict(record: RunRecord) -> Cell:
     elif numerics is not None and rmse is not None and rmse < inf:  # a relative error of 0 is infinite
         error = f"error {rmse:.1e}"
         parts.append(
-            f"OUTPUT IS UNLIKE {numerics.against}: relative {error}; an output of zeros has 1" if is_unlike else error
+            f"THE OUTPUT DOES NOT MATCH {numerics.against}: relative {error}; an output of zeros would have 1"
+            if is_unlike
+            else error
         )
     if timing is not None:
         parts.append(times.sure_words(timing))

@@ -47,10 +47,10 @@ LISTED_BLOCKS, _OF_BLOCK = 2, re.compile(r"^B\d+(?=[A-Z])")
 _WEAK_BASES = ("assumed", "fitted", "unknown")
 _WINDOWS = MappingProxyType(
     {
-        "Prologue": "How the pipeline fills.",
-        "Steady state": "Middle of the run: the repeated part.",
+        "Prologue": "The start: the pipeline fills.",
+        "Steady state": "The middle of the run, which repeats.",
         "Epilogue": "How it drains.",
-        "Beginning": "The run is too long to record every operation: this is its beginning.",
+        "Beginning": "The run is too long to record every operation: the timeline shows its beginning.",
     }
 )
 
@@ -140,7 +140,10 @@ def time_facts(record: RunRecord, timing: TimingRecord, *, is_full: bool = False
     unit, least = max(timing.bound_cycles.items(), key=lambda item: item[1], default=("", 0))
     if unit and timing.cycles and (is_full or least > timing.cycles):
         time, share = _duration(timing.core_us * least / timing.cycles), percent(least / timing.cycles)
-        text = f"{time} on the cores ({share} of it): the work of {unit} alone, distributed evenly and without waits"
+        text = (
+            f"{time} on the cores ({share} of the prediction): the work of {unit} alone, distributed evenly and "
+            "without waits"
+        )
         yield "at least", cells(text, style="bad" if least > timing.cycles else "")
     if timing.overlap is not None and timing.overlap.parts_us:
         # Activities of a device, the longest first; they may overlap.
@@ -176,7 +179,7 @@ def _roofline_lines(at: Roofline) -> tuple[str, str]:
     roof = "matrix units allow" if at.intensity >= at.ridge else "device memory allows"
     attained, allowed = at.attained_flops_per_s / 1e12, at.attainable_flops_per_s / 1e12
     return (
-        f"{attained:.1f} of {allowed:.1f} TFLOP/s that the {roof}, {percent(at.reached)} (cores alone)",
+        f"{attained:.1f} of {allowed:.1f} TFLOP/s that the {roof}, {percent(at.reached)} (time of the cores alone)",
         f"{at.intensity:,.0f} operations per byte of inputs and outputs, each moved once; {at.moved_intensity:,.0f} "
         f"per byte moved; the device memory is the roof below {at.ridge:,.0f}",
     )
@@ -396,8 +399,8 @@ def _window(key: str, window: dict[str, Any]) -> Figure:
         tracks.setdefault(s["track"], []).append({k: v for k, v in s.items() if k != "track"})
     slices, name = _on_tracks(tracks), window["name"]
     text = (
-        f"{_WINDOWS.get(name, '')} {window['start_us']:,.2f} to {window['end_us']:,.2f} us of one core group. "
-        "A colour marks a tile of keys in all pipes; thin grey bars are waits: point at one for its cause."
+        f"{_WINDOWS.get(name, '')} {window['start_us']:,.2f} to {window['end_us']:,.2f} us of one core group. Each "
+        "tile of keys has one colour in all pipes. Thin grey bars are waits: point at one to see its cause."
     )
     spec = charts.tracks(slices, window["start_us"], window["end_us"])
     return Figure(key, f"Timeline: {name.lower()}", text, spec, SLICES.grid(slices))
@@ -419,9 +422,9 @@ def _roofline(record: RunRecord, timing: TimingRecord, at: Roofline) -> Figure:
         Column("of its roof", lambda lv: attained / min(peak, lv["intensity"] * lv["bytes_per_s"]), percent),
     )
     text = (
-        f"{attained / 1e12:,.1f} of {peak / 1e12:,.1f} TFLOP/s, cores alone. "
-        "A triangle marks the end of a memory's roof: left of it, that memory is the limit. Diamonds mark this run, "
-        "by the bytes that crossed each memory."
+        f"{attained / 1e12:,.1f} of {peak / 1e12:,.1f} TFLOP/s, cores alone. A triangle marks where a memory's "
+        "roof ends: left of it, that memory is the limit. Diamonds mark this run, with the bytes that passed "
+        "through each memory."
     )
     return Figure("roofline", "Roofline", text, charts.roofline(levels, peak), table.grid(levels))
 

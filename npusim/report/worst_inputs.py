@@ -95,14 +95,18 @@ def _facts(stress: Stress) -> Iterator[Fact]:
     yield "worst", cells(f"{stress.worst}", f"allowed {stress.limit:.2g}, {of}")
     if stress.at_bound:
         names = ", ".join(stress.at_bound)
-        yield "bound", cells(f"the worst input is at the bound of {names}", "--over NAME=LOW:HIGH sets others")
+        yield "bound", cells(f"the worst input is at the bound of {names}", "--over NAME=LOW:HIGH sets other bounds")
     cut = "" if stress.is_whole else "; the budget ended the search"
     beyond = f", {len(stress.beyond)} more beyond the default bounds" if stress.beyond else ""
     yield "tried", cells(f"{len(stress.outcomes)} inputs{beyond}{cut}")
     if not is_held:
-        adds_up = f"roundings accumulate, but not with {stress.rounding}"
-        cause = adds_up if stress.rounding else "the algorithm computes another function, or roundings accumulate"
-        yield "first step", cells(stress.first or f"no single step: {cause}")
+        adds_up = f"roundings accumulate, except with {stress.rounding}"
+        cause = (
+            adds_up
+            if stress.rounding
+            else ("either the algorithm computes a different function, or roundings accumulate")
+        )
+        yield "first step", cells(stress.first or f"no single step causes it: {cause}")
     masses = ("became 0", stress.lost_mass), ("saturated", stress.clipped_mass)
     if any(share for _, share in masses):
         yield "mass of P", cells(*(f"{percent(share)} {what}" for what, share in masses if share))
@@ -110,28 +114,32 @@ def _facts(stress: Stress) -> Iterator[Fact]:
     if not is_held:
         named = [f"{name}: error {error:.2g}" for name, error in stress.choices.items()]
         does = any(error <= stress.limit for error in stress.choices.values())
-        yield "holds with" if does else "nearest", cells(*(named[:SHOWN] or ["none of the choices that were tried"]))
+        yield "holds with" if does else "nearest", cells(*(named[:SHOWN] or ["none of the tested choices"]))
     yield "more", cells(help_on(stress.verdict), style="dim")
 
 
 def _margin(times: float | None) -> str:
     """Return by how much inputs of the base may be larger, in words."""
     if times is None:
-        return "not known within --budget"
+        return "the search did not find it within --budget"
     if times > 1:
         return f"inputs may be {times:g} times as large{', the largest factor tried' if times == 2**GROWN else ''}"
     if times == 1:
-        return "the base holds, inputs twice as large do not"
-    smaller = f"inputs divided by {1 / times:g} hold" if times else f"inputs divided by {2**SHRUNK} do not hold either"
-    return f"the base does not hold, {smaller}"
+        return "inputs of the base meet the limit, but inputs twice as large do not"
+    smaller = (
+        f"inputs divided by {1 / times:g} meet the limit"
+        if times
+        else (f"inputs divided by {2**SHRUNK} do not meet it either")
+    )
+    return f"inputs of the base do not meet the limit; {smaller}"
 
 
 #: Sentences for the verdicts of a search.
 SAID = MappingProxyType(
     {
-        "holds": "The accuracy holds on all tested inputs.",
-        "loses": "The accuracy is lost on some inputs.",
-        "not finite": "Some inputs give an output that is not finite.",
+        "holds": "The output is accurate on all tested inputs.",
+        "loses": "The output is inaccurate on some inputs.",
+        "not finite": "On some inputs the output is not finite.",
     }
 )
 
@@ -143,7 +151,7 @@ def errors_figure(stress: Stress) -> Figure:
     table = error_columns(stress.calm)
     rows = [{"name": table.texts(error)[0], "value": error.rmse} for error in drawn]
     lost = sum(o.rmse is None for o in stress.outcomes)
-    text = f"{SAID[stress.verdict]} The dashed line is the largest error that holds, {stress.limit:.2g}."
+    text = f"{SAID[stress.verdict]} The dashed line is the limit of the error, {stress.limit:.2g}."
     text += f" {lost} of {len(stress.outcomes)} inputs gave an output that is not finite." if lost else ""
     title = f"{stress.schedule} on {stress.device}, {stress.precision}: the largest errors"
     return Figure("errors", title, text, charts.errors(rows, stress.limit) if rows else None, table.grid(drawn))
@@ -163,8 +171,8 @@ def scores_figure(stress: Stress) -> Figure | None:
         for at, share in enumerate(each)
         if min(filled) <= at <= max(filled)
     ]
-    text = "Each bar has the scores from one power of two to the next; "
-    text += f"the dashed line is the largest number of {scores.fmt}."
+    text = "Each bar counts the scores from one power of two to the next; "
+    text += f"the dashed line is the largest number in {scores.fmt}."
     title = f"Scores of {stress.schedule} on the worst input ({words(stress.worst.point)})"
     spec = charts.sizes(rows, scores.largest, scores.fmt)
     table = Columns(

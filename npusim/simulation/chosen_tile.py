@@ -402,12 +402,12 @@ def _as_choice(trial: _Trial, declared: _Tried | None, best: _Tried, chosen: Col
     """Return the choice of the best tile, with the values of all ``chosen`` fields in its note."""
     tiling = trial.tiling
     if best is declared or not best.fields:
-        return TileChoice(note=f"tile=auto: the declared one, {tries}")
+        return TileChoice(note=f"tile=auto: the declared tile, {tries}")
     values = {n: best.fields.get(n, v) for n, v in tiling if n in chosen}  # all: named so, they are this tile again
     named = {n: word_of(type(tiling), n, v) for n, v in values.items()}
     words = " ".join(f"{n}={v}" for n, v in named.items() if v is not None)
     if refusal := trial.refusal(best.fields):
-        return TileChoice(note=f"tile=auto: the declared one; {words} is refused: {refusal}")
+        return TileChoice(note=f"tile=auto: the declared tile; {words} is refused: {refusal}")
     gain = f"{(1 - best.seconds / declared.seconds) * 100:.1f} % faster than the declared tile" if declared else ""
     return TileChoice(best.fields, f"tile=auto: {words}, {gain or 'which fits'}, {tries}")
 

@@ -221,7 +221,10 @@ def result_of(program: TileProgram) -> GlobalTensor:
     written = [t for n, t in program.tensors.items() if t.role == "output" or n == "o"]
     named = [t for t in written if t.name == "o"] or written
     if len(named) != 1:
-        raise SpecError(f"{program.name}: outputs {', '.join(t.name for t in named) or 'none'}; one, or o, is needed")
+        raise SpecError(
+            f"{program.name}: its outputs are {', '.join(t.name for t in named) or 'none'}; it must "
+            "have exactly one output, or one named o"
+        )
     return named[0]
 
 
@@ -250,7 +253,7 @@ def _check_read(given: Iterable[str], program: TileProgram) -> None:
     read, written = ([t.name for t in tensors if t.role == role] for role in ("input", "output"))
     for name in given:
         if name not in (*read, *written):
-            raise TensorError(f"tensors: nothing in {program.name} reads {name!r}{choices(name, read)}")
+            raise TensorError(f"tensors: {program.name} does not read {name!r}{choices(name, read)}")
 
 
 def compared_variants(
@@ -325,8 +328,8 @@ def _in_float64(plan: Plan) -> Schedule:
     if schedule is None or "exact" not in schedule.precisions:
         named = ": ".join(filter(None, (plan.schedule.origin, f"schedule {plan.schedule.name}")))
         raise SpecError(
-            f"{named} has no float64 result, from which errors are measured: give schedule() a function reference= "
-            "(npusim help schedule), or leave bits out (--no-numerics)"
+            f"{named} has no float64 result to measure errors against: pass a function reference= to schedule() "
+            "(npusim help schedule), or omit bits (--no-numerics)"
         )
     return schedule
 

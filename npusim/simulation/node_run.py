@@ -173,7 +173,7 @@ def simulated_child(child: Child, node: NodeSpec, device: DeviceSpec, method: st
     except NpusimError as error:
         text = f"{node.name}: {child.schedule} on one {device.name}: {error}"
         if not child.is_named and (isinstance(error, ProgramError) or not has_schedule(child.schedule, device)):
-            text += "; a node's file may state its kernels' times instead (key kernels)"
+            text += "; the node's file may state the times of its kernels instead (key kernels)"
         raise type(error)(text) from error
 
 
@@ -327,7 +327,7 @@ def _notes(machine: NodeDevice, timing: NodeTiming, program: TileProgram, method
     calls = [op.call for op in operations(program) if isinstance(op, CollectiveOp)]
     if calls:
         modes = ", ".join(dict.fromkeys(timing.modes))
-        begun = f", plus the driver's call_s {timing.launch_s * US:.1f} us" if timing.launch_s else ""
+        begun = f", plus {timing.launch_s * US:.1f} us for the call of the driver (call_s)" if timing.launch_s else ""
         notes.append(
             f"collectives: {len(timing.modes)}, {modes}; alpha-beta form {format_duration(timing.closed_form_s)}, "
             f"simulated {format_duration(timing.running_s[1])}{_issue(timing)}{begun}"
@@ -338,8 +338,8 @@ def _notes(machine: NodeDevice, timing: NodeTiming, program: TileProgram, method
         )
     if calls and calls[0].servers > 1:
         notes.append(
-            f"{calls[0].servers * len(program.phases[0].blocks)} devices: one server stands for "
-            f"{calls[0].servers} equal ones in step, no traffic of others between them"
+            f"{calls[0].servers * len(program.phases[0].blocks)} devices: one server is simulated for "
+            f"{calls[0].servers} equal servers that run in step, without other traffic between them"
         )
     if "fitted kernels" in timing.method:
         notes.append(f"kernel times are fitted ({node.name}: kernels), not simulated")
@@ -366,8 +366,9 @@ def _beside(machine: NodeDevice, program: TileProgram, method: str) -> tuple[str
     rate, hbm = problem.kv_bytes() / simulated.latency_s, machine.each.link("hbm").rate
     kernel = table.decode.start_s.value + problem.kv_bytes() / table.decode.bytes_per_s.value
     return (
-        f"attention of the device: {kernel * US:,.1f} us by the kernel that {machine.node.name} states (fitted); our "
-        f"{child.schedule} {simulated.latency_s * US:,.1f} us, {rate / hbm:.0%} of the memory's bandwidth",
+        f"attention on each device: {kernel * US:,.1f} us with the kernel in {machine.node.name}'s file (fitted); "
+        f"simulated {child.schedule}: {simulated.latency_s * US:,.1f} us, {rate / hbm:.0%} of the memory's "
+        "bandwidth",
     )
 
 
@@ -390,7 +391,7 @@ def _model_notes(what: ModelProblem, tiling: LayerTiling, machine: NodeDevice, t
     if tiling.offload != "none":
         host = (
             f"; K and V of {layers_on_host(what, tiling, machine)} layers on the host; the memory of the devices "
-            f"suffices for {memory.gpu_layers} of {what.layers} layers (L_GPU)"
+            f"holds {memory.gpu_layers} of {what.layers} layers (L_GPU)"
         )
     offloaded = "; ".join(
         f"{longest(what, machine, is_offloaded=is_offloaded):,} {text}"
@@ -401,7 +402,7 @@ def _model_notes(what: ModelProblem, tiling: LayerTiling, machine: NodeDevice, t
     return (
         f"{what.layers} layers{kinds}: {rate}, {overhead}; {_weights(what)}",
         *_experts_note(what),
-        f"memory of a device: {memory.listed()}, of {format_bytes(memory.capacity_bytes)}{host}",
+        f"memory of each device: {memory.listed()}; capacity {format_bytes(memory.capacity_bytes)}{host}",
         f"longest prompt in tokens: {offloaded}",
     )
 
@@ -411,13 +412,14 @@ def _weights(what: ModelProblem) -> str:
     weights = what.weights()
     total, active = weights.total - what.copied, weights.active - what.copied
     parts = [f"{(what.parameters or total) / 1e9:.1f} billion parameters"]
-    parts += [f"its shapes {total / 1e9:.1f}"] if what.parameters else []
-    parts += [f"{active / 1e9:.1f} a token, vocabulary included"] if what.experts else []
+    parts += [f"{total / 1e9:.1f} by its shapes"] if what.parameters else []
+    parts += [f"{active / 1e9:.1f} used for each token, vocabulary included"] if what.experts else []
     if what.stored is not None:
         parts += [
-            f"{what.stored.of} stored in {what.stored.bits:g} bits, read by products as {what.dtype} (not modelled)"
+            f"{what.stored.of} are stored in {what.stored.bits:g} bits; products use them as {what.dtype} (the "
+            "conversion is not modelled)"
         ]
-    parts += [] if what.vocab else ["without a vocabulary, which is not stated"]
+    parts += [] if what.vocab else ["without the vocabulary, whose size is not stated"]
     return ", ".join(parts)
 
 
@@ -429,7 +431,7 @@ def _experts_note(what: ModelProblem) -> tuple[str, ...]:
     touched, rows = experts.touched(what.rows), what.rows
     tokens = f"{rows:,} {plural(rows, 'token')}"
     return (
-        f"experts: {experts.per_token} of {experts.count} a token in {what.layers - what.dense_layers} layers; "
-        f"{tokens} of a call {'takes' if rows == 1 else 'take'} {touched}, "
-        "as expected of independent tokens (assumed), each on all devices",
+        f"experts: {experts.per_token} of {experts.count} for each token in {what.layers - what.dense_layers} "
+        f"layers; {tokens} of a call {'takes' if rows == 1 else 'take'} {touched}, the expected number for "
+        "independent tokens (assumed), each on all devices",
     )

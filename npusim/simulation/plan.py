@@ -165,7 +165,7 @@ def plan_of(request: Request, *, is_bare: bool = False) -> Plan:
     projection, node = None, machine_of(device).node
     if node is not None:
         heads = None if isinstance(request.heads, str) and request.heads in ("sample", "all") else request.heads
-        refuse({"heads": heads}, "a node's ranks run all heads; leave it out")
+        refuse({"heads": heads}, "a node's ranks run all heads; remove this option")
         projection = load_projection(request.tensors, request.tensor_prefix, tensors)
     problem = request.problem or _problem_of(request, schedule, workload, node, tensors, projection, stated)
     problem = schedule.sized(problem)
@@ -262,7 +262,7 @@ def problem_of_tensors(
     q, k, v = (tensors[name] for name in ("q", "k", "v"))
     sizes_of_call = {n: sizes[n] for n in ("causal", "ignore", "kind", *CALL) if n in sizes and n not in stated}
     others = {n: value for n, value in sizes.items() if n not in (*sizes_of_call, *stated, "lengths")}
-    refuse(others, "the tensors have the sizes; leave these options out")
+    refuse(others, "the tensors already have the sizes; remove these options")
     heads, kv_heads = shared_heads(q.shape[1], k.shape[1], devices)
     call = dict(stated)
     call |= {} if call.get("lengths") else {"batch": q.shape[0], "seq_kv": k.shape[2]}
@@ -350,7 +350,7 @@ def without_effect(plan: Plan, seconds: float, seconds_on: Callable[[DeviceSpec]
     for (name, key), other in figures([(name, key) for name, of in changed.items() for key in of], without):
         if other == seconds:
             option = min(OPTIONS[name].names, key=len)
-            same = "this run takes the same with the device file's number"
+            same = "this run has the same time with the number in the device file"
             yield f"{option} {key}={format_value(changed[name][key])} changes no time here: {same}"
 
 
@@ -368,8 +368,8 @@ def refuse_beyond(limit_s: float | None, seconds: Mapping[str, float]) -> None:
     spent = {"program": "building the program", "time": "its time", "bits": "its bits"}[most]
     raise SpecError(
         f"this run would take about {format_duration(total)} (an estimate; {spent} "
-        f"{seconds[most] / total * 100:.0f} % of it), more than {format_duration(limit_s)}; less: {less}; "
-        "--force runs it all the same"
+        f"{seconds[most] / total * 100:.0f} % of it), more than {format_duration(limit_s)}; to reduce it: {less}; "
+        "to run it anyway: --force"
     )
 
 

@@ -118,15 +118,19 @@ _bits, _output = (partial(_option, panel) for panel in _SHOWN)
 #: Conditions of a run that options may need, and the message for options whose condition does not hold.
 NEEDS: Mapping[str, str] = MappingProxyType(
     {
-        "workload": "the problem states the sizes (--problem); leave these options out",
-        "model": "the problem states the sizes (--problem), and it is not a model's; leave these options out",
-        "attention": "read by schedules of attention, and this one computes none; leave these options out",
-        "device": "read by kernels of one device; on a node, or for a model's layers, leave these options out",
-        "time": "read by devices with a timing model, and this one has none; leave these options out",
-        "tensors": "read only with --tensors, which is not given; leave these options out",
-        "drawn": "read only where inputs are drawn, but tensors are given; leave these options out",
-        "bits": "read where bits are computed, and here there are none (--no-numerics, or a model's layers); "
-        "leave these options out",
+        "workload": "--problem already states the sizes; remove these options",
+        "model": "--problem already states the sizes, and they are not a model's; remove these options",
+        "attention": (
+            "these options are for schedules of attention, and this schedule computes no attention; remove them"
+        ),
+        "device": "these options are for kernels on one device; remove them for a node or for a model's layers",
+        "time": "these options are for devices with a timing model, and this device has none; remove them",
+        "tensors": "these options have an effect only with --tensors; remove them",
+        "drawn": "these options have an effect only on drawn inputs, but --tensors gives tensors; remove them",
+        "bits": (
+            "these options have an effect only on bits, which this run does not compute (--no-numerics, or a "
+            "model's layers); remove them"
+        ),
     }
 )
 #: A size of a call: an integer, or text that is one, ``"8k"``.
@@ -176,31 +180,34 @@ class Request:
     )
     q_heads: Count | None = _what(
         "--q-heads N",
-        "Query heads of one device; as many KV heads, unless --kv-heads states them.",
+        "Number of query heads on one device; --kv-heads defaults to the same number.",
         needs="workload attention device",
     )
-    kv_heads: Count | None = _what("--kv-heads N", "KV heads of one device.", needs="workload attention device")
+    kv_heads: Count | None = _what(
+        "--kv-heads N", "Number of KV heads on one device.", needs="workload attention device"
+    )
     head_dim: Count | None = _what(
         "--head-dim N", "Elements of a head of Q, K and V.", needs="workload attention device"
     )
     lengths: Sequence[int] | None = _what(
         "--lengths TOKENS,...",
-        "Keys of each sequence, where they differ: 3000,100,8k; one query each in split_kv, else all.",
+        "Number of keys of each sequence, if they differ: 3000,100,8k; in split_kv each has one query, elsewhere "
+        "as many queries as keys.",
         needs="workload attention device",
     )
     query_lengths: Sequence[int] | None = _what(
         "--query-lengths TOKENS,...",
-        "Last queries of each sequence: 1,1,512, if prompts are batched with decoding steps.",
+        "Number of queries of each sequence, its last tokens: 1,1,512 for a batch of decoding steps and prompts.",
         needs="workload attention device",
     )
     page: Count | None = _what(
         "--page KEYS",
-        "K and V are stored in pages of this many keys, in random order; each page is a transfer of its own.",
+        "K and V are stored in pages of this many keys, in random order; each page is a separate transfer.",
         needs="workload attention device",
     )
     cache: CacheFormat | None = _what(
         "--cache FORMAT",
-        "Format of stored K and V, with scales; attention converts their tiles to --dtype.",
+        "Format in which K and V are stored, with scales; attention converts their tiles to --dtype.",
         choices=("float8_e4m3fn", "int8"),
         needs="workload attention",
     )
@@ -211,10 +218,12 @@ class Request:
         needs="workload attention",
     )
     tensor_parallel: Count | None = _what(
-        "--tensor-parallel --tp N", "Devices that share the heads; one device's share is run.", needs="workload"
+        "--tensor-parallel --tp N",
+        "Number of devices that share the heads; the run simulates one device's share.",
+        needs="workload",
     )
     causal: bool | None = _what(
-        "--causal/--no-causal", "Causal mask or none; default: the workload's.", needs="workload attention"
+        "--causal/--no-causal", "Causal mask or no mask; default: the workload's.", needs="workload attention"
     )
     window: int | tuple[int, int] | None = _seen(
         "--window KEYS|BEFORE,AFTER",
@@ -222,9 +231,9 @@ class Request:
     )
     sinks: Count | None = _seen("--sinks KEYS", "First keys that every query sees in addition to the window.")
     prefix: Count | None = _seen("--prefix KEYS", "First keys that every query sees.")
-    chunk: Count | None = _seen("--chunk KEYS", "Keys of a chunk; a query sees its own chunk alone.")
+    chunk: Count | None = _seen("--chunk KEYS", "Keys of a chunk; a query sees only its own chunk.")
     documents: tuple[int, ...] | None = _seen(
-        "--documents KEYS,...", "Lengths of sequences packed end to end, each of which sees itself alone: 3000,100,996."
+        "--documents KEYS,...", "Lengths of sequences that are packed end to end; each sees only itself: 3000,100,996."
     )
     unseen: Literal["zero", "nan", "mean"] | None = _seen(
         "--unseen",
@@ -234,37 +243,38 @@ class Request:
     )
     bias: Literal["shared", "head"] | None = _seen(
         "--bias",
-        "Add a tensor of queries and keys to scores, one for all heads or for each.",
+        "Add a tensor (queries x keys) to the scores, one for all heads or one for each head.",
         choices=("shared", "head"),
         shown="none",
     )
     softcap: float | None = _seen("--softcap X", "A score s becomes X tanh(s / X).")
     alibi: bool | None = _seen(
-        "--alibi/--no-alibi", "Add a head's slope times the distance to each score; default: the workload's."
+        "--alibi/--no-alibi",
+        "Add to each score the head's slope times the distance of query and key; default: the workload's.",
     )
     kind: Literal["global", "local"] | None = _seen(
         "--kind",
         "Kind of layer, if a model has several: local (a window or chunk) or global.",
         choices=("global", "local"),
-        shown="the kind that sees most keys; the other's time is noted",
+        shown="the kind that sees most keys; a note states the time of the other",
     )
     dtype: Dtype | None = _what(
         "--dtype",
-        "Format of Q, K and V; --tensors are rounded to it (to a float8 with a scale each).",
+        "Format of Q, K and V; --tensors are rounded to it (for a float8 format, each with a scale).",
         choices=("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float32"),
         shown="the workload's",
         needs="workload",
     )
     ignore: Collection[str] = _what(
         "--ignore NAME,...",
-        "Omit features of the workload's attention: features that npusim does not model, or window, ...",
+        "Run without these features of the workload's attention: features that npusim does not model, or window, ...",
         (),
         needs="workload attention",
     )
     problem: AnyProblem | None = _what(
         "--problem KEY=VALUE,...",
-        "Sizes, if not attention: m=4096,n=4k,k=4k; bytes=1MiB of copy; tokens=1k,heads=2 of ssd, gated_delta and "
-        "flash_backward; a Triton launch has names of its own.",
+        "Sizes of schedules other than attention: m=4096,n=4k,k=4k; bytes=1MiB for copy; tokens=1k,heads=2 for "
+        "ssd, gated_delta and flash_backward; a Triton launch uses the names in it.",
     )
     hw: str | Path | DeviceSpec | NodeSpec | None = _where(
         "--hw NAME|FILE",
@@ -281,31 +291,32 @@ class Request:
     )
     clock: float | None = _where(
         "--clock CLOCK",
-        "Clock at which the cores are held: 1500MHz, 1.5GHz; default: free, as power allows.",
+        "Clock to which the cores are locked: 1500MHz, 1.5GHz; default: not locked, limited by power.",
         needs="device",
     )
     power_watts: float | None = _where(
-        "--power-watts WATTS",
-        "Limit that the board is set to: 500; default: the one of the device file.",
-        needs="device",
+        "--power-watts WATTS", "Power limit of the board: 500; default: the device file's.", needs="device"
     )
     tiling: Mapping[str, object] | Tiling | None = _how(
-        "--tiling -t FIELD=VALUE,...", "Tiling fields: -t block_kv=256,depth=2; may be repeated; others are chosen."
+        "--tiling -t FIELD=VALUE,...",
+        "Tiling fields: -t block_kv=256,depth=2; may be repeated; npusim chooses the other fields.",
     )
     eager: bool = _how(
         "--eager",
-        "For standard: one kernel per operator, as frameworks run it (-t operators=eager).",
+        "For standard: one kernel for each operator, as frameworks run it (-t operators=eager).",
         False,
         needs="device",
     )
-    args: str | None = _how("--args NAME=VALUE,...", "Arguments of a Triton kernel, with the problem's variables.")
+    args: str | None = _how("--args NAME=VALUE,...", "Arguments of a Triton kernel; they may use the problem's names.")
     grid: str | None = _how("--grid X[,Y[,Z]]", "Grid of a Triton kernel: 'seq_q//BM,batch*heads'.")
     constexpr: str | None = _how("--constexpr NAME=VALUE,...", "Constexpr parameters of a Triton kernel.")
-    num_warps: int | None = _how("--num-warps N", "Warps of a program, for a Triton kernel.", shown="4")
-    num_stages: int | None = _how("--num-stages N", "Tiles in flight, for a Triton kernel.", shown="3")
+    num_warps: int | None = _how("--num-warps N", "Number of warps of a program of a Triton kernel.", shown="4")
+    num_stages: int | None = _how(
+        "--num-stages N", "Number of tiles in flight (num_stages) of a Triton kernel.", shown="3"
+    )
     precision: str | None = _how(
         "--precision NAME[,FIELD=FORMAT]",
-        "Formats of all intermediates: a preset, with changes: fa2_fp32,scores=float16.",
+        "Formats of all intermediates: a preset, optionally with changes: fa2_fp32,scores=float16.",
         shown="the schedule's",
     )
     arithmetic: str | None = _how(
@@ -315,8 +326,8 @@ class Request:
     )
     l2: L2State | None = _where(
         "--l2",
-        "Content of L2 when the kernel starts: nothing useful, lines of other data to be written back, the inputs, or "
-        "the state after equal launches on other inputs (steady) or on the same (repeated).",
+        "Content of L2 when the kernel starts: clean, nothing useful; dirty, other data to be written back; warm, "
+        "the inputs; steady, the state after equal launches on other inputs; repeated, on the same inputs.",
         choices=("clean", "dirty", "warm", "steady", "repeated"),
         shown="the device's",
         needs="device time",
@@ -329,12 +340,12 @@ class Request:
     )
     tensors: str | Path | Mapping[str, NDArray[Any]] | None = _bits(
         "--tensors FILE|NAME",
-        "Q, K and V of your own, or packaged ones: .safetensors or .npz with keys q, k, v, and bias (a node: w_o).",
+        "Your own Q, K and V, or packaged ones: .safetensors or .npz with keys q, k, v, and bias (on a node: w_o).",
         needs="attention",
     )
     tensor_prefix: str = _bits(
         "--tensor-prefix TEXT",
-        "Prefix of the tensors' keys: <prefix>.q; needed where a file has several.",
+        "Prefix of the tensors' keys: <prefix>.q; needed if a file has several.",
         "",
         shown=False,
         needs="attention tensors",
@@ -348,7 +359,7 @@ class Request:
     )
     padding: Literal["nan"] | None = _bits(
         "--padding",
-        "nan: content of keys in K and V that no query sees; the run reports the affected outputs.",
+        "nan: fill the keys of K and V that no query sees with NaN; the run reports the affected outputs.",
         choices=("nan",),
         needs="attention bits",
     )
@@ -363,7 +374,7 @@ class Request:
     numerics: bool = _bits("--no-numerics", "Time only, no bits.", True, typed=False)
     diagnose: bool = _bits(
         "--diagnose",
-        "Ranges, resonance, underflow, mass lost and saturation too.",
+        "Report ranges, resonance, underflow, lost mass and saturation too.",
         False,
         needs="attention device bits",
     )
@@ -377,7 +388,7 @@ class Request:
     )
     trace_groups: str | Sequence[int] = _output(
         "--trace-groups WHICH",
-        "Core groups on the timeline: 0,7, or the one that ends last.",
+        "Core groups on the timeline: 0,7; default: the one that ends last.",
         LAST,
         shown="last",
         needs="time",
@@ -385,7 +396,7 @@ class Request:
     timeline: tuple[float, float] | None = _output(
         "--timeline FROM:TO",
         "Part of the timeline to write, in us: 0:50.",
-        shown="all; of a long run, the beginning",
+        shown="all of it; for a long run, the beginning",
         needs="time",
     )
     limit_s: float | None = None
@@ -401,7 +412,7 @@ class Request:
         for name in OPTIONS:
             value = getattr(self, name)
             if isinstance(value, str) and not value.strip() and name != "tensor_prefix":
-                raise SpecError(f"{name}: {value!r} has no value; leave the option out, or give a value")
+                raise SpecError(f"{name}: {value!r} is empty; write a value, or remove the option")
             if isinstance(value, str) and OPTIONS[name].metavar in ("TOKENS", "KEYS", "N") and name != "seed":
                 object.__setattr__(self, name, whole_number(name, value))
 
@@ -449,7 +460,7 @@ class Request:
             return
         for name, size in shape_sizes(self.shape).items():
             if getattr(self, name) is not None:
-                raise SpecError(f"shape {self.shape}: has the same size as {name}; leave one of them out")
+                raise SpecError(f"shape {self.shape}: states the same size as {name}; remove one of them")
             object.__setattr__(self, name, size)
         object.__setattr__(self, "shape", None)
 
@@ -463,15 +474,15 @@ class Request:
         names = "seq", "seq_q", "seq_kv", "batch", "lengths", "dtype", "tensor_parallel", "causal", "ignore", "kind"
         sizes = {name: getattr(self, name) for name in (*names, *CALL)}
         if self.kv_heads is not None and self.q_heads is None:
-            raise SpecError("kv_heads: states the heads of K and V alone; state q_heads too")
+            raise SpecError("kv_heads: states only the heads of K and V; set q_heads too")
         if self.q_heads is not None and self.tensor_parallel is not None:
-            raise SpecError("q_heads: are those of one device; leave tensor_parallel out")
+            raise SpecError("q_heads: states the heads of one device; remove tensor_parallel")
         if self.tensors is not None:
             named = {"q_heads": self.q_heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim}
-            refuse(named, "the tensors have the sizes; leave these options out")
+            refuse(named, "the tensors already have the sizes; remove these options")
         sizes |= {"heads": self.q_heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim}
         if self.phase == "decode" or self._decodes_lengths():
-            refuse({"seq_q": self.seq_q}, "--phase decode has one query a sequence; leave it out")
+            refuse({"seq_q": self.seq_q}, "--phase decode has one query for each sequence; remove it")
             sizes["seq_q"] = 1
         return sizes
 
@@ -775,11 +786,14 @@ def shape_sizes(text: str) -> dict[str, int]:
         match = _SHAPE.fullmatch(part.strip())
         one, two = _LETTERS[match[1].upper()] if match else ("", ())
         if match is None or (match[3] and not two):
-            how = "B4,N32/8,S6k,D128: batch, query/KV heads, tokens (or queries/keys), head size; leave out any of them"
-            raise SpecError(f"shape {text}: {part.strip()!r} is no size; write {how}")
+            how = (
+                "B4,N32/8,S6k,D128: batch, query/KV heads, tokens (or queries/keys), head size; each part may "
+                "be omitted"
+            )
+            raise SpecError(f"shape {text}: {part.strip()!r} is not a size; write {how}")
         for name, size in zip(two if match[3] else (one,), match.groups()[1:], strict=False):
             if name in sizes:
-                raise SpecError(f"shape {text}: {match[1].upper()} is there twice")
+                raise SpecError(f"shape {text}: {match[1].upper()} occurs twice")
             sizes[name] = whole_number(f"shape {text}: {match[1].upper()}", size)
     return sizes
 

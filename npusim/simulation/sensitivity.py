@@ -45,7 +45,9 @@ def sensitivity(result: RunData) -> tuple[Sensitivity, ...]:
     are rounded.
     """
     if "models" in result.problem.features:
-        raise SpecError("sensitivity: a model's layers are folded; ask for its parts: tiling_allreduce, gemm, ...")
+        raise SpecError(
+            "sensitivity: not available for a model's layers; use it on their parts: tiling_allreduce, gemm, ..."
+        )
     templates = Templates(result.program)
 
     def row(constant: tuple[str, Quantity]) -> Sensitivity:

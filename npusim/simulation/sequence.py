@@ -107,8 +107,8 @@ def _refuse_scratch(calls: Sequence[Call]) -> None:
         for n, x in call.tensors.items():
             if x.storage in left and n not in scratch:
                 at, name = left[x.storage]
-                why = "the launch stores to it and loads it again at once, so that its run has no such result"
-                raise SpecError(f"launch {at} ({calls[at].name}), {name}, which {call.name} has as {n}: {why}")
+                why = "the launch stores to it and immediately loads it again, so that the run has no such result"
+                raise SpecError(f"launch {at} ({calls[at].name}), {name}, which is {n} of {call.name}: {why}")
         for n in scratch & call.tensors.keys():
             left.setdefault(call.tensors[n].storage, (number, n))
 
@@ -119,7 +119,9 @@ def in_sequence(schedules: Sequence[str], request: Request) -> tuple[SequenceRun
     Raises `SpecError` where a schedule is no recorded call, or tensors are given: the storages have the values.
     """
     if request.tensors is not None:
-        raise SpecError("tensors: launches in sequence have the values of their storages; record them (--floats)")
+        raise SpecError(
+            "tensors: launches in sequence use the recorded values of their tensors; record them (--floats)"
+        )
     calls, done = [call_of(name) for name in schedules], list[SequenceRun]()
     _refuse_scratch(calls)
     memory = Storages(calls, request.seed or 0)
@@ -130,7 +132,7 @@ def in_sequence(schedules: Sequence[str], request: Request) -> tuple[SequenceRun
         result = run_request(replace(request, schedule=name, tensors=given or None, seed=seed))
         read = {t.view.parameter for t in result.program.tensors.values() if t.role == "input" and t.view is not None}
         reads = {n: memory.writers[x.storage] for n, x in floats.items() if n in read and x.storage in memory.writers}
-        notes = tuple(f"{n}: as launch {at} ({calls[at].name}) leaves it" for n, at in reads.items())
+        notes = tuple(f"{n}: the values that launch {at} ({calls[at].name}) stored" for n, at in reads.items())
         done.append(SequenceRun(call.name, replace(result, notes=(*result.notes, *notes)), reads))
         later = {x.storage for other in calls[number + 1 :] for x in other.tensors.values()}
         stored = [t.view for t in result.program.tensors.values() if t.role == "output" and t.view is not None]

@@ -138,7 +138,7 @@ def _other_layers(plan: Plan, timing: TimingResult | None) -> tuple[str, ...]:
         built = replace(r, kind=other, numerics=False, trace_groups=(), presets=False)
         times = timing.latency_s, run_request(built).timing
     except TilingError as error:
-        return (f"layers: this is one of {kinds[of_run]} {of_run} ones; {kinds[other]} {other} ones: {error}",)
+        return (f"layers: this is one of {kinds[of_run]} {of_run} layers; {kinds[other]} {other} layers: {error}",)
     assert times[1] is not None
     each = {of_run: times[0], other: times[1].latency_s}
     total = sum(kinds[kind] * seconds for kind, seconds in each.items())
@@ -369,7 +369,7 @@ def _notes(
         notes.append(f"timeline: the first {traced}; --timeline 0:END extends it to END us")
     if bits is not None:
         notes += [
-            f"matrix arithmetic {name} is assumed: no public bit-level source"
+            f"matrix arithmetic {name} is assumed: no public source states it bit by bit"
             for name, evidence in arithmetic_evidence(bits.arithmetic, device).items()
             if evidence == "assumed"
         ]

@@ -86,7 +86,7 @@ def chosen_tensors(request: Request, load: Workload) -> tuple[Tensors | None, di
     if "bias" in tensors:
         stated["bias"] = "shared" if len(tensors["bias"]) == 1 else "head"
         if r.bias not in (None, stated["bias"]):
-            raise TensorError(f"bias: {r.bias}, but the tensors have one of shape {tensors['bias'].shape}")
+            raise TensorError(f"bias: {r.bias}, but the tensors have a bias of shape {tensors['bias'].shape}")
     if dtype in SCALED:
         bias = {n: tensors.pop(n) for n in ("bias",) if n in tensors}
         check_finite(tensors)  # a scale is of all values
@@ -107,8 +107,8 @@ def unlikely_reading(tensors: Tensors, layout: Layout) -> str:
         return ""
     axes = ", ".join(LAYOUT_AXES[layout])
     return (
-        f"tensors: read as {heads:,} heads of {keys:,} keys (layout {layout}: {axes}); with --layout {other} they have "
-        f"{queries:,} heads of {kv_heads:,} keys"
+        f"tensors: interpreted as {heads:,} heads of {keys:,} keys (layout {layout}: {axes}); with --layout "
+        f"{other} they have {queries:,} heads of {kv_heads:,} keys"
     )
 
 
@@ -136,9 +136,9 @@ def _check_workload(tensors: Tensors, load: Workload, layout: Layout) -> None:
     if not shares or q[1] > load.heads or (q[3], v[3]) != (load.head_dim, load.value_head_dim):
         unlikely = unlikely_reading(tensors, layout)
         raise TensorError(
-            f"tensors: {q[1]} query heads of {q[3]} and {k[1]} of keys are none of workload {load.name}, which has "
-            f"{load.heads} of {load.head_dim} and {load.kv_heads}; leave the workload out, or name that of the tensors"
-            + (f"; {unlikely}" if unlikely else "")
+            f"tensors: {q[1]} query heads of {q[3]} and {k[1]} of keys do not match workload {load.name}, which "
+            f"has {load.heads} of {load.head_dim} and {load.kv_heads}; remove the workload, or name the tensors' "
+            "one" + (f"; {unlikely}" if unlikely else "")
         )
 
 
@@ -186,7 +186,7 @@ def load_tensors(
     where = "tensors" if isinstance(source, Mapping) else str(source)
     raw = _short(dict(source) if isinstance(source, Mapping) else read_tensors(Path(source)), where)
     if layout not in get_args(Layout):
-        raise TensorError(f"layout {layout!r}: there are {', '.join(get_args(Layout))}")
+        raise TensorError(f"layout {layout!r}; allowed: {', '.join(get_args(Layout))}")
     tensors, chosen = _pick(raw, prefix, where)
     _check_keys(raw, chosen, layout, where)
     page = 0
@@ -198,7 +198,7 @@ def load_tensors(
     for name, values in tensors.items():
         if not isinstance(values, np.ndarray):
             kind = type(values).__name__
-            raise TensorError(f"{where}: {name} is a {kind}; a numpy array needed")
+            raise TensorError(f"{where}: {name} is a {kind}; must be a numpy array")
         ends = _sequence_ends(raw, chosen, name) if layout == "tnd" else None
         if layout == "tnd" and lengths:
             ends = _ends_of_lengths(name, values, lengths, ends, where)
@@ -222,7 +222,7 @@ def _check_keys(raw: Mapping[str, Any], chosen: str, layout: str, where: str) ->
     others = tuple(k[:-1] for k in raw if k.endswith(".q") and k[:-1] != chosen)
     for key in raw:
         if key.removeprefix(chosen) not in known and key not in known and not key.startswith(others):
-            raise TensorError(f"{where}: nothing reads key {key!r}{choices(key, known)}")
+            raise TensorError(f"{where}: npusim does not read key {key!r}{choices(key, known)}")
 
 
 def _checked_bias(bias: NDArray[Any], tensors: Tensors, where: str) -> NDArray[Any]:
@@ -231,7 +231,7 @@ def _checked_bias(bias: NDArray[Any], tensors: Tensors, where: str) -> NDArray[A
     q, k = tensors["q"], tensors["k"]
     if bias.shape not in [(heads, q.shape[2], k.shape[2]) for heads in (1, q.shape[1])] or bias.dtype != q.dtype:
         wanted = f"({q.shape[1]} or 1, {q.shape[2]}, {k.shape[2]}) {q.dtype}"
-        raise TensorError(f"{where} is {bias.shape} {bias.dtype}; query heads, queries and keys are needed: {wanted}")
+        raise TensorError(f"{where} is {bias.shape} {bias.dtype}; must be (query heads, queries, keys): {wanted}")
     return bias
 
 
@@ -247,7 +247,9 @@ def _gathered(
     ):
         raise TensorError(f"{where}: page_table needs k and v of (pages, page, heads, size) in layout bsnd, or bnsd")
     if table.ndim != len(("sequences", "pages")) or len(table) != len(lengths) or min(lengths, default=0) < 1:
-        raise TensorError(f"{where}: page_table has shape {table.shape}; {len(lengths)} lengths of sequences are known")
+        raise TensorError(
+            f"{where}: page_table has shape {table.shape}; npusim knows the lengths of {len(lengths)} sequences"
+        )
     along = 1 if layout == "bsnd" else 2
     count, page = pools["k"].shape[0], pools["k"].shape[along]
     check_pages(table.tolist(), lengths, page, count)
@@ -272,7 +274,7 @@ def _ends_of_lengths(
     if tokens != wanted[-1] or (ends is not None and not np.array_equal(ends, wanted)):
         stated = "" if ends is None else f", and cu_seqlens {' '.join(map(str, ends[:8]))}"
         listed = ",".join(map(str, lengths[:8]))
-        raise TensorError(f"{where}: lengths {listed} are {wanted[-1]} tokens, but {name} has {tokens}{stated}")
+        raise TensorError(f"{where}: lengths {listed} add up to {wanted[-1]} tokens, but {name} has {tokens}{stated}")
     return wanted
 
 
@@ -284,7 +286,7 @@ def _of_lengths(tensors: Tensors, rows: Mapping[str, tuple[int, ...]], where: st
         return tensors
     if rows["v"] != keys or len(keys) != batch or max(keys) > longest:
         raise TensorError(
-            f"{where}: lengths of {len(keys)} sequences of {max(keys)} keys at most; k has {batch} of {longest}"
+            f"{where}: lengths has {len(keys)} sequences with at most {max(keys)} keys; k has {batch} with {longest}"
         )
     is_mixed = bool(queries) and queries != tuple(min(tensors["q"].shape[2], n) for n in keys)
     cut = {n: x if n == "q" else x[:, :, : max(keys)] for n, x in tensors.items()}
@@ -313,8 +315,8 @@ def load_projection(
     if projection.ndim != 2 or projection.shape[0] != width:
         turned = "; this one is transposed" if projection.ndim == 2 and projection.shape[1] == width else ""
         raise TensorError(
-            f"{where}: {key} has shape {projection.shape}; "
-            f"(heads x head size, hidden) = ({width}, hidden) needed{turned}"
+            f"{where}: {key} has shape {projection.shape}; must be (heads x head size, hidden) = ({width}, "
+            f"hidden){turned}"
         )
     return _rounded({key: projection}, dtype)[key]
 
@@ -347,7 +349,7 @@ def _stored(name: str, tensor: Mapping[str, Any]) -> NDArray[Any]:
     """Return an array of a safetensors file; the package's reader asks numpy for formats that numpy does not have."""
     kind = tensor["dtype"]
     if kind not in STORED and not re.fullmatch(r"[FIU](8|16|32|64)", kind):
-        raise ValueError(f"{name} is {kind}, which is not read")
+        raise ValueError(f"{name} is {kind}, which is not supported")
     dtype = get_format(STORED[kind]).dtype if kind in STORED else np.dtype(f"{kind[0].lower()}{int(kind[1:]) // 8}")
     return np.frombuffer(tensor["data"], dtype).reshape(tensor["shape"])
 
@@ -359,7 +361,7 @@ def _short(raw: Mapping[str, NDArray[Any]], where: str) -> dict[str, NDArray[Any
         path, dot, name = key.rpartition(".")
         short = f"{path}{dot}{LONG_NAMES.get(name, name)}"
         if short != key and short in raw:
-            raise TensorError(f"{where}: has {short!r} and {key!r}, which are one tensor; leave one of them out")
+            raise TensorError(f"{where}: has both {short!r} and {key!r} for the same tensor; remove one of them")
         renamed[short] = values
     return renamed
 
@@ -374,7 +376,7 @@ def _pick(raw: Mapping[str, NDArray[Any]], prefix: str, where: str) -> tuple[Ten
         if len(prefixes) != 1:
             listed = ", ".join(sorted(raw)) or "none"
             wanted = "keys q, k, v (or query, key, value) or one <prefix>.q, .k, .v"
-            raise TensorError(f"{where}: {wanted} needed; it has {listed}")
+            raise TensorError(f"{where}: needs {wanted}; it has {listed}")
         keys = {n: f"{prefixes[0]}.{n}" for n in NAMES}
     missing = [k for k in keys.values() if k not in raw]
     if missing:
@@ -407,8 +409,8 @@ def _as_bnsd(
         if min(lengths) < 1 or sum(lengths) != len(values):
             listed = " ".join(str(n) for n in lengths[:8])
             raise TensorError(
-                f"{where}: {name} has {len(values)} tokens in sequences of {listed}; each has one at least, and "
-                "together they are all tokens"
+                f"{where}: {name} has {len(values)} tokens in sequences of {listed}; each must have at least one, "
+                "and together they must be all tokens"
             )
         packed, values = values, np.zeros((count, max(lengths), *values.shape[1:]), values.dtype)
         for number, (start, length) in enumerate(zip(np.cumsum([0, *lengths]), lengths, strict=False)):
@@ -444,14 +446,14 @@ def quantise(tensors: Tensors, fmt: str = "float8_e4m3fn") -> tuple[Tensors, dic
 def _check(name: str, values: NDArray[Any], where: str) -> None:
     if values.dtype.type is np.void:
         raise TensorError(
-            f"{where}: {name} is {values.dtype}: .npz keeps the bits of bfloat16 and float8_e4m3fn, but not which they "
-            "are; save .safetensors, or float32 and give --dtype bfloat16"
+            f"{where}: {name} is {values.dtype}: .npz stores the bits of bfloat16 and float8_e4m3fn, but not the "
+            "format's name; save .safetensors, or save float32 and use --dtype bfloat16"
         )
     if not values.size:
-        raise TensorError(f"{where}: {name} has shape {values.shape}: nothing in it")
+        raise TensorError(f"{where}: {name} has shape {values.shape}, which is empty")
     fmt = format_of_dtype(values.dtype)
     if fmt is None or fmt.name not in DTYPES:
-        raise TensorError(f"{where}: {name} is {values.dtype}; {' or '.join(DTYPES)} needed")
+        raise TensorError(f"{where}: {name} is {values.dtype}; must be {' or '.join(DTYPES)}")
 
 
 def check_finite(
@@ -477,7 +479,10 @@ def _check_together(tensors: Tensors, layout: str, where: str) -> None:
     if not q[0] == k[0] == v[0]:
         faults.append(f"batch {q[0]}, {k[0]}, {v[0]}")
     if k[1] != v[1] or q[1] % k[1]:
-        faults.append(f"heads {q[1]}, {k[1]}, {v[1]}: q's must be a multiple of k's, v's the same as k's")
+        faults.append(
+            f"heads {q[1]}, {k[1]}, {v[1]}: the heads of q must be a multiple of those of k, and v must "
+            "have as many as k"
+        )
     if k[2] != v[2]:
         faults.append(f"keys {k[2]} but values {v[2]}")
     if q[3] != k[3]:
@@ -485,8 +490,8 @@ def _check_together(tensors: Tensors, layout: str, where: str) -> None:
     if len({tensors[n].dtype for n in NAMES}) != 1:
         faults.append("dtypes " + ", ".join(str(tensors[n].dtype) for n in NAMES))
     if faults:
-        read = f"read by layout {layout} as (batch, heads, tokens, head size)"
-        raise TensorError(f"{where}: q {q}, k {k}, v {v}, {read}, do not fit together: {'; '.join(faults)}")
+        read = f"with layout {layout}, (batch, heads, tokens, head size)"
+        raise TensorError(f"{where}: q {q}, k {k}, v {v}, {read}, do not match: {'; '.join(faults)}")
 
 
 def padding_note(problem: Problem, bits: NumericResult) -> str:
@@ -499,7 +504,7 @@ def padding_note(problem: Problem, bits: NumericResult) -> str:
     which = f"{total} of {rows} rows of the output, first {lines[0]}" if lines else f"none of {rows} rows of the output"
     unread = problem.batch * problem.seq_kv - problem.key_count
     beyond = f"; no tile reads the {unread} keys beyond lengths" if problem.lengths else ""
-    return f"padding: NaN in {count} of {of} keys, which no query sees, reaches {which}{beyond}"
+    return f"padding: NaN in the {count} of {of} keys that no query sees reaches {which}{beyond}"
 
 
 def inputs_notes(program: TileProgram, given: Tensors | None, bits: NumericResult) -> tuple[str, ...]:

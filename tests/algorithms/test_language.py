@@ -59,8 +59,8 @@ def changed(*changes: tuple[str, str]) -> str:
     return source
 
 
-TRACED = "a kernel is traced before there are values; maximum(a, b) takes the larger, where(mask, a, b) chooses"
-OF_TILE = "differs between tiles, and the loop is traced once; per_tile(function, kj.index) makes a constant of each"
+TRACED = "a kernel is traced before its values exist; use maximum(a, b) for the larger one, or where(mask, a, b)"
+OF_TILE = "differs between tiles, and the loop is traced once; per_tile(function, kj.index) gives each"
 STATE = ("    for kj", '    l = full("row", 0.0, F)\n    for kj')
 MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
     "formats that differ": (
@@ -78,7 +78,7 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
     "no format": ([('s.to("float16")', 's.to("fp16")')], 5, "unknown number format 'fp16'; near names: float16"),
     "blocks across a product": (
         [('s.to("float16")', 's.to("mxfp8", axis="row")')], 6,
-        "blocks of w (row x key, mxfp8) are along row, the product contracts key",
+        "blocks of w (row x key, mxfp8) run along row, but the product sums along key",
     ),
     "blocks along a third axis": (
         [('s.to("float16")', 's.to("mxfp8", axis="head")')], 5, "axis must be one of the two axes of a tile"
@@ -86,20 +86,21 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
     "a rule of another format": (
         [('s.to("float16")', 's.to("mxfp8", rule="te")')], 5, "mxfp8 has float8_e8m0fnu scales of float8_e4m3fn: floor"
     ),
-    "a rule without blocks": ([('s.to("float16")', 's.to("float16", rule="floor")')], 5, "it has no blocks"),
+    "a rule without blocks": ([('s.to("float16")', 's.to("float16", rule="floor")')], 5, "this format has no blocks"),
     "rows of blocks": (
-        [('s.to("float16")', '(s.to("mxfp8") * 2).to("float16")')], 5, "a block format can only be a factor"
+        [('s.to("float16")', '(s.to("mxfp8") * 2).to("float16")')], 5, "a block-scaled format can only be a factor"
     ),
     "a state of no format": ([("0.0, F", '0.0, "single"')], 2, "unknown number format 'single'"),
     "if on a value": (
         [(LAST, "        if s.max() > 0: o = o + pv\n")], 7,
-        f"`if` on s.max() (row, float32), or a comparison of it: {TRACED}",
+        f"s.max() (row, float32) is used in an `if` or in a comparison: {TRACED}",
     ),
     "if on an equality": (
         [(LAST, "        if s.max() == 0: o = o + pv\n")], 7,
-        f"`if` on s.max() (row, float32), or a comparison of it: {TRACED}",
+        f"s.max() (row, float32) is used in an `if` or in a comparison: {TRACED}",
     ),
-    "the builtin max": ([("o + pv", "max(o, pv)")], 7, "`if` on pv (row x value, float32), or a comparison of it"),
+    "the builtin max": ([("o + pv", "max(o, pv)")], 7, ("pv (row x value, float32) is used in an `if` "
+"or in a comparison")),
     "if on index": (
         [(LAST, "        if kj.index > 0: o = o + pv\n")], 7,
         f"a tile's index in a condition or as a plain number: it {OF_TILE}",
@@ -110,7 +111,7 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
     ),
     "per_tile of a value": (
         [("s.to(", "(s * per_tile(abs, s.max())).to(")], 5,
-        "per_tile of s.max() (row, float32): it takes a function and numbers",
+        "per_tile of s.max() (row, float32): its arguments are a function and numbers",
     ),
     "index outside": ([("return o", "return o * kj.index")], 8, "index outside of a loop over tiles"),
     "a value of a tile": (
@@ -119,7 +120,7 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
     ),
     "a tile behind its loop": (
         [("return o", "return o + vj.to(F)")], 8,
-        "vj (key x value, float16) is read after its loop, where there is no tile; a state",
+        "vj (key x value, float16) is read after its loop, where it has no value; start a state",
     ),
     "a state never written": (
         [STATE], 1,
@@ -139,20 +140,20 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
     ),
     "arguments of full": (
         [('"row value", 0.0', '0.0, "row value"')], 2,
-        "full(0.0, 'row value', 'float32'): it takes axes as text",
+        "full(0.0, 'row value', 'float32'): its arguments are axes as text",
     ),
     "a value never read": (
         [(LAST, LAST + "        m = s.max()\n")], 8,
-        "m (row, float32) is never read: leave it out, or return it",
+        "m (row, float32) is never read: remove it or return it",
     ),
     "nothing returned": (
         [("    return o\n", "")], 1,
-        "it returns nothing, and is to return out: a tile or vector for each of kernel(results=...)",
+        "it returns nothing, but must return out: a tile or vector for each name in kernel(results=...)",
     ),
-    "a number returned": ([("return o", "return 1.0")], 1, "it returns 1.0, and is to return out"),
+    "a number returned": ([("return o", "return 1.0")], 1, "it returns 1.0, but must return out"),
     "too many results": (
         [("return o", "return o, s")], 1,
-        "it returns o (row x value, float32), s (row x key, float32), and is to return out",
+        "it returns o (row x value, float32), s (row x key, float32), but must return out",
     ),
     "another format returned": (
         [("return o", 'return o.to("float16")')], 8,
@@ -161,21 +162,21 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
     ),
     "a walked operand": (
         [("kj.T", "k.T")], 4,
-        "k (key x head, float16) is walked tile by tile here: use the loop's own variable",
+        "k (key x head, float16) tile by tile: use the loop's variable",
     ),
     "a loop in a loop": (
         [(LAST, LAST + "        for kk in tiles(k): pass\n")], 8,
-        "a loop in a loop: one loop walks the tiles of a kernel at a time",
+        "a loop over tiles cannot contain another one",
     ),
     "no shared axis": (
         [("tiles(k, v)", "tiles(q, v)")], 3,
         "tiles of q (row x head, float16) and v (key x value, float16): they share no axis",
     ),
-    "tiles of a state": ([("tiles(k, v)", "tiles(k, o)")], 3, "it walks operands, the kernel's arguments"),
+    "tiles of a state": ([("tiles(k, v)", "tiles(k, o)")], 3, "the arguments must be operands of the kernel"),
     "two products": (
         [("w @ vj", "q @ kj.T @ vj")], 6,
         "q @ kj.T is a product that is not stored yet: write (q @ kj.T).to(format), or add it to a "
-        "state, o + q @ kj.T",
+        "state: o + q @ kj.T",
     ),
     "a product of a product": ([("w @ vj", "w @ (q @ kj.T)")], 6, "q @ kj.T is a product that is not stored yet"),
     "a method of a product": (
@@ -185,11 +186,11 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
     "exp of a product": ([("(q @ kj.T).to(F)", "exp(q @ kj.T)")], 4, "q @ kj.T is a product that is not stored yet"),
     "exp of a number": (
         [("o + pv", "o + pv * exp(1.0)")], 7,
-        "exp of 1.0: neither a tile nor a vector of rows; math.exp takes numbers",
+        "exp of 1.0: this is neither a tile nor a vector of rows; for numbers use math.exp",
     ),
     "maximum of numbers": (
         [("o + pv", "o + pv * maximum(1.0, 2.0)")], 7,
-        "MAX of 1.0 and 2.0: neither is a tile or a vector of rows",
+        "MAX of 1.0 and 2.0: one of them must be a tile or a vector of rows",
     ),
     "a vector times a tile": (
         [("w @ vj", "w.max() @ vj")], 6,
@@ -202,7 +203,7 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
     ),
     "a transposed addend": (
         [("o + pv", "o + pv.T")], 7,
-        "axes are exchanged for a factor of a product alone, a @ b.T or a.T @ b",
+        ".T is supported only for a factor of a product, a @ b.T or a.T @ b",
     ),
     "a product with itself": (
         [("w @ vj", "q @ q.T")], 6,
@@ -210,8 +211,8 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
     ),
     "a product nobody stores": (
         [(LAST, LAST + "        z = q @ kj.T\n")], 8,
-        "q @ kj.T is a product that nothing stores: write (q @ kj.T).to(format), add it to a "
-        "state, or leave it out",
+        "q @ kj.T is a product that the kernel does not store: write (q @ kj.T).to(format), add it to a "
+        "state, or remove it",
     ),
     "break": (
         [(LAST, LAST + "        break\n")], 8,
@@ -220,12 +221,12 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
     "return in a loop": ([(LAST, LAST + "        return o\n")], 8, "a loop over tiles has a break or a return"),
     "another format": (
         [("o + pv", '(o + pv).to("float16")')], 7,
-        "o is (row x value, float32) where a tile begins, and (row x value, float16) where it "
-        "ends: a state keeps its axes and format; convert it, .to('float32')",
+        "o is (row x value, float32) at the start of a tile and (row x value, float16) at its "
+        "end: the axes and format of a state cannot change; convert it with .to('float32')",
     ),
     "another shape": (
         [("o + pv", "pv.sum()")], 7,
-        "o is (row x value, float32) where a tile begins, and (row, float32) where it ends",
+        "o is (row x value, float32) at the start of a tile and (row, float32) at its end",
     ),
     "a right factor that rows make of all tiles": (
         [(LOOP, "    z = (q @ maximum(k, 0.0).T).to(F)\n" + LOOP), ("(q @ kj.T).to(F)", "(q @ kj.T).to(F) + z")], 3,
@@ -233,7 +234,7 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
     ),
     "a product of what a loop leaves": (
         [(LAST, LAST + '    w = (o.to("float16") @ v.T).to("float16")\n    o = (w @ v).to(F)\n')], 8,
-        "o.to('float16') is a factor of a product behind a loop: multiply in the loop, tile by tile, or return what",
+        "o.to('float16') is a factor of a product after a loop: multiply in the loop, tile by tile, or return the",
     ),
     "a left factor made of an operand in a loop": (
         [("(q @ kj.T)", "(maximum(q, 0.0) @ kj.T)")], 4,
@@ -251,39 +252,40 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
             ("(q @ kj.T).to(F)", "(q @ kj.T).to(F) * 2"), ('s.to("float16")', 'where(mask, s, -inf).to("float16")'),
             ("o + pv", "o + pv * s.max()"),
         ], 7,
-        "s (row x key, float32) is read after line 5 has masked it in its place: read the result of where(...)",
+        "s (row x key, float32) is read after line 5 has masked it in place: read the result of where(...)",
     ),
     "a comparison as a mask": (
         [("s.to(", "where(s > 0, s, 0.0).to(")], 5,
-        "`if` on s (row x key, float32), or a comparison of it",
+        "s (row x key, float32) is used in an `if` or in a comparison",
     ),
     "a value as a mask": (
         [("s.to(", "where(s.max(), s, 0.0).to(")], 5,
-        "where(s.max() (row, float32), ...): it takes a mask",
+        "where(s.max() (row, float32), ...): the mask must be",
     ),
     "a relation of no name": (
         [("s.to(", "where(compare(s, 0.0, '>'), s, 0.0).to(")], 5,
-        "compare(s (row x key, float32), 0.0, '>'): no such relation; there are oeq, ogt, oge, olt, ole, one, ueq,",
+        "compare(s (row x key, float32), 0.0, '>'): unknown relation; allowed: oeq, ogt, oge, olt, ole, one, ueq,",
     ),
     "two numbers by a mask": (
         [("s.to(", "where(compare(s, 0.0, 'ogt'), 1.0, 0.0).to(")], 5,
-        "values of one format are needed, or the format of two numbers, fmt=...",
+        "both must have one format; for two numbers set it with fmt=...",
     ),
     "a mask by position in an expression": (
         [("s.to(", "where(mask & compare(s, 0.0, 'ogt'), s, 0.0).to(")], 5,
         "and of mask, a mask by position: it joins masks of compare(a, b, relation)",
     ),
     "the opposite of a value": ([("s.to(", "where(~s, s, 0.0).to(")], 5, "xor of s (row x key, float32): it joins"),
-    "a rule of NaN": ([("s.to(", "maximum(s, 0.0, nan='any').to(")], 5, "nan='any': there are number, propagate"),
-    "where of two tiles": ([("s.to(", "where(mask, s, s).to(")], 5, "one of the two is a tile, the other a number"),
+    "a rule of NaN": ([("s.to(", "maximum(s, 0.0, nan='any').to(")], 5, "nan='any'; allowed: number, propagate"),
+    "where of two tiles": ([("s.to(", "where(mask, s, s).to(")], 5, ("one of the two must be a tile and "
+"the other a number")),
     "a plain number": (
         [("o + pv", "o + math.exp(pv)")], 7,
-        "pv (row x value, float32) as a plain number: a kernel is traced before there are values",
+        "pv (row x value, float32) is used as a plain number: a kernel is traced before its values exist",
     ),
     "a power": (
         [("o + pv", "o + pv ** 2")], 7,
-        "there are + - * /, divided, exp, log, rsqrt, sqrt, tanh, erf, fma, maximum, minimum, compare, where, inverse, "
-        ".to(format), .max(), .sum(), .cumsum() and @; of masks & | ^ ~",
+        "the operations of kernels are + - * /, divided, exp, log, rsqrt, sqrt, tanh, erf, fma, maximum, minimum, "
+        "compare, where, inverse, .to(format), .max(), .sum(), .cumsum() and @; of masks & | ^ ~",
     ),
     "other axes": (
         [("o + pv", "o + s")], 7,
@@ -327,7 +329,7 @@ def test_an_operand_to_which_nothing_is_bound_is_named_with_where_it_is_bound(tm
 
 
 def test_results_are_counted(tmp_path: Path) -> None:
-    with pytest.raises(ProgramError, match=r"1: attend: it returns o \(.*\), and is to return out, lse: a tile"):
+    with pytest.raises(ProgramError, match=r"1: attend: it returns o \(.*\), but must return out, lse: a tile"):
         traced(SOURCE, tmp_path / "mine.py", "out lse")
 
 
@@ -365,12 +367,12 @@ def test_a_name_of_npusims_own_is_refused_with_file_and_line(tmp_path: Path) -> 
         "P = FlashPrecision('p', *['float32'] * 7)\nMINE = attention('flash', mine, precisions=[P])\n",
         encoding="utf-8",
     )  # fmt: skip
-    with pytest.raises(SpecError, match=re.escape(f"{path}:4: schedule 'flash' is one of npusim's own; give your")):
+    with pytest.raises(SpecError, match=re.escape(f"{path}:4: schedule 'flash' is a packaged one; rename your")):
         find_schedule(f"{path}:MINE", "ascend")
 
 
 def test_a_row_has_as_many_sources_as_its_operation_takes() -> None:
-    with pytest.raises(ProgramError, match=r"x = SELECT\(mask, s\): it takes 3 sources, not 2"):
+    with pytest.raises(ProgramError, match=r"x = SELECT\(mask, s\): the operation needs 3 sources, not 2"):
         Instruction(Opcode.SELECT, "x", ("mask", "s"))
     with pytest.raises(ProgramError, match="it takes 1 or 2 sources, not 3"):
         Instruction(Opcode.ROW_SUM, "l", ("e", "l", "l"))

@@ -259,7 +259,9 @@ def test_axes_that_one_loop_walks_are_axes_of_operands_and_of_one_size() -> None
         kernel(walks="row tokens", q="row key", k="token key")(lambda q, k: q)
     sizes = {"row": CHUNK, "token": 2 * CHUNK, "key": WIDTH, "value": WIDTH}
     operands = {n: _tensor(n, 64, WIDTH) for n in "qkv"}
-    with pytest.raises(ProgramError, match="walks: tiles of 32 rows and 64 tokens; one loop has one size"):
+    with pytest.raises(
+        ProgramError, match="walks: the tiles have 32 rows and 64 tokens; all tiles of a loop must have one size"
+    ):
         summed.phase("s", _blocks(64), sizes, [_tensor("o", 64, WIDTH, "output")], fmt="float16", **operands)
 
 

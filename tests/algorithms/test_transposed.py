@@ -167,7 +167,7 @@ def test_the_way_of_a_transposed_operand_costs_what_memories_have_of_it(hw: str)
 def test_eight_bits_are_transposed_by_ascend_alone() -> None:
     assert program_of(summed, "ascend_950", "float8_e4m3fn").phases
     with pytest.raises(
-        TilingError, match=r"A\^T in float8_e4m3fn: tensor cores read a left operand along its rows alone"
+        TilingError, match=r"A\^T in float8_e4m3fn: tensor cores can read a left operand only along its rows"
     ):
         program_of(summed, "h200", "float8_e4m3fn")
 

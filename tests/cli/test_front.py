@@ -44,7 +44,7 @@ PHRASES = (
     r"blocks are dealt out",
     r"spends the time on",
     r"as long as the first\b",
-    r"nothing tried makes it so",
+    r"nothing tried makes it invariant",
     r"in no figure here",
     r"moved as one with",
     r"were looked for",

@@ -92,7 +92,7 @@ def test_latencies_over_no_size_are_refused_before_the_work(tmp_path: Path, monk
     command = "export rows a.csv -g heads=2 -g seq_q=128 -g head_dim=64 --plot a.svg"
     refused = CliRunner().invoke(app, command.split())
     assert refused.exit_code == 2
-    assert "a size with two values or more" in refused.stderr
+    assert "a size, which needs two values or more:" in refused.stderr
     assert not (tmp_path / "a.csv").exists()
 
 

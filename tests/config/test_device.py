@@ -120,16 +120,16 @@ def test_the_cubes_arithmetic_is_assumed_and_adds_up_in_its_format(
 
 def test_look_ups_name_what_there_is(device: DeviceSpec, fault: Callable[..., str]) -> None:
     assert fault(device.engine, "aic", "CUB") == (
-        "ascend_910b2: no engine 'CUB' in aic; it has: MTE2, MTE1, CUBE, FIXP, SCALAR"
+        "ascend_910b2: there is no engine 'CUB' in aic; its engines: MTE2, MTE1, CUBE, FIXP, SCALAR"
     )
-    assert fault(device.core, "sm") == "ascend_910b2: no core 'sm'; it has: aic, aiv"
+    assert fault(device.core, "sm") == "ascend_910b2: there is no core 'sm'; its cores: aic, aiv"
     assert fault(device.link, "pcie") == "ascend_910b2: no link 'pcie'; it has: hbm, l2"
-    assert fault(device.core("aiv").buffer, "L1") == "no buffer 'L1' in this core; it has: UB"
+    assert fault(device.core("aiv").buffer, "L1") == "no buffer 'L1' in this core; its buffers: UB"
     assert fault(_matrix(device).arithmetic_of, "int8").startswith("no arithmetic is stated for int8")
-    assert fault(_vector(device).op, "tanh").startswith("no vector op 'tanh'; known: binary, ")
+    assert fault(_vector(device).op, "tanh").startswith("unknown vector op 'tanh'; allowed: binary, ")
     store = device.engine("aiv", "MTE3")
     assert isinstance(store, DmaEngine)
-    assert fault(store.route, "UB", "L1") == "no route UB->L1; routes here: UB->GM"
+    assert fault(store.route, "UB", "L1") == "no route UB->L1; its routes: UB->GM"
 
 
 def test_seconds_are_cycles_of_the_clock(device: DeviceSpec) -> None:

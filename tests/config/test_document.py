@@ -62,7 +62,7 @@ def test_aliases_stand_for_their_anchor() -> None:
         ("a: 1\n\tb: 2\n", "f.yaml:2  not valid YAML: "),
         ("a: *gone\n", "f.yaml:1  not valid YAML: found undefined alias 'gone'"),
         ("a: &x 1\nb: *x\nc: &x 2\n", "f.yaml:3  duplicate anchor 'x'"),
-        ("a: &x {b: *x}\n", "f.yaml:1  an alias stands inside its own anchor"),
+        ("a: &x {b: *x}\n", "f.yaml:1  an alias is inside its own anchor"),
         ("a: " + "[" * 3000 + "]" * 3000, "f.yaml:1  nested too deeply"),
         ("a: !!bool x\n", "f.yaml:1  a: 'x' cannot be read as bool"),
         ("a: !!int\n", "f.yaml:1  a: '' cannot be read as int"),

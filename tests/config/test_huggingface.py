@@ -190,7 +190,7 @@ def test_faulty_files_are_refused_with_place_and_key(
         f"{path}:1  num_hidden_layers: missing",
     ]
     path = config(PLAIN, hidden_size=1000)
-    assert fault(import_config, path) == (f"{path}:2  hidden_size: 1000 is not divisible by 16 heads; give head_dim")
+    assert fault(import_config, path) == (f"{path}:2  hidden_size: 1000 is not divisible by 16 heads; set head_dim")
     path = write("{\n  'a': 1\n}", "config.json")
     assert fault(import_config, path).startswith(f"{path}:2  not valid JSON: ")
     path = write("[1]", "config.json")

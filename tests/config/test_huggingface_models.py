@@ -465,23 +465,23 @@ def test_experts_that_cannot_be_are_refused(write: Callable[..., Path], fault: C
     def refused(config: dict[str, object], **changes: object) -> str:
         return fault(import_config, write(json.dumps({**config, **changes}), "config.json")).partition("  ")[2]
 
-    assert refused(MIXTRAL, layer_types=["full_attention"] * 3) == "layer_types: 3 entries, and there are 32 layers"
-    assert refused(MIXTRAL, moe_layer_freq=[0, 1]) == "moe_layer_freq: 2 entries, and there are 32 layers"
-    assert refused(MIXTRAL, num_experts_per_tok=None) == "num_experts_per_tok: missing, and there are 8 experts"
+    assert refused(MIXTRAL, layer_types=["full_attention"] * 3) == "layer_types: 3 entries, but the model has 32 layers"
+    assert refused(MIXTRAL, moe_layer_freq=[0, 1]) == "moe_layer_freq: 2 entries, but the model has 32 layers"
+    assert refused(MIXTRAL, num_experts_per_tok=None) == "num_experts_per_tok: missing, but the model has 8 experts"
     assert refused(MIXTRAL, num_experts_per_tok=9) == "num_experts_per_tok: 9 of only 8 experts"
 
 
 def test_what_a_file_does_not_say_of_formats_is_said(imported: Callable[..., Workload]) -> None:
-    assert imported({"model_type": "llama"}).source == "config.json (llama); it states no dtype: float16"
+    assert imported({"model_type": "llama"}).source == "config.json (llama); it states no dtype; npusim uses float16"
     assert imported(LLAMA_3_8B).source == "config.json (llama)"
     source = imported(LLAMA_3_8B, quantization_config={"quant_method": "hqq"}).source
-    assert source.endswith("; its weights are stored as hqq, and counted with 16 bits")
+    assert source.endswith("; its weights are stored as hqq, but npusim counts 16 bits for each")
     # A file of a type whose activation says whether the FFN has a gating matrix.
-    for stated, words in (("absent", "no activation"), ("frob", "an unknown activation, frob")):
+    for stated, words in (("absent", "no activation"), ("frob", "the activation frob")):
         load = imported(QWEN_3_30B_A3B, hidden_act=stated)
         assert (load.gated, load.source) == (
             False,
-            f"config.json (qwen3_moe); it states {words}: an FFN of two matrices",
+            f"config.json (qwen3_moe); it states {words}; npusim assumes an FFN of two matrices",
         )
     assert imported(LLAMA_3_8B, hidden_act="absent").gated  # the library's default
     assert imported(LLAMA_3_8B, model_type="gpt_neox", hidden_act="absent").source == "config.json (gpt_neox)"
@@ -520,9 +520,9 @@ def test_a_key_that_nothing_reads_is_listed_and_refused_by_a_run(
     assert list(load.left_out()) == [key]
     saved = load_workload(write(workload_yaml(load)))
     assert saved == load
-    with pytest.raises(SpecError, match=rf"{key} \(.*\): not modelled; to run without: --ignore {key}$"):
+    with pytest.raises(SpecError, match=rf"{key} \(.*\): not modelled; to run without them: --ignore {key}$"):
         saved.ignored(())
-    with pytest.raises(SpecError, match=rf"ignore other: there are .*, {key}$"):
+    with pytest.raises(SpecError, match=rf"ignore other; allowed: .*, {key}$"):
         saved.ignored(("other",))
     assert len(saved.ignored((key,))) == 1
     off: object = {} if isinstance(NOT_READ[key], dict) else None
@@ -834,7 +834,7 @@ def test_what_cannot_be_right_is_refused(write: Callable[..., Path], fault: Call
         return fault(import_config, path).partition("  ")[2]
 
     assert refused(torch_dtype="float8_e4m3fn") == (
-        "torch_dtype: 'float8_e4m3fn' is none of float16, bfloat16, float32; give --dtype"
+        "torch_dtype: 'float8_e4m3fn' is not one of float16, bfloat16, float32; use --dtype"
     )
     assert refused(is_encoder_decoder=True).startswith("is_encoder_decoder: its encoder and its")
     assert refused(num_key_value_heads=5).startswith("kv_heads: 5 does not divide 32 query heads")

@@ -115,7 +115,7 @@ def test_of_another_chip_comes_what_keys_name_and_nothing_else(
     path = write("extends: {file: base, basis: assumed, keys: [a.*.c]}\nf: 5\n")
     assert read_inherited(path, _beside).data == {"a": {"b": {"c": 1}, "e": {"c": 3}}, "f": 5}
     path = write("extends: {file: base, basis: assumed, keys: [a.b.*, a.g]}\n")
-    assert fault(read_inherited, path, _beside) == f"{path}:1  extends: keys: nothing of base is called a.g"
+    assert fault(read_inherited, path, _beside) == f"{path}:1  extends: keys: base has no key a.g"
 
 
 def test_a_changed_value_without_basis_is_refused(write: Callable[..., Path], fault: Callable[..., str]) -> None:

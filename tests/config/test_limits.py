@@ -15,7 +15,7 @@ from npusim.errors import SpecError
     [
         # each was an OverflowError, a MemoryError, a run of no end, or a deadlock that was none
         ("links.hbm.bytes_per_s=1e-300", "1e-300 must be between 1 and 1e+24"),
-        ("links.hbm.bytes_per_s=1000", "less than the clock resolves: at 1.8 GHz at least 1.76e+06"),
+        ("links.hbm.bytes_per_s=1000", "too small: at 1.8 GHz a rate must be at least 1.76e+06"),
         ("clock_hz=1e-300", "1e-300 must be between 1e+06 and 1e+12"),
         ("cores.aic.engines.CUBE.queue_depth_count=1000000", "must be between 1 and 65,536"),
         ("flags.cross_core_latency_cycles=1000000000000000000", "must be between 0 and 1e+09"),

@@ -54,7 +54,7 @@ def test_each_kind_of_kernel_is_one_that_a_family_runs() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"name": ""}, "core family without a name: name: missing; the family as device files name it"),
+        ({"name": ""}, "core family without a name: name: missing; it is the name of the family in device files"),
         ({"machine": ""}, "core family mine: machine: missing; a class of npusim.machine.Machine, or module:Name"),
         ({"machine": "mine"}, "machine: mine; a class of npusim.machine.Machine, or module:Name"),
         ({"processor": "gpus"}, "processor: 'gpus' is not allowed. Did you mean `gpu`"),
@@ -63,8 +63,8 @@ def test_each_kind_of_kernel_is_one_that_a_family_runs() -> None:
         ({"sole": ("aic",), "cores": ("core",)}, "sole: 'aic' is not allowed"),
         ({"parts": ("flag",)}, "parts: 'flag' is not allowed. Did you mean `flags`"),
         ({"unread": {"cores.sm.engines.*": "x"}, "cores": ("core",)}, "its devices have no cores.sm"),
-        ({"decisions": Undecided}, "decisions: Undecided is no named tuple whose fields all have defaults"),
-        ({"decisions": int}, "decisions: int is no named tuple whose fields all have defaults"),
+        ({"decisions": Undecided}, "decisions: Undecided is not a named tuple whose fields all have defaults"),
+        ({"decisions": int}, "decisions: int is not a named tuple whose fields all have defaults"),
         ({"settings": {"attention": [{"depth": 1}]}}, "settings: attention: groups of mappings"),
     ],
 )
@@ -83,7 +83,7 @@ def test_a_value_that_no_preset_takes_is_refused() -> None:
 
 def test_fields_that_are_no_tiling_are_refused() -> None:
     family = CoreFamily(name="mine", machine="mine:Machine", fields={"rows": "npusim.errors:SpecError"})
-    with pytest.raises(SpecError, match=r"core family mine: fields of 'rows': npusim.errors:SpecError is no Tiling"):
+    with pytest.raises(SpecError, match=r"core family mine: fields of 'rows': npusim.errors:SpecError is not a Tiling"):
         family.fields_of("rows")
     with pytest.raises(SpecError, match="core family mine runs no kernels of the kind 'attention'"):
         family.fields_of("attention")
@@ -131,7 +131,10 @@ class Deep(Blocks):
     ("given", "message"),
     [
         ({"usual": {"dept": 1}}, "schedule mine: usual: no machine has 'dept'. Did you mean `depth`?"),
-        ({"tiling": Deep}, "schedule mine: field 'depth' is one of ascend's machine; state its default by usual="),
+        (
+            {"tiling": Deep},
+            "schedule mine: field 'depth' is already a field of ascend's machine; set its default with usual=",
+        ),
     ],
 )
 def test_fields_of_a_kernel_and_its_machine_are_told_apart(given: dict[str, Any], message: str) -> None:

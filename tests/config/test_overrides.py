@@ -81,8 +81,8 @@ def test_a_value_that_is_neither_number_nor_text_is_refused(value: object, fault
 @pytest.mark.parametrize(
     ("hw", "key", "reader"),
     [
-        ("ascend_910b2", "memory.l2.line_bytes", "no model yet; `facts` keeps it with its source"),
-        ("ascend_910b2", "facts.memory.l2.line_bytes", "no model yet; `facts` keeps it"),
+        ("ascend_910b2", "memory.l2.line_bytes", "no model uses it yet; put it under `facts` with its source"),
+        ("ascend_910b2", "facts.memory.l2.line_bytes", "no model uses it yet; put it"),
         ("ascend_910b2", "architecture", "people"),
         ("v100", "flags.cross_core_latency_cycles", "schedules of ascend devices, whose cores meet"),
     ],

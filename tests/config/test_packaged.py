@@ -89,7 +89,7 @@ def test_an_entry_point_without_a_package_is_told_and_stops_nothing_else(offered
     assert load_device("h200").name == "h200"
     listed = CliRunner().invoke(app, ["hw", "list"])
     assert (listed.exit_code, "ascend_910b2" in listed.stdout) == (0, True)
-    assert listed.stderr == f"npusim: {broken} with a folder; its devices are left out\n"
+    assert listed.stderr == f"npusim: {broken} with a folder; its devices are omitted\n"
     with pytest.raises(SpecError, match=re.escape(broken)):
         load_device("vendor_910")
 

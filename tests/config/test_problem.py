@@ -72,7 +72,7 @@ def test_data_recipes_are_told_apart_by_kind() -> None:
         ),
         (
             {"causal": True, "causal_offset": -1},
-            "causal_offset: -1 leaves query 0 without a key; must be >= 0, or give unseen",
+            "causal_offset: -1 leaves query 0 without a key; must be >= 0, or set unseen",
         ),
         ({"batch": 0}, "batch: 0 must be greater than 0"),
         ({"seq_q": -3}, "seq_q: -3 must be greater than 0"),

@@ -124,8 +124,8 @@ def test_bad_sizes_are_the_problems_errors(fault: Callable[..., str]) -> None:
             "data: {kind: hybrid, x0: 20, amplitude: 10, probability: 1.5}",
             "10  data.probability: 1.5 must be at most 1.0",
         ),
-        ("local_layers: 3", "10  local_layers: 3 layers with a window or chunk, and there is none"),
-        ("sinks: 4", "10  sinks: 4 first keys need a window, and there is none"),
+        ("local_layers: 3", "10  local_layers: 3 layers have a window or chunk, but neither is set"),
+        ("sinks: 4", "10  sinks: 4 first keys need a window, but there is none"),
     ],
 )
 def test_bad_workload_files_are_refused_with_their_place(
@@ -168,12 +168,12 @@ def test_layers_have_what_their_kind_sees(
 def test_what_is_not_modelled_is_refused_unless_named(write: Callable[..., Path], fault: Callable[..., str]) -> None:
     workload = load_workload(write(f"{MINE}window: 512\nsoftcap: 50.0\nunmodelled: [rotary]\n"))
     assert fault(workload.ignored, ("window",)) == (
-        "workload mine: rotary (keys rotated in each call): not modelled; to run without: --ignore rotary"
+        "workload mine: rotary (keys rotated in each call): not modelled; to run without them: --ignore rotary"
     )
     assert workload.ignored(("rotary",)) == ("rotary (keys rotated in each call)",)
     assert workload.ignored(("rotary", "softcap", "window"))[:2] == ("window (512)", "softcap (50.0)")
     assert fault(workload.ignored, ("windows",)) == (
-        "ignore windows: there are window, chunk, softcap, alibi, sink_logits, bias, layers, rotary, sparse"
+        "ignore windows; allowed: window, chunk, softcap, alibi, sink_logits, bias, layers, rotary, sparse"
     )
 
 

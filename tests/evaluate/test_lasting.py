@@ -60,7 +60,7 @@ def test_a_process_that_has_used_its_limits_is_replaced(limits: Limits, monkeypa
 
 
 def test_the_process_may_write_to_the_cache_alone(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="may not change"):
+    with pytest.raises(SpecError, match="must not change"):
         answered(Question(works.writes, SHORT, {"file": str(tmp_path / "x")}), LIMITS)
     assert not (tmp_path / "x").exists()
 

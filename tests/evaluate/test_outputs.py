@@ -104,7 +104,7 @@ def test_a_root_that_is_off_by_a_last_place_is_right_and_another_epsilon_wrong(h
 @pytest.mark.parametrize(
     ("reference", "words"),
     [
-        ("scaled_alone", "returned one array, and the kernel stores Q, S"),
+        ("scaled_alone", "returned one array, but the kernel stores Q, S"),
         ("scaled_otherwise", "returned Q, T; the kernel"),
     ],
 )

@@ -31,9 +31,9 @@ HOSTILE = {
     "fork": ("import os\nwhile True: os.fork()", "not permitted"),
     "threads": ("import threading\nwhile True: threading.Thread(target=lambda: None).start()", ""),
     "socket": ("import socket\nsocket.create_connection(('127.0.0.1', 9))", "not permitted"),
-    "file": ("open({elsewhere!r}, 'w').write('x')", "may not change"),
-    "moved file": ("open('x', 'w').write('x')\nimport os\nos.rename('x', {elsewhere!r})", "may not change"),
-    "linked file": ("import os\nos.link('/etc/passwd', 'mine')", "may not change"),
+    "file": ("open({elsewhere!r}, 'w').write('x')", "must not change"),
+    "moved file": ("open('x', 'w').write('x')\nimport os\nos.rename('x', {elsewhere!r})", "must not change"),
+    "linked file": ("import os\nos.link('/etc/passwd', 'mine')", "must not change"),
     "native file": (
         "import ctypes\nctypes.CDLL(None).creat({elsewhere!r}.encode(), 0o600)\nraise SystemExit(4)",
         "SystemExit",

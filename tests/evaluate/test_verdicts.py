@@ -93,7 +93,7 @@ HOSTILE = {
     "memory": ("x = bytearray(1 << 36)", "MemoryError"),
     "fork": ("import os\nwhile True: os.fork()", "not permitted"),
     "socket": ("import socket\nsocket.create_connection(('127.0.0.1', 9))", "not permitted"),
-    "file": ("open({elsewhere!r}, 'w').write('x')", "may not change"),
+    "file": ("open({elsewhere!r}, 'w').write('x')", "must not change"),
     "exit": ("import os\nos._exit(0)", "ended with exit code 0"),
     "signal": ("import os, signal\nos.kill(os.getppid(), signal.SIGTERM)", "not permitted"),
 }

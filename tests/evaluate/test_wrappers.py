@@ -86,10 +86,10 @@ def test_a_wrapper_is_right_at_all_sizes_and_a_size_that_it_looks_up_is_wrong(tm
     ("call", "words"),
     [
         (f"norm({TILE}, way='computed')", "o: no launch stores it"),
-        (f"norm({TILE}, way='from the host')", "the wrapper computes it from what a kernel stores"),
-        (f"norm({TILE}, num_warps=4)", "num_warps is no parameter; it takes x, way"),
+        (f"norm({TILE}, way='from the host')", "the wrapper computes it from a kernel's result,"),
+        (f"norm({TILE}, num_warps=4)", "num_warps is no parameter; its parameters are x, way"),
         (f"scaled({TILE})", "scaled: a kernel: its launch has a grid"),
-        (f"normed({TILE})", "normed: no function of the file"),
+        (f"normed({TILE})", "normed: not a function of the file"),
     ],
 )
 def test_what_a_wrapper_computes_of_results_or_does_not_have_is_refused(call: str, words: str, tmp_path: Path) -> None:

@@ -100,8 +100,5 @@ def test_other_versions_are_refused(workers: ClusterExecutor, monkeypatch: pytes
 
 
 def test_a_missing_scheduler_is_said() -> None:
-    with (
-        pytest.raises(NpusimError, match="--cluster nowhere: no scheduler of Dask answers there"),
-        executor(2, "nowhere"),
-    ):
+    with pytest.raises(NpusimError, match="--cluster nowhere: no Dask scheduler answers there"), executor(2, "nowhere"):
         pass

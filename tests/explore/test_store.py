@@ -49,12 +49,15 @@ def test_another_search_version_or_file_is_refused_and_left_alone(tmp_path: Path
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE about SET value = '99' WHERE name = 'schema'")
     connection.close()
-    with pytest.raises(SpecError, match="has schema 99, this npusim reads 2"):
+    with pytest.raises(SpecError, match="has schema 99, but this npusim reads 2"):
         read_store(path)
     notes = tmp_path / "notes.txt"
     notes.write_text("not a store at all, " * 100)
     for resume in (False, True):
-        with pytest.raises(SpecError, match="is no store of npusim explore"), open_store(notes, ABOUT, resume=resume):
+        with (
+            pytest.raises(SpecError, match="is not a store of npusim explore"),
+            open_store(notes, ABOUT, resume=resume),
+        ):
             pass
     assert notes.read_text().startswith("not a store")
 
@@ -95,7 +98,7 @@ def test_a_damaged_store_is_told_and_left_as_it_is(damage: Callable[[Path], None
     fill(path, [replace(ONE, index=n) for n in range(60)])
     damage(path)
     before = path.read_bytes()
-    words = r"s\.sqlite: is no store of npusim explore, or a damaged one \(.+\): give another file"
+    words = r"s\.sqlite: is not a store of npusim explore, or is damaged \(.+\): choose another file"
     with pytest.raises(SpecError, match=words):
         read_store(path)
     with pytest.raises(SpecError, match=words), open_store(path, ABOUT, resume=True) as store:
@@ -134,7 +137,7 @@ def test_a_file_that_no_search_wrote_is_refused_before_a_search(
     for path in list(tmp_path.iterdir()):
         before = path.read_bytes()
         for resume in (False, True):
-            with pytest.raises(SpecError, match=r"is no store|no table of npusim explore"):
+            with pytest.raises(SpecError, match=r"is no store|not a table of npusim explore"):
                 explore("flash", {"block_kv": [128]}, seq=256, out=path, resume=resume)
         assert path.read_bytes() == before
 
@@ -143,7 +146,7 @@ def test_a_search_replaces_its_own_table_and_an_empty_file_and_no_others(tmp_pat
     (tmp_path / "a.csv").touch()
     for _ in range(2):
         explore("flash", {"block_kv": [128, 256], "depth": [1]}, seq=256, out=tmp_path / "a.csv")
-    with pytest.raises(SpecError, match=r"holds another search: .*; search to another file \(--out\), or remove"):
+    with pytest.raises(SpecError, match=r"holds another search: .*; search to another file with --out, or remove"):
         explore("flash", {"block_kv": [128]}, seq=256, out=tmp_path / "a.csv")
     assert len((tmp_path / "a.csv").read_text().splitlines()) == 3
 
@@ -151,7 +154,7 @@ def test_a_search_replaces_its_own_table_and_an_empty_file_and_no_others(tmp_pat
 def test_a_search_goes_on_with_a_file_that_is_there_alone(tmp_path: Path) -> None:
     for name in ("none.sqlite", "none.csv"):
         with pytest.raises(
-            SpecError, match=r"none\.sqlite: no such file; --resume continues a search that was started"
+            SpecError, match=r"none\.sqlite: no such file; --resume continues an earlier search: remove"
         ):
             explore("flash", {"block_kv": [128]}, seq=256, out=tmp_path / name, resume=True)
     assert not list(tmp_path.iterdir())
@@ -172,7 +175,7 @@ def test_two_searches_do_not_write_to_one_store(tmp_path: Path) -> None:
 
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     path = tmp_path / "s.sqlite"
-    with pytest.raises(OutputError, match="disk is full; its content stays"), open_store(path, ABOUT) as store:
+    with pytest.raises(OutputError, match="disk is full; its content is unchanged,"), open_store(path, ABOUT) as store:
         store.add([("0", ONE)])
         (pages,) = store.connection.execute("PRAGMA page_count").fetchone()
         store.connection.execute(f"PRAGMA max_page_count = {pages}")

@@ -120,7 +120,7 @@ def test_hifloat8_has_one_zero_and_one_rounding() -> None:
     assert codes(cast([0.0, -0.0, -(2.0**-24), np.nan, -np.inf, 40960.0, -40959.0], "hifloat8")).hex() == (
         "000000" + "80" + "ef" + "6f" + "ee"
     )
-    with pytest.raises(FormatError, match="hifloat8 has no rounding but nearest_away"):
+    with pytest.raises(FormatError, match="hifloat8 only rounding of"):
         cast([1.0], "hifloat8", rounding="toward_zero")
 
 
@@ -404,7 +404,7 @@ def test_a_format_and_a_rule_are_entries_of_data() -> None:
     ("call", "words"),
     [
         (lambda: quantize(np.ones(24), "nvfp4"), "nvfp4: blocks of 16 do not divide an axis of 24"),
-        (lambda: quantize([np.nan] * 16, "nvfp4"), "the tensor holds nan"),
+        (lambda: quantize([np.nan] * 16, "nvfp4"), "the tensor contains nan"),
         (
             lambda: quantize([1.0], "mxfp8", rule="te"),
             "scale rule 'te' gives float8_e4m3fn scales .* floor, ceil, even",
@@ -469,7 +469,7 @@ def test_scales_that_do_not_fit_are_refused() -> None:
         FormatError, match=r"scales of A are \(2, 1\) of float8_e8m0fnu; must be \(2, 2\) of float8_e8m0fnu"
     ):
         matmul(a, b, arithmetic="ascend.cube_mx.k64.e4m3.f32", a_scale=np.ones((2, 1), E8M0))
-    with pytest.raises(FormatError, match="takes no scales; B has some"):
+    with pytest.raises(FormatError, match="does not support scales, but B has some"):
         matmul(a, b, arithmetic="ascend.cube.k32.e4m3.f32", b_scale=np.ones((2, 2), E8M0))
 
 

@@ -305,7 +305,7 @@ def test_policies_a_format_cannot_express_are_refused() -> None:
 
 @pytest.mark.parametrize("bad", [np.zeros(2, np.int64), np.zeros(2, np.complex64), np.array(["a"])])
 def test_arrays_of_other_dtypes_are_refused(bad: Any) -> None:
-    with pytest.raises(FormatError, match="is no number format"):
+    with pytest.raises(FormatError, match="is not a number format"):
         cast(bad, "float16")
 
 

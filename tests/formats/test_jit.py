@@ -156,7 +156,7 @@ def test_damaged_machine_code_is_never_run_but_compiled_anew(tmp_path: Path, cop
         file.write_bytes(damaged(file.read_bytes()))
         stdout, stderr = copied(CAST, NPUSIM_CACHE=str(tmp_path))
         assert stdout.strip() == "1.5"
-        assert stderr.splitlines()[0] == f"npusim: {file} is damaged: its content is rebuilt"
+        assert stderr.splitlines()[0] == f"npusim: {file} is damaged: npusim rebuilds it"
         stdout, stderr = copied(CAST, NPUSIM_CACHE=str(tmp_path))
         assert (stdout.strip(), stderr) == ("1.5", "")
 

@@ -72,7 +72,7 @@ def test_units_outside_the_registry_agree_too(change: dict[str, Any]) -> None:
 @pytest.mark.parametrize("change", [{"fraction_bits": 35}, {"rounding": "nearest_even"}, {"k": 12, "block": 6}])
 def test_what_no_kernel_computes_is_refused(change: dict[str, Any]) -> None:
     unit = replace(get_arithmetic("hopper.mma.k16.f16.f32"), **change)
-    with pytest.raises(FormatError, match="no kernel computes it; blocks are of 4"):
+    with pytest.raises(FormatError, match="no compiled kernel computes it; supported are blocks of 4"):
         matmul(*operands(FAMILIES[0], unit, (3, 2 * unit.k, 17), 4), arithmetic=unit)
 
 

@@ -152,7 +152,7 @@ def test_bad_arguments_are_refused() -> None:
     x = np.ones((2, 4), np.float16)
     with pytest.raises(FormatError, match="unknown reduction order 'pairwise'"):
         reduce_sum(x, "float16", "pairwise")  # type: ignore[arg-type]
-    with pytest.raises(FormatError, match="does not fit results of shape"):
+    with pytest.raises(FormatError, match="does not match results of shape"):
         reduce_sum(x, "float16", start=np.zeros(3, np.float16))
     with pytest.raises(FormatError, match="float32 needs float32"):
         reduce_sum(x, "float32")

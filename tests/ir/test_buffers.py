@@ -59,7 +59,7 @@ def test_overflow_names_every_memory_that_is_too_small() -> None:
 
 
 def test_a_memory_that_does_not_exist_is_refused_with_those_that_do() -> None:
-    with pytest.raises(ProgramError, match=r"no memory 'L2' on this device; there are UB, L1"):
+    with pytest.raises(ProgramError, match=r"no memory 'L2' on this device; its memories: UB, L1"):
         allocator().tile("L2", "O", 1, 1, "int8")
 
 

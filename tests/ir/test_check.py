@@ -40,7 +40,7 @@ def test_a_consumer_listed_before_its_producer_is_told_what_to_list_first() -> N
     with pytest.raises(ProgramError) as caught:
         check(program)
     assert str(caught.value) == (
-        "toy: read on c comes too early in program order; list the commit of ring S number 1 on p before it"
+        "toy: read on c comes too early in program order; put the commit number 1 of ring S on p before it"
     )
 
 
@@ -113,7 +113,7 @@ def test_counter_rings_need_one_id_each_way_whatever_their_depth() -> None:
 
 
 def test_a_counter_ring_deeper_than_the_counter_is_refused() -> None:
-    with pytest.raises(FlagError, match=r"ring r0: 16 slots, but a cross-core flag counts to 15 at most"):
+    with pytest.raises(FlagError, match=r"ring r0: 16 slots, but a cross-core flag counts at most to 15 at most"):
         check(flags_program([16], "counter"), AMPLE)
 
 
@@ -195,7 +195,7 @@ def test_a_body_that_looks_at_its_index_is_refused_with_its_line(verb: str) -> N
         check(loop_program(body))
     line = look.__code__.co_firstlineno
     assert str(caught.value).startswith(
-        f"toy: loop kv: {__file__}:{line}: the body {verb.strip()} the index of loop kv, by which iterations and "
+        f"toy: loop kv: {__file__}:{line}: the body {verb.strip()} the index of loop kv, so that iterations or "
         "blocks would differ"
     )
 
@@ -272,7 +272,7 @@ def test_tiles_on_the_chip_do_not_move_with_an_index(part: str) -> None:
         yield toy.op("x", "p", steps=[Step(Opcode.FILL, tile, (0.0,))])
 
     with pytest.raises(
-        ProgramError, match=r"test_check.py:\d+: toy: x on p touches on-chip bytes whose place or size depends"
+        ProgramError, match=r"test_check.py:\d+: toy: x on p accesses on-chip bytes whose place or size depends"
     ):
         check(loop_program(body))
 
@@ -318,12 +318,12 @@ def test_coordinates_of_a_shared_body_are_integers(part: Any) -> None:
     toy = Toy()
     q = toy.queue("q")
     program = toy.program([Loop("kv", range(2), Body(lambda *_: [toy.op("x", q)], 1, (0, (part,))))])
-    with pytest.raises(ProgramError, match=r"loop kv: the coordinates of a body hold .* may hold only integers"):
+    with pytest.raises(ProgramError, match=r"loop kv: the coordinates of a body contain .* may contain only integers"):
         check(program)
 
 
 def test_indices_are_integers() -> None:
-    with pytest.raises(ProgramError, match="loop kv: its indices are no integers"):
+    with pytest.raises(ProgramError, match="loop kv: its indices must be integers"):
         check(loop_program(lambda toy, _r, _i: [toy.op("x", "p")], (0.5, 1.5)))  # type: ignore[arg-type]
 
 
@@ -487,7 +487,7 @@ def test_a_queue_that_does_not_exist_is_refused() -> None:
     toy = Toy()
     toy.queue("p")
     with pytest.raises(
-        ProgramError, match=r"toy: w on q is issued to no queue of the program; there are p \(block 0\)"
+        ProgramError, match=r"toy: w on q is not issued to a queue of the program; its queues are p \(block 0\)"
     ):
         check(toy.program([TileOp("w", "q", "q", ())]))
 
@@ -502,6 +502,6 @@ def test_a_region_that_cannot_be_expressed_is_refused_with_its_line() -> None:
 
     with pytest.raises(
         ProgramError,
-        match=r"test_check.py:\d+: toy: store on q touches a region of tensor out that cannot be expressed: its row ",
+        match=r"test_check.py:\d+: toy: store on q accesses a region of tensor out that cannot be expressed: its row ",
     ):
         check(toy.program([Loop("i", range(8), step)], tensors=[out]))

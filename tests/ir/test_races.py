@@ -353,12 +353,12 @@ def test_a_tensor_seen_as_another_is_refused(cut: Any, listed: bool) -> None:
 @pytest.mark.parametrize(
     ("cut_of", "said"),
     [
-        (lambda b, i: HEADS.tile(0, 0, 6 + b, 2), "row 7 to 8, where there are 0 to 7"),
-        (lambda b, i: HEADS.tile(0, b, 8 - i, 1), "row 7 to 8, where there are 0 to 7"),
-        (lambda b, i: HEADS.tile(0, b, i, 1, 60, 5), "col 60 to 64, where there are 0 to 63"),
-        (lambda b, i: HEADS.tile(0, b, i, 1, b - 1, 1), "col -1 to -1, where there are 0 to 63"),
-        (lambda b, i: HEADS.tile(0, b + i, 0, 1), "head 1 to 2, where there are 0 to 1"),
-        (lambda b, i: HEADS.tile(b, i, 0, 1), "batch 1 to 1, where there are 0 to 0"),
+        (lambda b, i: HEADS.tile(0, 0, 6 + b, 2), "row 7 to 8, allowed: 0 to 7"),
+        (lambda b, i: HEADS.tile(0, b, 8 - i, 1), "row 7 to 8, allowed: 0 to 7"),
+        (lambda b, i: HEADS.tile(0, b, i, 1, 60, 5), "col 60 to 64, allowed: 0 to 63"),
+        (lambda b, i: HEADS.tile(0, b, i, 1, b - 1, 1), "col -1 to -1, allowed: 0 to 63"),
+        (lambda b, i: HEADS.tile(0, b + i, 0, 1), "head 1 to 2, allowed: 0 to 1"),
+        (lambda b, i: HEADS.tile(b, i, 0, 1), "batch 1 to 1, allowed: 0 to 0"),
     ],
 )
 @pytest.mark.parametrize("writes", [True, False])
@@ -410,7 +410,7 @@ def test_a_tensor_that_is_not_to_be_written_is_refused(role: Any) -> None:
         check(toy.program(body, blocks=range(4), tensors=[tensor]))
     line = body.__code__.co_firstlineno + 1
     assert str(caught.value) == (
-        f"{__file__}:{line}: toy: store on q writes tensor k, whose role is {role}; only those of role output or "
+        f"{__file__}:{line}: toy: store on q writes tensor k, whose role is {role}; only tensors of role output or "
         "workspace may be written (block 0)"
     )
 
@@ -441,7 +441,7 @@ def test_a_ring_from_a_queue_to_itself_needs_a_slot_more_than_it_runs_ahead(lead
     if lead:
         with pytest.raises(
             RaceError,
-            match=r"make on v \(\w+=\d\) fills a slot of ring kept again that use on v has still to read: the ring has",
+            match=r"make on v \(\w+=\d\) fills a slot of ring kept again before use on v has read it: the ring has",
         ):
             check(kept_program(lead, lead))
 
@@ -454,9 +454,7 @@ def test_flash_with_a_slot_too_few_for_what_it_carries_is_refused() -> None:
     for ring in shallower.values():
         object.__setattr__(ring, "depth", ring.depth - 1)
     try:
-        with pytest.raises(
-            RaceError, match=r"rows of P on aiv0.VECTOR .* that update on aiv0.VECTOR has still to read"
-        ):
+        with pytest.raises(RaceError, match=r"rows of P on aiv0.VECTOR .* that update on aiv0.VECTOR has read it"):
             check(program)
     finally:  # programs of equal phases share their rings
         for ring in shallower.values():
@@ -513,7 +511,7 @@ def test_a_flag_that_is_set_again_before_it_is_waited_for_is_a_race(flag: str, e
     assert find_race(program(waits=True)) is None
     assert find_race(program(waits=False)) is not None
     said = "ready" if eager == p else "free"
-    with pytest.raises(RaceError, match=rf"writes the flag 'S {said}' of a slot, set again before"):
+    with pytest.raises(RaceError, match=rf"writes the flag 'S {said}' of a slot, which is set again before"):
         check(program(waits=False))
 
 

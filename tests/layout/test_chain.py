@@ -133,7 +133,7 @@ def test_a_chained_attention_tile_is_exact(acc: str, where: str) -> None:
 
 
 def test_illegal_chains_are_refused() -> None:
-    with pytest.raises(LayoutError, match=r"m8n8k4 A \(row\) is no accumulator"):
+    with pytest.raises(LayoutError, match=r"m8n8k4 A \(row\) is not an accumulator"):
         chain(volta().a, volta().a)
     with pytest.raises(LayoutError, match="C is added, not multiplied"):
         chain(volta().c, volta().c)

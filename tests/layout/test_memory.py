@@ -109,8 +109,8 @@ def test_a_swizzle_keeps_every_element_and_every_chunk_together() -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: wavefronts([2], 2, VOLTA_BANKS), "access of 2 bytes a lane: choose one of 4, 8, 16"),
-        (lambda: wavefronts([0] * 33, 4, VOLTA_BANKS), "33 addresses: a warp has 32 lanes"),
+        (lambda: wavefronts([2], 2, VOLTA_BANKS), "access of 2 bytes per lane; allowed: 4, 8, 16"),
+        (lambda: wavefronts([0] * 33, 4, VOLTA_BANKS), "33 addresses, but a warp has 32 lanes"),
         (lambda: wavefronts([0, 6], 4, VOLTA_BANKS), "lane 1: address 6 is no multiple of 4 bytes"),
         (lambda: wavefronts([-4], 4, VOLTA_BANKS), "lane 0: address -4"),
         (lambda: padded(4, 64, padding=-1), "padding of -1"),

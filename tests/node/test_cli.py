@@ -44,7 +44,7 @@ def test_result_tells_what_is_exposed_and_the_closed_form() -> None:
 def test_cluster_prints_its_assumption() -> None:
     arguments = ("--hw", "ascend_910b2_x8", "-t", "servers=512", "--problem", "bytes=1048576")
     text = npusim("run", "allreduce", "--no-save", *arguments).stdout
-    assert "4096 devices: one server stands for 512 equal ones in step" in text
+    assert "4096 devices: one server is simulated for 512 equal servers" in text
 
 
 def test_search_over_blocks_and_the_first_ones_share(tmp_path: Path) -> None:
@@ -69,9 +69,9 @@ def test_node_is_shown_and_validated() -> None:
     [
         (("--tp", "7"), "tensor_parallel: 7 does not divide 40 query heads; possible: 1 2 4 5 8"),
         (("--tp", "8"), "8 ranks, but h200_x2 has 2 devices"),
-        (("-t", "blocks=2049"), "blocks: 2049 blocks of only 2048 rows; at most 2048"),
-        (("-t", "blocks=4,first_share=0.9999"), "leaves a block without rows"),
-        (("-t", "collective=sdma"), "no collective is driven by 'sdma' here; there are sm"),
+        (("-t", "blocks=2049"), "blocks: 2049 blocks, but there are only 2048 rows"),
+        (("-t", "blocks=4,first_share=0.9999"), "gives a block without rows"),
+        (("-t", "collective=sdma"), "there is no driver 'sdma' here; allowed: sm"),
         (("-C", "links.nvlink.bytes_per_s=0"), "links.nvlink.bytes_per_s=0: must be greater than 0"),
         (("-C", "links.nvlnk.bytes_per_s=1"), "no key 'nvlnk'"),
         (("-t", "first_share=1.5"), "first_share"),

@@ -54,5 +54,7 @@ def test_an_estimate_of_one_mode_alone_is_refused(tmp_path: Path) -> None:
     at = text.rindex("        tuner:\n")
     file = tmp_path / "pair.yaml"
     file.write_text(text[:at] + text[text.index("        local_bytes_per_s:", at) :], encoding="utf-8")
-    with pytest.raises(SpecError, match="modes: simple without tuner beside modes with one; all or none have it"):
+    with pytest.raises(
+        SpecError, match="modes: simple has no tuner, but other modes have one; set it for all modes or for none"
+    ):
         load_node_device(str(file))

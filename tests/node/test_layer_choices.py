@@ -83,8 +83,12 @@ def test_kernels_and_collectives_of_a_graph_do_not_wait_for_the_host_of_a_node()
 @pytest.mark.parametrize(
     ("hw", "change", "message"),
     [
-        ("ascend_910b2", {}, "framework: eager; operators of eager PyTorch are known of GPUs, not of ascend_910b2"),
-        ("h200", {"experts": Experts(count=8, per_token=2, width=1024)}, "not of latent projections or experts"),
+        (
+            "ascend_910b2",
+            {},
+            "framework: eager; npusim knows the operators of eager PyTorch for GPUs, not for ascend_910b2",
+        ),
+        ("h200", {"experts": Experts(count=8, per_token=2, width=1024)}, "not for latent projections or experts"),
     ],
 )
 def test_operators_that_are_not_known_are_refused(hw: str, change: dict[str, Any], message: str) -> None:

@@ -108,12 +108,14 @@ def test_sensitivity_changes_a_constant_of_either_file() -> None:
 
 @pytest.mark.parametrize("option", ["heads", "arithmetic", "diagnose"])
 def test_options_of_one_devices_values_are_refused(option: str) -> None:
-    with pytest.raises(SpecError, match=f"{option}: (a node's ranks run all heads|read by kernels of one device)"):
+    with pytest.raises(
+        SpecError, match=f"{option}: (a node's ranks run all heads|these options are for kernels on one device)"
+    ):
         npusim.run("tiling_allreduce", hw="h200_x2", **{option: (1,)})  # type: ignore[arg-type]
 
 
 def test_seed_is_refused_where_no_attention_is_computed() -> None:
-    with pytest.raises(SpecError, match="seed: read by schedules of attention"):
+    with pytest.raises(SpecError, match="seed: these options are for schedules of attention"):
         npusim.run("allreduce", problem=CopyProblem(bytes=8), seed=1)
 
 

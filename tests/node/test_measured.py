@@ -100,7 +100,7 @@ def test_blocks_of_a_named_attention_hold_the_cores_that_a_collective_waits_for(
 @pytest.mark.parametrize(
     ("attention", "why"),
     [
-        ("nonsense", "unknown schedule 'nonsense'; there are"),
+        ("nonsense", "unknown schedule 'nonsense'; allowed:"),
         ("two_level", "'two_level' has no mapping for nvidia cores"),
         ("volta_flash", "h200 has no m8n8k4"),
         ("flash:kernel=fa9", "kernel: unknown 'fa9'"),

@@ -264,9 +264,9 @@ def test_bad_input_names_what_is_wrong_and_what_would_do() -> None:
         "llama2_70b",
     )
     refused(r"offload of \d+ of 80 layers .*44,436 tokens of one sequence", GPUS, "llama_65b", 65536)
-    with pytest.raises(SpecError, match="one query a sequence; leave it out"):
+    with pytest.raises(SpecError, match="one query for each sequence; remove it"):
         npusim.run("layer", phase="decode", seq_q=2)
-    with pytest.raises(SpecError, match="layers are folded"):
+    with pytest.raises(SpecError, match="layers; use it"):
         npusim.run("layer", problem=SMALL, numerics=False).sensitivity()
 
 
@@ -346,7 +346,7 @@ def test_a_model_of_stored_weights_says_what_its_products_read() -> None:
     load = load_workload("deepseek_v3").model_copy(update={"stored": StoredWeights(bits=8.0)})
     small = load.model_copy(update={"layers": 6, "experts": load.experts.model_copy(update={"dense_layers": 3})})
     result: Any = npusim.run("layer", hw=NPUS, workload=small, phase="decode", seq=4096, numerics=False)
-    text = "layers stored in 8 bits, read by products as bfloat16 (not modelled)"
+    text = "layers stored in 8 bits; products use them as bfloat16 (not modelled)"
     assert any(text in note for note in result.notes)
     assert not any("latent cache" in note for note in result.notes)
     whole = load_workload("deepseek_v3").model(load.problem(tensor_parallel=8), 8)

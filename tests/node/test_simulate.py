@@ -120,7 +120,7 @@ def test_cluster_of_4096_is_one_server_and_a_ring_between_servers(mesh: NodeSpec
     # 2 (s - 1) rounds of 2.6 us start, 1.5 us latency and 1/512 of 8 MiB at 25 GB/s.
     between = 2 * 511 * (2.6e-6 + 1.5e-6 + 8 * MIB / 512 / 25e9) * 1e6
     assert all_of_them.latency_us == pytest.approx(one.latency_us + between, rel=1e-4)
-    assert any("4096 devices: one server stands for 512" in note for note in all_of_them.notes)
+    assert any("4096 devices: one server is simulated for 512" in note for note in all_of_them.notes)
 
 
 # ---------------------------------------------------------------- kernels and claims
@@ -213,7 +213,7 @@ def test_small_first_block_is_cut_finer_than_attention_blocks() -> None:
 
 
 def test_more_blocks_than_rows_are_refused() -> None:
-    with pytest.raises(TilingError, match="blocks: 9 blocks of only 8 rows; at most 8"):
+    with pytest.raises(TilingError, match="blocks: 9 blocks, but there are only 8 rows"):
         cut_rows(8, 9, None)
 
 

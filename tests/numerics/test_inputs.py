@@ -124,5 +124,5 @@ def test_amplified_data_change_only_the_keys_of_given_tensors() -> None:
 
 
 def test_amplified_data_without_tensors_are_refused() -> None:
-    with pytest.raises(TensorError, match="changes given tensors"):
+    with pytest.raises(TensorError, match="changes your tensors"):
         recipe_source(problem(AmplifiedData(kind="amplified", gain=2.0)))

@@ -137,17 +137,17 @@ def test_it_needs_the_public_surface_alone() -> None:
         (
             "[npusim.machines]\nascend = other:M\n",
             "ascend_910b2",
-            "family: 'ascend' is brought by npusim itself and by other:M (other 1.0); uninstall one, or rename",
+            "family: 'ascend' is defined by npusim itself and by other:M (other 1.0); uninstall one of them, or rename",
         ),
         (
             "[npusim.machines]\nunified = other:M\n",
             HW,
-            "'unified' is brought by other:M (other 1.0) and by unified_core:UNIFIED (unified-core 1.0)",
+            "'unified' is defined by other:M (other 1.0) and by unified_core:UNIFIED (unified-core 1.0)",
         ),
         (
             "[npusim.schedules]\nlate = other:LATE\n",
             HW,
-            "schedule 'late' is brought by other:LATE (other 1.0) and by late_on_unified:LATE (unified-core 1.0)",
+            "schedule 'late' is defined by other:LATE (other 1.0) and by late_on_unified:LATE (unified-core 1.0)",
         ),
     ],
 )

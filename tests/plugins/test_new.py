@@ -70,12 +70,12 @@ def test_the_file_runs_from_the_command_line_with_the_public_surface_alone(elsew
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("my-schedule", "'my-schedule' is no name for a schedule"),
-        ("a/b", "'a/b' is no name for a schedule"),
-        ("class", "'class' is no name for a schedule"),
-        ("flash", "'flash' is a schedule of npusim's own"),
-        ("own_attention", "'own_attention' means something else in the file"),
-        ("full", "'full' means something else in the file"),
+        ("my-schedule", "'my-schedule' cannot be the name of a schedule"),
+        ("a/b", "'a/b' cannot be the name of a schedule"),
+        ("class", "'class' cannot be the name of a schedule"),
+        ("flash", "'flash' is a packaged schedule; rename"),
+        ("own_attention", "'own_attention' has another meaning in the file"),
+        ("full", "'full' has another meaning in the file"),
         ("there", "there.py: exists already"),
     ],
 )

@@ -157,7 +157,7 @@ def test_a_format_has_less_than_a_megabyte_of_probes() -> None:
         ("f16.f32/d", np.zeros((5184, 16), np.uint16), "as uint32"),
         ("f16.f32/d", np.zeros((5184, 7), np.uint32), "side of a tile"),
         ("bf16.f32/d", np.zeros((5184, 16), np.uint32), "no such key"),
-        ("facts", np.array(json.dumps({"probes": "0" * 64})), "outputs of other probes"),
+        ("facts", np.array(json.dumps({"probes": "0" * 64})), "outputs of probes other"),
     ],
 )
 def test_outputs_of_another_form_are_refused(folder: Path, key: str, array: Array, message: str) -> None:

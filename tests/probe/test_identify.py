@@ -186,7 +186,7 @@ def test_swapped_operands_and_a_c_that_takes_no_part_are_said() -> None:
     key = "f16.f32"
     case, p = ProbeCase.of(key), probes(key)
     d = by_registry("hopper.mma.k16.f16.f32", case, p.a, p.b, np.zeros_like(p.c), 16)
-    assert "C takes no part" in identify_product(p, d).findings[0]
+    assert "C to the product," in identify_product(p, d).findings[0]
     p = replace(p, c=np.repeat(p.c[::16], 16))  # one c a tile: D's transpose is then a product of the same c
     d = by_registry("hopper.mma.k16.f16.f32", case, p.a, p.b, p.c, 16)
     turned = d.reshape(-1, 16, 16).swapaxes(1, 2).reshape(d.shape)

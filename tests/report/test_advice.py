@@ -55,7 +55,7 @@ def _record(
 def _advice(record: RunRecord) -> str:
     advice = advise(record)
     assert advice is not None
-    assert not advice.command, "of what was not tried"
+    assert not advice.command, "of what was not tested"
     return advice.text
 
 
@@ -66,7 +66,7 @@ def test_idle_core_groups_come_first() -> None:
 
 def test_uneven_ends_name_the_group_that_decides() -> None:
     text = _advice(_record({"aiv0.VECTOR": 500}, ends=(400, 1000, 400), groups=3))
-    assert "end after 60.0 % of the cores' time on average, group 1 last" in text
+    assert "end after 60.0 % of the cores' time; group 1 last" in text
 
 
 def test_vector_bound_names_the_costliest_instructions_and_their_startup() -> None:
@@ -229,7 +229,11 @@ def test_a_run_that_no_command_line_can_say_gets_no_command() -> None:
 @pytest.mark.parametrize(
     ("workload", "kind", "said"),
     [
-        ("llama2_70b", {}, ("8 of 24 core groups work", "a larger --batch fills them", "K and V are loaded 8 times")),
+        (
+            "llama2_70b",
+            {},
+            ("8 of 24 core groups work", "a larger --batch gives the others work", "K and V are loaded 8 times"),
+        ),
         ("pangu_38b", {"batch": 8}, ()),
         ("pangu_38b", {}, ("5 of 24 core groups work",)),
         ("llama2_70b", {"batch": 3}, ("K and V are loaded 8 times",)),

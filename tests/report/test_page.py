@@ -204,13 +204,15 @@ def test_page_of_a_search_ranks_maps_and_keeps_the_reasons(tmp_path: Path) -> No
         ("128", "2", None),
     ]
     table.write_text("a,b\n1,2\n")
-    with pytest.raises(SpecError, match=r"found\.csv: no table of npusim explore: it has no column latency_us, status"):
+    with pytest.raises(
+        SpecError, match=r"found\.csv: not a table of npusim explore: it has no column latency_us, status"
+    ):
         saved_page([table])
 
 
 @pytest.mark.parametrize(
     ("text", "error"),
-    [("[", "not a JSON file"), ('{"kind": "npusim.figures", "schema_version": 99}', "no figures of a run of this")],
+    [("[", "not a JSON file"), ('{"kind": "npusim.figures", "schema_version": 99}', "the figures are not of this")],
 )
 def test_broken_figures_are_refused(tmp_path: Path, text: str, error: str) -> None:
     (tmp_path / FIGURES_FILE).write_text(text)

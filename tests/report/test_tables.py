@@ -60,7 +60,7 @@ def test_numerics_lines_name_errors_events_sample_and_assumed_arithmetic(overflo
     text = plain(run_table(record_of(overflowed)))
     assert "not finite: 2 NaN in the output (25.0 % of rows), 1 Inf   overflow 7   NaN 2" in text
     assert "RMSE" not in text
-    assert "no preset of this device's schedules is finite on the same sample" in text
+    assert "no schedule and preset on this device gives finite outputs on the same sample" in text
     assert "first overflow in S.drain.cast" in text
     assert "row 3 col 5" in text
     assert "against float64 on rows 128..131 of 1 of 5 heads" in text
@@ -129,7 +129,7 @@ def test_a_choice_that_is_finite_is_told_with_its_error(overflowed: RunData) -> 
     finite = (FiniteChoice("flash", "fa2_fp32", 1.5e-4), FiniteChoice("pasa", "fp16_mean", 5e-3))
     text = plain(run_table(replace(record_of(overflowed), finite=finite)))
     assert (
-        "finite on the same sample: flash with precision fa2_fp32 (relative RMSE 1.50e-04), "
+        "finite outputs on the same sample: flash with precision fa2_fp32 (relative RMSE 1.50e-04), "
         "pasa with precision fp16_mean (relative RMSE 5.00e-03)" in text
     )
 
@@ -208,7 +208,7 @@ def test_closed_form_bound_stands_beside_the_cycles(record: RunRecord) -> None:
     assert timing is not None
     bounded = replace(timing, bound_cycles={"CUBE": 10, "VECTOR": timing.cycles // 2})
     text = plain(run_table(replace(record, timing=bounded), is_full=True))
-    assert f"{timing.core_us / 2:.2f} us on the cores (50.0 % of it): the work of VECTOR alone" in text
+    assert f"{timing.core_us / 2:.2f} us on the cores (50.0 % of the prediction): the work of VECTOR alone" in text
     over = replace(timing, bound_cycles={"VECTOR": timing.cycles + 1})
     assert "the work of VECTOR alone" in plain(run_table(replace(record, timing=over))), "shown where it contradicts"
 

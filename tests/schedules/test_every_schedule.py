@@ -188,7 +188,7 @@ def with_precision(schedule: str, hw: str, text: str) -> NumericResult:
 
 
 def test_unfused_softmax_takes_no_powers_of_two() -> None:
-    with pytest.raises(TilingError, match="unfused softmax takes exponentials to the base e"):
+    with pytest.raises(TilingError, match="unfused softmax uses exponentials to the base e"):
         run("standard", seq=64, precision="exp_variant=exp2.exp2p")
 
 
@@ -204,7 +204,7 @@ def test_causal_with_fewer_keys_than_queries_is_refused(schedule: str) -> None:
 @pytest.mark.parametrize(("schedule", "field"), [("flash", "block_kv"), ("two_level", "block_kv")])
 def test_keys_that_do_not_fit_are_refused_with_what_fits(schedule: str, field: str) -> None:
     problem = Problem(heads=1, seq_q=64, seq_kv=4096, head_dim=128)
-    with pytest.raises(BufferOverflowError, match=f"largest that fits, .*{field}=") as caught:
+    with pytest.raises(BufferOverflowError, match=f"largest values that fit, .*{field}=") as caught:
         build(schedule, problem, **{field: 1024, "vector_rows": 16})
     fitting = int(str(caught.value).split(f"{field}=")[1].split()[0])
     build(schedule, problem, **{field: fitting, "vector_rows": 16})
@@ -239,9 +239,9 @@ def test_head_sizes_beyond_256_are_refused_or_warned_of(schedule: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("pasa", "-t", "beta=1"), "beta: 1.0 leaves no key; it must be below 1"),
+        (("pasa", "-t", "beta=1"), "beta: 1.0 must be below 1"),
         (("pasa", "-t", "block_kv=512"), "block_kv: '512' must be at most 256"),
-        (("flash", "-t", "block_kv=16384", "--no-causal"), "largest that fits"),
+        (("flash", "-t", "block_kv=16384", "--no-causal"), "largest values that fit"),
         (("two_level", "-t", "block_kv=1024"), "tiling-mask: a block of 128x1024 needs rows + cols"),
         (("flash", "--seq-q", "64", "--seq-kv", "32"), "64 causal queries but only 32 keys"),
         (("fp8_attention", "--precision", "scale=0"), "must be positive and finite"),
@@ -253,7 +253,7 @@ def test_head_sizes_beyond_256_are_refused_or_warned_of(schedule: str) -> None:
             ("pasa", "--no-numerics", "--precision", "sum_order=any"),
             "sum_order: 'any' is not one of sequential, tree_halves, vector_lanes",
         ),
-        (("fp8_attention", "--precision", "hpc_ops,fa3"), "hpc_ops, fa3: one preset at most"),
+        (("fp8_attention", "--precision", "hpc_ops,fa3"), "hpc_ops, fa3: name at most one preset"),
         (("fp8_attention", "--precision", "scale=2,scale=4"), "'scale' is given twice: 2 and 4"),
         (("pasa", "--seed", "-1"), "seed: -1 must be at least 0"),
         (("fp8_attention", "--hw", "h200", "--dtype", "float16"), "give them as float8_e4m3fn"),

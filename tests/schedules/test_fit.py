@@ -45,7 +45,7 @@ def test_a_run_says_which_default_is_smaller_and_computes_with_it() -> None:
     declared = FlashTiling(block_q=128, kernel="pto")  # taken as it is; left to the run, a block of 64 rows is faster
     result = run("flash", problem=problem, tiling=declared, rows="all", trace_groups=())
     assert result.tiling.vector_rows == 8  # type: ignore[attr-defined]
-    assert "vector_rows=8: smaller than the default, which does not fit here" in result.notes
+    assert "vector_rows=8: smaller than the default, which does not fit" in result.notes
     assert result.numerics is not None
     assert result.numerics.error.rmse < 1e-3
     usual = run(
@@ -82,7 +82,7 @@ def test_what_would_fit_of_a_huge_block_is_found_in_a_moment(monkeypatch: pytest
 def test_where_some_sizes_are_chosen_the_others_shrink(fields: dict[str, int], also: str) -> None:
     """qwen2_7b, one query on 2k keys, split: slices of 32 rows of 256 keys do not fit beside O and its parts."""
     found = run("split_kv", workload="qwen2_7b", seq_q=1, seq_kv=2048, tiling=fields, numerics=False, trace_groups=())
-    assert f"{also}: smaller than the default, which does not fit here" in found.notes
+    assert f"{also}: smaller than the default, which does not fit" in found.notes
     assert all(getattr(found.tiling, name) == value for name, value in fields.items())
 
 

@@ -142,7 +142,7 @@ def test_a_block_that_overflows_names_every_tenant_the_bytes_and_the_largest_tha
     for tenant in ("PV", "out", "O 32 KiB", "m 256 B", "l 256 B", "alpha", "reduction"):
         assert f" {tenant}" in message
     assert re.search(r"\([\d,]+ bytes needed, 196,608 there\)", message)
-    assert "largest that fits, the other fields unchanged: " in message
+    assert "largest values that fit, each with the other fields unchanged: " in message
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_the_largest_block_named_fits_and_one_step_more_does_not(
     with pytest.raises(BufferOverflowError) as caught:
         build_flash(tiling, **fields)
     named = re.findall(r"(block_\w+)=(\d+)", str(caught.value))
-    if "no smaller block alone" in str(caught.value):
+    if "a smaller block alone does not fit" in str(caught.value):
         for name in ("block_q", "block_kv"):
             with pytest.raises(TilingError):
                 build_flash({**tiling, name: 16}, **fields)
@@ -195,7 +195,7 @@ def test_tiling_fields_outside_their_limits_are_refused(
 
 
 def test_an_unknown_schedule_is_refused_with_the_nearest() -> None:
-    with pytest.raises(SpecError, match=r"unknown schedule 'flsh'. Did you mean `flash`\? There are .*flash"):
+    with pytest.raises(SpecError, match=r"unknown schedule 'flsh'. Did you mean `flash`\? Allowed: .*flash"):
         find_schedule("flsh", "ascend")
 
 
@@ -279,7 +279,10 @@ def test_flash_attention_4_takes_the_time_of_its_share_of_cases_with_the_same_bi
     assert every.numerics.choices is not None
     counts = every.numerics.choices["m_new"]
     assert (counts.count % 64, counts.taken > 0, counts.tiles_with_one <= counts.tiles) == (0, True, True)
-    for wrong, why in (("rescaled=2", "a share is 0 to 1"), ("polynomial=0.5,exp_variant=exp2.exp2p", "exp2p is none")):
+    for wrong, why in (
+        ("rescaled=2", "a share must be from 0 to 1"),
+        ("polynomial=0.5,exp_variant=exp2.exp2p", "exp2p is none"),
+    ):
         with pytest.raises(NpusimError, match=why):
             run("fa4", precision=wrong, **options)
 
@@ -330,7 +333,7 @@ def test_a_kernel_may_have_the_functions_that_its_code_has(kernel: str) -> None:
     assert np.array_equal(np.reshape(done.output, o.shape), wanted)
     assert not np.array_equal(wanted, formats.div(o, total, "float32"))
     (note,) = (n for n in done.notes if "--use_fast_math" in n)
-    assert note.startswith("div.hopper_full, exp2.hopper_ex2: an H200's instructions, as nvcc")
+    assert note.startswith("div.hopper_full, exp2.hopper_ex2: the instructions of an H200, to which nvcc")
 
 
 def test_functions_of_an_h200_are_assumed_elsewhere_and_refused_in_float16() -> None:

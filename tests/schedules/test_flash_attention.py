@@ -99,7 +99,7 @@ def test_inputs_of_8_bits_give_bfloat16_and_a_p_of_2_to_the_8(schedule: str, til
         run(schedule, precision=p, **call) for p in (None, "p_scale=256", "p_scale=1", f"output={E4M3}")
     )
     assert str(plain.output.dtype) == "bfloat16"
-    assert any("output=bfloat16 p_scale=256: as FlashAttention has it" in note for note in plain.notes)
+    assert any("output=bfloat16 p_scale=256: FlashAttention's choice" in note for note in plain.notes)
     np.testing.assert_array_equal(same.output.view(np.uint16), plain.output.view(np.uint16))
     assert (small.output.view(np.uint16) != plain.output.view(np.uint16)).any()
     assert str(stated.output.dtype) == E4M3
@@ -117,7 +117,7 @@ def test_inputs_of_8_bits_give_bfloat16_and_a_p_of_2_to_the_8(schedule: str, til
     ],
 )
 def test_a_field_that_no_kernel_reads_is_refused(schedule: str, hw: str, precision: str, field: str) -> None:
-    with pytest.raises(SpecError, match=f"precision field '{field}': schedule {schedule} does not read it; it reads"):
+    with pytest.raises(SpecError, match=f"precision field '{field}': schedule {schedule} does not use it; it uses"):
         run(schedule, hw=hw, workload="smollm2", seq=128, precision=precision, numerics=False)
 
 
@@ -164,7 +164,7 @@ def test_a_sink_that_begins_the_softmax_needs_scaled_scores() -> None:
     problem = Problem(batch=1, heads=1, kv_heads=1, seq_q=64, seq_kv=64, head_dim=64, sink_logits=True)
     call: dict[str, Any] = {"hw": "h200", "problem": problem, "tiling": {"kernel": "fa2"}}
     with pytest.raises(
-        TilingError, match="sink: start takes scores that are scaled first; exponent=scaled, or sink=end"
+        TilingError, match="sink: start needs scores that are scaled first: use exponent=scaled, or sink=end"
     ):
         run("flash", precision="sink=start", **call)
     end, scaled = (run("flash", precision=p, **call).numerics for p in (None, "sink=start,exponent=scaled"))

@@ -231,12 +231,12 @@ def test_heads_and_gradients_alone_change_no_bit() -> None:
 
 
 def test_what_does_not_fit_or_has_no_route_is_refused() -> None:
-    known = r"sinks=1; whole numbers from 1 on for .* causal \(0 or 1\), .* softcap \(any positive number\)"
+    known = r"sinks=1; whole numbers from 1 for .* causal \(0 or 1\), .* softcap \(any positive number\)"
     refused = [
         ({"sinks": 1}, f"flash_backward has no size {known}"),
         ({"causal": 2}, "flash_backward has no size causal=2"),
         ({"window": 1.5}, "flash_backward has no size window=1.5"),
-        ({"key": 20}, "key=20 is no multiple of 16"),
+        ({"key": 20}, "key=20 is not a multiple of 16"),
         ({"kv_heads": 3}, "kv_heads: 3 does not divide 16 query heads; possible: 1 2 4 8 16"),
         ({"window": 32}, "window: 32 of the keys up to the query need a causal mask"),
     ]
@@ -376,7 +376,7 @@ def test_registers_are_those_that_a_compiler_takes() -> None:
         schedule = find_schedule("flash_backward", "nvidia")
         tiling = build_tiling(schedule.tiling, {**tile, "warps": row["warps"], "stages": row["stages"]})
         notes = schedule.program(problem, tiling, device, schedule.precision(None)).notes
-        found = [int(n) for note in notes for n in re.findall(r"(\d+) registers a thread", note)]
+        found = [int(n) for note in notes for n in re.findall(r"(\d+) registers per thread", note)]
         apart.append(abs(found[row["kernel"].endswith("dkdv")] - int(row["registers"])))
     assert len(apart) > 60
     assert float(np.median(apart)) < 12
@@ -471,7 +471,7 @@ def test_long_causal_gradients_of_flash_attention_3_on_an_h100() -> None:
 
 def test_the_price_of_a_fixed_order_that_is_not_modelled_is_stated() -> None:
     tiling = {"kernel": "fa3", "method": "deterministic"}
-    with pytest.raises(TilingError, match=r"not modelled \(published of FlashAttention-3: 21 % more time"):
+    with pytest.raises(TilingError, match=r"not modelled \(published for FlashAttention-3: 21 % more time"):
         npusim.run("flash_backward", hw="h100", problem=PROBLEM, tiling=tiling, numerics=False)
 
 

@@ -94,9 +94,9 @@ def test_scales_by_powers_of_two_change_nothing_but_the_size() -> None:
 
 
 def test_scales_are_refused_where_nothing_undoes_them() -> None:
-    with pytest.raises(SpecError, match="only float8_e4m3fn and float8_e5m2 have them, not float16"):
+    with pytest.raises(SpecError, match="only float8_e4m3fn and float8_e5m2 have scales, not float16"):
         Problem(**SIZES, q_scale=2.0)
-    with pytest.raises(SpecError, match="schedule flash does not undo scales of float8 inputs"):
+    with pytest.raises(SpecError, match="schedule flash does not apply the scales of float8 inputs"):
         run("flash", hw="h200", problem=Problem(**SIZES, dtype=E4M3, k_scale=2.0))
     with pytest.raises(SpecError, match="v_scale"):
         Problem(**SIZES, dtype=E4M3, v_scale=0.0)
@@ -145,7 +145,7 @@ def test_the_910b2_says_that_it_is_a_study_and_takes_no_fp8_inputs() -> None:
 
 
 def test_a_gpu_takes_fp8_or_isolating_float32_inputs_only() -> None:
-    with pytest.raises(TilingError, match="reads inputs of 8 bits, not float16"):
+    with pytest.raises(TilingError, match="needs inputs of 8 bits, not float16"):
         run("fp8_attention", hw="h200", problem=Problem(**SIZES))
 
 
@@ -180,5 +180,5 @@ def test_a_mask_does_not_win_where_keys_come_last_first(precision: str, size: fl
 
 @pytest.mark.parametrize("dtype", ["float16", "float8_e4m3fn", "float32"])
 def test_a_v100_has_no_fp8_and_says_who_has(dtype: str) -> None:
-    with pytest.raises(TilingError, match=r"v100 has no FP8 matrix unit, nor .*; h200 has FP8, flash runs here"):
+    with pytest.raises(TilingError, match=r"v100 has no FP8 matrix unit, nor .*; use h200, which has FP8, or flash"):
         run("fp8_attention", hw="v100", seq=256, dtype=dtype, numerics=False)

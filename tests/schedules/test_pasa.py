@@ -103,7 +103,7 @@ def test_preparing_phases_are_legal_and_touch_what_they_say(hw: str, dtype: str)
 
 
 def test_beta_1_is_refused_with_the_reason() -> None:
-    with pytest.raises(TilingError, match=r"beta: 1\.0 leaves no key; it must be below 1"):
+    with pytest.raises(TilingError, match=r"beta: 1\.0 must be below 1"):
         pasa("ascend_910b2", {"beta": 1.0})
 
 
@@ -143,7 +143,7 @@ def test_the_papers_setting_is_a_preset_that_nothing_beside_it_contradicts(hw: s
     assert built == build_tiling(fields, {"preset": "paper", **named})
     assert build_tiling(fields, named) == built.model_copy(update={"preset": None})
     assert build_tiling(fields, {}) == fields()
-    with pytest.raises(TilingError, match="preset=paper means correction=ideal, but correction=rounded is given too"):
+    with pytest.raises(TilingError, match="preset=paper means correction=ideal, but correction=rounded is set too"):
         build_tiling(fields, {"preset": "paper", "correction": "rounded"})
 
 
@@ -212,9 +212,9 @@ def test_on_a_v100_it_is_timed_and_lanes_do_not_change_a_bit(fields: dict[str, i
 @pytest.mark.parametrize(
     ("tiling", "message"),
     [
-        ({"block_kv": 16}, "block_kv: 16 rows cannot be dealt to 4 warps; take a multiple of 32"),
+        ({"block_kv": 16}, "block_kv: 16 rows cannot be distributed to 4 warps; use a multiple of 32"),
         ({"block_kv": 256}, "registers: Q .* at most 255"),
-        ({"scale_in": "queries"}, "scale_in=queries: v100 has no kernel that only scales or casts; take scale"),
+        ({"scale_in": "queries"}, "scale_in=queries: v100 has no separate kernel that scales or casts; take scale"),
     ],
 )
 def test_what_does_not_fit_a_v100_is_refused(tiling: dict[str, object], message: str) -> None:

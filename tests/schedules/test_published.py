@@ -137,13 +137,13 @@ def test_its_measurements_are_the_second_place(mine: str, tmp_path: Path) -> Non
             ('30, "block"', '-30, "block"'),
             "h200",
             {},
-            r"mine\.py:MINE pays .*-30.*; charges= returns Charges of 0 or more times",
+            r"mine\.py:MINE pays .*-30.*; charges= must return Charges with 0 or more times",
         ),
         (
             ("use: (LOOKUPS,)", "use: LOOKUPS"),
             "h200",
             {},
-            r"mine\.py:MINE pays 'WARPS.sharing.lookup_cycles'; charges= returns Charges",
+            r"mine\.py:MINE pays 'WARPS.sharing.lookup_cycles'; charges= must return Charges",
         ),
         (("MINE = GpuK", "OURS = GpuK"), "h200", {}, "MINE is no GpuKernel; the file has OURS"),
         (("GpuKernel(", "GpuKernel(1/0, "), "h200", {}, r"mine\.py:5: ZeroDivisionError"),
@@ -227,7 +227,10 @@ def test_a_kernel_that_no_library_has_is_refused_by_every_verb(name: str, hw: st
     """Before these ran, with the kernel's name and none of its decisions, or ended in a KeyError."""
     sizes: dict[str, Any] = {"problem": {"m": 64, "n": 64, "k": 64}} if name == "gemm" else {}
     asked: dict[str, Any] = {"hw": hw, "tiling": {"kernel": kernel}, **sizes}
-    message = rf"kernel={kernel}: {name} on (nvidia|ascend) cores has no published kernel; there are cann, cudnn, .*fa2"
+    message = (
+        rf"kernel={kernel}: {name} on (nvidia|ascend) cores has no published kernel; the "
+        rf"published kernels are cann, cudnn, .*fa2"
+    )
     with pytest.raises(TilingError, match=message):
         npusim.run(name, **asked, numerics=False)
     with pytest.raises(TilingError, match=message):
@@ -364,7 +367,7 @@ def test_a_kernel_of_another_computation_is_refused(schedule: str, of: str, want
         f"from npusim.kernel import *\nOURS = AscendKernel(name='o', whose='o', of='{of}', decides=AscendDecisions())\n"
     )
     (tmp_path / "ours.py").write_text(text, encoding="utf-8")
-    with pytest.raises(NpusimError, match=rf"ours\.py:OURS is one of {of}; here it is one of {wanted}"):
+    with pytest.raises(NpusimError, match=rf"ours\.py:OURS is one of {of}; needed here: a kernel of {wanted}"):
         npusim.run(schedule, hw="ascend_910b2", tiling={"kernel": f"{tmp_path / 'ours.py'}:OURS"}, numerics=False)
 
 

@@ -89,7 +89,7 @@ def test_ptos_kernels_give_a_slot_back_when_the_product_has_left_and_take_turns_
 
 
 def test_ptos_kernels_are_refused_where_vector_units_work_on_registers() -> None:
-    with pytest.raises(TilingError, match="kernel=pto_chunks: it is of vector units that work from UB to UB"):
+    with pytest.raises(TilingError, match="kernel=pto_chunks: this kernel is for vector units that read and write UB"):
         npusim.run("gated_delta", hw="ascend_950", problem=PROBLEM, tiling={"kernel": "pto_chunks"}, numerics=False)
 
 
@@ -167,9 +167,9 @@ def test_named_warps_of_a_kernel_change_its_time() -> None:
 @pytest.mark.parametrize(
     ("name", "sizes", "message"),
     [
-        ("gated_delta", {"unit": 2}, r"gated_delta has no size unit=2; whole numbers from 1 on for .*unit \(0 or 1\)"),
+        ("gated_delta", {"unit": 2}, r"gated_delta has no size unit=2; whole numbers from 1 for .*unit \(0 or 1\)"),
         ("ssd", {"group": 1}, "ssd has no size group=1"),
-        ("ssd", {"groups": 3}, "ssd: 2 heads are no whole number of 3 groups"),
+        ("ssd", {"groups": 3}, "ssd: 2 heads are not a multiple of 3 groups"),
     ],
 )
 def test_other_sizes_are_refused(name: str, sizes: dict[str, int], message: str) -> None:

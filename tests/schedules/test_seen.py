@@ -275,7 +275,7 @@ def test_bits_are_the_same_however_a_tile_gets_its_mask() -> None:
     assert np.array_equal(outputs["cut"].output, outputs["computed"].output)
     assert np.array_equal(outputs["cut"].output, outputs["loaded"].output)
     assert len({r.cycles for r in outputs.values()}) == 3  # but not what it costs
-    with pytest.raises(TilingError, match="mask=cut: one constant matrix serves causal masks and windows"):
+    with pytest.raises(TilingError, match="mask=cut: one constant matrix can express only causal masks and windows"):
         ran("flash", problem(documents=(60, 79)), mask="cut")
 
 
@@ -302,7 +302,7 @@ def test_bytes_of_a_window_are_proportional_to_it(hw: str) -> None:
     ("fields", "message"),
     [
         ({"window": 0}, "window: 0 must be greater than 0"),
-        ({"sinks": 4}, "sinks: 4 first keys need a window, and there is none"),
+        ({"sinks": 4}, "sinks: 4 first keys need a window, but there is none"),
         ({"documents": (100, 100)}, "documents: they add up to 200, and there are 139 keys"),
         ({"window": (8, -2)}, "window.*: -2 must be at least -1"),
         (
@@ -384,7 +384,7 @@ def test_states_start_as_they_are_written_unless_the_kernels_author_says_otherwi
     assert any("starts at the lowest finite number" in n for n in result.notes) == finite_starts
     if not finite_starts:
         assert result.numerics.first_events[0].cause == "-inf - -inf"
-        assert "all hidden by the mask; a kernel in paper form may take finite_starts" in str(result)
+        assert "because the mask hides all of them; a kernel in the paper's form may use finite_starts" in str(result)
     packaged = npusim.run("flash", hw=hw, problem=p, tiling=declared("flash", hw, **SMALL), rows="all", trace_groups=())
     assert packaged.numerics.error.rmse < 8e-3
     assert any("starts at the lowest finite number" in n for n in packaged.notes)

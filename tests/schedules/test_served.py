@@ -187,9 +187,9 @@ def test_a_cache_in_pages_is_read_by_its_table(layout: Any) -> None:
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ([[0, 1, 2], [3, 4, 1]], "page 1 is there twice: of sequences 0 and 1"),
-        ([[0, 1, 2], [3, 4, 6]], "sequence 1: no page 6; there are 0 to 5"),
-        ([[0, 1, 2], [3, 4, -1]], "sequence 1: no page -1"),
+        ([[0, 1, 2], [3, 4, 1]], "page 1 occurs twice: in sequences 0 and 1"),
+        ([[0, 1, 2], [3, 4, 6]], "sequence 1: there is no page 6; allowed: 0 to 5"),
+        ([[0, 1, 2], [3, 4, -1]], "sequence 1: there is no page -1"),
         ([[0, 1], [3, 4]], "sequence 0 has 2 pages; 40 keys take 3"),
         ([0, 1, 2], r"page_table has shape \(3,\); 2 lengths"),
     ],
@@ -306,7 +306,7 @@ def test_absorbed_queries_meet_latents_where_they_decode() -> None:
 
 
 def test_latents_that_do_not_fit_say_what_does() -> None:
-    with pytest.raises(TilingError, match=r"L1: Q .*UB: S .*largest that fits.* block_q=32"):
+    with pytest.raises(TilingError, match=r"L1: Q .*UB: S .*largest values that fit.* block_q=32"):
         run(
             "split_kv",
             workload="deepseek_v3",
@@ -430,11 +430,14 @@ def test_every_rule_runs_on_causal_chunks_too(rule: str, window: int | None) -> 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"lengths": [100, 200], "seq": 100}, "seq: lengths state the number"),
+        ({"lengths": [100, 200], "seq": 100}, "seq: lengths already state the number"),
         ({"lengths": [100, 200], "batch": 2}, "batch: lengths state"),
         ({"lengths": [100, 0]}, "lengths.1: 0 must be"),
-        ({"lengths": [100, 200], "tiling": {"splits": 2, "split_keys": 512}}, "split_keys: 512 is given with splits=2"),
-        ({"lengths": [100, 200], "tiling": {"split_keys": 80}}, "split_keys: 80 is no multiple of block_kv=512"),
+        (
+            {"lengths": [100, 200], "tiling": {"splits": 2, "split_keys": 512}},
+            ("split_keys: 512 is set together with splits=2"),
+        ),
+        ({"lengths": [100, 200], "tiling": {"split_keys": 80}}, "split_keys: 80 is not a multiple of block_kv=512"),
     ],
 )
 def test_lengths_and_splits_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
@@ -443,7 +446,7 @@ def test_lengths_and_splits_that_cannot_be_are_refused(options: dict[str, Any], 
 
 
 def test_schedules_of_one_length_say_so() -> None:
-    with pytest.raises(SpecError, match="lengths: schedule pasa takes sequences of one length"):
+    with pytest.raises(SpecError, match="lengths: schedule pasa needs sequences of equal length"):
         run("pasa", lengths=[100, 200])
 
 
@@ -452,7 +455,7 @@ def test_schedules_of_one_length_say_so() -> None:
     [
         ({"lengths": [10, 20]}, "lengths 10,20 are 30 tokens, but [qk] has 40"),
         ({"lengths": [10, 30], "cu_seqlens": [0, 20, 40]}, "are 40 tokens, but q has 40, and cu_seqlens 20 40"),
-        ({"lengths": [10, 30], "layout": "bsnd"}, r"lengths of 2 sequences of 30 keys at most; k has 1 of 40"),
+        ({"lengths": [10, 30], "layout": "bsnd"}, r"lengths has 2 sequences with at most 30 keys; k has 1 with 40"),
     ],
 )
 def test_lengths_that_do_not_add_up_to_the_tensors_are_refused(fields: dict[str, Any], message: str) -> None:

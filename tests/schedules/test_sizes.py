@@ -49,7 +49,7 @@ def test_sizes_that_attention_has_too_are_the_schedules(monkeypatch: pytest.Monk
 
 
 def test_sizes_of_a_product_are_none_of_a_recurrences() -> None:
-    with pytest.raises(SpecError, match="gla has no size m=4; whole numbers from 1 on for batch, heads, tokens"):
+    with pytest.raises(SpecError, match="gla has no size m=4; whole numbers from 1 for batch, heads, tokens"):
         npusim.run("gla", hw="h200", problem={"m": 4, "n": 4, "k": 4}, numerics=False)
 
 
@@ -133,11 +133,11 @@ def test_groups_of_warps_without_rows_hand_on_what_others_read(name: str, tokens
 @pytest.mark.parametrize(
     ("name", "problem", "tiling", "message"),
     [
-        ("retention", {}, {"chunk": 48}, "chunk: 48 rows cannot be dealt to 4 warps; take a multiple of 32"),
-        ("retention", {"key": 48}, {}, "key: 48 rows cannot be dealt"),
-        ("retention", {}, {"block_key": 48}, "block_key: 48 rows cannot be dealt"),
-        ("flash_backward", {}, {"tile_kv": 48}, "tile_kv: 48 rows cannot be dealt"),
-        ("flash_backward", {}, {"block_q": 48}, "block_q: 48 rows cannot be dealt"),
+        ("retention", {}, {"chunk": 48}, "chunk: 48 rows cannot be distributed to 4 warps; use a multiple of 32"),
+        ("retention", {"key": 48}, {}, "key: 48 rows cannot be distributed"),
+        ("retention", {}, {"block_key": 48}, "block_key: 48 rows cannot be distributed"),
+        ("flash_backward", {}, {"tile_kv": 48}, "tile_kv: 48 rows cannot be distributed"),
+        ("flash_backward", {}, {"block_q": 48}, "block_q: 48 rows cannot be distributed"),
     ],
 )
 def test_rows_that_warps_cannot_share_are_named_as_the_schedule_names_them(

@@ -476,8 +476,14 @@ def test_packing_is_chosen_where_it_pays() -> None:
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"causal": True}, "pack: a causal block has complete heads, and 32 rows are one head of 20 queries"),
-        ({"layout": "bsnd"}, "pack: 20 queries a head cannot be packed: in layout bsnd they are not"),
+        (
+            {"causal": True},
+            (
+                "pack: a causal block consists of complete heads, and its 32 rows have "
+                "room for only one head of 20 queries"
+            ),
+        ),
+        ({"layout": "bsnd"}, "pack: 20 queries per head cannot be packed: in layout bsnd they are not"),
     ],
 )
 def test_rows_that_are_no_matrix_of_their_own_are_not_packed(fields: dict[str, Any], reason: str) -> None:

@@ -73,7 +73,7 @@ def test_parts_of_keys_give_0(call: str, tiling: dict[str, Any]) -> None:
     assert found.numerics.error.rmse < 1e-3
     assert not found.output[0, 0, list(NONE[call])].any()
     for other in ("nan", "mean"):
-        with pytest.raises(NpusimError, match=f"unseen: {other}, but a part of the keys"):
+        with pytest.raises(NpusimError, match=f"unseen: {other}, but a split of the keys"):
             run("split_kv", hw="h200", problem=problem_of(call, other), tiling=tiling)
 
 
@@ -84,7 +84,9 @@ def test_without_the_choice_such_a_call_is_refused(call: str) -> None:
 
 
 def test_a_schedule_whose_kernel_has_no_choice_refuses_it() -> None:
-    with pytest.raises(NpusimError, match="unseen: schedule pasa has no such choice: its kernel takes no `unseen`"):
+    with pytest.raises(
+        NpusimError, match="unseen: schedule pasa does not have this choice: its kernel has no parameter `unseen`"
+    ):
         run("pasa", hw="h200", problem=problem_of("early", "zero"))
 
 

@@ -195,7 +195,7 @@ def test_what_does_not_fit_is_refused_with_the_reason(
 
 
 def test_rows_that_cannot_be_swizzled_are_refused_with_a_way_out() -> None:
-    with pytest.raises(TilingError, match=r"smem=swizzled: rows of 80 elements .* at least 64; take smem=padded"):
+    with pytest.raises(TilingError, match=r"smem=swizzled: rows of 80 elements .* at least 64; use smem=padded"):
         program_of(problem(head_dim=80), smem="swizzled")
 
 
@@ -204,7 +204,7 @@ def test_other_inputs_and_other_devices_are_refused() -> None:
         program_of(problem(dtype="bfloat16"))
     with pytest.raises(SpecError, match="runs on nvidia"):
         npusim.run("volta_flash", hw="ascend_910b2", problem=problem())
-    with pytest.raises(TilingError, match=r"arrangement, smem: without effect on h200, .* leave them out"):
+    with pytest.raises(TilingError, match=r"arrangement, smem: no effect on h200, .* remove them"):
         npusim.run("flash", hw="h200", problem=problem(), tiling={"arrangement": "2x2", "smem": "plain"})
     with pytest.raises(SpecError, match="h200 has no m8n8k4"):
         npusim.run("volta_flash", hw="h200", problem=problem())
@@ -289,5 +289,5 @@ def test_accumulators_can_be_explored() -> None:
 def test_a_run_says_that_no_published_kernel_is_as_fast() -> None:
     own = npusim.run("volta_flash", seq=512, numerics=False)
     published = npusim.run("volta_flash", seq=512, tiling={"kernel": "xformers"}, precision="acc_fp32", numerics=False)
-    assert any("about twice as fast as any published kernel: kernel=xformers" in note for note in own.notes)
+    assert any("about twice as fast as any published kernel; kernel=xformers" in note for note in own.notes)
     assert not any("published kernel" in note for note in published.notes)

@@ -63,11 +63,11 @@ def test_it_runs_on_a_t4_too() -> None:
     ("hw", "precision", "dim", "tiling", "message"),
     [
         ("h200", "fa2_fp32", 64, {}, "kernel: xformers is described for sm_70 and sm_75, not for h200"),
-        ("v100", "acc_fp16", 64, {}, "kernel: xformers adds up in float32"),
+        ("v100", "acc_fp16", 64, {}, "kernel: xformers accumulates in float32"),
         ("v100", "acc_fp32", 256, {}, "xformers has no layout for head_dim 256 in float16; the largest is 128"),
         ("v100", "acc_fp32", 64, {"block_q": 128}, "block_q: 128; kernel=xformers has tiles of 64 x 64 with 4 warps"),
         ("v100", "acc_fp32", 64, {"kernel": "fa2"}, "a kernel of nvidia cores for flash, split_kv; volta_flash"),
-        ("v100", "acc_fp32", 64, {"kernel": "fa9"}, "kernel: volta_flash has no 'fa9'; there are xformers"),
+        ("v100", "acc_fp32", 64, {"kernel": "fa9"}, "kernel: volta_flash has no 'fa9'; allowed: xformers"),
     ],
 )
 def test_what_it_has_no_layout_for_is_refused(

@@ -90,7 +90,7 @@ def test_v_and_p_have_formats_apart_from_q_and_k() -> None:
     assert wide < mixed < narrow
     with pytest.raises(NpusimError, match="by float8_e4m3fn"):
         run("flash", hw="h200", precision="values=float8_e4m3fn")
-    with pytest.raises(NpusimError, match="h200: its matrix unit is not known to multiply nvfp4"):
+    with pytest.raises(NpusimError, match="h200: its matrix unit does not multiply nvfp4"):
         run("flash", hw="h200", precision="values=nvfp4,operand=nvfp4")
 
 
@@ -117,7 +117,7 @@ def test_p_in_e4m3_is_multiplied_with_v_in_e5m2_by_the_units_row_for_both(hw: st
 def test_a_pair_of_formats_that_a_unit_has_no_row_for_is_refused() -> None:
     with pytest.raises(NpusimError, match=r"P V: float8_e4m3fn by float8_e5m2, but ascend\.cube\.k32\.e4m3\.f32"):
         run("fp8_attention", "float8_e5m2", hw="ascend_950")
-    with pytest.raises(NpusimError, match="reads inputs of 8 bits, not bfloat16; give them as float8_e4m3fn or float8"):
+    with pytest.raises(NpusimError, match="needs inputs of 8 bits, not bfloat16; use float8_e4m3fn or float8"):
         run("fp8_attention", "bfloat16", hw="h200")
 
 

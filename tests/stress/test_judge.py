@@ -254,9 +254,11 @@ def test_outputs_on_which_correct_kernels_are_not_finite_are_refused_or_counted(
     def decide(name: str) -> Judgement:
         return judge([zeros], Request("flash", precision="fa16_32", tensors=tmp_path / f"{name}.npz", rows="all"))[0]
 
-    with pytest.raises(SpecError, match=r"--judge: no reference for the output: .* precision fa16_32 give NaN"):
+    with pytest.raises(
+        SpecError, match=r"--judge: there is no reference for the output: .* precision fa16_32 give NaN"
+    ):
         decide("all")
     found = decide("some")
     assert found.unjudged == 48 * 64
     assert str(found).startswith("wrong: ")
-    assert str(found).endswith("3,072 of 4,096 outputs are not judged: such kernels' own are NaN or Inf there")
+    assert str(found).endswith("3,072 of 4,096 outputs are not judged: correct kernels too give NaN or Inf there")

@@ -90,7 +90,7 @@ def test_an_unknown_study_is_refused_with_the_near_name_and_nothing_is_written(
 ) -> None:
     assert main(["tiling_mask", "tiling_maks", "--out", str(tmp_path)]) == 2
     assert re.search(
-        r"no study named 'tiling_maks'. Did you mean `tiling_mask`\? There are ascend_950, .*, right$",
+        r"no study named 'tiling_maks'. Did you mean `tiling_mask`\? Allowed: ascend_950, .*, right$",
         capsys.readouterr().err.strip(),
     )
     assert not list(tmp_path.iterdir())
@@ -102,7 +102,7 @@ def test_differences_name_the_figure(tmp_path: Path) -> None:
     save(old, {"p.json": figures})
     save(new, {"p.json": {"a": {"b": [1.0, 2.1]}, "same": 1.002}})
     assert differences(old, new, "p") == ["p: a.b[1]: 2.0 against 2.1"]
-    with pytest.raises(OutputError, match="no figures of a page"):
+    with pytest.raises(OutputError, match="the figures are not page"):
         differences(old, new, "q")
 
 

@@ -88,7 +88,7 @@ def test_the_search_works_from_a_folder(tmp_path_factory: pytest.TempPathFactory
     pytest.importorskip("mkdocs", reason="npusim[site] is not installed")
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
-        pytest.skip("no Chromium here: the search was not tried")
+        pytest.skip("no Chromium here: the search was not tested")
     folder = tmp_path_factory.mktemp("site")
     assert main(["--out", str(folder)]) == 0
     words = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]

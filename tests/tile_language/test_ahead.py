@@ -94,7 +94,7 @@ def test_a_run_on_a_device_has_the_values_of_the_text(name: str, arguments: dict
         ("copied_ahead", {"change": "last"}, "a part of the tile x is "),
         ("copied_ahead", {"change": "next"}, "a part of the tile x is "),
         ("copied_ahead", {"change": "before", "slots": 3}, "a part of the tile x is "),
-        ("striding", {"rows": 200, "change": "carried"}, "total has values of the task before"),
+        ("striding", {"rows": 200, "change": "carried"}, "total still has values of the previous task"),
         ("batched_flash", {"change": "filled"}, "left"),
         ("batched_flash", {"change": "slot"}, "the kernel reads weights_of at another place"),
         ("batched_flash", {"change": "unset"}, "flag between cores"),

@@ -66,7 +66,7 @@ def test_blocks_that_cores_share_are_programs() -> None:
     assert distance(computed(kernel, A=a, B=b)["C"], a.astype(np.float64) @ b.astype(np.float64).T) < CLOSE
     said = {
         "once": "statements before or after T.Persistent",
-        "core": "cid, the number of a core, is used in the blocks",
+        "core": "the blocks that all cores share use cid, the number of one core",
     }
     for change, why in said.items():
         line = next(i for i, x in enumerate(PROGRAMS.read_text().splitlines(), 1) if x.endswith(f"# {change}"))
@@ -135,7 +135,7 @@ def test_attention_to_chosen_keys_is_that_of_float64(order: str) -> None:
     rng = np.random.default_rng(2)
     chosen = np.stack([rng.choice(128, 96, replace=False) for _ in range(4)]).astype(np.int32)
     kernel = read("chosen_keys", order=order)
-    assert any("each read of a workspace is behind its write" in n for n in kernel.notes)
+    assert any("each read of a workspace is assumed to come after its write" in n for n in kernel.notes)
     keys = kv.astype(np.float64)[chosen]
     powers = np.exp(q.astype(np.float64) @ keys.transpose(0, 2, 1) / 8)
     wanted = powers / powers.sum(-1, keepdims=True) @ keys
@@ -145,7 +145,7 @@ def test_attention_to_chosen_keys_is_that_of_float64(order: str) -> None:
 def test_a_name_in_a_loop_begins_with_the_value_before_it() -> None:
     x, kernel = drawn(64, 32, fmt="float32"), read("shadowed")
     assert kernel.grid == (4,)
-    assert any("cid, which has a value before this loop or if" in n for n in kernel.notes)
+    assert any("cid has a value before this loop or if" in n for n in kernel.notes)
     assert np.array_equal(computed(kernel, X=x)["Y"], x + np.float32(1))
 
 
@@ -214,12 +214,12 @@ def test_an_output_that_the_other_core_reads_is_stored_once() -> None:
 
 
 CHANGES = {
-    "unset": "wait_cross_flag 5: no set_cross_flag comes before it",
-    "bounds": "a loop with flags between cores has other bounds than the one of line ",
-    "halves": "vid is multiplied by another number than the rows of a half",
-    "same": "both vector cores access the same rows of scores_of, beside halves of tiles",
-    "across": "T.reduce_max runs along the axis of which each vector core has a half",
-    "places": "scores is read, whose bytes weights has overwritten (T.annotate_address)",
+    "unset": "wait_cross_flag 5: no set_cross_flag precedes it",
+    "bounds": "a loop with flags between cores has other bounds than the loop in line ",
+    "halves": "vid is not multiplied by the number of rows of a half",
+    "same": "both vector cores access the same rows of scores_of in a nest that also accesses halves of tiles",
+    "across": "T.reduce_max along the axis that is split between the vector cores",
+    "places": "the kernel reads scores after weights has overwritten its bytes (T.annotate_address)",
 }
 
 
@@ -236,19 +236,19 @@ def test_cores_that_do_not_join_are_refused_with_the_line(change: str) -> None:
 
 KINDS = {
     "unwritten": "y is read before it is written",
-    "sizes": "operands of several shapes: one has [8] elements, and the target [8, 32]",
+    "sizes": "operands of several shapes: one has [8] elements, but the target has [8, 32]",
     "mode": "T.tile.cast from float32 to float32 with CAST_FLOOR; allowed: CAST_NONE, CAST_RINT",
-    "count": "T.tile.cast has 8 elements, and its target fewer or more",
+    "count": "T.tile.cast has 8 elements, but its target has a different number",
     "word": "npusim has no rule for T.tile.sort",
-    "pad": "T.copy has a pad_value= that is known only in a run",
-    "bits": "T.tile.select needs a mask that a T.tile.compare of as many elements writes",
-    "condition": "a condition that is known only in a run",
-    "slice": "a slice of X is empty, or its length is known only in a run",
+    "pad": "T.copy has a pad_value= that is known only at run time",
+    "bits": "the mask of a T.tile.select must come from a T.tile.compare with as many elements",
+    "condition": "a condition that is known only at run time",
+    "slice": "a slice of X is empty, or its length is known only at run time",
     "neighbour": "a part of the tile x is",
     "race": "an iteration of parallel loops reads an element of x that another iteration may write",
     "race of two": "an iteration of parallel loops reads an element of x that another iteration may write",
     "while": "a statement of the kind While",
-    "real_shape": "T.reduce_sum has real_shape=, or a buffer of its own between its operands",
+    "real_shape": "T.reduce_sum has real_shape=, or a temporary buffer between its operands",
 }
 
 
@@ -271,7 +271,9 @@ def test_a_call_runs_on_a_device_with_the_lines_of_the_program() -> None:
     assert any("flags and barriers decide no value" in n and "T.barrier_all" in n for n in result.notes)
     (other,) = program_call(PROGRAMS, "rms_norm", {})
     assert other.grid == (6, 2)
-    assert any("vid (a vector core's number) is one more number" in n for n in other.configurations[0].notes)
+    assert any(
+        "vid (the number of a vector core) is treated as one more axis" in n for n in other.configurations[0].notes
+    )
 
 
 @pytest.mark.parametrize(

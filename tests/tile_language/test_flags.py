@@ -39,7 +39,7 @@ def test_a_race_has_its_lines_bytes_iteration_and_mend(tmp_path: Path) -> None:
     assert "T.copy(A" in lines[found.fault.second.line - 1]
     assert "a[0:64, 0:64] (L1 of C, 8,192 bytes)" in found.fault.text
     assert (found.fault.first.run, found.fault.second.run) == (1, 2)
-    assert found.mend.startswith('T.set_flag("MTE1", "MTE2", 0) behind line')
+    assert found.mend.startswith('T.set_flag("MTE1", "MTE2", 0) after line')
     assert "once at the start of C" in found.mend
 
 

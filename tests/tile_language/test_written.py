@@ -247,7 +247,7 @@ def test_a_part_of_a_computed_tile_is_computed_from_its_tensors() -> None:
 
 def test_a_copy_of_a_tensor_that_is_stored_to_is_no_copy_any_more() -> None:
     half = at(TILE, Variable("i"), Applied("//", (Variable("j"), Literal(2))))
-    with pytest.raises(ProgramError, match="not computed from tensors alone"):
+    with pytest.raises(ProgramError, match="computed from tensors alone"):
         written(kernel(copied(Y, TILE), copied(TILE, Y), assigned(OTHER, half), copied(OTHER, Y)))
 
 
@@ -454,7 +454,7 @@ def test_a_change_that_a_loop_without_an_axis_repeats_is_refused(is_bound: bool)
 def test_a_store_of_several_elements_to_one_place_is_refused() -> None:
     indices = (Applied("+", (BLOCK, Variable("i"))), Literal(0))
     store = Elementwise(ROWS, Y, indices, at(A, Applied("+", (BLOCK, Variable("i"))), Variable("j")), None, LINE)
-    with pytest.raises(ProgramError, match=r"kernel\.py:7: elements of a loop that Y has no axis for"):
+    with pytest.raises(ProgramError, match=r"kernel\.py:7: a loop for which Y has no axis"):
         written(kernel(in_nest(ROWS, store)))
 
 

@@ -142,7 +142,7 @@ def test_a_program_that_never_ends_is_refused_with_its_line(tmp_path: Path) -> N
 
 def test_what_has_no_time_is_refused(tmp_path: Path) -> None:
     text, parameters, _, mended, _ = PUBLISHED["barrier in a branch"]
-    with pytest.raises(SpecError, match="depends on values that only a run knows: size > 0"):
+    with pytest.raises(SpecError, match="depends on values that are known only at run time: size > 0"):
         time_of(tmp_path, text, parameters, mended)
     with pytest.raises(SpecError, match=r"T\.tile\.sin has no cost here"):
         time_of(tmp_path, ROWS, WIDE, {"blocks": "1", "more": "T.tile.sin(b, b)"})

@@ -43,8 +43,8 @@ def without_route(core: str, engine: str, name: str) -> DeviceSpec:
 @pytest.mark.parametrize(
     ("core", "engine", "name", "message"),
     [
-        ("aic", "FIXP", "l0c_gm", r"cores\.aic\.engines\.FIXP: no route L0C->GM; routes here: L0C->L1"),
-        ("aiv", "MTE3", "ub_gm", r"cores\.aiv\.engines\.MTE3: no route UB->GM; routes here: "),
+        ("aic", "FIXP", "l0c_gm", r"cores\.aic\.engines\.FIXP: no route L0C->GM; its routes: L0C->L1"),
+        ("aiv", "MTE3", "ub_gm", r"cores\.aiv\.engines\.MTE3: no route UB->GM; its routes: "),
     ],
 )
 def test_a_device_without_a_needed_route_is_refused(
@@ -106,7 +106,7 @@ def result() -> TimingResult:
 def test_a_run_whose_result_cannot_be_fails(result: TimingResult, monkeypatch: pytest.MonkeyPatch) -> None:
     impossible = replace(result, bound_cycles={"hbm": result.cycles + 1})
     monkeypatch.setattr("npusim.simulation.simulate.method_named", lambda _name: lambda *_, **__: impossible)
-    with pytest.raises(ContradictionError, match="below the bound of hbm"):
+    with pytest.raises(ContradictionError, match="fewer than the bound of hbm"):
         run("flash", seq=256, numerics=False, method="steady", trace_groups=())
 
 
@@ -124,13 +124,15 @@ def test_a_unit_busier_than_time_allows_fails(result: TimingResult) -> None:
 
 def test_a_time_below_its_bound_fails(result: TimingResult) -> None:
     bounds = {**result.bound_cycles, "hbm": result.cycles + 1}
-    with pytest.raises(ContradictionError, match=r"cycles are below the bound of hbm"):
+    with pytest.raises(ContradictionError, match=r"cycles are fewer than the bound of hbm"):
         check_sanity(replace(result, bound_cycles=bounds))
 
 
 def test_fewer_bytes_than_inputs_and_outputs_have_fails(result: TimingResult) -> None:
     links = {**result.link_bytes, "hbm": result.compulsory_bytes - 1}
-    with pytest.raises(ContradictionError, match="beyond L2, but inputs, and outputs that do not stay, alone have"):
+    with pytest.raises(
+        ContradictionError, match="moved behind L2, but the inputs, and the outputs that do not stay in L2, have"
+    ):
         check_sanity(replace(result, link_bytes=links))
     with pytest.raises(ContradictionError, match="0 bytes beyond L2"):
         check_sanity(replace(result, link_bytes={**result.link_bytes, "hbm": 0}))

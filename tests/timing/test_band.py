@@ -136,7 +136,7 @@ def test_blocks_that_overlap_and_do_not_run_in_part_are_timed_exactly(monkeypatc
     monkeypatch.setattr(auto, "FEW_OPERATIONS", 100_000)
     monkeypatch.setattr(mean_field, "SAMPLE_OPERATIONS", 30_000)
     options: dict[str, Any] = {"seq": 8192, "numerics": False, "trace_groups": ()}
-    with pytest.raises(ProgramError, match="no part of its blocks runs by itself"):
+    with pytest.raises(ProgramError, match="no part that repeats by itself"):
         run("flash", method="reserved", **options)
     timing = run("flash", **options).timing
     assert timing is not None

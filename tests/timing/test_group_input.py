@@ -35,11 +35,14 @@ def run(schedule: str = "flash", hw: str = "h200", method: str = "auto", **tilin
     [
         (
             {"block_q": 256, "block_kv": 256, "stages": 3, "warps": 4},
-            r"shared memory: .* 448 KiB > 227 KiB a block .*; largest that fits, .* block_kv=",
+            r"shared memory: .* 448 KiB > 227 KiB a block .*; largest values that fit, .* block_kv=",
         ),
         (
             {"block_q": 256, "block_kv": 256, "stages": 1, "registers": 255, "spilled_registers": 5000},
-            "registers: 5255 a thread for 256x256 with 4 warps, where the device has 255, or 2040 with spilled ones",
+            (
+                "registers: 5255 for each thread with 256x256 and 4 warps, but the device "
+                "has 255, or 2040 with spilled ones"
+            ),
         ),
         ({"block_q": 128, "block_kv": 64, "stages": 2, "residents": 7}, "residents: 7 blocks, but 2 resident blocks"),
         ({"stages": 9}, "stages: '?9'? must be at most 4"),

@@ -48,13 +48,13 @@ def test_a_held_clock_slows_kernels_without_products_too() -> None:
 
 
 def test_a_limit_in_watts_needs_one_in_the_file() -> None:
-    with pytest.raises(SpecError, match=r"power-watts 50: .*states no limit in watts"):
+    with pytest.raises(SpecError, match=r"power-watts 50: .*does not state a power limit in watts"):
         timed(PRODUCT, hw="l4", power_watts=50)
     with pytest.raises(SpecError, match=r"--clock 2.5e9: .*allowed: up to the device's 1,980 MHz"):
         timed(PRODUCT, clock=2.5e9)
-    with pytest.raises(SpecError, match=r"--clock 1.*read by runs of one device"):
+    with pytest.raises(SpecError, match=r"--clock 1.*read by available only for one device;"):
         npusim.run("tiling_allreduce", hw="h200_x2", seq=1024, numerics=False, clock=1e9)
-    with pytest.raises(SpecError, match=r"--clock 1e9.*the devices of a node have clock_hz"):
+    with pytest.raises(SpecError, match=r"--clock 1e9.*the devices of a node use clock_hz"):
         npusim.run("tiling_allreduce", hw="h200_x2", seq=1024, overrides={"held_clock_hz": "1e9"})
 
 
@@ -86,7 +86,11 @@ def test_the_clock_is_said_beside_the_cycles(text: str, said: str) -> None:
     ("device", "option", "said"),
     [
         ("h200", ("--clock", "3GHz"), "--clock 3e9: 3,000 MHz; allowed: up to the device's 1,980 MHz"),
-        ("ascend_910b2", ("--power-watts", "300"), "--power-watts 300.0: the file states no limit in watts"),
+        (
+            "ascend_910b2",
+            ("--power-watts", "300"),
+            "--power-watts 300.0: the file does not state a power limit in watts",
+        ),
         ("h200_x2", ("--clock", "1.5GHz"), "--clock 1.5e9: changes nothing on h200"),
     ],
 )

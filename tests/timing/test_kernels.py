@@ -194,7 +194,7 @@ def test_a_row_cut_into_fractals_goes_as_requests_of_512_256_and_128_bytes_and_t
 
 
 def test_a_piece_that_is_no_multiple_is_refused() -> None:
-    with pytest.raises(TilingError, match="load_k: 96 is no multiple of block_k=64"):
+    with pytest.raises(TilingError, match="load_k: 96 is not a multiple of block_k=64"):
         gemm(load_k=96)
 
 
@@ -308,7 +308,7 @@ def test_published_products_in_mxfp8_are_met() -> None:
 @pytest.mark.parametrize(
     ("tiling", "message"),
     [
-        ({"load_b": 96}, "load_b: 96 is no multiple of block_k=64"),
+        ({"load_b": 96}, "load_b: 96 is not a multiple of block_k=64"),
         ({"load_a": 192, "load_b": 128}, "load_a: of 192 and load_b=128 one must be a multiple of the other"),
     ],
 )

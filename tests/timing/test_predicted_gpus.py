@@ -75,7 +75,7 @@ def test_registers_are_those_of_the_architecture_not_of_the_device() -> None:
         for hw in ("h200", "h100", "a100")
     ]
     assert notes[0] == notes[1] != notes[2]
-    assert all("registers of the compiler's table" in note for (note,) in notes)
+    assert all("registers from the compiler's table" in note for (note,) in notes)
 
 
 def test_others_lines_in_l2_cost_who_reads_much() -> None:
@@ -90,9 +90,7 @@ def test_others_lines_in_l2_cost_who_reads_much() -> None:
     )
     assert dirty.latency_us - clean.latency_us == pytest.approx(8.2, rel=0.15)
     assert unsaid.cycles == dirty.cycles
-    with pytest.raises(
-        SpecError, match=r"l2: dirty: the device file does not state which share remains .* clean, warm"
-    ):
+    with pytest.raises(SpecError, match=r"l2: dirty: the device file does not state which share has .* clean, warm"):
         npusim.run("flash", seq=256, numerics=False, l2="dirty")
 
 

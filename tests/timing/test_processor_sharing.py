@@ -123,14 +123,14 @@ def test_what_does_not_fit_says_how_much_and_what_would() -> None:
 
     said = fault(block_q=128, block_kv=256, stages=4)
     assert "shared memory: tiles 544 KiB = 544 KiB > 227 KiB a block" in said
-    assert "largest that fits" in said
+    assert "largest values that fit" in said
     assert "stages: 5 must be at most 4" in fault(stages=5)
     assert "or 2040 with spilled ones" in fault(block_q=512, block_kv=512, stages=1)
     assert "residents: 9 blocks, but" in fault(block_q=64, block_kv=64, stages=2, residents=9)
 
 
 def test_fields_of_lanes_have_no_effect_there_and_are_refused() -> None:
-    with pytest.raises(TilingError, match="padding: without effect on h200"):
+    with pytest.raises(TilingError, match="padding: no effect on h200"):
         npusim.run("flash", hw="h200", problem=Problem(**SIZES, causal=False), tiling={"padding": 4}, numerics=False)
 
 

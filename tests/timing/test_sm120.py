@@ -102,7 +102,7 @@ def test_a_rate_of_a_format_that_is_not_multiplied_is_refused(tmp_path: Any) -> 
     text = f"schema: npusim.device/1\nextends: a10\nname: mine\n{key}:\n"
     for name in ("mxfp8_into_float32", "float16"):
         (tmp_path / "mine.yaml").write_text(text + f'  {name}: {{value: 16, basis: assumed, source: "a test"}}\n')
-        with pytest.raises(SpecError, match=rf"format_cycles\.{name}.*no formats of the matrix unit.*float16_into_"):
+        with pytest.raises(SpecError, match=rf"format_cycles\.{name}.*not formats of the matrix unit.*float16_into_"):
             load_device(tmp_path / "mine.yaml")
 
 
@@ -112,7 +112,7 @@ def test_a_board_with_a_lower_limit_is_a_parameter() -> None:
         latency("gemm", "rtx_5090", problem=problem, overrides={"power.limit_w": watts}) for watts in ("575", "400")
     )
     assert limited / stock == pytest.approx((575 / 400) ** 0.4, rel=0.02)  # both at their limit
-    with pytest.raises(SpecError, match="a limit is limit_factor, or limit_w with load_w, and not both"):
+    with pytest.raises(SpecError, match="set either limit_factor, or limit_w with load_w, not both"):
         latency("gemm", "l40s", problem=problem, overrides={"power.load_w": "400"})
 
 
@@ -132,7 +132,7 @@ def test_a_clock_falls_to_its_limit_while_calls_follow_one_another() -> None:
 
 
 def test_a_time_constant_of_the_clock_needs_a_number_of_calls() -> None:
-    with pytest.raises(SpecError, match="settle_s and calls_count are stated together"):
+    with pytest.raises(SpecError, match="settle_s and calls_count must be set together"):
         load_device("h200", {"power.settle_s": 0.1})
 
 
@@ -188,7 +188,7 @@ def test_a_tile_beyond_99_kb_is_refused_with_the_tile_that_fits() -> None:
 def test_tiles_of_triton_have_the_registers_that_it_compiles_for_sm_120() -> None:
     tiling = {"block_q": 64, "block_kv": 64, "warps": 4, "stages": 2}
     took = npusim.run("flash", hw="rtx_5090", problem=ATTENTION, tiling=tiling, numerics=False)
-    assert any("registers of the compiler's table" in note for note in took.notes)
+    assert any("registers from the compiler's table" in note for note in took.notes)
 
 
 @pytest.mark.exhaustive
@@ -342,7 +342,7 @@ def test_copies_of_a_product_cost_the_warps_that_issue_them() -> None:
         for name in ("producer", "bulk", "threads")
     ]
     assert 1 < times[1] / times[0] < 1.02 < times[2] / times[1] < 1.09
-    with pytest.raises(TilingError, match="copies: bulk; t4's products have a producer alone"):
+    with pytest.raises(TilingError, match="copies: bulk; t4's only a producer can copy"):
         latency("gemm", "t4", problem=problem.model_copy(update={"dtype": "float16"}), tiling={"copies": "bulk"})
 
 
@@ -386,7 +386,7 @@ def test_cudnn_takes_finer_rows_where_blocks_are_few(heads: int, seq: int, causa
 @pytest.mark.parametrize(
     ("hw", "name", "message"),
     [
-        ("rtx_5090", "cudnn", "cudnn is a kernel of Hopper; rtx_5090 has kernel=cudnn_sm120"),
+        ("rtx_5090", "cudnn", "cudnn is a kernel for Hopper; rtx_5090 has kernel=cudnn_sm120"),
         ("h200", "cudnn_sm120", "cudnn_sm120 is a kernel of sm_120 and sm_121, and h200 is sm_90"),
         ("l40s", "fa4_sm120", "fa4_sm120 is a kernel of sm_120 and sm_121, and l40s is sm_89"),
     ],

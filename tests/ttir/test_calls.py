@@ -45,12 +45,12 @@ def kernel(X, Y, T, n, B: tl.constexpr):
 """
 #: What is refused, by the line that has it: words of the message.
 REFUSED = {
-    "tl.store(Y + tl.load(T + i) // 2, x)": "a store writes one row by two indices",
+    "tl.store(Y + tl.load(T + i) // 2, x)": "a store writes the same row at two indices",
     "tl.atomic_max(Y + i, x)": "atomics",
     "tl.store(Y + i, tl.cumsum(x, 0, reverse=True))": "reverse",
     "tl.store(Y + i, x, mask=x > 0)": "a mask, bound or branch depends on computed values",
     "tl.store(Y + i // 2, x)": "several elements of a block to one element of the tensor",
-    "tl.store(Y + i + 1, x)": "no mask keeps it from that",
+    "tl.store(Y + i + 1, x)": "no mask prevents it",
     "tl.store(Y + i * 0 + tl.program_id(0), x, mask=i < 0)": "elements|never|stores|once",
     "tl.store(Y + i, tl.rand(n, i))": "",
 }
@@ -176,7 +176,7 @@ def test_fields_have_the_names_that_users_of_triton_write(file: Path) -> None:
     runs = [npusim.run(name, hw="h200", tiling={n: 2, "config": 1}, numerics=False) for n in ("warps", "num_warps")]
     assert [r.tiling.warps for r in runs] == [2, 2]
     assert runs[0].cycles == runs[1].cycles
-    with pytest.raises(NpusimError, match="warps: 2, and as num_warps 4; name it once"):
+    with pytest.raises(NpusimError, match="warps: set to 2, and under its other name num_warps to 4; set it once"):
         npusim.run(name, hw="h200", tiling={"warps": 2, "num_warps": 4})
     found = npusim.explore(name, {"num_warps": (1, 2)}, hw="h200")
     assert [o.point for o in found.outcomes] == [{"warps": 1}, {"warps": 2}]
@@ -198,7 +198,7 @@ def test_a_function_is_called_with_each_size(tmp_path: Path, monkeypatch: pytest
         (["record", "script.py"], r"script.py:\d+: IndexError"),
         (["record", "empty.py"], "the program launched no kernel of Triton or TileLang"),
         (["run", "no.npz::0"], "no.npz: no such file"),
-        (["run", "bad.npz::0"], "bad.npz: no file of recorded calls"),
+        (["run", "bad.npz::0"], "bad.npz: this is not a file of recorded calls"),
     ],
 )
 def test_wrong_programs_and_files_are_said(
@@ -214,7 +214,7 @@ def test_wrong_programs_and_files_are_said(
 
 
 def test_sizes_and_numbers_of_a_call_are_its_own(file: Path) -> None:
-    with pytest.raises(SpecError, match="a recorded call has its sizes"):
+    with pytest.raises(SpecError, match="the sizes of a recorded call are fixed"):
         npusim.run(f"{file}::0", problem={"n": 4})
     with pytest.raises(SpecError, match=r"no call '1'; there are .*c\.npz::0 add"):
         npusim.run(f"{file}::1")
@@ -253,7 +253,7 @@ def test_a_damaged_file_is_refused(change: str, file: Path) -> None:
 
 
 def test_nothing_recorded_and_other_suffixes_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="no launch of a kernel was recorded"):
+    with pytest.raises(SpecError, match="the file has no recorded launch"):
         Calls().save(tmp_path / "c.npz")
     with pytest.raises(SpecError, match=r"ends with \.npz"):
         Calls().save(tmp_path / "c.bin")
@@ -295,8 +295,8 @@ def test_what_a_launch_is_is_said_in_one_place() -> None:
 NESTED = "module {{\n  tt.func public @add(%X: !tt.ptr<f32>) attributes {{noinline = false}} {{\n{}\n  }}\n}}\n"
 #: What a hostile file has in place of what was recorded, by a path of keys; and words of the message.
 HOSTILE: dict[str, tuple[Any, Any, str]] = {
-    "an empty text": (("ttir", 0), "", "TTIR without a kernel"),
-    "text that is no TTIR": (("ttir", 0), "(" * 10**5, "TTIR without a kernel"),
+    "an empty text": (("ttir", 0), "", "the TTIR has no kernel"),
+    "text that is no TTIR": (("ttir", 0), "(" * 10**5, "the TTIR has no kernel"),
     "no text": (("ttir",), [5], r"ttir: a list of texts is needed, got \[5\]"),
     "regions in regions": (
         ("ttir", 0),
@@ -308,27 +308,43 @@ HOSTILE: dict[str, tuple[Any, Any, str]] = {
         NESTED.format("%0 = tt.splat %X : " + "tensor<" * 10**5 + ">" * 10**5),
         "nested more than 64 deep",
     ),
-    "an end that is missing": (("ttir", 0), NESTED.format("").rpartition("  }")[0], "the text of its TTIR ends early"),
-    "an operation that is none": (("ttir", 0), NESTED.format("    %0 = !!"), "line 3 of its TTIR is no operation"),
+    "an end that is missing": (
+        ("ttir", 0),
+        NESTED.format("").rpartition("  }")[0],
+        "the text of its TTIR is truncated",
+    ),
+    "an operation that is none": (("ttir", 0), NESTED.format("    %0 = !!"), "line 3 of its TTIR is not an operation"),
     "no calls": (("calls",), {}, r"calls: a list of calls is needed, got \{\}"),
     "none of any": (("calls",), [], r"calls: a list of calls is needed, got \[\]"),
     "many stages": (("calls", 0, "configurations", 0, "options", "num_stages"), 10**6, "num_stages=1000000; allowed"),
     "an offset": (("calls", 0, "arguments", "X", "offset"), 2**70, r"X: \d+; allowed: whole numbers from 0, below"),
     "a stride": (("calls", 0, "arguments", "X", "strides"), [2**62], "its last element: "),
-    "a constant": (("calls", 0, "configurations", 0, "constants", "Q"), 5, "constant 'Q', which is no parameter"),
-    "a constant for a tensor": (("calls", 0, "configurations", 0, "constants", "X"), 5, "constant 'X', which is no"),
+    "a constant": (
+        ("calls", 0, "configurations", 0, "constants", "Q"),
+        5,
+        "constant 'Q': the kernel has no numeric parameter",
+    ),
+    "a constant for a tensor": (
+        ("calls", 0, "configurations", 0, "constants", "X"),
+        5,
+        "constant 'X': the kernel has no numeric",
+    ),
     "another format": (
         ("calls", 0, "arguments", "X", "fmt"),
         "float16",
-        r"X: the TTIR has !tt\.ptr<f32>, and recorded",
+        r"X: the TTIR has !tt\.ptr<f32>, but the recorded",
     ),
-    "a number for a tensor": (("calls", 0, "arguments", "X"), 3, r"X: the TTIR has !tt\.ptr<f32>, and recorded is no "),
-    "a tensor for a number": (("calls", 0, "arguments", "n"), "x", r"n: the TTIR has i32, and recorded is 'x'"),
-    "another parameter": (
-        ("calls", 0, "arguments"),
-        {"n": 3, "B": 64},
-        "X: a parameter of the TTIR without a recorded",
+    "a number for a tensor": (
+        ("calls", 0, "arguments", "X"),
+        3,
+        r"X: the TTIR has !tt\.ptr<f32>, but the recorded argument is [^']* ",
     ),
+    "a tensor for a number": (
+        ("calls", 0, "arguments", "n"),
+        "x",
+        r"n: the TTIR has i32, but the recorded argument is 'x'",
+    ),
+    "another parameter": (("calls", 0, "arguments"), {"n": 3, "B": 64}, "X: a parameter of the TTIR has no recorded"),
     "a number beyond its type": (("calls", 0, "arguments", "n"), 2**40, "n: 1099511627776; allowed: an integer of 32"),
     "a grid": (("calls", 0, "configurations", 0, "grid"), [2**20, 2**20], "a grid of .* 1,048,576 programs"),
     "letters": (("calls", 0, "path"), "x" * 10**6, r"path: .*\(1,000,002 letters\); allowed: text of at most 4,096"),
@@ -367,11 +383,11 @@ def test_a_file_that_is_anyones_is_an_error_or_read(what: str, file: Path) -> No
 
 def test_a_compiler_that_ends_its_process_is_said() -> None:
     with pytest.raises(
-        SpecError, match=r"TTIR: Triton('s compiler ends on the TTIR with SIG| makes no code for sm_90)"
+        SpecError, match=r"TTIR: Triton('s compiler stops at this TTIR with SIG| cannot compile for sm_90)"
     ):
         compiled_text("", "sm_90", {"num_warps": 4})
     loops = NESTED.format("loc(" * 10**5)
     with pytest.raises(
-        SpecError, match=r"TTIR: Triton('s compiler ends on the TTIR with SIG| makes no code for sm_90)"
+        SpecError, match=r"TTIR: Triton('s compiler stops at this TTIR with SIG| cannot compile for sm_90)"
     ):
         compiled_text(loops, "sm_90", {"num_warps": 4})

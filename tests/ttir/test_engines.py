@@ -195,7 +195,7 @@ def test_quotients_and_remainders_of_flat_indices_are_rows_and_columns(launch: L
 def test_blocks_of_flat_indices_that_are_read_as_smaller_ones_are_said() -> None:
     launches = dict(flat())
     (said,) = [n for n in check(launches["permuted of 3 axes by 256"], "h200").notes if "flat indices" in n]
-    assert "a block of 256 flat indices is read as 4 blocks" in said
+    assert "npusim treats a block of 256 flat indices as 4 blocks" in said
     assert not [n for n in check(launches["bias of 2 axes by 256"], "h200").notes if "flat indices" in n]
 
 
@@ -271,7 +271,7 @@ def test_results_of_unlike_shapes_are_read_as_a_kernel_each(hw: str) -> None:
 
     words = {"Q": q, "K": k, "Cos": cos, "Sin": sin, "HQ": 4, "HK": 2, "HD": 32, "BQ": 4, "BK": 2}
     done = check(Launch("rope_both", (6,), words, "Q", turned(q)), hw)
-    assert [n for n in done.notes if "results of unlike shapes: read as 2 kernels" in n]
+    assert [n for n in done.notes if "the results have different shapes: npusim treats the kernel as 2 kernels" in n]
     check(Launch("rope_both", (6,), words, "K", turned(k)), hw)
 
 
@@ -301,7 +301,9 @@ def test_a_factor_is_scaled_by_row_in_a_loop(hw: str) -> None:
 def test_loops_over_blocks_of_other_sizes_are_not_one_loop(hw: str) -> None:
     x = normal(0, 16, 128)
     words = {"X": x, "Y": np.zeros(16, np.float32), "N": 128, "B": 32, "C": 16, "M": 16}
-    with pytest.raises(ProgramError, match=r"engine_kernels\.py:\d+: X is read in (tiles of other sizes|other tiles)"):
+    with pytest.raises(
+        ProgramError, match=r"engine_kernels\.py:\d+: the loop reads (X in tiles of other sizes|other tiles of X)"
+    ):
         check(Launch("two_loops", (1,), words, "Y", x.astype(np.float64).sum(1)), hw)
 
 
@@ -363,7 +365,7 @@ def test_a_result_that_a_loop_reads_by_a_carried_pointer_is_no_input() -> None:
 
 def test_one_memory_by_two_names_is_not_loaded_behind_a_store() -> None:
     x, q = normal(0, 64), np.zeros(4, np.float32)
-    why = r"engine_kernels\.py:\d+: X is loaded after a store to P, and both are parts of one memory"
+    why = r"engine_kernels\.py:\d+: X is loaded after a store to P, and both share one piece of memory"
     with pytest.raises(SpecError, match=why):
         check(Launch("stored_then_loaded", (4,), {"X": x, "P": x, "Q": q, "B": 16}, "Q", q), "h200")
     words = {"X": x, "P": np.zeros_like(x), "Q": q, "B": 16}

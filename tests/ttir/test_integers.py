@@ -130,7 +130,7 @@ def test_a_signed_overflow_of_an_address_is_said(tmp_path: Path) -> None:
     rows, result = _gathered(tmp_path, "    i = (p * 1103515245 >> 29) & 7", 8)
     assert rows.tolist() == [((p * 1103515245 + 2**31) % 2**32 - 2**31 >> 29) & 7 for p in range(8)]
     (note,) = (n for n in result.notes if "overflows" in n)
-    assert "_kernel.py:8: arith.muli: an integer of 32 bits with a sign overflows in program (2, 0, 0)" in note
+    assert "_kernel.py:8: arith.muli: a signed integer of 32 bits overflows in program (2, 0, 0)" in note
     assert note.endswith("an address of X is computed from it")
     for index in ("    i = p * 1", "    i = ((p * 1103515245).to(tl.uint32) >> 29).to(tl.int32)"):
         folder = tmp_path / str(len(index))
@@ -141,13 +141,13 @@ def test_a_signed_overflow_of_an_address_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize("bad", [-1, 8, 100])
 def test_a_loaded_index_beyond_its_tensor_is_refused(bad: int, tmp_path: Path) -> None:
     why = rf"_kernel\.py:9: X: program \(2, 0, 0\) reads index {bad} of an axis of 8 with stride {COLUMNS} "
-    why += rf"\(allowed: 0 to 7\), .*; T has {bad} there, loaded at .*_kernel\.py:8"
+    why += rf"\(allowed: 0 to 7\), .*; the index comes from T, loaded at .*_kernel\.py:8, which has {bad}"
     with pytest.raises(ProgramError, match=why):
         _gathered(tmp_path, "    i = tl.load(T + p)", 4, [0, 3, bad, 7])
 
 
 def test_a_table_is_held_against_its_own_end(tmp_path: Path) -> None:
-    why = r"_kernel\.py:8: T: program \(3, 0, 0\) reads element 3 of 3, and no mask keeps it from that"
+    why = r"_kernel\.py:8: T: program \(3, 0, 0\) reads element 3 of 3, and no mask prevents it"
     with pytest.raises(ProgramError, match=why):
         _gathered(tmp_path, "    i = tl.load(T + p)", 4, [0, 3, 7])
 
@@ -199,7 +199,7 @@ def test_integers_without_a_defined_value_are_refused(index: str, why: str, tmp_
     ("body", "why"),
     [
         ("    tl.store(Y + p, tl.sum(tl.load(X + p * xs + c % 10, mask=c % 10 < 4, other=0.0)))", "start again within"),
-        ("    tl.store(Y + p * xs + c % 10, tl.load(X + p * xs + c))", "a store goes to indices that start again"),
+        ("    tl.store(Y + p * xs + c % 10, tl.load(X + p * xs + c))", "a store has indices that repeat"),
     ],
 )
 def test_indices_that_begin_anew_within_a_block_are_not_read_as_if_they_went_on(

@@ -126,7 +126,7 @@ def test_rows_go_by_loaded_numbers(launch: Launch, hw: str) -> None:
 
 def test_single_elements_by_a_list_are_said_to_be_timed_as_neighbours() -> None:
     launches = dict(rows())
-    why = "single elements by a list are timed as neighbours"
+    why = "single elements that a list selects are timed as adjacent"
     assert [n for n in check(launches["elements"], "h200").notes if why in n]
     assert not [n for n in check(launches["rows"], "h200").notes if why in n]
 
@@ -163,7 +163,9 @@ def test_numbers_that_a_mask_replaces_are_compared_with_places(*, is_unsigned: b
 
 def test_numbers_below_0_are_not_compared_without_a_sign() -> None:
     words = masked_words(-1 - np.random.default_rng(0).permutation(32).astype(np.int32)) | {"UNSIGNED": True}
-    with pytest.raises(ProgramError, match=r"loaded_kernels\.py:\d+: .*are negative, and are compared as unsigned"):
+    with pytest.raises(
+        ProgramError, match=r"loaded_kernels\.py:\d+: .*are negative, and the kernel compares them as unsigned"
+    ):
         check(Launch("masked_by_places", (2,), words, "Y", words["X"][:32]), "h200")
 
 
@@ -172,7 +174,7 @@ def test_the_last_bit_of_a_list_has_the_constant_that_is_added() -> None:
     listed = Listed(constant(1, (3,), 32), np.array([0, 1, 4]), at, beyond=6)
     mask = lowest_bit(op, listed)
     assert (mask.holds.tolist(), mask.beyond) == ([True, False, True], True)
-    with pytest.raises(ProgramError, match=r"k\.py:7: .*takes the last bit of loaded integers plus others"):
+    with pytest.raises(ProgramError, match=r"k\.py:7: .*takes the last bit of a sum of loaded integers"):
         lowest_bit(op, replace(listed, rest=replace(at, bits=32)))
 
 
@@ -180,7 +182,10 @@ def test_a_number_below_0_in_place_of_hidden_ones_is_not_read_without_a_sign() -
     words = masked_words(np.random.default_rng(0).permutation(64)[:32].astype(np.int32))
     with pytest.raises(
         ProgramError,
-        match=r"loaded_kernels\.py:\d+: .*(are negative, and are read as unsigned|cannot choose addresses)",
+        match=(
+            r"loaded_kernels\.py:\d+: .*(are negative, and the kernel treats them as "
+            r"unsigned|cannot choose addresses)"
+        ),
     ):
         check(Launch("widened_numbers", (2,), words, "Y", words["X"][:32]), "h200")
 
@@ -225,7 +230,7 @@ def test_an_element_that_is_stored_over_the_tiles_of_a_loop_is_the_last(hw: str)
         ("loaded again", 7, "X: one access selects rows by loaded integers and another does not"),
         ("returns", 7, "X is stored to and also accessed elsewhere"),  # of some programs alone
         ("another row", 7, "X is stored to and also accessed elsewhere"),
-        ("beyond", 7, r"program \(1, 0, 0\) stores, after a loop, an element that none of the loop's tiles has"),
+        ("beyond", 7, r"after a loop, program \(1, 0, 0\) stores an element that is in none of the loop's tiles"),
     ],
 )
 def test_an_element_whose_order_is_free_or_that_no_tile_has_is_refused(how: str, label: int, why: str) -> None:

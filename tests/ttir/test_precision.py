@@ -54,7 +54,7 @@ def test_ieee_products_are_chains_of_fma_on_lanes() -> None:
     made = stored(result, WORDS)["C"]
     assert np.mean(made == sums) > 0.999
     assert np.array_equal(made, matmul(WORDS["A"], WORDS["B"], arithmetic="ieee.f32"))
-    assert any("float32 is multiplied by lanes" in note for note in result.notes)
+    assert any("products of float32 run in the lanes" in note for note in result.notes)
     assert result.cycles > npusim.run(_call("tf32"), hw="h200", rows="all").cycles
     assert result.cycles > M * N * K / 128  # the multiprocessor's lanes
 
@@ -120,7 +120,7 @@ def test_partial_sums_of_fp8_are_added_in_float32(most: int | None) -> None:
 def test_products_of_fp8_in_two_ways_are_refused() -> None:
     with pytest.raises(NpusimError, match=rf"precision_kernels\.py:\d+: .*products of {EIGHT} .* in two ways"):
         _eights(64, 64, other=32)
-    with pytest.raises(NpusimError, match=r"not known \(wgmma_late\.k96\).*allowed: one max_num_imprecise_acc"):
+    with pytest.raises(NpusimError, match=r"not known \(wgmma_late\.k96\).*allowed: the same max_num_imprecise_acc"):
         _eights(64, 96)
 
 

@@ -22,8 +22,8 @@ needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is
 ATTENTION = Path(__file__).parent / "kernels.py"
 FA = "plain[cdiv(seq_q, BM), batch * heads](q, k, v, o, scale * log2e, seq_kv, D=head_dim, BM=64, BN=64, CAUSAL=causal)"
 ADD = "add[cdiv(n, BLOCK)](tensor(n), tensor(n), tensor(n), n, BLOCK=256)"
-BITS = "a whole number beyond 64 bits"
-GRID = "allowed: one to three whole numbers from 1, of at most 1,048,576 programs together"
+BITS = "a whole number of more than 64 bits"
+GRID = "allowed: one to three whole numbers from 1, at most 1,048,576 programs in all"
 PROBLEM = Problem(batch=1, heads=2, kv_heads=2, seq_q=128, seq_kv=128, head_dim=64, causal=False, dtype="float16")
 
 
@@ -37,18 +37,22 @@ def added(launch: str, n: int = 1000, **more: Any) -> Any:
         ("[cdiv(n, BLOCK)]", "['a', n]", GRID),
         ("[cdiv(n, BLOCK)]", "[n / BLOCK]", GRID),
         ("[cdiv(n, BLOCK)]", "[tensor(3)]", GRID),
-        ("[cdiv(n, BLOCK)]", "[(n,) * 4]", "an operation of other than two numbers"),
+        ("[cdiv(n, BLOCK)]", "[(n,) * 4]", "an operation must have two numbers"),
         ("[cdiv(n, BLOCK)]", "[n, n, n, n]", GRID),
         ("[cdiv(n, BLOCK)]", "[0 * n]", GRID),
         ("[cdiv(n, BLOCK)]", "[n * 10**6]", "1,000,000,000 programs; " + GRID),
         ("[cdiv(n, BLOCK)]", "[2**64]", BITS),
         ("[cdiv(n, BLOCK)]", "[n * 9**9**9]", BITS),
         ("[cdiv(n, BLOCK)]", "[n << 10**9]", BITS),
-        ("[cdiv(n, BLOCK)]", "['a' * 10**10]", "an operation of other than two numbers"),
-        ("[cdiv(n, BLOCK)]", "['%1000000000d' % n]", "an operation of other than two numbers"),
-        ("[cdiv(n, BLOCK)]", f"[n{' + 1' * 5000}]", "no expression of at most 300 parts|of more than 300"),
-        ("[cdiv(n, BLOCK)]", f"[n{' + 1' * 300}]", r"plain_kernels\.py:\d+: add: grid: an expression of more than 300"),
-        ("[cdiv(n, BLOCK)]", f"[{'-' * 5000}n]", "no expression of at most 300 parts|of more than 300"),
+        ("[cdiv(n, BLOCK)]", "['a' * 10**10]", "an operation must have two numbers"),
+        ("[cdiv(n, BLOCK)]", "['%1000000000d' % n]", "an operation must have two numbers"),
+        ("[cdiv(n, BLOCK)]", f"[n{' + 1' * 5000}]", "not an expression of at most 300 parts|of more than 300"),
+        (
+            "[cdiv(n, BLOCK)]",
+            f"[n{' + 1' * 300}]",
+            r"plain_kernels\.py:\d+: add: grid: the expression has more than 300",
+        ),
+        ("[cdiv(n, BLOCK)]", f"[{'-' * 5000}n]", "not an expression of at most 300 parts|of more than 300"),
         ("n, BLOCK=", "n + 2**70, BLOCK=", rf"n=n \+ 2 \*\* 70: {BITS}"),
         ("(tensor(n), ", "(*tensor(n), ", r"plain_kernels\.py:\d+: add: arguments are given one by one"),
         ("BLOCK=256", "**n", r"plain_kernels\.py:\d+: add: arguments are given one by one"),
@@ -66,7 +70,7 @@ def test_numbers_programs_and_options_of_a_launch_are_bounded(old: str, new: str
 def test_a_kernels_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     for content, why in (
         (b"\xff\xfe\x00", "not UTF-8 text"),
-        (b"x = 1\0", "null bytes|no text of Python"),
+        (b"x = 1\0", "null bytes|not a Python file"),
         (b"x = (", r":1: "),
     ):
         (tmp_path / "k.py").write_bytes(content)
@@ -77,9 +81,7 @@ def test_a_kernels_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
 @needs_triton
 def test_a_store_beyond_a_tensors_end_is_refused_as_a_load_is() -> None:
     short = ADD.replace("tensor(n), n, BLOCK", "tensor(n - 1), n, BLOCK")
-    why = (
-        r"plain_kernels\.py:\d+: O: program \(3, 0, 0\) stores up to column 999 of 999, and no mask keeps it from that"
-    )
+    why = r"plain_kernels\.py:\d+: O: program \(3, 0, 0\) stores up to column 999 of 999, and no mask prevents it"
     with pytest.raises(ProgramError, match=why):
         added(short)
     assert added(ADD).numerics.error.rmse < 5e-4
@@ -113,7 +115,7 @@ def test_a_second_result_beyond_its_end_is_refused() -> None:
 
 @needs_triton
 def test_q_and_o_exchanged_are_refused() -> None:
-    with pytest.raises(ProgramError, match=r"kernels\.py:\d+: O: the kernel stores to q; .* o is its result"):
+    with pytest.raises(ProgramError, match=r"kernels\.py:\d+: O: the kernel stores to q; .* o is the result"):
         npusim.run(f"{ATTENTION}::{FA.replace('(q, k, v, o', '(o, k, v, q')}", problem=PROBLEM, hw="h200")
 
 
@@ -140,7 +142,7 @@ def test_a_loop_without_an_end_is_refused() -> None:
     launch = NORM.replace("layer_norm", "long_norm").format(more="").replace(", C, 1e-5", ", 2**31, 1e-5")
     with pytest.raises(
         ProgramError,
-        match=r"plain_kernels\.py:\d+: a program goes through a loop 8,388,608 times, .* at most 262,144 and ",
+        match=r"plain_kernels\.py:\d+: a loop has 8,388,608 iterations in one program and .* at most 262,144 and ",
     ):
         npusim.run(name_of(launch), problem={"R": 6, "C": 64}, hw="h200", numerics=False)
 

@@ -69,5 +69,5 @@ def test_an_unlisted_tile_has_the_compilers_registers(
     registers, stack = said(code[0].asm, tmp_path)
     assert (made[0].registers, 4 * made[0].spilled, made[0].shared_bytes) == (registers, stack, code[0].metadata.shared)
     note = next(n for n in result.notes if "registers of the compiler" in n)
-    assert f"{registers} registers a thread" in note
+    assert f"{registers} registers per thread" in note
     assert (f", {stack // 4} spilled" in note) == bool(stack)

@@ -97,7 +97,7 @@ def test_a_sample_says_which_result_it_has_none_of() -> None:
     done, _, _ = launch("by_program", "h200", rows="5", Y=((ROWS, COLUMNS), F16))
     lines = [cell.text for name, cells in bits_facts(record_of(done)) if name == "numerics" for cell in cells]
     assert done.numerics.others == {"Y_2": None}
-    assert any(line.startswith("Y_2: no error: none of it is computed (--rows all)") for line in lines)
+    assert any(line.startswith("Y_2: no error: the run computes none of it (--rows all)") for line in lines)
 
 
 def test_a_wrong_second_result_shows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +138,7 @@ def test_a_state_is_stored_before_a_product_is_added_to_it() -> None:
     each = np.einsum("ctk,ctv->ckv", *(x.astype(np.float64).reshape(2, 32, 16) for x in (k, v)))
     assert np.abs(np.asarray(done.output).reshape(h.shape) - np.stack([0 * each[0], each[0]])).max() < 1e-4
     assert done.numerics.others["HT"].rmse < 1e-6
-    with pytest.raises(ProgramError, match="is read after a product is added to it in its place"):
+    with pytest.raises(ProgramError, match="is read after a product was added to it in place"):
         npusim.run(calls[1], hw="h200", rows="all")
 
 

@@ -88,7 +88,7 @@ def test_operands_that_need_more_flags_than_there_are_have_one_slot_each() -> No
     tensors = [drawn(4, 128 + i)[:, :128].copy() for i in range(5)]
     call = recorded("five_operands", (4,), *tensors, np.zeros(4, np.float32), 128, BLOCK=64)
     result = npusim.run(call, hw="ascend_910b2", rows="all")
-    assert any("one slot each: two would need more flags than there are" in n for n in result.notes)
+    assert any("one slot each: two slots would need more flags than the device has" in n for n in result.notes)
     wanted = np.prod([t.astype(np.float64) for t in tensors], axis=0).sum(1)
     assert np.abs(np.ravel(result.output) - wanted).max() < 1e-5
 
@@ -110,7 +110,7 @@ KEYS = [drawn(128, 64, fmt="float16"), drawn(128, 64, fmt="float16"), drawn(128,
 
 @pytest.mark.parametrize(
     ("why", "call", "words"),
-    [("the rows and columns of a tl.dot are the same axis; load its second", SQUARE, {"N": 64, "D": 32})],
+    [("the rows and the columns of a tl.dot's result are the same axis; load its second", SQUARE, {"N": 64, "D": 32})],
 )
 def test_what_is_not_read_is_named_by_its_mechanism(why: str, call: Any, words: Any) -> None:
     with pytest.raises(ProgramError, match=AT + why):
@@ -143,12 +143,14 @@ def test_outputs_that_no_program_writes_are_said_by_name_and_count() -> None:
         result = npusim.run(call, hw="h200", rows="all")
         said = [n for n in result.notes if "of them never" in n]
         assert len(said) == bool(left)
-        assert all(f": Y, Z: the grid of 7x1x1 programs {left}: these are NaN here" in n for n in said)
+        assert all(f": Y, Z: the grid of 7x1x1 programs {left}: npusim returns NaN there" in n for n in said)
 
 
 def test_a_loop_that_is_written_out_without_end_is_refused_before_it_is_compiled() -> None:
     x, begun = drawn(256), monotonic()
-    with pytest.raises(SpecError, match=AT + r"tl\.static_range: 1,000,000 iterations, .* allowed in a kernel: 1,024"):
+    with pytest.raises(
+        SpecError, match=AT + r"tl\.static_range: 1,000,000 iterations, .* a kernel may have at most 1,024"
+    ):
         npusim.run(recorded("written_out", (4,), x, np.zeros_like(x), N=1_000_000, B=64), hw="h200")
     assert monotonic() - begun < 10
     call = recorded("written_out", (4,), x, np.zeros_like(x), N=20, B=64)
@@ -284,7 +286,7 @@ def test_a_kernel_may_have_a_name_of_any_length(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("hw", DEVICES)
-@pytest.mark.parametrize(("kind", "why"), [(0, "spreads from a number"), (1, "a mask in a loop must compare")])
+@pytest.mark.parametrize(("kind", "why"), [(0, "broadcasts a number"), (1, "a mask in a loop must compare")])
 def test_numbers_that_a_choice_spreads_are_refused_in_words(hw: str, kind: int, why: str) -> None:
     x = drawn(3, 32)
     words = {"T": np.zeros(3, np.float32), "n": 32, "lo": 5, "KIND": kind, "B": 16}
@@ -303,13 +305,13 @@ def test_one_constant_is_stored_to_integers_of_each_width(hw: str, kind: str) ->
 
 @pytest.mark.parametrize("hw", DEVICES)
 def test_one_constant_is_not_stored_to_masks(hw: str) -> None:
-    with pytest.raises(ProgramError, match=AT + "a store of a number to elements of i1; allowed: "):
+    with pytest.raises(ProgramError, match=AT + "a store of a number to a tensor of i1; allowed: "):
         npusim.run(recorded("one_constant", (3,), np.zeros((3, 13), bool), n=13, B=16), hw=hw)
 
 
 @pytest.mark.parametrize("hw", DEVICES)
 def test_a_loop_that_reads_more_often_than_the_one_before_is_refused_in_words(hw: str) -> None:
-    with pytest.raises(ProgramError, match=AT + "X is read .*than in the loop before[;:] (visit|use) the same"):
+    with pytest.raises(ProgramError, match=AT + "the loop reads X .*than the loop before it; (read|use) the same"):
         npusim.run(recorded("read_twice", (3,), drawn(3, 37), np.zeros(3, np.float32), n=37, B=8), hw=hw, rows="all")
 
 
@@ -320,7 +322,9 @@ def test_a_right_factor_that_rows_make_has_a_place_beside_what_it_is_made_of(hw:
     call = recorded("changed_factor", (2,), a, b, c, KIND=0, **words)
     made = (b.astype(np.float32) + 1).astype(np.float16)
     assert np.abs(computed(call, c, hw) - a.astype(np.float64) @ made).max() < 1e-4
-    with pytest.raises(ProgramError, match=AT + ".*(mask of a factor|this mask is for tiles with axes row x key)"):
+    with pytest.raises(
+        ProgramError, match=AT + ".*(elements of a product's factor|this mask is for tiles with axes row x key)"
+    ):
         npusim.run(recorded("changed_factor", (2,), a, b, c, KIND=1, **words), hw=hw)
 
 
@@ -328,7 +332,9 @@ def test_a_left_factor_that_a_mask_of_indices_chooses_is_read_on_gpus_and_refuse
     a, b, c = drawn(64, 32, fmt="float16"), drawn(32, 32, fmt="float16"), np.zeros((64, 32), np.float32)
     call = recorded("changed_factor", (2,), a, b, c, KIND=2, N=32, K=32, BM=32, BK=16)
     assert np.abs(computed(call, c, "h200") - np.tril(a).astype(np.float64) @ b).max() < 1e-4
-    with pytest.raises(ProgramError, match=AT + "changed_factor: tl.where by indices makes a factor of a product"):
+    with pytest.raises(
+        ProgramError, match=AT + "changed_factor: tl.where with a mask of indices computes a factor of a product"
+    ):
         npusim.run(call, hw="ascend_910b2", rows="all")
 
 

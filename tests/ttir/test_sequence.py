@@ -51,8 +51,8 @@ def test_a_launch_reads_what_those_before_it_leave(hw: str) -> None:
     assert np.abs(np.reshape(second.output, (8, 32)) - weights).max() < 1e-6
     turned = weights[:, :16] - weights[:, 16:]
     assert np.abs(np.reshape(third.output, (8, 16)) - turned).max() < 1e-6
-    assert "X: as launch 0 (some_programs) leaves it" in second.notes
-    assert "Q: as launch 1 (softmax_rows) leaves it" in third.notes
+    assert "X: the values that launch 0 (some_programs) stored" in second.notes
+    assert "Q: the values that launch 1 (softmax_rows) stored" in third.notes
     assert not any("leaves it" in note for note in first.notes)
 
 
@@ -90,7 +90,7 @@ def test_run_lists_the_launches_of_a_file(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_sequence_takes_no_tensors_and_run_no_list() -> None:
     calls = calls_of(lambda: three(*(np.zeros(256, np.float32) for _ in "xy"), np.zeros((8, 32), np.float32)))
-    with pytest.raises(SpecError, match="values of their storages"):
+    with pytest.raises(SpecError, match="values of their tensors;"):
         npusim.run_calls(calls, tensors={"X": np.zeros(256, np.float32)})
     with pytest.raises(SpecError, match=r"npusim\.run_calls"):
         npusim.run(calls)
@@ -145,7 +145,7 @@ def test_programs_that_return_early_take_what_an_h100_takes_for_them() -> None:
 def test_where_nothing_says_how_long_a_return_takes_a_note_does() -> None:
     result = time_of(512, "ascend_910b2")
     assert result.latency_us == time_of(256, "ascend_910b2").latency_us
-    assert any("return early is not counted" in note for note in result.notes)
+    assert any("the time leaves out programs that return early" in note for note in result.notes)
     assert any("256 of 512 programs return early" in note for note in result.notes)
 
 
@@ -157,7 +157,7 @@ def test_a_sum_of_one_value_over_and_over_is_refused() -> None:
 
     x = np.zeros(32, np.float32)
     (call,) = calls_of(lambda: k.repeated_sum[(2,)](x, x.copy(), B=16, N=8))
-    with pytest.raises(ProgramError, match="over and over"):
+    with pytest.raises(ProgramError, match="elements are all equal"):
         npusim.run(call, numerics=False)
 
 

@@ -23,7 +23,7 @@ REFUSED = {
     "group_norm": "both of its axes",
     "attn_extra1": "indices.* as values of a tile in a loop",
     **{f"both_axes_{s}_{n}": "a mask hides columns" for s in ("f16", "bf16", "f32") for n in ("4x250", "3x1000")},
-    **{f"counted_mean_{n}": "read behind the loop along whose axis it goes" for n in ("1500_512", "700_512")},
+    **{f"counted_mean_{n}": "read after the loop along its axis, but on" for n in ("1500_512", "700_512")},
 }
 #: Cases of which single elements differ.  Of a lane's first two products a sum of products rounds the second one here;
 #: code of rows that are loaded element by element rounds the first (one of 8,000 outputs).  Of means by lanes the

@@ -199,7 +199,7 @@ def test_so_does_one_in_fp8_whose_compiler_contracts(
 def test_registers_are_those_that_the_compiler_says() -> None:
     result = npusim.run(name_of("described"), problem=attention(128), hw="h200", numerics=False, tiling={"BN": 64})
     assert any(
-        "registers a thread" in n and f"registers of the compiler (Triton {releases.release()}, ptxas " in n
+        "registers per thread" in n and f"registers of the compiler (Triton {releases.release()}, ptxas " in n
         for n in result.notes
     )
     assert result.tiling.BN == 64
@@ -307,7 +307,7 @@ def test_the_options_of_a_launch_are_part_of_the_name() -> None:
 #: Why, by what is changed in a kernel: the words of the refusal, the kernel, and its text before and after.
 REFUSED = {
     "a load beyond the end": (
-        "and no mask keeps it from that",
+        "and no mask prevents it",
         "plain",
         "        k = tl.load(kp, mask=(j + rn)[None] < S, other=0.0)",
         "        k = tl.load(kp)",
@@ -319,7 +319,7 @@ REFUSED = {
         "        s = tl.extra.libdevice.sinh(s)\n        mn = ",
     ),
     "atomics": (
-        "only one tl.atomic_add of a kernel",
+        "a kernel may have only one tl.atomic_add",
         "capped",
         "    tl.store(O + off",
         "    tl.atomic_add(O, 1.0)\n    tl.store(O + off",
@@ -390,7 +390,7 @@ def test_without_triton_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
     with pytest.raises(SpecError, match=r"Triton is not installed.*npusim\[triton\]"):
         npusim.run(f"{tmp_path}/fresh.py::{ATTENTION['plain']}".replace("BN=64", "BN=16"), **call)
     monkeypatch.setattr(releases, "version", lambda _: "2.1.0")
-    with pytest.raises(SpecError, match=r"Triton 2\.1\.0: its TTIR was not tried; install a release from 3\.6"):
+    with pytest.raises(SpecError, match=r"Triton 2\.1\.0: npusim cannot read its TTIR; install release 3\.6"):
         npusim.run(f"{tmp_path}/fresh.py::{ATTENTION['plain']}".replace("BN=64", "BN=16"), **call)
 
 
@@ -398,7 +398,7 @@ def test_without_triton_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
     ("launch", "why"),
     [
         ("plain", "a launch needs its grid and arguments"),
-        ("nothing[1](q)", "no kernel 'nothing'; functions under @triton.jit: plain, inner"),
+        ("nothing[1](q)", "there is no kernel 'nothing'; the file's functions with @triton.jit: plain, inner"),
         ("plain[1](q, k, v, o)", "parameter sc has no argument"),
         ("plain[1](q, k, v, o, 1.0, seq, D=64, BM=64, BN=64, CAUSAL=False)", "no 'seq'; there are BM"),
         ("plain[1](q, k, v, o, 1.0, 1, D=64, BM=64, BN=64, CAUSAL=False, X=1)", "has no parameter X"),
@@ -408,7 +408,7 @@ def test_without_triton_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
             "plain[0](q, k, v, o, 1.0, 1, D=64, BM=64, BN=64, CAUSAL=False)",
             "grid=0; allowed: one to three whole numbers from 1",
         ),
-        ("plain[1](q.real, k, v, o, 1.0, 1, D=64, BM=64, BN=64, CAUSAL=False)", "names of the problem and numbers"),
+        ("plain[1](q.real, k, v, o, 1.0, 1, D=64, BM=64, BN=64, CAUSAL=False)", "of names of the problem"),
     ],
 )
 def test_a_launch_that_does_not_fit_is_refused(launch: str, why: str) -> None:
@@ -419,5 +419,5 @@ def test_a_launch_that_does_not_fit_is_refused(launch: str, why: str) -> None:
 @pytest.mark.parametrize(("sizes", "named"), [((72, 64), "head_dim: 72"), ((64, 72), "value_head_dim: 72")])
 def test_a_launch_names_the_head_size_that_is_no_multiple_of_16(sizes: tuple[int, int], named: str) -> None:
     problem = Problem(heads=1, seq_q=64, head_dim=sizes[0], value_head_dim=sizes[1])
-    with pytest.raises(SpecError, match=f"^{named} is no multiple of 16"):
+    with pytest.raises(SpecError, match=f"^{named} is not a multiple of 16"):
         launches.names_of(problem)

@@ -229,15 +229,15 @@ def test_errors_are_those_of_measured_times_like_the_best_one() -> None:
     )
     assert shown.exit_code == 0, shown.output
     best = json.loads(shown.stdout)["shapes"][0]["best"]
-    expected = r"by \d+ measured times of flash on h100 and h200, half are expected within \d"
+    expected = r"by \d+ measured times of flash on h100 and h200: half of such predictions are within \d"
     assert re.match(expected, best["errors"]), best
     assert "decorator" not in best
 
 
 def test_a_kernel_without_configurations_is_refused_by_name() -> None:
-    with pytest.raises(SpecError, match=r"no @triton.autotune; give -f"):
+    with pytest.raises(SpecError, match=r"no @triton.autotune; use -f"):
         configurations_of(request_of(NORM, R=16, C=256), {})
-    with pytest.raises(SpecError, match=r"no @triton.autotune to take configurations from"):
+    with pytest.raises(SpecError, match=r"no @triton.autotune with configurations; use"):
         configurations_of(Request("flash"), {})
 
 
@@ -353,7 +353,7 @@ def test_a_configuration_that_is_not_predicted_stays_beside_the_best_of_the_othe
     tuner.configs = [*tuner.configs, triton.Config({"BLOCK": 512}, num_warps=4, num_ctas=2)]
     pruner = prune("h100", top=1).bind(tuner)
     named = dict(zip(tuner.arg_names, (Block(512, 500), Block(512, 500), 512, 500), strict=False))
-    with pytest.warns(UserWarning, match="1 of 5 configurations are not predicted: num_ctas=2"):
+    with pytest.warns(UserWarning, match="1 of 5 configurations have no prediction: num_ctas=2"):
         left = pruner(tuner.configs, named, grid=(264,), warmup=False)
     assert len(left) == 2
     assert left[1].num_ctas == 2

@@ -276,9 +276,9 @@ def test_indices_of_tiles_that_begin_behind_the_first_element_are_refused_in_the
         (
             "concatenated",
             "float32",
-            "tl.cat is not supported, because it leaves the order of the elements open; store both blocks",
+            "tl.cat is not supported, because the order of its elements is undefined; store both blocks",
         ),
-        ("counted", "int32", "atomics other than tl.atomic_add of floats, .*; let each program store its part"),
+        ("counted", "int32", "the only supported atomic is tl.atomic_add of floats, .*; store each program.s part"),
     ],
 )
 def test_what_is_not_read_says_what_to_write(name: str, fmt: str, why: str) -> None:

@@ -36,7 +36,7 @@ def _drawn(*shape: int, seed: int = 0) -> Any:
 
 def test_a_row_that_another_program_stores_by_another_name_is_not_read() -> None:
     x = _drawn(128)
-    why = r"X and Y are one memory, and program \(0, 0, 0\) loads an element that program \(1, 0, 0\) stores to at"
+    why = r"X and Y share memory, and program \(0, 0, 0\) loads an element that program \(1, 0, 0\) stores to at"
     with pytest.raises(ProgramError, match=why):
         _run("doubled_by_name", (7,), X=x[16:], Y=x, B=16)
     for source in (x, x[16:].copy()):
@@ -81,9 +81,9 @@ def test_programs_that_do_unlike_things_are_read_kind_by_kind(hw: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        (0, r"Y: program \(1, 0, 0\) loads an element that program \(0, 0, 0\) stores to at .*:\d+: which comes first"),
-        (1, r"Y: program \(1, 0, 0\) stores to an element that program \(0, 0, 0\) stores to at .*:\d+: which comes"),
-        (2, r"Y: program \(1, 0, 0\) stores to an element that program \(0, 0, 0\) stores to at .*:\d+: which comes"),
+        (0, r"Y: program \(1, 0, 0\) loads an element that program \(0, 0, 0\) stores to at .*:\d+: the order"),
+        (1, r"Y: program \(1, 0, 0\) stores to an element that program \(0, 0, 0\) stores to at .*:\d+: the last"),
+        (2, r"Y: program \(1, 0, 0\) stores to an element that program \(0, 0, 0\) stores to at .*:\d+: the last"),
         (4, "Q: some programs load these integers, and others store to them at"),
     ],
 )
@@ -107,7 +107,10 @@ def test_kinds_of_programs_whose_elements_are_too_many_to_look_at_are_refused(mo
     words = {"X": _drawn(6, 20), "Y": _drawn(6, 20), "Z": np.zeros((3, 20), np.float32), "Q": np.zeros(3, np.int32)}
     monkeypatch.setattr(shared_memory, "MOST_ELEMENTS", 10)
     _run("kinds_that_meet", (6,), **words, N=20, B=32, KIND=3)  # ranges that do not meet are known without
-    with pytest.raises(ProgramError, match=r"programs do unlike things, and whether a program stores to what another"):
+    with pytest.raises(
+        ProgramError,
+        match=r"programs take different branches, and npusim does not check whether a program stores to an element",
+    ):
         _run("kinds_that_meet", (6,), **words, N=20, B=32, KIND=1)
 
 
@@ -188,7 +191,9 @@ def test_the_extremum_may_be_at_an_element_that_a_mask_hides(hw: str, kind: int)
     _, made = _run("best_of_all_lanes", (4,), hw, **words, N=20, B=32, KIND=kind)
     assert np.array_equal(made["V"], lanes.min(1) if kind else lanes.max(1))
     assert np.array_equal(made["I"], lanes.argmin(1) if kind else lanes.argmax(1))
-    with pytest.raises(ProgramError, match=r"whole_kernels\.py:\d+: tl.argmax or tl.argmin may choose an element"):
+    with pytest.raises(
+        ProgramError, match=r"whole_kernels\.py:\d+: tl.argmax or tl.argmin may choose a masked element"
+    ):
         _run("best_of_all_lanes", (4,), hw, **words, N=20, B=32, KIND=3)
 
 
@@ -197,10 +202,12 @@ def test_the_second_best_is_found_where_the_index_of_the_best_is_hidden_by_a_mas
     x = np.abs(_drawn(4, 20))
     done, made = _run("best_again", (4,), X=x, I=np.zeros(4, np.int32), N=20, B=32, OTHER=0.0)
     assert np.array_equal(made["I"], np.argsort(-x, 1, kind="stable")[:, 1])
-    assert [n for n in done.notes if "an index of an element that a mask hides is compared as one of no element" in n]
+    assert [
+        n for n in done.notes if "the index of a masked element counts as the index of the first masked element" in n
+    ]
     done, made = _run("best_again", (4,), X=-x, I=np.zeros(4, np.int32), N=20, B=32, OTHER=-np.inf)
     assert np.array_equal(made["I"], np.argsort(x, 1, kind="stable")[:, 1])
-    assert not [n for n in done.notes if "is compared as one of no element" in n]
+    assert not [n for n in done.notes if "counts as the index of the first masked element" in n]
     with pytest.raises(ProgramError, match=r"whole_kernels\.py:\d+: a max runs along an axis that a mask cuts"):
         _run("best_again", (4,), X=x, I=np.zeros(4, np.int32), N=20, B=32, OTHER=np.inf)
 
@@ -217,7 +224,7 @@ def test_the_index_of_an_extremum_that_nothing_reads_is_not_computed() -> None:
     x = _drawn(4, 20)
     done, made = _run("least", (4,), X=x, V=np.zeros(4, np.float32), N=20, B=32, KIND=0)
     assert np.array_equal(made["V"], x.min(1))
-    assert not [n for n in done.notes if "index" in n or "never read" in n or "block that is read" in n]
+    assert not [n for n in done.notes if "index" in n or "never read" in n or "uses indices as data" in n]
 
 
 @pytest.mark.parametrize(
@@ -240,8 +247,12 @@ def test_floats_beyond_an_integer_type_are_its_limits_and_zero_has_no_sign(hw: s
     whole = [0 if np.isnan(v) else high if v > high else low if v < low else int(v) for v in x.tolist()]
     assert np.array_equal(made["Y"], np.array(whole).astype(np.float32))
     assert not np.signbit(made["Y"][made["Y"] == 0]).any()
-    why = f"floats beyond {low} and {high} become these, and NaN 0"
-    why = why if converted == bits else "floats become integers of 16 bits (beyond them the limits, NaN 0)"
+    why = f"floats beyond {low} and {high} are converted to these limits, and NaN to 0"
+    why = (
+        why
+        if converted == bits
+        else "floats are converted to integers of 16 bits (beyond the range to its limits, NaN to 0)"
+    )
     assert [n for n in done.notes if why in n]
 
 
@@ -295,7 +306,7 @@ def test_a_state_begins_with_a_loaded_or_a_computed_value(hw: str, kind: int) ->
     wanted = np.log(np.exp(x.astype(np.float64)).sum(1) + np.exp(start))
     assert np.abs(made["Y"] - wanted).max() < 1e-6
     assert done.numerics.error.rmse < 1e-6
-    assert bool([n for n in done.notes if "a loop begins with a computed value" in n]) is bool(kind)
+    assert bool([n for n in done.notes if "a loop starts from a computed value" in n]) is bool(kind)
 
 
 @pytest.mark.parametrize("hw", DEVICES)

@@ -55,17 +55,17 @@ def test_a_bit_that_differs_is_shown_and_fails(tmp_path: Path) -> None:
 def test_options_of_timings_are_refused() -> None:
     done = CliRunner().invoke(app, ["validate", str(VECTORS), "--band", "0.1", "-j", "2"])
     assert done.exit_code == 2
-    assert "--band, --jobs: read with timings" in " ".join(done.stderr.split())
+    assert "--band, --jobs: these options are for timings" in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"flash/normal_d128/inputs": None}, "no 'flash/normal_d128/inputs'"),
-        ({"inputs/flash_normal_d128/v": None}, "not of the form of recorded kernels: no 'inputs/"),
+        ({"inputs/flash_normal_d128/v": None}, "not a file of recorded kernels: no 'inputs/"),
         ({"flash/normal_d128/o": np.zeros((1, 64, 64), np.uint16)}, r"o has shape \(1, 64, 64\) in uint16"),
-        ({"flash/normal_d128/o": np.zeros(3, np.uint16)}, "not of the form of recorded kernels"),
-        ({"linear/a/o": np.zeros(3, np.uint16)}, "linear/a: no such family of kernels; there are pasa, flash, fp8"),
+        ({"flash/normal_d128/o": np.zeros(3, np.uint16)}, "not a file of recorded kernels"),
+        ({"linear/a/o": np.zeros(3, np.uint16)}, "linear/a: unknown family of kernels; allowed: pasa, flash, fp8"),
     ],
 )
 def test_files_of_another_form_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:

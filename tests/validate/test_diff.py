@@ -134,7 +134,7 @@ def test_noise_has_no_nearest_and_says_so(monkeypatch: pytest.MonkeyPatch) -> No
     assert found.tried > 20
     assert found.nearest is None
     shown = plain(difference_table(Path("out.npz"), found))
-    assert "no explanation: no change makes half of the different outputs equal" in shown
+    assert "no explanation: no change of a choice makes half of the differing outputs equal" in shown
 
 
 def test_the_nearest_is_never_another_makers_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +161,7 @@ def test_a_file_is_read_by_its_key_and_refused_by_shape_dtype_or_content(tmp_pat
     for arrays, message in (
         ({"o": out[:, :, :8]}, r"shape \(1, 5, 8, 128\); this run's is \(1, 5, 16, 128\)"),
         ({"o": out.astype(np.float32)}, "the output is float32; this run's is float16, or its bit patterns as u2"),
-        ({"a": out, "b": out}, "no key o, out, output; it holds a, b"),
+        ({"a": out, "b": out}, "there is no key o, out, output; its keys are a, b"),
     ):
         np.savez(file, **arrays)
         with pytest.raises(TensorError, match=message):

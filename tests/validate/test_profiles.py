@@ -76,7 +76,7 @@ def test_tables_of_torch_npu_are_read(tmp_path: Path, kind: str, blocks: str) ->
 
 def test_shapes_that_are_none_are_refused(tmp_path: Path) -> None:
     (tmp_path / "op_summary.csv").write_text('Op Name,OP Type,Task Duration(us),Input Shapes\nMatMulV2,y,3,"12,x"\n')
-    with pytest.raises(SpecError, match="row 1: Input Shapes: '12,x' is no list of sizes"):
+    with pytest.raises(SpecError, match="row 1: Input Shapes: '12,x' is not a list of sizes"):
         list(PROFILERS["msprof"](tmp_path))
 
 
@@ -104,9 +104,12 @@ def test_numbers_of_other_locales_are_decided_by_the_others(
 @pytest.mark.parametrize(
     ("durations", "message"),
     [
-        (("151.360",), "'151.360' nsecond: of thousands, or a fraction. write it again with LC_ALL=C"),
-        (("1,360", "700"), "'1,360' nsecond: of thousands, or a fraction"),
-        (("5,12", "7.5"), "fractions have points and commas"),
+        (
+            ("151.360",),
+            "'151.360' nsecond: is the separator one of thousands or of a fraction. export it again with LC_ALL=C",
+        ),
+        (("1,360", "700"), "'1,360' nsecond: of thousands or of a fraction"),
+        (("5,12", "7.5"), "fractions have points and others commas"),
     ],
 )
 def test_a_number_that_may_be_either_is_refused(tmp_path: Path, durations: tuple[str, ...], message: str) -> None:
@@ -179,12 +182,17 @@ def test_launches_of_a_gpu_have_microseconds_grid_and_captured_fields(tmp_path: 
             "no rule matches any of its 1 launch of x .3 us",
         ),
         ("msprof", "Op Name,OP Type,Task Duration(us)\nMatMulV2,y,3\n", RULES, "inputs.0: m k: 2 axes"),
-        ("ncu", "ID,Kernel Name,gpu__time_duration.sum\n,,cycles\n0,x,5\n", GPU, "in 'cycles', no unit of time"),
+        (
+            "ncu",
+            "ID,Kernel Name,gpu__time_duration.sum\n,,cycles\n0,x,5\n",
+            GPU,
+            "in 'cycles', which is not a unit of time",
+        ),
         ("ncu", "ID,Kernel Name\n0,x\n", GPU, "no metric gpu__time_duration.sum"),
         ("torch", "{", GPU, "cannot be read as JSON"),
         ("torch", "{}", GPU, "no traceEvents"),
         ("torch", '{"traceEvents": []}', GPU, "no launch"),
-        ("ncu", "", RULES.replace("MatMulV2", "("), "kernels.0.kernel: no regular expression"),
+        ("ncu", "", RULES.replace("MatMulV2", "("), "kernels.0.kernel: not a regular expression"),
     ],
 )
 def test_what_is_no_profile_says_so(tmp_path: Path, kind: str, text: str, rules: str, message: str) -> None:
@@ -226,4 +234,4 @@ def test_devices_beside_the_file_and_one_line_a_reason(tmp_path: Path) -> None:
     report = validate(file, progress=lambda done, total: setattr(calls, "last", (done, total)))
     assert [r.name for r in report.residuals] == ["one"]
     assert (calls.last, report.not_predicted, len(report.faults)) == ((7, 7), 6, 1)
-    assert re.match("cases bad0, bad1, bad2, bad3 and 2 more: .*nothing.*; leave them out", report.faults[0])
+    assert re.match("cases bad0, bad1, bad2, bad3 and 2 more: .*nothing.*; remove them", report.faults[0])

@@ -54,7 +54,9 @@ def test_a_table_replaces_no_file_of_others(tmp_path: Path) -> None:
         file.write_text(text)
         refuse_other_table(file)
     file.write_text("shape,band,us\n1,2,3\n")
-    with pytest.raises(SpecError, match=r"mine.csv: is no table of latencies, so it is not replaced; .*--force"):
+    with pytest.raises(
+        SpecError, match=r"mine.csv: is not a table of latencies, so that npusim does not replace it; .*--force"
+    ):
         refuse_other_table(file)
     words = ["export", "rows", str(file), "--schedule", "gemm", "-g", "m=64", "-g", "n=64", "-g", "k=64"]
     refused = CliRunner().invoke(app, words)

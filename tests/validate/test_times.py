@@ -198,12 +198,12 @@ def test_a_case_that_cannot_be_predicted_costs_the_others_nothing(
     assert [r.name for r in report.residuals] == ["a"]
     assert len(report.faults) == 1
     assert report.faults[0].startswith(message)
-    assert report.faults[0].endswith("; leave it out with --only")
+    assert report.faults[0].endswith("; exclude it with --only")
     assert not report.is_passed
 
 
 def test_a_quantity_that_is_not_predicted_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="case one: allreduce_us is not predicted for schedule flash"):
+    with pytest.raises(SpecError, match="case one: allreduce_us does not predict flash"):
         times(write(tmp_path, case(measured="allreduce_us: 3")))
 
 

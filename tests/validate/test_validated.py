@@ -88,17 +88,18 @@ def test_half_and_nine_in_ten() -> None:
 @pytest.mark.parametrize(
     ("found", "verdict", "text"),
     [
-        (Validated(), "158 us, not measured", "not measured: there is no time of flash on t4"),
-        (Validated(kind="cudnn"), "158 us, not measured", "not measured: there is no time of flash (cudnn) on t4"),
+        (Validated(), "158 us, not measured", "not measured: no time of flash on t4"),
+        (Validated(kind="cudnn"), "158 us, not measured", "not measured: no time of flash (cudnn) on t4 was measured"),
         (
             Validated(is_changed=True),
             "158 us, not measured with these numbers",
-            "not measured with these numbers: there is no time of flash on t4",
+            "not measured with these numbers: no time of flash on t4",
         ),
         (
             Validated(9, 4, 0.05, 0.1, 5),
             "158 us ± 10 %",
-            "by 9 measured times of flash on t4, half are expected within 5.0 %, nine in ten within 10.0 % "
+            "from 9 measured times of flash on t4: half of such predictions are within "
+            "5.0 %, nine in ten within 10.0 % "
             "(4 of 9 cases like it; errors of 5 shapes)",
         ),
         (
@@ -116,21 +117,24 @@ def test_half_and_nine_in_ten() -> None:
                 ranked_class=SPILLED,
             ),
             "158 us ± 10 %",
-            "by 12 measured times of flash (fa2) on a10 and t4, half are expected within 5.0 %, nine in ten within "
+            "from 12 measured times of flash (fa2) on a10 and t4: half of such predictions "
+            "are within 5.0 %, nine in ten within "
             "10.0 % (4 of 12 cases like it; seq_kv 4 times the largest measured; registers estimated; "
             "errors of 3 shapes, spilled registers)",
         ),
         (
             Validated(3, 0, 0.1, 0.2, 3, kind="cann", lacks="like", nearest_error=0.24),
             "158 us, not measured at this size (nearest ± 24 %)",
-            "not measured at this size: no time of flash (cann) on t4 has each size within a factor of 4; errors of "
-            "3 measured times of flash (cann) on t4 up to 20.0 %, half of them up to 10.0 %",
+            "not measured at this size: no time of flash (cann) on t4 has each size within a "
+            "factor of 4 of this call's; the errors of "
+            "3 measured times of flash (cann) on t4 are at most 20.0 %, half of them at most 10.0 %",
         ),
         (
             Validated(1, 1, 0.1, 0.2, 0, lacks="shapes"),
             "158 us, not measured enough",
-            "not measured enough: a band needs 3 shapes on which no constant was fitted, 0 were measured; errors of "
-            "1 measured time of flash on t4 up to 20.0 %, half of them up to 10.0 %",
+            "not measured enough: a band needs 3 shapes on which no constant was fitted, "
+            "and 0 were measured; the errors of "
+            "1 measured time of flash on t4 are at most 20.0 %, half of them at most 10.0 %",
         ),
     ],
 )
@@ -144,7 +148,7 @@ def test_a_run_says_its_errors_in_every_form() -> None:
     measured, predicted = (record_of(run) for run in runs)
     for record, word in (
         (measured, "nine in ten within"),
-        (predicted, "not measured: there is no time of flash (library) on a10"),
+        (predicted, "not measured: no time of flash (library) on a10 was measured"),
     ):
         assert record.timing is not None
         assert record.timing.validated is not None
@@ -236,7 +240,7 @@ def test_a_class_has_a_band_of_its_own_from_three_shapes_on() -> None:
     spilled.append(case(0.3, m=67, tile=SPILLED))
     known = of([*fits, *spilled], SPILLED)
     assert (known.most_error, known.shapes) == (pytest.approx(0.3 * STUDENT[3]), 3)
-    assert known.why.endswith("; errors of 3 shapes, spilled registers)")
+    assert known.why.endswith("; the errors of 3 shapes, spilled registers)")
     assert of([*fits, *spilled], "").most_error == 0.1
 
 

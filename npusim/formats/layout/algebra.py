@@ -48,7 +48,7 @@ class Layout:
         """
         if len(coordinate) != 1:
             if len(coordinate) != len(self.modes):
-                raise LayoutError(f"{len(coordinate)} places do not fit layout {self}")
+                raise LayoutError(f"{len(coordinate)} coordinates do not match layout {self}")
             return sum(mode(place) for mode, place in zip(self.modes, coordinate, strict=True))
         place, index = coordinate[0], 0
         *inner, (_, last) = self.flat
@@ -120,7 +120,7 @@ def fitted(function: Callable[[int], int], shape: tuple[IntTuple, ...]) -> Layou
     layout = Layout(shape, _nested(strides, shape))
     for index in range(layout.size):
         if layout(index) != function(index):
-            raise LayoutError(f"no layout: at {index} {layout} gives {layout(index)}, wanted {function(index)}")
+            raise LayoutError(f"no layout fits: at {index} {layout} gives {layout(index)}, needed: {function(index)}")
     modes = [coalesce(mode) for mode in layout.modes]
     return Layout(tuple(m.shape for m in modes), tuple(m.stride for m in modes))
 

@@ -179,8 +179,8 @@ def chain(
     chained = Chain(accumulator, operand, where, depth // stacked, depth // deep, sources)
     if chained.moved and not allow_exchange:
         raise LayoutError(
-            f"{accumulator} -> {operand} in {where}: {chained.in_place} of {chained.values} values are in "
-            f"the right lane, {chained.moved} a lane would have to move, and exchange is not allowed; "
+            f"{accumulator} -> {operand} in {where}: {chained.in_place} of {chained.values} values are in the "
+            f"right lane, {chained.moved} per lane would have to move, but exchange is not allowed; "
             f"{_way_out(chained, default)}"
         )
     return chained
@@ -195,9 +195,9 @@ def _way_out(chained: Chain, default: Arrangement) -> str:
 def _kept_axis(accumulator: Fragment, operand: Fragment) -> Literal[0, 1]:
     """Return the axis of the accumulator that the operand keeps; the other is summed over."""
     if accumulator.operand != "C":
-        raise LayoutError(f"{accumulator} is no accumulator: only C chains into a next product")
+        raise LayoutError(f"{accumulator} is not an accumulator: only C can be chained into a next product")
     if operand.operand == "C":
-        raise LayoutError(f"{accumulator} -> {operand}: chain into A or B; C is added, not multiplied")
+        raise LayoutError(f"{accumulator} -> {operand}: chain into A or B: C is added, not multiplied")
     axis: Literal[0, 1] = 0 if operand.operand == "A" else 1
     kept, wanted = (accumulator.rows, operand.rows) if axis == 0 else (accumulator.columns, operand.columns)
     if kept != wanted or accumulator.groups != operand.groups:

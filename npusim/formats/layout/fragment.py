@@ -194,7 +194,8 @@ class Arrangement:
         for name, size, unit, count in sizes:
             if count < 1 or size < 1 or size % (unit * count):
                 raise LayoutError(
-                    f"{fragment} in {self}: {size} {name} are no multiple of {unit * count} ({count} warps of {unit})"
+                    f"{fragment} in {self}: {size} {name} are not a multiple of {unit * count} ({count} warps of "
+                    f"{unit})"
                 )
             counts.append(size // (unit * count))
         return counts[0], counts[1]

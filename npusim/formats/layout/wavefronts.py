@@ -104,18 +104,20 @@ def return_cycles(addresses: Addresses, width_bytes: int, model: BankModel) -> i
 def _check(addresses: Addresses, width_bytes: int, model: BankModel, multiple: int) -> None:
     if width_bytes not in model.phase_lanes:
         known = ", ".join(map(str, model.phase_lanes))
-        raise LayoutError(f"an access of {width_bytes} bytes a lane: choose one of {known}")
+        raise LayoutError(f"an access of {width_bytes} bytes per lane; allowed: {known}")
     if len(addresses) > WARP_LANES:
-        raise LayoutError(f"{len(addresses)} addresses: a warp has {WARP_LANES} lanes")
+        raise LayoutError(f"{len(addresses)} addresses, but a warp has {WARP_LANES} lanes")
     for lane, address in enumerate(addresses):
         if address is not None and (address < 0 or address % multiple):
-            raise LayoutError(f"lane {lane}: address {address} is no multiple of {multiple} bytes, as its access needs")
+            raise LayoutError(
+                f"lane {lane}: address {address} is not a multiple of {multiple} bytes, which its access needs"
+            )
 
 
 def padded(rows: int, columns: int, *, padding: int) -> Place:
     """Return (row, column) -> element of a tile by rows, ``padding`` elements after each row."""
     if padding < 0:
-        raise LayoutError(f"padding of {padding} elements: at least 0")
+        raise LayoutError(f"padding of {padding} elements; must be at least 0")
     return Layout((rows, columns), (columns + padding, 1))
 
 
@@ -127,7 +129,8 @@ def swizzled(rows: int, columns: int, *, element_bytes: int = 2) -> Place:
     chunk, left = divmod(_CHUNK_BYTES, element_bytes)
     if left or columns & (columns - 1) or columns < chunk * _SWIZZLED_ROWS:
         raise LayoutError(
-            f"rows of {columns} elements cannot be swizzled: needs a power of two, at least {chunk * _SWIZZLED_ROWS}"
+            f"rows of {columns} elements cannot be swizzled: columns must be a power of two, at least "
+            f"{chunk * _SWIZZLED_ROWS}"
         )
     return lambda row, column: row * columns + (column ^ row % _SWIZZLED_ROWS * chunk)
 
@@ -159,7 +162,7 @@ def fragment_addresses(
         pairs = [(start[0] + (i, 0)[axis], start[1] + (0, i)[axis]) for i in range(count)]
         elements = [memory(row, column) for row, column in pairs]
         if elements != list(range(elements[0], elements[0] + count)):
-            raise LayoutError(f"{fragment}, lane {lane}: its {count} values from {pairs[0]} on are not contiguous")
+            raise LayoutError(f"{fragment}, lane {lane}: its {count} values from {pairs[0]} are not contiguous")
         addresses.append(elements[0] * element_bytes)
     return tuple(addresses)
 

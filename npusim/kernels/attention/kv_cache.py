@@ -100,6 +100,6 @@ def dequantised_inputs(problem: Problem, phases: Sequence[Phase]) -> list[Phase]
             scale=scale,
             fmt=out.fmt,
         )
-        note = f"cache={problem.cache}: a kernel before brings {out.name.upper()} to {out.fmt}, in memory"
+        note = f"cache={problem.cache}: a separate kernel first converts {out.name.upper()} to {out.fmt} in memory"
         before.append(replace(phase, notes=(note,)))
     return before

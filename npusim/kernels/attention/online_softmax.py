@@ -298,7 +298,7 @@ def attend(
     rounds, is_late = narrow or (lambda e: narrowed(e, p)), is_chained and narrow is not None
     first = sink if p.sink == "start" else None
     if first is not None and unit != 1:
-        raise TilingError("sink: start takes scores that are scaled first; exponent=scaled, or sink=end")
+        raise TilingError("sink: start needs scores that are scaled first: use exponent=scaled, or sink=end")
     if unseen:  # a row that sees nothing has no other maximum
         starts = -float(get_format(p.softmax).max_finite), starts[1]
     if unit > 1 and mask is not None:  # the lowest number times the unit is -Inf, a hidden score against it NaN

@@ -106,7 +106,7 @@ def means(x: GlobalTensor) -> tuple[list[Phase], GlobalTensor]:
     Raises `TilingError` for heads of various lengths.
     """
     if x.lengths:
-        raise TilingError(f"smooth: the mean of {x.name} is over sequences of one length; these differ")
+        raise TilingError(f"smooth: the mean of {x.name} needs sequences of equal length; these differ")
     mean = replace(workspace(x, f"{x.name}_mean", WIDE), rows=1, stretch_rows=0)
     parts, heads = list(chunks(x.rows, SUMMED)), grid(mean, (ONE, 1))
     sums = Stacked("split", len(parts), replace(mean, name=f"{x.name}_sums", batch=x.batch * len(parts)))

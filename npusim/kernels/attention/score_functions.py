@@ -67,7 +67,7 @@ def scored(kernel: Kernel, problem: Problem, p: Any, scale: float, packed: int =
         return kernel, {"scale": scale * factor} if is_scaled else scaling
     if "score" not in kernel.parameters:
         raise TilingError(
-            f"{changes[0]}: {kernel.__name__} does nothing to scores but scale and mask; --ignore {changes[0]}"
+            f"{changes[0]}: {kernel.__name__} only scales and masks scores; use --ignore {changes[0]} to run without it"
         )
     is_before = "before" in kernel.parameters
     scaling = {"before": scale, "scale": factor} if is_before else scaling
@@ -104,7 +104,7 @@ def with_score(kernel: Kernel, score: Callable[..., Any], operands: Iterable[str
     """Return a kernel whose hook ``score`` is a function of scores, which may take further operands by name."""
     names = tuple(operands)
     if "score" not in kernel.parameters:
-        kernel.fail("it takes no `score`: name it among the function's parameters, and call it on scaled scores")
+        kernel.fail("it has no parameter `score`: add it to the function's parameters, and call it on scaled scores")
 
     def function(**arguments: Any) -> Any:
         more, factor = {n: arguments.pop(n) for n in names}, arguments.pop("score_factor")

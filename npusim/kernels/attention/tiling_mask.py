@@ -93,7 +93,7 @@ class TilingMask:
             diagonal = min(max(diagonal - self.window + self._band, cols - 1), self._band + cols - 1)
         diagonal = max(diagonal, -rows)
         if max(-diagonal, 0) + cols > 2 * self.m:
-            raise TilingError(f"tiling-mask: a wholly masked block of {rows}x{cols} has no cut with M = {self.m}")
+            raise TilingError(f"tiling-mask: a fully masked block of {rows}x{cols} has no cut with M = {self.m}")
         return max(diagonal, 0), max(-diagonal, 0)
 
 
@@ -291,8 +291,8 @@ def mask_of(
             return mask
     if kind == "cut":
         raise TilingError(
-            "mask=cut: one constant matrix serves causal masks and windows, which are alike for all queries; sinks, "
-            "prefixes, documents, chunks and your own functions need loaded or computed"
+            "mask=cut: one constant matrix can express only causal masks and windows, which are the same for all "
+            "queries; sinks, prefixes, documents, chunks and your own functions need mask=loaded or computed"
         )
     seens: tuple[Seen, ...] = (seen,)
     each: tuple[int, ...] = (problem.seq_q,)

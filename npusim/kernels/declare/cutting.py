@@ -78,13 +78,14 @@ def packed_blocks(problem: Problem, sizes: tuple[int, int]) -> tuple[WorkTile, .
     p, height = problem, sizes[0]
     if p.seq_q > 1 and p.layout != "bnsd":
         raise TilingError(
-            f"pack: {p.seq_q} queries a head cannot be packed: in layout {p.layout} they are not contiguous; "
-            "packing needs one query a head (--seq-q 1), or layout bnsd; use pack=off"
+            f"pack: {p.seq_q} queries per head cannot be packed: in layout {p.layout} they are not contiguous; "
+            "packing needs one query per head (--seq-q 1), or layout bnsd; use pack=off"
         )
     if _has_whole_heads(p) and height < 2 * min(p.queries):
         raise TilingError(
-            f"pack: a causal block has complete heads, and {height} rows are one head of {p.seq_q} queries: packing "
-            f"would change nothing; choose a block_q of {2 * p.seq_q} or more for two heads, or pack=off"
+            f"pack: a causal block consists of complete heads, and its {height} rows have room for only one head "
+            f"of {p.seq_q} queries, so that packing changes nothing; use a block_q of {2 * p.seq_q} or more, or "
+            "pack=off"
         )
     is_placed = depends_on_position(p, p.seen)
     return of_sequences(p, lambda one: _packed_blocks(one, sizes, is_placed=is_placed))
@@ -272,7 +273,9 @@ def _phases(
     least: int,
 ) -> Phases:
     if problem.unseen not in (None, "zero"):
-        raise TilingError(f"unseen: {problem.unseen}, but a part of the keys that a query does not see gives 0; zero")
+        raise TilingError(
+            f"unseen: {problem.unseen}, but a split of the keys in which a query sees none contributes 0; use zero"
+        )
     sizes, group, notes = (tiling.block_q, tiling.block_kv), problem.group_size, tuple[str, ...]()
     is_packed = group > 1 and tiling.pack == "on"
     if tiling.pack == "auto" and may_pack(problem, sizes[0]):
@@ -287,8 +290,14 @@ def _phases(
         notes = (f"pack=auto: the {group} query heads of a KV head are rows of one block",)
     cut, note = _cut(problem, tiling, whole, device.thing, places, least)
     if isinstance(splits, int) and splits > tiles:
-        why = "an empty one has the weight 0 in the merge, and takes no time"
-        notes = (*notes, f"splits: {splits} of {tiles} tiles of {sizes[1]} keys leave {splits - tiles} empty; {why}")
+        why = "an empty split has weight 0 in the merge, and its time is 0"
+        notes = (
+            *notes,
+            (
+                f"splits: {splits} splits of {tiles} tiles ({sizes[1]} keys each) leave {splits - tiles} "
+                f"splits empty; {why}"
+            ),
+        )
     of_scores = partial(scored, problem=problem, p=p, scale=problem.scale, packed=group if is_packed else 1)
     sink = sink_of(problem, p, EXACT, group if is_packed else 1)
     first, *rest = split_kv(whole, cut, tiling.merge, p, places, of_scores, sink, merge_rows)
@@ -306,7 +315,11 @@ def _cut(
     block_kv, splits = tiling.block_kv, tiling.splits
     if tiling.split_keys:
         if splits != "auto" or tiling.split_keys % block_kv:
-            why = f"no multiple of block_kv={block_kv}" if splits == "auto" else f"given with splits={splits}; give one"
+            why = (
+                f"not a multiple of block_kv={block_kv}"
+                if splits == "auto"
+                else (f"set together with splits={splits}; set only one of them")
+            )
             raise TilingError(f"split_keys: {tiling.split_keys} is {why}")
         return (lambda block: sized(tiles_of(block), tiling.split_keys // block_kv)), ""
     if isinstance(splits, int):
@@ -322,9 +335,11 @@ def _cut(
         return (lambda block: _clipped(parts[block.batch], tiles_of(block), least)), note
     if not problem.lengths:
         count = best_splits(device, whole, FAN[tiling.merge])
-        return count, f"splits=auto: {count}, on {places} places; blocks of queries: {len(whole.cells)}"
+        return count, (
+            f"splits=auto: {count} splits for {places} places of blocks; blocks of queries: {len(whole.cells)}"
+        )
     each = best_parts(device, whole, FAN[tiling.merge])
-    note = f"splits=auto: parts of {each * block_kv} keys at most, on {places} places"
+    note = f"splits=auto: at most {each * block_kv} keys per split, for {places} places of blocks"
     return (lambda block: even(tiles_of(block), ceil_div(tiles_of(block), each))), note
 
 

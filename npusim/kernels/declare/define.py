@@ -81,7 +81,7 @@ def machine_class(family: str) -> type[Any]:
     if not is_machine or (kind.build is Machine.build and family != NODE_FAMILY):
         where, what = installed(MACHINES).get(family, family), manifest.machine
         raise SpecError(
-            f"{where}: entry point {family!r} of {MACHINES}: {what} is no npusim.machine.Machine with a build()"
+            f"{where}: entry point {family!r} of {MACHINES}: {what} is not an npusim.machine.Machine with a build()"
         )
     made: type[Any] = kind
     return made
@@ -149,7 +149,7 @@ def schedule(
         masked.  None: softmax(QK^T)V.
     """
     if not isinstance(precisions, Sequence | Mapping):
-        raise SpecError(f"schedule {called}: precisions: a list is needed, as [FP32], got {precisions}")
+        raise SpecError(f"schedule {called}: precisions: must be a list, for example [FP32], got {precisions}")
     declared = _Declared(called, precisions, tiling, kind, usual)
     is_open = not families or (isinstance(tiling, Mapping) and "" in tiling)
     same = {"name": called, "build": partial(_build, called, phases), "declared": _declared}
@@ -200,11 +200,13 @@ class _Declared:
             known = {n for cls in others if cls for n in cls.model_fields}
             if unknown := [n for n in wrong if n not in known]:
                 raise SpecError(
-                    f"schedule {self.called}: usual: no machine has {unknown[0]!r}{choices(unknown[0], sorted(known))}"
+                    f"schedule {self.called}: usual: no machine has the field "
+                    f"{unknown[0]!r}{choices(unknown[0], sorted(known))}"
                 )
         if own and machine and (twice := sorted(own.model_fields.keys() & machine.model_fields)):
             raise SpecError(
-                f"schedule {self.called}: field {twice[0]!r} is one of {family}'s machine; state its default by usual="
+                f"schedule {self.called}: field {twice[0]!r} is already a field of {family}'s machine; set its "
+                "default with usual="
             )
         is_own_first = self.kind in ("stages", "chunks")
         return composed(own, machine, self.usual, manifest.processor, is_own_first=is_own_first)
@@ -249,7 +251,7 @@ def _build(
     tiling, notes = machine.fitted(tiling, problem, p)
     if kernel is not None and getattr(precision, "output", "") == "input" and p.output != dtype:
         scaled = f" p_scale={p.p_scale:g}" if hasattr(p, "p_scale") else ""
-        notes = (*notes, f"output={p.output}{scaled}: as FlashAttention has it for inputs of 8 bits")
+        notes = (*notes, f"output={p.output}{scaled}: FlashAttention's choice for 8-bit inputs")
     planned = phases(problem, tiling, p, machine)
     if getattr(p, "exp_variant", "").startswith("exp2.") and _origin(phases):
         _refuse_powers_of_two(
@@ -258,8 +260,8 @@ def _build(
     if getattr(problem, "cache", None) is not None:
         if not machine.has_rows_kernels:
             raise TilingError(
-                f"cache: {machine.device.name} has no kernel that only converts, {problem.cache} to {problem.dtype}; "
-                "leave it out"
+                f"cache: {machine.device.name} has no kernel that converts a cache of {problem.cache} to "
+                f"{problem.dtype}; remove cache"
             )
         planned = [*dequantised_inputs(problem, [p[0] if isinstance(p, tuple) else p for p in planned]), *planned]
     tiled_phases, tile_notes = list[tuple[Phase, Any]](), list[tuple[str, str]]()
@@ -290,8 +292,8 @@ def _refuse_powers_of_two(called: str, variant: str, planned: Phases, natural: P
         for a, b in zip(*both, strict=True)
     ):
         raise SpecError(
-            f"schedule {called}: exp_variant={variant} computes 2^x, and its scores are not times log2 e; "
-            "multiply a constant by exponent_factor(precision.exp_variant)"
+            f"schedule {called}: exp_variant={variant} computes 2^x, but the kernel does not multiply its scores "
+            "by log2 e; multiply a constant by exponent_factor(precision.exp_variant)"
         )
 
 
@@ -419,7 +421,10 @@ class _Attention:
         if "sink" in self.kernel.parameters:
             known["sink"] = sink_of(problem, p, p.softmax)
         elif problem.sink_logits:
-            raise TilingError(f"sink_logits: schedule {self.called} has no learned sinks; --ignore sink_logits")
+            raise TilingError(
+                f"sink_logits: schedule {self.called} does not support learned sinks; use --ignore "
+                "sink_logits to run without them"
+            )
         return kernel, problem, known
 
     def _checked(self, p: Any, phases: list[Phase]) -> list[Phase]:
@@ -433,7 +438,7 @@ class _Attention:
         read = read.union({"scale_in"} if "scale" in takes else (), *(q.precision_fields or () for q in phases))
         if not self.given and (wrong := [n for n in changed_fields(p) if n not in read and hasattr(p, n)]):
             listed = ", ".join(f.name for f in fields(p) if f.name in read - {"name"})
-            raise SpecError(f"precision field {wrong[0]!r}: schedule {self.called} does not read it; it reads {listed}")
+            raise SpecError(f"precision field {wrong[0]!r}: schedule {self.called} does not use it; it uses {listed}")
         return phases
 
 
@@ -450,7 +455,8 @@ def check_multiplied(device: DeviceSpec, fmt: str) -> None:
     """Raise `SpecError` if a device's file states no arithmetic of its matrix unit for a format of few bits."""
     if fmt and stored_format(fmt).bits <= 8 and not multiplies(device, fmt):
         raise SpecError(
-            f"{device.name}: its matrix unit is not known to multiply {fmt}; of the packaged: {able_devices(fmt)}"
+            f"{device.name}: its matrix unit does not multiply {fmt} as far as npusim knows; packaged devices that "
+            f"do: {able_devices(fmt)}"
         )
 
 
@@ -463,7 +469,7 @@ def read_operands(
     """
     fmt, rule, smooth, values = (getattr(p, n, "") for n in ("operands", "scale_rule", "smooth", "values"))
     if rule and fmt not in BLOCK_FORMATS:
-        raise SpecError(f"scale_rule={rule}: operands={fmt or tensors.q.fmt} are not in blocks")
+        raise SpecError(f"scale_rule={rule}: operands={fmt or tensors.q.fmt} is not a format with scales of blocks")
     check_multiplied(device, fmt)
     check_multiplied(device, values)
     if not (fmt or smooth or values or scale):
@@ -471,7 +477,7 @@ def read_operands(
     if not prepares:
         named = {"smooth": smooth, "scale_in": scale and "queries", "operands": fmt, "values": values}
         what = next(f"{n}={value}" for n, value in named.items() if value)
-        raise TilingError(f"{what}: {device.name} has no kernel that only prepares Q, K and V; leave it out")
+        raise TilingError(f"{what}: {device.name} has no kernel that prepares Q, K and V; remove this setting")
     return prepared(tensors, fmt or tensors.k.fmt, scale, rule, smooth, values)
 
 
@@ -490,7 +496,7 @@ def _check_seen(called: str, problem: Problem, seen: Seen) -> None:
         sighted = seen.matrix(problem.causal_offset + row, rows, 0, problem.seq_kv).any(axis=1)
         if not sighted.all():
             query = row + int(np.argmin(sighted))
-            raise TilingError(f"schedule {called}: sees: query {query} sees no key; each sees one")
+            raise TilingError(f"schedule {called}: sees: query {query} sees no key; each query must see at least one")
 
 
 def _operand(called: str, name: str, function: Callable[[Any], Any], problem: Problem) -> NDArray[Any]:
@@ -499,7 +505,7 @@ def _operand(called: str, name: str, function: Callable[[Any], Any], problem: Pr
     if values.shape not in [(heads, problem.seq_q, problem.seq_kv) for heads in (1, problem.heads)]:
         wanted = f"({problem.heads} or 1, {problem.seq_q}, {problem.seq_kv})"
         raise TilingError(
-            f"schedule {called}: operand {name} has shape {values.shape}, wanted {wanted}: heads, queries, keys"
+            f"schedule {called}: operand {name} has shape {values.shape}; needed: {wanted} (heads, queries, keys)"
         )
     return values
 
@@ -510,7 +516,7 @@ def _check_names(called: str, kernel: Kernel, operands: Iterable[str], fields: t
     used = {*kernel.axes, *kernel.results, *kernel.parameters, "q", "k", "v", "o", "mask", "scale", "score_factor"}
     used |= {n for function in functions for n in inspect.signature(function).parameters}
     if wrong := sorted(used.intersection(operands)):
-        raise SpecError(f"schedule {called}: operand {wrong[0]!r} has a name of the kernel; choose another name")
+        raise SpecError(f"schedule {called}: operand {wrong[0]!r} has a name that the kernel uses; choose another name")
     if fields is None:
         return
     known = {n for family in FAMILIES for n in attention_fields(family).model_fields}
@@ -522,8 +528,8 @@ def _without_scale(called: str, phases: PhasesFunction) -> PhasesFunction:
     def checked(problem: Problem, tiling: Any, p: Any, machine: Machine) -> Phases:
         if p.exp_variant.startswith("exp2."):
             raise SpecError(
-                f"schedule {called}: exp_variant={p.exp_variant} computes 2^x, and its kernel takes no scale, "
-                "which log2 e is part of"
+                f"schedule {called}: exp_variant={p.exp_variant} computes 2^x, but its kernel has no parameter for "
+                "the scale, which includes log2 e"
             )
         return phases(problem, tiling, p, machine)
 

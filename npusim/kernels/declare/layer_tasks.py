@@ -73,39 +73,57 @@ class LayerTiling(OverlapTiling):
     """Row blocks of a layer, its attention, and where K and V are."""
 
     blocks: int = Field(
-        default=1, ge=1, description="blocks of rows whose AllReduce runs during the next block's kernels"
+        default=1,
+        ge=1,
+        description=("number of blocks of rows; the AllReduce of one runs during the next one's kernels"),
     )
     attention: str = Field(
         default="auto",
-        description=f"of a device, {NAMED}; auto: two_level on ascend, flash on nvidia (cuDNN's on Hopper, as PyTorch "
-        "has it), split_kv for single queries",
+        description=(
+            f"kernel on each device, {NAMED}; auto: two_level on ascend, flash on nvidia (on Hopper "
+            "cuDNN's, which PyTorch uses), split_kv for single queries"
+        ),
     )
     rows: str = Field(
         default="auto",
-        description="norms, rotary embeddings and activations of a device, with fields if any (rows:buffers=1)",
+        description=(
+            "kernel of norms, rotary embeddings and activations on each device, optionally with fields (rows:buffers=1)"
+        ),
     )
     framework: Literal["fused", "eager"] = Field(
         default="fused",
-        description="kernels between the products: fused, a norm with its residual sum, a rotary embedding, an "
-        "activation each one kernel; eager, every operator of PyTorch one (NVIDIA's GPUs)",
+        description=(
+            "kernels between the products. fused: one kernel for a norm with its residual sum, one for a "
+            "rotary embedding, one for an activation; eager: one kernel for each operator of PyTorch "
+            "(NVIDIA's GPUs)"
+        ),
     )
     launches: Literal["graph", "host"] = Field(
         default="graph",
-        description="kernels of a layer: a graph, or issued one by one by the host, launch.host_issue_s each "
-        "(without a framework's own time: 15 to 25 us a kernel of eager PyTorch on an H200's host; overhead_us, or "
-        "-C launch.host_issue_s=20e-6)",
+        description=(
+            "kernels of a layer: launched as a graph, or one by one by the host, which needs "
+            "launch.host_issue_s for each (without a framework's own time: 15 to 25 us a kernel of eager "
+            "PyTorch on an H200's host; overhead_us, or -C launch.host_issue_s=20e-6)"
+        ),
     )
     offload: Literal["none", "classic", "cooperative"] = Field(
-        default="none", description="copies of K and V to the host, and the processor that computes their attention"
+        default="none",
+        description=("whether K and V are moved to the host, and which processor computes their attention"),
     )
     gpu_layers: int | None = Field(
-        default=None, ge=0, description="layers with K and V on the devices; default: all, or as many as fit"
+        default=None,
+        ge=0,
+        description=("number of layers with K and V on the devices; default: all, or as many as fit"),
     )
     cpu_layers: int | None = Field(
-        default=None, ge=0, description="layers with K and V on the host; default: the others"
+        default=None, ge=0, description="number of layers with K and V on the host; default: the others"
     )
-    output: int = Field(default=0, ge=0, description="tokens generated, for which K and V have room")
-    overhead_us: float = Field(default=0.0, ge=0, description="time of a framework for each layer; a line of its own")
+    output: int = Field(
+        default=0, ge=0, description=("number of generated tokens for which memory of K and V is reserved")
+    )
+    overhead_us: float = Field(
+        default=0.0, ge=0, description=("time of a framework for each layer; the table has a separate line for it")
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +196,8 @@ def layers_on_host(problem: ModelProblem, tiling: LayerTiling, device: NodeDevic
         if asked:
             field = "gpu_layers" if cpu is None else "cpu_layers"
             raise TilingError(
-                f"{field}: K and V of {asked} layers on the host, but offload=none; "
-                "take offload=cooperative, or classic"
+                f"{field}: K and V of {asked} layers are on the host, but offload=none; use offload=cooperative or "
+                "classic"
             )
         return 0
     check_host(device, tiling.offload)
@@ -330,11 +348,11 @@ def _as_framework(
     """
     if tiling.framework == "fused":
         return kernels
-    known = f"framework: {tiling.framework}; operators of eager PyTorch are known of"
+    known = f"framework: {tiling.framework}; npusim knows the operators of eager PyTorch for"
     if registered(device.each.family).processor != "gpu":
-        raise TilingError(f"{known} GPUs, not of {device.each.name}; allowed: fused")
+        raise TilingError(f"{known} GPUs, not for {device.each.name}; allowed: fused")
     if p.latent is not None or p.experts is not None:
-        raise TilingError(f"{known} dense layers, not of latent projections or experts; allowed: fused")
+        raise TilingError(f"{known} dense layers, not for latent projections or experts; allowed: fused")
     return tuple(one for kernel in kernels for one in _eager(p, kernel))
 
 
@@ -387,7 +405,9 @@ class OffloadTiling(Tiling):
 
     attention: str = Field(
         default="auto",
-        description=f"of a device, {NAMED}; auto: what the node's file states for decoding, else split_kv",
+        description=(
+            f"kernel on each device, {NAMED}; auto: the kernel that the node's file names for decoding, else split_kv"
+        ),
     )
 
 

@@ -71,10 +71,11 @@ class CollectiveTiling(Tiling):
     """Driver and mode of the collective."""
 
     collective: str = Field(
-        default="auto", description="who moves the bytes: a driver of the node's file; auto: its first"
+        default="auto", description="driver that moves the bytes, one of the node's file; auto: the first one"
     )
     algorithm: Literal["auto", "mesh", "ring", "halving_doubling"] = Field(
-        default="auto", description="order of the transfers; auto: mesh where every pair has a link, else ring"
+        default="auto",
+        description=("order of the transfers; auto: mesh if every pair of devices has a link, else ring"),
     )
 
 
@@ -82,9 +83,9 @@ class OverlapTiling(CollectiveTiling):
     """Row blocks whose collective overlaps with the next block's kernels."""
 
     # Few large blocks: a collective has a start-up, and a kernel's blocks no longer fill the cores.
-    blocks: int = Field(default=2, ge=1, description="blocks of rows; 1: nothing overlaps")
+    blocks: int = Field(default=2, ge=1, description="number of blocks of rows; 1: no overlap")
     first_share: float | None = Field(
-        default=None, gt=0, lt=1, description="rows in the first block, of all; default: as in the others"
+        default=None, gt=0, lt=1, description=("share of all rows in the first block; default: as in the other blocks")
     )
 
 
@@ -124,7 +125,7 @@ def linear(rows: int, problem: GemmProblem, precision: PartialSums) -> Child:
 
 
 #: Names of one-device schedules in a node's kernels.
-NAMED = "with its fields if any (standard:operators=eager)"
+NAMED = "optionally with fields (standard:operators=eager)"
 
 
 def prefill_attention(name: str, device: NodeDevice, problem: Problem) -> Child:

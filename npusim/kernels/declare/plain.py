@@ -13,4 +13,4 @@ def needs_groups(device: DeviceSpec) -> str:
     """Return the reason why a device cannot run the kernels of a library, or an empty text."""
     if machine_of(device).has_library:
         return ""
-    return f"{device.name}'s file describes no concurrent warp groups; h200's does"
+    return f"{device.name}'s file does not describe concurrent warp groups; h200's does"

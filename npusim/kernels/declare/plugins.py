@@ -56,9 +56,9 @@ def _schedules(module: ModuleType, wanted: str, source: str) -> tuple[Schedule, 
         if not offered:
             launch = f"a Triton kernel is named by its launch, {source}::NAME[grid](arguments) (npusim help triton)"
             raise SpecError(f"{source}: it has no schedule; {launch}")
-        raise SpecError(f"{source}: add :NAME; it has {', '.join(offered)}")
+        raise SpecError(f"{source}: add :NAME; its schedules are {', '.join(offered)}")
     if value is None:
-        listed = choices(wanted, offered) if offered else "; it has no schedule at all"
+        listed = choices(wanted, offered) if offered else "; the file has no schedule"
         raise SpecError(f"{source}: no {wanted!r}{listed}")
     raise SpecError(f"{source}: {wanted} is a {type(value).__name__}, not a result of attention() or schedule()")
 

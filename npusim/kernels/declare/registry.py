@@ -52,9 +52,9 @@ LONG_ENOUGH = 8192
 #: Errors of a schedule that lacks what a problem needs (`Sizes.needs`).
 _LACKING: Mapping[str, str] = MappingProxyType(
     {
-        "scales": "schedule {} does not undo scales of float8 inputs; all must be 1",
-        "lengths": "lengths: schedule {} takes sequences of one length (--batch, --seq)",
-        "unseen": "unseen: schedule {} has no such choice: its kernel takes no `unseen`",
+        "scales": "schedule {} does not apply the scales of float8 inputs; all of them must be 1",
+        "lengths": "lengths: schedule {} needs sequences of equal length (--batch, --seq)",
+        "unseen": "unseen: schedule {} does not have this choice: its kernel has no parameter `unseen`",
     }
 )
 #: A builder gets a problem, a tiling and a precision of its schedule's classes.
@@ -205,7 +205,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if wrong := [name for name in self.models if name not in IGNORABLE]:
-            raise SpecError(f"schedule {self.name}: models: no {wrong[0]!r}{choices(wrong[0], IGNORABLE)}")
+            raise SpecError(f"schedule {self.name}: models: unknown {wrong[0]!r}{choices(wrong[0], IGNORABLE)}")
         if self.reference is not None and "attention" in self.problem.features:
             _check_reference(self.name, self.reference)
         try:
@@ -244,7 +244,7 @@ class Schedule:
         if named is None:
             return ""
         if field is None:
-            return f"kernel={named}: {here} no published kernel; there are {published_kernels.listed()}"
+            return f"kernel={named}: {here} no published kernel; the published kernels are {published_kernels.listed()}"
         if named not in (has := names_of(field)) and (home := published_kernels.home(named)):
             return f"kernel={named}: a kernel of {home}; {here} {', '.join(sorted(has)) or 'none'}"
         return ""
@@ -267,7 +267,7 @@ class Schedule:
         if "attention" not in self.problem.features:
             return "the kernel itself in float64"
         seen = " of the visible keys" if self.sees else ""
-        hooked = " (your hook of scores is not in it: give reference=)" if self.is_hooked else ""
+        hooked = " (it does not include your function of scores: pass reference=)" if self.is_hooked else ""
         return f"softmax(QK^T)V{seen} in float64{hooked}" if self.origin else "float64"
 
     def sized(self, problem: AnyProblem) -> AnyProblem:
@@ -315,7 +315,7 @@ class Schedule:
         if self.study and (study := self.study(problem, device)):
             notes = (study, *notes)
         if (size := problem.widest_head) > LARGEST_HEAD:
-            beyond = f"{LARGEST_HEAD}, the most that FlashAttention-2's kernels take"
+            beyond = f"{LARGEST_HEAD}, the largest head size of FlashAttention-2's kernels"
             notes = (*notes, f"head size: {size} is beyond {beyond}")
         return replace(program, notes=notes)
 
@@ -336,7 +336,7 @@ class Schedule:
             wanted = self.problem.asked_with
             if self.sizes:
                 stated = {n: size for n, size in self.sizes.items() if size or isinstance(size, bool)}
-                wanted = f"sizes by name: --problem {','.join(f'{n}={size:g}' for n, size in stated.items())}"
+                wanted = f"sizes have names: use --problem {','.join(f'{n}={size:g}' for n, size in stated.items())}"
             raise SpecError(f"schedule {self.name} needs {wanted}")
 
     def _check_sizes(self, sizes: Mapping[str, int | float]) -> None:
@@ -351,7 +351,9 @@ class Schedule:
             if usual is None or not is_kind or not fits:
                 kinds = {bool: " (0 or 1)", float: " (any positive number)"}
                 known = ", ".join(f"{m}{kinds.get(type(x), '')}" for m, x in self.sizes.items())
-                raise SpecError(f"problem: {self.name} has no size {n}={size}; whole numbers from 1 on for {known}")
+                raise SpecError(
+                    f"problem: {self.name} has no size {n}={size}; allowed: whole numbers from 1 for {known}"
+                )
 
     def _few_blocks(self, problem: AnyProblem, device: DeviceSpec, precision: Precision) -> Build:
         """Return a builder of a program with few of the tiles of ``problem``: the fit does not depend on their
@@ -368,7 +370,8 @@ def _check_reference(called: str, reference: Callable[..., Any]) -> None:
     except TypeError:
         name, takes = getattr(reference, "__name__", "reference"), inspect.signature(reference)
         raise SpecError(
-            f"schedule {called}: reference: {name}{takes} is called with {len(REFERENCE)}: {', '.join(REFERENCE)}"
+            f"schedule {called}: reference: {name}{takes}, but npusim calls it with {len(REFERENCE)}: "
+            f"{', '.join(REFERENCE)}"
         ) from None
     except ValueError:  # a function without a signature, of C
         return
@@ -380,7 +383,7 @@ def _check_reference(called: str, reference: Callable[..., Any]) -> None:
 #: other, with one slot loads wait for work; smaller blocks load K and V, and pieces of rows load these, more often.
 SHRINKING = ("vector_rows", "buffers", "piece", "tile_q", "tile_kv", "block_kv", "block_q", "block")
 #: Note on fields that did.
-SMALLER = "smaller than the default, which does not fit here"
+SMALLER = "smaller than the default, which does not fit"
 #: Halvings of one field that are tried.
 _HALVINGS = 4
 #: Values of one field that are tried one by one, from the largest.
@@ -427,8 +430,12 @@ def largest_that_fit(build: Build, tiling: Tiling) -> str:
         if fitting and fitting < now:
             fitting_fields.append(f"{one.name}={fitting}")
     if not fitting_fields:
-        return "no smaller block alone makes it fit" if has_blocks else "explore -f FIELD=VALUE,... shows what fits"
-    return f"largest that fits, the other fields unchanged: {' or '.join(fitting_fields)}"
+        return (
+            "a smaller block alone does not fit either"
+            if has_blocks
+            else ("`explore -f FIELD=VALUE,...` lists the tiles that fit")
+        )
+    return f"largest values that fit, each with the other fields unchanged: {' or '.join(fitting_fields)}"
 
 
 def _fits(build: Build, tiling: Tiling) -> bool:
@@ -553,15 +560,13 @@ def choose_precision(schedule: str, presets: Mapping[str, Precision], default: s
         elif key:
             names.append(key)
     if len(names) > 1:
-        raise SpecError(f"precision {', '.join(names)}: one preset at most, then field=value")
+        raise SpecError(f"precision {', '.join(names)}: name at most one preset, then use field=value")
     name = names[0] if names else default
     if name not in presets:
         able = (
-            f" on these cores; of the packaged devices these multiply it: {able_devices(name)}"
-            if name in BLOCK_FORMATS
-            else ""
+            f" on these cores; packaged devices that multiply it: {able_devices(name)}" if name in BLOCK_FORMATS else ""
         )
-        raise SpecError(f"precision {name!r}: no preset of {schedule}{able or suggest(name, list(presets))}")
+        raise SpecError(f"precision {name!r}: not a preset of {schedule}{able or suggest(name, list(presets))}")
     return _changed(presets[name], changes)
 
 
@@ -575,7 +580,7 @@ def _changed(preset: Precision, changes: Mapping[str, str]) -> Precision:
     values: dict[str, object] = {}
     for key, text in changes.items():
         if key not in known:
-            raise SpecError(f"precision field {key!r}: {preset.name} has none of that name{choices(key, known)}")
+            raise SpecError(f"precision field {key!r}: {preset.name} has no field of that name{choices(key, known)}")
         values[key] = _value(preset, key, text)
     if values:
         values["name"] = ",".join([preset.name, *(f"{k}={v}" for k, v in changes.items())])
@@ -592,7 +597,7 @@ def _value(preset: Precision, key: str, text: str) -> object:
         try:
             return float(ascii_digits(text))
         except ValueError:
-            raise SpecError(f"precision field {key}: {text!r} is no number") from None
+            raise SpecError(f"precision field {key}: {text!r} is not a number") from None
     if key in preset.formats() and text != "input":
         return stored_format(text).name
     if key == "arithmetic" and text:

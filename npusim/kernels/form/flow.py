@@ -33,7 +33,9 @@ def flow(phase: Phase) -> dict[str, Place]:
     stages, names, places = phase.stages, phase.names, dict[str, Place]()
     for stage in stages:
         if unknown := [n for n in stage.written if n not in names]:
-            raise ProgramError(f"{phase.name}: stage {stage.name} writes {unknown[0]!r}, which is no name of the phase")
+            raise ProgramError(
+                f"{phase.name}: stage {stage.name} writes {unknown[0]!r}, which is not a name of the phase"
+            )
     for n, what in names.items():
         writers = [s for s in stages if n in s.written]
         readers = [s for s in stages if n in s.read]
@@ -42,7 +44,7 @@ def flow(phase: Phase) -> dict[str, Place]:
         if writers and (n in phase.masks or is_fixed):
             raise ProgramError(f"{phase.name}: stage {writers[0].name} writes {n}, which is an input")
         if bound is None and what.role in ("operand", "result"):
-            raise ProgramError(f"{phase.name}: {what.role} {n} is bound to no tensor")
+            raise ProgramError(f"{phase.name}: no tensor is bound to {what.role} {n}")
         if n in phase.masks:
             places[n] = "mask"
         elif bound is not None:
@@ -71,7 +73,7 @@ def _check_views(phase: Phase, places: Mapping[str, Place]) -> None:
     for n, t in bound.items():
         if t.of is not None and (places[n] == "out" or t.of.name in written):
             why = "is written" if places[n] == "out" else f"is read while the phase writes {t.of.name}"
-            raise ProgramError(f"{phase.name}: {n}, a view of {t.of.name}, {why}; do it in a phase of its own")
+            raise ProgramError(f"{phase.name}: {n}, a view of {t.of.name}, {why}; do it in a separate phase")
 
 
 def summed(phase: Phase) -> tuple[Phase, frozenset[str]]:

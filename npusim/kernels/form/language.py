@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 ONE = "1"
 Kind = Literal["operand", "mask", "state", "product", "row"]
 TRACE: ContextVar[Trace] = ContextVar("trace")
-EXCHANGED = "axes are exchanged for a factor of a product alone, a @ b.T or a.T @ b"
-NOT_YET = "a kernel is traced before there are values"
+EXCHANGED = ".T is supported only for a factor of a product, a @ b.T or a.T @ b"
+NOT_YET = "a kernel is traced before its values exist"
 WORDS = (
-    "there are + - * /, divided, exp, log, rsqrt, sqrt, tanh, erf, fma, maximum, minimum, compare, where, inverse, "
-    ".to(format), .max(), .sum(), .cumsum() and @; of masks & | ^ ~"
+    "the operations of kernels are + - * /, divided, exp, log, rsqrt, sqrt, tanh, erf, fma, maximum, minimum, "
+    "compare, where, inverse, .to(format), .max(), .sum(), .cumsum() and @; of masks & | ^ ~"
 )
 #: How messages write what a value that has no name is made by.
 WRITTEN: Mapping[Opcode, str] = MappingProxyType(
@@ -108,8 +108,8 @@ def _in_blocks(value: Value, fmt: str, axis: str, rule: str) -> Attributes:
         fail(f"{value}.to({fmt!r}, axis={axis!r}): axis must be one of the two axes of a tile")
     if chosen.reads_tensor:
         fail(
-            f"rule {chosen.name} of {fmt} reads the largest magnitude of a whole tensor, "
-            "which a kernel of tiles does not know"
+            f"rule {chosen.name} of {fmt} needs the largest magnitude of a whole tensor, which a kernel on tiles "
+            "does not know"
         )
     return Attributes(variant=chosen.name, axis=value.axes.index(axis) - 2)
 
@@ -159,16 +159,18 @@ class TileNumber:
 
     __hash__ = object.__hash__
     __bool__ = __lt__ = __gt__ = __le__ = __ge__ = __float__ = __int__ = __index__ = _refused(
-        "{} in a condition or as a plain number",
-        "it differs between tiles, and the loop is traced once; "
-        "per_tile(function, kj.index) makes a constant of each tile",
+        "{} is used in a condition or as a plain number",
+        "it differs between tiles, and the loop is traced once; per_tile(function, kj.index) gives each tile its "
+        "constant",
     )
 
 
 def per_tile(function: Callable[..., float], *numbers: TileNumber) -> TileNumber:
     """Return ``function`` of numbers that differ between tiles as a constant of each tile. It must be pure."""
     if wrong := [n for n in numbers if not isinstance(n, TileNumber)]:
-        fail(f"per_tile of {wrong[0]}: it takes a function and numbers of a tile, as kj.index and kj.size")
+        fail(
+            f"per_tile of {wrong[0]}: its arguments are a function and numbers of a tile, such as kj.index and kj.size"
+        )
     text = f"{getattr(function, '__name__', 'f')}({', '.join(n.text for n in numbers)})"
     key = function, *(n.key for n in numbers)
     known = lru_cache(typed=True)(function)
@@ -276,7 +278,7 @@ class Value:
         if fmt in BLOCK_FORMATS:
             how = _in_blocks(self, fmt, axis, rule)
         elif axis or rule:
-            fail(f"{self}.to({_checked(fmt)!r}, axis={axis!r}, rule={rule!r}): it has no blocks")
+            fail(f"{self}.to({_checked(fmt)!r}, axis={axis!r}, rule={rule!r}): this format has no blocks")
         else:
             fmt, how = _checked(fmt), Attributes(overflow=overflow)
         return TRACE.get().record(Opcode.CAST, Value(self.axes, fmt), (self,), how)
@@ -307,11 +309,13 @@ class Value:
         restart.
         """
         if order and order not in SCAN_ORDERS:
-            fail(f"{self}.cumsum({order!r}): no such order; there are {', '.join(SCAN_ORDERS)}")
+            fail(f"{self}.cumsum({order!r}): unknown order; allowed: {', '.join(SCAN_ORDERS)}")
         if len(self.axes) < 2:
-            fail(f"{self}.cumsum(): sums go along the columns of a row; bind the vector as one row, '1 {self.axes[0]}'")
+            fail(
+                f"{self}.cumsum(): sums run along the columns of a row; bind the vector as one row, '1 {self.axes[0]}'"
+            )
         if every < 0:
-            fail(f"{self}.cumsum(every={every}): columns are 0 or more")
+            fail(f"{self}.cumsum(every={every}): a number of columns is 0 or more")
         return _rows(Opcode.CUMSUM, self.axes, self.fmt, (self,), Attributes(order=order, every=every))
 
     def in_share(self, share: float) -> Value:
@@ -321,7 +325,7 @@ class Value:
         of two, and the unit for special functions computes the others.
         """
         if not 0 <= share <= 1:
-            fail(f"{self}.in_share({share:g}): a share is 0 to 1")
+            fail(f"{self}.in_share({share:g}): a share must be from 0 to 1")
         assert self.event is not None
         self.event.attributes = replace(self.event.attributes, share=share)
         return self
@@ -337,13 +341,13 @@ class Value:
     __hash__ = object.__hash__
     __array_ufunc__ = None  # numpy leaves operations to it
     __bool__ = __lt__ = __gt__ = __le__ = __ge__ = _refused(
-        "`if` on {}, or a comparison of it",
-        f"{NOT_YET}; maximum(a, b) takes the larger, where(mask, a, b) chooses element by element, and "
-        "compare(a, b, 'ogt') is such a mask",
+        "{} is used in an `if` or in a comparison",
+        f"{NOT_YET}; use maximum(a, b) for the larger one, or where(mask, a, b) to choose element by element, with "
+        "compare(a, b, 'ogt') as a mask",
     )
-    __float__ = __int__ = __index__ = _refused("{} as a plain number", NOT_YET)
-    __iter__ = _refused("{} unpacked", "tiles(k, v) gives one tile for each of its operands")
-    __getitem__ = __abs__ = __pow__ = _refused("{} in an operation that kernels do not have", WORDS)
+    __float__ = __int__ = __index__ = _refused("{} is used as a plain number", NOT_YET)
+    __iter__ = _refused("{} unpacked", "tiles(k, v) yields one tile for each of its operands")
+    __getitem__ = __abs__ = __pow__ = _refused("{} is used in an operation that kernels do not have", WORDS)
 
 
 Source = Value | TileNumber | float
@@ -391,16 +395,22 @@ class Product:
         if not isinstance(right, Value) or len(a.axes) < 2 or len(right.axes) < 2:
             fail(f"{a} @ {right}: a product needs two tiles; vectors of rows and numbers are multiplied by *")
         if len(a.axes) > 2 or len(right.axes) > 2:
-            fail(f"{a} @ {right}: a product of a block that each row has for itself; its tiles have two axes each")
+            fail(f"{a} @ {right}: a product needs tiles with two axes, and here each row has a block of its own")
         inner, outer = right.axes[::-1] if isinstance(b, Transposed) else right.axes
         if a.axes[1] != inner:
             other = f"; write {a.written()} @ {right.written()}.T" if right is b and a.axes[1] == outer else ""
-            fail(f"{a} @ {b}: the {a.axes[1]} axis meets {inner}{other}")
+            fail(f"{a} @ {b}: the axis {a.axes[1]} of the left factor does not match {inner}{other}")
         for x in (left, right):
             if (e := x.event) and x.fmt in BLOCK_FORMATS and x.axes[e.attributes.axis] != inner:
-                fail(f"{a} @ {b}: blocks of {x} are along {x.axes[e.attributes.axis]}, the product contracts {inner}")
+                fail(
+                    f"{a} @ {b}: the scaled blocks of {x} run along {x.axes[e.attributes.axis]}, but the product "
+                    f"sums along {inner}"
+                )
         if a.axes[0] == outer:
-            fail(f"{a} @ {b}: both axes of the product are {outer}; take the operand twice, its axes named apart")
+            fail(
+                f"{a} @ {b}: both axes of the product are named {outer}; bind the operand twice, with different "
+                "names of its axes"
+            )
         self.a, self.b, self.axes = left, right, (a.axes[0], outer)
         self.how = Attributes(transpose_a=isinstance(a, Transposed), transpose_b=isinstance(b, Transposed))
         self.frame, self.line, self.terms = kernel_frame(), kernel_frame().f_lineno, (self,)
@@ -409,7 +419,7 @@ class Product:
     def to(self, fmt: str) -> Value:
         """Return the product in ``fmt``, rounded once; a sum of products accumulates in float32."""
         if len(self.terms) > 1 and fmt != "float32":
-            fail(f"({self}).to({fmt!r}): a sum of products is stored as its accumulator has it: .to('float32')")
+            fail(f"({self}).to({fmt!r}): a sum of products is stored in the accumulator's format: .to('float32')")
         total = self._record(Value(self.axes, _checked(fmt), "product"), self.how, ())
         for t in self.terms[1:]:
             value = Value(t.axes, fmt, "product", onto=total)
@@ -448,7 +458,7 @@ class Product:
 
     def refuse(self, *_others: object) -> NoReturn:
         """Raise an error for a matrix product that is neither stored nor added to a state."""
-        fail(f"{self} is a product that is not stored yet: write ({self}).to(format), or add it to a state, o + {self}")
+        fail(f"{self} is a product that is not stored yet: write ({self}).to(format), or add it to a state: o + {self}")
 
     __radd__ = __add__
     __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __matmul__ = __neg__ = refuse
@@ -459,9 +469,9 @@ def _binary(opcode: Opcode, a: Any, b: Any, how: Attributes = PLAIN, fmt: str = 
     """Record an operation of two; ``fmt``: of its result, where it is not theirs."""
     values, what = [x for x in (a, b) if isinstance(x, Value)], f"{opcode.name} of {a} and {b}"
     if not values:
-        fail(f"{what}: neither is a tile or a vector of rows")
+        fail(f"{what}: one of them must be a tile or a vector of rows")
     if len({x.fmt for x in values}) > 1:
-        fail(f"{what}: their formats differ; say which is converted, x.to(format)")
+        fail(f"{what}: their formats differ; convert one of them with x.to(format)")
     return _rows(opcode, _joined(what, values), fmt or values[0].fmt, (a, b), how)
 
 
@@ -480,14 +490,15 @@ def _logic(function: str, a: Source, b: Source) -> Value:
         if isinstance(x, Value) and (x.kind == "mask" or x.fmt != MASK):
             what = f"{x.name}, a mask by position" if x.kind == "mask" else str(x)
             fail(
-                f"{function} of {what}: it joins masks of compare(a, b, relation); each mask by position has its where"
+                f"{function} of {what}: only masks of compare(a, b, relation) can be joined; use a separate where "
+                "for each mask by position"
             )
     return _binary(Opcode.LOGIC, a, b, Attributes(variant=function))
 
 
 def _by_nan(nan: str) -> Attributes:
     if nan not in MAX_NANS:
-        fail(f"nan={nan!r}: there are {', '.join(MAX_NANS)}")
+        fail(f"nan={nan!r}; allowed: {', '.join(MAX_NANS)}")
     return Attributes(variant="" if nan == MAX_NANS[0] else nan)
 
 
@@ -502,7 +513,7 @@ def _rows(
 def full(axes: str, start: float, fmt: str) -> Value:
     """Return a state that starts at a value: the loop's last binding of its variable is its next value."""
     if not isinstance(axes, str) or not isinstance(start, float | int):
-        fail(f"full({axes!r}, {start!r}, {fmt!r}): it takes axes as text, a number to start at and a format")
+        fail(f"full({axes!r}, {start!r}, {fmt!r}): its arguments are axes as text, a start value and a format")
     trace, state = TRACE.get(), Value(tuple(axes.split()), _checked(fmt), "state", start=start)
     if trace.loop is not None:
         fail(f"full({axes!r}, ...) in a loop over tiles: a state starts before the loop")
@@ -519,7 +530,7 @@ def initial(operand: Value) -> Value:
     """Return a state that starts as an operand: the loop's last binding of its variable is its next value."""
     trace = TRACE.get()
     if not isinstance(operand, Value) or operand.kind != "operand":
-        fail(f"initial({operand}): a state starts as an operand, an argument of the kernel; full(...) is of a number")
+        fail(f"initial({operand}): the argument must be an operand of the kernel; for a number use full(...)")
     if trace.loop is not None:
         fail(f"initial({operand}) in a loop over tiles: a state starts before the loop")
     state = Value(operand.axes, operand.fmt, "state", start=0.0, first=operand)
@@ -592,11 +603,11 @@ def inverse(a: Value, order: str = "") -> Value:
     tile.
     """
     if not isinstance(a, Value) or len(a.axes) < 2:
-        fail(f"inverse of {a}: it needs a square tile")
+        fail(f"inverse of {a}: the tile must be square")
     if order and order not in INVERSE_ORDERS:
-        fail(f"inverse({a.written()}, {order!r}): no such order; there are {', '.join(INVERSE_ORDERS)}")
+        fail(f"inverse({a.written()}, {order!r}): unknown order; allowed: {', '.join(INVERSE_ORDERS)}")
     if a.fmt != "float32":
-        fail(f"inverse of {a}: sums of an inverse are float32; convert it, .to('float32')")
+        fail(f"inverse of {a}: an inverse is computed in float32; convert the tile with .to('float32')")
     return _rows(Opcode.INVERSE, a.axes, a.fmt, (a,), Attributes(order=order))
 
 
@@ -605,7 +616,7 @@ def _unary(opcode: Opcode, a: Any, variant: str) -> Value:
         a.refuse()
     if not isinstance(a, Value):
         name = opcode.name.lower()
-        fail(f"{name} of {a}: neither a tile nor a vector of rows; math.{name} takes numbers")
+        fail(f"{name} of {a}: this is neither a tile nor a vector of rows; for numbers use math.{name}")
     return _rows(opcode, a.axes, a.fmt, (a,), Attributes(variant=variant))
 
 
@@ -645,7 +656,7 @@ def compare(a: Source, b: Source, relation: str) -> Value:
     none is NaN, ``uno``: one is.  ``where`` takes masks, and ``& | ^ ~`` join them.
     """
     if relation not in RELATIONS:
-        fail(f"compare({a}, {b}, {relation!r}): no such relation; there are {', '.join(RELATIONS)}")
+        fail(f"compare({a}, {b}, {relation!r}): unknown relation; allowed: {', '.join(RELATIONS)}")
     return _binary(Opcode.COMPARE, a, b, Attributes(variant=relation), MASK)
 
 
@@ -659,15 +670,15 @@ def where(mask: Value | tuple[Value, ...] | None, kept: Source, other: Source, f
     if isinstance(mask, Value) and mask.kind != "mask" and mask.fmt == MASK:
         values, what = [x for x in (kept, other) if isinstance(x, Value)], f"where({mask}, {kept}, {other})"
         if len(formats := {x.fmt for x in values} | ({_checked(fmt)} if fmt else set())) != 1:
-            fail(f"{what}: values of one format are needed, or the format of two numbers, fmt=...")
+            fail(f"{what}: both must have one format; for two numbers set it with fmt=...")
         how = Attributes(variant=COMPARED)
         return _rows(Opcode.SELECT, _joined(what, [mask, *values]), formats.pop(), (mask, kept, other), how)
     tile = kept if isinstance(kept, Value) else other
     if not isinstance(tile, Value) or (isinstance(kept, Value) and isinstance(other, Value)):
-        fail(f"where(mask, {kept}, {other}): one of the two is a tile, the other a number")
+        fail(f"where(mask, {kept}, {other}): one of the two must be a tile and the other a number")
     for one in mask if isinstance(mask, tuple) else () if mask is None else (mask,):
         if not isinstance(one, Value) or one.kind != "mask":
-            why = "it takes a mask, which is an argument of the kernel or of compare(a, b, relation)"
+            why = "the mask must be an argument of the kernel or the result of compare(a, b, relation)"
             fail(f"where({one}, ...): {why}")
         if one.axes != tile.axes:
             fail(f"where({one.name}, ...) of {tile}: this mask is for tiles with axes {' x '.join(one.axes)}")
@@ -689,7 +700,7 @@ def tiles(*operands: Value, axis: str = "") -> Iterator[Any]:
     """
     trace, frame = TRACE.get(), sys._getframe(1)
     if not operands or not all(isinstance(x, Value) and x.kind == "operand" for x in operands):
-        fail(f"tiles of {operands or 'nothing'}: it walks operands, the kernel's arguments", frame)
+        fail(f"tiles of {operands or 'nothing'}: the arguments must be operands of the kernel", frame)
     if trace.walks:  # a tensor with none of these axes has one matrix a tile
         is_along = any(a in trace.walks for x in operands for a in x.axes)
         axis = axis or (trace.walks[-1] if is_along else "")
@@ -697,7 +708,7 @@ def tiles(*operands: Value, axis: str = "") -> Iterator[Any]:
     shared = [a for a in shared if a != trace.row_axis] or shared
     axis = axis or (shared[-1] if len(operands) == 1 or len(shared) == 1 else "")
     if trace.loop is not None:
-        fail("a loop in a loop: one loop walks the tiles of a kernel at a time", frame)
+        fail("a loop over tiles cannot contain another one", frame)
     if not axis:
         which = f"name the axis of the loop with axis=...: {' or '.join(shared)}" if shared else "they share no axis"
         fail(f"tiles of {' and '.join(map(str, operands))}: {which}", frame)
@@ -801,24 +812,27 @@ class Trace:
             if isinstance(s, Transposed):
                 fail(f"{opcode.name} of {s}: {EXCHANGED}")
             if isinstance(s, TileNumber) and self.loop is None:
-                fail(f"{s.text} outside of a loop over tiles")
+                fail(f"{s.text} is used outside of a loop over tiles")
             if isinstance(s, Value):
                 self._check_read(s)
                 if s.fmt in BLOCK_FORMATS and opcode is not Opcode.MATMUL:
-                    fail(f"{opcode.name} of {s}: a tile in a block format can only be a factor of a product")
+                    fail(f"{opcode.name} of {s}: a tile in a block-scaled format can only be a factor of a product")
             elif not isinstance(s, TileNumber | float | int):
-                fail(f"{opcode.name} of {s!r}: neither a tile, a vector of rows nor a number")
+                fail(f"{opcode.name} of {s!r}: this is not a tile, a vector of rows or a number")
         dst.event = Event(opcode, dst, srcs, attributes, only, self.loop, frame.f_lineno, frame.f_code.co_filename)
         self.events.append(dst.event)
         return dst
 
     def _check_read(self, s: Value) -> None:
         if any(s is x for x in self._walked):
-            fail(f"{s} is walked tile by tile here: use the loop's own variable")
+            fail(f"the loop reads {s} tile by tile: use the loop's variable")
         is_of_tile = s.event is not None and s.event.loop not in (None, self.loop) and s.state is None
         if is_of_tile or s in self._gone:
             line = f", computed in line {s.event.line}," if s.event else ""
-            fail(f"{s}{line} is read after its loop, where there is no tile; a state of the loop starts as full(...)")
+            fail(
+                f"{s}{line} is read after its loop, where it has no value; start a state of the loop with "
+                "full(...) instead"
+            )
 
     def enter(self, axis: str, operands: tuple[Value, ...], views: tuple[Value, ...], frame: FrameType) -> None:
         """Begin a loop over tiles of ``operands``."""
@@ -839,8 +853,9 @@ class Trace:
         for name, number in self._numbers.items():
             if (now := frame.f_locals.get(name)) is not number and now != number:
                 fail(
-                    f"{name} is {number} where a tile begins and {now} where it ends, but the body is traced once: "
-                    "kj.index is the number of a tile, per_tile(function, kj.index) a number that depends on it",
+                    f"{name} is {number} at the start of a tile and {now} at its end, but the body is traced once; "
+                    "use kj.index for the number of the tile, or per_tile(function, kj.index) for a number that "
+                    "depends on it",
                     frame,
                 )
         copies: dict[Value, Value] = {}
@@ -858,8 +873,8 @@ class Trace:
                 )
                 _, line = self._rebound.get((old, new), (None, 0)) if isinstance(new, Value) else (None, 0)
                 fail(
-                    f"{name} is {before} where a tile begins, and {now} where it ends: a state keeps its axes and "
-                    f"format; convert it, .to({old.fmt!r}), or bind another variable",
+                    f"{name} is {before} at the start of a tile and {now} at its end: the axes and format of a "
+                    f"state cannot change; convert it with .to({old.fmt!r}), or use another variable",
                     frame,
                     line,
                 )

@@ -90,7 +90,7 @@ class Kernel:
             self.fail(f"walks={walks!r}: no operand has the axis {unknown[0]}")
         if wrong := sorted(n for n in self.still if not {*self.axes.get(n, "").split()}.intersection(self.walks)):
             self.fail(
-                f"still={still!r}: {wrong[0]} is no operand with an axis that tiles walk ({walks or 'walks: none'})"
+                f"still={still!r}: {wrong[0]} is not an operand with an axis of the loop ({walks or 'walks: none'})"
             )
 
     def wrapped(self, function: Callable[..., Any], parameters: Iterable[str], axes: Mapping[str, str]) -> Kernel:
@@ -146,7 +146,10 @@ class Kernel:
             for n, r in zip(self.results, results, strict=True)
         )
         if len({sizes[a] for a in self.walks}) > 1:
-            self.fail(f"walks: tiles of {' and '.join(f'{sizes[a]} {a}s' for a in self.walks)}; one loop has one size")
+            self.fail(
+                f"walks: the tiles have {' and '.join(f'{sizes[a]} {a}s' for a in self.walks)}; all tiles of "
+                "a loop must have one size"
+            )
         rest = tuple((n, x) for n, x in bound.items() if n in self.parameters)
         tables = _tables(self, label, tuple(symbols), outs, rest, precision_choices(bound.get("p")))
         phase = Phase(
@@ -164,9 +167,7 @@ class Kernel:
         )
         for n, x in tensors.items():
             if isinstance(x, Ends) and x.axis not in phase.walked and cells[0].span(x.axis) is None:
-                self.fail(
-                    f"{n} is the last number along {x.axis}, but neither a block nor a tile has a part of this axis"
-                )
+                self.fail(f"{n} is the last number along {x.axis}, but no block and no tile covers a part of this axis")
         return with_finite_starts(phase)
 
     def trace(
@@ -182,7 +183,7 @@ class Kernel:
         except (AttributeError, ProgramError, TypeError) as error:
             if (unbound := [n for n, of in symbols if not of and n != "mask"]) and "None" in str(error):
                 how = f"attention(operands={{{unbound[0]!r}: function}}) binds the operands of its score="
-                what = f"nothing is bound to {', '.join(unbound)}, which is None: {how}"
+                what = f"{', '.join(unbound)} is None, because nothing is bound to it: {how}"
                 error.args = (f"{error}; {what}, kernel.phase({unbound[0]}=...) a tensor",)
             raise
         finally:
@@ -196,13 +197,16 @@ class Kernel:
                 trace.left_line,
             )
         for x in trace.unstored:
-            why = f"{x} is a product that nothing stores: write ({x}).to(format), add it to a state, or leave it out"
+            why = (
+                f"{x} is a product that the kernel does not store: write ({x}).to(format), add it to a state, or "
+                "remove it"
+            )
             fail(why, x.frame, x.line)
         if len(results) != len(self.results) or not all(isinstance(x, Value) for x, _ in results):
             listed = ", ".join(str(x) for x, _ in results) or "nothing"
             self.fail(
-                f"it returns {listed}, and is to return {', '.join(self.results)}: a tile or vector for each of "
-                "kernel(results=...)"
+                f"it returns {listed}, but must return {', '.join(self.results)}: a tile or vector for each name "
+                "in kernel(results=...)"
             )
         return trace, [_own_result(trace, x, loop, [r for r, _ in results[:i]]) for i, (x, loop) in enumerate(results)]
 
@@ -330,7 +334,8 @@ def _tables(
     for x, o in zip(results, outs, strict=True):
         if x.fmt != o.fmt:
             kernel.fail(
-                f"{x} is returned as {o.name}, whose tensor {o.label} holds {o.fmt}; write .to({o.fmt!r})", x.event
+                f"{x} is returned as {o.name}, whose tensor {o.label} has the format {o.fmt}; write .to({o.fmt!r})",
+                x.event,
             )
     lowering = _Lowering(kernel, trace, results, dict(choices))
     tables = lowering.tables(label, {o.name: o for _, of in symbols for o in of}, outs)
@@ -406,17 +411,17 @@ class _Lowering:
             walked = {*loops, *(walks if set(loops) & set(walks) else ())}
             if v.first is not None and (wrong := [a for a in v.axes if a in walked]):
                 self.kernel.fail(
-                    f"the state {v} starts as {v.first.name}, whose {wrong[0]} axis is that of a loop: a state that "
-                    "starts as an operand has none of a loop's axes"
+                    f"the state {v} starts as {v.first.name}, whose {wrong[0]} axis is that of a loop: a state "
+                    "that starts as an operand cannot have an axis of a loop"
                 )
             if len(of) == 1:
                 self.kernel.fail(f"the state {v} is never written: assign to its variable in a loop over tiles")
             if not used & of:
-                self.kernel.fail(f"the state {v} is read only for its own next value: leave it out or return it")
+                self.kernel.fail(f"the state {v} is read only for its own next value: remove it or return it")
         read = {s for e in self.events for s in e.read}
         for v in self._values():
             if v.event and v not in read and v not in self.results and v.state is None and v.onto is None:
-                self.kernel.fail(f"{v} is never read: leave it out, or return it", v.event)
+                self.kernel.fail(f"{v} is never read: remove it or return it", v.event)
 
     def _check_factors(self) -> None:
         """Raise `ProgramError` for factors that no machine can make: matrix units read the right one from memory."""
@@ -426,8 +431,8 @@ class _Lowering:
             left, right = e.read[:2]
             if e.loop is None and any(before.loop is not None for before in self.events[: self.at[e]]):
                 self.kernel.fail(
-                    f"{left.written()} is a factor of a product behind a loop: multiply in the loop, tile by tile, or "
-                    "return what the loop leaves and multiply in a kernel of its own",
+                    f"{left.written()} is a factor of a product after a loop: multiply in the loop, tile by tile, "
+                    "or return the loop's result and multiply in a separate kernel",
                     e,
                 )
             if right.kind != "operand" and (e.loop is None or not (self.is_of_operands(right) or _is_of_state(right))):
@@ -445,8 +450,8 @@ class _Lowering:
             if left.kind != "operand" and e.attributes.transpose_a and e.loop is None:
                 self.kernel.fail(
                     f"{left.written()}.T is the left factor of a product, where only operands can be transposed: "
-                    "compute the tile with its axes exchanged, from k @ q.T instead of q @ k.T; a loop over tiles also "
-                    "transposes results of rows",
+                    "compute the tile with its axes swapped, from k @ q.T instead of q @ k.T; a loop over tiles "
+                    "also transposes results of rows",
                     e,
                 )
             is_kept = self.is_recurrent or (
@@ -529,7 +534,7 @@ class _Lowering:
     def _row(self, e: Event) -> Instruction:
         srcs = e.srcs[:2] if e.opcode is O.MATMUL else e.srcs
         if e.opcode is O.MATMUL and e.attributes.accumulate and self._source(e.srcs[2], e) != self.name_of[e.dst]:
-            why = "is read after a product is added to it in its place: read the sum, or read it before"
+            why = "is read after a product was added to it in place: read the sum, or read the state earlier"
             self.kernel.fail(f"{e.srcs[2]} {why}", e)
         attributes = self.choices.get(e.opcode, PLAIN) if e.attributes == PLAIN else e.attributes
         return Instruction(
@@ -609,7 +614,9 @@ class _Lowering:
                 if late := next((f for f in _readers(tile, self.events) if self.at[f] > self.at[e]), None):
                     does = "added a product to it" if e.opcode is O.MATMUL else "masked it"
                     made = "the sum" if e.opcode is O.MATMUL else "the result of where(...)"
-                    why = f"{tile} is read after line {e.line} has {does} in its place: read {made}, or read it before"
+                    why = (
+                        f"{tile} is read after line {e.line} has {does} in place: read {made}, or read the tile earlier"
+                    )
                     self.kernel.fail(why, late)
                 self.name_of[e.dst] = self.name_of[tile]
             elif e.dst not in self.name_of:

@@ -77,8 +77,8 @@ class Instruction:
         wanted = SOURCES[self.opcode]
         if len(self.srcs) not in wanted:
             raise ProgramError(
-                f"{self.dst} = {self.opcode.name}({', '.join(self.srcs)}): it takes {' or '.join(map(str, wanted))} "
-                f"sources, not {len(self.srcs)}"
+                f"{self.dst} = {self.opcode.name}({', '.join(self.srcs)}): the operation needs "
+                f"{' or '.join(map(str, wanted))} sources, not {len(self.srcs)}"
             )
 
 
@@ -96,7 +96,7 @@ class Stage:
         products = sum(r.opcode is Opcode.MATMUL for r in self.rows)
         if products and len(self.rows) > 1:
             raise ProgramError(
-                f"stage {self.name}: a product is a stage of its own; cut it out of these {len(self.rows)} rows"
+                f"stage {self.name}: a product must be a separate stage; remove it from these {len(self.rows)} rows"
             )
 
     @cached_property
@@ -493,7 +493,7 @@ def with_finite_starts(phase: Phase) -> Phase:
     changed = {n: what for n, what in phase.names.items() if what.start == -math.inf}
     names = {n: replace(what, start=-float(get_format(what.fmt).max_finite)) for n, what in changed.items()}
     start = "starts at the lowest finite number, not at -Inf (finite_starts)"
-    why = "a tile whose keys a row does not see then has weight 0"
+    why = "a tile of which a row sees no key then has weight 0"
     notes = [f"{', '.join(map(phase.label, names))}: {start}; {why}"] if names else []
     return replace(phase, names={**phase.names, **names}, notes=(*phase.notes, *notes))
 
@@ -526,8 +526,8 @@ def bind(table: Table, tiles: Mapping[str, Source], stage: str = "", first: int 
             dst, srcs = tiles[r.dst], tuple(tiles[s] for s in r.srcs)
         except KeyError as missing:
             raise ProgramError(
-                f"stage {stage}, row {at}, {r.opcode.name} {r.dst} = {', '.join(r.srcs)}: {missing} is no name that is "
-                "written before, and no constant"
+                f"stage {stage}, row {at}, {r.opcode.name} {r.dst} = {', '.join(r.srcs)}: {missing} is neither a "
+                "constant nor written before"
             ) from None
         if isinstance(dst, float | int):
             raise ProgramError(f"stage {stage}, row {at}: {r.opcode.name} writes {r.dst}, which is a constant")

@@ -103,12 +103,12 @@ def _run(path: Path, arguments: Sequence[str], calls: Calls) -> None:
         runpy.run_path(str(path), run_name="__main__")
     except SystemExit as error:
         if error.code not in (None, 0):
-            raise SpecError(f"{path} exits with {error.code}; {len(calls)} calls before") from None
+            raise SpecError(f"{path} exits with {error.code} after {len(calls)} calls") from None
     except NpusimError:
         raise
     except Exception as error:
         place = place_in(error, str(path))
-        raise SpecError(f"{place}: {type(error).__name__}: {error}; {len(calls)} calls before") from error
+        raise SpecError(f"{place}: {type(error).__name__}: {error}, after {len(calls)} calls") from error
 
 
 @contextmanager
@@ -136,7 +136,7 @@ class _Launches:
         names = names if len(names) == len(given) + len(named) else list(kernel.parameters)
         names = [] if kernel.tuned and not given and not named else names  # a tuner's launch
         if len(names) != len(given) + len(named) or any(n not in names for n in named):
-            said = f"{len(given) + len(named)} arguments of a launch for the parameters {', '.join(names)}"
+            said = f"the launch has {len(given) + len(named)} arguments for the parameters {', '.join(names)}"
             raise SpecError(f"{kernel.path}:{kernel.line}: {kernel.name}: {said}")
         left = iter([n for n in names if n not in named])
         values = {**{next(left): x for x in given}, **named}
@@ -197,7 +197,7 @@ def _arguments(kernel: TileKernel, values: Mapping[str, object], recorder: Recor
         if isinstance(value, Silent) and isinstance(p, TileBuffer):
             given[name] = Argument(p.shape, p.strides, 0, p.fmt, recorder.fresh_storage())
         elif isinstance(value, Silent):
-            raise SpecError(f"{kernel.line}: {name}: a number that no launch gives")
+            raise SpecError(f"{kernel.line}: no launch passes the number {name}")
         else:
             given[name] = _in_shape(p, recorder.argument(name, value))
             if why := difference(p, given[name]):
@@ -222,8 +222,8 @@ def _refuse_integers(kernel: TileKernel, given: Mapping[str, object]) -> None:
                 continue
             argument = given[x.buffer.name]
             if isinstance(argument, Argument) and argument.data is None:
-                said = f"{kernel.name} reads integers of {x.buffer.name}, which decide what it computes"
-                raise SpecError(f"{kernel.line}: {said}; they are recorded where the program runs with PyTorch")
+                said = f"{kernel.name} reads integers of {x.buffer.name}, on which its computation depends"
+                raise SpecError(f"{kernel.line}: {said}; npusim records them only when the program runs with PyTorch")
 
 
 def _launching_line(path: str) -> int:

@@ -82,16 +82,30 @@ from npusim.kernels.triton.ttir_text import Line
 _ALL, _ANY, _NOT = "__npusim_all", "__npusim_any", "__npusim_not"
 _ZERO = Literal(0)
 _LOOPS = frozenset({"serial", "unroll", "Pipelined", "Parallel", "Persistent"})
-_ORDER = "values are those of one order that the flags between cores allow; npusim check proves that others are equal"
-_BY_WORKSPACES = "no flag of the text orders the cores: each read of a workspace is behind its write in an iteration"
-_FLAGS = "flags and barriers decide no value; times are those of the device's own order of tiles, not of {words}"
-_WHOLE = "loops over parts of a tile are timed as one instruction on the whole tile"
-_TASKS = "a core's loop over its tasks is not followed: each task is a program, which the cores share"
-_SHADOWED = (
-    "{line}: {name}, which has a value before this loop or if, has another one inside of it alone, as TileLang's "
-    "parser has it: each iteration begins with the value before"
+_ORDER = (
+    "the values are those of one order that the flags between cores allow; `npusim check` proves that every "
+    "other order gives equal values"
 )
-_VECTOR = "{name} (a vector core's number) is one more number of the programs: each is a block of its own"
+_BY_WORKSPACES = (
+    "no flag orders the two cores: in each iteration, each read of a workspace is assumed to come after its write"
+)
+_FLAGS = (
+    "flags and barriers change no value; the times are those of npusim's order of tiles on this device, not "
+    "those of {words}"
+)
+_WHOLE = "a loop over parts of a tile is timed as one instruction on the whole tile"
+_TASKS = (
+    "npusim does not follow a core's loop over its tasks: each task is a program, and the programs are "
+    "distributed to the cores"
+)
+_SHADOWED = (
+    "{line}: {name} has a value before this loop or if; an assignment inside applies only there, as in TileLang's "
+    "parser: each iteration begins with the value from before"
+)
+_VECTOR = (
+    "{name} (the number of a vector core) is treated as one more axis of the grid: each vector core's half "
+    "is a separate block"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +119,7 @@ class TracedLoop:
     def __iter__(self) -> Iterator[int]:
         """Run over numbers of the text, as in a comprehension."""
         if self.word != "range" or any(isinstance(b, TracedValue) for b in self.bounds):
-            raise TypeError(f"T.{self.word} in a function that is no T.macro, or in an expression")
+            raise TypeError(f"T.{self.word} occurs in a function that is not a T.macro, or in an expression")
         return iter(range(*self.bounds))  # type: ignore[call-overload]
 
 
@@ -311,7 +325,7 @@ class AscendReader:
         if len(bounds) > 2 and word not in ("Parallel", "Persistent"):
             raise self.refuse(f"T.{word} has a step, which is not supported")
         for name in more:
-            self.notes[f"{self.line}: T.{word}({name}=) changes the time alone, and is not followed"] = None
+            self.notes[f"{self.line}: T.{word}({name}=) changes only the time; npusim ignores it"] = None
         return TracedLoop(word, bounds, stages if isinstance(stages, int) else 0)
 
     def launch(self, *grid: object, threads: object = None, **_: object) -> TracedLaunch:
@@ -410,20 +424,20 @@ class AscendReader:
             element = owner[self.value(target.slice)]
             if not isinstance(element, TracedElement):
                 raise self.refuse(
-                    f"a part of {owner.tile.name} is assigned, which is not supported; use T.copy or T.tile"
+                    f"an assignment to a part of {owner.tile.name} is not supported; use T.copy or T.tile"
                 )
             made = Elementwise((), owner.tile, element.indices, self._words.number(value), None, self.line)
             self.add(ParallelNest((), (made,), self.line))
         elif isinstance(target, ast.Tuple):
             values = self.value(node)
             if not isinstance(values, tuple | list) or len(values) != len(target.elts):
-                raise self.refuse(f"{len(target.elts)} names for {values!r:.60}")
+                raise self.refuse(f"an assignment has {len(target.elts)} names for {values!r:.60}")
             for t, x in zip(target.elts, values, strict=True):
                 if not isinstance(t, ast.Name):
                     raise self.refuse("an assignment of several elements is not supported")
                 self.names[t.id] = self.bound(t.id, x)
         else:
-            raise self.refuse(f"an assignment to {ast.unparse(target)}")
+            raise self.refuse(f"an assignment to {ast.unparse(target)} is not supported")
 
     def bound(self, name: str, value: object) -> object:
         """Return a value for a name; elements of buffers are read where the name is assigned."""
@@ -479,7 +493,7 @@ class AscendReader:
                 f"T.Kernel has {len(launch.grid)} numbers, and the vector core's, but {len(listed)} names"
             )
         if len(listed) > len(launch.grid) and not launch.has_vector_core:
-            raise self.refuse("a kernel with threads= has no vector core's number")
+            raise self.refuse("a kernel with threads= does not have the number of a vector core")
         self.grid = launch.grid
         for i in range(len(launch.grid)):
             self.numbers.append(self.fresh(listed[i].id if i < len(listed) else "block"))  # type: ignore[attr-defined]
@@ -501,7 +515,7 @@ class AscendReader:
             return
         count = len(over.bounds) if over.word == "Parallel" else 1
         if len(targets) != count or any(not isinstance(t, ast.Name) for t in targets):
-            raise self.refuse(f"{ast.unparse(node.target)} runs over T.{over.word} of {count} bounds")
+            raise self.refuse(f"{ast.unparse(node.target)} does not match the {count} bounds of T.{over.word}")
         variables = [self.fresh(t.id) for t in targets]  # type: ignore[attr-defined]
         numbers = [TracedValue(Variable(name), self.refuse) for name in variables]
         with self.inside({t.id: x for t, x in zip(targets, numbers, strict=True)}) as made:  # type: ignore[attr-defined]
@@ -515,11 +529,11 @@ class AscendReader:
         low, high = ((0, *over.bounds) if len(over.bounds) == 1 else over.bounds)[:2]
         serial = SerialLoop(variables[0], self._words.number(low), self._words.number(high), tuple(made), line)
         if (rows := rows_at_once(serial)) is not None:
-            self.notes[f"{line}: a loop over the rows of tiles is timed as one instruction of all rows"] = None
+            self.notes[f"{line}: a loop over the rows of a tile is timed as one instruction on all rows"] = None
         if rows is None and (summed := running_sum(serial, self._statements)) is not None:
-            self.notes[f"{line}: a running sum is timed as one instruction, and the order of its sums is assumed"] = (
-                None
-            )
+            self.notes[
+                (f"{line}: a running sum is timed as one instruction, and the order of its additions is assumed")
+            ] = None
             rows = (summed,)
         self.add(*(rows or (serial,)))
 
@@ -528,10 +542,12 @@ class AscendReader:
         sizes, cores, core = over.bounds if len(over.bounds) == 3 else (None, None, None)
         is_own = isinstance(core, TracedValue) and core.expression == Variable(self.numbers[0] if self.numbers else "")
         if (cores,) != self.grid or not is_own or self.shared is not None:
-            raise self.refuse("T.Persistent needs the blocks, the number of T.Kernel, and the program's own")
+            raise self.refuse(
+                "T.Persistent needs the blocks, T.Kernel's number of programs, and the number of this program"
+            )
         counts = self.sizes(sizes)
         if len(targets) != len(counts) or any(not isinstance(t, ast.Name) for t in targets):
-            raise self.refuse(f"{ast.unparse(node.target)} runs over T.Persistent of {len(counts)} sizes")
+            raise self.refuse(f"{ast.unparse(node.target)} does not match the {len(counts)} sizes of T.Persistent")
         core_name, self.grid, self.numbers = self.numbers[0], (math.prod(counts),), [self.fresh("block")]
         rest, own = TracedValue(Variable(self.numbers[0]), self.refuse), dict[str, object]()
         for i, t in enumerate(targets):
@@ -540,7 +556,7 @@ class AscendReader:
         with self.inside(own) as made:
             self.body(node.body)
         if core_name in variables_of(expressions_in(made)):
-            raise self.refuse(f"{core_name}, the number of a core, is used in the blocks that all cores share")
+            raise self.refuse(f"the blocks that all cores share use {core_name}, the number of one core")
         self.shared = tuple(made)
         self.add(*made)
 
@@ -751,7 +767,7 @@ def _definition(function: FunctionType) -> ast.FunctionDef:
             lines = [node.lineno, *(d.lineno for d in node.decorator_list)]
             if min(lines) == first:
                 return node
-    raise SpecError(f"{path}:{first}: the text of {function.__name__} is not there")
+    raise SpecError(f"{path}:{first}: the source of {function.__name__} is not available")
 
 
 def _names_of(function: FunctionType) -> dict[str, object]:

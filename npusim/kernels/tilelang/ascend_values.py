@@ -64,7 +64,7 @@ class TracedValue(Scalar):
         return self.combined(">>", self, other)
 
     def __index__(self) -> int:
-        raise self.refuse("a number is known only in a run, and a constant is needed here")
+        raise self.refuse("a constant is needed here, and this number is known only at run time")
 
     def __int__(self) -> int:
         return self.__index__()
@@ -74,7 +74,8 @@ class TracedValue(Scalar):
 
     def __bool__(self) -> bool:
         raise self.refuse(
-            "a condition on a number that is known only in a run has to be that of an if statement in the kernel"
+            "a condition on a number that is known only at run time must be the condition of an if statement in "
+            "the kernel"
         )
 
     __hash__ = None
@@ -85,7 +86,9 @@ class TracedCondition(OpenCondition):
 
     def __init__(self, expression: Expression, refuse: Callable[[str], ProgramError]) -> None:
         def decide(_key: str) -> bool:
-            raise refuse("a condition that is known only in a run has to be that of an if statement in the kernel")
+            raise refuse(
+                "a condition that is known only at run time must be the condition of an if statement in the kernel"
+            )
 
         super().__init__("", decide)
         self.expression, self.refuse = expression, refuse
@@ -187,7 +190,7 @@ class TracedBuffer:
         """Return the elements of a slice, in which all but numbers has to cancel."""
         terms = linear(Applied("-", (end, first)), {})
         if set(terms) - {Literal(1)} or (n := int(terms.get(Literal(1), 0))) < 1:
-            raise self.refuse(f"a slice of {self.tile.name} is empty, or its length is known only in a run")
+            raise self.refuse(f"a slice of {self.tile.name} is empty, or its length is known only at run time")
         return n
 
 
@@ -201,7 +204,7 @@ def expression_of(x: object) -> Expression:
         return Literal(x)
     if isinstance(x, float):
         return Literal(x, "float32")
-    raise TypeError(f"{x!r:.60} is no number")
+    raise TypeError(f"{x!r:.60} is not a number")
 
 
 def moved(first: Expression, by: Expression) -> Expression:

@@ -150,7 +150,7 @@ class AscendWords:
             element = self.read_before(x, target)
             return lambda _axes: element
         if own != wanted:
-            said = f"{part.buffer.name} has {list(part.extent)} elements, and the target {list(shape)}"
+            said = f"{part.buffer.name} has {list(part.extent)} elements, but the target has {list(shape)}"
             raise self.reader.refuse(f"a vector instruction has operands of several shapes: {said}")
         return lambda axes: BufferElement(part.buffer, indices_in(part, axes))
 
@@ -181,26 +181,24 @@ class AscendWords:
     def cross(self, number: object, mode: object, *, is_wait: bool) -> None:
         """Add a flag between the cores of a group."""
         if not isinstance(number, int) or mode != 2:
-            raise self.reader.refuse("a flag between cores needs mode=2, and a number that is known before a run")
+            raise self.reader.refuse("a flag between cores needs mode=2, and a number that is known before the run")
         self.quiet("wait_cross_flag" if is_wait else "set_cross_flag")
         self.add(CrossFlag(number, is_wait, self.reader.line))
 
     def word_use_swizzle(self, panel: object, *more: object, **_: object) -> object:
         """Another order of the blocks, which may be that of a number: the number stays as it is."""
         if isinstance(panel, TracedValue):
-            self.reader.notes[f"{self.reader.line}: T.use_swizzle, an order of the blocks, is not followed"] = None
+            self.reader.notes[f"{self.reader.line}: npusim ignores T.use_swizzle, an order of the blocks"] = None
             return panel
         if more and not isinstance(more[0], str):
             raise self.reader.refuse("T.use_swizzle needs a constant")
-        self.reader.notes[f"{self.reader.line}: T.use_swizzle({panel}) changes the time alone, and is not followed"] = (
-            None
-        )
+        self.reader.notes[f"{self.reader.line}: T.use_swizzle({panel}) changes only the time; npusim ignores it"] = None
         return None
 
     def word_func_attr(self, attributes: Mapping[str, object]) -> None:
         """Attributes of the kernel; one that may change values is refused."""
         if unknown := [n for n in attributes if n not in ("enable_auto_sync", "use_swizzle")]:
-            raise self.reader.refuse(f"T.func_attr: {unknown[0]} is not read")
+            raise self.reader.refuse(f"T.func_attr: npusim has no rule for {unknown[0]}")
 
     def condition(self, x: object) -> TracedCondition | bool:
         """Return an operand as a condition of the kernel, or of the text."""
@@ -248,7 +246,7 @@ class AscendWords:
     ) -> None:
         """A copy; one element stands for the block that begins there, and has the other part's size."""
         if more or isinstance(pad_value, TracedValue):
-            raise self.reader.refuse("T.copy has a pad_value= that is known only in a run")
+            raise self.reader.refuse("T.copy has a pad_value= that is known only at run time")
         if transpose:
             self.tile.transpose(target, source)
             return
@@ -312,8 +310,8 @@ class AscendWords:
         turned = bool(transpose_A), bool(transpose_B)
         (m, k), (l, n) = (s[::-1] if t else s for s, t in zip(shapes, turned, strict=False))
         if k != l or shapes[2] != (m, n):
-            said = f"{m} x {k} and {l} x {n} into {shapes[2][0]} x {shapes[2][1]}"
-            raise self.reader.refuse(f"a product of {said}")
+            said = f"a product of {m} x {k} and {l} x {n} does not fit {shapes[2][0]} x {shapes[2][1]}"
+            raise self.reader.refuse(f"a product of {said} is not supported")
         clears = self.number(bool(init) if isinstance(init, int) else init)
         if parts[0].buffer is parts[1].buffer:
             self.reader.notes[f"{self.reader.line}: {BY_ITSELF}"] = None
@@ -337,10 +335,12 @@ class AscendWords:
     ) -> None:
         """A reduction along an axis."""
         if word not in ("sum", "max", "min"):
-            raise self.reader.refuse(f"npusim has no rule for T.reduce_{word}: it reads sums, maxima and minima")
+            raise self.reader.refuse(
+                f"npusim has no rule for T.reduce_{word}: it has rules for sums, maxima and minima"
+            )
         if len(more) > 1 or real_shape is not None or not isinstance(dim, int):
-            why = f"T.reduce_{word} has real_shape=, or a buffer of its own between its operands: "
-            raise self.reader.refuse(f"{why}npusim reads T.reduce_{word}(source, target, dim, clear=)")
+            why = f"T.reduce_{word} has real_shape=, or a temporary buffer between its operands: "
+            raise self.reader.refuse(f"{why}npusim supports T.reduce_{word}(source, target, dim, clear=)")
         a, b = self.part(source), self.part(target)
         if not -len(a.extent) <= dim < len(a.extent):
             raise self.reader.refuse(f"T.reduce_{word} runs along axis {dim} of a part with {len(a.extent)} axes")
@@ -348,7 +348,8 @@ class AscendWords:
         left = [n for i, n in enumerate(a.extent) if i != axis and n != 1]
         if left != [n for n in b.extent if n != 1]:
             raise self.reader.refuse(
-                f"T.reduce_{word} of {list(a.extent)} along axis {axis} cannot write {list(b.extent)}"
+                f"T.reduce_{word} of {list(a.extent)} along axis {axis} does not have the shape {list(b.extent)} "
+                "of its target"
             )
         self.add(TileReduction(a, b, word, axis, clears, self.reader.line))
 
@@ -412,7 +413,9 @@ class AscendWords:
         """Return the conditions of a buffer of bits, one for each element of a part."""
         found = self._masks.get(x.tile) if isinstance(x, TracedBuffer) else None
         if found is None or found[0].shape != tuple(n for n in of.extent if n != 1):
-            raise self.reader.refuse("T.tile.select needs a mask that a T.tile.compare of as many elements writes")
+            raise self.reader.refuse(
+                "the mask of a T.tile.select must come from a T.tile.compare with as many elements"
+            )
         return found[0]
 
 
@@ -448,7 +451,7 @@ class TileWords:
             axes_of(wide.extent)
         ) != 2:
             raise words.reader.refuse(
-                f"{list(rows.extent)} numbers do not fit the rows of {list(wide.extent)} elements"
+                f"{list(rows.extent)} numbers do not match the rows of {list(wide.extent)} elements"
             )
         words.assign(
             target, lambda axes: Applied(word, (operand(axes), BufferElement(rows.buffer, indices_in(rows, axes[:1]))))
@@ -540,7 +543,9 @@ class TileWords:
 
     def _counted(self, name: str, target: object, count: object) -> None:
         if count != size_of(self._words.part(target)):
-            raise self._words.reader.refuse(f"T.tile.{name} has {count!r} elements, and its target fewer or more")
+            raise self._words.reader.refuse(
+                f"T.tile.{name} has {count!r} elements, but its target has a different number"
+            )
 
     def broadcast(self, target: object, source: object, axis: int | None = None) -> None:
         """Equal rows or columns."""
@@ -554,9 +559,13 @@ class TileWords:
             shapes[1] = [1, *shapes[1]] if is_row else [*shapes[1], 1]
         at = [i for i, (a, b) in enumerate(zip(*shapes, strict=False)) if a != b]
         if len(shapes[0]) != len(shapes[1]) or len(at) != 1 or shapes[1][at[0]] != 1:
-            raise words.reader.refuse(f"T.tile.broadcast of {list(thin.extent)} to {list(wide.extent)}")
+            raise words.reader.refuse(
+                f"T.tile.broadcast from {list(thin.extent)} to {list(wide.extent)} is not supported"
+            )
         if axis is not None and axis != at[0]:
-            raise words.reader.refuse(f"T.tile.broadcast of {list(thin.extent)} to {list(wide.extent)} along {axis}")
+            raise words.reader.refuse(
+                f"T.tile.broadcast from {list(thin.extent)} to {list(wide.extent)} along axis {axis} is not supported"
+            )
 
         def element(axes: tuple[tuple[str, int], ...]) -> Expression:
             kept = [a for i, a in zip([i for i, n in enumerate(shapes[0]) if n != 1], axes, strict=True) if i != at[0]]
@@ -569,7 +578,9 @@ class TileWords:
         words = self._words
         a, b = words.part(source), words.part(target)
         if len(axes_of(a.extent)) != 2 or [n for n in a.extent if n != 1] != [n for n in b.extent if n != 1][::-1]:
-            raise words.reader.refuse(f"T.tile.transpose of {list(a.extent)} elements to {list(b.extent)}")
+            raise words.reader.refuse(
+                f"T.tile.transpose from {list(a.extent)} elements to {list(b.extent)} is not supported"
+            )
         words.assign(target, lambda axes: BufferElement(a.buffer, indices_in(a, axes[::-1])))
 
     def arith_progression(self, target: object, first: object, step: object, count: object) -> None:
@@ -589,9 +600,7 @@ class TileWords:
         """Bits of a comparison."""
         words, part = self._words, self._words.part(a)
         if not isinstance(target, TracedBuffer) or mode not in _COMPARISONS:
-            raise words.reader.refuse(
-                f"T.tile.compare with mode {mode!r} writes a part of a buffer, which is not supported"
-            )
+            raise words.reader.refuse(f"T.tile.compare with mode {mode!r} to a part of a buffer is not supported")
         made = TracedBuffer(words.masked(target, part), "bits", words.reader.refuse)
         self._computed(made, _COMPARISONS[mode], a, b)
 
@@ -599,7 +608,7 @@ class TileWords:
         """Elements of a where bits are set, else of b."""
         words = self._words
         if mode not in _SELECTS:
-            why = f"T.tile.select has the mode {mode!r}, whose bits are not one for each element"
+            why = f"T.tile.select has the mode {mode!r}, which does not have one bit for each element"
             raise words.reader.refuse(f"{why}; allowed: {', '.join(_SELECTS)}")
         bits = TracedBuffer(words.mask(mask, words.part(target)), "bits", words.reader.refuse)
         self._computed(target, "select", bits, a, b)

@@ -43,7 +43,7 @@ from npusim.kernels.tilelang.statements import (
 )
 from npusim.kernels.triton.ttir_text import Line
 
-_PART_OF_HALF = "a statement accesses a part of {name}, a half of a tile on each vector core: access all of its rows"
+_PART_OF_HALF = "a statement accesses a part of {name}, of which each vector core has one half: access all of its rows"
 
 # ---------------------------------------------------------------- one sequence
 
@@ -86,7 +86,7 @@ class _Sequencer:
             made += self.merged(waiting["C"], waiting["V"])
             waiting = {"C": [], "V": []}
             if isinstance(s, CrossFlag):
-                raise refused(s.line, "a flag between cores has to be in a T.Scope")
+                raise refused(s.line, "a flag between cores must be in a T.Scope")
             is_of_both = any(isinstance(x, CoreScope) for x in walked([s]))
             one = self.branch(s) if isinstance(s, Conditional) and is_of_both else s
             made.append(self.loop(s) if isinstance(s, SerialLoop) and is_of_both else one)
@@ -209,16 +209,17 @@ class _Sequencer:
         first, second = ones[0], ones[-1]
         loops = [s for s in ones if isinstance(s, SerialLoop)]
         if stopped is not None and not loops:
-            raise refused(stopped.line, f"wait_cross_flag {stopped.number}: no set_cross_flag comes before it")
+            raise refused(stopped.line, f"wait_cross_flag {stopped.number}: no set_cross_flag precedes it")
         if len(loops) < 2 or not isinstance(first, SerialLoop) or not isinstance(second, SerialLoop):
             raise refused(
                 first.line,
-                "a loop or if has flags between cores, and the other core has no such loop or if; give both cores one",
+                "a loop or if has flags between cores, but the other core has no such loop or if; write it for "
+                "both cores",
             )
         if (first.low, first.high) != (second.low, second.high):
             raise refused(
                 second.line,
-                f"a loop with flags between cores has other bounds than the one of line {first.line.number}",
+                f"a loop with flags between cores has other bounds than the loop in line {first.line.number}",
             )
         renamed = changed(second.body, lambda e: substituted(e, {second.variable: Variable(first.variable)}))
         for core in ("C", "V"):
@@ -280,7 +281,7 @@ class _HalfJoiner:
     def half(self, buffer: TileBuffer, axis: int, line: Line) -> None:
         """Have a tile as a half along an axis."""
         if self.halves.setdefault(buffer, axis) != axis:
-            raise refused(line, f"{buffer.name} is a half of a tile along two axes")
+            raise refused(line, f"{buffer.name} is half of a tile along two axes, which is not supported")
 
     def row_of(self, x: Elementwise) -> str:
         """Return the parallel loop whose elements are those of one vector core; empty where each core has all."""
@@ -306,8 +307,8 @@ class _HalfJoiner:
             return set()
         rows = {n for n, count in names.items() if terms.get(Variable(n)) == 1 and count == number}
         if len(rows) != 1:
-            why = f"{self.vector} is multiplied by another number than the rows of a half; "
-            raise refused(line, f"{why}a vector core has the rows from {self.vector} times their number on")
+            why = f"{self.vector} is not multiplied by the number of rows of a half; "
+            raise refused(line, f"{why}a vector core's rows begin at {self.vector} times that number")
         return rows
 
     def follow(self, s: Statement) -> None:
@@ -329,9 +330,7 @@ class _HalfJoiner:
         if a in self.halves:
             if self.halves[a] == s.axis:
                 raise refused(
-                    s.line,
-                    f"T.reduce_{s.word} runs along the axis of which each vector core has a half; this is not "
-                    "supported",
+                    s.line, f"T.reduce_{s.word} along the axis that is split between the vector cores is not supported"
                 )
             self.half(b, pairs[self.halves[a]], s.line)
         elif b in self.halves:
@@ -363,7 +362,8 @@ class _HalfJoiner:
         if len(rows) > 1:
             raise refused(
                 s.line,
-                "a T.Parallel nest has statements on halves of tiles and on complete tiles; write a nest for each",
+                "a T.Parallel nest has statements on halves of tiles and on complete tiles; write a separate nest "
+                "for each",
             )
         row = next(iter(rows), "")
         axes = tuple((n, 2 * count if n == row else count) for n, count in s.axes)
@@ -399,7 +399,9 @@ class _HalfJoiner:
                     and self.vector not in variables_of([index])
                 ):
                     raise refused(
-                        x.line, f"both vector cores access the same rows of {e.buffer.name}, beside halves of tiles"
+                        x.line,
+                        f"both vector cores access the same rows of {e.buffer.name} in a nest that also "
+                        "accesses halves of tiles",
                     )
         outside = [i for e in elements_of(x) for i in e.indices]
         if self.vector in variables_of([x.value]) - variables_of(outside):
@@ -499,7 +501,10 @@ class _Workspace:
         moved = variables_of(t for index in self.place.first for t, _ in index)
         for s in walked(made):
             if isinstance(s, SerialLoop) and s.variable in moved and self.tile in Exposed(s.body).reads:
-                raise refused(s.line, f"{self.tensor.name} has values of an earlier iteration, at a place that moves")
+                raise refused(
+                    s.line,
+                    f"{self.tensor.name} is read at a position that moves, where it has values of an earlier iteration",
+                )
         return made
 
     def seen(self, e: BufferElement, x: Elementwise | BoundValue) -> None:
@@ -519,8 +524,8 @@ class _Workspace:
             lengths += [axes[n] for n in moving]
         place = _Place(tuple(first), tuple(lengths))
         if self.place.first and self.place != place:
-            why = f"the kernel reads {self.tensor.name} at another place than it writes it at: "
-            raise refused(x.line, f"{why}read and write all of it at one place")
+            why = f"the kernel reads {self.tensor.name} at a different place from where it writes it: "
+            raise refused(x.line, f"{why}read and write all of it at the same place")
         self.place = place
 
     def replaced(self, s: Statement) -> list[Statement]:
@@ -538,7 +543,7 @@ class _Workspace:
             if isinstance(new, Elementwise) and new.buffer is self.tensor:
                 if new.condition is not None or new.is_added:
                     raise refused(
-                        x.line, f"only a part of {self.tensor.name}, which the kernel reads again, is written"
+                        x.line, f"the kernel writes only a part of {self.tensor.name}, and then reads it again"
                     )
                 names = {n for n, _ in new.axes}
                 moving = tuple(Variable(n) for i in new.indices for n in names & variables_of([i]))
@@ -587,7 +592,9 @@ def check_places(body: Sequence[Statement], together: Mapping[TileBuffer, set[Ti
     def read(buffer: TileBuffer, line: Line) -> None:
         if buffer in gone:
             other = gone[buffer].name
-            raise refused(line, f"{buffer.name} is read, whose bytes {other} has overwritten (T.annotate_address)")
+            raise refused(
+                line, f"the kernel reads {buffer.name} after {other} has overwritten its bytes (T.annotate_address)"
+            )
 
     def follow(statements: Iterable[Statement]) -> None:
         for s in statements:

@@ -118,7 +118,7 @@ class _Order:
         ):
             line = next(s.line for s in firsts if s is not None)
             raise refused(
-                line, "the two cores wait for each other's workspaces here: write loops of equal bounds for both"
+                line, "the two cores wait for each other's workspaces here: write loops with equal bounds for both"
             )
         renamed = changed(b.body, lambda e: substituted(e, {b.variable: Variable(a.variable)}))
         at = rest.index(a)

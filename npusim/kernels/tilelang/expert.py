@@ -171,7 +171,8 @@ def walk_program(
         notes |= dict.fromkeys(one.notes)
     if len(loose) == 2:
         raise SpecError(
-            f"{kernel.path}:{loose['C']}: instructions of both cores outside of T.Scope: the compiler parts them"
+            f"{kernel.path}:{loose['C']}: instructions of both cores are outside of T.Scope, where the compiler "
+            "assigns them to a core"
         )
     working = {
         c: i for c, i in cores.items() if any(x.kind == "access" for x in i) or any("cross" in x.kind for x in i)
@@ -183,8 +184,9 @@ def refuse_automatic(kernel: PrimFunc) -> None:
     """Raise `SpecError` where the compiler makes flags that the text does not show."""
     if on := [n for n in _AUTOMATIC if kernel.configurations.get(n)]:
         raise SpecError(
-            f"{kernel.path}:{kernel.line}: {kernel.name} has pass_configs with {', '.join(on)}: the compiler makes its "
-            "flags, and the text does not show them; only explicit flags and barriers (expert mode) are checked"
+            f"{kernel.path}:{kernel.line}: {kernel.name} has pass_configs with {', '.join(on)}: the compiler adds "
+            "the flags, which the source does not show; npusim checks only explicit flags and barriers (expert "
+            "mode)"
         )
 
 
@@ -210,7 +212,7 @@ class _Unknown(Scalar):
 
     def __index__(self) -> int:
         raise SpecError(
-            f"{self._walk.here()}: {self._text} is known to a run only; T.serial accepts it, range does not"
+            f"{self._walk.here()}: {self._text} is known only at run time; T.serial accepts it, range does not"
         )
 
 
@@ -234,7 +236,9 @@ class _Part(Scalar):
     def scalar(self) -> _Unknown:
         """Return the element's value; the scalar unit reads it once."""
         if not self.is_element:
-            raise SpecError(f"{self.walk.here()}: arithmetic of {self.box}: only one element is a scalar")
+            raise SpecError(
+                f"{self.walk.here()}: arithmetic on {self.box} is not supported: only a single element is a scalar"
+            )
         if self._read is None:
             self._read = self.walk.read_scalar(self)
         return self._read
@@ -349,7 +353,7 @@ class _CoreWalk:
         entries = index if isinstance(index, tuple) else (index,)
         if len(entries) > len(buffer.shape):
             raise SpecError(
-                f"{self.here()}: {len(entries)} indices of {buffer.name}, which has {len(buffer.shape)} axes"
+                f"{self.here()}: {len(entries)} indices for {buffer.name}, which has {len(buffer.shape)} axes"
             )
         ranges, is_element, is_exact = list[tuple[int, int]](), len(entries) == len(buffer.shape), True
         for n, entry in zip(buffer.shape, (*entries, *[slice(None)] * (len(buffer.shape) - len(entries))), strict=True):
@@ -357,7 +361,7 @@ class _CoreWalk:
             if isinstance(entry, slice):
                 is_element = False
                 if entry.step not in (None, 1):
-                    raise SpecError(f"{self.here()}: a slice of {buffer.name} with a step")
+                    raise SpecError(f"{self.here()}: a slice of {buffer.name} has a step, which is not supported")
                 low, high = entry.start or 0, n if entry.stop is None else entry.stop
                 is_known = not isinstance(low, Scalar) and not isinstance(high, Scalar)
                 pair = (int(low), int(high)) if is_known else pair
@@ -388,7 +392,7 @@ class _CoreWalk:
             return self._box(x, tuple((0, n) for n in x.shape))
         if isinstance(x, _Part):
             return x.box
-        raise SpecError(f"{self.here()}: an operand {x!r:.60}: a buffer, or a part of one, is needed")
+        raise SpecError(f"{self.here()}: the operand {x!r:.60} must be a buffer or a part of one")
 
     def _block(self, x: object, other: object) -> Box:
         """Return an operand of a copy; one element stands for the block that begins there."""
@@ -434,8 +438,8 @@ class _CoreWalk:
         """Return a word of the language."""
         if name in _COMPILED:
             raise SpecError(
-                f"{self.here()}: {_COMPILED[name]}: the compiler makes its flags, and the text does not show them; "
-                "only explicit flags and barriers (expert mode) are checked"
+                f"{self.here()}: {_COMPILED[name]}: the compiler adds the flags, which the source does not show; "
+                "npusim checks only explicit flags and barriers (expert mode)"
             )
         if name in _SPACES:
             return lambda shape, dtype="float32", *_, **__: self._buffer(
@@ -449,7 +453,7 @@ class _CoreWalk:
             return _Tile(self)
         own = getattr(self, f"word_{name}", None)
         if own is None and name not in PLAIN:
-            raise SpecError(f"{self.here()}: T.{name} is not read; its accesses are unknown")
+            raise SpecError(f"{self.here()}: npusim has no rule for T.{name}; its accesses are unknown")
         return own or PLAIN[name]
 
     def _name_of_target(self) -> str:
@@ -488,12 +492,12 @@ class _CoreWalk:
         """A loop, as it runs; where only a run knows how often, some numbers of iterations."""
         low, high, *step = (0, bounds[0]) if len(bounds) == 1 else bounds
         if isinstance(low, Scalar) or step:
-            raise SpecError(f"{self.here()}: T.serial with a start that only a run knows, or a step")
+            raise SpecError(f"{self.here()}: T.serial has a step, or a start that is known only at run time")
         if isinstance(high, Scalar):
             key = f"iterations of {self.text_of(high)}"
             count = 1 if self.is_muted else LOOP_COUNTS[self.decisions.choose(key, len(LOOP_COUNTS))]
             self.notes.append(
-                f"line {self.line}: a loop of {self.text_of(high)} iterations is walked for {LOOP_COUNTS}"
+                f"line {self.line}: a loop of {self.text_of(high)} iterations is checked for {LOOP_COUNTS}"
             )
             high = operator.index(low) + count  # type: ignore[arg-type]
         numbers = range(operator.index(low), operator.index(high))  # type: ignore[arg-type]
@@ -508,7 +512,9 @@ class _CoreWalk:
 
     def word_use_swizzle(self, *numbers: object, **_: object) -> object:
         """Another order of the blocks: each block's instructions are the same."""
-        self.notes.append("T.use_swizzle: blocks are walked in the grid's order; flags are between cores of one block")
+        self.notes.append(
+            "T.use_swizzle: blocks are checked in the grid's order; flags order only the cores of one block"
+        )
         return numbers[0] if numbers else None
 
     def word_annotate_address(self, addresses: Mapping[Buffer, int]) -> None:
@@ -521,7 +527,7 @@ class _CoreWalk:
         a, b = self._block(source, target), self._block(target, source)
         pipe = _COPIES.get((a.space, b.space))
         if pipe is None:
-            raise SpecError(f"{self.here()}: a copy from {a.space} to {b.space} is not read")
+            raise SpecError(f"{self.here()}: npusim has no rule for a copy from {a.space} to {b.space}")
         self.issue(pipe, "access", "copy", reads=(a,), writes=(b,))
         self._written(target)
 
@@ -574,7 +580,7 @@ class _CoreWalk:
 
     def _id(self, number: object) -> int:
         if isinstance(number, Scalar):
-            raise SpecError(f"{self.here()}: a flag's id {self.text_of(number)} that only a run knows")
+            raise SpecError(f"{self.here()}: the flag's id {self.text_of(number)} is known only at run time")
         return operator.index(number)  # type: ignore[arg-type]
 
     def word_set_flag(self, source: object, target: object, number: object) -> None:
@@ -590,7 +596,7 @@ class _CoreWalk:
     def word_set_cross_flag(self, pipe: object, number: object, mode: int = 2) -> None:
         """A flag for the cores of the other kind."""
         if mode != 2:
-            raise SpecError(f"{self.here()}: set_cross_flag with mode {mode}; mode 2 (C and both V) is read")
+            raise SpecError(f"{self.here()}: set_cross_flag has mode {mode}; allowed: mode 2 (C and both V)")
         i = self._id(number)
         self.issue(self._pipe(pipe), "cross set", f"set_cross_flag {i}", flag=("cross", i))
 
@@ -618,5 +624,5 @@ class _Tile(SimpleNamespace):
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         if name not in _VECTOR:
-            raise SpecError(f"{self._walk.here()}: T.tile.{name} is not read; its accesses are unknown")
+            raise SpecError(f"{self._walk.here()}: npusim has no rule for T.tile.{name}; its accesses are unknown")
         return lambda target, *sources, **_: self._walk._vector(name, target, sources)

@@ -81,7 +81,7 @@ def _check_count(s: MatrixProduct, loops: tuple[SerialLoop, ...]) -> None:
     if len(known) < len(bounds) or depth * math.prod(known) > MOST_PRODUCTS:
         count = f"{depth * math.prod(known):,}" if len(known) == len(bounds) else "an unknown number of"
         raise refused(
-            s.line, f"a sum of {count} products of int8; allowed: {MOST_PRODUCTS:,}, whose sums float32 has exactly"
+            s.line, f"a sum of {count} products of int8; allowed: {MOST_PRODUCTS:,}, whose sum is exact in float32"
         )
 
 

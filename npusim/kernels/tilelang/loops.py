@@ -333,7 +333,7 @@ def tasks_of(body: Sequence[Statement], core: str, cores: int, variable: str) ->
     carried = Exposed(inner).reads & set(written_buffers(inner))
     if carried:
         name = min(b.name for b in carried)
-        raise refused(loop.line, f"{name} has values of the task before, in a loop over the tasks of a core")
+        raise refused(loop.line, f"in a loop over a core's tasks, {name} still has values of the previous task")
     made = changed(inner, lambda e: found.with_task(e, Variable(variable)))
     if {core, loop.variable} & variables_of(expressions_in(made)):
         return None

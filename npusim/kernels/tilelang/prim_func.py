@@ -95,22 +95,25 @@ CONFIGURATIONS = frozenset(
     | {"tl.dynamic_alignment", "tl.debug_merge_shared_memory_allocations", "tl.disable_rng_guard"}
     | {"tl.disable_wgmma", "tl.disable_shuffle_elect", "tir.disable_cse_tir", "tir.enable_equiv_terms_in_cse_tir"}
 )
-_POLICY, _ALONE = "the policy of T.gemm", " changes the time alone, and is not followed"
-_ORDERED = " changes the time and the order of sums on a GPU, and is not followed"
-_MAY_DIFFER = " may change bits of products in 8 bits on a GPU, and is not followed"
+_POLICY, _ALONE = "the policy of T.gemm", " changes only the time; npusim ignores it"
+_ORDERED = " changes the time, and the order of sums on a GPU; npusim ignores it"
+_MAY_DIFFER = " may change the bits of 8-bit products on a GPU; npusim ignores it"
 #: Ends of the notes on layouts, and on the instruction of products.
 _LAYOUTS = tuple(f"{name}{_ALONE}" for name in (TIME_ALONE["layout_map"], TIME_ALONE["parallel_loop_layout"], _POLICY))
 _INSTRUCTION = f"{TIME_ALONE['prefer_instruction']}{_ALONE}"
-_SUMS_NOTE = "the order of the sums of T.reduce_sum and T.cumsum is assumed: on a GPU layouts and threads decide it"
+_SUMS_NOTE = (
+    "the order of additions in T.reduce_sum and T.cumsum is assumed: on a GPU it depends on layouts and threads"
+)
 #: Functions that a compiler of CUDA makes of other instructions than Triton's.
 _OF_LIBRARY = frozenset({"exp", "exp2", "log", "log2", "sigmoid", "tanh", "erf", "sqrt", "rsqrt", "ieee_frcp", "/"})
 _LIBRARY_NOTE = (
-    "exponentials, logarithms, roots and divisions are Triton's instructions; TileLang's compiler calls nvcc's "
-    "functions (expf, logf), whose last bits may differ"
+    "exponentials, logarithms, roots and divisions are computed by Triton's instructions; TileLang's compiler "
+    "calls nvcc's functions (expf, logf), whose last bits may differ"
 )
 _FAST, _UNGUARDED = "tl.enable_fast_math", "tl.disable_safe_memory_legalize"
 _FAST_NOTE = (
-    "fast math: on a GPU its exponentials, roots and divisions are approximate instructions; here each is as without"
+    "fast math: on a GPU its exponentials, roots and divisions are approximate instructions; here they are "
+    "computed as without fast math"
 )
 
 
@@ -189,7 +192,7 @@ class _PrimFuncReader:
         """Return the kernels, one for each ``T.Kernel``; raise `ProgramError` at the line that has no counterpart."""
         for name in sorted(n for n, x in self.configurations.items() if x):
             if name not in CONFIGURATIONS | {_FAST, _UNGUARDED}:
-                raise self.refuse(f"pass_configs: {name} is not read")
+                raise self.refuse(f"pass_configs: npusim ignores {name}")
         if self.configurations.get(_FAST):
             self.note(_FAST_NOTE)
         with refusing(self.line, "a TileLang kernel"):
@@ -210,7 +213,7 @@ class _PrimFuncReader:
             return [x for inner in s.seq for x in self.launches(inner)]
         if kind == "For" and s.thread_binding is not None:
             return [s]
-        raise self.refuse("a statement outside of T.Kernel")
+        raise self.refuse("a statement outside of T.Kernel is not supported")
 
     def kernel(self, node: tirx.For, number: int) -> TileKernel:
         """Return one launch; ``number``: that of several, else 0."""
@@ -234,10 +237,10 @@ class _PrimFuncReader:
         warps = max(1, self.threads // _WARP)
         timed = max(n for n in OPTIONS["num_warps"] if n <= warps)
         if timed * _WARP != self.threads:
-            self.note(f"threads={self.threads}: times are those of {timed * _WARP} threads")
+            self.note(f"threads={self.threads}: the times are those of {timed * _WARP} threads")
         stages = max(1, *self.stages, 1)
         if len(self.stages) > 1:
-            self.note(f"num_stages of loops: {sorted(self.stages)}; times are those of {stages} for all")
+            self.note(f"num_stages of loops: {sorted(self.stages)}; the times are those of {stages} for all loops")
         return {"num_warps": timed, "num_stages": min(stages, max(OPTIONS["num_stages"]))}
 
     def said(self, body: tuple[Statement, ...]) -> list[str]:
@@ -288,7 +291,7 @@ class _PrimFuncReader:
         like = next((b for n, b in self.buffers.items() if n.data.same_as(node.data)), None)
         if like is not None:
             raise self.refuse(
-                f"the kernel accesses {node.name}, a view (T.reshape, T.view) of {like.name}: use {like.name} itself"
+                f"the kernel accesses {node.name}, a view (T.reshape, T.view) of {like.name}: use {like.name} directly"
             )
         if not is_global and str(node.scope()) not in _SCOPES:
             raise self.refuse(f"the kernel has a buffer in {node.scope()}; allowed: {', '.join(sorted(_SCOPES))}")
@@ -344,9 +347,7 @@ class _PrimFuncReader:
         """Read annotations: name those that change the time alone, refuse others."""
         for key in map(str, annotations):
             if key not in TIME_ALONE:
-                raise self.refuse(
-                    f"the kernel has the annotation {key}, which may change values: npusim reads kernels without it"
-                )
+                raise self.refuse(f"the kernel has the annotation {key}, which may change values and is not supported")
             self.note(f"{self.line}: {TIME_ALONE[key]}{_ALONE}")
 
     def bound(self, s: tirx.Bind) -> tuple[Statement, ...]:
@@ -368,7 +369,7 @@ class _PrimFuncReader:
             self.grid[at], self.numbers[at] = self.number(s.extent), name
             return self.statements(s.body)
         if tag:
-            raise self.refuse(f"the kernel has a loop over {tag}: npusim has blocks, not threads")
+            raise self.refuse(f"the kernel has a loop over {tag}: npusim models blocks, not threads")
         if int(s.kind) == _PARALLEL:
             return self.nest(s, name)
         known, line = dict(s.annotations or {}), self.line
@@ -391,7 +392,7 @@ class _PrimFuncReader:
         body = tuple(self.in_nest(inner, tuple(axes), None))
         own = {x.axes for x in body if isinstance(x, Elementwise)}
         if len(own) > 1 or (len(body) > 1 and own - {tuple(axes)}):
-            raise self.refuse("an atomic addition of several neighbours needs a nest of its own")
+            raise self.refuse("an atomic addition of several neighbours needs a separate nest")
         return (ParallelNest(next(iter(own), tuple(axes)), body, line),)
 
     def in_nest(
@@ -547,7 +548,7 @@ class _PrimFuncReader:
             return BufferElement(self.buffer(e.buffer), tuple(self.expression(i) for i in e.indices))
         if kind == "Call":
             return self.function_call(e)
-        raise self.refuse(f"the expression {kind}: {e!s:.80}")
+        raise self.refuse(f"npusim has no rule for the expression {kind}: {e!s:.80}")
 
     def variable(self, e: tirx.Var) -> Expression:
         if e in self.variables:
@@ -573,7 +574,8 @@ class _PrimFuncReader:
             self.note(_LIBRARY_NOTE)
         if word == "fast_rcp":
             raise self.refuse(
-                "T.fast_rcp is an approximate instruction of the GPU and is not supported; write 1 / x, which is exact"
+                "T.fast_rcp, an approximate instruction of the GPU, is not supported; write 1 / x, which is "
+                "correctly rounded"
             )
         if word in _APPROXIMATE:
             self.note(f"{self.line}: T.{word} is an approximate function on a GPU; here it is T.{_RENAMED[word]}")

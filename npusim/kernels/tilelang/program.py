@@ -70,7 +70,7 @@ class SymbolicSize(Silent):
 
     def _known(self) -> int:
         if self._refuses():
-            raise SpecError("T.symbolic: a size that no tensor of the launch has; give it with -a NAME=VALUE")
+            raise SpecError("T.symbolic: no tensor of the launch has this size; set it with -a NAME=VALUE")
         return 1
 
     def __eq__(self, other: object) -> bool:
@@ -443,7 +443,9 @@ def load_program(path: Path, name: str, arguments: Mapping[str, object], languag
     if not isinstance(made, PrimFunc):
         offered = [n for n, x in names.items() if isinstance(x, PrimFunc) or inspect.isfunction(x)]
         listed = ", ".join(n for n in offered if not n.startswith("_"))
-        raise SpecError(f"{path}: {name!r} is no T.prim_func and returns none; functions there: {listed or 'none'}")
+        raise SpecError(
+            f"{path}: {name!r} is not a T.prim_func and returns none; the file's functions: {listed or 'none'}"
+        )
     return made
 
 
@@ -462,7 +464,7 @@ def _called(
         made = function(**own)
     if unknown := [n for n in sizes if n not in numbers or n not in language.asked]:
         listed = ", ".join([*parameters, *(n for n in language.asked if n not in parameters)]) or "none"
-        raise SpecError(f"{path}::{name}: no argument {', '.join(unknown)}; allowed: {listed}")
+        raise SpecError(f"{path}::{name}: there is no argument {', '.join(unknown)}; allowed: {listed}")
     return replace(made, sizes=numbers) if isinstance(made, PrimFunc) else made
 
 
@@ -476,7 +478,7 @@ def argument_values(texts: Sequence[str]) -> dict[str, object]:
     for text in texts:
         name, sign, value = text.partition("=")
         if not sign or not name.isidentifier():
-            raise SpecError(f"-a {text}: write NAME=VALUE, as seq=2048")
+            raise SpecError(f"-a {text}: write NAME=VALUE, for example seq=2048")
         if name in values:
             raise SpecError(f"-a {text}: {name} is given twice")
         try:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 #: The package, and what a program without it is told.
 PACKAGE = "tilelang"
-MISSING = 'TileLang is not installed, whose parser reads its kernels: pip install "npusim[tilelang]"'
+MISSING = 'TileLang is not installed, and the kernels need its parser: pip install "npusim[tilelang]"'
 _SECONDS = 1.0  # of each measurement: all alike
 
 
@@ -210,8 +210,8 @@ def _tuned(recorder: Recorder, tuner: SimpleNamespace) -> SimpleNamespace:
             constants = {n: x for n, x in own.items() if isinstance(x, bool | int | float | str | None)}
             variants.append(_Variant(None, (), {}, constants, said))
     if not any(v.function is not None for v in variants):
-        why = variants[0].refused if variants else "none is given"
-        raise SpecError(f"tilelang.autotune: no configuration is read ({why})")
+        why = variants[0].refused if variants else "it has none"
+        raise SpecError(f"tilelang.autotune: npusim cannot read its configurations ({why})")
     kernel, (config, *_) = RecordedKernel(recorder, tuple(variants)), tuner.configs
     known = {"config": dict(config), "latency": _SECONDS, "ref_latency": _SECONDS, "libcode": ""}
     return SimpleNamespace(kernel=kernel, func=kernel.prim_func, **known)
@@ -246,7 +246,9 @@ class RecordedKernel:
         if len(arguments) == len(self.prim_func.params):  # outputs too, as a tuner gives them
             given = list(range(len(arguments)))
         if len(arguments) != len(given):
-            raise SpecError(f"{name_of(self.prim_func)}: {len(arguments)} arguments for {len(given)} parameters")
+            raise SpecError(
+                f"{name_of(self.prim_func)}: the launch has {len(arguments)} arguments for {len(given)} parameters"
+            )
         by_number = dict(zip(given, arguments, strict=True))
         sizes = sizes_of(self.prim_func, {i: getattr(x, "shape", x) for i, x in by_number.items()})
         try:
@@ -266,8 +268,8 @@ class RecordedKernel:
         outputs = {names[i] for i in self._outputs}
         inputs = names if outputs & named.keys() else [n for n in names if n not in outputs]
         if wrong := [n for n in named if n not in inputs[count:]]:
-            why = f"{name_of(function)}: {wrong[0]} is no parameter that is left to give by name"
-            raise SpecError(f"{why}; those are {', '.join(inputs[count:]) or 'none'}")
+            why = f"{name_of(function)}: {wrong[0]} cannot be passed by name"
+            raise SpecError(f"{why}; allowed: {', '.join(inputs[count:]) or 'none'}")
         return [named[n] for n in inputs[count:] if n in named]
 
     def _add_refused(self, why: str) -> None:
@@ -340,7 +342,7 @@ class RecordedKernel:
 
     def get_kernel_source(self, *_: object, **__: object) -> str:
         """Return a comment: no compiler made code."""
-        return f"// {name_of(self.prim_func)} is recorded by npusim; no code is made"
+        return f"// npusim has recorded {name_of(self.prim_func)}; it generates no code"
 
 
 class _Clock:
@@ -376,7 +378,7 @@ def _configuration(variant: _Variant, kernels: list[TileKernel] | str, number: i
     """Return the record of one launch of a variant."""
     constants = variant.constants
     if not isinstance(kernels, str) and number >= len(kernels):
-        kernels = f"this configuration has {len(kernels)} launches, and the first has more"
+        kernels = f"this configuration has {len(kernels)} launches, and the first configuration has more"
     if isinstance(kernels, str):
         return CallConfiguration("", (1,), {}, constants, kernels)
     kernel = kernels[number]
@@ -398,12 +400,12 @@ def _empty(p: TileBuffer | tuple[str, str]) -> torch.Tensor | int:
 def difference(p: TileBuffer | tuple[str, str], x: object) -> str:
     """Return how an argument differs from its parameter; empty where it does not."""
     if not isinstance(p, TileBuffer):
-        return "a number is needed" if isinstance(x, Argument) else ""
+        return "must be a number" if isinstance(x, Argument) else ""
     if not isinstance(x, Argument):
         return f"a tensor is needed, got {x!r}"
     if TYPES.get(x.fmt) != TYPES[p.fmt]:
-        return f"a tensor of {x.fmt}; the kernel takes {p.fmt}"
+        return f"a tensor of {x.fmt}; the kernel needs {p.fmt}"
     if x.shape != p.shape:
-        return f"a tensor of shape {list(x.shape)}; the kernel takes {list(p.shape)}"
+        return f"a tensor of shape {list(x.shape)}; the kernel needs {list(p.shape)}"
     pairs = zip(x.shape, x.strides, p.strides, strict=True)
-    return "" if all(a == b for n, a, b in pairs if n > 1) else f"strides {x.strides}; the kernel takes {p.strides}"
+    return "" if all(a == b for n, a, b in pairs if n > 1) else f"strides {x.strides}; the kernel needs {p.strides}"

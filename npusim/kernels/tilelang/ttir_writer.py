@@ -63,7 +63,7 @@ FUNCTIONS: Mapping[str, str] = MappingProxyType(
     | {"rint": "math.roundeven", "floor": "math.floor", "ceil": "math.ceil"}
 )
 #: Note of a product of a tile by itself.
-BY_ITSELF = "a product of a tile by itself reads its tensor twice here: times have both copies"
+BY_ITSELF = "here a product of a tile with itself loads its tensor twice, and the time includes both loads"
 #: Functions whose results are whole numbers.
 _TO_WHOLE = frozenset({"rint", "floor", "ceil"})
 #: An addition of floats to elements of a tensor.
@@ -259,7 +259,7 @@ class _Writer:
             return v if v.fmt == fmt else replace(v, fmt=fmt)
         if v.number is not None and not (fmt in FLOATS and v.fmt in FLOATS and FLOATS[fmt] < FLOATS[v.fmt]):
             if v.fmt in FLOATS and fmt not in FLOATS and fmt != "bool" and not is_within(v.number, fmt):
-                raise refused(self.line, f"{v.number} is no number of {fmt}")
+                raise refused(self.line, f"{v.number} is not representable in {fmt}")
             return self.constant(v.number, v.shape, fmt)
         to, rounding = type_of(v.shape, fmt), ""
         if v.fmt in FLOATS and fmt in FLOATS:
@@ -292,7 +292,7 @@ class _Writer:
             if e.name in self.numbers:
                 return self.numbers[e.name]
             if e.name not in self.values:
-                raise refused(self.line, f"{e.name} is a thread's number; npusim has blocks, not threads")
+                raise refused(self.line, f"{e.name} is a thread's number; npusim models blocks, not threads")
             return self.values[e.name]
         if isinstance(e, BufferElement):
             return self.loaded(e) if e.buffer.is_global else self.element(e)
@@ -487,12 +487,12 @@ class _Writer:
         for d in e.buffer.dims:
             index = e.indices[d]
             if not isinstance(index, Variable) or index.name not in names:
-                return f"its index {d} is no parallel loop's"
+                return f"its index {d} is not the variable of a parallel loop"
             found.append(names.index(index.name))
             length, limit = self.axes[found[-1]][1], self.limits[index.name]
             have = self.shape_of(e.buffer)[e.buffer.dims.index(d)]
             if length != have and (limit != e.buffer.shape[d] or is_read):
-                return f"{limit} of {e.buffer.shape[d]} elements of axis {d}"
+                return f"{limit} of the {e.buffer.shape[d]} elements of axis {d}"
         return found if len(set(found)) == len(found) else "its diagonal"
 
     def element(self, e: BufferElement) -> TileValue:
@@ -505,8 +505,8 @@ class _Writer:
         if isinstance(at, str):
             raise refused(
                 self.line,
-                f"a part of the tile {e.buffer.name} is read ({at}), and the tile is not computed from tensors alone, "
-                "element by element; this is not supported",
+                f"the kernel reads a part of the tile {e.buffer.name} ({at}), which is supported only if the tile "
+                "is computed from tensors alone, element by element",
             )
         if at != sorted(at):
             v = self.transposed(v, [at.index(i) for i in sorted(at)])
@@ -596,7 +596,9 @@ class _Writer:
                 self.reduction(s)
             else:
                 raise refused(
-                    s.line, "statements of one core, or a flag between cores, are not supported in a kernel of tiles"
+                    s.line,
+                    "statements of one core, or a flag between cores, are not supported in a kernel that "
+                    "describes whole tiles",
                 )
 
     def bound(self, s: BoundValue) -> None:
@@ -663,14 +665,14 @@ class _Writer:
                 )
             if x.buffer.is_global and v.shape and v.shape[i] > 1:
                 raise refused(
-                    self.line, f"elements of a loop that {x.buffer.name} has no axis for are written to one place"
+                    self.line, f"a loop for which {x.buffer.name} has no axis writes all its elements to one place"
                 )
 
     def elementwise(self, x: Elementwise) -> None:
         target, v = BufferElement(x.buffer, x.indices), self.value(x.value)
         self.once(x, v)
         if x.is_added and (not x.buffer.is_global or x.buffer.fmt not in FLOATS):
-            raise refused(x.line, f"an atomic addition needs a tensor of floats; {x.buffer.name} is none")
+            raise refused(x.line, f"an atomic addition needs a tensor of floats, which {x.buffer.name} is not")
         if x.buffer.is_global:
             shape = tuple(n for _, n in self.axes)
             v, pointers = self.widened(self.cast(v, x.buffer.fmt), shape), self.pointers(target, shape)
@@ -685,7 +687,9 @@ class _Writer:
             return
         at, origin = self.axes_of(target, is_read=False), self.origin(x)
         if isinstance(at, str):
-            raise refused(self.line, f"only a part of the tile {x.buffer.name} is written ({at}); write all of it")
+            raise refused(
+                self.line, f"the kernel writes only a part of the tile {x.buffer.name} ({at}); write all of it"
+            )
         if x.condition is not None:
             condition, old = self.value(x.condition), self.element(target)
             condition, v, old = self.alike(condition, self.cast(v, x.buffer.fmt), old)
@@ -694,7 +698,7 @@ class _Writer:
         full = tuple(n if i in at else 1 for i, (_, n) in enumerate(self.axes))
         if v.shape and any(have not in (1, n) for have, n in zip(v.shape, full, strict=True)):
             raise refused(
-                self.line, f"elements of a loop that {x.buffer.name} has no axis for are written to one place"
+                self.line, f"a loop for which {x.buffer.name} has no axis writes all its elements to one place"
             )
         v = self.cast(v, x.buffer.fmt)
         v = self.widened(v, full) if v.shape or not x.buffer.block else v
@@ -709,16 +713,18 @@ class _Writer:
         for x in (s.a, s.b, s.c):
             if not x.is_whole or self.shape_of(x.buffer) != x.buffer.block:
                 raise refused(
-                    s.line, f"T.gemm reads or writes only a part of the tile {x.buffer.name}; give it the whole tile"
+                    s.line, f"T.gemm reads or writes only a part of the tile {x.buffer.name}; use the whole tile"
                 )
         sources = self.tile(s.a.buffer), self.second(s.b.buffer) if s.b.buffer is s.a.buffer else self.tile(s.b.buffer)
         a, b = (self.transposed(v) if t else v for v, t in zip(sources, s.transposes, strict=True))
         shape = s.c.buffer.block
         if (len(a.shape), len(b.shape), len(shape)) != (2, 2, 2):
-            raise refused(s.line, "T.gemm of other than matrices")
+            raise refused(s.line, "T.gemm needs matrices")
         if not isinstance(s.clears, Literal):
             raise refused(
-                s.line, "clear_accum depends on a value; write True, False, or k == the first number of the loop"
+                s.line,
+                "clear_accum depends on a value; write True, False, or a comparison of the loop's "
+                "variable with its first value",
             )
         start = before = self.constant(0, shape, s.c.buffer.fmt) if s.clears.value else self.tile(s.c.buffer)
         is_of_integers = a.fmt not in FLOATS and start.fmt in FLOATS  # a sum over a loop, in float32
@@ -750,14 +756,14 @@ class _Writer:
     def reduction(self, s: TileReduction) -> None:
         if not s.source.is_whole or not s.target.is_whole or self.shape_of(s.source.buffer) != s.source.buffer.block:
             raise refused(
-                s.line, f"a reduction reads only a part of the tile {s.source.buffer.name}; give it the whole tile"
+                s.line, f"a reduction reads only a part of the tile {s.source.buffer.name}; use the whole tile"
             )
         x, buffer, word = self.tile(s.source.buffer), s.source.buffer, s.word
         if s.axis not in buffer.dims:
             raise refused(s.line, f"a reduction runs along axis {s.axis} of {buffer.name}, which has one element")
         at = buffer.dims.index(s.axis)
         if word.removeprefix("abs") not in _NEUTRAL or x.fmt not in FLOATS or s.target.buffer.fmt not in FLOATS:
-            raise refused(s.line, f"T.reduce_{s.word} of {x.fmt} to {s.target.buffer.fmt}")
+            raise refused(s.line, f"T.reduce_{s.word} from {x.fmt} to {s.target.buffer.fmt} is not supported")
         x = x if s.cumulates else self.cast(x, s.target.buffer.fmt)  # a sum has the format of its target
         if word.startswith("abs"):
             x, word = self.op(f"math.absf %{x.name} : {x.type}", x.shape, x.fmt), word.removeprefix("abs")
@@ -856,7 +862,8 @@ class _Writer:
         for b, v in zip(buffers, values, strict=True):
             if v.shape != b.block:
                 raise refused(
-                    self.line, f"{b.name} is the first part of a tile before the loop or if, and a whole tile after it"
+                    self.line,
+                    f"{b.name} is only the first part of a tile before the loop or if, and a whole tile after it",
                 )
         self.put(f"scf.yield {', '.join(f'%{v.name}' for v in values)} : {kinds}" if values else "scf.yield")
 
@@ -963,8 +970,8 @@ def refuse_races(s: ParallelNest) -> None:
                 if not _are_alike_or_apart(pairs, names):
                     raise refused(
                         x.line,
-                        f"an iteration of parallel loops reads an element of {e.buffer.name} that another iteration "
-                        "may write, in no defined order; write another tile",
+                        f"an iteration of parallel loops reads an element of {e.buffer.name} that another "
+                        "iteration may write, in an undefined order; write to another tile",
                     )
 
 

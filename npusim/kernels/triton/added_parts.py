@@ -97,15 +97,15 @@ def parts_apart(function: Function, arguments: Mapping[str, Any], count: int) ->
     atomics = [o for o in every if o.name.startswith("tt.atomic")]
     line, read_names = atomics[0].line, {n for o in every for n in o.operands}
     if any(not o.text.startswith(_ADDS) or read_names.intersection(o.results) for o in atomics):
-        why = "atomics other than tl.atomic_add of floats, and uses of the old value that it returns, are not supported"
-        raise atomics[0].fail(f"{why}; let each program store its part")
+        why = "the only supported atomic is tl.atomic_add of floats, and no use of the old value that it returns"
+        raise atomics[0].fail(f"{why}; store each program's part, and add the parts in a second kernel")
     sources = sources_of(function.operations)
     roots = set[str]().union(*(roots_of(o.operands[0], sources) for o in atomics))
     accessed = {r for o in every if o.name in ("tt.load", "tt.store") for r in roots_of(o.operands[0], sources)}
     (root, *more), view = sorted(roots), arguments.get(min(roots))
     if more or not isinstance(view, View) or roots & accessed or len(atomics) > 1:
-        why = "only one tl.atomic_add of a kernel is supported, to a tensor that the kernel neither loads nor stores"
-        raise atomics[0].fail(f"{why}; write a kernel for each")
+        why = "a kernel may have only one tl.atomic_add, to a tensor that it neither loads nor stores"
+        raise atomics[0].fail(f"{why}; write a separate kernel for each")
     span = prod(view.sizes)
     if tuple(view.by) != tuple(prod(view.sizes[i + 1 :]) for i in range(len(view.sizes))):
         raise atomics[0].fail(f"{root}: tl.atomic_add to a tensor that is not contiguous is not supported")
@@ -143,7 +143,7 @@ def parts_apart(function: Function, arguments: Mapping[str, Any], count: int) ->
     )
     if any(o in ends for o in rest):
         raise atomics[0].fail(
-            "a tl.atomic_add and a store in the same branch or loop are not supported; write a kernel for each"
+            "a tl.atomic_add and a store in the same branch or loop are not supported; write a separate kernel for each"
         )
     before = function._replace(parameters={**function.parameters, **kinds}, operations=needed_by(parts, ends))
     others = function._replace(operations=needed_by(parts, rest)) if rest else None
@@ -194,5 +194,5 @@ def part_of(op: Op, base: Affine, pointer: Affine, view: View) -> Affine:
     part[order] = np.arange(len(kinds)) - first
     count, span = int(part.max()) + 1, op.number("span")
     if count != view.parts:
-        raise PartsError(f"{op.line}: {count} programs add to one element", count)
+        raise PartsError(f"{op.line}: up to {count} programs add to the same element", count)
     return replace(base, base=base.base + part[:, None] * span)

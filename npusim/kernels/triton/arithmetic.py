@@ -95,7 +95,10 @@ NUMBERS: Mapping[str, Callable[..., Any]] = MappingProxyType(
 PRECISIONS: Mapping[str, str] = MappingProxyType(
     {
         "tf32": "factors of float32 are multiplied as TF32, without their low 13 bits",
-        "ieee": "float32 is multiplied by lanes (fma, ascending k), and no tensor core; their loads are not counted",
+        "ieee": (
+            "products of float32 run in the lanes (fma, in order of k), not on a tensor core; the time leaves "
+            "out loading their factors"
+        ),
     }
 )
 #: How masks are joined.
@@ -238,7 +241,7 @@ class Arithmetic(Draft, ABC):
 
     def _tt_trans(self, op: Op, x: Known) -> None:
         if not isinstance(x, Floats):
-            raise op.fail("a transposed block of integers")
+            raise op.fail("transposing a block of integers")
         self._set(op, replace(x, axes=x.axes[::-1], is_transposed=not x.is_transposed))
 
     def _tt_addptr(self, op: Op, pointer: Affine, offset: Known) -> None:
@@ -250,7 +253,8 @@ class Arithmetic(Draft, ABC):
         shape, before = shape_of(op.type)[0], shape_of(op.text.partition(" : ")[2].partition(" -> ")[0])[0]
         if [n for n in shape if n > 1] != [n for n in before if n > 1]:
             raise op.fail(
-                f"a block of {_times(before)} as one of {_times(shape)}: only axes of 1 may be added or removed"
+                f"a block of {_times(before)} cannot be reshaped to {_times(shape)}: a reshape may only add or "
+                "remove axes of size 1"
             )
 
         def how(axes: Any, none: Any) -> Any:
@@ -263,7 +267,7 @@ class Arithmetic(Draft, ABC):
         if isinstance(x, Affine):
             return compared(op, "ne", x, constant(0, x.shape))
         if isinstance(x, Elements):
-            raise op.fail(f"{x.why}; such integers can be neither loop bounds nor decide a branch")
+            raise op.fail(f"{x.why}; such an integer can neither bound a loop nor decide a branch")
         if not isinstance(x, Condition):
             raise op.fail(
                 "a mask, bound or branch depends on computed values; only comparisons of sizes and indices are read"
@@ -418,9 +422,9 @@ class Arithmetic(Draft, ABC):
             does = (
                 "a division by 0"
                 if name in DIVISIONS
-                else f"a shift of an integer of {a.bits} bits by {a.bits} or more"
+                else f"a shift of an integer of {a.bits} bits by {a.bits} bits or more"
             )
-            raise op.fail(f"{op.name}: {self.program(number)}: {does}, which has no defined result")
+            raise op.fail(f"{op.name}: {self.program(number)}: {does}, and the result is undefined")
 
     def _said_to_wrap(self, op: Op, x: Affine, wraps: Any) -> Affine:
         """Return integers with the place at which one is beyond its type, where a program reads it."""
@@ -428,7 +432,7 @@ class Arithmetic(Draft, ABC):
         if not np.any(wraps):
             return x
         number = int(np.flatnonzero(wraps.any(1))[0])
-        why = f"{op.line}: {op.name}: an integer of {x.bits} bits with a sign overflows in {self.program(number)}"
+        why = f"{op.line}: {op.name}: a signed integer of {x.bits} bits overflows in {self.program(number)}"
         return replace(x, overflow=f"{why} and wraps")
 
     def _resized(self, op: Op, x: Known) -> None:
@@ -569,9 +573,7 @@ class Arithmetic(Draft, ABC):
         """Write a choice between two values by a mask of values."""
         blocks = [x for x in (a, b) if isinstance(x, Floats)]
         if not all(isinstance(x, Floats | Number) for x in (a, b)):
-            raise op.fail(
-                "tl.where whose mask compares values chooses between other than floats, which is not supported"
-            )
+            raise op.fail("a tl.where whose mask compares values may choose only between floats")
         fmt = shape_of(op.type.rpartition(", ")[2])[1]
         text = f"where({mask.of.text}, {self.text(a)}, {self.text(b)}"
         text += ")" if blocks else f", {self.choices.fmt(fmt)!r})"
@@ -669,7 +671,7 @@ class Arithmetic(Draft, ABC):
     def _tt_extern_elementwise(self, op: Op, *x: Known) -> None:
         symbol = re.findall(r'symbol = "(\w*)"', op.text)[0]
         if symbol in _LOG2_UNIT and self.choices.forms.get(symbol):
-            why = "lg2.approx, of which only the error is documented, has the bits of a correctly rounded one here"
+            why = "only the error of lg2.approx is documented; npusim computes a correctly rounded logarithm"
             self.notes.append(f"{op.line}: {why}")
         if symbol not in LIBDEVICE:
             raise op.fail(f"the libdevice function {symbol} is not supported; allowed: {', '.join(sorted(LIBDEVICE))}")
@@ -692,7 +694,10 @@ class Arithmetic(Draft, ABC):
         if not isinstance(x, Floats) or x.fmt not in ("f32", "f64"):
             raise op.fail(f"{name} supports a block of float32 only")
         pad = None if x.pad is None else float(function(x.pad)) if math.isfinite(x.pad) else x.pad
-        self.notes.append(f"{op.line}: {name.partition('.')[2]}: timed as the sums and comparisons that give its bits")
+        self.notes.append(
+            f"{op.line}: {name.partition('.')[2]}: the time is that of the additions and comparisons "
+            "that npusim uses for its bits"
+        )
         x = self._named(op, x)
         assert isinstance(x, Floats)
         plain = replace(x, pad=None, factors=None, narrow=None, is_low=False)
@@ -732,7 +737,9 @@ class Arithmetic(Draft, ABC):
             self._set(op, Number(math.nan, f"{walked}.index", is_known=False))
             return
         if np.ptp(x.base):
-            in_loop = " or that a loop does not count from 0 in steps of 1" if x.base.shape[1] > 1 else ""
+            in_loop = (
+                " or that comes from a loop that does not count from 0 in steps of 1" if x.base.shape[1] > 1 else ""
+            )
             raise op.fail(f"converting to float an index that differs between programs{in_loop} is not supported")
         value = _rounded(float(x.base.flat[0]), shape_of(op.type)[1])
         self._set(op, Number(value, literal(value)))
@@ -740,8 +747,8 @@ class Arithmetic(Draft, ABC):
     def _tt_reduce(self, op: Op, x: Known, *others: Known) -> None:
         if others:
             raise op.fail(
-                "a reduction of several blocks at once (as tl.argmax, tl.argmin) is not supported here; use "
-                "tl.sum, tl.max or tl.min"
+                "a reduction over several blocks at once (such as tl.argmax or tl.argmin) is not supported here; "
+                "use tl.sum, tl.max or tl.min"
             )
         inner = [o.name for o in op.body]
         if inner[:1] and inner[0] in _MINIMA and len(inner) == 2 and isinstance(x, Floats):
@@ -764,8 +771,7 @@ class Arithmetic(Draft, ABC):
             length = _reduced_length(op)
             if length > 1 and kind == "sum":
                 raise op.fail(
-                    "tl.sum adds one value over and over along an axis of equal elements; multiply it by the length "
-                    "instead"
+                    "tl.sum runs along an axis whose elements are all equal; multiply the value by the length instead"
                 )
             factors = x.factors if length == 1 else None
             self._set(op, replace(x, axes=(*x.axes[:at], *x.axes[at + 1 :]), factors=factors))
@@ -779,7 +785,7 @@ class Arithmetic(Draft, ABC):
             text = f"{one}.sum({how!r}, times={other})"
             self._note_halves(op, how)
         elif self._sums_products(op, x.place):
-            why = "compiled code contracts the products of this sum (fma), and its bits differ"
+            why = "compiled code fuses the products of this sum with its additions (fma), so its bits differ"
             self.notes.append(f"{op.line}: {why}: here each product is rounded before it is added")
         text = text if floor is None else _written(f"maximum {nan}".strip(), text, literal(floor))  # of hidden lanes
         self._bind(op, Floats(text, x.axes[:-1], x.fmt))
@@ -793,8 +799,11 @@ class Arithmetic(Draft, ABC):
             waiting += [o.results[0] for o in readers]
             if any(o.name in ("tt.splat", "tt.broadcast") for o in readers):
                 half = int(lanes[1]) // 2
-                why = f"in compiled code columns from {half} on read another sum, whose last bits may differ: each lane"
-                why += " rounds the products of the other half alone (fma); here all read that of the first columns"
+                why = f"in compiled code, columns {half} and up use another sum, whose last bits may differ: each lane"
+                why += (
+                    " rounds the products of the other half alone (fma); here, all columns use the sum of the "
+                    "first columns"
+                )
                 self.notes.append(f"{op.line}: {why}")
                 return
 
@@ -803,8 +812,8 @@ class Arithmetic(Draft, ABC):
         at = op.number("axis")
         if not (is_extremum or (is_sum and x.is_known and x.value == 0)):
             raise op.fail(
-                "a sum or product of a block that has one number in all elements is not supported; multiply the "
-                "number instead"
+                "a sum or product over a block whose elements are all the same number is not supported; multiply "
+                "the number instead"
             )
         self._set(op, replace(x, shape=(*x.shape[:at], *x.shape[at + 1 :])))
 
@@ -844,8 +853,8 @@ class Arithmetic(Draft, ABC):
             axis = x.axes[1 if op.name == "tt.dot" else op.number("axis")]
             if self._is_cut(axis) and x.pad != neutral and not (x.is_low and kind != "sum"):
                 why = (
-                    f"a {kind} runs along an axis that is masked in another block, which is combined with this one "
-                    "later"
+                    f"a {kind} runs along an axis that a mask cuts in another block, and the kernel combines the "
+                    "two blocks later"
                 )
                 raise op.fail(f"{why}; mask this block too, with other={-neutral if kind == 'min' else neutral}")
 
@@ -901,7 +910,7 @@ class Arithmetic(Draft, ABC):
         order = self.choices.orders.get(op.place, UNKNOWN) if self.choices.orders else ""
         lanes = re.match(r"(?:lanes|trees)_1x(\d+)", order)
         if order and not (lanes and int(lanes[1]) >= min(WARP, shape_of(op.type)[0][-1])):
-            how = f"the compiled code's is {order}; here each lane of {WARP} has one element"
+            how = f"compiled code uses {order}; here each of {WARP} lanes has one element"
             self.notes.append(f"{op.line}: the order of these cumulative sums is assumed: {how}")
         self._bind(op, Floats(f"{self.text(x)}.cumsum()", x.axes, x.fmt))
 
@@ -928,7 +937,9 @@ class Arithmetic(Draft, ABC):
 
     def _tt_dot(self, op: Op, a: Known, b: Known, c: Known) -> None:
         if isinstance(a, Floats) and isinstance(b, Identity) and isinstance(c, Number) and not c.value:
-            self.notes.append(f"{op.line}: a product with an identity is its other factor; its time is not counted")
+            self.notes.append(
+                f"{op.line}: a product with an identity matrix equals the other factor; its time is not counted"
+            )
             fmt = shape_of(op.type)[1]
             self._set(op, Floats(f"{self.text(a)}.to({self.choices.fmt(fmt)!r})", a.axes, fmt, a.pad, narrow=a))
             return
@@ -945,8 +956,8 @@ class Arithmetic(Draft, ABC):
         self._refuse_anew(op, a.axes[1])
         if self.root(a.axes[0]) == self.root(b.axes[1]) is not None:
             raise op.fail(
-                "the rows and columns of a tl.dot are the same axis; load its second factor through a pointer of "
-                "its own"
+                "the rows and the columns of a tl.dot's result are the same axis; load its second factor through "
+                "a pointer of its own"
             )
         fmt, text = shape_of(op.type)[1], " @ ".join(x.text + ".T" * x.is_transposed for x in (a, b))
         self.sums_by_format.add((a.fmt, fmt))
@@ -985,7 +996,7 @@ class Arithmetic(Draft, ABC):
         self.hidden.relied.add(along)
         if not is_right:
             why = "a tl.dot sums along an axis that a mask cuts"
-            why += ", where it multiplies 0 by a number that is not finite" if 0.0 in pads else ""
+            why += ", and there it multiplies 0 by Inf or NaN" if 0.0 in pads else ""
             raise op.fail(f"{why}; write other=0.0 in the tl.load of one of its factors")
 
     def _check_precision(self, op: Op, fmt: str) -> None:
@@ -995,7 +1006,7 @@ class Arithmetic(Draft, ABC):
         stated = re.search(r"inputPrecision = (\w+)", op.text)
         how = stated[1] if stated else "ieee"
         if how not in PRECISIONS:
-            why = "which takes several products on the matrix unit and is not supported; use 'tf32' or 'ieee'"
+            why = "which needs several products on the matrix unit and is not supported; use 'tf32' or 'ieee'"
             raise op.fail(f"a tl.dot of float32 has input_precision={how!r}, {why}")
         self.precision = self.precision or how
         if how != self.precision:
@@ -1007,7 +1018,7 @@ class Arithmetic(Draft, ABC):
         """Return a factor of FP8 as one of float16 where the matrix unit multiplies no FP8."""
         if not self.choices.is_widened(x.fmt):
             return x
-        why = "the matrix unit multiplies no FP8: factors become float16, which has the same numbers"
+        why = "the matrix unit does not multiply FP8: the factors are converted to float16 without rounding"
         if not any(n.endswith(why) for n in self.notes):
             self.notes.append(f"{op.line}: {why}")
         name = self._unique(f"{x.text}_wide")
@@ -1084,7 +1095,7 @@ class Arithmetic(Draft, ABC):
         """Return whether a number hides scores; such a one that is not -inf is named."""
         is_low = -math.inf < b.value <= LOW
         if is_low:
-            self.notes.append(f"{op.line}: {b.value:g} is so low that masked keys have the weight 0")
+            self.notes.append(f"{op.line}: masked scores are {b.value:g}, so low that their weights are 0")
             self.hides_by_numbers = True
         return is_low
 
@@ -1113,7 +1124,10 @@ class Arithmetic(Draft, ABC):
         is_first = len(mask.every) == 1 and relation == "eq" and not any(d.steps) and d.base.shape[1] > 1
         if is_first and isinstance(b, Floats) and not d.base[:, 0].any() and d.base[:, 1:].all():
             self._refuse_other_first(op)
-            self.notes.append(f"{op.line}: the choice for the first tile equals that of the loop's start values")
+            self.notes.append(
+                f"{op.line}: the tl.where that treats the first tile differently has the same result "
+                "as the loop's start values"
+            )
             self._bind(op, b)
             return
         if isinstance(a, Number) and isinstance(b, Floats):
@@ -1325,8 +1339,7 @@ class Arithmetic(Draft, ABC):
         """
         if values.shape[1] > 1:
             raise op.fail(
-                "masks or indices that change with the iterations of a loop are not supported as data, only "
-                "outside of loops"
+                "masks or indices that change from one iteration of a loop to the next cannot be used as data"
             )
         is_by_program = bool(np.any(values != values[:1]))
         matrix = np.broadcast_to(values, (len(self.ids), *values.shape[1:]))[:, 0] if is_by_program else values[0, 0]
@@ -1341,8 +1354,12 @@ class Arithmetic(Draft, ABC):
                 return one  # a block stands for all of the same elements
         made = Floats(name, own, fmt)
         self.seen[name] = KnownBlock(made, np.asarray(matrix), op.line, is_by_program)
-        what = "a block that is read, another one in each program" if is_by_program else "a block that is read"
-        self.notes.append(f"{op.line}: what is known of indices outside of a loop is {what}")
+        what = (
+            "a tensor that each program reads its own block of"
+            if is_by_program
+            else ("a tensor that the program reads")
+        )
+        self.notes.append(f"{op.line}: the kernel uses indices as data outside of a loop; npusim treats them as {what}")
         return made
 
     def _fixed_choice(self, op: Op, mask: Condition | Elements, a: Known, b: Known) -> None:
@@ -1350,8 +1367,8 @@ class Arithmetic(Draft, ABC):
         values = [x for x in (a, b) if isinstance(x, Floats)]
         if self._walk is not None or not all(isinstance(x, Floats | Number) for x in (a, b)):
             raise op.fail(
-                "in a loop, tl.where by a mask of indices cannot choose between two blocks, and elsewhere it "
-                "chooses floats only"
+                "a tl.where with a mask of indices cannot choose between two blocks in a loop, and outside of "
+                "loops it may choose only floats"
             )
         fmt, name = shape_of(op.type.rpartition(", ")[2])[1], self._unique("seen")
         like = self._joined(*values) if values else ()

@@ -157,9 +157,9 @@ class Calls(list[Call]):
         """
         path = Path(path)
         if path.suffix != SUFFIX:
-            raise SpecError(f"{path}: a file of calls ends with {SUFFIX}")
+            raise SpecError(f"{path}: the name of a file of calls must end with {SUFFIX}")
         if not self:
-            raise SpecError(f"{path}: no launch of a kernel was recorded")
+            raise SpecError(f"{path}: the file has no recorded launch")
         path.write_bytes(_packed(self))
         return path
 
@@ -175,9 +175,12 @@ def call_of(schedule: str) -> Call:
     if not number and len(calls) == 1:
         number = "0"
     if not number:
-        raise SpecError(f"{path} has {len(calls)} calls; name one of them (run takes them all, in sequence): {listed}")
+        raise SpecError(
+            f"{path} has {len(calls)} calls; name one of them (`npusim run` accepts the file and runs "
+            f"all of them in sequence): {listed}"
+        )
     if not number.isascii() or not number.isdigit() or int(number) >= len(calls):
-        raise SpecError(f"{path}: no call {number!r}; there are {listed}")
+        raise SpecError(f"{path}: there is no call {number!r}; its calls are {listed}")
     return calls[int(number)]
 
 
@@ -198,7 +201,7 @@ def read_calls(path: Path) -> Calls:
 
 @lru_cache(maxsize=16)
 def _read(path: str, _changed: int) -> Calls:
-    why = f"{path}: no file of recorded calls, or a damaged one"
+    why = f"{path}: this is not a file of recorded calls, or it is damaged"
     try:
         arrays = read_archive(Path(path))
         document = _object("calls", json.loads(bytes(arrays["calls"]).decode()))
@@ -215,7 +218,7 @@ def _read(path: str, _changed: int) -> Calls:
     except ValueError as error:  # of the checks below: what, value, allowed
         raise SpecError(f"{why}: {error}") from None
     except KeyError as error:
-        raise SpecError(f"{why} (nothing in the file has the name {error})") from None
+        raise SpecError(f"{why} (the file has no entry named {error})") from None
     except Exception as error:  # noqa: BLE001 - zip and zlib raise errors of other classes
         raise SpecError(f"{why} ({error})") from None
 
@@ -250,10 +253,12 @@ def _argument(name: str, x: Mapping[str, Any], data: Any) -> Argument:
     back = sum(max(n - 1, 0) * min(s, 0) for n, s in zip(lists["shape"], lists["strides"], strict=True))
     _whole(f"{name}: its first element", x["offset"] + back)
     if fmt in INTEGERS and reach >= MOST_INTEGERS:
-        raise ValueError(f"{name}: integers {reach:,} elements apart; allowed: {MOST_INTEGERS:,}")
+        raise ValueError(f"{name}: the integers span {reach:,} elements; allowed: {MOST_INTEGERS:,}")
     dtype = np.dtype(fmt) if fmt in INTEGERS else get_format(fmt).dtype
     if data is not None and (data.dtype.itemsize != dtype.itemsize or data.size != prod(lists["shape"])):
-        raise ValueError(f"{name}: {data.size} elements of {data.dtype} for {lists['shape']} of {fmt}")
+        raise ValueError(
+            f"{name}: the file has {data.size} elements of {data.dtype} for a tensor {lists['shape']} of {fmt}"
+        )
     data = None if data is None else data.view(dtype).reshape(lists["shape"])
     return Argument(**lists, offset=x["offset"], fmt=fmt, storage=x["storage"], data=data)
 
@@ -301,14 +306,14 @@ def _configuration(of: Mapping[str, Any], texts: Sequence[str], named: set[str] 
     """Return a configuration of a file; ``named``: the names that its constants may have, None for any name."""
     number = of["ttir"]
     if number is not None and _whole("ttir", number) >= len(texts):
-        raise ValueError(f"ttir: {number}; allowed: 0 to {len(texts) - 1}, the number of a text of the file")
+        raise ValueError(f"ttir: {number}; allowed: 0 to {len(texts) - 1}, an index into the file's list of texts")
     text = "" if number is None else texts[number]
     options = {n: _whole(n, x) for n, x in _object("options", of["options"]).items()}
     if why := refused_option(options):
         raise ValueError(why)
     constants = {n: _value(n, x) for n, x in _object("constants", of["constants"]).items()}
     if unknown := [n for n in constants if named is not None and n not in named]:
-        raise ValueError(f"constant {_short(unknown[0])}, which is no parameter of the kernel that takes a number")
+        raise ValueError(f"constant {_short(unknown[0])}: the kernel has no numeric parameter of this name")
     if not isinstance(refused := of["refused"], str):
         raise ValueError(f"refused: {_short(refused)}; allowed: text")
     notes = tuple(_text("note", x) for x in _list("notes", of.get("notes", [])))
@@ -364,7 +369,10 @@ def _kept(call: Call) -> Path:
     """Return the file of one call in the cache folder, by its content."""
     folder, packed = cache.folder(), _packed([call])
     if folder is None:
-        raise SpecError("recorded calls need npusim's cache folder, which cannot be written: calls.save(file)")
+        raise SpecError(
+            "a recorded call needs npusim's cache folder, which cannot be written; store the calls "
+            "with calls.save(file) instead"
+        )
     path = folder / f"call-{short_kernel_name(call.name)}-{sha256(packed).hexdigest()[:16]}{SUFFIX}"
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)

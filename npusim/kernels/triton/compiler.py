@@ -125,7 +125,7 @@ def source_of(path: str, name: str, _changed: int) -> Source:
     kernels = {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef) and _is_kernel(n)}
     if name not in kernels:
         listed = ", ".join(kernels) or "none"
-        raise SpecError(f"{path}: no kernel {name!r}; functions under @triton.jit: {listed}")
+        raise SpecError(f"{path}: there is no kernel {name!r}; the file's functions with @triton.jit: {listed}")
     node, arguments = kernels[name], kernels[name].args
     defaults = [None] * (len(arguments.args) - len(arguments.defaults)) + list(arguments.defaults)
     parameters = []
@@ -143,7 +143,7 @@ def _tree(path: str) -> ast.Module:
         at = f"{path}:{error.lineno}" if error.lineno else path
         raise SpecError(f"{at}: {error.msg}") from None
     except (ValueError, RecursionError, MemoryError):  # NUL characters, or expressions without an end
-        raise SpecError(f"{path}: no text of Python that can be read") from None
+        raise SpecError(f"{path}: this is not a Python file that can be read") from None
 
 
 def _is_kernel(node: ast.FunctionDef) -> bool:
@@ -282,9 +282,11 @@ def _code_of(ttir: str, architecture: str, options: Mapping[str, int]) -> _Code:
         call = {"text": str(text), "architecture": int(architecture.rpartition("_")[2]), "folder": folder}
         ended = _asked({**call, "options": fused(options)})
         if (refused := out / "error").is_file():
-            raise SpecError(f"{at}: Triton makes no code for {architecture}: {_last_line(refused.read_text())}")
+            raise SpecError(f"{at}: Triton cannot compile for {architecture}: {_last_line(refused.read_text())}")
         if ended:
-            raise SpecError(f"{at}: Triton's compiler ends on the TTIR with {ended}: it is no kernel that Triton made")
+            raise SpecError(
+                f"{at}: Triton's compiler stops at this TTIR with {ended}: Triton did not produce this text"
+            )
         texts = ((out / name).read_text() for name in ("ttgir", "ptx", "shared"))
         ttgir, ptx, shared = texts
         return _Code((out / "cubin").read_bytes(), ttgir, ptx, int(shared))
@@ -598,8 +600,8 @@ def _counting() -> Iterator[None]:
         start, end, step = (getattr(self, n).value for n in ("start", "end", "step"))
         count += len(range(start, end, step))
         if count > MOST_WRITTEN_OUT:
-            why = f"tl.static_range: {count:,} iterations, which are written out one by one; allowed in a kernel: "
-            why += f"{MOST_WRITTEN_OUT:,}; range() makes a loop of them"
+            why = f"tl.static_range: {count:,} iterations, which Triton unrolls; a kernel may have at most "
+            why += f"{MOST_WRITTEN_OUT:,}; use range(), which stays a loop"
             raise SpecError(why)
 
     kind.__init__ = counted
@@ -704,7 +706,7 @@ def function_of(path: str, name: str) -> Any:
     tree = _tree(path)
     node = next((n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name), None)
     if node is None:
-        raise SpecError(f"{path}: no function {name!r}, which reference= names")
+        raise SpecError(f"{path}: there is no function {name!r}, which reference= names")
     exec(compile(ast.Module([node], []), path, "exec"), module.__dict__)
     return module.__dict__[name]
 

@@ -37,8 +37,7 @@ def elements_in(op: Op, x: Known) -> Elements:
         return x
     if not isinstance(x, Affine | Listed | Condition | ListedMask):
         raise op.fail(
-            f"{op.name} combines computed values with integers that are not linear along two axes, which is "
-            "not supported"
+            f"{op.name} of computed values and of integers that are not linear along two axes is not supported"
         )
     if isinstance(x, Condition):
         return Elements(truth(op, x).astype(np.int64), 1, len(x.every))
@@ -61,7 +60,7 @@ def computed_elements(op: Op, a: Known, b: Known) -> Elements:
     _refuse_many(op, one, other)
     is_wrong = other.values == 0 if name in DIVISIONS else (other.values < 0) | (other.values >= one.bits)
     if name in (*DIVISIONS, *SHIFTS) and np.any(is_wrong):
-        raise op.fail(f"{op.name}: a division by 0, or a shift by all bits or more, which has no defined result")
+        raise op.fail(f"{op.name}: a division by 0, or a shift by all bits or more, whose result is undefined")
     return _made(one, other, computed_of(op, name, one.values, other.values, one.bits), one.bits)
 
 
@@ -89,7 +88,7 @@ def resized_elements(op: Op, x: Elements, bits: int, *, is_signed: bool) -> Elem
     """Return integers in a type of other bits."""
     values = -x.values if is_signed and x.bits == 1 < bits else x.values
     if bits > x.bits and not is_signed and np.any(values < 0):
-        raise op.fail("some integers of a block are negative, and are read as unsigned")
+        raise op.fail("some integers of a block are negative, and the kernel treats them as unsigned")
     return Elements(wrapped(values, bits), bits, x.work, x.why)
 
 
@@ -116,5 +115,6 @@ def _refuse_many(op: Op, *values: Elements) -> None:
     size = prod(np.broadcast_shapes(*(x.values.shape for x in values)))
     if size > MOST_ELEMENTS:
         raise op.fail(
-            f"npusim would have to look at {size:,} integers of all programs one by one; allowed: {MOST_ELEMENTS:,}"
+            f"npusim would have to evaluate {size:,} integers, those of all programs, one by one; allowed: "
+            f"{MOST_ELEMENTS:,}"
         )

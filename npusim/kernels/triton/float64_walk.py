@@ -166,7 +166,9 @@ class LaunchMemory:
         if isinstance(argument, IntegerTensor):
             at = pointer.at
             if np.any((at < 0) | (at >= len(argument.data))):
-                raise ProgramError(f"{pointer.of}: an element beyond its {len(argument.data)}")
+                raise ProgramError(
+                    f"{pointer.of}: the kernel reads an element beyond its {len(argument.data)} elements"
+                )
             return np.asarray(argument.data[at])
         values = np.full(pointer.at.shape, np.nan)
         for tensor, arranged in self.placed.get(pointer.of, ()):
@@ -291,7 +293,7 @@ class ExactProgram:
             return self._float(_FUNCTIONS[op.name], x[0])
         if op.name in _SHAPED:
             return self._shaped(op, x[0])
-        raise op.fail(f"{op.name} is not evaluated in float64")
+        raise op.fail(f"npusim cannot evaluate {op.name} in float64")
 
     @staticmethod
     def _float(function: Callable[..., Any], x: Array) -> Array:
@@ -394,8 +396,8 @@ class ExactProgram:
         relations = {o.text.split()[1].rstrip(",") for o in op.body if o.name == "arith.cmpf"}
         if len(others) != 1 or not relations & {"ogt", "olt"}:
             raise op.fail(
-                "of the reductions of several blocks only a maximum or minimum with its index (tl.argmax, "
-                "tl.argmin) is supported"
+                "the only supported reduction over several blocks is a maximum or minimum with its index "
+                "(tl.argmax, tl.argmin)"
             )
         axis = op.number("axis")
         at = np.expand_dims((np.argmax if "ogt" in relations else np.argmin)(x, axis), axis)

@@ -25,10 +25,10 @@ def check_arguments(function: Function, call: Call) -> None:
         name, kind = parameters.pop(0)
         at = f"{call.path}:{call.line}: {call.name}: {name}"
         if name not in call.arguments:
-            raise SpecError(f"{at}: a parameter of the TTIR without a recorded argument: the file is damaged")
+            raise SpecError(f"{at}: a parameter of the TTIR has no recorded argument: the file is damaged")
         value = call.arguments[name]
         if why := _unlike(kind, value):
-            raise SpecError(f"{at}: the TTIR has {kind}, and recorded is {why}: the file is damaged")
+            raise SpecError(f"{at}: the TTIR has {kind}, but the recorded argument is {why}: the file is damaged")
         if isinstance(value, Argument) and kind.startswith("!tt.tensordesc"):
             del parameters[: 2 * len(value.shape)]  # its sizes and strides
 
@@ -40,7 +40,7 @@ def _unlike(kind: str, value: object) -> str:
         is_number = isinstance(value, int) or (isinstance(value, float) and not re.fullmatch(r"i\d+", kind))
         return "" if is_number else "a tensor" if isinstance(value, Argument) else repr(value)
     if not isinstance(value, Argument):
-        return f"no tensor but {value!r}"
+        return f"{value!r}, not a tensor"
     formats = {FORMATS[element]} if element in FORMATS else {n for n, b in INTEGERS.items() if element in _ELEMENTS[b]}
     if value.fmt not in formats:
         return f"a tensor of {value.fmt}"

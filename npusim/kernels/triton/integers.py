@@ -146,7 +146,7 @@ def _by_elements(op: Op, name: str, a: Affine, b: Affine, like: Affine) -> Affin
 
     if name == "muli":
         raise _nonlinear(
-            op, "a product of two blocks of indices is not supported; addresses have to be linear along a block's axes"
+            op, "a product of two blocks of indices is not supported; addresses must be linear along a block's axes"
         )
     if not any(a.steps) and not any(b.steps):
         return replace(like, base=computed(a.base, b.base))
@@ -154,7 +154,7 @@ def _by_elements(op: Op, name: str, a: Affine, b: Affine, like: Affine) -> Affin
     if not a.of and (made := affine(computed(elements(op, a), elements(op, b)), known)):
         return replace(like, base=made.base, steps=made.steps)  # as where a block is within one group
     raise _nonlinear(
-        op, f"{op.name} of a block's indices is not supported; addresses have to be linear along a block's axes"
+        op, f"{op.name} of a block's indices is not supported; addresses must be linear along a block's axes"
     )
 
 
@@ -230,7 +230,7 @@ def resized(op: Op, x: Affine, bits: int, *, is_signed: bool = True) -> Affine:
     if is_signed:
         return replace(x, bits=bits) if x.bits > 1 else replace(x, base=-x.base, bits=bits)
     if (made := positive(x)) is None:
-        raise op.fail("some indices of a block are negative, and are read as unsigned")
+        raise op.fail("some indices of a block are negative, and the kernel treats them as unsigned")
     return replace(made, bits=bits)
 
 
@@ -251,8 +251,7 @@ def compared(op: Op, relation: str, a: Affine, b: Affine) -> Condition:
     """
     if any(x is not None for x in (*a.limits(), *b.limits())):
         raise op.fail(
-            "a comparison of indices that start again within the block is not supported; compare them before "
-            "% or tl.where"
+            "a comparison of indices that repeat within a block is not supported; compare them before % or tl.where"
         )
     if not relation.startswith("u"):
         return Condition(((relation, _difference(op, a, b)),))
@@ -265,7 +264,7 @@ def compared(op: Op, relation: str, a: Affine, b: Affine) -> Condition:
     if relation in ("ult", "ule") and reach(b)[0] >= 0:  # as numbers without a sign all below 0 are larger
         zero = replace(b, base=b.base[:1, :1] * 0, steps=(0,) * len(b.steps))
         return Condition((("sge", _difference(op, a, zero)), (signed, _difference(op, a, b))))
-    raise op.fail("some indices of a block are negative, and are compared as unsigned")
+    raise op.fail("some indices of a block are negative, and the kernel compares them as unsigned")
 
 
 def _difference(op: Op, a: Affine, b: Affine) -> Affine:

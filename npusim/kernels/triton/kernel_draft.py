@@ -405,8 +405,8 @@ class Draft:
         """Raise `ProgramError` for a sum, maximum or product along an axis whose indices restart within a block."""
         if axis is not None and self.root(axis) in map(self.root, self.anew):
             raise op.fail(
-                "a sum, maximum or tl.dot along an axis whose indices start again in a block (%, tl.where) is "
-                "not supported"
+                "a sum, maximum or tl.dot along an axis whose indices repeat within a block (%, tl.where) is not "
+                "supported"
             )
 
     def _join(self, one: str | None, other: str | None) -> str | None:
@@ -457,7 +457,7 @@ class Draft:
         assert isinstance(x, Floats | Number), x
         if isinstance(x, Floats) and x.is_transposed and all(x.axes):
             why = "a block that is loaded or computed transposed can only be a factor of tl.dot"
-            raise ProgramError(f"{self.line}: {why}; for anything else load it along its tensor's rows")
+            raise ProgramError(f"{self.line}: {why}; for any other use, load it along its tensor's rows")
         is_product = isinstance(x, Floats) and x.is_product
         return f"{x.text}.to({self.choices.fmt(x.fmt)!r})" if is_product and isinstance(x, Floats) else x.text
 

@@ -76,7 +76,7 @@ LOG2_E32 = float(np.float32(LOG2_E))
 #: ln 2 as CUDA's fast logarithm has it.
 LN_2 = float(np.float32(math.log(2.0)))
 #: Kinds of programs that one launch may have, and what is said of the times of several kernels.
-MOST_KINDS, _LAUNCHES = 4, "their times, with {} launches, not the one kernel's"
+MOST_KINDS, _LAUNCHES = 4, "the time is that of {} launches, not of the one kernel"
 _OPTIONS = MappingProxyType({"num_warps": 4, "num_stages": STAGES})  # triton 3.6, CUDAOptions
 
 
@@ -155,8 +155,8 @@ class TritonPrecision:
 
 
 EXACT = TritonPrecision("exact", sum_order="sequential", contracts=False, arithmetic="ieee.f64", is_exact=True)
-TURNS = "depth=0: a state is used before and after a product, so that neither side of it runs tiles ahead"
-UNCOUNTED_RETURNS = "the time of programs that return early is not counted: the device file does not have it"
+TURNS = "depth=0: the kernel uses a state before and after a product, so that no stage can run tiles ahead of another"
+UNCOUNTED_RETURNS = "the time leaves out programs that return early: the device file has no cost for them"
 _ON_GPUS = ("compiled", "unfused")
 #: Functions of float32 by whose they are: their forms by the operation of TTIR, or by the symbol of a library.
 FUNCTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
@@ -181,7 +181,9 @@ FUNCTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 BY_MAGNITUDE = ("cuda",)
 #: Compute capability on which GPUs' functions were measured, times ten, and what a run says elsewhere.
 MEASURED_FUNCTIONS = 90
-ASSUMED_FUNCTIONS = "GPU's exponentials, roots, logarithms and divisions of float32 are assumed to be those of an H200"
+ASSUMED_FUNCTIONS = (
+    "the GPU's float32 exponentials, roots, logarithms and divisions are assumed to have the bits of an H200's"
+)
 PRECISIONS: Mapping[str, tuple[TritonPrecision, ...]] = MappingProxyType(
     {"gpu": tuple(TritonPrecision(n, "exp2.hopper_ex2", "cuda", contracts=n == "compiled") for n in _ON_GPUS)}
     | {"npu": (TritonPrecision("ascend", "exp.correct", "ascend_c", accumulate="fresh", contracts=False),)}
@@ -225,7 +227,7 @@ def _load(name: str, path: str, changed: int) -> tuple[Schedule, ...]:
         for n, value in each.constants:
             if n in fields and fields[n][0] != value:
                 raise SpecError(
-                    f"{path}: constexpr {n} is {fields[n][0]} in one launch and {value} in the next: rename it"
+                    f"{path}: constexpr {n} is {fields[n][0]} in one launch and {value} in another: rename one of them"
                 )
             fields[n] = value, f"constexpr of {each.source.name}"
     for family in running("compiled"):
@@ -274,7 +276,11 @@ def launch_of(text: str, path: str, changed: int) -> Launch:
     try:
         call = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        why = error.msg if isinstance(error, SyntaxError) else f"no expression of at most {MOST_PARTS} parts"
+        why = (
+            error.msg
+            if isinstance(error, SyntaxError)
+            else (f"this is not an expression of at most {MOST_PARTS} parts")
+        )
         raise SpecError(f"{_shortened(text)}: {why}; a launch is {_FORM}") from None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Subscript):
         listed = ", ".join(p.name for p in source.parameters)
@@ -293,7 +299,7 @@ def launch_of(text: str, path: str, changed: int) -> Launch:
     given = {n: text for n, text in given.items() if n not in _OPTIONS or n in names}
     reference = given.pop("reference", "") if "reference" not in names else ""
     if unknown := [n for n in given if n not in names] or (len(call.args) > len(names) and ["one argument more"]):
-        raise SpecError(f"{at} has no parameter {unknown[0]}; it takes {', '.join(names)}")
+        raise SpecError(f"{at} has no parameter {unknown[0]}; its parameters are {', '.join(names)}")
     for p in source.parameters:
         if p.name not in given and not p.default:
             raise SpecError(f"{path}:{p.line}: {wanted}: parameter {p.name} has no argument: {p.name}=...")
@@ -309,7 +315,7 @@ def _shortened(text: str) -> str:
 
 def _written(at: str, name: str, node: ast.expr) -> str:
     if sum(1 for _ in ast.walk(node)) > MOST_PARTS:
-        raise SpecError(f"{at}: {name}: an expression of more than {MOST_PARTS} numbers, names and operators")
+        raise SpecError(f"{at}: {name}: the expression has more than {MOST_PARTS} numbers, names and operators")
     return ast.unparse(node)
 
 
@@ -355,9 +361,9 @@ def arguments_of(launch: Launch, names: dict[str, Any]) -> dict[str, Any]:
         value = names[q.name] if q.name in constants else evaluated(launch, q.name, names)
         at = f"{launch.source.name}: {q.name}"
         if not isinstance(value, Tensor | int | float | str | None):
-            raise SpecError(f"{at}: a tensor or a number is needed, got {value!r}")
+            raise SpecError(f"{at}: must be a tensor or a number, got {value!r}")
         if isinstance(value, int) and abs(value) > LARGEST:
-            raise SpecError(f"{at}: a whole number beyond 64 bits; allowed: -{LARGEST} to {LARGEST}")
+            raise SpecError(f"{at}: a whole number of more than 64 bits; allowed: -{LARGEST} to {LARGEST}")
         if isinstance(value, Tensor) and value.fmt not in POINTERS:
             raise SpecError(f"{at}: a pointer to {value.fmt}; allowed: {', '.join(POINTERS)}")
         if isinstance(value, Tensor) and (launch.is_plain or not value.name) and names.get(value.name) != value:
@@ -490,11 +496,14 @@ def launched(
     made = _launched(function, arguments, grid, choices, MOST_KINDS)
     check_programs([each.reader for each in made])
     for each in maxima:
-        why = "a reduction that chooses the greater of two, or NaN, is a maximum: of +0 and -0 it is +0 (minima: -0)"
+        why = (
+            "a reduction that chooses the greater of two numbers, or NaN, is computed as a maximum: the maximum "
+            "of +0 and -0 is +0 (the minimum is -0)"
+        )
         made[0].reader.notes.append(f"{each.line}: {why}")
     for load in kept.values():
-        why = "what the program has stored is not loaded again: it is the stored value, which a later loop computes "
-        made[0].reader.notes.append(f"{load.line}: {why}again; times are of that")
+        why = "a value that the program stored is not loaded again: a later loop computes it "
+        made[0].reader.notes.append(f"{load.line}: {why}again, and the time includes this")
     for i, one in enumerate(made[1:], 2):
         one.number = i
     return made
@@ -526,14 +535,19 @@ def _launched(
                 fault = _further(fault, error)
         made = made or _with_rows_listed(function, arguments, grid, choices, first)
     if len(made) > 1:
-        each_of = "store" if len(made) == len(single) else "tensor stored"
-        why = f"results of unlike shapes: read as {len(made)} kernels, one for each {each_of}"
-        why += "; `output` has the first"
+            each_of = "store" if len(made) == len(single) else "tensor that it stores"
+            why = (
+                f"the results have different shapes: npusim treats the kernel as {len(made)} kernels, one for each {each_of}"
+            )
+            why += "; `output` is the first one's result"
         made[0].reader.notes.append(f"{function.name}: {why}; {_LAUNCHES.format(len(made))}")
     if not made and (apart := starts_apart(function, arguments)) is not None:
         with suppress(ProgramError):
             first, *others = _launched(apart.after, apart.arguments, grid, choices, kinds)
-            why = "a loop begins with a computed value: a kernel of its own computes it, with a launch more"
+            why = (
+                "a loop starts from a computed value: npusim computes the value in a separate kernel, which is "
+                "one launch more"
+            )
             first.reader.notes.append(f"{function.name}: {why}")
             made = [first, *_launched(apart.before, apart.arguments, grid, choices, kinds), *others]
     return made or _by_programs(fault, function, arguments, grid, choices, kinds)
@@ -591,8 +605,11 @@ def _added(
         makers = _launched(apart.before, apart.arguments, grid, choices, kinds)
     makers += _launched(apart.others, arguments, grid, choices, kinds) if apart.others else []
     adder = placed(read_launch(apart.after, apart.arguments, apart.grid, replace(choices, orders={}, sums={})))
-    why = "atomic additions: programs add their parts to zeros, in their order, and a kernel adds the sum to the"
-    why += " tensor; on a chip the order is free, and bits may differ between two runs"
+    why = (
+        "atomic additions: here the programs add their parts to zeros, in program order, and a second kernel "
+        "adds the sum to the"
+    )
+    why += " tensor; on hardware the order varies, and bits may differ from run to run"
     adder.reader.notes.append(f"{apart.after.operations[0].line}: {why}; {_LAUNCHES.format(1 + len(makers))}")
     return [adder, *makers]
 
@@ -618,7 +635,10 @@ def _by_programs(
     if choices.programs:
         return made
     counts = ", ".join(str(each.reader.programs) for each in made)
-    why = f"programs do unlike things: read as {len(made)} kernels, of {counts} programs; `output` has the first's rows"
+    why = (
+        f"programs take different branches: npusim treats the kernel as {len(made)} kernels, of {counts} "
+        "programs; `output` has the rows of the first"
+    )
     made[0].reader.notes.append(
         f"{fault}".partition(": ")[0] + f": {function.name}: {why}; {_LAUNCHES.format(len(made))}"
     )
@@ -669,7 +689,7 @@ def _of_half_sums(reader: Reader, made: Compiled, device: DeviceSpec) -> str:
     units = {_arithmetic_of(FORMATS[a], reader, made, device) for a in formats}
     half = {f"{unit.rpartition('.')[0]}.f16" for unit in units}
     if len(half) > 1 or not half <= ARITHMETICS.keys() or any(total != "f16" for _, total in reader.sums_by_format):
-        why = "products that add up in float16, beside other products or in formats without such an arithmetic"
+        why = "products that accumulate in float16 beside other products, or in a format that has no such arithmetic"
         raise ProgramError(f"{reader.line}: {reader.function.name}: {why} on {device.name}: out_dtype=tl.float32")
     return half.pop()
 
@@ -688,8 +708,13 @@ def _arithmetic_of(fmt: str, reader: Reader, made: Compiled, device: DeviceSpec)
         return name
     architecture, _, _, formats = name.split(".", 3)
     if (of_code := f"{architecture}.{unit}.{formats}") not in ARITHMETICS:
-        why = f"products of {fmt} that the compiler makes in two ways, or in one whose arithmetic is not known ({unit})"
-        why += "; allowed: one max_num_imprecise_acc for all of them, of 32, 64, 128, none, or more than a tile's depth"
+        why = (
+            f"products of {fmt} that the compiler issues as two different instructions, or as one whose "
+            f"arithmetic is not known ({unit})"
+        )
+        why += (
+            "; allowed: the same max_num_imprecise_acc for all of them: 32, 64, 128, none, or more than a tile's depth"
+        )
         raise ProgramError(f"{reader.line}: {reader.function.name}: {why} on {device.name}")
     return of_code
 
@@ -740,7 +765,7 @@ def _grid(launch: Launch, names: Mapping[str, Any]) -> tuple[int, ...]:
     is_whole = all(isinstance(n, int) and 1 <= n <= LARGEST for n in grid)
     if not is_whole or not 1 <= len(grid) <= len(AXES) or math.prod(grid) > MOST_PROGRAMS:
         count = f", {math.prod(grid):,} programs" if is_whole and grid else ""
-        allowed = f"one to three whole numbers from 1, of at most {MOST_PROGRAMS:,} programs together"
+        allowed = f"one to three whole numbers from 1, at most {MOST_PROGRAMS:,} programs in all"
         raise SpecError(f"{launch.source.name}: grid={launch.grid}{count}; allowed: {allowed}")
     return (*grid, *(1 for _ in AXES[len(grid) :]))
 
@@ -754,7 +779,7 @@ def _refuse_unused(launches: tuple[Launch, ...], problem: Any) -> None:
             known = {p.name for launch in launches for p in launch.source.parameters} | {"tensor", "workspace"}
             sizes = ", ".join(sorted(used - _FUNCTIONS.keys() - known | used & problem.sizes.keys()))
             called = " and ".join(launch.source.name for launch in launches)
-            raise SpecError(f"problem: {called} has no size {name!r}; its launch names {sizes or 'none'}")
+            raise SpecError(f"problem: {called} has no size {name!r}; the sizes in its launch: {sizes or 'none'}")
 
 
 def _reference(launches: tuple[Launch, ...]) -> dict[str, Any]:
@@ -786,7 +811,7 @@ def reference_rows(
     takes = inspect.signature(function).parameters
     if unknown := [n for n in takes if n not in given]:
         raise SpecError(
-            f"reference: {launch.reference} takes {unknown[0]}, which is no parameter of {launch.source.name}"
+            f"reference: {launch.reference} has a parameter {unknown[0]}, which {launch.source.name} does not have"
         )
     made = np.asarray(function(**{n: given[n] for n in takes}), np.float64)
     return made.reshape(output.batch, output.heads, output.seq_q, output.output_cols)
@@ -841,7 +866,10 @@ def names_of(problem: Any) -> dict[str, Any]:
         return {"log2e": LOG2_E, **problem.sizes, "tensor": made, "workspace": partial(made, is_workspace=True)}
     for name, filled in zip(("head_dim", "value_head_dim"), p.filled, strict=True):
         if filled:
-            why = "is no multiple of 16, and a launch gets tensors as they are; tensor(...) names them"
+            why = (
+                "is not a multiple of 16, and a launch passes tensors without padding; declare the tensor with "
+                "tensor(...)"
+            )
             raise SpecError(f"{name}: {getattr(p, name) - filled} {why}")
     b, h, g = p.batch, p.heads, p.kv_heads
 
@@ -867,7 +895,7 @@ def _tensor(dtype: str, *shape: int, is_workspace: bool = False) -> Tensor:
     if not 1 <= len(shape) <= len(TENSOR_AXES) or any(not isinstance(n, int) or n < 1 for n in shape):
         raise ValueError(f"tensor{shape}: one to five whole numbers, positive")
     if len(shape) == len(TENSOR_AXES) and not is_workspace:
-        raise ValueError(f"tensor{shape}: five axes, with one of splits, are a workspace's")
+        raise ValueError(f"tensor{shape}: only a workspace has five axes, one of them for splits")
     return Tensor("", shaped(shape), dtype, rank=len(shape), is_workspace=is_workspace)
 
 
@@ -879,9 +907,12 @@ def evaluated(launch: Launch, what: str, names: Mapping[str, Any]) -> Any:
         is_known = isinstance(node, _NODES) and not (isinstance(node, ast.Attribute) and node.attr not in _ATTRIBUTES)
         if isinstance(node, ast.Name) and node.id not in names and node.id not in _FUNCTIONS:
             listed = ", ".join(sorted(names))
-            raise SpecError(f"{launch.source.name}: {what}={text}: no {node.id!r}; there are {listed}")
+            raise SpecError(f"{launch.source.name}: {what}={text}: there is no {node.id!r}; allowed names: {listed}")
         if not is_known:
-            raise SpecError(f"{launch.source.name}: {what}={text}: sums, products, names of the problem and numbers")
+            raise SpecError(
+                f"{launch.source.name}: {what}={text}; allowed: sums and products of numbers and of "
+                "names of the problem"
+            )
     code = compile(ast.fix_missing_locations(_Bounded().visit(tree)), "<launch>", "eval")
     try:
         return eval(code, {"__builtins__": {"_operation": _operation}}, {**_FUNCTIONS, **names})
@@ -900,8 +931,8 @@ class _Bounded(ast.NodeTransformer):
 def _operation(name: str, a: Any, b: Any) -> Any:
     """Return a sum, a product or a power of two numbers; raise `ValueError` for numbers beyond 64 bits."""
     if name not in _BINARY or not all(isinstance(x, int | float) for x in (a, b)):
-        raise TypeError("an operation of other than two numbers, by + - * / // % ** << >>")
+        raise TypeError("an operation must have two numbers and one of + - * / // % ** << >>")
     whole = [abs(x) for x in (a, b) if isinstance(x, int)]
     if max(whole, default=0) > LARGEST or (name in ("Pow", "LShift") and len(whole) == len((a, b)) and b >= 64):
-        raise ValueError("a whole number beyond 64 bits")
+        raise ValueError("a whole number of more than 64 bits")
     return _BINARY[name](a, b)

@@ -187,12 +187,12 @@ def _with_fixed(of: str, view: View, uses: Sequence[TensorUse], *, is_strict: bo
         bases = [np.broadcast_to(u.base, u.is_read.shape)[u.is_read] for u in uses]
         firsts = {int(n) for base in bases for n in np.unique(view.index((i,), base))}
         if outside := sorted(n for n in firsts if not 0 <= n < view.sizes[i]):
-            axis = f"index {outside[0]} of the axis of {view.sizes[i]} with stride {view.by[i]}"
-            why = f"{of}: a program accesses {axis}, and no mask keeps it from that"
+            axis = f"index {outside[0]} of the axis that has size {view.sizes[i]} and stride {view.by[i]}"
+            why = f"{of}: a program accesses {axis}, and no mask prevents it"
             raise ProgramError(f"{uses[0].line}: {why}")
         if len(firsts) > 1 and is_strict:
-            axis = f"the axis of {view.sizes[i]} with stride {view.by[i]}"
-            why = f"{of}: {axis} does not follow from the place that a program stores to"
+            axis = f"the index of the axis that has size {view.sizes[i]} and stride {view.by[i]}"
+            why = f"{of}: {axis} does not depend on the place that a program stores to"
             why += "; its index is not a batch, head, row or tile of the result"
             raise UnplacedError(f"{uses[0].line}: {why}", of)
         if len(firsts) > 1:

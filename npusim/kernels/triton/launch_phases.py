@@ -133,7 +133,7 @@ def placed(reader: Reader) -> LaunchGrid:
         raise UnlikeProgramsError(str(faults[0]), reader.ids[hidden])
     if len(ways) == 1:
         raise faults[0]
-    why = f"{faults[0]} ({len(ways) - 1} other readings of the axes of {stored.pointer.of} fail too)"
+    why = f"{faults[0]} (npusim also tried {len(ways) - 1} other assignments of the axes of {stored.pointer.of})"
     raise UnplacedError(why, faults[0].of) if isinstance(faults[0], UnplacedError) else ProgramError(why)
 
 
@@ -211,14 +211,14 @@ class LaunchGrid:
         """Raise `ProgramError` for tiles of a loop that are added up element by element, or for a sum of a part."""
         if self.walk and not self.stored.is_walked and self.walked in self.called(self.stored.value.axes).split():
             why = (
-                "a result adds up the tiles of the loop element by element; sum each tile over its columns, or "
-                "multiply it"
+                "a result is the sum of the loop's tiles, element by element, which is not supported; sum each "
+                "tile over its columns, or multiply it"
             )
             raise self._fault(self.stored.line, why)
         is_idle = ~self.is_visited.any(1) & ((self.rows > 0) & (self.cols > 0))[:, 0]
         if self.walk and not self.is_summed and np.any(is_idle):
             first = self.reader.program(int(np.argmax(is_idle)))
-            why = f"{self.stored.line}: {first} goes through its loop 0 times; let it return early"
+            why = f"{self.stored.line}: the loop has no iteration in {first}; return early from such a program"
             raise UnlikeProgramsError(why, self.reader.ids[is_idle])
         if self.walk and self.is_summed:
             visited = np.where(self.is_visited, self.walk[1], 0).sum(1)
@@ -235,7 +235,7 @@ class LaunchGrid:
         sizes = [np.broadcast_to(n, shape) for n in (rows, cols)]
         for x in (batch, head, *corner, *sizes):
             if np.any((x != x[:, :1]) & self.is_visited) or np.any(self.stores[:, 0] > self.is_visited[:, 0]):
-                why = "a loop has to store tiles of one size, one split after another"
+                why = "a loop must store tiles of one size, one split after another"
                 raise self._fault(self.stored.line, f"{self.stored.pointer.of}: {why}")
         return np.where(self.is_visited, splits, -1), sizes[0][:, :1], sizes[1][:, :1]
 
@@ -339,7 +339,7 @@ class LaunchGrid:
         """Return the name of an axis; raises `ProgramError` for one that no load and no store has."""
         name = self.names.get(self.reader.root(axis))
         if name is None:
-            why = "a block that tl.where spreads from a number, along an axis that no load and no store has"
+            why = "tl.where broadcasts a number along an axis that no load and no store has"
             raise ProgramError(f"{self.stored.line}: {why}: compute it with numbers, or choose from a loaded block")
         return name
 
@@ -363,7 +363,7 @@ class LaunchGrid:
         listed = [self.names[self.reader.root(a)] for a, *_ in sides if a is not None]
         if len(set(listed)) < len(listed):
             why = "its rows and columns are one axis of the kernel, as where a product is added to one of its factors"
-            raise self._fault(load.line, f"{load.of}: {why}; load the other block through a pointer of its own")
+            raise self._fault(load.line, f"{load.of}: {why}; load the other block through a separate pointer")
         if not listed and not self.is_row:
             return language.ONE
         if load.name in self.shared or (self.is_row and "row" not in listed):
@@ -389,7 +389,7 @@ class LaunchGrid:
         if len(moves) != 1:
             which = "both" if moves else "neither"
             raise self._fault(
-                load.line, f"{load.of}: its tile moves along {which} of its axes in the loop; it has to move along one"
+                load.line, f"{load.of}: its tile moves along {which} of its axes in the loop; it must move along one"
             )
         if moves[0] not in (SPLIT, *load.dims):
             why = "moves from row to row in the loop, but its block has only columns"
@@ -408,7 +408,9 @@ class LaunchGrid:
         group = self.out.shape[1] // tensor.shape[1]
         is_other = (batch != self.batch) & (tensor.shape[0] > 1 or not isinstance(tensor, View))
         if np.any((is_other | (head != self.head // max(1, group)))[is_visited]) and tensor.shape[:2] != (1, 1):
-            raise self._fault(load.line, f"{load.of}: a program reads another head than its own head // {group}")
+            raise self._fault(
+                load.line, f"{load.of}: a program must read head // {group} of its own head, and it reads another one"
+            )
         if load.is_walked and self._along(load) == SPLIT:
             if "key" not in self.names.values() and not tensor.is_split:
                 raise self._fault(load.line, f"{load.of}: its tile moves along neither rows nor columns in the loop")
@@ -423,7 +425,7 @@ class LaunchGrid:
             self._stack(load, split, is_visited, is_by_tile=False)
         sides = self._sides(load.pointer, load.axes, load.left, load.dims)
         if self.is_row and sides[0][0] is not None and sides[1][0] is None:
-            why = "a block is loaded along a column, in a kernel whose programs store one row or number each"
+            why = "a block is loaded along a column, in a kernel whose programs each store one row or one number"
             raise self._fault(load.line, f"{load.of}: {why}; load it along a row of the tensor")
         if sides[0][0] is None and tensor.shape[ROWS] == 1 < self.out.shape[ROWS] and self._is_shared(load):
             self.shared.add(load.name)
@@ -446,7 +448,8 @@ class LaunchGrid:
         if np.any((moved != (count // tiles if tiles else 0))[is_visited]):
             raise self._fault(
                 load.line,
-                f"{load.of}: its place has to move by one each iteration, or by one every fixed number of iterations",
+                f"{load.of}: its position must advance by one in each iteration, or by one after a fixed number of "
+                "iterations",
             )
         key = self._stack_of(load.of, load.name)
         self.stacks[key], self.sizes[f"{key} place"] = (first, tiles), 1
@@ -467,17 +470,16 @@ class LaunchGrid:
             is_apart = any(np.any((a != b)[is_visited]) for a, b in zip(known, self.walk, strict=True))
             if is_apart and load.of.partition(".")[0] not in self.reader.function.parameters:
                 why = (
-                    "the loop's indices are used as values, but its tiles begin after the first element or leave "
-                    "some out"
+                    "the loop's indices are used as values, but its tiles begin after the first element or skip "
+                    "some elements"
                 )
-                raise self._fault(load.line, f"{why}; let the loop go through the whole row, under a mask")
+                raise self._fault(load.line, f"{why}; let the loop cover the whole row, with a mask")
             if is_apart:
-                raise self._fault(
-                    load.line, f"{load.of} is read at other places in the loop than the operand before it"
-                )
+                raise self._fault(load.line, f"the loop reads {load.of} at other positions than the operand before it")
         elif called == self.walked and self.walk:
             raise self._fault(
-                load.line, f"{load.of} is read along the axis of the loop, but does not move with its tiles"
+                load.line,
+                f"the loop reads {load.of} along its axis, but the position does not move with the loop's tiles",
             )
         elif called == "row":
             is_alone = prod(self._tensor(load.of).shape) == prod(load.pointer.shape)
@@ -489,9 +491,7 @@ class LaunchGrid:
                 self.rows = np.minimum(self.rows, count)
                 self.sizes["row"] = int(self.rows.max())
             if np.any(((at != self.row) | (count < self.rows))[is_visited]):
-                raise self._fault(
-                    load.line, f"{load.of}: the program loads rows other than those that it stores, or fewer"
-                )
+                raise self._fault(load.line, f"{load.of}: the program must load all rows that it stores, and no others")
         elif called == "value" and (self.is_cut or np.any(at[is_visited]) or min(size, whole) < self.sizes["value"]):
             if np.any(((at != self.col) | (count < self.cols))[is_visited]):
                 raise self._fault(load.line, f"{load.of}: the program loads columns other than those that it stores")
@@ -501,12 +501,12 @@ class LaunchGrid:
             is_less = (count < min(size, whole)) & (not self._is_of_pieces(load, at))
             if np.any(((at != first[0]) | (count != first[1]) | is_less) & is_visited):
                 why = (
-                    f"the program loads {int(count.max())} of {whole} elements of an axis that neither the result nor "
-                    "a loop has"
+                    f"a program loads {int(count.max())} of the {whole} elements of an axis that is neither the "
+                    "result's nor a loop's"
                 )
-                raise self._fault(load.line, f"{load.of}: {why}; every program has to load all of them")
+                raise self._fault(load.line, f"{load.of}: {why}; every program must load all of them")
         elif np.any((at != (self.row if self.is_row and whole > 1 else 0))[is_visited]):
-            raise self._fault(load.line, f"{load.of}: rows other than those that the program stores")
+            raise self._fault(load.line, f"{load.of}: the program loads rows other than those that it stores")
 
     def _is_of_pieces(self, load: Load, at: Integers) -> bool:
         """Return whether programs read pieces of an axis that no loop goes along, of which the last may be smaller."""
@@ -538,7 +538,7 @@ class LaunchGrid:
         if self._is_state(other, row, column):
             is_tile = False
         elif not is_tile and (axes != "row" or np.any(row != self.row)):
-            why = "a second result has to be a tile of the shape of the first, or a number for each stored row"
+            why = "a second result must be a tile with the shape of the first, or one number for each stored row"
             raise self._fault(other.line, f"{of}: {why}")
         if is_tile and other.is_walked:  # the tiles of a row one by one, as the first result's loop does
             self._place(other)
@@ -548,7 +548,7 @@ class LaunchGrid:
             matrix = matrix[:SPLIT]
             self._stack(other, np.broadcast_to(at[SPLIT], (len(self.batch), 1)), self.rows > 0, is_by_tile=False)
         if apart := [side for side, x, y in matrix if np.any(x != y)]:
-            why = f"a program stores its second result to another {apart[0]} than its first"
+            why = f"a program stores its second result to a different {apart[0]} than its first"
             raise self._fault(other.line, f"{of}: {why}")
         if not is_tile:
             self._check_numbers(other)
@@ -566,7 +566,7 @@ class LaunchGrid:
                 is_like &= bool(np.all(np.minimum(np.minimum(left, size), whole - x) == count))
             if not is_like:
                 raise self._fault(
-                    other.line, f"{of}: the second tile is stored at other rows and columns than the first"
+                    other.line, f"{of}: the program stores the second tile to other rows and columns than the first"
                 )
 
     def _check_numbers(self, other: Stored) -> None:
@@ -579,14 +579,16 @@ class LaunchGrid:
         count = np.minimum(other.left[0], other.pointer.shape[0]) if other.left else np.ones_like(stored)
         is_of_tile = not self.is_stacked and not self.out.is_workspace
         if is_of_tile and np.any(count < stored):
-            why = "the store has fewer rows than the stored tile; store both under one mask of rows"
+            why = "this store covers fewer rows than the tile's; use the same mask of rows for both"
             raise self._fault(other.line, f"{of}: {why}")
         is_more = count > stored
         if is_of_tile and np.any(is_more & ((stored == 0) | (not self.reader.walks))):
-            why = "the store has rows of which the tile is not stored; store both under one mask of rows"
+            why = "this store covers rows that the tile's does not; use the same mask of rows for both"
             raise self._fault(other.line, f"{of}: {why}")
         if np.any(is_more):
-            self.reader.notes.append(f"{other.line}: {of}: numbers of rows that no program stores are not computed")
+            self.reader.notes.append(
+                f"{other.line}: {of}: the numbers for rows that no program stores are not computed"
+            )
 
     def _is_state(self, other: Stored, row: Integers, column: Integers) -> bool:
         """Return whether a result is a tile with the first one's rows, and all of an axis that this has not."""
@@ -616,7 +618,9 @@ class LaunchGrid:
             is_stored = a.parameter in {y.pointer.of.partition(".")[0] for y in self.reader.stored}
             is_one = (a.parameter, a.of) == (b.parameter, b.of)  # of a tensor before its store the values are others
             if a.name != b.name and is_stored and is_one and not a.is_apart_from(b):
-                raise self._fault(x.line, f"{a.parameter}: two accesses are a constant apart, and their blocks overlap")
+                raise self._fault(
+                    x.line, f"{a.parameter}: two accesses differ by a constant offset, and their blocks overlap"
+                )
 
     def _check_bounds(self) -> None:
         """Raise `ProgramError` for a mask that hides part of a stored tile, or a sum over more columns than are
@@ -627,16 +631,19 @@ class LaunchGrid:
         for axis, most, line in r.bounds:
             called = self.names.get(r.root(axis), "")
             if np.any((stored.get(called, self.sizes.get(called, 0)) > most) & is_stored):
-                why = "a mask hides elements that are stored; load and store them under one mask"
+                why = "a mask hides elements that are stored; load and store them with the same mask"
                 if r.root(axis) not in map(r.root, self.stored.value.axes):
-                    why = "a mask hides elements that are loaded; load them under this mask, with other=..."
+                    why = "a mask hides elements that are loaded; load them with this mask, and with other=..."
                 raise self._fault(line, why)
         for axis, line in () if self.stored.is_walked else r.reduced:
             called = self.names.get(r.root(axis), "")
             for x in r.loads.values() if called in stored else ():
                 for a, n, left in zip(x.axes, x.pointer.shape, x.left, strict=True):
                     if r.root(a) == r.root(axis) and np.any((np.minimum(n, left) > stored[called]) & is_stored):
-                        raise self._fault(line, f"a sum or maximum runs over more {called}s than are stored; store all")
+                        raise self._fault(
+                            line,
+                            f"a sum or maximum runs over more {called}s than the program stores; store all of them",
+                        )
 
     def _check_stored(self, stored: Stored) -> None:
         """Raise `ProgramError` for a program that stores beyond an axis of a tensor."""
@@ -658,13 +665,15 @@ class LaunchGrid:
         if np.any(end > whole):
             program = int(np.flatnonzero((end > whole).any(axis=1))[0])
             last = f"{called} {int(end[program].max()) - 1} of {whole}"
-            why = f"{self.reader.program(program)} {does} up to {last}, and no mask keeps it from that"
-            raise self._fault(load.line, f"{load.of}: {why}; write mask=..., or use sizes that divide")
+            why = f"{self.reader.program(program)} {does} up to {last}, and no mask prevents it"
+            raise self._fault(
+                load.line, f"{load.of}: {why}; add mask=..., or use sizes that are multiples of the block"
+            )
         first = np.where(is_read, at, 0)
         if np.any(first < 0):
             program = int(np.flatnonzero((first < 0).any(axis=1))[0])
             why = f"{self.reader.program(program)} {does} {called} {int(first[program].min())}, before the first"
-            raise self._fault(load.line, f"{load.of}: {why}, and no mask keeps it from that")
+            raise self._fault(load.line, f"{load.of}: {why}, and no mask prevents it")
 
     # ---------------------------------------------------------------- places of elements
 
@@ -755,7 +764,7 @@ class LaunchGrid:
 
     def _loop(self, walk: Walk, names: dict[str, str]) -> Iterator[tuple[str, int]]:
         if not walk.lines:
-            why = f"{self.reader.function.name}: the loop changes nothing that it carries; leave it out"
+            why = f"{self.reader.function.name}: the loop changes none of the values that it carries; remove it"
             raise ProgramError(f"{self.stored.line}: {why}")
         indent, (first, *_) = "    ", [line for _, line in walk.lines]
         if walk.loads and not self.is_summed:
@@ -763,7 +772,9 @@ class LaunchGrid:
                 start, of, fmt = self.reader.states[name]
                 if not self.called(of):
                     raise self._fault(
-                        first, f"{name}: a loop carries a number beside blocks of several rows, which is not supported"
+                        first,
+                        f"{name}: a loop carries a single number together with blocks of several rows, "
+                        "which is not supported",
                     )
                 how = f"full({self.called(of)!r}, {start.text}, {self.reader.choices.fmt(fmt)!r})"
                 yield (f"    {name} = {how if isinstance(start, Number) else f'initial({start.text})'}", first.number)
@@ -824,7 +835,10 @@ class LaunchGrid:
             axes = dict(written.axes)[prelude.name]
             named = prelude._replace(lines=tuple((self._with_axes(text), line) for text, line in prelude.lines))
             before, bound[prelude.name] = phase_before(named, written, kernel_of, axes, cells, self.sizes, **own)
-            why = f"{prelude.name} is computed from {prelude.load} before the loop, and products read it from memory"
+            why = (
+                f"the kernel computes {prelude.name} from {prelude.load} before the loop; here the products load "
+                "it from memory"
+            )
             r.notes.append(f"{r.function.name}: {why}; a separate kernel computes it")
         phase = kernel_of(written).phase(r.function.name, cells, self.sizes, out, values=values, **bound)
         flops = _flops(phase) if attention is None else None
@@ -860,7 +874,7 @@ class LaunchGrid:
         for x in (*stores, *loads):
             does = "stores to" if isinstance(x, Stored) else "reads"
             what = f"{x.pointer.of}: the kernel {does} {self._tensor(x.pointer.of).name}"
-            raise self._fault(x.line, f"{what}; q, k and v are inputs of an attention, o is its result")
+            raise self._fault(x.line, f"{what}; in an attention, q, k and v are inputs and o is the result")
 
     def _matrix_of_programs(self, known: KnownBlock) -> np.ndarray[Any, Any]:
         """Return a mask that differs between programs at the rows that each of them stores."""
@@ -941,7 +955,7 @@ class LaunchGrid:
                 rules.add((relation, int(every[0]), d.steps[0], d.steps[1]))
             masks += [rules] if rules else []
         if any(other != masks[0] for other in masks):
-            raise self._fault(self.stored.line, "two loops have different masks, which is not supported")
+            raise self._fault(self.stored.line, "loops with different masks in one kernel are not supported")
         return seen_of(tuple(sorted(masks[0])), problem)
 
     def _cells(self, offsets: Sequence[int | None]) -> WorkTable:
@@ -964,12 +978,12 @@ class LaunchGrid:
             results = dict.fromkeys(x.pointer.of.partition(".")[0] for x in self.reader.stored)
             why = f"the grid of {'x'.join(map(str, self.reader.grid))} programs writes {self._written(times, edges)}"
             if not isinstance(self.out, View) or np.any(times > 1) or not np.any(times):
-                advice = (
-                    "" if np.any(times > 1) else "; for a last block that is not whole cdiv(size, block), and masks"
+                advice = "" if np.any(times > 1) else "; if the last block is partial, use cdiv(size, block) and masks"
+                raise self._fault(
+                    self.stored.line, f"{next(iter(results))}: {why}: correct the grid or the offsets{advice}"
                 )
-                raise self._fault(self.stored.line, f"{next(iter(results))}: {why}: the grid, or offsets{advice}")
             # Left to another launch, or to programs of another kind.
-            left = "by this kind of programs" if self.reader.choices.programs else "these are NaN here"
+            left = "by programs of this kind" if self.reader.choices.programs else "npusim returns NaN there"
             self.reader.notes.append(f"{self.stored.line}: {', '.join(results)}: {why}: {left}")
         return WorkTable(tuple(n for n, _, _ in spans), numbers, kinds, which)
 
@@ -1088,8 +1102,8 @@ def _visited(reader: Reader, stores: Booleans) -> Booleans:
     for load in (x for x in reader.loads.values() if x.is_walked):
         is_read = np.logical_and.reduce(np.broadcast_arrays(done, *(left > 0 for left in load.left)))
         if before and np.any(is_read != visited):
-            why = f"a mask hides whole tiles of {load.of} where tiles of {before} are read, or the other way round"
-            raise ProgramError(f"{load.line}: {why}; a loop has to skip a tile for all of its tensors")
+            why = f"a mask skips tiles of {load.of} for which the loop reads tiles of {before}, or the other way round"
+            raise ProgramError(f"{load.line}: {why}; a loop must skip a tile for all of its tensors")
         visited, before = is_read, load.of
     return visited
 

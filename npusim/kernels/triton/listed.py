@@ -58,7 +58,7 @@ def table_of(
         why = "the indices of a block are not linear along two axes; only a list along one axis is supported"
         raise NonlinearError(f"{op.line}: {why}")
     if values.size > MOST_LISTED:
-        raise op.fail(f"all programs have {values.size:,} indices that are not linear; allowed: {MOST_LISTED:,}")
+        raise op.fail(f"the programs have {values.size:,} indices in all that are not linear; allowed: {MOST_LISTED:,}")
     programs, times, n = *values.shape[:2], shape[wide[0]]
     flat = np.where(known, values, 0).reshape(programs, times * n)
     if kinds_of is None:
@@ -70,9 +70,7 @@ def table_of(
     steps = tuple(int(i == wide[0]) for i in range(len(shape)))
     count = known.reshape(programs, times, n).sum(2)
     if np.any(known.reshape(programs, times, n) != (np.arange(n) < count[..., None])):
-        raise op.fail(
-            "a mask leaves other than the first ones of a block's indices that are not linear, which is not supported"
-        )
+        raise op.fail("where a block's indices are not linear, a mask may keep only the first of them")
     left = tuple(count if step and np.any(count < n) else None for step in steps)
     rest = Affine(np.zeros((1, 1), np.int64), (0,) * len(shape), shape, bits=bits)
     return Listed(rest, kinds.reshape(-1), Affine(base, steps, shape, left=left))
@@ -221,7 +219,7 @@ def _pointer(x: Listed | Affine) -> str:
 
 def _refuse_zero(op: Op, name: str, values: Integers) -> None:
     if name in DIVISIONS and np.any(values == 0):
-        raise op.fail(f"{op.name}: a division by 0, which has no defined result")
+        raise op.fail(f"{op.name}: a division by 0, whose result is undefined")
 
 
 def _in_bits(op: Op, x: Listed) -> Listed:
@@ -233,7 +231,8 @@ def _in_bits(op: Op, x: Listed) -> Listed:
     most = int(rest.base.max()) + sum(max(0, e) for e in ends) + int(entries.max(initial=0))
     if least < low or most > high:
         raise op.fail(
-            f"{op.name}: a result of loaded integers does not fit in {rest.bits} bits and wraps; widen them first"
+            f"{op.name}: a value computed from loaded integers does not fit in {rest.bits} bits and wraps; convert "
+            "the integers to a wider type first"
         )
     return x
 
@@ -241,7 +240,7 @@ def _in_bits(op: Op, x: Listed) -> Listed:
 def listed_in_bits(op: Op, x: Listed, bits: int, *, is_signed: bool) -> Listed:
     """Return a list in a type of other bits."""
     if not is_signed and min(int(x.rest.base.min()), int(x.table.min(initial=0)), x.beyond or 0) < 0:
-        raise op.fail(f"{op.name}: loaded integers are negative, and are read as unsigned")
+        raise op.fail(f"{op.name}: some loaded integers are negative, and the kernel treats them as unsigned")
     return _in_bits(op, replace(x, rest=replace(x.rest, bits=bits)))
 
 
@@ -249,8 +248,8 @@ def lowest_bit(op: Op, x: Listed) -> ListedMask:
     """Return the last bit of a list as a mask; raise `ProgramError` where a part of it is in no table."""
     if (whole := _folded(x)) is None:
         raise op.fail(
-            f"{op.name} takes the last bit of loaded integers plus others that differ between elements, which "
-            "is not supported"
+            f"{op.name} takes the last bit of a sum of loaded integers and integers that differ between elements, "
+            "which is not supported"
         )
     holds, beyond = (whole.table & 1).astype(bool), None if whole.beyond is None else bool(whole.beyond & 1)
     return ListedMask(holds, whole.at, beyond=beyond)
@@ -282,7 +281,7 @@ def compared_by_table(op: Op, relation: str, a: Listed | Affine, b: Listed | Aff
 
 def _refuse_signs(op: Op, relation: str, *values: Integers) -> None:
     if relation.startswith("u") and any(np.any(x < 0) for x in values):
-        raise op.fail("loaded integers are negative, and are compared as unsigned")
+        raise op.fail("some loaded integers are negative, and the kernel compares them as unsigned")
 
 
 def joined_masks(op: Op, name: str, a: ListedMask, b: ListedMask | Condition) -> ListedMask | None:
@@ -318,14 +317,14 @@ def first_ones(op: Op, mask: ListedMask, is_read: Booleans) -> tuple[int, Intege
     """Return the axis of a mask by a table, and how many of its first elements it leaves; refuse other elements."""
     wide = [i for i, (s, n) in enumerate(zip(mask.at.steps, mask.at.shape, strict=True)) if s and n > 1]
     if len(wide) != 1:
-        raise op.fail("a mask by loaded integers has to run along one axis of the block")
+        raise op.fail("a mask of loaded integers must run along one axis of the block")
     at = replace(mask.at, shape=tuple(n if i == wide[0] else 1 for i, n in enumerate(mask.at.shape)))
     holds = _entries(op, mask.holds, at, at.shape, bool(mask.beyond))
     holds = holds.reshape(*holds.shape[:2], -1)
     count = holds.sum(2)
     first = np.arange(holds.shape[2]) < count[..., None]
     if np.any((holds != first) & is_read[..., None]):
-        raise op.fail("a mask by loaded integers has to leave the first elements of a block, and no others")
+        raise op.fail("a mask of loaded integers must keep the first elements of a block, and no others")
     return wide[0], count
 
 
@@ -389,7 +388,7 @@ def rows_of(op: Op, x: Listed, source: View, name: str) -> tuple[Affine, Gathere
         along = tuple(sorted(range(len(source.sizes)), key=lambda i: -source.by[i])[:1])
     rest = sum(source.index((i,), known) * source.by[i] for i in along)
     if np.any(rest != known):
-        raise op.fail(f"{source.name}: loaded integers lead to no element of its axes")
+        raise op.fail(f"{source.name}: loaded integers address an element outside of its axes")
     shift = np.asarray(sum(source.index((i,), x.rest.base) * source.by[i] for i in along))
     if np.any(shift):
         return rows_of(op, _shifted(op, x, shift), source, name)

@@ -61,7 +61,8 @@ class Memory(WholeNumbers):
             self.looked.setdefault(of, op.line)
             if any(x.of == of for x in self.stored):
                 raise op.fail(
-                    f"{of}: the kernel both stores and loads these integers, which is not supported; pass it a copy"
+                    f"{of}: the kernel both stores and loads these integers, which is not supported; pass a copy "
+                    "to the kernel"
                 )
             self._set(op, self._looked_up(op, tensor, pointer, mask, other))
             return
@@ -105,13 +106,14 @@ class Memory(WholeNumbers):
         number = Number(0.0, "0.0", pointer.shape) if other is None else other
         held = where_held(op, pointer, mask, self._kinds_of_all) if isinstance(pointer, Listed) else pointer
         if held is None or not isinstance(number, Number):
-            why = "a mask by loaded integers that leaves other than the first elements of a block is not supported"
-            raise op.fail(f"{why} along another axis than that of the list, or with a block as other=")
+            why = "a mask of loaded integers may keep only the first elements of a block"
+            raise op.fail(f"{why} along an axis other than the list's, or with a block as other=")
         chosen = self._of_table(op, replace(mask, within=None))
         self._load(op, self._in_rows(op, held, mask.within), mask.within, number, shape_of(op.type)[1])
         loaded = self.values[op.results[0]]
         why = (
-            "the mask by loaded integers is applied after a load of the whole block, and the time is that of this load"
+            "npusim applies the mask of loaded integers after a load of the whole block, and the time is that of "
+            "the whole load"
         )
         self.notes.append(f"{op.line}: {why}")
         if isinstance(loaded, Floats):
@@ -204,7 +206,7 @@ class Memory(WholeNumbers):
         """Load a block of floats, or of a mask."""
         tensor = self.arguments[pointer.of]
         if not isinstance(tensor, View) and not pointer.shape:
-            why = "give it as an argument, a constexpr, or a table of pages (--page); or record the call"
+            why = "pass its value as an argument, a constexpr or a table of pages (--page); or record the call"
             raise op.fail(f"a load of one element of {pointer.of}: {why} (npusim help triton)")
         mask, rest = self._bounds_and_rest(op, mask)
         if rest is not None:
@@ -232,20 +234,22 @@ class Memory(WholeNumbers):
         if before and len(self.walks) > 1 and before.pointer.steps == pointer.steps:  # the same in the loop before
             if any(x.of == pointer.of for x in self.stored):
                 raise op.fail(
-                    f"{pointer.of} is loaded after a store to it, which is not supported; pass the kernel a copy"
+                    f"{pointer.of} is loaded after a store to it, which is not supported; pass a copy to the kernel"
                 )
             if before.pointer.shape != pointer.shape:
                 raise op.fail(
-                    f"{pointer.of} is read in tiles of other sizes than in the loop before; use the same sizes"
+                    f"the loop reads {pointer.of} in tiles of other sizes than the loop before it; use the same sizes"
                 )
             if not self.choices.is_apart:
                 if before.pointer.base.shape[1] not in (1, self.walks[-2].most):  # that of this loop is joined to it
-                    raise op.fail(f"{pointer.of} is read more often than in the loop before; visit the same in both")
+                    raise op.fail(
+                        f"the loop reads {pointer.of} more often than the loop before it; read the same tiles in both"
+                    )
                 before.pointer = replace(before.pointer, base=self._both(before.pointer.base, pointer.base))
                 before.left = list(map(self._both, before.left, left))
             elif not all(map(are_alike, (before.pointer.base, *before.left), (pointer.base, *left))):
                 raise op.fail(
-                    f"{pointer.of} is read in other tiles than in the loop before; visit the same tiles in both"
+                    f"the loop reads other tiles of {pointer.of} than the loop before it; read the same tiles in both"
                 )
             self.walks[-1].loads.append(before.name)
             self._note_cuts(before.axes, pointer.shape, left)
@@ -307,7 +311,7 @@ class Memory(WholeNumbers):
             is_whole = bool(np.all(every | none)) and not (np.all(every) or np.all(none))  # all or nothing, by program
             raise (self.unlike(op, how, every) if is_whole else op.fail(how)) from None
         self.notes.append(
-            f"{op.line}: {why} is applied after a load of the whole block, and the time is that of this load"
+            f"{op.line}: {why} is applied after a load of the whole block, and the time is that of the whole load"
         )
         loaded = self.values[op.results[0]]
         if isinstance(loaded, Floats):
@@ -475,7 +479,9 @@ class Memory(WholeNumbers):
         view = MaskView(name, ones, "int8", ones, sizes=tensor.sizes, by=tensor.by, holds=x.holds)
         self.arguments.setdefault(name, view)
         if (size := INTEGERS[tensor.fmt]) > 1:
-            self.notes.append(f"{op.line}: {x.at.of}: a mask of {size} bytes an element is timed as one of 1 byte")
+            self.notes.append(
+                f"{op.line}: {x.at.of}: a mask with {size} bytes an element is timed as a mask with 1 byte an element"
+            )
         limits = [(i, left) for i, left in enumerate(x.at.limits()) if left is not None]
         rules = tuple(
             ("slt", replace(x.at, base=-left, steps=one_hot(i, x.shape), of="", left=())) for i, left in limits
@@ -503,7 +509,7 @@ class Memory(WholeNumbers):
             return pointer
         of = pointer.rest.of
         if not isinstance(source := self.arguments[of], View):
-            raise op.fail(f"{of}: rows are selected by loaded integers, which needs their values; record the call")
+            raise op.fail(f"{of}: loaded integers select rows, so that npusim needs their values; record the call")
         pointer, is_read_alone = by_one_list(op, pointer, self._kinds_of_all), self._is_read_first(op, of)
         for name in chain((f"{of}.rows",), (f"{of}.rows{i}" for i in count(2))):
             made, view = rows_of(op, pointer, source, name)
@@ -520,10 +526,13 @@ class Memory(WholeNumbers):
             )
         self._check_rows(op, made, view, self._lanes(op, mask, made), drops=drops)
         if known is None:
-            listed = f"{len(view.listed):,} rows by loaded integers, or by indices that are not linear"
-            self.notes.append(f"{op.line}: {of}: {listed}: one that is there twice is read from memory twice")
+            listed = f"{len(view.listed):,} rows, selected by loaded integers or by indices that are not linear"
+            self.notes.append(f"{op.line}: {of}: {listed}: a row that is selected twice is read from memory twice")
             if not any(n > 1 and abs(s) < view.by_row for s, n in zip(made.steps, made.shape, strict=True)):
-                why = "single elements by a list are timed as neighbours, not as a sector of memory for each"
+                why = (
+                    "single elements that a list selects are timed as adjacent elements, not as one sector of "
+                    "memory each"
+                )
                 self.notes.append(f"{op.line}: {of}: {why}")
             self.arguments[name] = view
         return made
@@ -566,11 +575,11 @@ class Memory(WholeNumbers):
         places, read = np.broadcast_arrays(places, read)
         rows = np.array(view.listed, np.int64)
         if not drops and np.any((rows[np.clip(places, 0, len(rows) - 1)] < 0) & read):
-            raise op.fail(f"{view.parameter}: loaded integers lead beyond its elements, and no mask keeps it from that")
+            raise op.fail(f"{view.parameter}: loaded integers address elements beyond its end, and no mask prevents it")
         used = rows[np.unique(places[read])]
         used = used[used >= 0]
         if op.name.endswith("store") and len(np.unique(used)) < len(used):
-            raise op.fail(f"{view.parameter}: a store writes one row by two indices, in no defined order")
+            raise op.fail(f"{view.parameter}: a store writes the same row at two indices, in an undefined order")
 
     def _looked_up(
         self, op: Op, tensor: IntegerTensor, pointer: Affine | Listed, mask: Known | None, other: Known | None
@@ -593,7 +602,7 @@ class Memory(WholeNumbers):
         if condition is not None:
             known = truth(op, condition) if known is None else known & truth(op, condition)
         if not pointer.shape and known is not None and not np.all(known) and not isinstance(other, Affine):
-            raise op.fail(f"{of}: a mask hides this integer; state its value with other=...")
+            raise op.fail(f"{of}: a mask hides this integer; set its value with other=...")
         known = np.broadcast_to(True if known is None else known, np.broadcast_shapes(places.shape, np.shape(known)))
         is_read = self.is_read(known.shape[1])
         known = known & is_read.reshape(*is_read.shape, *(1 for _ in pointer.shape))
@@ -601,7 +610,7 @@ class Memory(WholeNumbers):
         if np.any(is_beyond := known & ((places < 0) | (places >= len(tensor.data)))):
             program, at = int(np.argwhere(is_beyond)[0, 0]), int(places[is_beyond][0])
             program = program if len(places) > 1 else 0
-            why = f"{self.program(program)} reads element {at} of {len(tensor.data)}, and no mask keeps it from that"
+            why = f"{self.program(program)} reads element {at} of {len(tensor.data)}, and no mask prevents it"
             raise op.fail(f"{of}: {why}{self._looked(op, program, 0)}")
         values = wrapped(tensor.data[np.where(known, places, 0)], bits := bits_of(op.type))
         is_whole = all(x is None for x in limits)
@@ -636,7 +645,7 @@ class Memory(WholeNumbers):
         index = (low if low < 0 else high) // step
         does = "stores to" if op.name.endswith("store") else "reads"
         axis = f"index {index} of an axis of {size} with stride {step} (allowed: 0 to {size - 1})"
-        why = f"{self.program(program)} {does} {axis}, and no mask keeps it from that"
+        why = f"{self.program(program)} {does} {axis}, and no mask prevents it"
         raise op.fail(f"{pointer.of}: {why}{self._looked(op, program, time)}")
 
     def _is_beyond(self, pointer: Affine, left: Sequence[Integers]) -> Booleans:
@@ -657,7 +666,7 @@ class Memory(WholeNumbers):
             x, of = self.values.get(name), self.values[load.operands[0]]
             if isinstance(x, Affine) and isinstance(of, Affine) and name != (op.results or [""])[0]:
                 value = x.base[min(program, len(x.base) - 1), min(time, x.base.shape[1] - 1)]
-                said += f"; {of.of} has {value} there, loaded at {load.line}"
+                said += f"; the index comes from {of.of}, loaded at {load.line}, which has {value} there"
         return said
 
     def _begin_anew(self, op: Op, mask: Known | None, pointer: Affine, left: Sequence[Integers]) -> list[bool]:
@@ -674,7 +683,7 @@ class Memory(WholeNumbers):
         if not isinstance(tensor, View):
             return tensor
         if not tensor.is_exchanged and self._is_exchanged(op, pointer):
-            why = f"{pointer.of}: a block across its tensor's rows is timed as one along them"
+            why = f"{pointer.of}: a block across the rows of its tensor is timed as a block along the rows"
             self.notes.append(f"{op.line}: {why}")
             tensor = replace(tensor, is_exchanged=True)
         self._note_step(op, tensor, pointer)
@@ -684,7 +693,7 @@ class Memory(WholeNumbers):
             listed = [s for s, n in zip(pointer.steps, pointer.shape, strict=True) if n > 1]
             lies = f"{'x'.join(map(str, tensor.sizes))} with strides {list(tensor.by)}"
             raise op.fail(
-                f"{pointer.of}, {lies}, is accessed with strides {listed}; a block goes along one axis or two"
+                f"{pointer.of}, {lies}, is accessed with strides {listed}; a block must run along one or two axes"
             )
         self.arguments[pointer.of] = view
         return view
@@ -693,7 +702,9 @@ class Memory(WholeNumbers):
         """Note a block of every so many-th element of an axis of its tensor."""
         steps = [s for s, n in zip(pointer.steps, pointer.shape, strict=True) if n > 1 and s]
         if steps and (step := min(steps)) > 1 and step not in tensor.by:
-            why = f"{tensor.parameter}: a block of elements {step} apart is timed as one of neighbours"
+            why = (
+                f"{tensor.parameter}: the block's elements are {step} apart, but the time is that of adjacent elements"
+            )
             if not any(n.endswith(why) for n in self.notes):
                 self.notes.append(f"{op.line}: {why}")
 
@@ -715,8 +726,8 @@ class Memory(WholeNumbers):
         """Return the pointers of a descriptor's block at some indices, and the elements within the tensor."""
         if not isinstance(x, Descriptor) or any(not isinstance(i, Affine) for i in indices):
             raise op.fail(
-                "a tensor descriptor that a branch chooses or a loop carries, or one with indices that are not "
-                "integers, is not supported"
+                "a tensor descriptor that a branch chooses or a loop carries, or a descriptor with indices that "
+                "are not integers, is not supported"
             )
         steps, base, rules = list[int](), x.pointer.base, list[tuple[str, Affine]]()
         for at, (i, size, stride) in enumerate(zip(indices, x.sizes, x.strides, strict=True)):
@@ -822,7 +833,7 @@ class Memory(WholeNumbers):
         if isinstance(value, Number) and isinstance(pointer, Affine | Listed):  # of all elements
             fmt = self._element_of(pointer)
             if fmt not in FORMATS and fmt not in WHOLE:
-                raise op.fail(f"a store of a number to elements of {fmt}; allowed: {', '.join((*FORMATS, *WHOLE))}")
+                raise op.fail(f"a store of a number to a tensor of {fmt}; allowed: {', '.join((*FORMATS, *WHOLE))}")
             text = f"filled('@', {value.text}, {self.choices.fmt(fmt)!r})"
             value = self._named(op, Floats(text, (None,) * len(pointer.shape), fmt), "value")
         if not isinstance(pointer, Affine | Listed) or not isinstance(value, Floats):
@@ -838,9 +849,7 @@ class Memory(WholeNumbers):
         left = self._left(op, mask, pointer)
         value = self._spread(value, [n if step else 1 for n, step in zip(pointer.shape, pointer.steps, strict=True)])
         if any(self._begin_anew(op, mask, pointer, left)):
-            raise op.fail(
-                f"{pointer.of}: a store goes to indices that start again within the block; mask those that do"
-            )
+            raise op.fail(f"{pointer.of}: a store has indices that repeat within the block; mask the repeated ones")
         self._check_indices(op, pointer, left)
         if self._dims(op, pointer, self._viewed(op, pointer, left)) == (COLUMNS, ROWS):
             if any(n > 1 and not np.any(step) for n, step in zip(pointer.shape, pointer.steps, strict=True)):

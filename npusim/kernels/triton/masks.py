@@ -107,7 +107,7 @@ def mask_of_plain(
         if isinstance(walk.mask, Condition):
             listed.append(_rules_of(grid, walk.mask, here))
     if any([_form(x) for x in other] != [_form(x) for x in listed[0]] for other in listed):
-        raise ProgramError(f"{line}: two loops have different masks, which is not supported")
+        raise ProgramError(f"{line}: loops with different masks in one kernel are not supported")
     rules_of = listed[0]
     if grid.reader.hides_by_numbers:
         _check_rows(grid, rules_of)
@@ -141,8 +141,8 @@ def check_masks(grid: LaunchGrid) -> None:
     walks = grid.reader.walks
     if len(walks) > 1 and any(isinstance(w.mask, Elements) for w in walks):
         raise ProgramError(
-            f"{grid.stored.line}: a kernel with several loops has a mask that is not linear along rows and keys, or "
-            "that moves"
+            f"{grid.stored.line}: a kernel with several loops has a mask that is not linear along rows and keys, "
+            "or a mask that moves between tiles"
         )
 
 
@@ -162,7 +162,7 @@ def _mask_of_elements(grid: LaunchGrid, kind: MaskKind | None) -> tuple[ElementM
     if rows * keys > MOST_ELEMENTS:
         size = f"{rows:,} x {keys:,}"
         raise ProgramError(
-            f"{line}: npusim would have to look at {size} elements of a mask; allowed: {MOST_ELEMENTS:,}"
+            f"{line}: npusim would have to evaluate {size} elements of a mask; allowed: {MOST_ELEMENTS:,}"
         )
     whole = np.broadcast_to(mask.values, (count, walk.most, *mask.shape)) != 0
     taken = list[dict[int, bytes]]()
@@ -173,12 +173,18 @@ def _mask_of_elements(grid: LaunchGrid, kind: MaskKind | None) -> tuple[ElementM
             here = slice(start := int(starts[i, j]), start + (n := int(counts[i, j])))
             part = whole[i, j, :height, :n]
             if part.shape != own[:, here].shape:
-                raise ProgramError(f"{line}: a mask of a factor of a product, by no row and key of it: mask its load")
+                raise ProgramError(
+                    f"{line}: a mask hides elements of a product's factor, but not by row and key; "
+                    "mask the factor's load instead"
+                )
             if np.any((own[:, here] != part) & known[here]):
-                raise ProgramError(f"{line}: a mask differs between two tiles of the same keys in a program")
+                raise ProgramError(f"{line}: two tiles of one program have the same keys and different masks")
             own[:, here], known[here] = part, True
         if grid.reader.hides_by_numbers and known.any() and not own.any(1).all():
-            why = f"row {row + int(np.argmin(own.any(1)))} sees no key: a mask hides it whole, by a number; write -inf"
+            why = (
+                f"row {row + int(np.argmin(own.any(1)))} sees no key: the mask replaces all of its scores by a "
+                "finite number; use -inf"
+            )
             raise ProgramError(f"{line}: {why}")
         content = known.tobytes() + own.tobytes()
         number = next((k for k, t in enumerate(taken) if t.get(row, content) == content), len(taken))
@@ -246,7 +252,7 @@ def _check_rows(grid: LaunchGrid, rules_of: Sequence[JoinedRules]) -> None:
         rows = int(grid.row[i, 0]) + np.arange(int(grid.rows[i, 0]))
         low, high = np.full(rows.shape, starts.min()), np.full(rows.shape, ends.max() - 1)
         if rules.either:
-            why = "a mask that joins comparisons by | or ~ replaces scores by a finite number; write -inf"
+            why = "a mask that joins comparisons by | or ~ replaces scores by a finite number; use -inf"
             raise ProgramError(f"{grid.stored.line}: {why}")
         for relation, base, a, b in rules.of:
             is_strict, is_above = relation[-1] == "t", relation[-2] == "g"
@@ -256,7 +262,8 @@ def _check_rows(grid: LaunchGrid, rules_of: Sequence[JoinedRules]) -> None:
             edge = -(base + a * rows) * b  # of the keys with b k + edge' above or below 0
             if relation in ("eq", "ne") or abs(b) != 1:
                 raise ProgramError(
-                    f"{grid.stored.line}: a mask replaces scores by a finite number, and does not compare rows and keys"
+                    f"{grid.stored.line}: a mask replaces scores by a finite number, but does not compare rows "
+                    "with keys"
                 )
             if is_above == (b > 0):
                 low = np.maximum(low, edge + is_strict)
@@ -264,5 +271,5 @@ def _check_rows(grid: LaunchGrid, rules_of: Sequence[JoinedRules]) -> None:
                 high = np.minimum(high, edge - is_strict)
         if np.any(low > high):
             row = int(rows[np.argmax(low > high)])
-            why = f"row {row} sees no key: a mask hides it whole, by a number; write -inf"
+            why = f"row {row} sees no key: the mask replaces all of its scores by a finite number; use -inf"
             raise ProgramError(f"{grid.stored.line}: {why}")

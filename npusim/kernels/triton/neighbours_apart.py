@@ -175,14 +175,14 @@ def _of_pairs(op: Op, x: Affine | Condition | Number, which: int) -> Known:
     if isinstance(x, Condition):
         return x.changed(lambda d: _of_pairs(op, d, which))  # type: ignore[arg-type, return-value]
     if x.limits()[-1] is not None:
-        raise op.fail("tl.split of a block of which a mask hides some elements of a pair is not supported")
+        raise op.fail("tl.split of a block is not supported if a mask hides only one element of a pair")
     base = x.base + which * x.steps[-1]
     return replace(x, base=base, steps=x.steps[:-1], shape=x.shape[:-1], left=x.left[:-1])
 
 
 def _half(op: Op, x: Affine, which: int) -> Affine:
     if x.limits()[-1] is not None:
-        raise op.fail("tl.split or tl.join of a block of which a mask hides some elements is not supported")
+        raise op.fail("tl.split or tl.join of a partly masked block is not supported")
     step, size = x.steps[-1], x.shape[-1]
     if size == 1:
         return x

@@ -55,10 +55,14 @@ from npusim.kernels.triton.values import (
 #: Operations that are refused, and what to do instead.
 _REFUSED: Mapping[str, str] = MappingProxyType(
     {
-        "tt.atomic": "atomics other than tl.atomic_add of floats to one tensor are not supported; let each program "
-        "store its part",
-        "tt.cat": "tl.cat is not supported, because it leaves the order of the elements open; store both blocks, "
-        "or use tl.join and tl.reshape",
+        "tt.atomic": (
+            "the only supported atomic is tl.atomic_add of floats to one tensor; store each program's "
+            "part in its own element instead"
+        ),
+        "tt.cat": (
+            "tl.cat is not supported, because the order of its elements is undefined; store both blocks, or "
+            "use tl.join and tl.reshape"
+        ),
         "tt.elementwise_inline_asm": "inline assembly is not supported; write it in Triton's language",
         "tt.gather": "tl.gather by loaded indices is not supported; give tables of pages as data of the problem "
         "(--page)",
@@ -76,7 +80,7 @@ MOST_SEARCHED = 4096
 #: Iterations of a loop that is read as one block, with the products behind it.
 MOST_UNROLLED = 4
 #: What is said of blocks that are read as rows.
-_AS_ROWS = "a block that is summed along both axes is read as one row of its elements"
+_AS_ROWS = "npusim treats a block that is summed along both axes as one row of elements"
 #: How often a kernel is read again where a later access of a view says other rows and columns than an earlier one.
 MOST_READINGS = 3
 
@@ -100,7 +104,10 @@ def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[in
             fault = fault or error
             continue
         if block.parts > 1:
-            why = f"a block of {block.size} flat indices is read as {block.parts} blocks: their time, not the block's"
+            why = (
+                f"npusim treats a block of {block.size} flat indices as {block.parts} blocks; the time is that "
+                "of these blocks"
+            )
             reader.notes.append(f"{function.name}: {why}")
         return reader
     for thinner, parts in without_third_axis(function):
@@ -109,7 +116,10 @@ def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[in
         except ProgramError as error:
             fault = fault or error
             continue
-        why = f"a block of three axes is read as {parts} programs of blocks of two: their time, not the block's"
+        why = (
+            f"npusim treats a block of three axes as {parts} programs with blocks of two axes; the time is that "
+            "of these programs"
+        )
         reader.notes.append(f"{function.name}: {why}")
         return reader
     if fault is not None:
@@ -135,13 +145,14 @@ def _with_loops_changed(function: Function, arguments: Mapping[str, Any]) -> Ite
         yield rows, _AS_ROWS
     joined = with_loops_joined(function, arguments)
     why = (
-        "loops over the tiles of one row, of which one is masked, are read as one loop with the mask, and all tiles "
-        "with the roundings of its code; last bits differ where the code of the other loop contracts other operations"
+        "npusim merges loops over the tiles of one row, one of them masked, into one loop with the mask, and "
+        "rounds all tiles as its code does; last bits differ where compiled code fuses other operations in the "
+        "other loop"
     )
     if joined is not None:
         yield joined, why
     if (turned := with_loops_turned(joined or function, arguments)) is not None:
-        how = "a loop that stores independent tiles is read in the opposite order, as the loop before it goes"
+        how = "a loop that stores independent tiles runs here in the opposite order, that of the loop before it"
         yield turned, f"{why}; {how}" if joined is not None else how
 
 
@@ -172,16 +183,21 @@ def _read(
                 unsteady = {**reader.hidden.unsteady, **reader.hidden.changed}
                 reader = Reader(given, arguments, grid, replace(choices, **how), reader.accesses, block, unsteady)
             if reader.is_misread:
-                raise ProgramError(f"{operations[0].line}: {function.name}: a tensor's rows and columns change places")
+                raise ProgramError(f"{operations[0].line}: {function.name}: npusim swaps a tensor's rows and columns")
             break
     if "fuses" in how and choices.fuses:
-        why = "compiled code contracts multiplications and additions in the loop without a mask; here no loop does"
+        why = "compiled code fuses multiplications and additions in the loop without a mask; here no loop does"
         reader.notes.append(f"{function.name}: {why}")
     if scratch:
-        why = "a tensor that a program stores and loads again at once is scratch: no result, and no time"
+        why = (
+            "a tensor that a program stores and immediately loads again is scratch: it is not a result, and its "
+            "accesses have no time"
+        )
         reader.notes.append(f"{next(iter(scratch.values())).line}: {why}")
     if any(o.operands[:1] == ["row@"] for o in function.operations):
-        reader.notes.append(f"{function.name}: sums over rows go from the first to the last; compiled ones may not")
+        reader.notes.append(
+            f"{function.name}: sums over rows run from the first row to the last; compiled code may use another order"
+        )
     return reader
 
 
@@ -204,7 +220,7 @@ class Reader(Memory):
         self._flat, self._part = block, cast("Affine | None", None)
         self._all(function.operations)
         if choices.chooses_lanes and not self.hides_first_lanes:
-            raise ProgramError(f"{function.name}: no mask hides lanes before those that it leaves")
+            raise ProgramError(f"{function.name}: a mask may not hide lanes before the lanes that it keeps")
         self._check_uncut()
         if not self.stored:
             raise ProgramError(f"{function.operations[-1].line}: {function.name} stores nothing")
@@ -223,13 +239,15 @@ class Reader(Memory):
         for x in self.stored:
             if accessed.count(x.pointer.of) > 1 and not self._is_in_place(x):
                 others = {str(y.line) for y in (*self.stored, *self.loads.values()) if y.pointer.of == x.pointer.of}
-                why = f"{x.pointer.of} is stored to and also accessed elsewhere; pass the kernel another"
+                why = f"{x.pointer.of} is stored to and also accessed elsewhere; pass another tensor"
                 raise ProgramError(f"{x.line}: {why}; it is accessed at {', '.join(sorted(others))}")
             for y in self.loads.values():
                 is_one = y.of.partition(".")[0] == x.of.partition(".")[0]
                 if is_one and isinstance(self.arguments[y.of], GatheredView) and not self._are_own(x, y):
-                    why = f"{x.pointer.of}: a program loads an element that it may not store to, and another one may"
-                    raise ProgramError(f"{y.line}: {why}, at {x.line}: which comes first is free; give it a copy")
+                    why = f"{x.pointer.of}: a program loads an element that another program may store to"
+                    raise ProgramError(
+                        f"{y.line}: {why}, at {x.line}: their order is undefined; pass a copy to the kernel"
+                    )
 
     @property
     def placed_by_loads(self) -> frozenset[Line]:
@@ -259,7 +277,7 @@ class Reader(Memory):
         """Choose the first result's numbers by a mask that always holds: a kernel of tiles has an operand at least."""
         stored = self.stored[0]
         if stored.is_walked:
-            why = "reads no block of a tensor, and a kernel of tiles computes from one at least"
+            why = "loads no block of a tensor; npusim needs at least one"
             raise ProgramError(f"{stored.line}: {self.function.name} {why}")
         name, value = self._unique("ones"), stored.value
         shape = (1,) * (len(stored.axes) - 1) + (stored.pointer.shape[-1:] or (1,))
@@ -267,7 +285,7 @@ class Reader(Memory):
         fmt = value.fmt if value.fmt in FORMATS else "f32"
         self.seen[name] = KnownBlock(Floats(name, axes, fmt), np.ones(shape, bool), stored.line)
         self.notes.append(
-            f"{stored.line}: only numbers are stored; for these the kernel reads a mask that always holds"
+            f"{stored.line}: the kernel stores only constants; here it also loads a mask that is always true"
         )
         text = f"where(compare({name}, 0.0, 'une'), {self.text(value)}, {self.text(value)})"
         stored.value = replace(value, text=text)
@@ -373,7 +391,7 @@ class Reader(Memory):
                 raise op.fail("the condition of a branch differs between elements of a block; use tl.where")
             if len(returns) != 1:
                 raise self.unlike(
-                    op, "a branch that differs between programs is supported only as an early return", every
+                    op, "a branch whose condition differs between programs may only be an early return", every
                 )
             is_left = np.broadcast_to(every if returns[0] == names[0] else none, (len(self.ids), 1))[:, 0]
             self._return(op, is_left)
@@ -383,9 +401,9 @@ class Reader(Memory):
     def _return(self, op: Op, is_left: Booleans) -> None:
         """Go on without the programs that are done."""
         if is_left.all():
-            raise op.fail("every program returns early, so that nothing is stored")
+            raise op.fail("every program returns early, so that the kernel stores nothing")
         if is_left.any() and self.stored:
-            why = "some programs return, or skip a store, after they have stored; store under a mask"
+            why = "some programs return, or skip a store, after an earlier store; use a mask for the store"
             raise self.unlike(op, why, is_left[:, None])
         if is_left.any():
             self.notes.append(f"{op.line}: {int(is_left.sum()):,} of {len(is_left):,} programs return early")
@@ -484,8 +502,8 @@ class Reader(Memory):
         elif op.results and op.otherwise and not has_effects:
             self._chosen_by_program(op, every)
         else:
-            why = "an if that differs between programs is supported only as an early return, a skipped tile, or a"
-            raise self.unlike(op, f"{why} choice of integers; let the grid or tl.where decide", every)
+            why = "an if whose condition differs between programs may only be an early return, a skipped tile, or a"
+            raise self.unlike(op, f"{why} choice of integers; use the grid or tl.where instead", every)
 
     def _npusim_flat_range(self, op: Op) -> None:
         """Read flat indices as rows and columns, each part of a program's block as the block of a program."""
@@ -520,14 +538,15 @@ class Reader(Memory):
         """Read where a program's part of an atomic addition begins."""
         if not isinstance(base, Affine) or not isinstance(pointer, Affine):
             raise op.fail(
-                "tl.atomic_add at addresses by loaded integers is not supported; sort them, and add each one's"
+                "tl.atomic_add at addresses from loaded integers is not supported; sort the integers, and add the "
+                "values of each one"
             )
         every = replace(pointer, base=np.broadcast_to(pointer.base, (len(self.ids), pointer.base.shape[1])))
         self._set(op, part_of(op, base, every, self.arguments[base.of]))
 
     def _npusim_scale(self, op: Op, x: Known) -> None:
         if not isinstance(x, Number) or not x.value > 0:
-            raise UnlikeLoopsError(f"{op.line}: a scale is not above 0")
+            raise UnlikeLoopsError(f"{op.line}: a scale must be above 0")
 
     def _npusim_holds(self, op: Op, mask: Known, number: Known) -> None:
         """Refuse a mask that hides anything in an iteration of which the kernel has none."""
@@ -536,8 +555,8 @@ class Reader(Memory):
         is_plain = (number.base >= op.number("first")) & (number.base < op.number("end"))
         if np.any(is_plain & ~every & self.is_read(number.base.shape[1])):
             raise op.fail(
-                "a kernel has a loop without a mask, and one whose mask hides elements of its tiles, which is "
-                "not supported"
+                "a kernel with one loop without a mask and another whose mask hides elements of its tiles is not "
+                "supported"
             )
 
     def _npusim_meets(self, op: Op, equal: Known, mask: Known) -> None:
@@ -549,7 +568,7 @@ class Reader(Memory):
             met = met & RELATIONS[relation](bound.base + bound.steps[0] * lane, 0)
         if rules.either or abs(d.steps[0]) != 1 or not np.all(met.any(1)):
             program = self.program(int(np.argmin(met.any(1))) if len(met) > 1 else 0)
-            raise op.fail(f"{program} stores, after a loop, an element that none of the loop's tiles has")
+            raise op.fail(f"after a loop, {program} stores an element that is in none of the loop's tiles")
 
     def _branch(self, op: Op, body: Sequence[Op]) -> None:
         for inner in body:
@@ -568,7 +587,8 @@ class Reader(Memory):
         for r, a, b in zip(op.results, *made, strict=True):
             if not isinstance(a, Affine) or not isinstance(b, Affine) or a.steps != b.steps or a.of != b.of:
                 why = (
-                    "an if chooses between computed values by program, which is not supported; use tl.where with a mask"
+                    "an if that chooses between computed values, differently in different programs, is not "
+                    "supported; use tl.where with a mask"
                 )
                 raise self.unlike(op, why, np.asarray(every))
             left = tuple(lesser(x, y) for x, y in zip(a.limits(), b.limits(), strict=True))
@@ -597,7 +617,7 @@ class Reader(Memory):
         """Evaluate a loop over integers for all programs at once, until none goes on."""
         if not _is_of_integers(op):
             raise op.fail(
-                "the end of a loop depends on computed values, which is not supported; bound the loop by sizes"
+                "the end of a loop depends on computed values, which is not supported; use sizes as its bounds"
             )
         names, starts = op.operands[0::2], op.operands[1::2]
         (arguments, *_), state, on = op.otherwise, [self.values[n] for n in starts], np.ones((1, 1), bool)
@@ -612,7 +632,7 @@ class Reader(Memory):
                 return
             self.values |= zip(arguments.results, passed, strict=True)
             state = self._updated(op, on, self._where_on(op.otherwise[1:], on), names)
-        raise op.fail(f"a loop over integers has not ended after {MOST_SEARCHED:,} iterations")
+        raise op.fail(f"a loop over integers did not end within {MOST_SEARCHED:,} iterations")
 
     def _count_on(self, op: Op, first: Integers, each: Integers, counts: Integers) -> None:
         """Evaluate a loop over integers, iteration by iteration, for all programs at once."""
@@ -647,12 +667,12 @@ class Reader(Memory):
         if _is_of_integers(op) and self._counted(op):
             return
         if self._walk is not None:
-            raise op.fail("a loop within a loop is not supported here; let the grid take the outer one")
+            raise op.fail("a loop within a loop is not supported here; move the outer loop into the grid")
         number, low, high, step, *carried = op.operands
         bounds = [self.values[n] for n in (low, high, step)]
         first, end, each = (x.base if isinstance(x, Affine) else np.ones((1, 1), np.int64) for x in bounds)
         if not all(isinstance(x, Affine) for x in bounds):
-            raise op.fail("the end of a loop depends on data, which is not supported; bound the loop by sizes")
+            raise op.fail("the end of a loop depends on data, which is not supported; use sizes as its bounds")
         if np.any(each <= 0) or " unsigned " in op.text:
             raise op.fail("a loop has a step of 0 or less, or unsigned bounds; use a signed, positive step")
         inner, starts, ends = carried[::2], carried[1::2], op.body[-1].operands if carried else []
@@ -732,7 +752,7 @@ class Reader(Memory):
     def _refuse_many(op: Op, each: int, times: int) -> None:
         if each > MOST_EACH or times > MOST_TIMES:
             allowed = f"allowed: at most {MOST_EACH:,} and {MOST_TIMES:,}"
-            raise op.fail(f"a program goes through a loop {each:,} times, all programs {times:,} times; {allowed}")
+            raise op.fail(f"a loop has {each:,} iterations in one program and {times:,} in all programs; {allowed}")
 
     def _is_stored_by(self, op: Op, walk: Walk, first: Integers, each: Integers) -> bool:
         """Return whether a loop that stores is read: as an if, block by block, or without programs that skip it."""
@@ -777,10 +797,10 @@ class Reader(Memory):
         for inner, start in zip(carried[::2], carried[1::2], strict=True):
             if not isinstance(self.values[start], Affine):
                 why = (
-                    "goes from one block that a loop stores to the next; store the blocks in another loop after this "
-                    "one"
+                    "passes from one block that a loop stores to the next; store the blocks in a second loop "
+                    "after this one"
                 )
-                raise op.fail(f"{plain_name(inner)} {why}, or make them independent")
+                raise op.fail(f"{plain_name(inner)} {why}, or make the blocks independent")
         moved = [self._moved(op, inner, end) for inner, end in zip(carried[::2], ends, strict=True)]
         self._keep(program)
         one = Affine(first).at(program).base + time * Affine(each).at(program).base
@@ -843,7 +863,7 @@ class Reader(Memory):
             self.values[inner] = x
             return ""
         if not isinstance(x, Number) and not (isinstance(x, Floats) and x.text in self.loads and not x.is_transposed):
-            why = "begins with a computed value; start it with a number or with a loaded block"
+            why = "starts from a computed value; start it from a number or from a loaded block"
             raise op.fail(f"{plain_name(inner)} {why}")
         types = TYPES.findall(op.text.partition("-> (")[2])
         axes = self._axes(x.shape) if isinstance(x, Number) else x.axes
@@ -902,14 +922,14 @@ class Reader(Memory):
         """Refuse a state whose lanes masks hide in some iterations alone, if these change or reduce it there."""
         of = f"{plain_name(inner)} is carried by a loop, and a mask hides some of its elements in some iterations only"
         if not is_held:
-            why = "other=0.0 where a term is added, other=-inf of a maximum; or tl.where(mask, x, 0.0)"
-            raise op.fail(f"{of}; what these add to it may change it: write {why}")
+            why = "other=0.0 for a term of a sum, other=-inf for a maximum; or use tl.where(mask, x, 0.0)"
+            raise op.fail(f"{of}; the hidden elements may change it: write {why}")
         roots = {self.root(a) for a in axes if a is not None}
         for o in _within(op):
             blocks = [self.values.get(n) for n in o.operands[:2] if inner in self._made_of(n)]
             along = {self.root(a) for x in blocks if isinstance(x, Floats) for a in x.axes}
             if o.name in ("tt.reduce", "tt.scan", "tt.dot") and roots & along:
-                raise o.fail(f"{of}; it is reduced there: reduce it after the loop")
+                raise o.fail(f"{of}; the loop reduces it: reduce it after the loop instead")
 
     def _moved(self, op: Op, inner: str, end: str) -> Integers:
         """Return by how much an integer or pointer moves in an iteration."""
@@ -935,15 +955,18 @@ class Reader(Memory):
         if self.choices.is_apart:
             if any(w.done is not None for w in self.walks):
                 raise op.fail(
-                    "a second loop over tiles, beside one that skips tiles, is not supported; put it into its own "
-                    "kernel"
+                    "a second loop over tiles, beside one that skips tiles, is not supported; put it into a "
+                    "separate kernel"
                 )
             if any(" @ " in text for w in self.walks for text, _ in w.lines):
                 raise op.fail(
-                    "a second loop over tiles that differs from the first is not supported; put it into its own kernel"
+                    "a second loop over tiles that differs from the first is not supported; put it into a "
+                    "separate kernel"
                 )
             if not np.array_equal(self.walks[-1].counts, first.counts):
-                raise op.fail("a second loop over tiles visits other tiles than the first; visit the same in both")
+                raise op.fail(
+                    "a second loop over tiles visits other tiles than the first; visit the same tiles in both"
+                )
             return
         one, other = ([text for text, _ in w.lines if " = where(mask, " not in text] for w in (first, second))
         if one != other or more:

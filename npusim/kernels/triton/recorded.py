@@ -46,7 +46,10 @@ if TYPE_CHECKING:
 #: Triton's default of a launch (triton 3.6, CUDAOptions).
 WARPS = 4
 #: Note of a run whose kernel no compiler compiled.
-NO_CODE = "{}: registers are an estimate, because no compiler made the code; multiplications contract as nvcc has them"
+NO_CODE = (
+    "{}: registers are an estimate, because no compiler produced the code; multiplications and additions "
+    "are fused as nvcc fuses them"
+)
 
 
 def load(name: str) -> tuple[Schedule, ...]:
@@ -84,7 +87,7 @@ def _numbers(call: Call) -> Any:
     return Field(
         default=0,
         json_schema_extra={SEARCHED: list(range(len(call.configurations))), "none": BEST, **part_of("source")},
-        description=f"configuration of the autotuner, by number ({listed}); {BEST}: the first of `npusim tune`",
+        description=f"number of the autotuner's configuration ({listed}); {BEST}: the fastest by `npusim tune`",
     )
 
 
@@ -115,7 +118,10 @@ def _said(configuration: CallConfiguration) -> str:
 def phases_of(call: Call, problem: Any, tiling: Any, p: TritonPrecision, machine: Any) -> Phases:
     """Return the phase of a recorded call in the configuration that the tiling has; raise `SpecError` without one."""
     if sizes := getattr(problem, "sizes", {}):
-        raise SpecError(f"problem: {', '.join(sizes)}: a recorded call has its sizes; record the program at others")
+        raise SpecError(
+            f"problem: {', '.join(sizes)}: the sizes of a recorded call are fixed; record the program "
+            "again with other sizes"
+        )
     configuration = _configuration(call, tiling)
     options = dict(configuration.options)
     if takes_options(tiling):
@@ -131,7 +137,7 @@ def phases_of(call: Call, problem: Any, tiling: Any, p: TritonPrecision, machine
     if len(call.configurations) > 1:
         number, count = call.configurations.index(configuration), len(call.configurations)
         note = f"configuration {number + 1} of {count} (config={number}: {_said(configuration)}); "
-        phase = replace(phase, notes=(f"{note}-t config={BEST} takes the first of `npusim tune`", *phase.notes))
+        phase = replace(phase, notes=(f"{note}-t config={BEST} uses the fastest by `npusim tune`", *phase.notes))
     return [*before, (phase, *more) if more else phase]
 
 
@@ -160,7 +166,7 @@ def _launched(
     }
     grid = (*configuration.grid, *(1 for _ in AXES[len(configuration.grid) :]))
     if 0 in grid:
-        raise SpecError(f"{call}: a grid without a program: nothing is launched")
+        raise SpecError(f"{call}: the grid has no program, so that nothing is launched")
     return arguments if call.language else arguments | dict(configuration.constants), grid
 
 

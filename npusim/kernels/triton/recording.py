@@ -50,7 +50,7 @@ def recording(
     device = load_device(hw)
     capability = int(device.architecture.rpartition("_")[2] or 0) if device.family == "nvidia" else 0
     if capability < 90:
-        raise SpecError(f"record: {hw} is no GPU of compute capability 9.0 or more; the default is h200")
+        raise SpecError(f"record: {hw} is not a GPU of compute capability 9.0 or more; the default is h200")
     torch = import_module("torch") if find_spec("torch") else None
     recorder = Recorder(device.architecture, floats=floats)
     with contextlib.ExitStack() as stack:

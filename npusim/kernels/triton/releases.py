@@ -39,9 +39,11 @@ def release() -> str:
     try:
         release = version("triton")
     except PackageNotFoundError:
-        raise SpecError('Triton is not installed, which compiles kernels: pip install "npusim[triton]"') from None
+        raise SpecError(
+            'Triton is not installed, and the kernels need its compiler: pip install "npusim[triton]"'
+        ) from None
     if _number(release) < FIRST:
-        raise SpecError(f"Triton {release}: its TTIR was not tried; install a release from {_dotted(FIRST)} on")
+        raise SpecError(f"Triton {release}: npusim cannot read its TTIR; install release {_dotted(FIRST)} or later")
     return release
 
 
@@ -52,8 +54,8 @@ def untried() -> str:
             return ""
     except PackageNotFoundError:
         return ""
-    contracts = "contracts" if fused({})["enable_fp_fusion"] else "does not contract"
-    why = f"its TTIR was not tried (tried: {_dotted(FIRST)} to {_dotted(NEWEST)})"
+    contracts = "contracts" if fused({})["enable_fp_fusion"] else "does not fuse"
+    why = f"npusim was not tested with it (tested: {_dotted(FIRST)} to {_dotted(NEWEST)})"
     return f"Triton {release()}: {why}; by default it {contracts} multiplications and additions"
 
 

@@ -60,11 +60,11 @@ def check_shared(function: Function, call: Call) -> None:
                 if x.op.name in LOADS and is_behind:
                     raise _refused(x.op, f"{other} is loaded after a store to {stored}")
                 if x.op.name in STORES:
-                    raise _refused(x.op, f"{other} is stored to as {stored} is")
+                    raise _refused(x.op, f"the kernel stores to {other} and to {stored}")
 
 
 def _refused(op: Op, why: str) -> SpecError:
-    return SpecError(f"{op.line}: {why}, and both are parts of one memory; pass the kernel a copy of one")
+    return SpecError(f"{op.line}: {why}, and both share one piece of memory; pass a copy of one to the kernel")
 
 
 def _accesses(function: Function) -> Iterator[_Access]:
@@ -149,7 +149,7 @@ def check_programs(readers: Sequence[Reader]) -> None:
         for of, stored in stores:
             if reader is not of and _memory(reader, name) == _memory(of, stored.of):
                 why = f"{name}: some programs load these integers, and others store to them at {stored.line}"
-                raise ProgramError(f"{line}: {why}; pass the kernel a copy")
+                raise ProgramError(f"{line}: {why}; pass a copy to the kernel")
 
 
 def _root(reader: Reader, of: str) -> Tensor:
@@ -188,16 +188,16 @@ def _check_pair(reader: Reader, x: Load, of: Reader, stored: Load) -> None:
         return
     count = sum(len(r.ids) * y.pointer.base.shape[1] * prod(y.pointer.shape) for r, y in accesses)
     names = [y.of.partition(".")[0] for _, y in accesses]
-    where = f"{x.line}: " + (
-        f"{names[0]}:" if names[0] == names[1] else f"{names[0]} and {names[1]} are one memory, and"
-    )
-    does, comes = "loads", "which comes first is free; give the kernel a copy"
+    where = f"{x.line}: " + (f"{names[0]}:" if names[0] == names[1] else f"{names[0]} and {names[1]} share memory, and")
+    does, comes = "loads", "the order of the two is undefined; pass a copy to the kernel"
     if isinstance(x, Stored):
-        does, comes = "stores to", "which comes last is free; let one program alone store an element"
+        does, comes = "stores to", "the last of the two is undefined; let only one program store an element"
     if count > MOST_ELEMENTS:
-        why = f"whether a program {does} what another one stores to at {stored.line} is not checked"
+        why = (
+            f"npusim does not check whether a program {does} an element that another program stores to at {stored.line}"
+        )
         if reader is not of:
-            raise ProgramError(f"{where} programs do unlike things, and {why}, in {count:,} elements")
+            raise ProgramError(f"{where} programs take different branches, and {why}, in {count:,} elements")
         reader.notes.append(f"{where} {why}, in {count:,} elements")
         return
     written = [np.concatenate(parts) for parts in zip(*_addresses(of, stored, width), strict=True)]

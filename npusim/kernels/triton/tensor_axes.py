@@ -410,7 +410,7 @@ def tensor_of(name: str, x: Argument, *, is_exact: bool) -> Tensor:
     """
     ones = (1,) * len(AXES)
     if min(x.strides, default=0) < 0:
-        raise SpecError(f"{name}: strides {list(x.strides)}; none may be below 0")
+        raise SpecError(f"{name}: strides {list(x.strides)}; strides must be 0 or more")
     axes = [(n, s) for n, s in zip(x.shape, x.strides, strict=True) if n != 1 and s]
     if not all(n for n, _ in axes):
         axes = []  # a tensor without elements has no axis

@@ -48,7 +48,7 @@ def refusing(line: Line, what: str) -> Iterator[None]:
     except (NpusimError, MemoryError):
         raise
     except Exception as error:
-        why = f"{what}: not read, the reader has no rule for this use of it ({type(error).__name__}: {error})"
+        why = f"{what}: npusim has no rule for this use of it ({type(error).__name__}: {error})"
         raise ProgramError(f"{line}: {why}; `npusim help triton` lists the rules") from error
 
 
@@ -100,7 +100,7 @@ def read(text: str) -> Function:
     where, bare = Locations(text), _LOCATION.sub("", text)
     head = _FUNCTION.search(bare)
     if head is None:
-        raise ProgramError(f"TTIR without a kernel: its text has {len(text):,} letters and no public function")
+        raise ProgramError(f"the TTIR has no kernel: its {len(text):,} characters contain no public function")
     parameters = dict(re.findall(r"%(\w+): ([^,{]+)", re.sub(r"\{.*?\}", "", head[2])))
     lines = iter(enumerate(text.splitlines(), 1))
     while "tt.func public" not in next(lines)[1]:
@@ -109,9 +109,11 @@ def read(text: str) -> Function:
     try:
         operations = _operations(((number := i, line)[1] for i, line in lines), where)
     except (LookupError, ValueError, RecursionError) as error:
-        raise ProgramError(f"{head[1]}: line {number:,} of its TTIR is no operation that can be read") from error
+        raise ProgramError(
+            f"{head[1]}: line {number:,} of its TTIR is not an operation that npusim can read"
+        ) from error
     if operations is None:
-        raise ProgramError(f"{head[1]}: the text of its TTIR ends early")
+        raise ProgramError(f"{head[1]}: the text of its TTIR is truncated")
     _place_at(where(next(line for line in text.splitlines() if "tt.func public" in line)), operations)
     return Function(head[1], {n: t.strip() for n, t in parameters.items()}, operations)
 

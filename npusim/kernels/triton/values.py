@@ -412,7 +412,8 @@ def elements(op: Op, x: Affine) -> Integers:
     if (size := x.base.size * prod(n for n, step in zip(x.shape, x.steps, strict=True) if step)) > MOST_ELEMENTS:
         count = f"{size:,}"
         raise op.fail(
-            f"npusim would have to look at {count} integers of all programs one by one; allowed: {MOST_ELEMENTS:,}"
+            f"npusim would have to evaluate {count} integers, those of all programs, one by one; allowed: "
+            f"{MOST_ELEMENTS:,}"
         )
     made = x.base.reshape(*x.base.shape, *(1 for _ in x.shape))
     for i, (step, n) in enumerate(zip(x.steps, x.shape, strict=True)):

@@ -87,8 +87,8 @@ class WholeNumbers(Arithmetic, ABC):
         """Load integers as values of a tile."""
         if not isinstance(pointer, Affine):
             raise op.fail(
-                f"{pointer.rest.of}: integers at loaded indices are converted to floats or multiplied, which is "
-                "not supported"
+                f"{pointer.rest.of}: converting integers at loaded indices to floats, or multiplying them, is not "
+                "supported"
             )
         kind = shape_of(op.type)[1]
         if tensor.data is None:
@@ -98,11 +98,12 @@ class WholeNumbers(Arithmetic, ABC):
             )
         if kind not in WHOLE or (tensor.fmt == "uint8") or np.abs(tensor.data).max(initial=0) > MOST_EXACT:
             raise op.fail(
-                f"{pointer.of}: integers of {kind} are converted to floats; allowed: signed integers of at most 2^24"
+                f"{pointer.of}: the kernel converts integers of {kind} to floats; allowed: signed integers of at "
+                "most 2^24"
             )
         ones, name = (1,) * len(AXES), f"{pointer.of}.numbers"
         if self._is_of_values(op, ("tt.dot",)):  # no matrix unit here has products of integers
-            self.notes.append(f"{op.line}: {pointer.of}: products of integers have the time of those of float16")
+            self.notes.append(f"{op.line}: {pointer.of}: products of integers are timed as products of float16")
             kind = "f16"
         view = MaskView(name, ones, self.choices.fmt(kind), ones, sizes=tensor.sizes, by=tensor.by, holds=tensor.data)
         self.arguments.setdefault(name, view)
@@ -127,7 +128,8 @@ class WholeNumbers(Arithmetic, ABC):
         self.bytes_of[of] = kind if is_bytes else ""
         if of in self.looked or any(x.of.partition(".")[0] == of for x in self.loads.values()):
             raise op.fail(
-                f"{of}: the kernel both loads and stores these integers, which is not supported; pass it a copy"
+                f"{of}: the kernel both loads and stores these integers, which is not supported; pass a copy to "
+                "the kernel"
             )
         if is_bytes:
             self.notes.append(f"{op.line}: {of}: the stored bytes are FP8 numbers, and these are the values here")
@@ -156,8 +158,7 @@ class WholeNumbers(Arithmetic, ABC):
         along = [i for i, s in enumerate(x.steps) if s]
         if not of_axis or len(along) != 1 or self._walk is None:
             raise op.fail(
-                "indices are used as values of a tile in a loop; they must run along an axis of a tile that the "
-                "loop loads"
+                "a loop uses indices as values of a tile; they must run along an axis of a tile that the loop loads"
             )
         (like, i), n, most, shape = of_axis[0], x.shape[along[0]], self._walk.most, x.shape
         values, ones = np.tile(int(x.base.flat[0]) + x.steps[along[0]] * np.arange(n), most), (1,) * len(AXES)
@@ -173,7 +174,9 @@ class WholeNumbers(Arithmetic, ABC):
         if before is not None:
             self.values[op.results[0]] = before
         assert isinstance(made, Floats)
-        self.notes.append(f"{op.line}: indices of a loop's tiles are a tensor that is read: its time is counted")
+        self.notes.append(
+            f"{op.line}: the indices of a loop's tiles are treated as a tensor in memory; the time includes loading it"
+        )
         return made
 
     def _fixed_choice(self, op: Op, mask: Condition | Elements, a: Known, b: Known) -> None:
@@ -218,7 +221,10 @@ class WholeNumbers(Arithmetic, ABC):
         index = self._known_block(op, self._unique("index"), own, "i32")
         number = f"{index.text} - {self._walk.loads[0]}.index * {float(step)!r}"
         text = f"compare({block.text}, {number}, 'oeq')"
-        self.notes.append(f"{op.line}: one index of a loop's tiles is compared with their lanes, which are read")
+        self.notes.append(
+            f"{op.line}: one index of a loop's tiles is compared with the indices of the lanes, "
+            "which are treated as a tensor in memory"
+        )
         return ValueComparison(Floats(text, self._joined(block, index), MASK)), relation
 
     def _stored_integers(self, op: Op, x: Affine | Listed | ListedMask | Elements | Condition, of: str) -> Known:
@@ -254,7 +260,7 @@ class WholeNumbers(Arithmetic, ABC):
         if x.fmt.startswith("f8"):  # its bytes
             return x
         if (bits := int(tensor.fmt.removeprefix("uint"))) > min(16, int(x.fmt[1:]) if x.fmt in WHOLE else 0):
-            raise op.fail(f"{of}: computed values are stored as {tensor.fmt}, which is not supported; allowed: uint8")
+            raise op.fail(f"{of}: storing computed values as {tensor.fmt} is not supported; allowed: uint8")
         wide = replace(x, text=f"{self.text(x)}.to('float32')", fmt="i16") if x.fmt == "i8" else x
         wide = self._named(op, wide, "signed")
         text = f"where(compare({wide.text}, 0.0, 'olt'), {wide.text} + {float(1 << bits)!r}, {wide.text})"
@@ -317,11 +323,12 @@ class WholeNumbers(Arithmetic, ABC):
     def _arith_fptoui(self, op: Op, x: Known) -> None:
         """Read floats as integers of 8 bits without a sign: of 16 bits, 0 to 65535, of which a store has the low 8."""
         if shape_of(op.type)[1] != "i8" or not isinstance(x, Floats) or not self.choices.converts_wide:
-            raise op.fail("floats become integers without a sign, which is supported for blocks to uint8 on GPUs only")
+            raise op.fail("converting floats to unsigned integers is supported only for blocks, to uint8, on GPUs")
         why = (
-            "floats become integers of 16 bits without a sign (below 0 and NaN 0, beyond them 65535), of which a store"
+            "floats are converted to unsigned integers of 16 bits (NaN and negative ones to 0, those above to "
+            "65535), of which a store"
         )
-        self.notes.append(f"{op.line}: {why} has the low 8: as compiled code for GPUs converts them")
+        self.notes.append(f"{op.line}: {why} writes the low 8 bits, as compiled code for GPUs does")
         cut = self._named(op, self._cut(op, x))
         text = f"where(compare({cut.text}, 0.0, 'ogt'), minimum({cut.text}, 65535.0), 0.0)"
         pad = None if x.pad is None or math.isnan(x.pad) else float(int(min(max(x.pad, 0.0), 65535.0)))
@@ -334,8 +341,11 @@ class WholeNumbers(Arithmetic, ABC):
 
     def _set_low_bits(self, op: Op, x: Floats) -> None:
         """Set whole numbers as integers of 8 bits that are converted as ones of 16, which the kernel goes on with."""
-        why = "floats become integers of 16 bits (beyond them the limits, NaN 0), of which a store has the low 8"
-        self.notes.append(f"{op.line}: {why}: as compiled code for GPUs converts them")
+        why = (
+            "floats are converted to integers of 16 bits (beyond the range to its limits, NaN to 0), of which a "
+            "store writes the low 8 bits"
+        )
+        self.notes.append(f"{op.line}: {why}, as compiled code for GPUs does")
         given = self._named(op, x)
         is_stored = any(o.name not in _OF_WIDE for o in self._uses.get(op.results[0], []))
         is_read = any(o.name in _OF_WIDE for o in self._readers(op))
@@ -351,7 +361,9 @@ class WholeNumbers(Arithmetic, ABC):
         high = float(most) if self.choices.is_exact else float(np.float32(most))
         how = "as GPUs convert them" if self.choices.converts_wide else "compiled code may give other numbers"
         how += "" if most == high else f"; {most} is {high:.0f} in float32"
-        self.notes.append(f"{op.line}: floats beyond {low:.0f} and {most} become these, and NaN 0: {how}")
+        self.notes.append(
+            f"{op.line}: floats beyond {low:.0f} and {most} are converted to these limits, and NaN to 0: {how}"
+        )
         if fmt == "int8":
             pad = None if x.pad is None or math.isnan(x.pad) else min(max(x.pad, low), high) + 0.0
             self._bind(op, Floats(f"{self.text(x)}.to({fmt!r}, overflow='saturate')", x.axes, kind, pad))
@@ -382,7 +394,8 @@ class WholeNumbers(Arithmetic, ABC):
         has_room = kind in WHOLE and 0 < x.most <= limits_of(int(kind[1:]))[1]
         if kind not in WHOLE or (int(kind[1:]) < int(x.fmt[1:]) and not has_room) or op.name == "arith.extui":
             raise op.fail(
-                f"values of a tile of {x.fmt} cannot become {kind}; allowed: signed integers of as many bits or more"
+                f"values of a tile of {x.fmt} cannot be converted to {kind}; allowed: signed integers of as many "
+                "bits or more"
             )
         if self.choices.fmt(kind) == self.choices.fmt(x.fmt):
             self._set(op, replace(x, fmt=kind))
@@ -415,8 +428,8 @@ class WholeNumbers(Arithmetic, ABC):
         axes = self._joined(*(x for x in (one, other) if isinstance(x, Floats)))
         chosen = [is_hidden for x, y in ((a, b), (b, a)) if (is_hidden := self._is_hidden_place(x, y)) is not None]
         if any(chosen):
-            why = "an index of an element that a mask hides is compared as one of no element: first of the hidden ones"
-            self.notes.append(f"{op.line}: {why} again, if a maximum is theirs once more")
+            why = "the index of a masked element counts as the index of the first masked element"
+            self.notes.append(f"{op.line}: {why}, also if masked elements are the maximum again")
         pad = float(relation == "ne") if chosen and relation in ("eq", "ne") else None
         self._bind(op, Floats(text, axes, MASK, pad))
         self._set(op, ValueComparison(self.values[op.results[0]]))  # type: ignore[arg-type]
@@ -445,7 +458,7 @@ class WholeNumbers(Arithmetic, ABC):
             super()._integer(op, a, b)
             return
         if op.name != "arith.addi" or one.text not in self._places or not isinstance(other, Affine):
-            why = "values of a tile; only the index of tl.argmax or tl.argmin can be added to numbers of the loop"
+            why = "values of a tile; only the index of a tl.argmax or tl.argmin can be added to numbers of the loop"
             raise op.fail(f"{op.name} of integers that are {why}")
         index, _ = self._places[one.text]
         most = np.abs(index.base).max() + sum(abs(s) * n for s, n in zip(index.steps, index.shape, strict=True))
@@ -491,7 +504,7 @@ class WholeNumbers(Arithmetic, ABC):
             if not (is_zero or is_carried) or count > most:
                 why = f"tl.dot of integers adds {count:,} products" if is_zero or is_carried else "a tl.dot of integers"
                 why += f", of which float32 adds {most:,} exactly" if is_zero or is_carried else " is added to others"
-                raise op.fail(f"{why}, which is not supported; convert products of fewer to float32 and add these")
+                raise op.fail(f"{why}, which is not supported; convert shorter products to float32 and add those")
             c = Number(0.0, "0.0", shape) if is_zero else c
         super()._tt_dot(op, a, b, c)
 
@@ -524,12 +537,12 @@ class WholeNumbers(Arithmetic, ABC):
         is_along = all((step != 0) == (i == at) for i, step in enumerate(index.steps)) and index.steps[at] > 0
         if not is_along or len(op.results) != 2 or not ({"ogt", "olt"} & set(relations)):
             raise op.fail(
-                "of the reductions of several blocks only a maximum or minimum with its index (tl.argmax, "
-                "tl.argmin) is supported"
+                "the only supported reduction over several blocks is a maximum or minimum with its index "
+                "(tl.argmax, tl.argmin)"
             )
         if self._uses.get(op.results[1]) and not _is_of_first(op.body):
-            why = "tl.argmax and tl.argmin are supported with the first of equal elements only; "
-            raise op.fail(f"{why}leave out tie_break_left=False, and choose the lesser index")
+            why = "tl.argmax and tl.argmin must choose the first of equal elements; "
+            raise op.fail(f"{why}remove tie_break_left=False, and choose the smaller index")
         if not is_maximum:
             pad = None if x.pad is None else -x.pad
             x = replace(x, text=f"({self.text(x)} * -1.0)", pad=pad, factors=None, is_low=False)
@@ -589,7 +602,7 @@ class WholeNumbers(Arithmetic, ABC):
         self.values[op.results[1]] = place
         if not is_hidden or (x.pad is not None and math.isfinite(x.pad)):
             self._places[place.text] = index, is_hidden
-        self.notes.append(f"{op.line}: a maximum with its index is two maxima here; of NaN there is no index")
+        self.notes.append(f"{op.line}: a maximum with its index is computed here as two maxima; NaN has no index")
 
     def _first_hidden(self, op: Op, axis: str | None) -> int:
         """Return the first element along an axis that a mask hides, where it is one in all programs and loads."""
@@ -599,7 +612,7 @@ class WholeNumbers(Arithmetic, ABC):
                 if self.root(own) == self.root(axis):
                     found |= set(np.unique(left).tolist())
         if len(found) != 1:
-            why = "tl.argmax or tl.argmin may choose an element that a mask hides, and not the same one in all"
+            why = "tl.argmax or tl.argmin may choose a masked element, and not the same one in all"
             raise op.fail(f"{why} programs; load with other=-inf for a maximum, other=inf for a minimum")
         return found.pop()
 

@@ -43,7 +43,7 @@ def _last_keys_first(phase: Phase) -> Phase:
 
 def _needs(device: DeviceSpec) -> str:
     is_other = device.architecture in OTHERS
-    return f"is a kernel of Hopper; {device.name} has kernel=cudnn_sm120" if is_other else needs_tma(device)
+    return f"is a kernel for Hopper; use kernel=cudnn_sm120 on {device.name}" if is_other else needs_tma(device)
 
 
 def _is_torchs(problem: Problem) -> bool:

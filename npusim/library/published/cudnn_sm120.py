@@ -28,7 +28,7 @@ def _needs(device: DeviceSpec) -> str:
 
 
 def _refuses(problem: Problem, _precision: object) -> str:
-    return "copies no pages: it has a tensor of K and one of V" if problem.page else ""
+    return "does not support pages: it needs a contiguous K and V" if problem.page else ""
 
 
 def _tiles(problem: Problem, device: DeviceSpec) -> Layouts:

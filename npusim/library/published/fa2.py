@@ -88,7 +88,7 @@ def _variants(problem: Problem, device: DeviceSpec) -> Layouts:
 def _needs(device: DeviceSpec) -> str:
     issue = warps_of(device)
     is_there = issue is not None and issue.copies.value == "asynchronous"
-    return "" if is_there else f"needs asynchronous copies (sm_80 and later), which {device.name} has not"
+    return "" if is_there else f"needs asynchronous copies (sm_80 and later), which {device.name} does not have"
 
 
 def _cut_tile(problem: Problem) -> KernelTile:

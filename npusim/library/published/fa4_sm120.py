@@ -23,7 +23,9 @@ def _needs(device: DeviceSpec) -> str:
 
 
 def _refuses(problem: Problem, _precision: object) -> str:
-    return "copies no pages: these calls have another kernel, which is not described" if problem.page else ""
+    return (
+        "does not support pages: such calls use another kernel, which npusim does not describe" if problem.page else ""
+    )
 
 
 FA4_SM120 = GpuKernel(

@@ -84,7 +84,7 @@ TILES: Layouts = MappingProxyType(_layouts(sys.maxsize, sys.maxsize, 2))
 def _needs(device: DeviceSpec) -> str:
     issue = warps_of(device)
     is_there = issue is not None and issue.copies.value == "asynchronous"
-    return "" if is_there else f"needs asynchronous copies (sm_80 and later), which {device.name} has not"
+    return "" if is_there else f"needs asynchronous copies (sm_80 and later), which {device.name} does not have"
 
 
 def _charges(_use: KernelUse) -> tuple[Charge, ...]:

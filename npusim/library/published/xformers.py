@@ -34,9 +34,9 @@ def _needs(device: DeviceSpec) -> str:
 
 def _refuses(problem: Problem, precision: Any) -> str:
     if problem.dtype != "float16":
-        return f"multiplies float16 here, not {problem.dtype}"
+        return f"multiplies float16 on this device, not {problem.dtype}"
     is_wide = (precision.scores, precision.product) == ("float32", "float32")
-    return "" if is_wide else "adds up in float32; --precision acc_fp32, or fa2_fp32 of flash"
+    return "" if is_wide else "accumulates in float32; use --precision acc_fp32, or fa2_fp32 of flash"
 
 
 def _fields(device: DeviceSpec) -> Mapping[str, object]:

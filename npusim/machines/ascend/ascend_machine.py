@@ -95,13 +95,16 @@ class AscendMachine(Machine):
         if isinstance(tiling, RegisterFields):
             tiling = self._coded(tiling)
             if tiling.pipeline == "core" and tiling.order != "rolling":
-                raise TilingError(f"pipeline=core: order={tiling.order} ends with each block; order=rolling goes on")
+                raise TilingError(
+                    f"pipeline=core: with order={tiling.order} the pipeline ends with each block; "
+                    "use order=rolling, which continues"
+                )
         kernel: AscendKernel | None = tiling.published
         if kernel is not None and kernel.of == "recurrence":
             if has_registers(self.device):
                 raise TilingError(
-                    f"kernel={tiling.kernel}: it is of vector units that work from UB to UB, such as ascend_910b2's; "
-                    f"those of {self.device.name} work on registers"
+                    f"kernel={tiling.kernel}: this kernel is for vector units that read and write UB, such as "
+                    f"ascend_910b2's; those of {self.device.name} work on registers"
                 )
             return tiling, (f"kernel={tiling.kernel}: {kernel.whose}",)
         if "kernel" not in type(tiling).model_fields or not issubclass(type(tiling), VectorFields):
@@ -176,7 +179,7 @@ class AscendMachine(Machine):
             if name in tiling.model_fields_set and getattr(tiling, name) not in (None, self.usual.name):
                 raise TilingError(
                     f"{name}={getattr(tiling, name)}: the vector unit of {self.device.name} works on registers, "
-                    "without barriers within a function; it is a field of devices such as ascend_910b2"
+                    "without barriers within a function; the field is for devices such as ascend_910b2"
                 )
         made = tiling.model_copy(update={"barriers": None, "kernel": self.usual.name})
         return made, (f"kernel={self.usual.name}: CANN's kernel, because its vector functions need no barriers",)
@@ -189,13 +192,13 @@ class AscendMachine(Machine):
             ]
             if chosen:
                 raise TilingError(
-                    f"{chosen[0]}: the vector unit of {self.device.name} works from UB to UB, without registers; "
-                    "it is a field of devices whose file says `style: registers`, such as ascend_950"
+                    f"{chosen[0]}: the vector unit of {self.device.name} reads and writes UB, without registers; "
+                    "the field is for devices whose file has `style: registers`, such as ascend_950"
                 )
             return tiling
         chains = self.usual.register_code["chains"]
         if tiling.chains not in (None, 1, chains):
-            raise TilingError(f"chains: {tiling.chains} is not one of 1, {chains}")
+            raise TilingError(f"chains: {tiling.chains}; allowed: 1, {chains}")
         return tiling
 
     def left_alone(self, fields: type[Tiling]) -> frozenset[str]:
@@ -336,7 +339,10 @@ class AscendMachine(Machine):
             for i in short:
                 phase, tiling = listed[i]
                 listed[i] = phase, replace(tiling, decided=tiling.decided._replace(one_slot=True), buffers=1)
-                said.append(f"{phase.name}: its operands have one slot each: two would need more flags than there are")
+                said.append(
+                    f"{phase.name}: its operands have one slot each: two slots would need more flags than "
+                    "the device has"
+                )
         built = [writer.build(phase.cells) for writer, (phase, _) in zip(made.writers, listed, strict=True)]
         of_program = [phase for phase, _ in listed], built, made.group.queues(), made.group.allocator
         is_attention = any(tiling.decided.is_vendors for _, tiling in listed)

@@ -219,10 +219,12 @@ def _product(step: Step, spec: MatrixEngine, key: str) -> Cost:
     if step.opcode is Opcode.FILL:  # the first product of a sum starts from 0 (Ascend C, Mmad: cmatrixInitVal)
         return Cost(0)
     if step.opcode is not Opcode.MATMUL:
-        raise UnknownOpcodeError(f"{step.opcode.name} has no cost on {key}: it only multiplies")
+        raise UnknownOpcodeError(f"{step.opcode.name} has no cost on {key}, which only multiplies")
     depth, fmt = step.depth, step.srcs[0].fmt  # type: ignore[union-attr]
     if step.attributes.arithmetic and step.dst.fmt != (sums := step.attributes.accumulator_format):
-        raise UnknownOpcodeError(f"MATMUL to {step.dst.fmt} has no cost on {key}: it adds up in {sums}; CAST it")
+        raise UnknownOpcodeError(
+            f"MATMUL to {step.dst.fmt} has no cost on {key}, which accumulates in {sums}; CAST the result"
+        )
     fractal = spec.fractal(fmt)
     count = (
         ceil_div(step.dst.rows, fractal.m_elements.value)
@@ -260,7 +262,7 @@ def vector_cycles(
         if decided.expands:
             run.expand(step)
         for name, count in row(step, spec):
-            op = entry(spec.ops, name, f"{key}.ops: no vector op {name!r}; known: ")
+            op = entry(spec.ops, name, f"{key}.ops: unknown vector op {name!r}; allowed: ")
             run.add(step, name, count, _slope(step, op, banks), joins=is_joined)
     run.end()
     return ceil(sum(terms.values())), tuple(terms.items())
@@ -488,8 +490,7 @@ def _reduction(step: Step, spec: VectorEngine) -> Instructions:
         return passes
     if order != "vector_lanes":
         raise UnknownOpcodeError(
-            f"{step.opcode.name} in order {order!r} has no cost on this vector unit; "
-            "it reduces by vector_lanes or tree_halves"
+            f"{step.opcode.name} in order {order!r} has no cost on this vector unit; allowed: vector_lanes, tree_halves"
         )
     lanes = spec.block_bytes.value // size
     while cols > 1:

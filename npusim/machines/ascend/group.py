@@ -178,7 +178,7 @@ class AscendGroup:
             for r in engine.routes.values()
         )
         raise TilingError(
-            f"{what}, and no route of {self.device.name} leads from {source} to {destination}; there are "
+            f"{what}, but {self.device.name} has no route from {source} to {destination}; its routes: "
             + ", ".join(there)
         )
 

@@ -251,7 +251,7 @@ class _Costs:
         name = "cast" if x.name == "copy" and sources[0].fmt != x.writes[0].fmt else x.name
         opcode = Opcode.COPY if name == "copy" else _OPCODES.get(name)
         if opcode is None:
-            raise SpecError(f"T.tile.{name} has no cost here; those that have one are {', '.join(sorted(_OPCODES))}")
+            raise SpecError(f"T.tile.{name} has no cost here; instructions with a cost: {', '.join(sorted(_OPCODES))}")
         boxes = [x.writes[0], *sources]
         widths = {_matrix(b)[1] for b in boxes}
         is_flat = widths == {1}  # a column alone is a row of numbers
@@ -374,7 +374,9 @@ class _CoreGroupRun:
         left = [c.issued[c.at][0] for c in self.cores.values() if c.at < len(c.issued)]
         left += [p.entries[0][1] for p in self.pipes.values() if p.entries]
         if left:
-            raise SpecError(f"{self.costs.path}:{left[0].line}: {left[0]} waits for ever; npusim check says why")
+            raise SpecError(
+                f"{self.costs.path}:{left[0].line}: {left[0]} waits for ever; `npusim check` shows the reason"
+            )
         return max([p.ended for p in self.pipes.values()] + [c.time for c in self.cores.values()])
 
     def _wake(self, agent: _Core | _Pipe, time: float) -> None:

@@ -99,8 +99,9 @@ class Parts:
         if self.has_products and len(phase.loops) > 1:
             first, other = (_named(loop.stages[0].rows[0]) for loop in phase.loops[:2])
             raise TilingError(
-                f"{phase.name}: {first} and {other} are not in one loop, but cores that share products and rows have "
-                "one loop over tiles and rows after it; give each loop, and rows before it, a kernel of its own"
+                f"{phase.name}: {first} and {other} are not in one loop; on cores with separate matrix and vector "
+                "units a kernel may have one loop over tiles, followed by rows; put each loop, and rows before "
+                "it, into a separate kernel"
             )
         self._check_states()
         self._check_handed()
@@ -119,9 +120,9 @@ class Parts:
             if used and used[0][0] != used[-1][0]:
                 (_, first), (at, last) = used[0], used[-1]
                 raise TilingError(
-                    f"{frame.phase.name}: {frame.label(state)} is used by {_named(first)} and by {_named(last)}, but "
-                    f"the stages before product {self.cuts[at][0].name} run {self.ahead} tiles ahead of the stages "
-                    "after it; use the state on one side of the product, or depth=0"
+                    f"{frame.phase.name}: {frame.label(state)} is used by {_named(first)} and by {_named(last)}, "
+                    f"but the stages before product {self.cuts[at][0].name} run {self.ahead} tiles ahead of the "
+                    "stages after it; use the state only before or only after the product, or depth=0"
                 )
 
     def _check_handed(self) -> None:
@@ -132,8 +133,9 @@ class Parts:
             parts = {self.part_of(s) for s in readers}
             if place == "carried" and self.has_products and len(frame.axes(n)) > 1 and self.ahead:
                 raise TilingError(
-                    f"{frame.phase.name}: {frame.label(n)} is a tile that {readers[-1].name} reads after a product, "
-                    "past which only row vectors stay stored; compute it there, from the product's result or a state"
+                    f"{frame.phase.name}: {frame.label(n)} is a tile that {readers[-1].name} reads after a "
+                    "product, but only row vectors stay stored across a product; compute the tile after the "
+                    "product, from its result or a state"
                 )
             is_read_twice = place in ("up", "down", "carried") and len(parts) > 1 and self.ahead
             is_read_by_both = place == "up" and len({s.is_product for s in readers}) > 1
@@ -141,8 +143,9 @@ class Parts:
             if is_read_by_both or is_recurrent or is_read_twice:
                 what = " and ".join(s.name for s in readers)
                 raise TilingError(
-                    f"{frame.phase.name}: {frame.label(n)} is read by {what}, but a tile passed between units is read "
-                    "once; compute it twice under two names" + ("" if place == "up" else ", or depth=0")
+                    f"{frame.phase.name}: {frame.label(n)} is read by {what}, but a tile that is passed between "
+                    "units can be read only once; compute it twice under two names"
+                    + ("" if place == "up" else ", or depth=0")
                 )
 
 

@@ -103,21 +103,22 @@ class CubeProduct:
         self.how = frame.product_attributes(stage, group.arithmetic)
         if made := [n for n in row.srcs if frame.places[n] == "down"]:
             group.refuse_route(
-                f"{stage.name} multiplies {frame.label(made[0])} as another product leaves it; store that in float32 "
-                "and cast it, .to('float32').to(format), which rows do",
+                f"{stage.name} multiplies {frame.label(made[0])}, the unconverted result of another product; store "
+                "it in float32 and cast it in a rows stage: .to('float32').to(format)",
                 "L0C",
                 "L1",
             )
         is_cut = frame.phase.sizes[self.m_axis] > self.plan.m or frame.phase.sizes[self.n_axis] > self.plan.n
         if is_cut and any(self._sums) and frame.places[self.dst] != "state":
             raise TilingError(
-                f"{frame.phase.name}: {stage.name} is a term of a sum of products in one accumulator, and a tile of "
-                f"more than {self.plan.m} x {self.plan.n} has several; store each product by itself"
+                f"{frame.phase.name}: {stage.name} is a term of a sum of products in one accumulator, but a tile "
+                f"of more than {self.plan.m} x {self.plan.n} has several accumulators; store each product "
+                "separately"
             )
         if frame.places[self.dst] == "state":
             group.refuse_route(
-                f"accumulate=chained: {stage.name} goes on adding to {frame.label(self.dst)}, which lives in UB, "
-                "while the matrix unit, without .to(format), adds up in L0C",
+                f"accumulate=chained: {stage.name} adds to {frame.label(self.dst)}, which is in UB, but without "
+                ".to(format) the matrix unit accumulates in L0C",
                 "UB",
                 "L0C",
             )

@@ -132,7 +132,7 @@ def gemm_tiling(phase: Phase, fields: Any, group: AscendGroup) -> AscendTiling:
     loads = [0 if whole in (x, "both") else f.get(f"load_{x}") or usual for x in "ab"]
     for name, load in zip(("load_a", "load_b"), loads, strict=True):
         if load % k:
-            raise TilingError(f"{name if f.get(name) else 'load_k'}: {load} is no multiple of block_k={k}")
+            raise TilingError(f"{name if f.get(name) else 'load_k'}: {load} is not a multiple of block_k={k}")
     if all(loads) and max(loads) % min(loads):
         raise TilingError(f"load_a: of {loads[0]} and load_b={loads[1]} one must be a multiple of the other")
     _check_blocks("block_k", k, fmt)
@@ -176,7 +176,7 @@ def _check_blocks(what: str, size: int, fmt: str) -> None:
     """Raise `TilingError` for pieces of a sum that the matrix unit does not accept for operands in blocks."""
     together = SCALED_K * stored_format(fmt).scale_block
     if together and size % together:
-        raise TilingError(f"{what}: {size} is no multiple of {together}, in which {fmt} is multiplied")
+        raise TilingError(f"{what}: {size} is not a multiple of {together}, the step in which {fmt} is multiplied")
 
 
 def slice_rows(chosen: int | None, width: int, elements: int = SLICE_ELEMENTS) -> int:
@@ -253,41 +253,55 @@ class GemmFields(Tiling):
 
     block_m: int = Field(default=128, ge=16, multiple_of=16, description="rows of a tile of C")
     block_n: int = Field(default=256, ge=16, multiple_of=16, description="columns of a tile of C")
-    block_k: int = Field(default=64, ge=16, multiple_of=16, description="piece of k multiplied at once")
+    block_k: int = Field(
+        default=64, ge=16, multiple_of=16, description=("length of the piece of k that is multiplied at once")
+    )
     load_k: int | None = Field(
         default=None,
         ge=16,
         multiple_of=16,
-        description="piece of k loaded into L1 at once, a multiple of block_k; default: 512 bytes, as the vendor's",
+        description=(
+            "length of the piece of k that is loaded into L1 at once, a multiple of block_k; default: 512 "
+            "bytes, as in the vendor's kernel"
+        ),
     )
     load_a: int | None = Field(
-        default=None, ge=16, multiple_of=16, description="load_k of A, where B's differs (stepKa)"
+        default=None, ge=16, multiple_of=16, description="load_k of A, if it differs from B's (stepKa)"
     )
     load_b: int | None = Field(
-        default=None, ge=16, multiple_of=16, description="load_k of B, where A's differs (stepKb)"
+        default=None, ge=16, multiple_of=16, description="load_k of B, if it differs from A's (stepKb)"
     )
     full_load: Literal["a", "b", "both"] | None = Field(
         default=None, description="operands that are loaded whole for all tiles of a core's share; default: none"
     )
     single_m: int | None = Field(
-        default=None, ge=16, description="rows of C that one core goes through (singleCoreM); default: a tile's"
+        default=None, ge=16, description="rows of C that one core computes (singleCoreM); default: a tile's"
     )
     single_n: int | None = Field(
-        default=None, ge=16, description="columns of C that one core goes through (singleCoreN); default: a tile's"
+        default=None, ge=16, description="columns of C that one core computes (singleCoreN); default: a tile's"
     )
     slots_l1a: int | None = Field(
-        default=None, ge=1, description="pieces of A in L1; default: 2, or 1 if A is loaded whole"
+        default=None, ge=1, description="number of pieces of A in L1; default: 2, or 1 if A is loaded whole"
     )
     slots_l1b: int | None = Field(
-        default=None, ge=1, description="pieces of B in L1; default: 2, or 1 if B is loaded whole"
+        default=None, ge=1, description="number of pieces of B in L1; default: 2, or 1 if B is loaded whole"
     )
-    slots_l0a: int | None = Field(default=None, ge=1, description="pieces in L0A at most (dbL0A); default: 2")
-    slots_l0b: int | None = Field(default=None, ge=1, description="pieces in L0B at most (dbL0B); default: 2")
-    slots_l0c: int | None = Field(default=None, ge=1, description="tiles in L0C at most (dbL0C); default: 2")
+    slots_l0a: int | None = Field(
+        default=None, ge=1, description=("largest number of pieces in L0A (dbL0A); default: 2")
+    )
+    slots_l0b: int | None = Field(
+        default=None, ge=1, description=("largest number of pieces in L0B (dbL0B); default: 2")
+    )
+    slots_l0c: int | None = Field(
+        default=None, ge=1, description=("largest number of tiles in L0C (dbL0C); default: 2")
+    )
     nd2nz: Literal["mte2", "vector"] | None = Field(
         default=None,
-        description="unit that converts row-major operands to fractals: MTE2 on the way to L1, or vector cores before, "
-        "for rows not aligned to 256 bytes; default: vector for unaligned rows, as CANN's MatMulV3",
+        description=(
+            "unit that converts row-major operands to fractals: MTE2 on the way to L1, or, for rows that "
+            "are not aligned to 256 bytes, vector cores before that; default: vector for unaligned rows, "
+            "as CANN's MatMulV3"
+        ),
     )
     swizzle: int | None = Field(
         default=None,
@@ -296,24 +310,30 @@ class GemmFields(Tiling):
         "default: 1, or all rows if L2 holds less than B, which is then read once",
     )
     unit_flag: bool = Field(
-        default=False, description="whether one half of the accumulators drains while the other still adds up"
+        default=False,
+        description=("whether one half of the accumulators is written out while the other still accumulates"),
     )
 
 
 class RowsFields(Tiling):
     """Elements that a vector core works on at a time, and slots or pieces of rows that UB does not hold twice."""
 
-    elements: int = Field(default=4096, ge=256, description="elements of a slice; one row at least if rows are summed")
-    slices: int = Field(default=16, ge=1, description="slices of a vector core in a block")
+    elements: int = Field(
+        default=4096, ge=256, description=("elements of a slice, at least one row if rows are summed")
+    )
+    slices: int = Field(default=16, ge=1, description="number of slices of a vector core in a block")
     buffers: int = Field(
-        default=2, ge=1, le=2, description="slots of each input and result in UB (BUFFER_NUM of Ascend C's kernels)"
+        default=2,
+        ge=1,
+        le=2,
+        description=("number of slots of each input and result in UB (BUFFER_NUM of Ascend C's kernels)"),
     )
     # source: CANN ops-nn, norm/add_rms_norm, add_rms_norm_tiling.cpp: UB_FACTOR_B16, beyond which it is SPLIT_D
     piece: int = Field(
         default=12288,
         ge=256,
         multiple_of=16,
-        description="columns of a norm at a time; a longer row is cut evenly, and read twice",
+        description="largest number of columns of a norm at a time; a longer row is cut evenly and read twice",
     )
 
 
@@ -328,13 +348,13 @@ class VectorFields(Tiling):
         default=None,
         ge=1,
         json_schema_extra={"none": "full", "elements": SLICE_ELEMENTS},
-        description="rows of a softmax slice on an AIV; full: 8192 elements a slice",
+        description="rows of a softmax slice on an AIV; default with full blocks: slices of 8192 elements",
     )
     depth: int = Field(
         default=2,
         ge=0,
         le=14,
-        description="tiles that Q K^T and softmax run ahead of P V; the flag counter allows 15 slots",
+        description="number of tiles that Q K^T and softmax run ahead of P V; the flag counter allows 15 slots",
         json_schema_extra=lightest("least"),
     )
     deal: BlockOrder = Field(
@@ -345,9 +365,8 @@ class VectorFields(Tiling):
     mask: MaskKind | None = Field(
         default=None,
         description=(
-            "mask of a tile that some queries do not see: cut from a small constant matrix, computed"
-            " by comparisons of indices, or loaded from a whole matrix; default: cut if one "
-            "matrix suffices, else loaded"
+            "how the mask of a tile is made: cut from a small constant matrix, computed by comparing indices, or "
+            "loaded from a whole matrix; default: cut if one matrix suffices, else loaded"
         ),
     )
 
@@ -357,17 +376,23 @@ class RegisterFields(VectorFields):
 
     order: StageOrder = Field(
         default="rolling",
-        description="stages each `depth` tiles ahead of the next, in groups of `depth` tiles, or tile after tile",
+        description=(
+            "rolling: each stage runs `depth` tiles ahead of the next; or stages in groups of `depth` "
+            "tiles, or tile after tile"
+        ),
     )
     pipeline: Literal["block", "core"] | None = Field(
         default=None,
-        description="stages finish at the end of each block, or continue with the core's next; default: the kernel's",
+        description=(
+            "whether the stages finish at the end of each block, or continue with the core's next block; "
+            "default: the kernel's choice"
+        ),
     )
     slots: int = Field(
         default=PING_PONG,
         ge=1,
         le=4,
-        description="slots of L0A, L0B and L0C; 1: the core waits for each result to leave L0C",
+        description="number of slots of L0A, L0B and L0C; with 1 the core waits until each result has left L0C",
     )
     route: Route | None = Field(
         default=None,
@@ -375,11 +400,16 @@ class RegisterFields(VectorFields):
     )
     vector: Literal["fused", "stages", "calls"] | None = Field(
         default=None,
-        description="vector functions: one a stage of rows, casts apart, or one an instruction; default: fused",
+        description=(
+            "vector functions: one for each rows stage (fused), separate ones for casts, or one for each "
+            "instruction; default: fused"
+        ),
     )
     layout: Literal["dn", "nd"] | None = Field(
         default=None,
-        description="a register holds rows of one key (dn: K Q^T) or keys of one row (nd); default: dn, with a mask nd",
+        description=(
+            "a register has rows of one key (dn: K Q^T) or keys of one row (nd); default: dn, or nd with a mask"
+        ),
     )
     chains: int | None = Field(
         default=None, ge=1, le=4, description="accumulators of a row's maximum and sum in dn, 1 or 4; default: 4"
@@ -391,16 +421,22 @@ class KernelFields(RegisterFields):
 
     kernel: KernelName | None = Field(
         default=None,
-        description="published kernel, or your own FILE.py:NAME; default: the kernel of the preset, printed with the "
-        "result; CANN's for a prefill if the preset's kernel runs by name only, with CANN's order and tile",
+        description=(
+            "published kernel, or your own FILE.py:NAME; default: the kernel of the preset, which the "
+            "result names; for a prefill CANN's, with its order and tile, if the preset's kernel must be "
+            "named to run"
+        ),
     )
     barriers: Barriers | None = Field(
-        default=None, description="barriers between vector instructions: all, or where needed; default: the kernel's"
+        default=None,
+        description=(
+            "barriers between vector instructions: everywhere, or only where needed; default: the kernel's choice"
+        ),
     )
     together: int | None = Field(
         default=None,
         ge=1,
-        description="tiles that cores hand over at a time; default: the kernel's",
+        description="number of tiles that cores pass on at a time; default: the kernel's choice",
         json_schema_extra=lightest("most"),
     )
     running: Literal["core", "gm"] = Field(
@@ -437,7 +473,9 @@ class OperatorFields(Tiling):
 
     block_m: int = Field(default=128, ge=16, le=128, multiple_of=16, description="rows of a tile of a product")
     block_n: int = Field(default=128, ge=16, le=256, multiple_of=16, description="columns of a tile of a product")
-    block_k: int = Field(default=128, ge=16, le=128, multiple_of=16, description="piece of a sum loaded at once")
+    block_k: int = Field(
+        default=128, ge=16, le=128, multiple_of=16, description=("length of the piece of a sum that is loaded at once")
+    )
     block_rows: int = Field(default=128, ge=2, description="rows of a block of the element-wise kernels")
 
 

@@ -172,14 +172,14 @@ def check_along(step: Step, key: str) -> None:
     """Raise `UnknownOpcodeError` for an order along a tile that vector units do not have."""
     if (order := step.attributes.order) != ALONG[step.opcode]:
         raise UnknownOpcodeError(
-            f"{step.opcode.name} in order {order!r} has no cost on {key}; it goes by {ALONG[step.opcode]}"
+            f"{step.opcode.name} in order {order!r} has no cost on {key}; allowed: {ALONG[step.opcode]}"
         )
 
 
 def check_sum(step: Step, key: str) -> None:
     """Raise `UnknownOpcodeError` for a sum of products, which vector units do not have as one instruction."""
     if step.opcode is Opcode.ROW_SUM and len(step.srcs) > 1:
-        raise UnknownOpcodeError(f"ROW_SUM of products has no cost on {key}: multiply first, (a * b).sum()")
+        raise UnknownOpcodeError(f"ROW_SUM of products has no cost on {key}: multiply first: (a * b).sum()")
 
 
 def _values(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: VectorCode) -> list[RegisterValue]:
@@ -206,7 +206,7 @@ def _values(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: V
             raise UnknownOpcodeError(f"{step.opcode.name} has no cost on {key}")
         if step.opcode is Opcode.ROW_SUM and order != "vector_lanes" and order not in ACCUMULATORS:
             known = ", ".join((*ACCUMULATORS, "vector_lanes"))
-            raise UnknownOpcodeError(f"ROW_SUM in order {order!r} has no cost on {key}; it adds up rows by {known}")
+            raise UnknownOpcodeError(f"ROW_SUM in order {order!r} has no cost on {key}; allowed: {known}")
         check_sum(step, key)
         # A mask that is in no memory is computed by comparisons of indices.
         tiles = [s for s in step.srcs if not isinstance(s, float | GlobalTile)]

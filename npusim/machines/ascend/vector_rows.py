@@ -209,8 +209,8 @@ class VectorShare:
     def _place_first(self, n: str, stages: Sequence[RowsStage]) -> tuple[Ring, int]:
         if n in self.spilled:
             raise TilingError(
-                f"{self.frame.phase.name}: {self.frame.label(n)} starts as {self.frame.phase.names[n].first}, but does "
-                "not fit UB whole; take fewer columns of it a block"
+                f"{self.frame.phase.name}: {self.frame.label(n)} starts as {self.frame.phase.names[n].first}, but "
+                "does not fit into UB as a whole; use fewer of its columns in a block"
             )
         height = min(self.share(n), *(s.height for s in stages))
         size = self.frame.row_bytes(n, height)
@@ -408,9 +408,12 @@ class VectorShare:
             is_alone = r.dst in s.outputs and sum(x.dst == r.dst for x in s.table) == 1
             if is_alone and r.only in self.frame.phase.masks and r.only not in bound and r.dst not in r.srcs:
                 why = (
-                    "tl.where by indices makes a factor of a product, and on Ascend masks of a loop are for a product's"
+                    "a tl.where with a mask of indices computes a factor of a product, but on Ascend the masks of "
+                    "a loop apply only to a product's"
                 )
-                raise ProgramError(f"{self.frame.phase.name}: {why} results: mask the factor's load instead, other=0.0")
+                raise ProgramError(
+                    f"{self.frame.phase.name}: {why} results: mask the factor's load instead, with other=0.0"
+                )
 
     def _held(self, n: str, part: RowSlice, *, is_write: bool) -> RingTile:
         ring = self.spilled[n].memory

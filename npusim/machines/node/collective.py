@@ -76,9 +76,9 @@ def collective(
     Raises `TilingError` for fewer than 2 or more than 64 ranks, or an unknown name.
     """
     if not 2 <= ranks <= MOST_RANKS:
-        raise TilingError(f"ranks: {ranks}; a collective joins 2 to {MOST_RANKS}")
+        raise TilingError(f"ranks: {ranks}; allowed: 2 to {MOST_RANKS}")
     if kind not in KINDS:
-        raise TilingError(f"collective {kind!r}: there are {', '.join(KINDS)}")
+        raise TilingError(f"collective {kind!r}; allowed: {', '.join(KINDS)}")
     match algorithm:
         case "mesh":
             scatter, gather, owners = _mesh(ranks)
@@ -87,7 +87,7 @@ def collective(
         case "halving_doubling":
             scatter, gather, owners = _halving_doubling(ranks)
         case _:
-            raise TilingError(f"algorithm {algorithm!r}: there are {', '.join(ALGORITHMS)}")
+            raise TilingError(f"algorithm {algorithm!r}; allowed: {', '.join(ALGORITHMS)}")
     rounds = {"reduce_scatter": scatter, "all_gather": gather}.get(kind, scatter + gather)
     return Collective(kind, algorithm, ranks, len(owners), tuple(rounds), owners, is_ordered)
 

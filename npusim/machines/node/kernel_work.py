@@ -220,5 +220,5 @@ def _cores_and_host(node: NodeSpec, device: DeviceSpec) -> tuple[int, HostSpec]:
     """Return the number of cores on which the table's blocks run, and what issues their kernels."""
     core_count = device.core_count((node.kernels and node.kernels.core) or "")
     if node.host is None:
-        raise SpecError(f"{node.name}: host: missing; kernels by the node's table need it")
+        raise SpecError(f"{node.name}: host: missing; kernels in the node's table need it")
     return core_count, node.host

@@ -121,11 +121,11 @@ def refuse_too_large(p: ModelProblem, machine: NodeDevice, layers_on_host: int, 
     name = machine.node.name
     if missing <= 0:
         raise SpecError(
-            f"{name}: K and V of {layers_on_host} layers have {format_bytes(on_host)}, but its host "
+            f"{name}: K and V of {layers_on_host} layers need {format_bytes(on_host)}, but its host has "
             f"{format_bytes(budget or 0)}; a setting that fits: {_what_fits(p, machine, output)}"
         )
     raise SpecError(
-        f"{name}: {format_bytes(missing)} are missing on each device, which has {format_bytes(memory.capacity_bytes)}: "
+        f"{name}: each device lacks {format_bytes(missing)}; it has {format_bytes(memory.capacity_bytes)}: "
         f"{memory.listed()}; a setting that fits: {_what_fits(p, machine, output)}"
     )
 
@@ -150,7 +150,9 @@ def _what_fits(p: ModelProblem, machine: NodeDevice, output: int) -> str:
         tokens = longest(p.model_copy(update={"batch": 1}), machine, is_offloaded=is_offloaded)
         is_less = tokens and p.batch * p.seq_kv > tokens and (not is_offloaded or offloaded.host_bytes is not None)
         ways += [f"{tokens:,} tokens of one sequence{how}"] if is_less else []
-    return ", or ".join(ways) or "none of ranks, 4-bit weights, offloading and shorter prompts; use larger devices"
+    return ", or ".join(ways) or (
+        "neither more ranks, 4-bit weights, offloading nor shorter prompts suffice; use larger devices"
+    )
 
 
 def _on(p: ModelProblem, ranks: int) -> ModelProblem:

@@ -306,7 +306,7 @@ class Host:
     def pcie(self) -> PcieSpec:
         """Return the link's numbers; raise `SpecError` where the file has none."""
         if self.node.pcie is None:
-            raise SpecError(f"{self.node.name}: pcie: missing; its host has no link to the devices to copy over")
+            raise SpecError(f"{self.node.name}: pcie: missing; its host needs a link to the devices for copies")
         return self.node.pcie
 
     @property

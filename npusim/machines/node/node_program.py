@@ -246,7 +246,7 @@ def cut_rows(total: int, blocks: int, first_share: float | None) -> list[tuple[i
     Raises `TilingError` for more blocks than rows, or a first block that leaves a block without a row.
     """
     if blocks > total:
-        raise TilingError(f"blocks: {blocks} blocks of only {total} rows; at most {total}")
+        raise TilingError(f"blocks: {blocks} blocks, but there are only {total} rows")
     share = 1.0 / blocks if first_share is None or blocks == 1 else first_share
     ends = [share + (1.0 - share) * i / max(1, blocks - 1) for i in range(blocks)]
     sizes: list[int] = []
@@ -255,7 +255,7 @@ def cut_rows(total: int, blocks: int, first_share: float | None) -> list[tuple[i
         sizes = [b - a for a, b in pairwise(cuts)]
         if min(sizes) >= 1:
             return list(zip(cuts[:-1], sizes, strict=True))
-    raise TilingError(f"first_share: {share} of {total} rows in {blocks} blocks leaves a block without rows: {sizes}")
+    raise TilingError(f"first_share: {share} of {total} rows in {blocks} blocks gives a block without rows: {sizes}")
 
 
 def node_program(name: str, ranks: int, blocks: Sequence[RowBlock], comm: Communication, flops: int) -> TileProgram:

@@ -63,7 +63,9 @@ def execute(
     """
     shapes = {a.shape for a in inputs}
     if len(inputs) != collective.ranks or len(shapes) != 1:
-        raise TensorError(f"{len(inputs)} arrays of shapes {sorted(shapes)}; needed: {collective.ranks} of one shape")
+        raise TensorError(
+            f"{len(inputs)} arrays of shapes {sorted(shapes)}; needed: {collective.ranks} arrays of one shape"
+        )
     partials = [np.array(a).reshape(-1) for a in inputs]
     size = partials[0].size
     if edges is None:

@@ -513,8 +513,8 @@ def _check_whole(frame: Frame, tiling: SmTiling) -> None:
     whole = [r for s in frame.stages for r in s.rows if r.opcode is Opcode.INVERSE]
     if whole and tiling.decided.groups > 1:
         raise TilingError(
-            f"{frame.phase.name}: line {whole[0].line} inverts {frame.label(whole[0].srcs[0])}, whose rows "
-            f"{tiling.decided.groups} warp groups share, but one group must have all of them; use fewer warps"
+            f"{frame.phase.name}: line {whole[0].line} inverts {frame.label(whole[0].srcs[0])}, whose rows are "
+            f"shared by {tiling.decided.groups} warp groups, but one group must have all of them; use fewer warps"
         )
 
 
@@ -527,6 +527,6 @@ def _check_transposed(frame: Frame, core: SmCore, how: Mapping[Stage, Attributes
         n, unit = s.rows[0].srcs[0], core.device.matrix_engine(SM)
         if attributes.transpose_a and frame.fmt(n) in unit.fractals and frame.size_bytes(n, 1) != 2:
             raise TilingError(
-                f"{s.name}: {frame.label(n)}^T in {frame.fmt(n)}: tensor cores read a left operand along its rows "
-                "alone unless it has 16 bits; store it transposed, or take --dtype float16"
+                f"{s.name}: {frame.label(n)}^T in {frame.fmt(n)}: tensor cores can read a left operand only along "
+                "its rows unless it has 16 bits; store it transposed, or use --dtype float16"
             )

@@ -197,7 +197,7 @@ def warp_issue(device: DeviceSpec) -> WarpIssue:
     """Return a device file's entry on warps; raise `TilingError` where there is none."""
     issue = device.engine(SM, WARPS)
     if not isinstance(issue, WarpIssue):
-        raise TilingError(f"{device.name}: {SM}.{WARPS} describes no warps")
+        raise TilingError(f"{device.name}: {SM}.{WARPS} does not describe warps")
     return issue
 
 
@@ -220,7 +220,7 @@ def engine_of(device: DeviceSpec, name: str, kind: type[EngineType]) -> EngineTy
     """Return an engine of a kind; raise `ProgramError` where the device's file has another under its name."""
     engine = device.engine(SM, name)
     if not isinstance(engine, kind):
-        raise ProgramError(f"{device.name}: {SM}.{name} is no {kind.__name__}")
+        raise ProgramError(f"{device.name}: {SM}.{name} is not a {kind.__name__}")
     return engine
 
 
@@ -276,22 +276,22 @@ def occupancy(
         limit.
     """
     if warps > issue.block_warps_count.value:
-        raise TilingError(f"warps: a block of {warps} warps, but a block has at most {issue.block_warps_count.value}")
+        raise TilingError(f"warps: {warps} warps in a block; allowed: at most {issue.block_warps_count.value}")
     overhead, most = issue.overhead_registers_count.value, issue.thread_registers_count.value
     count = sum(registers.values()) + overhead
     if count > most:
         listed = " + ".join(f"{name} {n}" for name, n in registers.items())
         raise BufferOverflowError(
-            f"registers: {listed} + overhead {overhead} = {count} a thread, at most {most}; "
-            "smaller tiles, arrangement=2x2, float16 accumulators, or more warps for a tile take fewer"
+            f"registers: {listed} + overhead {overhead} = {count} for each thread; allowed: {most}; smaller tiles, "
+            "arrangement=2x2, float16 accumulators, or more warps for a tile need fewer"
         )
     size = round_up(sum(shared.values()), issue.memory_unit_bytes.value)
     limit = min(issue.block_memory_bytes.value, memory_bytes)
     if size > limit:
         listed = " + ".join(f"{name} {format_bytes(n)}" for name, n in shared.items())
         raise BufferOverflowError(
-            f"shared memory: {listed} = {format_bytes(size)} > {format_bytes(limit)} a block "
-            f"({size:,} bytes needed, {limit:,} there)"
+            f"shared memory: {listed} = {format_bytes(size)} > {format_bytes(limit)} of a block ({size:,} bytes "
+            f"needed, {limit:,} available)"
         )
     of_warp = round_up(count * WARP_LANES, issue.register_unit_count.value)
     reserved = issue.reserved_bytes.value if issue.reserved_bytes else 0
@@ -336,39 +336,45 @@ class GroupFields(Tiling):
         ge=1,
         le=32,
         json_schema_extra={"also": "num_warps"},
-        description="warps of a block, stacked down its rows; below 4 only in kernels without products",
+        description=("number of warps of a block, which share its rows; fewer than 4 only in kernels without products"),
     )
     stages: int | None = Field(
         default=2,
         ge=1,
         le=4,
         json_schema_extra={"none": "library", "also": "num_stages"},
-        description="tiles of K, and of V, in flight in a software pipeline; 1 goes through registers; library: "
-        "a library's kernel",
+        description=(
+            "number of tiles of K, and of V, in flight in a software pipeline; 1: copies go through "
+            "registers; library: a library's kernel"
+        ),
     )
     registers: int | None = Field(
         default=None,
         ge=16,
         le=255,
-        description="registers of a thread, as the compiler reports; default: its table, else estimated",
+        description="registers of a thread that the compiler reports; default: those of its table, else an estimate",
     )
     spilled_registers: int | None = Field(
         default=None,
         ge=0,
-        description="registers of a thread in local memory, as the compiler reports with `registers`",
+        description="spilled registers of a thread (in local memory) that the compiler reports; needs `registers`",
     )
     spilled_accesses: int | None = Field(
         default=None,
         ge=0,
-        description="registers stored to and loaded from local memory in an iteration, as the compiler reports; "
-        "default: estimated",
+        description=(
+            "registers that an iteration stores to and loads from local memory, as the compiler reports; "
+            "default: an estimate"
+        ),
     )
     shared_bytes: int | None = Field(
         default=None,
         ge=0,
-        description="shared memory of a block, as the compiler reports with `registers`; default: estimated",
+        description="shared memory of a block that the compiler reports; needs `registers`; default: an estimate",
     )
-    residents: int | None = Field(default=None, ge=1, description="blocks resident on a core; default: as many as fit")
+    residents: int | None = Field(
+        default=None, ge=1, description=("number of blocks resident on a core; default: as many as fit")
+    )
 
 
 class BlockFields(Tiling):
@@ -380,7 +386,7 @@ class BlockFields(Tiling):
         ge=8,
         multiple_of=8,
         json_schema_extra={"none": "fits"},
-        description="keys of a step; fits: the most of 64, 32 and 16 that fit",
+        description="keys of a step; fits: the largest of 64, 32 and 16 that fits",
     )
 
 
@@ -393,23 +399,25 @@ class SmFields(GroupFields, BlockFields):
         le=32,
         multiple_of=4,
         json_schema_extra={"also": "num_warps"},
-        description="warps of a block, stacked down its rows; each sub-core has as many",
+        description="number of warps of a block, which share its rows; each sub-core has the same number",
     )
     kernel: GpuKernelName | None = Field(
         default=None,
-        description="published kernel, or your own FILE.py:NAME; default: a kernel that masks all of its tiles if "
-        "stages are named, else a library's",
+        description=(
+            "published kernel, or your own FILE.py:NAME; default: a library's kernel, or, if stages are "
+            "named, a kernel that masks all of its tiles"
+        ),
     )
     q: Literal["auto", "registers", "shared"] = Field(
-        default="auto", description="where Q stays; auto: in registers if they suffice"
+        default="auto", description="where Q is stored; auto: in registers if it fits"
     )
     arrangement: Literal["4x1", "2x2", "1x4"] = Field(
-        default="4x1", description="quad pairs of a warp, down x across its tile"
+        default="4x1", description="number of quad pairs of a warp, down x across its tile"
     )
     smem: Literal["plain", "padded", "swizzled"] = Field(
         default="padded", description="layout of rows of K and V in shared memory"
     )
-    padding: int = Field(default=8, ge=2, multiple_of=2, description="elements after each padded row")
+    padding: int = Field(default=8, ge=2, multiple_of=2, description="number of padding elements after each row")
     access_bytes: int = Field(
         default=16, ge=8, le=16, multiple_of=8, description="bytes of a lane's access to shared memory"
     )
@@ -418,10 +426,12 @@ class SmFields(GroupFields, BlockFields):
         ge=1,
         le=4,
         json_schema_extra={"none": "library"},
-        description="tiles of K, and of V, in shared memory; library: 1, or from Ampere on a library's kernel",
+        description=(
+            "number of tiles of K, and of V, in shared memory; library: 1, or, from Ampere on, a library's kernel"
+        ),
     )
     exchange: Literal["shuffle", "none"] = Field(
-        default="shuffle", description="whether P may cross lanes on its way to P V"
+        default="shuffle", description="whether P may be moved between lanes for P V"
     )
     launch: Literal["in_order", "longest_first"] = Field(
         default="in_order",
@@ -443,7 +453,7 @@ class SmFields(GroupFields, BlockFields):
         chosen = sorted(n for n in self.model_fields_set & usual.keys() if getattr(self, n) != usual[n])
         if chosen:
             raise TilingError(
-                f"{', '.join(chosen)}: without effect on {device}, whose file describes no lanes; leave them out"
+                f"{', '.join(chosen)}: no effect on {device}, whose file does not describe lanes; remove them"
             )
 
     @property

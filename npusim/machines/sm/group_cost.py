@@ -96,7 +96,7 @@ def find_constant(device: DeviceSpec, key: str) -> Quantity | None:
 
 def _constant(device: DeviceSpec, key: str) -> Quantity:
     if (constant := find_constant(device, key)) is None:
-        raise SpecError(f"{device.name}: cores.{SM}.engines.{key}: missing; a kernel pays it")
+        raise SpecError(f"{device.name}: cores.{SM}.engines.{key}: missing; a kernel has this charge")
     return constant
 
 
@@ -122,7 +122,7 @@ class GroupModel:
         self.device, self.key, engines = device, f"cores.{SM}.engines", device.core(SM).engines
         issue, tensor, shared = warp_issue(device), engines[TENSOR], engines[LSU]
         if not isinstance(tensor, GroupMatrixEngine) or not isinstance(shared, SharedMemoryPipe):
-            raise SpecError(f"{device.name}: {SM}.{TENSOR}: where warps share pipes it is `model: group_matrix`")
+            raise SpecError(f"{device.name}: {SM}.{TENSOR}: it must be `model: group_matrix` where warps share pipes")
         self.subcores, self.sharing = issue.subcores_count.value, issue.sharing
         self.tensor, self.shared = tensor, shared
         self.lanes = {name: e for name in (FMA, ALU, MUFU) if isinstance(e := engines.get(name), LanePipe)}

@@ -137,7 +137,9 @@ class WarpTurns:
             return
         op, *more = ops
         if more:
-            raise TilingError(f"{s.name}: a product that runs on is not converted: accumulators as the precision's")
+            raise TilingError(
+                f"{s.name}: a product that continues is not converted: its accumulators have the precision's format"
+            )
         is_first = s is self.first
         turn: tuple[RingTile, ...] = ()
         if self.decided.turns == "products":

@@ -273,7 +273,7 @@ def _live_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec) -> tuple
         given = fields.registers, fields.spilled_registers or 0
         registers = Registers(*given, shared, "as given", _accesses(fields))
     elif not stages:
-        registers = Registers(most, 0, shared, "of a library's kernel: all there are")
+        registers = Registers(most, 0, shared, "of a library's kernel, which uses all of them")
     tiling, room = _resident(phase, fields, device, registers, f"{rows}x{keys}", decided)
     spilled = f", {registers.spilled} spilled" if registers.spilled else ""
     note = f"{room}; tiles of {rows} x {keys}; {live} registers alive, {registers.origin}{spilled}"
@@ -314,7 +314,7 @@ def kernel_tiling(
         spilled = fields.spilled_registers or 0
         registers = Registers(fields.registers, spilled, fields.shared_bytes or 0, "as given", _accesses(fields))
     elif (listed := _listed(called, phase, fields, code_architecture(device.architecture))) is not None:
-        registers = Registers(*listed, "of the compiler's table", SPILL_ACCESSES * listed[1])
+        registers = Registers(*listed, "from the compiler's table", SPILL_ACCESSES * listed[1])
     places = {x.axis for x in phase.tensors.values() if isinstance(x, Stacked)}  # axes that a tile does not have
     size = "x".join(str(phase.sizes[a]) for a in dict.fromkeys(a for a, *_ in phase.cells[0].spans) if a not in places)
     if phase.loop_axis:  # without a loop nothing is loaded ahead
@@ -349,13 +349,15 @@ def _resident(
     issue = warp_issue(device)
     subcores = issue.subcores_count.value
     if fields.warps > subcores and fields.warps % subcores and any(s.is_product for s in phase.stages):
-        raise TilingError(f"warps: {fields.warps} for products; allowed: multiples of {subcores}, or fewer")
+        raise TilingError(
+            f"warps: {fields.warps} for products; allowed: multiples of {subcores}, or fewer than {subcores}"
+        )
     most, overhead = issue.thread_registers_count.value, issue.overhead_registers_count.value
     count = registers.count + registers.spilled
     if count > MOST_REGISTERS * most:
         raise BufferOverflowError(
-            f"registers: {count} a thread for {size} with {fields.warps} warps, "
-            f"where the device has {most}, or {MOST_REGISTERS * most} with spilled ones: use smaller tiles, more warps"
+            f"registers: {count} for each thread with {size} and {fields.warps} warps, but the device has {most}, "
+            f"or {MOST_REGISTERS * most} with spilled ones: use smaller tiles or more warps"
         )
     held = {"tile": max(0, min(most, registers.count) - overhead)}
     memory = device.core(SM).buffer("SMEM").capacity_bytes.value
@@ -439,10 +441,10 @@ def registers_of(
         accesses = row[-1] if row is not None and is_listed else _accesses(fields)
         return Registers(count, spilled, shared, "as given", accesses)
     if not tile.stages:
-        return Registers(most, 0, shared, "of a library's kernel: all there are")
+        return Registers(most, 0, shared, "of a library's kernel, which uses all of them")
     if row is not None:
         count, spilled, shared, accesses = row
-        return Registers(count, spilled, shared, "of the compiler's table", accesses)
+        return Registers(count, spilled, shared, "from the compiler's table", accesses)
     return Registers.estimated(estimated_registers(tile, decided), most, shared)
 
 
@@ -578,12 +580,14 @@ def _accessing(device: DeviceSpec, phase: Phase, access: str) -> SmTiling:
 class GpuRowsFields(Tiling):
     """The work of a block of norms and activations, and its warps."""
 
-    elements: int = Field(default=4096, ge=256, description="elements of a block; one row at least if rows are summed")
+    elements: int = Field(
+        default=4096, ge=256, description=("elements of a block, at least one row if rows are summed")
+    )
     warps: Annotated[int | None, power_of_two()] = Field(
         default=None,
         ge=1,
         le=32,
-        description="warps of a block; default: 4, from 2,048 elements on 8, from 8,192 on 16, from 32,768 on 32",
+        description="number of warps of a block; default: 4; 8 from 2,048 elements, 16 from 8,192, 32 from 32,768",
     )
 
 
@@ -595,8 +599,10 @@ class GpuOperatorFields(Tiling):
         ge=256,
         le=131072,
         multiple_of=256,
-        description="scores of a block of the kernels between the products, a row at least; default: enough for "
-        "blocks on all multiprocessors",
+        description=(
+            "number of scores of a block of the kernels between the products, at least a row; default: a "
+            "number that gives all multiprocessors a block"
+        ),
     )
 
 
@@ -609,19 +615,23 @@ class GpuGemmFields(Tiling):
 
     block_m: int | None = Field(default=None, ge=16, le=256, multiple_of=16, description="rows of a tile of C")
     block_n: int | None = Field(default=None, ge=16, le=256, multiple_of=16, description="columns of a tile of C")
-    block_k: int | None = Field(default=None, ge=16, le=256, multiple_of=16, description="piece of k loaded at once")
-    splits: int | None = Field(default=None, ge=1, le=64, description="blocks that share the k of a tile")
-    stages: int | None = Field(default=None, ge=1, le=16, description="pieces of k in shared memory")
+    block_k: int | None = Field(
+        default=None, ge=16, le=256, multiple_of=16, description=("length of the piece of k that is loaded at once")
+    )
+    splits: int | None = Field(default=None, ge=1, le=64, description="number of blocks that share the k of a tile")
+    stages: int | None = Field(default=None, ge=1, le=16, description="number of pieces of k in shared memory")
     copies: ProductCopies | None = Field(
         default=None,
-        description="who copies pieces of k: a producer warp, a thread of the warps that multiply (bulk, one copy an "
-        "operand), or all their threads; default: a producer",
+        description=(
+            "which threads copy pieces of k: a producer warp, one thread of the warps that multiply "
+            "(bulk, one copy for each operand), or all of their threads; default: a producer"
+        ),
     )
     swizzle: int | None = Field(
         default=None,
         ge=1,
         le=64,
-        description="tiles in a group that successive blocks compute, along the side of C with fewer tiles",
+        description=("number of tiles in a group that successive blocks compute, along the side of C with fewer tiles"),
     )
 
 
@@ -654,7 +664,7 @@ def library_fields(
 
 def library_order(c: GlobalTensor, fields: GpuGemmFields) -> tuple[int, bool]:
     """Return the tiles of C side by side in a band, and whether they are columns of tiles."""
-    assert fields.block_m and fields.block_n, "fields of a library's product have values"
+    assert fields.block_m and fields.block_n, "the fields of a library's product need values"
     return library_products.tile_order(c.rows, c.cols, (fields.block_m, fields.block_n), fields.swizzle)
 
 
@@ -698,7 +708,7 @@ def library_tiling(
     decided = GpuDecisions(groups, GROUP_WARPS, across, generation=generation, depth=stages, roles="copying")
     if fields.copies not in (None, "producer"):
         if is_staged or generation != "mma":
-            raise TilingError(f"copies: {fields.copies}; {device.name}'s products have a producer alone")
+            raise TilingError(f"copies: {fields.copies}; on {device.name} only a producer can copy")
         decided = decided._replace(roles="alike", stages=stages + 1, copies_in_bulk=fields.copies == "bulk")
         charges += barriers(decided)
     decided = decided._replace(rows=rows, is_transposed=is_transposed, charges=tuple(charges))

@@ -85,7 +85,7 @@ class LaneModel:
         for step in op.steps:
             self.add(step, tally)
         if op.steps and not tally.pipes:
-            raise UnknownOpcodeError(f"{op.label}: no step takes a pipe of {SM}")
+            raise UnknownOpcodeError(f"{op.label}: no step uses a pipe of {SM}")
         pipes = sorted(tally.pipe_cycles(), key=lambda pipe: pipe[0] != f"{SM}.{op.engine}")
         cycles, terms = max(1, ceil(tally.cycles)), tuple(tally.terms.items())
         if not op.steps:

@@ -204,9 +204,7 @@ def live_lanes(phase: Phase, fields: GroupFields, device: DeviceSpec) -> tuple[S
             f"stages: {fields.stages} tiles in flight need asynchronous copies, which {device.name} does not have"
         )
     if wrong := sorted(fields.model_fields_set & (COMPILED - {"residents"})):
-        raise TilingError(
-            f"{', '.join(wrong)}: without effect on {device.name}, whose lanes are simulated; leave it out"
-        )
+        raise TilingError(f"{', '.join(wrong)}: no effect on {device.name}, whose lanes are simulated; remove it")
     groups = max(1, fields.warps // GROUP_WARPS)
     tiling, shared = plain_lanes(phase, fields, groups), staged_bytes(phase, 1, leaves=False)
     moved = shared - staged_bytes(phase, 0, leaves=False)
@@ -277,7 +275,7 @@ def quad_pairs(phase: Phase, tiling: Any, groups: int = 1) -> Literal["4x1", "2x
             return pairs
     fields = (n for n in _ROWS.get(axis, ()) if getattr(tiling, n, None) == rows)
     field = next(fields, axis)
-    raise TilingError(f"{field}: {rows} rows cannot be dealt to {warps} warps; take a multiple of {least}")
+    raise TilingError(f"{field}: {rows} rows cannot be distributed to {warps} warps; use a multiple of {least}")
 
 
 def lanes_of(tiling: SmFields, tile: ChainTile) -> SmTiling:
@@ -316,13 +314,13 @@ def _check_shared(width: int, padding: int, tiling: SmFields) -> None:
             f"shared memory: rows of {width} + {padding} elements are {row_bytes} bytes, so that accesses of "
             f"{tiling.access_bytes} bytes (LDS.{8 * tiling.access_bytes}) would be misaligned: "
             f"pad by a multiple of {tiling.access_bytes // size} elements"
-            + ("" if row_bytes % narrowest else f", or take access_bytes={narrowest}")
+            + ("" if row_bytes % narrowest else f", or use access_bytes={narrowest}")
         )
     if tiling.smem == "swizzled":
         try:
             swizzled(tiling.step_keys, width)
         except LayoutError as error:
-            raise LayoutError(f"smem=swizzled: {error}; take smem=padded") from None
+            raise LayoutError(f"smem=swizzled: {error}; use smem=padded") from None
     _key_addresses(width, padding, tiling.arrangement, tiling.access_bytes)
 
 
@@ -364,5 +362,5 @@ def _needs(tile: ChainTile, tiling: SmFields, fields: SmTiling) -> tuple[dict[st
 
 def _kind(fmt: str) -> Accumulator:
     if fmt not in ("float16", "float32"):
-        raise TilingError(f"accumulator {fmt}: m8n8k4 adds up in float16 or float32")
+        raise TilingError(f"accumulator {fmt}: m8n8k4 accumulates in float16 or float32")
     return "f16" if fmt == "float16" else "f32"

@@ -42,8 +42,8 @@ def _refuse_behind(frame: Frame) -> None:
         if behind := [n for n in frame.visited if frame.loop_axis and n in s.read and n not in looped]:
             line = next(row.line for row in s.rows if behind[0] in row.srcs)
             raise TilingError(
-                f"{frame.phase.name}: line {line}: {frame.label(behind[0])} is read behind the loop along whose axis "
-                "it goes, and a GPU's loop loads such blocks with its tiles: multiply or choose in the loop"
+                f"{frame.phase.name}: line {line}: {frame.label(behind[0])} is read after the loop along its axis, "
+                "but on a GPU that loop loads such blocks together with its tiles: multiply or choose in the loop"
             )
 
 
@@ -69,8 +69,8 @@ class BlockPlaces:
         for n in frame.operands:
             if len({s.is_product for s in frame.stages if n in s.read}) > 1:
                 raise TilingError(
-                    f"{frame.phase.name}: {frame.label(n)} is read by a product and by rows, but a load serves one of "
-                    "them here; give the kernel the tensor twice, under two names"
+                    f"{frame.phase.name}: {frame.label(n)} is read by a product and by rows, but here a load can "
+                    "serve only one of them; pass the tensor to the kernel twice, under two names"
                 )
         _refuse_behind(frame)
         loader, is_product = f"{SM}.B{number}{LDG}", decided.roles == "copying"

@@ -55,7 +55,7 @@ def along_passes(step: Step, values: float, key: str) -> list[Passes]:
     """
     if (order := step.attributes.order) != ALONG[step.opcode]:
         raise UnknownOpcodeError(
-            f"{step.opcode.name} in order {order!r} has no cost on {key}; it goes by {ALONG[step.opcode]}"
+            f"{step.opcode.name} in order {order!r} has no cost on {key}; allowed: {ALONG[step.opcode]}"
         )
     if step.opcode is Opcode.CUMSUM:
         runs = ceil_div(min(step.attributes.every or step.dst.cols, step.dst.cols), WARP)

@@ -71,12 +71,12 @@ if TYPE_CHECKING:
 ROUNDS = 8
 #: Keys of a step where the device's file says nothing of registers.
 KEYS = 64
-EXPONENTIAL = "bits of the hardware's EX2 are not public: powers of two are assumed to be correctly rounded"
+EXPONENTIAL = "the bits of the hardware's EX2 are not public: powers of two are assumed to be correctly rounded"
 #: Functions of float32 that are an H200's instructions, the architecture of their bits, and what is said of them.
 HOPPERS, MEASURED_ON = frozenset({"exp2.hopper_ex2", "div.hopper_full"}), "sm_90"
 FAST = (
-    "{}: an H200's instructions{}, as nvcc compiles exp2f and 1 / l times O with --use_fast_math "
-    "(FlashAttention-2 and -3: setup.py) and as FlashInfer writes them"
+    "{}: the instructions of an H200{}, to which nvcc compiles exp2f and 1 / l times O with --use_fast_math "
+    "(FlashAttention-2 and -3: setup.py), and which FlashInfer uses"
 )
 UNTIMED = "this device has no timing model yet: values only"
 
@@ -86,7 +86,9 @@ IN_LANES = AttentionPace(block=3100, tile=5200, bytes_per_cycle=11.2, residents=
 #: The pace of the H200, whose warp groups run concurrently.
 BESIDE = AttentionPace(block=3300, tile=730, bytes_per_cycle=18.1, residents=2)
 #: What a time in the lanes of m8n8k4 is: published kernels of such cores take about twice as long (kernel=xformers).
-DESIGN = "a design, about twice as fast as any published kernel: kernel=xformers predicts the one that was measured"
+DESIGN = (
+    "this kernel is a design, about twice as fast as any published kernel; kernel=xformers predicts the measured one"
+)
 
 
 class SmMachine(Machine):
@@ -304,7 +306,7 @@ class SmMachine(Machine):
             if core.has_warps and not tiling.decided.warps:
                 raise SpecError(
                     f"{self.device.name}: {name} has no layout of its tiles in a warp's lanes, which this device's "
-                    "timing needs; flash, pasa and split_kv have one. h200 runs this schedule, for bits and time"
+                    "timing needs; use flash, pasa or split_kv, which have one, or h200, which runs this schedule"
                 )
             core.allocator.start_phase(f"{phase.name} " if phase.is_named else "")
             frame = Frame(phase)

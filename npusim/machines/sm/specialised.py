@@ -33,15 +33,17 @@ def check_layout(called: str, rows: int, keys: int, dim: int) -> None:
     groups = rows // GROUP_ROWS
     if rows % GROUP_ROWS or groups not in REGISTERS:
         allowed = ", ".join(str(GROUP_ROWS * n) for n in REGISTERS)
-        raise TilingError(f"block_q: {rows}; kernel={called} has layouts for {allowed} rows: {GROUP_ROWS} a warp group")
+        raise TilingError(
+            f"block_q: {rows}; kernel={called} has layouts for {allowed} rows: {GROUP_ROWS} for each warp group"
+        )
     if keys % KEYS_MULTIPLE or keys > MOST_COLUMNS:
         allowed = f"multiples of {KEYS_MULTIPLE} up to {MOST_COLUMNS}"
         raise TilingError(f"block_kv: {keys}; kernel={called} has layouts for {allowed} keys")
     count = _registers(keys, dim)
     if count > REGISTERS[groups]:
         raise TilingError(
-            f"block_kv: {keys}; kernel={called} has no layout for {rows} x {keys} with head_dim {dim}: scores and O "
-            f"take {count} registers a thread of {REGISTERS[groups]}; fewer keys"
+            f"block_kv: {keys}; kernel={called} has no layout for {rows} x {keys} with head_dim {dim}: scores and "
+            f"O need {count} registers of the {REGISTERS[groups]} of a thread; use fewer keys"
         )
 
 
@@ -70,7 +72,8 @@ def specialised_tiling(kernel: GpuKernel, phase: Phase, device: DeviceSpec) -> t
         others = {name: one.decides for name, one in kernels(GpuKernel).items()}
         able = ", ".join(name for name, one in others.items() if one.alternates and not one.ahead)
         raise TilingError(
-            f"kernel: {called} adds no tensor to scores, and {added[0]} is one; leave kernel out, or take {able}"
+            f"kernel: {called} does not support a tensor that is added to scores, such as {added[0]}; remove "
+            f"kernel, or use {able}"
         )
     rows, keys = sizes["row"], sizes[phase.loop_axis]
     size = get_format(names["q"].fmt).size_bytes
@@ -87,7 +90,7 @@ def specialised_tiling(kernel: GpuKernel, phase: Phase, device: DeviceSpec) -> t
     fits = [(n, m) for n, m in depths if n * kv + m * q + p <= most]
     if not fits:
         there = f"Q{' and P' if stores else ''} of {rows} and K and V of {keys} rows"
-        raise BufferOverflowError(f"shared memory: {there} take {q + p + kv:,} of {most:,} bytes")
+        raise BufferOverflowError(f"shared memory: {there} need {q + p + kv:,} of {most:,} bytes")
     depth, held = fits[0]
     decided = decided._replace(
         groups=groups,
@@ -115,13 +118,15 @@ def specialised_gradients(kernel: GpuKernel, phase: Phase, device: DeviceSpec) -
     groups, issue = rows // GROUP_ROWS, warp_issue(device)
     if rows % GROUP_ROWS or groups not in REGISTERS:
         allowed = ", ".join(str(GROUP_ROWS * n) for n in REGISTERS)
-        raise TilingError(f"tile_kv: {rows}; kernel={called} has layouts for {allowed} keys: {GROUP_ROWS} a warp group")
+        raise TilingError(
+            f"tile_kv: {rows}; kernel={called} has layouts for {allowed} keys: {GROUP_ROWS} for each warp group"
+        )
     most = min(issue.block_memory_bytes.value, shared_memory_bytes(device))
     depth = next((n for n in range(decided.depth, 0, -1) if staged_bytes(phase, n, leaves=False) <= most), 0)
     if not depth:
         taken = staged_bytes(phase, 1, leaves=False)
         raise BufferOverflowError(
-            f"shared memory: tiles of {rows} keys and {columns} queries take {taken:,} of {most:,}"
+            f"shared memory: tiles of {rows} keys and {columns} queries need {taken:,} of {most:,}"
         )
     fmt = phase.names[next(s for s in phase.stages if s.is_product).rows[0].srcs[0]].fmt
     dims = {axis: kernel.head_dim(fmt, sizes[axis]) for axis in ("key_dim", "value")}

@@ -293,8 +293,8 @@ class Automaton:
     def _too_early(self, node: Node, operation: Operation, peer: Endpoint, need: int) -> ProgramError:
         verb = "commit" if peer.is_producer else "release"
         return ProgramError(
-            f"{operation.prefix}{self.program.name}: {self.named(node, operation)} comes too early in program order; "
-            f"list the {verb} of ring {peer.ring} number {need} on {peer.queue} before it"
+            f"{operation.prefix}{self.program.name}: {self.named(node, operation)} comes too early in program "
+            f"order; put the {verb} number {need} of ring {peer.ring} on {peer.queue} before it"
         )
 
     def _clobbered(self, node: Node, operation: Operation, mine: Endpoint, other: Endpoint) -> RaceError:
@@ -302,12 +302,12 @@ class Automaton:
         by = next((o for o in operations if any(e == other.index for e, _, _ in o.uses)), None)
         what = f"{by.label} on {other.queue}" if by else f"queue {other.queue}, by no operation,"
         slots = f"{other.depth} {plural(other.depth, 'slot')}"
-        did = f"fills a slot of ring {mine.ring} again that {what} has still to read"
+        did = f"fills a slot of ring {mine.ring} again before {what} has read it"
         if not mine.is_producer:
-            did = f"reads a slot of ring {mine.ring} that {what} has still to fill"
+            did = f"reads a slot of ring {mine.ring} before {what} has filled it"
         return RaceError(
             f"{operation.prefix}{self.program.name}: {self.named(node, operation)} {did}: the ring has {slots}, "
-            "and no flag orders operations of one queue but their place in the program"
+            "and the operations of one queue are ordered only by their place in the program"
         )
 
     def named(self, node: Node, operation: Operation, laps: int = 0) -> str:

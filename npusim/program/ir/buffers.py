@@ -163,8 +163,8 @@ class Allocator:
                     for name, depth, size in self.tenants[space]
                 )
                 fault = (
-                    f"{listed} = {format_bytes(used)} > {format_bytes(capacity)}"
-                    f" ({used:,} bytes needed, {capacity:,} there)"
+                    f"{listed} = {format_bytes(used)} > {format_bytes(capacity)} ({used:,} bytes needed, "
+                    f"{capacity:,} available)"
                 )
                 faults.setdefault(fault, []).append(space)
         if faults:
@@ -172,7 +172,7 @@ class Allocator:
 
     def _space(self, space: str) -> AddressSpace:
         if space not in self.spaces:
-            raise ProgramError(f"no memory {space!r} on this device; there are {', '.join(self.spaces)}")
+            raise ProgramError(f"there is no memory {space!r} on this device; its memories: {', '.join(self.spaces)}")
         return self.spaces[space]
 
     def _place(self, space: str, name: str, slot_bytes: int, depth: int) -> int:

@@ -87,8 +87,8 @@ def _check_dealt(program: TileProgram, phase: ProgramPhase) -> None:
     for number in {*range(count), *times} if phase.dealt else ():
         if times[number] != (0 <= number < count):
             raise ProgramError(
-                f"{program.name}: phase {phase.name}: block number {number} is dealt {times[number]} times; each of "
-                f"0 to {count - 1} must be dealt once, and no other"
+                f"{program.name}: phase {phase.name}: block number {number} is distributed {times[number]} times; "
+                f"each of 0 to {count - 1} must be distributed once, and no other"
             )
 
 
@@ -98,8 +98,9 @@ def _check_held(program: TileProgram, phase: str, held: Iterable[Ring], rings: I
         for other in held:
             if other is not ring and other.space == ring.space and ring_bytes(other).overlaps(ring_bytes(ring)):
                 raise RaceError(
-                    f"{program.name}: phase {phase} places ring {ring.name} where slots of ring {other.name} are not "
-                    "read yet; a phase must read every slot that it fills before another phase uses its memory"
+                    f"{program.name}: phase {phase} places ring {ring.name} over slots of ring {other.name} that "
+                    "are not read yet; a phase must read every slot that it fills before another phase uses its "
+                    "memory"
                 )
 
 
@@ -118,8 +119,8 @@ def check_flags(rings: Iterable[Ring], flags: FlagsSpec) -> None:
             counters += [f"{ring.name} ready", f"{ring.name} free"]
             if ring.depth > flags.cross_core_counter_max_count.value:
                 raise FlagError(
-                    f"ring {ring.name}: {ring.depth} slots, but a cross-core flag counts to "
-                    f"{flags.cross_core_counter_max_count.value} at most; use fewer slots (a smaller depth)"
+                    f"ring {ring.name}: {ring.depth} slots, but a cross-core flag counts at most to "
+                    f"{flags.cross_core_counter_max_count.value}; use fewer slots (a smaller depth)"
                 )
             continue
         for producer, consumer in ends:
@@ -133,6 +134,10 @@ def check_flags(rings: Iterable[Ring], flags: FlagsSpec) -> None:
             if len(uses) <= event_ids:
                 advice = "fewer slots: buffers=1, slots=1, slots_l1a, slots_l1b or a smaller depth (--fields lists the"
                 advice += " schedule's), or fewer operands"
-            raise FlagError(f"flags {source} -> {target}: {needed} ids needed ({listed}), {event_ids} there; {advice}")
+            raise FlagError(
+                f"flags {source} -> {target}: {needed} ids needed ({listed}), {event_ids} available; {advice}"
+            )
     if len(counters) > counter_ids:
-        raise FlagError(f"cross-core flags: {len(counters)} ids needed ({', '.join(counters)}), {counter_ids} there")
+        raise FlagError(
+            f"cross-core flags: {len(counters)} ids needed ({', '.join(counters)}), {counter_ids} available"
+        )

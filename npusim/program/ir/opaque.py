@@ -151,8 +151,8 @@ class Coordinate:
         line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         names = " and ".join(dict.fromkeys(s.name for s in self.terms))
         error = OpaqueError(
-            f"{line}: the body {verb} {names}, by which iterations and blocks would differ; it may only be added "
-            "and multiplied into coordinates of global memory and constants (varying() computes other ones)",
+            f"{line}: the body {verb} {names}, so that iterations or blocks would differ; it may only be added and "
+            "multiplied to give coordinates of global memory and constants (varying() computes others)",
             frozenset(self.terms),
         )
         for symbol in self.terms:
@@ -353,8 +353,8 @@ def form_of(value: object) -> Hashable:
     names = _field_names(kind)
     if names is None:
         raise ProgramError(
-            f"the coordinates of a body hold {value!r} ({kind.__name__}); they may hold only integers, in tuples "
-            "or dataclasses; other values belong to the static ones, on which its operations depend"
+            f"the coordinates of a body contain {value!r} ({kind.__name__}); they may contain only integers, in "
+            "tuples or dataclasses; put other values into the static values, on which the operations may depend"
         )
     return kind, *[form_of(getattr(value, name)) for name in names]
 

@@ -579,7 +579,10 @@ class PlaceTable:
                 if touch.where.start < 0:  # type: ignore[union-attr]
                     setter = self.endpoints[-1 - touch.where.start]  # type: ignore[union-attr]
                     ready = "ready" if setter.is_producer else "free"
-                    return (f"the flag '{ring.name} {ready}' of a slot, set again before it is waited for,", touch)
+                    return (
+                        f"the flag '{ring.name} {ready}' of a slot, which is set again before a wait for it,",
+                        touch,
+                    )
                 start = ring.offset_bytes + slot * ring.slot_bytes
                 return _bytes_text(touch.where, start, f"{ring.space} (ring {ring.name})"), touch  # type: ignore[arg-type]
         for space, places in self.memories.items():

@@ -92,9 +92,9 @@ def _check_affine(program: TileProgram, touched: Touched) -> None:
         if not _is_affine(value):
             hangs = " and ".join(s.name for s in terms_of(value))
             raise OpaqueError(
-                f"{op.prefix}{program.name}: {op.label} on {program.queues[op.queue].name} touches a region of tensor "
-                f"{r.tensor.name} that cannot be expressed: its {name} depends on {hangs} by more than sums "
-                "and products with constants",
+                f"{op.prefix}{program.name}: {op.label} on {program.queues[op.queue].name} accesses a region of "
+                f"tensor {r.tensor.name} that cannot be expressed: its {name} depends on {hangs} in a way other "
+                "than sums and products with constants",
                 frozenset(terms_of(value)),
             )
 
@@ -259,9 +259,9 @@ def _check_blocks(program: TileProgram, phase: ProgramPhase, touched: Sequence[T
         box, axis = outside[0].tolist()
         op, (low, high) = groups[sources[box]][0].operation, boxes[box, axis].tolist()
         raise ProgramError(
-            f"{op.prefix}{program.name}: phase {phase.name}: {op.label} on "
-            f"{program.queues[op.queue].name} of block {phase.blocks[owners[box]]} runs out of tensor {tensor.name}: "
-            f"{AXES[axis]} {low} to {high - 1}, where there are 0 to {sizes[axis] - 1}"
+            f"{op.prefix}{program.name}: phase {phase.name}: {op.label} on {program.queues[op.queue].name} of "
+            f"block {phase.blocks[owners[box]]} runs out of tensor {tensor.name}: {AXES[axis]} {low} to "
+            f"{high - 1}; allowed: 0 to {sizes[axis] - 1}"
         )
     written, other = sorted(met, key=lambda i: not writes[i])
     both = [(groups[sources[i]][0], int(owners[i])) for i in (written, other)]

@@ -312,7 +312,7 @@ class Builder:
         """Return a loop with its body; bodies of one key are built once, at coordinates of their own."""
         body = loop.body
         if not isinstance(loop.indices, range | OpaqueRange) and any(type(i) is not int for i in loop.indices):
-            raise ProgramError(f"{self.program.name}: loop {loop.name}: its indices are no integers: {loop.indices}")
+            raise ProgramError(f"{self.program.name}: loop {loop.name}: its indices must be integers: {loop.indices}")
         if not isinstance(body, Body):
             index = Symbol(f"the index of loop {loop.name}")
             parts = self._body(loop, body, [index])
@@ -377,7 +377,9 @@ class Builder:
                     regions += self._region(operand, is_write)
         except KeyError:
             known = ", ".join(self.walker.queues)
-            raise self._fault(op, iterator, f"is issued to no queue of the program; there are {known}") from None
+            raise self._fault(
+                op, iterator, f"is not issued to a queue of the program; its queues are {known}"
+            ) from None
         except ProgramError as error:
             if isinstance(error, OpaqueError):
                 raise
@@ -401,8 +403,8 @@ class Builder:
         where = self._bytes(tile.offset_bytes, tile)
         if where.end > tile.ring.slot_bytes:
             raise ProgramError(
-                f"touches bytes {where.start}..{where.end} of a slot of ring {tile.ring.name}, which has "
-                f"{tile.ring.slot_bytes}"
+                f"accesses bytes {where.start}..{where.end} of a slot of ring {tile.ring.name}, which has "
+                f"{tile.ring.slot_bytes} bytes"
             )
         return RingAccess(number, sides[number, tile.is_producer], where, is_write)
 
@@ -413,12 +415,13 @@ class Builder:
         width, pitch, rows = size(tile.cols), size(tile.stride), tile.rows
         if type(start) is not int or type(width) is not int or type(pitch) is not int or type(rows) is not int:
             raise ProgramError(
-                "touches on-chip bytes whose place or size depends on an index; only coordinates of global memory may"
+                "accesses on-chip bytes whose place or size depends on an index; only coordinates of global "
+                "memory may depend on one"
             )
         if start < 0 or rows < 1 or width < 1 or pitch < width:
             raise ProgramError(
-                f"touches {rows} x {tile.cols} elements from byte {start} on, rows {tile.stride} elements apart; rows "
-                "and columns must be at least 1, and rows at least as far apart as they are long"
+                f"accesses {rows} x {tile.cols} elements from byte {start}, with rows {tile.stride} elements "
+                "apart; rows and columns must be at least 1, and the distance of rows at least their length"
             )
         if pitch == width or rows == 1:
             return Bytes(start, width * rows, width * rows, 1)
@@ -427,20 +430,20 @@ class Builder:
     def _region(self, region: GlobalTile, is_write: bool) -> Iterator[RegionAccess]:
         tensor = region.tensor
         if type(region.rows) is not int or type(region.cols) is not int:
-            raise ProgramError(f"touches a region of tensor {tensor.name} whose size depends on an index")
+            raise ProgramError(f"accesses a region of tensor {tensor.name} whose size depends on an index")
         if region.rows < 1 or region.cols < 1:
-            raise ProgramError(f"touches {region.rows} x {region.cols} elements of tensor {tensor.name}")
+            raise ProgramError(f"accesses {region.rows} x {region.cols} elements of tensor {tensor.name}")
         known = self._tensors.setdefault(tensor.name, tensor)
         if known is not tensor and known != tensor:
             raise ProgramError(
-                f"takes tensor {tensor.name} for one of {_differing(tensor, known)}; one name must mean one "
-                "tensor, or the same elements would not be seen to meet"
+                f"uses the name {tensor.name} for a tensor of {_differing(tensor, known)}; one name must mean one "
+                "tensor, else the check would miss accesses to the same elements"
             )
         if tensor.role in WRITABLE:
             yield RegionAccess(region, is_write)
         elif is_write:
             raise ProgramError(
-                f"writes tensor {tensor.name}, whose role is {tensor.role}; only those of role "
+                f"writes tensor {tensor.name}, whose role is {tensor.role}; only tensors of role "
                 f"{' or '.join(WRITABLE)} may be written"
             )
 

@@ -309,7 +309,8 @@ class Occupancy:
     def __str__(self) -> str:
         return (
             f"{self.blocks} resident {plural(self.blocks, 'block')} of {self.warps} warps (limit: {self.limit}), "
-            f"{self.thread_registers} registers a thread, {format_bytes(self.shared_bytes)} shared memory a block"
+            f"{self.thread_registers} registers per thread, {format_bytes(self.shared_bytes)} shared memory per "
+            "block"
         )
 
 

@@ -450,12 +450,12 @@ def indices(what: str, choice: Choice, count: int, also: str = "", hint: str = "
             raise SpecError(f"{what}: {choice!r}: {wanted}") from None
     for first, last in ends:
         if last < first:
-            raise SpecError(f"{what} {choice}: {first}-{last} runs backwards")
+            raise SpecError(f"{what} {choice}: {first}-{last}: the last number is smaller than the first")
         if first < 0 or last >= count:
             wrong = first if not 0 <= first < count else last
             raise SpecError(f"{what}: there is no {wrong}; choose from 0 to {count - 1}{hint}")
     if not ends:
-        raise SpecError(f"{what}: none is chosen; choose from 0 to {count - 1}")
+        raise SpecError(f"{what}: the selection is empty; choose from 0 to {count - 1}")
     return sorted({i for first, last in ends for i in range(first, last + 1)})
 
 

@@ -538,7 +538,7 @@ class TensorStore:
             raw = np.full(tensor.rows * tensor.cols * fmt.dtype.itemsize, start, np.uint8)
             return raw.view(fmt.dtype).reshape(tensor.rows, tensor.cols)
         if values.shape != (shape := (tensor.rows_of(batch), tensor.cols)):
-            raise TensorError(f"tensor {tensor.name}: {values.shape} given, {shape} needed")
+            raise TensorError(f"tensor {tensor.name}: its values have shape {values.shape}; needed: {shape}")
         return values
 
     def cut(self, tile: GlobalTile, number: int = 0) -> Array:

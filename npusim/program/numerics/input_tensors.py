@@ -43,14 +43,14 @@ def recipe_source(problem: Problem, seed: int | None = None) -> HeadSource:
     """
     recipe = problem.data
     if isinstance(recipe, AmplifiedData):
-        raise TensorError(f"data: {recipe.kind} changes given tensors; give some (--tensors)")
+        raise TensorError(f"data: {recipe.kind} changes your tensors; pass some with --tensors")
     start = recipe.seed if seed is None else seed
 
     @cache
     def source(name: str, batch: int, head: int) -> Array:
         if name not in NAMES:
-            known = f"attention has {', '.join(NAMES)}"
-            raise TensorError(f"input {name}: {known}; declare a kernel of others with problem=KernelProblem")
+            known = f"the inputs of attention are {', '.join(NAMES)}"
+            raise TensorError(f"input {name}: {known}; declare a kernel with other inputs with problem=KernelProblem")
         rng = np.random.default_rng([start, NAMES.index(name), batch, head])
         drawn, scale = _draw(problem.sequence(batch), name, rng), getattr(problem, f"{name}_scale")
         return formats.cast(drawn if scale == 1.0 else drawn / scale, problem.dtype)
@@ -136,12 +136,12 @@ def check_pages(table: PageTable, keys: Sequence[int], page: int, count: int) ->
     for number, (pages, length) in enumerate(zip(table, keys, strict=True)):
         needed = ceil_div(length, page)
         if len(pages) < needed:
-            raise TensorError(f"page_table: sequence {number} has {len(pages)} pages; {length} keys take {needed}")
+            raise TensorError(f"page_table: sequence {number} has {len(pages)} pages; {length} keys need {needed}")
         for index in pages[:needed]:
             if not 0 <= index < count:
-                raise TensorError(f"page_table: sequence {number}: no page {index}; there are 0 to {count - 1}")
+                raise TensorError(f"page_table: sequence {number}: there is no page {index}; allowed: 0 to {count - 1}")
             if index in owners:
-                raise TensorError(f"page_table: page {index} is there twice: of sequences {owners[index]} and {number}")
+                raise TensorError(f"page_table: page {index} occurs twice: in sequences {owners[index]} and {number}")
             owners[index] = number
 
 
@@ -249,7 +249,7 @@ def kernel_source(inputs: Sequence[GlobalTensor], seed: int, given: Mapping[str,
             array = t.view.array(array)
         if array.size != size or array.dtype != fmt.dtype:
             listed = ", ".join(f"{n} {a.dtype}{a.shape}" for n, a in given.items())
-            raise TensorError(f"tensors: {t.name}: {size:,} elements of {t.fmt} are needed; given are {listed}")
+            raise TensorError(f"tensors: {t.name}: {size:,} elements of {t.fmt} are needed; got {listed}")
         matrix: Array = np.ascontiguousarray(array).reshape(shape)[batch, head]
         return matrix
 
@@ -342,5 +342,5 @@ def amplify_mean(keys: Array, gain: float) -> Array:
     mean = wide.mean(axis=0)
     fmt = format_of_dtype(keys.dtype)
     if fmt is None:
-        raise TensorError(f"k: {keys.dtype} is no known format")
+        raise TensorError(f"k: {keys.dtype} is not a known format")
     return formats.cast((wide - mean) + gain * mean, fmt)

@@ -78,7 +78,7 @@ def _division(sources: Sequence[Array], _before: Array, fmt: str, attributes: At
     if attributes.variant in ("", correct):
         return formats.div(sources[0], sources[1], fmt)
     if attributes.variant != full or fmt != "float32":
-        raise FormatError(f"unknown division {attributes.variant!r} of {fmt}; there is {full} of float32")
+        raise FormatError(f"unknown division {attributes.variant!r} of {fmt}; allowed: {full} of float32")
     return formats.div_full(sources[0], sources[1])
 
 
@@ -90,7 +90,7 @@ def _named(kind: str, functions: Mapping[str, Callable[..., Array]]) -> Semantic
         function, _, variant = chosen.partition(".")
         if function not in functions or not variant:
             known = ", ".join(f"{f}.{v}" for f in functions for v in formats.VARIANTS[f])
-            raise FormatError(f"unknown {kind} {chosen!r}; there are {known}")
+            raise FormatError(f"unknown {kind} {chosen!r}; allowed: {known}")
         return functions[function](sources[0], fmt, variant=variant)
 
     return run

@@ -46,5 +46,5 @@ METHODS: Mapping[str, Callable[..., TimingResult]] = MappingProxyType(
 def method_named(name: str) -> Callable[..., TimingResult]:
     """Return the method of a name; raise `SpecError` where there is none."""
     if name not in METHODS:
-        raise SpecError(f"method {name!r}: there are {', '.join(METHODS)}")
+        raise SpecError(f"method {name!r}; allowed: {', '.join(METHODS)}")
     return METHODS[name]

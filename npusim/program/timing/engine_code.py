@@ -402,7 +402,7 @@ def check_range(largest_bytes: int, transfers: int) -> None:
     """Raise :class:`ProgramError` if a link's clock could leave the range of int64."""
     if (largest_bytes << FRACTION_BITS) * transfers >= 1 << RANGE_BITS:
         raise ProgramError(
-            f"{transfers} transfers of {largest_bytes} bytes at once leave the range of this engine's integers; "
+            f"{transfers} transfers of {largest_bytes} bytes at once exceed the range of this engine's integers; "
             "use method des"
         )
 

@@ -116,8 +116,8 @@ class MeanField:
     def __init__(self, code: Code, short: Collection[int] = ()) -> None:
         if pipes := code.streams.pipes:
             raise ProgramError(
-                f"{code.streams.program.name}: queues with shared pipes ({', '.join(pipes)}) are not known to the "
-                "method reserved; use des, block, fold, steady or auto"
+                f"{code.streams.program.name}: queues with shared pipes ({', '.join(pipes)}) are not supported by "
+                "the method reserved; use des, block, fold, steady or auto"
             )
         self.code, self.streams, self.short = code, code.streams, short
         self._tables: dict[int, tuple[BlockTable, Ints, Ints]] = {}
@@ -131,7 +131,9 @@ class MeanField:
             try:
                 exact = Run(self.code, part).result("fold")
             except DeadlockError:  # blocks that overlap wait for those before them
-                raise ProgramError(f"{self.streams.program.name}: no part of its blocks runs by itself") from None
+                raise ProgramError(
+                    f"{self.streams.program.name}: its blocks have no part that repeats by itself"
+                ) from None
             self._errors[position] = abs(self.result(part).cycles / exact.cycles - 1)
         return self._errors[position]
 
@@ -222,7 +224,7 @@ def sample_of(code: Code, classes: Classes, short: Collection[int], position: fl
         if len(part.groups) > FEW_CLASSES:
             return part
         limit *= 2
-    raise ProgramError(f"{code.streams.program.name}: core groups go in step; use method steady")
+    raise ProgramError(f"{code.streams.program.name}: core groups run in step; use method steady")
 
 
 def part_at(position: float, code: Code, classes: Classes, limit: int, short: Collection[int]) -> Classes:

@@ -85,7 +85,9 @@ class Streams:
             if e.is_cross_core and device.timed_flags().cross_core_wait_blocks.value == "scalar"
         )
         if program.pricing is None:
-            raise ProgramError(f"{program.name}: the costs of its operations are not stated; it has values only")
+            raise ProgramError(
+                f"{program.name}: its device file does not state the costs of its operations; it has values but no time"
+            )
         self.costs = program.pricing(program, device)
         self.pipes, self.sharing = shared_pipes(program, device), sharing_of(program, device)
         self.issuers = tuple(dict.fromkeys(q.issuer for q in program.queues))
@@ -136,8 +138,8 @@ class Streams:
         """Raise :class:`SpecError` where waits hold up scalar units, for a method that cannot tell."""
         if self.scalar_waits:
             raise SpecError(
-                f"{self.device.name}: flags.cross_core_wait_blocks: method {method} knows `pipe` only, a wait "
-                "that holds up one pipe and not the scalar unit that feeds them all; use method des"
+                f"{self.device.name}: flags.cross_core_wait_blocks: method {method} supports only `pipe`, a wait "
+                "that stops one pipe but not the scalar unit that feeds all pipes; use method des"
             )
 
     def stream(

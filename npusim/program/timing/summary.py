@@ -200,9 +200,10 @@ def check_sanity(result: TimingResult) -> None:
                 )
     for unit, bound in result.bound_cycles.items():
         if result.cycles < bound:
-            raise ContradictionError(f"{result.cycles} cycles are below the bound of {unit}, {bound}")
+            raise ContradictionError(f"{result.cycles} cycles are fewer than the bound of {unit}, {bound}")
     moved = result.link_bytes.get("hbm", result.compulsory_bytes)
     if moved < result.compulsory_bytes:
         raise ContradictionError(
-            f"{moved} bytes beyond L2, but inputs, and outputs that do not stay, alone have {result.compulsory_bytes}"
+            f"{moved} bytes moved behind L2, but the inputs, and the outputs that do not stay in L2, have "
+            f"{result.compulsory_bytes}"
         )

@@ -44,7 +44,7 @@ def check_baselines(
             "accept the changes on your own machine and commit them"
         )
     if not 0 <= tolerance < 1:
-        raise SpecError(f"tolerance {tolerance:g}: write a share from 0 to below 1 (or 100 %): 0.01, or 1%")
+        raise SpecError(f"tolerance {tolerance:g}: write a share from 0 to less than 1: 0.01, or 1%")
     files = _files(Path(folder))
     loaded = [(file, load_case(file, is_edited=update)) for file in files]
     outcomes = []
@@ -68,8 +68,8 @@ def _files(folder: Path) -> list[Path]:
     if folder.is_file():
         return [folder]
     if not folder.is_dir():
-        raise SpecError(f"{folder}: no such baseline, nor a folder of them")
+        raise SpecError(f"{folder}: there is no such baseline or folder of baselines")
     files = sorted(p for p in folder.rglob("*.yaml") if not p.name.startswith("."))
     if not files:
-        raise SpecError(f"{folder}: holds no baseline (*.yaml); see npusim check --help for one")
+        raise SpecError(f"{folder}: contains no baseline (*.yaml); `npusim check --help` explains them")
     return files

@@ -109,7 +109,7 @@ def store(plan: Plan, program: TileProgram, source: HeadSource, output: JudgedOu
 def _not_a_number(output: JudgedOutput) -> Any:
     """Return the bits of an element that nothing stores."""
     if formats.get_format(output.fmt).is_integer:
-        raise SpecError(f"{output.name}: elements that no program stores are not judged in {output.fmt}")
+        raise SpecError(f"{output.name}: elements that no program stores cannot be judged in {output.fmt}")
     return bits_of(formats.cast(np.full(1, np.nan, np.float32), output.fmt))[0]
 
 

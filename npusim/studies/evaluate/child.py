@@ -61,7 +61,7 @@ def answer(question: Question) -> dict[str, Any]:
     except NpusimError as error:
         return {"error": one_line(error), "kind": "refused"}
     except MemoryError:
-        return {"error": "it needs more memory than a candidate has", "kind": "crash"}
+        return {"error": "it needs more memory than a candidate may use", "kind": "crash"}
     except Exception as error:  # noqa: BLE001 - foreign code may raise anything
         return {"error": f"{type(error).__name__}: {one_line(error)}"[:500], "kind": "crash"}
 

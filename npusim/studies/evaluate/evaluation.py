@@ -45,7 +45,7 @@ CLOSE = 0.1
 #: Bytes of an element in float64.
 _WIDEST = 8
 #: Why an output is not judged.
-UNJUDGED = "is stored too, and not judged: the reference has one result"
+UNJUDGED = "is stored too but not judged: the reference has only one result"
 #: File and line in the text of a refusal.
 _LINE = re.compile(r"([^\s:]+\.py):(\d+)")
 
@@ -546,9 +546,9 @@ def _reason(findings: Findings, verdict: Verdict, worst: CaseVerdict | None) -> 
         if any(c.is_resized for c in findings.cases):
             first = findings.refused_sizes[0]
             text = next(n.text for n in findings.not_read if n.case == first)
-            return f"right on {len(findings.cases)} calls, and it refuses {', '.join(findings.refused_sizes)}: {text}"
+            return f"right on {len(findings.cases)} calls, but it refuses {', '.join(findings.refused_sizes)}: {text}"
         if findings.cases:
-            return "right on the given sizes, and it refuses all other ones: a look-up of sizes is not excluded"
+            return "right on the given sizes, but it refuses all others: it may be a table of sizes"
         refused = next((t.reason for t in (findings.us or {}).values() if t.reason), "")
         return refused or "no independent reference: name one with --reference"
     return f"{worst.case}: {worst.text}" if worst is not None else ""
@@ -562,7 +562,7 @@ def _looks(findings: Findings, wrong: Sequence[CaseVerdict], worst: CaseVerdict 
     if findings.repeated and not looks.startswith(("zeros", "a constant")):
         return "a cached output: the same bits for other inputs"
     if all(c.is_extreme for c in wrong):
-        return f"accuracy that is lost on extreme inputs alone: {', '.join(c.case for c in wrong)}"
+        return f"inaccurate only on extreme inputs: {', '.join(c.case for c in wrong)}"
     if all(c.is_resized or c.is_extreme for c in wrong):
         names = ", ".join(c.case for c in wrong)
         return f"{looks}; right on the given sizes, wrong on: {names}"
@@ -600,6 +600,6 @@ def _doubts(
         following = next((j for j, p in ranks[device].items() if place is not None and p == place + 1), None)
         other = None if following is None else _prediction(listed[following], device).us
         if other is not None and other <= time.mid * (1 + CLOSE):
-            yield f"{device}: the next candidate is predicted within {CLOSE:.0%}: their order may be another"
+            yield f"{device}: the prediction of the next candidate is within {CLOSE:.0%}: the true order may differ"
     if listed[i].assumed:
         yield f"arithmetic {', '.join(listed[i].assumed)} is assumed"

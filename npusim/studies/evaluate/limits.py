@@ -111,7 +111,7 @@ def guard(folders: tuple[Path, ...]) -> None:
         for path in changed:
             named = os.fsdecode(path) if isinstance(path, str | bytes) else os.devnull
             if named != os.devnull and not f"{os.path.realpath(named)}{os.sep}".startswith(inside):
-                raise PermissionError(f"a candidate may not change {named}")
+                raise PermissionError(f"a candidate must not change {named}")
 
     sys.addaudithook(check)
 

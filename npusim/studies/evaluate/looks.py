@@ -30,7 +30,7 @@ TILES = (16, 32, 64, 128, 256)
 #: Factors of the scale that are tried, a percent from one to the next.
 SCALES = tuple(1.01**n for n in range(-140, 141) if n)
 #: Faults that a launch is refused for, by words of the refusal (`npusim.kernels.triton`).
-REFUSED = MappingProxyType({"no mask keeps it from that": "out of bounds", "of them never": "an unwritten part"})
+REFUSED = MappingProxyType({"no mask prevents it": "out of bounds", "of them never": "an unwritten part"})
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def of_values(given: Rows, exact: Rows, allowed: float) -> str:
     if lost.any():
         return _of_lost(own, lost)
     if not own.any():
-        return "zeros: nothing is written, or a constant"
+        return "zeros: the kernel writes nothing, or a constant"
     if np.ptp(own) == 0:
         return f"a constant output, {own.flat[0]:.4g} everywhere"
     wrong = np.abs(own - right) > allowed
@@ -85,11 +85,11 @@ def of_values(given: Rows, exact: Rows, allowed: float) -> str:
     if _is_explained(own, right, right + moved):
         return f"an offset: outputs are the exact ones plus {moved:.4g}"
     if len(own) > 1 and _is_explained(own[1:], right[1:], right[:-1]):
-        return "rows that are moved by one"
+        return "rows that are shifted by one"
     if own.shape[1] > 1 and _is_explained(own[:, ::-1], right[:, ::-1], right):
         return "columns in reverse"
     few = wrong.mean()
-    return f"a part alone: {_part(wrong)} wrong" if 0 < few < 0.5 else ""
+    return f"only a part is wrong: {_part(wrong)}" if 0 < few < 0.5 else ""
 
 
 def of_refusal(text: str) -> str:
@@ -105,7 +105,7 @@ def _is_explained(own: Doubles, right: Doubles, fault: Doubles) -> bool:
 def _of_lost(own: Doubles, lost: NDArray[np.bool_]) -> str:
     rows = lost.all(axis=1)
     if rows.any():
-        return f"an uninitialised or unwritten part: {_part(lost)} NaN or Inf"
+        return f"an uninitialised or unwritten part: {_part(lost)} is NaN or Inf"
     return f"out of range: {'NaN' if np.isnan(own).any() else 'Inf'} in {_part(lost)}"
 
 

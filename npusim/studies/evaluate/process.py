@@ -161,7 +161,7 @@ class CandidateProcess:
         answer = _read(line, token)
         form = FORMS.get(question.work)
         is_known = "error" in answer or form is None or has_form(answer, form)
-        return answer if is_known else {"error": "the candidate changed npusim's own answer", "kind": "crash"}
+        return answer if is_known else {"error": "the candidate changed the answer of npusim", "kind": "crash"}
 
     def end(self) -> None:
         """Kill the process and those that it has started, and remove its folder."""
@@ -197,4 +197,4 @@ def _read(line: bytes, token: str) -> dict[str, Any]:
     except (ValueError, TypeError):
         said = answer = None
     is_answer = said == token and isinstance(answer, dict)
-    return answer if is_answer else {"error": "the candidate wrote what is no answer", "kind": "crash"}
+    return answer if is_answer else {"error": "the candidate wrote something that is not an answer", "kind": "crash"}

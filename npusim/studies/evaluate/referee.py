@@ -329,7 +329,8 @@ class FunctionReferee(Referee):
         sizes = {n: getattr(call, n) for n in names if n not in arrays and hasattr(call, n)}
         if missing := [n for n in names if n not in arrays and n not in sizes]:
             raise SpecError(
-                f"{self.origin}: parameter {missing[0]}: no input has this name ({', '.join(arrays)}), and no size"
+                f"{self.origin}: parameter {missing[0]}: neither an input ({', '.join(arrays)}) nor a size has "
+                "this name"
             )
         with with_origin(self.origin):
             returned = self.function(**{n: arrays[n] for n in names if n in arrays}, **sizes)
@@ -344,13 +345,13 @@ class FunctionReferee(Referee):
         if not isinstance(returned, Mapping):
             if len(outputs) > 1:
                 raise SpecError(
-                    f"{self.origin}: returned one array, and the kernel stores {', '.join(outputs)}: return a mapping "
-                    "of arrays by these names"
+                    f"{self.origin}: returned one array, but the kernel stores {', '.join(outputs)}: return a "
+                    "mapping from these names to arrays"
                 )
             return returned
         if {*returned} != {*outputs}:
             named = ", ".join(map(str, returned)) or "none"
-            raise SpecError(f"{self.origin}: returned {named}; the kernel stores {', '.join(outputs)}")
+            raise SpecError(f"{self.origin}: returned {named}, but the kernel stores {', '.join(outputs)}")
         return returned[description["name"]]
 
 
@@ -398,7 +399,9 @@ def _element(
     start, block = next((r, b) for (m, g, r), b in sorted(exact.items()) if (m, g) == (n, h) and r <= row < r + len(b))
     pair = float(values[at]), float(block[row - start, column])
     own, right = (x if np.isfinite(x) else str(x) for x in pair)
-    return WrongElement(at, own, right, looks or "no known fault: another function, or sums of another kind")
+    return WrongElement(
+        at, own, right, looks or ("no known fault: the function differs, or its sums are of another kind")
+    )
 
 
 def product(problem: GemmProblem, a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:

@@ -51,7 +51,9 @@ if TYPE_CHECKING:
 EMPTY = MappingProxyType({"numpy": ("empty", "empty_like"), "torch": ("empty", "empty_like", "empty_strided")})
 #: The GPU that a wrapper sees, as programs do that `npusim record` runs.
 RECORDED_FOR = "h200"
-_FORM = "FILE.py::function(arguments), as `rms.py::norm(tensor(R, N), tensor(N))` or `fa.py::attention(q, k, v)`"
+_FORM = (
+    "FILE.py::function(arguments), for example `rms.py::norm(tensor(R, N), tensor(N))` or `fa.py::attention(q, k, v)`"
+)
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def recorded(question: Question) -> Recorded:
     request = question.request
     if request.tiling:
         named = ", ".join(dict(request.tiling))
-        raise SpecError(f"tiling: {named}: a wrapper states the fields of its launches itself; leave them out")
+        raise SpecError(f"tiling: {named}: a wrapper sets the fields of its launches itself; remove them")
     path, text = launch_parts(str(request.schedule))
     with np.errstate(all="ignore"):  # the wrapper may compute with memory that has no values
         module, _ = outside.load(f"{path}:", "a wrapper")
@@ -109,11 +111,13 @@ def _called(names: Mapping[str, Any], path: str, text: str) -> tuple[Callable[..
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         call = None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-        raise SpecError(f"{path}: {text[:200]!r} is no call; a wrapper is {_FORM}")
+        raise SpecError(f"{path}: {text[:200]!r} is not a call; a wrapper is {_FORM}")
     name = call.func.id
     function = names.get(name)
     if not isinstance(function, FunctionType):
-        kind = "no function of the file" if function is None else "a kernel: its launch has a grid, [grid](arguments)"
+        kind = (
+            "not a function of the file" if function is None else "a kernel: its launch has a grid, [grid](arguments)"
+        )
         listed = ", ".join(
             n for n, x in names.items() if isinstance(x, FunctionType) and x.__module__ == names["__name__"]
         )
@@ -122,12 +126,12 @@ def _called(names: Mapping[str, Any], path: str, text: str) -> tuple[Callable[..
     if any(isinstance(a, ast.Starred) for a in call.args) or any(k.arg is None for k in call.keywords):
         raise SpecError(f"{path}: {name}: arguments are given one by one, not by * or **")
     if len(call.args) > len(parameters):
-        raise SpecError(f"{path}: {name}: {len(call.args)} arguments; it takes {', '.join(parameters)}")
+        raise SpecError(f"{path}: {name}: {len(call.args)} arguments; its parameters are {', '.join(parameters)}")
     given = dict(zip(parameters, map(ast.unparse, call.args), strict=False))
     for keyword in call.keywords:
         if keyword.arg not in parameters or keyword.arg in given:
             why = "has two values" if keyword.arg in given else "is no parameter"
-            raise SpecError(f"{path}: {name}: {keyword.arg} {why}; it takes {', '.join(parameters)}")
+            raise SpecError(f"{path}: {name}: {keyword.arg} {why}; its parameters are {', '.join(parameters)}")
         given[str(keyword.arg)] = ast.unparse(keyword.value)
     left = [n for n, p in parameters.items() if n not in given and p.default is p.empty]
     if left:
@@ -143,12 +147,12 @@ def _arguments(launch: Launch, problem: AnyProblem) -> dict[str, Any]:
     used = {n.id for text in launch.arguments.values() for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
     if unused := [n for n in getattr(problem, "sizes", {}) if n not in used]:
         raise SpecError(
-            f"problem: {launch.source.name} has no size {unused[0]!r}; its call names {', '.join(sorted(used))}"
+            f"problem: {launch.source.name} has no size {unused[0]!r}; the sizes in its call: {', '.join(sorted(used))}"
         )
     found = {n: evaluated(launch, n, names) for n in launch.arguments}
     for n, x in found.items():
         if not isinstance(x, Tensor | int | float | str | None):
-            raise SpecError(f"{launch.source.name}: {n}: a tensor or a number is needed, got {x!r}")
+            raise SpecError(f"{launch.source.name}: {n}: must be a tensor or a number, got {x!r}")
     return {n: replace(x, name=x.name or n) if isinstance(x, Tensor) else x for n, x in found.items()}
 
 
@@ -159,7 +163,7 @@ def _given(tensors: object) -> Mapping[str, Any]:
 def _array(parameter: str, tensor: Tensor, given: Mapping[str, NDArray[Any]], torch: ModuleType | None) -> object:
     """Return the array of a tensor: its given values in the call's shape, else NaN."""
     if tensor.is_transposed or tensor.strides:
-        raise SpecError(f"{parameter}: a wrapper gets tensors of one memory without gaps; leave .T and --layout out")
+        raise SpecError(f"{parameter}: a wrapper gets contiguous tensors; remove .T and --layout")
     dtype = get_format(tensor.fmt).dtype
     # An array of its own: the recording tells tensors apart by their memory.
     values = np.full(tensor.called, np.nan, np.float32).astype(dtype)
@@ -223,7 +227,7 @@ class _Execution:
                 x = call.tensors[n]
                 loaded |= {x.storage} - memory.writers.keys()
                 if computes and not x.is_integer and _is_computed(x, memory, self.made):
-                    why = "has NaN that no kernel stored: the wrapper computes it from what a kernel stores, or the"
+                    why = "has NaN that no kernel stored: the wrapper computes it from a kernel's result, or the"
                     raise SpecError(f"{call.where}: {call.name}: {n} {why} kernel loads memory without values")
             if computes:
                 BuiltPlan(plan, program).check()
@@ -253,8 +257,8 @@ class _Execution:
             raise SpecError("a wrapper that returns no tensor, and whose launches store to none of its arguments")
         for n, x in found.items():
             if x.storage not in memory.writers:
-                why = "no launch stores it; kernels do not run while a wrapper is recorded"
-                raise SpecError(f"{n}: {why}, so that what it computes from their results is not known")
+                why = "no launch stores it, because kernels do not run while npusim records a wrapper"
+                raise SpecError(f"{n}: {why}, so that the values which it computes from their results are unknown")
         return found
 
 

@@ -628,8 +628,8 @@ def run_search(setting: SearchSpec, options: Options) -> Search:
     """Search; after an interruption, finished verdicts remain in the store."""
     if options.needs_bits and (without := [name for name, s in setting.found.items() if not s.has_bits]):
         raise SpecError(
-            f"--pareto, --max-rmse, --finite: {', '.join(without)} computes no bits: its points differ in time alone; "
-            "leave these options out"
+            f"--pareto, --max-rmse, --finite: {', '.join(without)} computes no bits: its points differ only in "
+            "time; remove these options"
         )
     setting = replace(setting, notes=(*setting.notes, *options.notes))
     points = setting.points()

@@ -72,7 +72,7 @@ def checked_axes(axes: Mapping[str, Iterable[Value]], known: Sequence[str]) -> A
         if not listed:
             raise TilingError(f"{name}: no values to try")
     most = max(checked, key=lambda n: len(checked[n]), default="")
-    advice = f"; fix some of them, or give fewer values: --field {most}=... has {len(checked[most])}" if most else ""
+    advice = f"; fix some of them, or use fewer values: --field {most}=... has {len(checked[most])}" if most else ""
     _check_count(" ".join(checked), prod(map(len, checked.values())), advice)
     return checked
 
@@ -169,7 +169,7 @@ class SearchRequest:
         if not axes and not is_decided:
             called = ", ".join(self.schedules)
             raise TilingError(
-                f"--auto: {called}: no field has limits or choices to take values from; give them: --field"
+                f"--auto: {called}: no field has limits or choices that give values; set them with --field"
             )
         return {name: tuple(values) for name, values in axes.items()}
 
@@ -193,7 +193,10 @@ class SearchRequest:
             values, axes[name] = axes[name], (_plain(axes[name], self.plain_tiling(owner)[name]),)
             words = [",".join(map(_word, listed_values)) for listed_values in (axes[name], values)]
             held.append(f"{name}={words[0]} (--field {name}={words[1]})")
-        note = f"{points:,} points are more than {MOST_POINTS:,}: fixed, and not part of the proof: {', '.join(held)}"
+        note = (
+            f"{points:,} points are more than {MOST_POINTS:,}: these fields are fixed and not part of the "
+            f"proof: {', '.join(held)}"
+        )
         return axes, (note,) if held else ()
 
     def spec(self, axes: Mapping[str, Iterable[Value]], *, studies: bool = True) -> SearchSpec:
@@ -246,14 +249,12 @@ class SearchRequest:
                 axes_of_schedule |= {n: tuple(x) for n, x in searched if isinstance(x, list)}
             if not axes_of_schedule:
                 more = f"; of its precision: {', '.join(precision)}" if precision else ""
-                raise TilingError(
-                    f"no field to explore; there are: {', '.join(tiling)} (--field {tiling[0]}=...){more}"
-                )
+                raise TilingError(f"name a field to explore: {', '.join(tiling)} (--field {tiling[0]}=...){more}")
             spaces[name] = checked_axes(axes_of_schedule, known)
         for name in names:
             common._check(name, spaces[name], keys)
         setting = SearchSpec(read, names, values, spaces, keys, common._content(), r, notes)
-        why = "rows with other values compute different things, each has its own best"
+        why = "points with different values of it compute different things, so that each has its own best tile"
         differing = (f"{name} is a parameter of the model: {why}" for name in sorted(setting.model_fields))
         return replace(setting, notes=(*notes, *differing))
 
@@ -275,7 +276,7 @@ class SearchRequest:
                 notes.append(f"{name} is a study: {why}")
             elif why:
                 ranked.remove(name)
-                notes.append(f"{name} is left out: {why}; --studies ranks it all the same (Python: studies=True)")
+                notes.append(f"{name} is omitted: {why}; --studies includes it (Python: studies=True)")
         if not ranked:
             raise SpecError(f"nothing to rank: {'; '.join(notes)}")
         return tuple(ranked), tuple(notes)
@@ -536,7 +537,9 @@ def _range(field: str, text: str) -> Sequence[int]:
     try:
         start, stop, step = map(int, ascii_digits(text).split(":"))
     except ValueError:
-        raise TilingError(f"field {field!r}: {text!r} is no range; write start:stop:step with whole numbers") from None
+        raise TilingError(
+            f"field {field!r}: {text!r} is not a range; write start:stop:step with whole numbers"
+        ) from None
     if step <= 0 or start > stop:
         raise TilingError(f"field {field!r}: {text!r} is an empty range; start <= stop and step > 0 are needed")
     _check_count(f"field {field!r}", (stop - start) // step + 1)
@@ -545,7 +548,7 @@ def _range(field: str, text: str) -> Sequence[int]:
 
 def _check_count(axes: str, count: int, advice: str = "") -> None:
     if count > MOST_POINTS:
-        raise TilingError(f"{axes}: {count:,} points or more; a search has {MOST_POINTS:,} at most{advice}")
+        raise TilingError(f"{axes}: {count:,} points or more; allowed: {MOST_POINTS:,}{advice}")
 
 
 def _value(text: str) -> Value:

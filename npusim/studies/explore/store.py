@@ -126,7 +126,10 @@ def _rows(connection: sqlite3.Connection, path: Path) -> list[tuple[str, PointOu
 
 
 def _damaged(path: Path, error: Exception) -> str:
-    return f"{path}: is no store of npusim explore, or a damaged one ({error}): give another file (--out), or remove it"
+    return (
+        f"{path}: is not a store of npusim explore, or is damaged ({error}): choose another file with --out, or "
+        "remove it"
+    )
 
 
 def _outcome(number: int, point: str, outcome: str) -> PointOutcome:
@@ -150,7 +153,9 @@ def _sqlite_errors(path: Path) -> Iterator[None]:
     except sqlite3.Error as error:
         if getattr(error, "sqlite_errorcode", 0) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise SpecError(_damaged(path, error)) from None
-        raise OutputError(f"{path}: cannot be written: {error}; its content stays, and --resume continues") from None
+        raise OutputError(
+            f"{path}: cannot be written: {error}; its content is unchanged, and --resume continues the search"
+        ) from None
 
 
 @contextmanager
@@ -162,7 +167,7 @@ def open_store(path: Path, about: Mapping[str, Any], *, resume: bool = False) ->
     damaged or no store, or if another search is writing to it.
     """
     if resume and not path.exists():
-        raise SpecError(f"{path}: no such file; --resume continues a search that was started: leave it out")
+        raise SpecError(f"{path}: there is no such file; --resume continues an earlier search: remove it to start one")
     with _locked(path), _sqlite_errors(path), closing(sqlite3.connect(path, timeout=10)) as connection:
         # A search that was killed before it was begun leaves nothing in its file.
         is_blank = connection.execute("SELECT name FROM sqlite_master").fetchone() is None
@@ -188,7 +193,7 @@ def _locked(path: Path) -> Iterator[None]:
 
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise SpecError(f"{path}: another search is writing to it; give another file (--out)") from None
+            raise SpecError(f"{path}: another search is writing to it; choose another file with --out") from None
         except (ImportError, OSError):  # Windows, or a file system without locks
             pass
         yield
@@ -198,7 +203,7 @@ def _check_kind(path: Path) -> None:
     """Raise `SpecError` for a folder, a pipe or a device: a store is a file."""
     if path.exists() and not path.is_file():
         kind = "a folder" if path.is_dir() else "no regular file"
-        raise SpecError(f"{path}: is {kind}; give a file to write (--out)")
+        raise SpecError(f"{path}: is {kind}; choose another file with --out")
 
 
 def _begin(connection: sqlite3.Connection, about: Mapping[str, Any]) -> None:
@@ -231,7 +236,7 @@ def _about(connection: sqlite3.Connection, path: Path, *, any_schema: bool = Fal
         raise SpecError(_damaged(path, error)) from None
     if schema != SCHEMA and not any_schema:
         raise SpecError(
-            f"{path}: has schema {schema}, this npusim reads {SCHEMA}; start a new search with another file (-o)"
+            f"{path}: has schema {schema}, but this npusim reads {SCHEMA}; start a new search with another file (-o)"
         )
     return about
 
@@ -242,7 +247,9 @@ def _check_same(connection: sqlite3.Connection, path: Path, about: Mapping[str, 
     for name, what in (("request", "search"), *(() if is_begun_anew else (("version", "npusim"),))):
         if name in about and stored.get(name) != about[name]:
             how = "to another file (--out)" + (", or without --resume" if name == "version" else ", or remove this one")
-            raise SpecError(f"{path}: holds another {what}: {stored.get(name)}, not {about[name]}; search {how}")
+            raise SpecError(
+                f"{path}: contains a search with another {what}: {stored.get(name)}, not {about[name]}; search {how}"
+            )
 
 
 def read_store(path: Path) -> tuple[dict[str, Any], tuple[PointOutcome, ...]]:
@@ -271,7 +278,7 @@ def check_table(path: Path) -> None:
     except (csv.Error, StopIteration):
         names = []
     if tuple(names[-len(FIGURES) :]) != FIGURES:
-        raise SpecError(f"{path}: is no table of npusim explore: give another file (--out), or remove it")
+        raise SpecError(f"{path}: is not a table of npusim explore: choose another file with --out, or remove it")
 
 
 def export(path: Path, outcomes: Sequence[PointOutcome]) -> None:

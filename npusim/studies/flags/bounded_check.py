@@ -121,7 +121,7 @@ def _walked(kernel: PrimFunc, language: Language, scalars: Mapping[str, object])
             notes |= dict.fromkeys(walk.notes)
             if sum(map(len, walk.cores.values())) > MOST_INSTRUCTIONS:
                 raise SpecError(
-                    f"{kernel.path}: more than {MOST_INSTRUCTIONS:,} instructions; give smaller sizes with -a"
+                    f"{kernel.path}: more than {MOST_INSTRUCTIONS:,} instructions; set smaller sizes with -a"
                 )
             paths += 1
             if number == 0:
@@ -134,7 +134,10 @@ def _walked(kernel: PrimFunc, language: Language, scalars: Mapping[str, object])
                 break
             if number + 1 == MOST_PATHS:
                 notes[
-                    f"core group {group}: only {MOST_PATHS} paths through its conditions are walked; others are not"
+                    (
+                        f"core group {group}: only {MOST_PATHS} paths through its conditions are checked; other paths "
+                        "are not"
+                    )
                 ] = None
         if group == 0 and count > 1:
             groups += sorted({1, count - 1})
@@ -185,9 +188,11 @@ def _assumed(walks: Sequence[Cores], *, vector_in_order: bool) -> list[str]:
     boxes = {b for cores in walks for i in cores.values() for x in i for b in (*x.reads, *x.writes) if b.space != "GM"}
     notes = []
     if any(b.address is None for b in boxes):
-        notes.append("buffers without T.annotate_address are assumed to share no byte: the compiler places them")
+        notes.append(
+            "buffers without T.annotate_address are assumed not to share bytes: the compiler chooses their places"
+        )
     order = (
         "ends an instruction before it starts the next" if vector_in_order else "needs barriers between instructions"
     )
-    notes.append(f"the vector pipe {order}; flags that the C++ compiler adds (cce-auto-sync) are not in the text")
+    notes.append(f"the vector pipe {order}; flags that the C++ compiler adds (cce-auto-sync) are not in the source")
     return notes

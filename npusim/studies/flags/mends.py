@@ -43,7 +43,7 @@ def mended(cores: Cores, fault: Fault, faults: Sequence[Fault], overlaps: Overla
         }
         if fault.key not in left and not left - keys:
             return text
-    return "no change that was tried, of one flag or one barrier, removes it"
+    return "no tested change of one flag or one barrier removes it"
 
 
 def _inserted(cores: Cores, inserts: Sequence[_Insert]) -> Cores:
@@ -122,7 +122,7 @@ def _candidates(cores: Cores, fault: Fault) -> Iterator[tuple[str, list[_Insert]
         yield f"T.set_flag({word}) at the start of {x.core[0]}{times}", [insert]
         for line in _lines(cores, x.core, str(fault.flag[0])):
             insert = _Insert(x.core[0], line, False, str(fault.flag[0]), "set", fault.flag)
-            yield f"T.set_flag({word}) behind line {line}", [insert]
+            yield f"T.set_flag({word}) after line {line}", [insert]
 
 
 def _lines(cores: Cores, core: str, pipe: str) -> list[int]:
@@ -149,10 +149,10 @@ def _pairs(cores: Cores, a: Issued, b: Issued) -> Iterator[tuple[str, list[_Inse
         return
     word = _word(flag)
     both = [_Insert(core, a.line, False, a.pipe, "set", flag), _Insert(core, b.line, True, b.pipe, "wait", flag)]
-    text = f"T.set_flag({word}) behind line {a.line}, T.wait_flag({word}) before line {b.line}"
+    text = f"T.set_flag({word}) after line {a.line}, T.wait_flag({word}) before line {b.line}"
     yield text, both
     ends = [_Insert(core, 0, True, a.pipe, "set", flag), _Insert(core, 0, False, b.pipe, "wait", flag)]
-    yield f"{text}, the flag set once at the start of {core} and waited for once at its end", [*both, *ends]
+    yield f"{text}; set the flag once at the start of {core} and wait for it once at its end", [*both, *ends]
 
 
 def _at_once(cores: Cores, a: Issued, b: Issued) -> Iterator[tuple[str, list[_Insert]]]:
@@ -163,7 +163,7 @@ def _at_once(cores: Cores, a: Issued, b: Issued) -> Iterator[tuple[str, list[_In
         return
     word = _word(flag)
     pair = [_Insert(core, a.line, False, a.pipe, "set", flag), _Insert(core, a.line, False, b.pipe, "wait", flag)]
-    yield f"T.set_flag({word}) and T.wait_flag({word}) behind line {a.line}", pair
+    yield f"T.set_flag({word}) and T.wait_flag({word}) after line {a.line}", pair
 
 
 def _cross_pairs(cores: Cores, a: Issued, b: Issued) -> Iterator[tuple[str, list[_Insert]]]:
@@ -178,8 +178,8 @@ def _cross_pairs(cores: Cores, a: Issued, b: Issued) -> Iterator[tuple[str, list
         _Insert(other, b.line, True, "S", "cross wait", flag),
     ]
     text = (
-        f'T.set_cross_flag("{a.pipe}", {number}) behind line {a.line}, T.wait_cross_flag({number}) before line {b.line}'
+        f'T.set_cross_flag("{a.pipe}", {number}) after line {a.line}, T.wait_cross_flag({number}) before line {b.line}'
     )
     yield text, both
     ends = [_Insert(one, 0, True, a.pipe, "cross set", flag), _Insert(other, 0, False, "S", "cross wait", flag)]
-    yield f"{text}, the flag set once at the start of {one} and waited for once at the end of {other}", [*both, *ends]
+    yield f"{text}; set the flag once at the start of {one} and wait for it once at the end of {other}", [*both, *ends]

@@ -230,7 +230,7 @@ class HappensBefore:
 def _race(first: tuple[int, Issued, Box, bool], second: tuple[int, Issued, Box, bool]) -> Fault:
     (_, a, a_box, a_writes), (_, b, b_box, b_writes) = first, second
     words = {True: "writes", False: "reads"}
-    maybe = "" if a_box.is_exact and b_box.is_exact else "; an index is known to a run only, and may be another one"
+    maybe = "" if a_box.is_exact and b_box.is_exact else "; an index is known only at run time and may differ"
     text = f"{a} {words[a_writes]} {a_box}, {b} {words[b_writes]} {b_box}{maybe}"
     return Fault("race", text, a, b)
 

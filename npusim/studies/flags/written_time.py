@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MOST_WALKED, LONG = 4, 12_000
 #: Instructions of a walk.
 MOST_INSTRUCTIONS = 400_000
-_NO_LAUNCH = "the launch itself, and what reads wait for memory behind L2, are not in the time"
+_NO_LAUNCH = "the time leaves out the launch, and the waits of reads for memory behind L2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,9 @@ def time_program(
     notes = [*timed.notes, _NO_LAUNCH]
     if rounds > 1:
         listed = ", ".join(map(str, groups))
-        notes.append(f"{count:,} core groups of the program share {places}: {rounds} each, of the mean of {listed}")
+        notes.append(
+            f"the program has {count:,} core groups for {places}: {rounds} each, with the mean time of {listed}"
+        )
     return WrittenTime(
         f"{path}::{name}", device.name, cycles, cycles / device.clock_hz.value, timed.busy, tuple(dict.fromkeys(notes))
     )
@@ -100,7 +102,9 @@ class _Timed:
         decisions = Decisions()
         walk = walk_program(self.kernel, self.language, group, decisions, self.scalars, most)
         if decisions.path:
-            raise SpecError(f"{self.kernel.path}: the time depends on values that only a run knows: {decisions}")
+            raise SpecError(
+                f"{self.kernel.path}: the time depends on values that are known only at run time: {decisions}"
+            )
         if sum(map(len, walk.cores.values())) > MOST_INSTRUCTIONS:
             raise SpecError(f"{self.kernel.path}: more than {MOST_INSTRUCTIONS:,} instructions of {most} iterations")
         self.notes += walk.notes
@@ -115,8 +119,13 @@ class _Timed:
             return end
         if len(long.cut) > 1:
             listed = ", ".join(map(str, long.cut))
-            raise SpecError(f"{self.kernel.path}: outermost loops of {listed} iterations, more than are walked of one")
+            raise SpecError(
+                f"{self.kernel.path}: outermost loops have {listed} iterations, more than npusim can simulate"
+            )
         n, count = self.walked, long.cut[0]
-        self.notes.append(f"of outermost loops {2 * n} of {count} iterations are walked; the others are like the last")
+        self.notes.append(
+            f"{2 * n} of {count} iterations of the outermost loops are simulated; the others are "
+            "assumed to have the time of the last"
+        )
         before, _ = self.program.time(self.walk(group, n))
         return end + (count - 2 * n) * (end - before) / n

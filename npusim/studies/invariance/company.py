@@ -50,7 +50,7 @@ def batches(problem: Problem, sequence: int) -> list[VariedCall]:
         return _larger("batch", problem.batch)
     sequences = tuple(zip(problem.lengths, problem.queries, strict=True))
     longest, queries = max(sequences)
-    companies = {f"{n} times these lengths": sequences * n for n in BATCHES}
+    companies = {f"a batch of {n} times these lengths": sequences * n for n in BATCHES}
     companies[f"a neighbour of {2 * longest} keys"] = (*sequences, (2 * longest, queries))
     calls = [VariedCall(what, _of_sequences(problem, one), sequence) for what, one in companies.items()]
     if len(sequences) > 1:

@@ -186,7 +186,7 @@ class Invariance:
         """Return the finding of one aspect; raise `SpecError`, which names the examined aspects."""
         finding = next((f for f in self.findings if f.aspect == aspect), None)
         if finding is None:
-            raise SpecError(f"aspect {aspect!r}: examined are {', '.join(f.aspect for f in self.findings)}")
+            raise SpecError(f"aspect {aspect!r}: the examined aspects are {', '.join(f.aspect for f in self.findings)}")
         return finding
 
     def holds(self, *aspects: str) -> bool:
@@ -241,10 +241,10 @@ def examine(
     """Examine a request; see :func:`invariant`.  ``on_tried`` gets the variants done and all there are."""
     unknown = [name for name in vary if name not in ASPECTS]
     if unknown or not vary:
-        raise SpecError(f"vary: {unknown[0] if unknown else 'nothing'!r}; there are {', '.join(ASPECTS)}")
+        raise SpecError(f"vary: {unknown[0] if unknown else 'nothing'!r}; allowed: {', '.join(ASPECTS)}")
     device = request.machine()
     if (node := machine_of(device).node) is not None:
-        raise SpecError(f"{node.name}: invariance is of one device; --hw {node.device}")
+        raise SpecError(f"{node.name}: invariance is examined on one device; use --hw {node.device}")
     plan = plan_of(replace(request, hw=device, overrides=None), is_bare=True)
     if not plan.schedule.has_bits:
         raise SpecError(f"schedule {plan.schedule.name} has no bits: nothing to examine")

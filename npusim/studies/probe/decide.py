@@ -416,7 +416,7 @@ def identify_product(p: Probes, d: Array, stated: str = "", instruction: str = "
             break
     _, best = max(tried, key=lambda scored: scored[0])
     if best.acc.name != p.case.formats[2].name:
-        findings = (*findings, f"it adds up in {best.acc.name}")
+        findings = (*findings, f"it accumulates in {best.acc.name}")
     return _confirmed(best, p, d, findings, stated, instruction)
 
 
@@ -440,7 +440,10 @@ def _confirmed(
     )
     missed = int((~equal).sum())
     if chosen and missed:
-        findings = (*findings, f"the answers miss {missed:,} of {len(equal):,} outputs; {chosen} has all")
+        findings = (
+            *findings,
+            (f"the answers explain all but {missed:,} of {len(equal):,} outputs; {chosen} explains all of them"),
+        )
     elif missed:
         first = int(np.flatnonzero(~equal)[0])
         row, column = int(rows[first]), int(columns[first])
@@ -514,16 +517,24 @@ def _as_asked(p: Probes, d: Array) -> tuple[Array, tuple[str, ...], bool]:
         return d, (), True
     if side > 1 and fits(a, b, c, got.swapaxes(1, 2)):
         turned = d.reshape(len(d) // side, side, side).swapaxes(1, 2).reshape(d.shape)
-        return turned, ("operands are swapped: D is the transpose of the product asked for; read as that",), True
+        return (
+            turned,
+            ("operands are swapped: D is the transpose of the product, and npusim reads it as the transpose",),
+            True,
+        )
     if p.case.has_c and fits(a, b, 0 * c, got):
-        return d, (f"C takes no part in D: give C, or ask without it ({p.case.name}.to_...)",), False
+        return (
+            d,
+            (f"D does not depend on C: add C to the product, or use a case without C ({p.case.name}.to_...)",),
+            False,
+        )
     if fa.name != fb.name:
         x, y = (decoded(encoded(z, f.name), g.name) for z, f, g in ((a, fa, fb), (b, fb, fa)))
         if fits(x, y, c, got):
-            return d, ("formats of A and B are swapped: each was read in the other's",), False
+            return d, ("the formats of A and B are swapped: each was read in the other one's format",), False
     return (
         d,
-        ("D is not the product that was asked for, not even in its leading bits: are its tiles cut otherwise?",),
+        ("D is not the expected product, not even in its leading bits: does the program order its tiles differently?",),
         False,
     )
 
@@ -538,5 +549,5 @@ def goes_on(one: Identified, p: Probes, d: Array) -> Answer:
         scores[name] = int(same(got, diagonal).sum())
     best = max(scores, key=lambda n: scores[n])
     others = tuple(n for n, s in scores.items() if s == scores[best] and n != best)
-    words = best if scores[best] == len(diagonal) else "otherwise: a library cuts K in a way that is not known here"
+    words = best if scores[best] == len(diagonal) else "otherwise: a library cuts K in an unknown way"
     return Answer(f"products of K = {LONG_K}", words, scores[best], len(diagonal), others)

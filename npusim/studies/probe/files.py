@@ -139,12 +139,12 @@ def read_outputs(path: Path) -> Outputs:
         raise TensorError(f"{probes_path}: form is {asked.get('form')!r}; must be {FORM!r}")
     digest = hashlib.sha256(probes_path.read_bytes()).hexdigest()
     if (stated := str(facts.get("probes", digest))) != digest:
-        text = f"outputs of other probes than {probes_path} has: sha256 {stated[:16]}, not {digest[:16]}"
+        text = f"outputs of probes other than those in {probes_path}: sha256 {stated[:16]}, not {digest[:16]}"
         raise TensorError(f"{path}: {text}")
     try:
         products, operations = _read_all(path, arrays, probes, asked)
     except (KeyError, ValueError, IndexError, TypeError) as error:
-        raise TensorError(f"{probes_path}: not as npusim probe bits wrote it: {error}") from None
+        raise TensorError(f"{probes_path}: the file differs from what npusim probe bits wrote: {error}") from None
     if not products and not operations:
         raise TensorError(f"{path}: no outputs; a product's key is CASE/d, an operation's OPERATION/o")
     content = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -169,7 +169,7 @@ def _read_all(
             rows = inputs[0].shape[:1]
             operations[name] = (case, inputs, _of(path, key, array, out, rows))
         elif key != "facts":
-            raise TensorError(f"{path}: {key}: no such key; the probes ask for {', '.join([*known][:4])}, ... with /d")
+            raise TensorError(f"{path}: {key}: unknown key; the probes ask for {', '.join([*known][:4])}, ... with /d")
     return products, operations
 
 

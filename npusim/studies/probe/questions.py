@@ -83,11 +83,12 @@ class ProbeCase:
         words = name.split(".")
         if len(words) not in (2, 3) or (len(words) == 3 and not words[2].startswith("to_")) or depth not in ("", "256"):
             raise FormatError(
-                f"{key!r}: no case; cases are INPUTS.ACCUMULATOR and INPUTS.ACCUMULATOR.to_RESULT: f16.f32"
+                f"{key!r}: not a case; a case is INPUTS.ACCUMULATOR or INPUTS.ACCUMULATOR.to_RESULT, for example "
+                "f16.f32"
             )
         case = cls(name, int(depth or K))
         if any(f.is_integer or f.bits < 8 or f.bits > 32 or f.table for f in (*case.formats, case.out)):
-            raise FormatError(f"{key!r}: probes are for floating-point formats of 8 to 32 bits")
+            raise FormatError(f"{key!r}: probes exist only for floating-point formats of 8 to 32 bits")
         return case
 
 

@@ -233,7 +233,7 @@ def _row_order(case: VectorCase, rows: Array, sums: Array) -> str:
     try:
         return in_words(swallowing_tree(list(range(n)), lost, weights))
     except ValueError:
-        return "no order of additions in this format: perhaps a wider one"
+        return "no order of additions in this format explains it: the sums may use a wider format"
 
 
 def _ulps(right: Array | None, result: Array) -> str:

@@ -123,11 +123,13 @@ def bounded(text: str) -> tuple[Aspect, ...]:
     """Return the aspects of ``NAME``, ``NAME=LOW:HIGH`` or ``NAME=A,B,C``; raise `SpecError` for another text."""
     name, equals, values = text.partition("=")
     if name not in (known := (*ASPECTS, *GROUPS)):
-        raise SpecError(f"--over {text}: no such aspect{choices(name, known)}")
+        raise SpecError(f"--over {text}: unknown aspect{choices(name, known)}")
     if not equals:
         return tuple(ASPECTS[n] for n in GROUPS.get(name, (name,)))
     if name in GROUPS:
-        raise SpecError(f"--over {text}: {name} is several aspects, {', '.join(GROUPS[name])}; give one of them bounds")
+        raise SpecError(
+            f"--over {text}: {name} is several aspects, {', '.join(GROUPS[name])}; set bounds for one of them"
+        )
     aspect, is_range = ASPECTS[name], ":" in values
     try:
         numbers = tuple(float(part) for part in ascii_digits(values).split(":" if is_range else ","))
@@ -153,10 +155,12 @@ def aspects_of(over: Sequence[str], kind: str, *, has_tail: bool) -> tuple[Aspec
     able = {"", kind, *(("tail",) if has_tail else ())}
     named = [(a, text) for text in over or ("all",) for a in bounded(text)]
     if gone := [a.name for a, text in named if a.needs not in able and text not in GROUPS]:
-        raise SpecError(f"--over {', '.join(gone)}: inputs of this call have no such aspect")
+        raise SpecError(f"--over {', '.join(gone)}: the inputs of this call do not have this aspect")
     listed = tuple(a for a, _ in named if a.needs in able)
     if len({a.name for a in listed}) < len(listed) or not listed:
-        raise SpecError(f"--over {', '.join(over)}: an aspect is there twice, or none that inputs of this call have")
+        raise SpecError(
+            f"--over {', '.join(over)}: an aspect occurs twice, or no aspect applies to the inputs of this call"
+        )
     return listed
 
 

@@ -107,7 +107,7 @@ class StressedRun:
         """The plan and the program of the request, as a run has them."""
         plan, program = program_of(plan_of(self.request, is_bare=True))
         if "o" not in program.tensors:
-            raise SpecError(f"stress: schedule {self.request.schedule} has no output to hold against float64")
+            raise SpecError(f"stress: schedule {self.request.schedule} has no output to compare with float64")
         return plan, program
 
     @cached_property
@@ -132,7 +132,7 @@ class StressedRun:
             p = cast("Problem", plan.problem.attention)
             keys, queries = p.seq_kv - tail, p.seq_q - tail * (p.seq_q == p.seq_kv)
             if min(keys, queries) < 1:
-                raise SpecError(f"tail: {tail} of {p.seq_kv} keys leaves none")
+                raise SpecError(f"tail: {tail} of {p.seq_kv} keys leaves no key")
             sizes = {"seq_kv": keys, "seq_q": queries, "causal_offset": keys - queries}
             self._tails[tail] = built(replace(plan, problem=p.model_copy(update=sizes)))
         return self._tails[tail] if tail else self.base
@@ -329,7 +329,7 @@ def examine(
 ) -> Stress:
     """Return the result of `stress` for a request."""
     if not budget_s > 0:
-        raise SpecError(f"--budget {budget_s}: give seconds above 0")
+        raise SpecError(f"--budget {budget_s}: write a number of seconds above 0")
     begun, trial = time.monotonic(), StressedRun(replace(request, progress=None))
     subject, is_given = subject_of(*trial.base), request.tensors is not None
     p = subject.attention

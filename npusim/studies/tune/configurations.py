@@ -42,7 +42,7 @@ def configurations_of(request: Request, axes: Mapping[str, Iterable[Any]]) -> li
         call = call_of(str(request.schedule))
         recorded = call.configurations
         if len(recorded) == 1:
-            raise SpecError(f"{request.schedule}: its kernel has no autotuner; give -f FIELD=VALUES")
+            raise SpecError(f"{request.schedule}: its kernel has no autotuner; use -f FIELD=VALUES")
         return [
             Configuration(
                 {"config": i, **c.values},
@@ -58,13 +58,13 @@ def configurations_of(request: Request, axes: Mapping[str, Iterable[Any]]) -> li
         build_tiling(kind, dict.fromkeys(axes, "auto"))  # refuses unknown ones
         return [Configuration(p, replace(request, tiling={**named, **with_own_names(kind, p)})) for p in points]
     if not axes and (not is_written or ";" in launch):
-        raise SpecError(f"{request.schedule}: no @triton.autotune to take configurations from; give -f FIELD=VALUES")
+        raise SpecError(f"{request.schedule}: there is no @triton.autotune with configurations; use -f FIELD=VALUES")
     kernel = path, launch.partition("[")[0].strip()
     architecture = architecture_of(request.machine())
     if not axes:
         points = [values_of(c) for listed in decorators_of(*kernel, "autotune", architecture) for c in listed]
         if not points:
-            raise SpecError(f"{request.schedule}: its kernel has no @triton.autotune; give -f FIELD=VALUES")
+            raise SpecError(f"{request.schedule}: its kernel has no @triton.autotune; use -f FIELD=VALUES")
     heuristics = {n: f for given in decorators_of(*kernel, "heuristics", architecture) for n, f in given.items()}
     others = {n: f for n, f in heuristics.items() if n not in axes}
     return [_launched(Configuration({}, request), p, others) for p in points]
@@ -138,7 +138,7 @@ def _worked_out(name: str, problem: object, heuristics: Mapping[str, Any]) -> di
         try:
             worked[parameter] = function({**arguments, **worked})
         except Exception as error:  # noqa: BLE001 - a user's function, whatever it raises
-            why = f"{parameter}: {one_line(error)}; give its value in the launch, and -f"
+            why = f"{parameter}: {one_line(error)}; set its value in the launch, and use -f"
             raise SpecError(f"{launch.source.path}: @triton.heuristics: {why}") from None
     return worked
 

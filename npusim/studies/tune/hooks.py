@@ -82,7 +82,7 @@ class Pruner:
         try:
             left = self._left(tuner, list(configs), named_args, kwargs)
         except Exception as error:  # noqa: BLE001 - nothing of npusim's may end a user's call
-            self._warn(f"all configurations stay: {one_line(error)}")
+            self._warn(f"no configuration is removed: {one_line(error)}")
             return list(configs)
         if self._unmeasured and vars(tuner).get("_bench") is self._unmeasured:
             del tuner._bench  # left by an earlier key, which was not measured
@@ -101,7 +101,7 @@ class Pruner:
             rest = {n: v for n, v in everything.items() if n not in named and n not in given[number]}
             prediction = self._predicted(tuner, tuner.configs, named, rest)[number]
         except Exception as error:  # noqa: BLE001 - as above
-            self._warn(f"a configuration is not predicted: {one_line(error)}")
+            self._warn(f"a configuration has no prediction: {one_line(error)}")
             return 0.0
         return prediction.us or 0.0
 
@@ -109,7 +109,7 @@ class Pruner:
         predictions = self._predicted(tuner, configs, named, rest)
         best = kept(predictions, self.bits)[: self.top]
         if self.bits == "any" and len({predictions[i].key for i in best}) > 1:
-            self._warn('configurations that are left differ in bits; bits="same" leaves one class')
+            self._warn('the remaining configurations differ in bits; use bits="same" for one class')
         if self.bits == "any" or not best:
             best += [i for i, p in enumerate(predictions) if p.us is None and p.fits]
         return [configs[i] for i in best] or configs
@@ -134,7 +134,7 @@ class Pruner:
                 next(predictions) if isinstance(c, Configuration) else Prediction(reason=c) for c in listed
             ]
             if unknown := [p.reason for p in self._known[key] if p.us is None and p.fits]:
-                self._warn(f"{len(unknown)} of {len(configs)} configurations are not predicted: {unknown[0]}")
+                self._warn(f"{len(unknown)} of {len(configs)} configurations have no prediction: {unknown[0]}")
         return self._known[key]
 
     def _warn(self, message: str) -> None:
@@ -149,11 +149,13 @@ def _device_name() -> str:
 
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
-        raise SpecError('no GPU is visible here: name the device, hw="h100"')
+        raise SpecError('no GPU is visible here: name the device, for example hw="h100"')
     called = torch.cuda.get_device_name().lower().replace(" ", "_")
     known = [name for name in list_devices() if name in called]
     if not known:
-        raise SpecError(f'{torch.cuda.get_device_name()}: no device file has it; name the device, hw="h100"')
+        raise SpecError(
+            f'{torch.cuda.get_device_name()}: npusim has no device file for it; name a device, for example hw="h100"'
+        )
     return max(known, key=len)
 
 

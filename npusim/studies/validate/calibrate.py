@@ -87,10 +87,14 @@ class Calibration:
     def check(self) -> None:
         """Raise `CheckFailedError` where it does not help: nothing is to be written then."""
         if not self.constants:
-            raise CheckFailedError("no constant reduces the errors of left-out cases: nothing is written")
+            raise CheckFailedError(
+                "no change of a constant reduces the errors of left-out cases: npusim writes no file"
+            )
         if not self.helps:
             was, now = (f"{100 * e:.1f} %" for e in (self.total.before, self.total.kept_out))
-            raise CheckFailedError(f"errors of left-out cases are {now} on average, {was} before: nothing is written")
+            raise CheckFailedError(
+                f"the errors of left-out cases would be {now} on average, and are {was} now: npusim writes no file"
+            )
 
     def device_text(self, extends: str, name: str) -> str:
         """Return the device file that extends the one that was fitted."""
@@ -98,7 +102,7 @@ class Calibration:
         cases = f"{len(self.cases)} {plural(len(self.cases), 'case')}"
         lines += [f"description: {json.dumps(f'{self.device}, constants fitted on {cases}')}", ""]
         for c in self.constants:
-            with_it = f"; moved by one factor with {', '.join(c.with_it)}" if c.with_it else ""
+            with_it = f"; changed by the same factor as {', '.join(c.with_it)}" if c.with_it else ""
             interval = f"90 % interval {c.low:.4g} to {c.high:.4g}"
             source = f"npusim calibrate, {self.source}: {c.before:.6g} before, {interval}"
             number = int(c.after) if c.after.is_integer() else c.after
@@ -132,7 +136,8 @@ def calibrate(
     devices = sorted({c.device for c in cases})
     if hw is None and len(devices) != 1:
         raise SpecError(
-            f"{path}: cases of {', '.join(devices) or 'no device'}: which one is to be fitted? Name it: --hw, or --only"
+            f"{path}: the cases are of {', '.join(devices) or 'no device'}: name the device to fit with --hw, or "
+            "select cases with --only"
         )
     device = str(hw or devices[0])
     fit = _Fit(Predictor(method, folder=path.parent), device, cases, progress)
@@ -156,7 +161,7 @@ class _Fit:
         self.uncertain = (*UNCERTAIN, "measured") if is_another else UNCERTAIN
         cases = [case.model_copy(update={"device": device}) for case in cases]
         if (node := machine_of(self.device).node) is not None:
-            raise SpecError(f"{device} is a node: constants of one device are fitted, here of {node.device}")
+            raise SpecError(f"{device} is a node: npusim fits the constants of one device, here {node.device}")
         listed = [
             (case, name)
             for case in cases
@@ -164,7 +169,9 @@ class _Fit:
             if name.endswith("_us") and not base.is_floor(case, name)
         ]
         if len(listed) < FEWEST:
-            raise SpecError(f"{len(listed)} measured times; at least {FEWEST} are needed, and more than constants")
+            raise SpecError(
+                f"{len(listed)} measured times; at least {FEWEST} are needed, and more than the number of constants"
+            )
         self.measured = np.log([getattr(case.measured, name) for case, name in listed]).mean(axis=1)
         self.cases = [case for case, _ in listed]
         groups = [case.group or case.schedule for case in self.cases]
@@ -186,7 +193,7 @@ class _Fit:
             (a, low), (b, high) = min(listed), max(listed)
             if b - a > np.log1p(CONTRADICTION):
                 times = f"{np.exp(a):.4g} and {np.exp(b):.4g} us"
-                raise SpecError(f"cases {low} and {high} have the same call, but took {times}")
+                raise SpecError(f"cases {low} and {high} are the same call but have {times}")
 
     def candidates(self, patterns: Sequence[str]) -> dict[str, Quantity]:
         """Return the constants that may be fitted, by key."""
@@ -199,7 +206,7 @@ class _Fit:
         }
         matched = {key: fact for key, fact in listed.items() if any(fnmatchcase(key, p) for p in patterns)}
         if not matched:
-            named = f"none of its {len(listed)} is called {', '.join(patterns)}"
+            named = f"none of its {len(listed)} constants matches {', '.join(patterns)}"
             why = named if listed else "all are the vendor's or measured"
             raise SpecError(f"{self.name}: no constant may be fitted: {why} (npusim hw show {self.name})")
         return matched

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: Keys under which a file may have the output, and the key of the rows that it has.
 KEYS, COMPUTED = ("o", "out", "output"), "computed"
 #: Advice on rows that are NaN.
-BLANK = "if the kernel did not compute them, name the rows that it did with --rows and --heads"
+BLANK = "if the kernel did not compute them, name its rows with --rows and --heads"
 #: Spans of rows that a message names.
 SHOWN = 3
 
@@ -61,8 +61,8 @@ class GivenOutput:
         if not parts:
             asked = {at: np.ones(len(block), np.bool_) for at, block in blocks.items()}
             raise TensorError(
-                f"{self.where}: has {_in_words(self._rows(self.has))}, and none of {_in_words(asked)}, which are "
-                "compared; name other ones with --rows and --heads"
+                f"{self.where}: has {_in_words(self._rows(self.has))}, but none of the rows to compare "
+                f"({_in_words(asked)}); choose others with --rows and --heads"
             )
         return parts
 
@@ -115,7 +115,9 @@ def read_output(output: str | Path | NDArray[Any], subject: Subject, fmt: str) -
     if isinstance(values, str | Path):
         where = str(values)
         if not Path(values).is_file():
-            raise TensorError(f"{where}: no such file; an .npz or .safetensors with the kernel's output is needed")
+            raise TensorError(
+                f"{where}: there is no such file; it must be an .npz or .safetensors with the kernel's output"
+            )
         arrays = read_tensors(Path(values))
         stated = arrays.pop(COMPUTED, None)
         values = _picked(arrays, where)
@@ -126,7 +128,7 @@ def read_output(output: str | Path | NDArray[Any], subject: Subject, fmt: str) -
         values = values.reshape(shape)
     if values.shape != shape:
         raise TensorError(
-            f"{where}: the output has shape {values.shape}; this run's is {shape}: batch, heads, rows, head size"
+            f"{where}: the output has shape {values.shape}; this run's has {shape} (batch, heads, rows, head size)"
         )
     has = np.ones(shape[:3], np.bool_) if stated is None else _has(stated, shape[:3], where)
     return GivenOutput(where, _in_format(values, fmt, where), has, stated is not None)
@@ -135,8 +137,8 @@ def read_output(output: str | Path | NDArray[Any], subject: Subject, fmt: str) -
 def _has(stated: NDArray[Any], shape: tuple[int, ...], where: str) -> NDArray[np.bool_]:
     if stated.size != prod(shape) or stated.dtype.kind not in "bui":
         raise TensorError(
-            f"{where}: {COMPUTED} is {stated.dtype} of shape {stated.shape}; which rows the output has is needed, "
-            f"0 or 1 for each of {shape}: batch, heads, rows"
+            f"{where}: {COMPUTED} is {stated.dtype} of shape {stated.shape}; it must have 0 or 1 for each of "
+            f"{shape} (batch, heads, rows), 1 for the rows that the output has"
         )
     return np.asarray(stated.reshape(shape) != 0)
 
@@ -148,8 +150,8 @@ def _in_format(values: NDArray[Any], fmt: str, where: str) -> NDArray[Any]:
         return values.view(dtype)
     if values.dtype != dtype:
         raise TensorError(
-            f"{where}: the output is {values.dtype}; this run's is {fmt}, or its bit patterns as u{dtype.itemsize}"
-            "; another output format is asked for with --precision output=..."
+            f"{where}: the output is {values.dtype}; this run's is {fmt}, or its bit patterns as "
+            f"u{dtype.itemsize}; choose another output format with --precision output=..."
         )
     return values
 
@@ -158,5 +160,5 @@ def _picked(arrays: dict[str, NDArray[Any]], where: str) -> NDArray[Any]:
     name = next((key for key in KEYS if key in arrays), next(iter(arrays)) if len(arrays) == 1 else None)
     if name is None:
         listed = ", ".join(arrays) or "nothing"
-        raise TensorError(f"{where}: no key {', '.join(KEYS)}; it holds {listed}")
+        raise TensorError(f"{where}: there is no key {', '.join(KEYS)}; its keys are {listed}")
     return arrays[name]

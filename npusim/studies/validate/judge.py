@@ -81,10 +81,18 @@ class Judgement:
         if self.blank:
             return f"wrong: {self.blank} are NaN in the output ({self.lost:,} of {self.total:,} outputs); {BLANK}"
         if self.lost:
-            return f"wrong: {self.lost:,} of {self.total:,} outputs are NaN or Inf where correct kernels' are finite"
+            return (
+                f"wrong: {self.lost:,} of {self.total:,} outputs are NaN or Inf where those of correct kernels "
+                "are finite"
+            )
         worst = max(self.measures, key=lambda m: m.value / m.allowed if m.allowed else float(m.value > 0) * np.inf)
-        of = f"{worst.name} is {worst.value:.3g}; {self.drawn} right kernels of the precision allow {worst.allowed:.3g}"
-        left = f"; {self.unjudged:,} of {self.total:,} outputs are not judged: such kernels' own are NaN or Inf there"
+        of = (
+            f"{worst.name} is {worst.value:.3g}; allowed by {self.drawn} correct kernels of this precision: "
+            f"{worst.allowed:.3g}"
+        )
+        left = (
+            f"; {self.unjudged:,} of {self.total:,} outputs are not judged: correct kernels too give NaN or Inf there"
+        )
         return f"{'right' if self.is_right else 'wrong'}: {of}{left if self.unjudged else ''}"
 
 
@@ -171,7 +179,7 @@ def within_errors(
     finite = {at: np.all([_is_finite(kernel[at]) for kernel in kernels], axis=0) for at in exact}
     total, judged = (sum(int(f(cells)) for cells in finite.values()) for f in (np.size, np.sum))
     if not judged:
-        raise SpecError(f"--judge: no reference for the output: {whose} give NaN or Inf on these inputs")
+        raise SpecError(f"--judge: there is no reference for the output: {whose} give NaN or Inf on these inputs")
     drawn = np.array([_errors(kernel, exact, finite) for kernel in kernels])
     of_zeros = _errors({at: np.zeros_like(rows) for at, rows in exact.items()}, exact, finite)
     quantile = np.quantile(drawn, QUANTILE, axis=0, method="higher")

@@ -72,7 +72,7 @@ def check_bits(path: Path, only: str = "*") -> BitsReport:
     names = [key.rpartition("/")[0] for key in keys if key.endswith("/o" if is_of_kernels else "/D")]
     reports = check_kernels(path, only) if is_of_kernels else check_vectors(path, only)
     if not reports:
-        raise SpecError(f"--only {only!r} selects nothing of {path}")
+        raise SpecError(f"--only {only!r} selects nothing from {path}")
     left_out = sum(not fnmatchcase(name, only) for name in names)
     return BitsReport("kernels" if is_of_kernels else "vectors", reports, left_out)
 
@@ -90,7 +90,7 @@ def check_kernels(path: Path, only: str = "*") -> dict[str, VectorReport]:
         return {output: report for name in names if fnmatchcase(name, only) for output, report in _check(archive, name)}
     except (KeyError, ValueError, IndexError, TypeError) as error:
         text = f"no {error}" if isinstance(error, KeyError) else str(error)
-        raise TensorError(f"{path}: not of the form of recorded kernels: {text}") from error
+        raise TensorError(f"{path}: not a file of recorded kernels: {text}") from error
 
 
 def _check(archive: Mapping[str, Any], name: str) -> Iterator[tuple[str, VectorReport]]:
@@ -114,7 +114,7 @@ def _build(archive: Mapping[str, Any], name: str) -> tuple[TileProgram, dict[str
     """Return a case's program and its inputs, each (1, heads, rows, head size)."""
     family = name.partition("/")[0]
     if family not in FAMILIES:
-        raise TensorError(f"{name}: no such family of kernels; there are {', '.join(FAMILIES)}")
+        raise TensorError(f"{name}: unknown family of kernels; allowed: {', '.join(FAMILIES)}")
     schedule_name, fmt, out = FAMILIES[family]
     device = load_device(str(archive.get(f"{name}/device", CHIP)))
     schedule = find_schedule(schedule_name, device.family)

@@ -153,7 +153,9 @@ def fit(predict: Predict, measured: Array, start: Array, step: float = STEP) -> 
     """
     limit, width = np.log(BOUND), len(start)
     if len(measured) <= width:
-        raise SpecError(f"{len(measured)} measured times for {width} constants: there must be more times")
+        raise SpecError(
+            f"{len(measured)} measured times for {width} constants: there must be more times than constants"
+        )
 
     def off(x: Array) -> Array:
         return np.clip(predict(x) - measured, -FAR, FAR)

@@ -83,7 +83,10 @@ class Residual:
             return ""
         for factor, unit in ((value / self.predicted, "nanoseconds"), (self.predicted / value, "milliseconds")):
             if THOUSAND[0] < factor < THOUSAND[1]:
-                return f"a factor of {factor:,.0f}: is it in {unit}? {self.quantity} is in microseconds"
+                return (
+                    f"the measured value differs by a factor of {factor:,.0f}: is it in {unit}? {self.quantity} "
+                    "must be in microseconds"
+                )
         return ""
 
     @property
@@ -192,7 +195,7 @@ def validate_times(
     chosen = [c for c in file.cases if only is None or any(fnmatchcase(text, only) for text in texts[c.name])]
     if not chosen:
         names = ", ".join(c.name for c in file.cases[:8])
-        raise SpecError(f"--only {only!r} selects none of {len(file.cases)} cases; there are {names}, …")
+        raise SpecError(f"--only {only!r} selects none of {len(file.cases)} cases: {names}, …")
     tasks = [(case, band if file.band_of(case) is None else file.band_of(case)) for case in chosen]
     predict = partial(_outcome, Predictor(method, folder=path.parent))
     outcomes = results(predict, tasks, lambda reason: ((), "", reason), jobs=jobs, cluster=cluster, advance=progress)
@@ -213,7 +216,7 @@ def validate_times(
 
 def _fault(names: Sequence[str], text: str) -> str:
     """Return the reason why cases cannot be predicted, and a remedy."""
-    hint = "; leave it out with --only" if len(names) == 1 else "; leave them out with --only"
+    hint = "; exclude it with --only" if len(names) == 1 else "; exclude them with --only"
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return f"{plural(len(names), 'case')} {', '.join(names[:SHOWN])}{more}: {text}{hint}"
 
@@ -228,7 +231,7 @@ def _outcome(predictor: Predictor, task: tuple[MeasurementCase, float | None]) -
         residuals = tuple(_residual(predictor, case, quantity, band) for quantity, _ in case.measured.items())
     except (SpecError, TilingError) as error:
         text = str(error).rstrip(".").removeprefix(f"case {case.name}: ")
-        return (), "", text.removesuffix("; leave it out with --only")
+        return (), "", text.removesuffix("; exclude it with --only")
     return residuals, predictor.methods.get(case.name, ""), ""
 
 
@@ -331,7 +334,7 @@ class Predictor:
         for uses in zip(*timing.queues, strict=True):
             if uses[0].queue == queue:
                 return float(max(u.busy_cycles for u in uses) / timing.clock_hz * MICROSECONDS)
-        raise SpecError(f"case {case.name}: {quantity} is not predicted for schedule {case.schedule}")
+        raise SpecError(f"case {case.name}: npusim does not predict {quantity} for schedule {case.schedule}")
 
     def latency_us(self, case: MeasurementCase) -> float:
         """Return a case's latency as it was measured: of its kind of timing, with the host's floor."""
@@ -339,8 +342,8 @@ class Predictor:
         times, floor = timing.times_s, case.host_floor_us
         if case.kind not in times:
             raise SpecError(
-                f"case {case.name}: timing: {case.kind}: the file of {case.device} does not state "
-                f"launch.task_s, gap_s and host_issue_s; it has {', '.join(times)}"
+                f"case {case.name}: timing: {case.kind}: the file of {case.device} does not state launch.task_s, "
+                f"gap_s and host_issue_s; it allows {', '.join(times)}"
             )
         if floor is not None and case.kind == "call":
             return floor + timing.latency_s * MICROSECONDS - timing.launch_s * MICROSECONDS

@@ -44,7 +44,7 @@ def nearest(run: RunData, path: Path, method: str = "auto") -> tuple[MeasuredNei
     cases = [c for c in load_measurements(path).cases if c.schedule == run.schedule and c.measured.latency_us]
     cases = [c for c in cases if who.machine(c.device).name == run.device.name]
     if not cases:
-        raise SpecError(f"--like {path}: no latency of {run.schedule} on {run.device.name} in it")
+        raise SpecError(f"--like {path}: it has no latency of {run.schedule} on {run.device.name}")
     neighbours = []
     for (distance, words), name, case in sorted((_differences(run, who, c), c.name, c) for c in cases)[:SHOWN]:
         interval, predicted = case.measured.latency_us, who.latency_us(case)

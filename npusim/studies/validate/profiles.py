@@ -93,7 +93,7 @@ def import_profile(kind: str, path: Path, mapping: Path | None, out: str = "meas
     """
     launches = list(PROFILERS[kind](path))
     if not launches:
-        raise SpecError(f"{path}: no launch of a kernel in it")
+        raise SpecError(f"{path}: the file has no launch of a kernel")
     rules = load_mapping(mapping) if mapping is not None else None
     alike: dict[str, list[KernelLaunch]] = defaultdict(list)
     unmapped = []
@@ -128,7 +128,9 @@ def _matched(pattern: str, name: str, where: str) -> re.Match[str] | None:
     """Return where an expression matches a name; `SpecError` after `MATCH_S` of CPU, in a main thread with a timer."""
 
     def interrupt(*_: object) -> None:
-        raise SpecError(f"{where}.kernel: {pattern} takes over {MATCH_S} s on {name[:80]!r}; nest no repetitions")
+        raise SpecError(
+            f"{where}.kernel: {pattern} needs more than {MATCH_S} s on {name[:80]!r}; do not nest repetitions"
+        )
 
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         return re.search(pattern, name)
@@ -202,7 +204,7 @@ def _rows(path: Path, patterns: Sequence[str], *needed: str) -> Iterator[tuple[P
     by_pattern = (sorted(path.rglob(pattern)) for pattern in patterns)
     files = next(filter(None, by_pattern), []) if path.is_dir() else [path]
     if not files:
-        raise SpecError(f"{path}: no file {' or '.join(patterns)} in it")
+        raise SpecError(f"{path}: it contains no file {' or '.join(patterns)}")
     for file in files:
         for number, row in enumerate(read_csv(file, *needed, renamed=_RENAMED)[1]):
             yield file, f"{file}: row {number + 1}", row
@@ -222,7 +224,7 @@ def _shapes(text: str, where: str) -> tuple[tuple[int, ...], ...]:
     try:
         return tuple(tuple(int(n) for n in shape.split(",") if n) for shape in text.replace('"', "").split(";"))
     except ValueError:
-        raise SpecError(f"{where}: Input Shapes: {text!r} is no list of sizes, like 2,4096;4096,128") from None
+        raise SpecError(f"{where}: Input Shapes: {text!r} is not a list of sizes such as 2,4096;4096,128") from None
 
 
 def _cann(path: Path, patterns: Sequence[str] = ("op_summary*.csv", "kernel_details*.csv")) -> Iterator[KernelLaunch]:
@@ -249,11 +251,11 @@ def _decimal_mark(texts: Iterable[str], path: Path) -> str:
         sure = rf"{grouped}+\{mark}\d+|{grouped}{{2,}}|(0|\d{{4,}})\{mark}\d+|\d+\{mark}(\d{{1,2}}|\d{{4,}})"
         marks |= {mark for text in texts if re.fullmatch(sure, text)}
     if len(marks) > 1:
-        raise SpecError(f"{path}: fractions have points and commas: {_LOCALE}")
+        raise SpecError(f"{path}: some fractions have points and others commas: {_LOCALE}")
     return marks.pop() if marks else ""
 
 
-_LOCALE = "write it again with LC_ALL=C"
+_LOCALE = "export it again with LC_ALL=C"
 
 
 def _ncu(path: Path) -> Iterator[KernelLaunch]:
@@ -269,13 +271,20 @@ def _ncu(path: Path) -> Iterator[KernelLaunch]:
         units, *launches = listed or [{}]
     name = next((n for n in _DURATION if n in units), None)
     if name is None or (unit := _UNIT.fullmatch(units[name])) is None:
-        reason = f"{name} is in {units[name]!r}, no unit of time" if name else f"no metric {' or '.join(_DURATION)}"
+        reason = (
+            f"{name} is in {units[name]!r}, which is not a unit of time"
+            if name
+            else (f"there is no metric {' or '.join(_DURATION)}")
+        )
         raise SpecError(f"{path}: {reason}; ncu --csv --page raw --metrics {_DURATION[0]},...")
     cells = [row[c] for row in launches for c, u in units.items() if u and c in row]
     mark = _decimal_mark(cells, path)
     for row in launches:
         if not mark and re.fullmatch(r"\d{1,3}[.,]\d{3}", row[name]):
-            raise SpecError(f"{path}: {name}: {row[name]!r} {units[name]}: of thousands, or a fraction? {_LOCALE}")
+            raise SpecError(
+                f"{path}: {name}: {row[name]!r} {units[name]}: is the separator one of thousands or of "
+                f"a fraction? {_LOCALE}"
+            )
         if mark == ",":
             row[name] = row[name].translate(str.maketrans(".,", ",."))
         grid = tuple(map(int, re.findall(r"\d+", row.get("Grid Size", ""))))

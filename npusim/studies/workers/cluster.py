@@ -62,8 +62,8 @@ class ClusterExecutor(Executor):
                 self._client: Any = distributed.Client(local or address, timeout=CONNECT_S)  # type: ignore[no-untyped-call]
             except (OSError, ValueError) as error:
                 raise NpusimError(
-                    f"--cluster {address}: no scheduler of Dask answers there ({error}); start one with "
-                    "dask scheduler, or name local"
+                    f"--cluster {address}: no Dask scheduler answers there ({error}); start one with dask "
+                    "scheduler, or name local"
                 ) from None
             opened.callback(self._client.close)
             self._opened = opened.pop_all()
@@ -97,7 +97,7 @@ class ClusterExecutor(Executor):
                 try:
                     yield number, future.result()
                 except KilledWorker as error:
-                    yield number, Lost(f"its workers ended unexpectedly ({error.last_worker.address} last)")
+                    yield number, Lost(f"its workers ended unexpectedly (the last one was {error.last_worker.address})")
         finally:
             self._client.cancel(list(futures))  # where a caller stops early
 
