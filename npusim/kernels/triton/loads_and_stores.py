@@ -373,9 +373,7 @@ class Memory(WholeNumbers):
         at, held = np.broadcast_arrays(elements(op, pointer), held)
         is_read = self.is_read(at.shape[1])
         if np.any(held & is_read.reshape(*is_read.shape, *(1 for _ in pointer.shape)) & ((at < 0) | (at > last))):
-            raise op.fail(
-                f"{pointer.of}: a program accesses an element beyond the tensor, and no mask keeps it from that"
-            )
+            raise op.fail(f"{pointer.of}: a program accesses an element beyond the tensor, and no mask prevents it")
 
     def _in_lanes(self, op: Op, x: Floats, shape: tuple[int, ...], lanes: list[Integers], other: Known | None) -> None:
         """Set a loaded block; where a mask hides some lanes of one element, each lane has a separate value."""
