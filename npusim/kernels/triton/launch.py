@@ -536,8 +536,8 @@ def _launched(
         made = made or _with_rows_listed(function, arguments, grid, choices, first)
     if len(made) > 1:
         each_of = "store" if len(made) == len(single) else "tensor that it stores"
-        why = f"the results have different shapes: npusim treats the kernel as {len(made)} kernels, one for each {each_of}"
-        why += "; `output` is the first one's result"
+        why = f"the results have different shapes: npusim treats the kernel as {len(made)} kernels, one for each "
+        why += f"{each_of}; `output` is the first one's result"
         made[0].reader.notes.append(f"{function.name}: {why}; {_LAUNCHES.format(len(made))}")
     if not made and (apart := starts_apart(function, arguments)) is not None:
         with suppress(ProgramError):
