@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from npusim.errors import FormatError, ProgramError
-from npusim.formats import BLOCK_FORMATS, MAX_NANS, RELATIONS, get_format, get_scale_rule, stored_format
+from npusim.formats import BLOCK_FORMATS, MAX_NANS, RELATIONS, combine_of, get_format, get_scale_rule, stored_format
 from npusim.formats.scans import INVERSE_ORDERS, SCAN_ORDERS
 from npusim.late_methods import dataclass
 from npusim.program.ir.op import COMPARED, MASK, PLAIN, Attributes, Opcode
@@ -41,7 +41,7 @@ EXCHANGED = ".T is supported only for a factor of a product, a @ b.T or a.T @ b"
 NOT_YET = "a kernel is traced before its values exist"
 WORDS = (
     "the operations of kernels are + - * /, divided, exp, log, rsqrt, sqrt, tanh, erf, fma, maximum, minimum, "
-    "compare, where, inverse, .to(format), .max(), .sum(), .cumsum() and @; of masks & | ^ ~"
+    "compare, where, inverse, folded, scanned, .to(format), .max(), .sum(), .cumsum() and @; of masks & | ^ ~"
 )
 #: How messages write what a value that has no name is made by.
 WRITTEN: Mapping[Opcode, str] = MappingProxyType(
@@ -50,6 +50,8 @@ WRITTEN: Mapping[Opcode, str] = MappingProxyType(
         Opcode.ROW_SUM: "{}.sum()",
         Opcode.CUMSUM: "{}.cumsum()",
         Opcode.INVERSE: "inverse({})",
+        Opcode.FOLD: "folded({})",
+        Opcode.SCAN: "scanned({})",
         Opcode.EXP: "exp({})",
         Opcode.LOG: "log({})",
         Opcode.RSQRT: "rsqrt({})",
@@ -609,6 +611,36 @@ def inverse(a: Value, order: str = "") -> Value:
     if a.fmt != "float32":
         fail(f"inverse of {a}: an inverse is computed in float32; convert the tile with .to('float32')")
     return _rows(Opcode.INVERSE, a.axes, a.fmt, (a,), Attributes(order=order))
+
+
+def folded(values: tuple[Source, ...], text: str, order: str = "sequential") -> Value:
+    """Return a result of a reduction of each row by a function of two elements, in a named order.
+
+    ``values``: one to four values of one format, or numbers; an element is one of each. ``text``: the function, as
+    `npusim.formats.combine_text` makes it; ``order``: as of `npusim.formats.folded`.
+    """
+    axes, fmt = _of_elements("folded", values, text)
+    return _rows(Opcode.FOLD, axes[:1], fmt, values, Attributes(variant=text, order=order))
+
+
+def scanned(values: tuple[Source, ...], text: str, order: str = "sequential") -> Value:
+    """Return, for each element of a row, a result of the reduction of all elements up to it; else as `folded`."""
+    axes, fmt = _of_elements("scanned", values, text)
+    if len(axes) < 2:
+        fail(f"scanned: a scan goes along the columns of a row; bind the vector as one row, '1 {axes[0]}'")
+    return _rows(Opcode.SCAN, axes, fmt, values, Attributes(variant=text, order=order))
+
+
+def _of_elements(word: str, values: tuple[Source, ...], text: str) -> tuple[tuple[str, ...], str]:
+    """Return the axes and the format of the values of a function of two elements."""
+    blocks = [x for x in values if isinstance(x, Value)]
+    if not blocks or len({x.fmt for x in blocks}) > 1:
+        fail(f"{word}: its operands must be values of one format, or numbers")
+    try:
+        combine_of(text)
+    except FormatError as error:
+        fail(f"{word}: {error}")
+    return _joined(f"{word} of {', '.join(map(str, values))}", blocks), blocks[0].fmt
 
 
 def _unary(opcode: Opcode, a: Any, variant: str) -> Value:

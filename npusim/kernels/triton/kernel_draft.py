@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 #: Words of the language that a kernel of tiles is written in.
 LANGUAGE = (
-    *("exp", "log", "rsqrt", "sqrt", "tanh", "erf", "fma", "divided"),
+    *("exp", "log", "rsqrt", "sqrt", "tanh", "erf", "fma", "divided", "folded", "scanned"),
     *("maximum", "minimum", "compare", "where", "tiles", "full", "initial", "filled"),
 )
 #: Numbers of that language that have a name.
@@ -259,6 +259,8 @@ class Draft:
         self.numbers: dict[str, float] = {}
         #: Masks and indices outside of loops that are read as data.
         self.seen = dict[str, KnownBlock]()
+        #: Choices by such a mask: its block, and the hidden values of the two that it chooses from.
+        self.chosen = dict[str, tuple[str, tuple[float | None, float | None] | None]]()
         self.states: dict[str, tuple[Number | Floats, tuple[str | None, ...], str]] = {}
         self.walks: list[Walk] = []
         #: Axes that a mask cuts, rows that a sum or maximum along the other axis of a block leaves, and formats of

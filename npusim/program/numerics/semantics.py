@@ -116,6 +116,14 @@ def _cumsum(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attr
     return formats.cumulative_sum(sources[0], fmt, attributes.order, every=attributes.every)
 
 
+def _fold(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
+    return formats.folded(sources, fmt, attributes.variant, attributes.order)[..., None]
+
+
+def _scan(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
+    return formats.scanned(sources, fmt, attributes.variant, attributes.order)
+
+
 def _inverse(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
     unit = attributes.arithmetic or formats.IEEE
     return formats.inverse(sources[0], fmt, attributes.order, arithmetic=unit)
@@ -169,6 +177,8 @@ SEMANTICS: Mapping[Opcode, Semantics] = MappingProxyType(
         Opcode.ROW_MAX: _row_max,
         Opcode.ROW_SUM: _row_sum,
         Opcode.CUMSUM: _cumsum,
+        Opcode.FOLD: _fold,
+        Opcode.SCAN: _scan,
         Opcode.INVERSE: _inverse,
         Opcode.SELECT: _select,
     }
