@@ -87,3 +87,16 @@ def filled_pages(X, Cache, Page, Begin, End, First, D: tl.constexpr, B: tl.const
     x = tl.load(X + (tl.load(First + sequence) + at - begin)[:, None] * D + d[None, :], mask=is_new[:, None])
     place = tl.load(Page + sequence * tl.num_programs(0) + page)
     tl.store(Cache + (place * B + row)[:, None] * D + d[None, :], x, mask=is_new[:, None])
+
+
+@triton.jit
+def sums_from_the_end(X, Y, length, heads, B: tl.constexpr):
+    """Cumulative sums of a sequence from its last element on, tile by tile from the last one."""
+    i, h = tl.program_id(0) // heads, tl.program_id(0) % heads
+    total = 0.0
+    count = tl.cdiv(length, B)
+    for k in range(count):
+        t = (count - 1 - k) * B + tl.arange(0, B)
+        x = tl.load(X + (i * length + t) * heads + h, mask=t < length, other=0.0)
+        tl.store(Y + (i * length + t) * heads + h, tl.cumsum(x, 0, reverse=True) + total, mask=t < length)
+        total += tl.sum(x, 0)

@@ -109,3 +109,10 @@ def test_rows_between_two_bounds_are_stored(hw: str) -> None:
             wanted[pages[i, at // block], at % block] = x[first[i] + at - begin[i]]
     words = {"X": x, "Cache": np.zeros((8, block, d), np.float32), "Page": pages, "Begin": begin, "End": end}
     check("filled_pages", (3, 3), {**words, "First": first, "D": d, "B": block}, {"Cache": wanted}, hw)
+
+
+@pytest.mark.parametrize("hw", in_turn(DEVICES))
+def test_cumulative_sums_from_the_end(hw: str) -> None:
+    x = normal(1, 2, 70, 3)
+    words = {"X": x, "Y": np.zeros_like(x), "length": 70, "heads": 3, "B": 32}
+    check("sums_from_the_end", (6,), words, {"Y": x.astype(np.float64)[:, ::-1].cumsum(1)[:, ::-1]}, hw)

@@ -892,18 +892,20 @@ class Arithmetic(Draft, ABC):
         inner = [o.name for o in op.body]
         if others or inner[:1] != ["arith.addf"] or len(inner) != 2 or not isinstance(x, Floats):
             raise op.fail("only tl.cumsum of floats is supported as a scan")
-        if "reverse = true" in op.text:
-            raise op.fail("tl.cumsum with reverse=True is not supported; sums go from the first element to the last")
         if op.number("axis") != len(x.axes) - 1 or x.axes[-1] is None:
             raise op.fail("tl.cumsum is supported along the last axis only, and not of a single element")
         self._refuse_anew(op, x.axes[-1])
         self.reduced.append((x.axes[-1], op.line))
+        direction = ""
+        if "reverse = true" in op.text:
+            direction = "reverse=True"
+            self._check_hidden(op, x, "sum", 0)  # hidden elements are added first
         order = self.choices.orders.get(op.place, UNKNOWN) if self.choices.orders else ""
         lanes = re.match(r"(?:lanes|trees)_1x(\d+)", order)
         if order and not (lanes and int(lanes[1]) >= min(WARP, shape_of(op.type)[0][-1])):
             how = f"the compiled code's is {order}; here each lane of {WARP} has one element"
             self.notes.append(f"{op.line}: the order of these cumulative sums is assumed: {how}")
-        self._bind(op, Floats(f"{self.text(x)}.cumsum()", x.axes, x.fmt))
+        self._bind(op, Floats(f"{self.text(x)}.cumsum({direction})", x.axes, x.fmt))
 
     def _order(self, op: Op) -> str:
         """Return the order of a sum, the usual one where the compiled code's is not known."""

@@ -402,9 +402,12 @@ class ExactProgram:
         return [np.take_along_axis(np.asarray(of), at, axis).squeeze(axis) for of in (x, *others)]
 
     def _tt_scan(self, op: Op, x: Array) -> Array:
-        if op.body[0].name != "arith.addf" or len(op.body) != 2 or "reverse = true" in op.text:
+        if op.body[0].name != "arith.addf" or len(op.body) != 2:
             raise op.fail("only tl.cumsum is supported as a scan")
-        return np.cumsum(x, axis=op.number("axis"))
+        axis = op.number("axis")
+        turned = np.flip(x, axis) if "reverse = true" in op.text else x
+        sums = np.cumsum(turned, axis=axis)
+        return np.flip(sums, axis) if turned is not x else sums
 
     def _tt_dot(self, _op: Op, a: Array, b: Array, c: Array) -> Array:
         kind = np.asarray(c).dtype

@@ -51,7 +51,8 @@ class Opcode(Enum):
     ROW_MAX a: (rows, 1), the maximum of each row; NaN as for MAX
     ROW_SUM a: (rows, 1), the sum of each row in the named order; with a second operand b the sum of each row of a b,
         where a lane adds each product without rounding it first (fma)
-    CUMSUM a: the cumulative sums of each row in the named order; the sums restart after ``every`` columns
+    CUMSUM a: the cumulative sums of each row in the named order; the sums restart after ``every`` columns; with variant
+        ``reverse`` from the last element to the first
     INVERSE a: for each square of a (the squares are stacked), the inverse of I + L in the named order; L is the
         strictly lower triangle of the square
     SELECT mask, a, b: a where the mask (int8) is not zero, else b, bit for bit; a and b may be constants.
@@ -113,7 +114,7 @@ class Attributes:
     transpose_b: bool = False
     arithmetic: str = ""  #: registry name of the matrix arithmetic, of an inverse's products too
     #: Named function (of EXP, LOG, RSQRT, SQRT, TANH, ERF); signs of an FMA; scale rule; relation of a COMPARE,
-    #: function of a LOGIC, NaN rule of MAX, MIN and ROW_MAX, kind of mask of a SELECT.
+    #: function of a LOGIC, NaN rule of MAX, MIN and ROW_MAX, kind of mask of a SELECT, direction of a CUMSUM.
     variant: str = ""
     axis: int = -1  #: along which the blocks of a CAST are formed: -1 columns, -2 rows
     order: str = ""  #: order of a row sum, of cumulative sums, of an inverse
@@ -136,6 +137,8 @@ PLAIN = Attributes()
 MASK = "int8"
 #: Whether a SELECT's mask comes from comparisons of values.
 COMPARED = "compared"
+#: Whether cumulative sums go from the last element of a row to the first.
+REVERSE = "reverse"
 Source = Operand | float
 
 
