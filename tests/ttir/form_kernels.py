@@ -100,3 +100,25 @@ def sums_from_the_end(X, Y, length, heads, B: tl.constexpr):
         x = tl.load(X + (i * length + t) * heads + h, mask=t < length, other=0.0)
         tl.store(Y + (i * length + t) * heads + h, tl.cumsum(x, 0, reverse=True) + total, mask=t < length)
         total += tl.sum(x, 0)
+
+
+@triton.jit
+def numbers_of_bytes(X, Table, Scale, Y, n, GROUP: tl.constexpr, B: tl.constexpr):
+    """Numbers of a table by the bytes of a row of any length, times a scale of each group of bytes."""
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    code = tl.load(X + at, mask=at < n, other=0).to(tl.uint8)
+    y = tl.load(Table + code, mask=at < n) * tl.load(Scale + at // GROUP, mask=at < n, other=0.0)
+    tl.store(Y + at, y, mask=at < n)
+
+
+@triton.jit
+def moved_up(X, Cache, W, Y, d, B: tl.constexpr, N: tl.constexpr):
+    """The last numbers of each channel, moved up by one in place with a new one at the end, and their weighted sum."""
+    c, i = tl.arange(0, B), tl.arange(0, N)
+    at = (tl.program_id(0) * d + c)[:, None] * N
+    x = tl.load(X + tl.program_id(0) * d + c, mask=c < d, other=0.0)
+    known = tl.load(Cache + at + (i + 1)[None, :], mask=(c < d)[:, None] & (i + 1 < N)[None, :], other=0.0)
+    known = tl.where((i == N - 1)[None, :], x[:, None], known)
+    w = tl.load(W + c[:, None] * N + i[None, :], mask=(c < d)[:, None], other=0.0)
+    tl.store(Y + tl.program_id(0) * d + c, tl.sum(known * w, 1), mask=c < d)
+    tl.store(Cache + at + i[None, :], known, mask=(c < d)[:, None])

@@ -1188,7 +1188,7 @@ class Arithmetic(Draft, ABC):
             return False
         is_stored = _lanes_of(relation, d) in self.stored_lanes
         is_first = bool(RELATIONS[relation](d.steps[along[0]], 0))
-        self.hides_first_lanes |= is_first and not is_stored
+        self.hides_first_lanes |= (is_first or self.choices.chooses_lanes == "all") and not is_stored
         return not is_stored and (is_first or self.choices.chooses_lanes == "all")
 
     def _hides_unread(self, a: Floats, rules: Sequence[tuple[str, Affine]]) -> bool:
