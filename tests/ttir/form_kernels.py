@@ -87,3 +87,38 @@ def filled_pages(X, Cache, Page, Begin, End, First, D: tl.constexpr, B: tl.const
     x = tl.load(X + (tl.load(First + sequence) + at - begin)[:, None] * D + d[None, :], mask=is_new[:, None])
     place = tl.load(Page + sequence * tl.num_programs(0) + page)
     tl.store(Cache + (place * B + row)[:, None] * D + d[None, :], x, mask=is_new[:, None])
+
+
+@triton.jit
+def sums_from_the_end(X, Y, length, heads, B: tl.constexpr):
+    """Cumulative sums of a sequence from its last element on, tile by tile from the last one."""
+    i, h = tl.program_id(0) // heads, tl.program_id(0) % heads
+    total = 0.0
+    count = tl.cdiv(length, B)
+    for k in range(count):
+        t = (count - 1 - k) * B + tl.arange(0, B)
+        x = tl.load(X + (i * length + t) * heads + h, mask=t < length, other=0.0)
+        tl.store(Y + (i * length + t) * heads + h, tl.cumsum(x, 0, reverse=True) + total, mask=t < length)
+        total += tl.sum(x, 0)
+
+
+@triton.jit
+def numbers_of_bytes(X, Table, Scale, Y, n, GROUP: tl.constexpr, B: tl.constexpr):
+    """Numbers of a table by the bytes of a row of any length, times a scale of each group of bytes."""
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    code = tl.load(X + at, mask=at < n, other=0).to(tl.uint8)
+    y = tl.load(Table + code, mask=at < n) * tl.load(Scale + at // GROUP, mask=at < n, other=0.0)
+    tl.store(Y + at, y, mask=at < n)
+
+
+@triton.jit
+def moved_up(X, Cache, W, Y, d, B: tl.constexpr, N: tl.constexpr):
+    """The last numbers of each channel, moved up by one in place with a new one at the end, and their weighted sum."""
+    c, i = tl.arange(0, B), tl.arange(0, N)
+    at = (tl.program_id(0) * d + c)[:, None] * N
+    x = tl.load(X + tl.program_id(0) * d + c, mask=c < d, other=0.0)
+    known = tl.load(Cache + at + (i + 1)[None, :], mask=(c < d)[:, None] & (i + 1 < N)[None, :], other=0.0)
+    known = tl.where((i == N - 1)[None, :], x[:, None], known)
+    w = tl.load(W + c[:, None] * N + i[None, :], mask=(c < d)[:, None], other=0.0)
+    tl.store(Y + tl.program_id(0) * d + c, tl.sum(known * w, 1), mask=c < d)
+    tl.store(Cache + at + i[None, :], known, mask=(c < d)[:, None])

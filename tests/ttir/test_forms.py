@@ -109,3 +109,30 @@ def test_rows_between_two_bounds_are_stored(hw: str) -> None:
             wanted[pages[i, at // block], at % block] = x[first[i] + at - begin[i]]
     words = {"X": x, "Cache": np.zeros((8, block, d), np.float32), "Page": pages, "Begin": begin, "End": end}
     check("filled_pages", (3, 3), {**words, "First": first, "D": d, "B": block}, {"Cache": wanted}, hw)
+
+
+@pytest.mark.parametrize("hw", in_turn(DEVICES))
+def test_cumulative_sums_from_the_end(hw: str) -> None:
+    x = normal(1, 2, 70, 3)
+    words = {"X": x, "Y": np.zeros_like(x), "length": 70, "heads": 3, "B": 32}
+    check("sums_from_the_end", (6,), words, {"Y": x.astype(np.float64)[:, ::-1].cumsum(1)[:, ::-1]}, hw)
+
+
+@pytest.mark.parametrize("hw", in_turn(DEVICES))
+def test_numbers_of_a_table_by_bytes_of_a_ragged_row(hw: str) -> None:
+    n, group = 150, 16
+    code = np.random.default_rng(1).integers(0, 256, n).astype(np.uint8)
+    table, scale = normal(2, 256), normal(3, -(-n // group))
+    words = {"X": code, "Table": table, "Scale": scale, "Y": np.zeros(n, np.float32), "n": n, "GROUP": group, "B": 64}
+    wanted = table[code].astype(np.float64) * scale.astype(np.float64)[np.arange(n) // group]
+    check("numbers_of_bytes", (3,), words, {"Y": wanted}, hw)
+
+
+@pytest.mark.parametrize("hw", in_turn(DEVICES, start=1))
+def test_numbers_that_move_up_in_place(hw: str) -> None:
+    rows, d, n = 3, 12, 4
+    x, cache, w = normal(1, rows, d), normal(2, rows, d, n), normal(3, d, n)
+    moved = np.concatenate([cache[..., 1:], x[..., None]], -1)
+    words = {"X": x, "Cache": cache, "W": w, "Y": np.zeros_like(x), "d": d, "B": 16, "N": n}
+    wanted = {"Cache": moved, "Y": (moved.astype(np.float64) * w).sum(-1)}
+    check("moved_up", (rows,), words, wanted, hw)

@@ -23,7 +23,7 @@ from npusim.errors import FormatError, ProgramError
 from npusim.formats import BLOCK_FORMATS, MAX_NANS, RELATIONS, combine_of, get_format, get_scale_rule, stored_format
 from npusim.formats.scans import INVERSE_ORDERS, SCAN_ORDERS
 from npusim.late_methods import dataclass
-from npusim.program.ir.op import COMPARED, MASK, PLAIN, Attributes, Opcode
+from npusim.program.ir.op import COMPARED, MASK, PLAIN, REVERSE, Attributes, Opcode
 from npusim.program.ir.opaque import varying
 
 if TYPE_CHECKING:
@@ -304,11 +304,11 @@ class Value:
         axes = _joined(f"{self}.sum(times={times})", [x for x in (self, times) if isinstance(x, Value)])
         return _rows(Opcode.ROW_SUM, axes[:1], self.fmt, (self, times), Attributes(order=order))
 
-    def cumsum(self, order: str = "", *, every: int = 0) -> Value:
+    def cumsum(self, order: str = "", *, every: int = 0, reverse: bool = False) -> Value:
         """Return the cumulative sums of each row, in a named order (default: the core's).
 
         ``every``: number of columns after which the sums restart, so that a row may contain several chunks; 0: no
-        restart.
+        restart.  ``reverse``: from the last element of a row to the first.
         """
         if order and order not in SCAN_ORDERS:
             fail(f"{self}.cumsum({order!r}): unknown order; allowed: {', '.join(SCAN_ORDERS)}")
@@ -318,7 +318,8 @@ class Value:
             )
         if every < 0:
             fail(f"{self}.cumsum(every={every}): a number of columns is 0 or more")
-        return _rows(Opcode.CUMSUM, self.axes, self.fmt, (self,), Attributes(order=order, every=every))
+        attributes = Attributes(order=order, every=every, variant=REVERSE if reverse else "")
+        return _rows(Opcode.CUMSUM, self.axes, self.fmt, (self,), attributes)
 
     def in_share(self, share: float) -> Value:
         """Return the value with ``share``, 0 to 1, as the fraction of cases in which its operation costs time.

@@ -909,12 +909,16 @@ class Arithmetic(Draft, ABC):
             raise op.fail("tl.cumsum is supported along the last axis only, and not of a single element")
         self._refuse_anew(op, x.axes[-1])
         self.reduced.append((x.axes[-1], op.line))
+        direction = ""
+        if "reverse = true" in op.text:
+            direction = "reverse=True"
+            self._check_hidden(op, x, "sum", 0)  # hidden elements are added first
         order = self.choices.orders.get(op.place, UNKNOWN) if self.choices.orders else ""
         lanes = re.match(r"(?:lanes|trees)_1x(\d+)", order)
         if order and not (lanes and int(lanes[1]) >= min(WARP, shape_of(op.type)[0][-1])):
             how = f"compiled code uses {order}; here each of {WARP} lanes has one element"
             self.notes.append(f"{op.line}: the order of these cumulative sums is assumed: {how}")
-        self._bind(op, Floats(f"{self.text(x)}.cumsum()", x.axes, x.fmt))
+        self._bind(op, Floats(f"{self.text(x)}.cumsum({direction})", x.axes, x.fmt))
 
     def _by_function(self, op: Op, blocks: Sequence[Known], word: str) -> None:
         """Read a reduction or scan along the last axis by a function of the kernel's own; see `own_combines`."""
@@ -1275,7 +1279,7 @@ class Arithmetic(Draft, ABC):
             return False
         is_stored = _lanes_of(relation, d) in self.stored_lanes
         is_first = bool(RELATIONS[relation](d.steps[along[0]], 0))
-        self.hides_first_lanes |= is_first and not is_stored
+        self.hides_first_lanes |= (is_first or self.choices.chooses_lanes == "all") and not is_stored
         return not is_stored and (is_first or self.choices.chooses_lanes == "all")
 
     def _hides_unread(self, a: Floats, rules: Sequence[tuple[str, Affine]]) -> bool:

@@ -578,9 +578,10 @@ def _further(first: ProgramError, other: ProgramError) -> ProgramError:
 
 
 def _has_remainders(function: Function) -> bool:
-    """Return whether a kernel has remainders of the indices of a block."""
+    """Return whether a kernel has remainders, or quotients, of the indices of a block."""
     every = [*function.operations, *inside(function.operations)]
-    return any(o.name in ("arith.remsi", "arith.remui") and "tensor" in o.type for o in every)
+    names = ("arith.remsi", "arith.remui", "arith.divsi", "arith.divui")
+    return any(o.name in names and "tensor" in o.type for o in every)
 
 
 def _added(

@@ -36,7 +36,7 @@ class Cut(NamedTuple):
 
     axis: int
     first: int
-    count: int
+    width: int
     sizes: tuple[int, ...]
     by: tuple[int, ...]
 
@@ -44,12 +44,12 @@ class Cut(NamedTuple):
         """Return which elements, by their offsets in the view, have such an index."""
         outer = min((b for b in self.by if b > self.by[self.axis]), default=0)
         at = (offsets % outer if outer else offsets) // self.by[self.axis]
-        return (at >= self.first) & (at < self.first + self.count)
+        return (at >= self.first) & (at < self.first + self.width)
 
     def of(self, whole: Array) -> Array:
         """Return the part of a view's values."""
         before = (slice(None),) * self.axis
-        return whole.reshape(self.sizes)[(*before, slice(self.first, self.first + self.count))]
+        return whole.reshape(self.sizes)[(*before, slice(self.first, self.first + self.width))]
 
 
 @dataclass(frozen=True)

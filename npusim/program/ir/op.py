@@ -51,7 +51,8 @@ class Opcode(Enum):
     ROW_MAX a: (rows, 1), the maximum of each row; NaN as for MAX
     ROW_SUM a: (rows, 1), the sum of each row in the named order; with a second operand b the sum of each row of a b,
         where a lane adds each product without rounding it first (fma)
-    CUMSUM a: the cumulative sums of each row in the named order; the sums restart after ``every`` columns
+    CUMSUM a: the cumulative sums of each row in the named order; the sums restart after ``every`` columns; with variant
+        ``reverse`` from the last element to the first
     FOLD a, ...: (rows, 1), one result of a reduction of each row by the function of two elements ``variant``
         (`npusim.formats.combine_text`) in the named order; with several operands an element is one of each
     SCAN a, ...: the same of each element of a row and all before it
@@ -119,7 +120,8 @@ class Attributes:
     transpose_b: bool = False
     arithmetic: str = ""  #: registry name of the matrix arithmetic, of an inverse's products too
     #: Named function (of EXP, LOG, RSQRT, SQRT, TANH, ERF); signs of an FMA; scale rule; relation of a COMPARE,
-    #: function of a LOGIC, FOLD and SCAN, NaN rule of MAX, MIN and ROW_MAX, kind of mask of a SELECT.
+    #: function of a LOGIC, FOLD and SCAN, NaN rule of MAX, MIN and ROW_MAX, kind of mask of a SELECT, direction of a
+    #: CUMSUM.
     variant: str = ""
     axis: int = -1  #: along which the blocks of a CAST are formed: -1 columns, -2 rows
     order: str = ""  #: order of a row sum, of cumulative sums, of an inverse, a FOLD and a SCAN
@@ -142,6 +144,8 @@ PLAIN = Attributes()
 MASK = "int8"
 #: Whether a SELECT's mask comes from comparisons of values.
 COMPARED = "compared"
+#: Whether cumulative sums go from the last element of a row to the first.
+REVERSE = "reverse"
 Source = Operand | float
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from npusim import formats
 from npusim.errors import FormatError, ProgramError, UnknownOpcodeError
 from npusim.formats.float_format import format_of_dtype
-from npusim.program.ir.op import Attributes, Opcode
+from npusim.program.ir.op import REVERSE, Attributes, Opcode
 
 Array = NDArray[Any]
 #: (sources, destination before the step, destination's format, attributes) -> result
@@ -113,7 +113,8 @@ def _row_sum(sources: Sequence[Array], _before: Array, fmt: str, attributes: Att
 
 
 def _cumsum(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
-    return formats.cumulative_sum(sources[0], fmt, attributes.order, every=attributes.every)
+    is_turned = attributes.variant == REVERSE
+    return formats.cumulative_sum(sources[0], fmt, attributes.order, every=attributes.every, reverse=is_turned)
 
 
 def _fold(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
