@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from math import exp
 from dataclasses import replace
+from math import exp
 from typing import TYPE_CHECKING, Any
 
 import pytest
