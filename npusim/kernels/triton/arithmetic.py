@@ -900,7 +900,7 @@ class Arithmetic(Draft, ABC):
         """Read cumulative sums along the last axis; elements that a mask hides stand behind those that it leaves."""
         inner = [o.name for o in op.body]
         is_sum = inner[:1] == ["arith.addf"] and len(inner) == 2
-        if others or not is_sum or "reverse = true" in op.text:
+        if others or not is_sum:
             self._by_function(op, (x, *others), "scanned")
             return
         if not isinstance(x, Floats):

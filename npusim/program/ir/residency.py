@@ -36,14 +36,16 @@ if TYPE_CHECKING:
 LEAST_BLOCKS = 1024
 #: A region of a head: tensor, batch, head, first row and column, columns (rows may grow).
 Key = tuple[str, int, int, int, int, int]
-#: Share of L2 up to which inputs stay from one launch to the next: beyond it some sets of lines are full, others not
-#: (fitted on five shapes of decoding 134 MB with an L2 of 134 MB: of .85, .885, .92 and .96 it is the best without any
-#: one of the five; decoding of 67, 101 and 201 MB does not depend on it).
-FILLED = 0.885
+#: Shares of L2: bytes up to which all inputs stay from one launch to the next, and from which none stays, where a
+#: device file does not state them: of random places a line stays with the probability 1 - 2 x to first order of the
+#: excess x over the former, and from half as much again on nothing does.
+STAYING = 0.885, 1.3275
 #: Share of a row that a second pass finds evicted, where between two passes as many bytes as L2 holds are read and
-#: written (fitted on the two passes of reports/silicon/passes.json, in place and not, rows of 16 to 256 KiB in 2 to 16
-#: resident blocks: .45 and .9 for .66 and 1.32 of L2; random places of evicted lines would give .35 and .66).
-LOST = 0.68
+#: written (fitted on the 48 two-pass loops of reports/silicon/passes.json, in place and not, rows of 16 to 256 KiB in
+#: 2 to 16 resident blocks; without any one tile of them .65 to .70, and the tile that is left out is 5.5 % off on
+#: average, one of two resident blocks of 16 KiB 25 %; single loops give .2 to .9; random places of evicted lines would
+#: lose .35 and .66 where .66 and 1.32 of L2 pass).
+LOST = 0.67
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,7 @@ def residency(
     writes_back: bool = False,
     dirty_bytes: float | None = None,
     in_a_stream: bool = False,
+    staying: tuple[float, float] = STAYING,
 ) -> Residency:
     """Return the accesses that miss an L2 of ``capacity_bytes``.
 
@@ -91,7 +94,8 @@ def residency(
     ``dirty_bytes`` L2 is full of others' lines when the program starts, of which so many bytes are still to be written
     back; None: empty. ``in_a_stream``: launches like it have left L2 full of lines, of which the share that was written
     is still to be written back (H200, reports/silicon/turnover.json: copies of a row of 64 KiB a multiprocessor read
-    for 6,700 cycles, of which 4,900 are the bytes read), and the next one evicts what this one leaves.
+    for 6,700 cycles, of which 4,900 are the bytes read), and the next one evicts what this one leaves. ``staying``: the
+    shares of L2 up to which launches on the same bytes find all inputs in it, and from which they find none.
     """
     slots = program.used_bytes.get("gm", 0) * group_count
     inputs = sum(t.size_bytes for t in program.tensors.values() if t.role == "input" and t.of is None)
@@ -100,7 +104,8 @@ def residency(
     tensors = tuple([(t.name, t.role, t.size_bytes) for t in program.tensors.values()])
     capacity = max(0, capacity_bytes - slots)
     warm_bytes = inputs if program.l2 == "warm" else None
-    left = _left(sum(t.size_bytes for t in program.tensors.values()), capacity) if program.l2 == "repeated" else 0.0
+    size = sum(t.size_bytes for t in program.tensors.values())
+    left = _left(size, capacity, staying) if program.l2 == "repeated" else 0.0
     if sum(len(phase.blocks) for phase in program.phases) <= MOST_BLOCKS:  # with more, regions are not stored
         touched = sum(_touched_bytes(phase, group_count) for phase in phases)
         most = touched + sum(size for _, _, size in tensors) + (warm_bytes or 0)
@@ -119,15 +124,13 @@ def dirty_share(program: TileProgram, fetched: float = 1.0) -> float:
     return written / max(1.0, written + read * fetched)
 
 
-def _left(size: int, capacity: int) -> float:
+def _left(size: int, capacity: int, staying: tuple[float, float]) -> float:
     """Return the share of the inputs that launches on the same ``size`` bytes find in L2.
 
-    A line stays with the probability that none of the misses of a launch evicts it; where their places are random, 1 -
-    2 x to first order of the excess x over what L2 holds (`FILLED` of its capacity).  From half as much again on
-    nothing stays, as if least recently used (RTX PRO 6000, decode of 134, 201 and 268 MB with an L2 of 134 MB,
-    measurements/sm120.csv).
+    ``staying``: `memory.l2.stays` of a device file.
     """
-    return max(0.0, min(1.0, 3 - 2 * size / max(1.0, FILLED * capacity)))
+    whole, none = staying
+    return max(0.0, min(1.0, (none - size / max(1, capacity)) / (none - whole)))
 
 
 @kept_by_blocks(lambda _held, phases, *_: sum(scan.block_count for scan in phases))
