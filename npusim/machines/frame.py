@@ -374,10 +374,10 @@ class Frame:
         masks = self.phase.masks
 
         def of(s: Stage) -> tuple[bool, frozenset[str]]:
-            names = masks.keys() & s.read
+            names = frozenset(masks.keys() & s.read)
             return any(self.places.get(n) == "out" for n in s.written) or any(map(self.is_everywhere, names)), names
 
-        return {s: (is_placed, frozenset(names)) for s in self.stages for is_placed, names in [of(s)]}
+        return {s: of(s) for s in self.stages}
 
     def is_placed(self, s: Stage, tile: Visit) -> bool:
         """Return whether a stage of the tile depends on the places of block and tile, not on their sizes alone.
