@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pytest
 
 from npusim.program.ir.op import Opcode
 from npusim.program.numerics.evaluate import execute_rows, rows_alone
@@ -17,6 +16,8 @@ from npusim.simulation.variants import Variant, Variants
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import pytest
 
     from npusim.program.ir.tile_program import TileProgram
 from numerics.toy_values import Straight

@@ -338,7 +338,12 @@ def test_equal_moves_through_global_memory_are_priced_once(device: DeviceSpec, m
     steps = [Step(Opcode.COPY, tile("aic.L1", r.rows, 64, "float16"), (r,)) for r in regions]
     ops = [TileOp("load", "aic.MTE2", "aic.MTE2", (step,)) for step in steps]
     priced, move = list[Step](), AscendPricing.move
-    monkeypatch.setattr(AscendPricing, "move", lambda self, step, *how: priced.append(step) or move(self, step, *how))
+
+    def counted(self: AscendPricing, step: Step, spec: Any, key: str) -> Cost:
+        priced.append(step)
+        return move(self, step, spec, key)
+
+    monkeypatch.setattr(AscendPricing, "move", counted)
     costs = model(device, *ops, tensors=(k, v))
     of_steps = [costs.of_step(step, "aic", "MTE2") for step in steps]
     # Another place of the tensor is no other move; another size is, and another tensor.
