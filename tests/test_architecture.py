@@ -16,6 +16,7 @@ import pytest
 
 from npusim.config.family import FAMILIES, Processor
 from npusim.config.load import list_devices, load_device
+from tests.parsed import tree_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -124,11 +125,6 @@ def name_of(path: Path) -> str:
 
 
 @cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), filename=name_of(path))
-
-
-@cache
 def nodes_of(tree: ast.Module) -> tuple[ast.AST, ...]:
     """Return all nodes of a file: many tests look through them."""
     return tuple(ast.walk(tree))
@@ -136,7 +132,7 @@ def nodes_of(tree: ast.Module) -> tuple[ast.AST, ...]:
 
 def imported(path: Path) -> list[tuple[int, str]]:
     """Return (line, full module name) of every import of a file."""
-    return imports_of(parsed(path), name_of(path))
+    return imports_of(tree_of(path), name_of(path))
 
 
 @cache
@@ -243,12 +239,12 @@ def folder_of(module: str, modules: Collection[str]) -> str:
 
 
 def test_no_folder_imports_another_in_a_circle() -> None:
-    assert not circles({module_of(p): parsed(p) for p in SOURCES if part_of(p) != "__init__"})
+    assert not circles({module_of(p): tree_of(p) for p in SOURCES if part_of(p) != "__init__"})
 
 
 def test_no_files_import_one_another_in_a_longer_circle() -> None:
     """Two files may name each other's types; a folder's own file, which repeats names of others, is none of them."""
-    modules = {module_of(p): parsed(p) for p in SOURCES if p.stem != "__init__"}
+    modules = {module_of(p): tree_of(p) for p in SOURCES if p.stem != "__init__"}
     graph: nx.DiGraph[str] = nx.DiGraph()
     for name, tree in modules.items():
         graph.add_edges_from((name, other) for _, other in imports_of(tree, name) if other in modules)
@@ -289,7 +285,7 @@ def guarded(guard: ast.AST) -> list[ast.AST]:
 
 
 def test_no_two_files_import_one_another_at_run_time() -> None:
-    assert not run_time_circles({module_of(p): parsed(p) for p in SOURCES if p.stem != "__init__"})
+    assert not run_time_circles({module_of(p): tree_of(p) for p in SOURCES if p.stem != "__init__"})
 
 
 @pytest.mark.parametrize(
@@ -362,7 +358,7 @@ def test_only_the_command_line_prints() -> None:
         f"{name_of(path)}:{node.lineno}"
         for path in SOURCES
         if part_of(path) != "cli"
-        for node in nodes_of(parsed(path))
+        for node in nodes_of(tree_of(path))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert not wrong, "\n".join(wrong)
@@ -413,8 +409,8 @@ def named_parts(tree: ast.Module) -> set[str]:
 
 def test_only_machines_name_a_devices_queues_pipes_and_buffers() -> None:
     room = "machines/", "library/published/"  # decisions of kernels on a family's parts
-    found = {name_of(p) for p in SOURCES if not name_of(p).startswith(room) and named_parts(parsed(p))}
-    assert found == set(NAMES_PARTS), {name: named_parts(parsed(PACKAGE / name)) for name in found - set(NAMES_PARTS)}
+    found = {name_of(p) for p in SOURCES if not name_of(p).startswith(room) and named_parts(tree_of(p))}
+    assert found == set(NAMES_PARTS), {name: named_parts(tree_of(PACKAGE / name)) for name in found - set(NAMES_PARTS)}
 
 
 @pytest.mark.parametrize(
@@ -469,14 +465,14 @@ def _callee(call: ast.Call) -> str:
 
 
 def test_modules_keep_no_state_that_can_change() -> None:
-    assert_only_known("state", {f"{name_of(p)}: {n}" for p in SOURCES for n in mutable_values(parsed(p))})
+    assert_only_known("state", {f"{name_of(p)}: {n}" for p in SOURCES for n in mutable_values(tree_of(p))})
 
 
 def test_no_function_rebinds_a_modules_name() -> None:
     wrong = [
         f"{name_of(path)}:{node.lineno}: global {', '.join(node.names)}"
         for path in SOURCES
-        for node in nodes_of(parsed(path))
+        for node in nodes_of(tree_of(path))
         if isinstance(node, ast.Global)
     ]
     assert not wrong, "\n".join(wrong)
@@ -507,7 +503,7 @@ def test_the_search_for_state_finds_what_can_change(source: str, count: int) -> 
 def test_a_class_name_stands_for_one_thing() -> None:
     where: dict[str, list[str]] = {}
     for path in SOURCES:
-        for node in nodes_of(parsed(path)):
+        for node in nodes_of(tree_of(path)):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 where.setdefault(node.name, []).append(name_of(path))
     assert not {name: paths for name, paths in where.items() if len(paths) > 1}
@@ -517,7 +513,7 @@ def test_functions_have_at_most_60_lines() -> None:
     wrong = {
         f"{name_of(path)}: {node.name}"
         for path in SOURCES
-        for node in nodes_of(parsed(path))
+        for node in nodes_of(tree_of(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and node.end_lineno is not None
         and node.end_lineno - node.lineno + 1 - lines_of_docstring(node) > 60
@@ -549,7 +545,7 @@ def test_a_file_name_stands_for_one_file() -> None:
 def test_every_public_module_class_and_function_says_what_it_is() -> None:
     wrong = set()
     for path in SOURCES:
-        tree = parsed(path)
+        tree = tree_of(path)
         if tree.body and not ast.get_docstring(tree):
             wrong.add(name_of(path))
         for node in tree.body:
@@ -649,7 +645,7 @@ def test_few_functions_outside_simulation_take_a_request() -> None:
         f"{name_of(path)}: {node.name}"
         for path in SOURCES
         if part_of(path) != "simulation"
-        for node in nodes_of(parsed(path))
+        for node in nodes_of(tree_of(path))
         if isinstance(node, ast.FunctionDef)
         for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
         if a.annotation is not None and re.search(r"\bRequest\b", ast.unparse(a.annotation).partition("[")[0])
@@ -664,7 +660,7 @@ def test_what_a_device_is_is_asked_of_its_machine() -> None:
         f"{name_of(path)}:{node.lineno}"
         for path in SOURCES
         if name_of(path) != "config/node_file.py"
-        for node in nodes_of(parsed(path))
+        for node in nodes_of(tree_of(path))
         if isinstance(node, ast.Call) and _callee(node) == "isinstance" and "NodeDevice" in ast.unparse(node.args[1])
     }
     assert_only_known("device", wrong)
@@ -674,7 +670,7 @@ def test_a_device_and_a_node_run_on_one_path() -> None:
     """`run_plan` builds every result; what differs is in two classes that have the methods of one protocol alone."""
     built, methods = set[str](), dict[str, set[str]]()
     for path in SOURCES:
-        for node in nodes_of(parsed(path)):
+        for node in nodes_of(tree_of(path)):
             if isinstance(node, ast.Call) and _callee(node) == "RunData":
                 built.add(f"{name_of(path)}:{node.lineno}")
             if isinstance(node, ast.ClassDef) and node.name in ("RunParts", "DeviceParts", "NodeParts"):
@@ -719,7 +715,7 @@ def lines_with_families(tree: ast.Module, families: Collection[str]) -> set[int]
 
 def test_few_lines_outside_machines_name_a_family() -> None:
     families = set(FAMILIES) - set(get_args(Processor))
-    found = {name_of(p): lines_with_families(parsed(p), families) for p in SOURCES if room_of(p) != "machines"}
+    found = {name_of(p): lines_with_families(tree_of(p), families) for p in SOURCES if room_of(p) != "machines"}
     counts = {name: len(lines) for name, lines in found.items() if lines}
     assert counts == NAMES_FAMILIES, {n: sorted(found[n]) for n in counts if counts[n] != NAMES_FAMILIES.get(n)}
 
@@ -759,7 +755,7 @@ def test_a_kernel_declares_its_own_fields_alone() -> None:
         node.name
         for p in SOURCES
         if room_of(p) == "machines"
-        for node in parsed(p).body
+        for node in tree_of(p).body
         if isinstance(node, ast.ClassDef)
     }
     assert "GroupFields" in of_machines
@@ -767,7 +763,7 @@ def test_a_kernel_declares_its_own_fields_alone() -> None:
         f"{name_of(p)}: {node.name}"
         for p in SOURCES
         if part_of(p) in ("kernels.declare", "library")
-        for node in nodes_of(parsed(p))
+        for node in nodes_of(tree_of(p))
         if isinstance(node, ast.ClassDef) and of_machines & {ast.unparse(base) for base in node.bases}
     }
     assert not wrong
@@ -784,7 +780,7 @@ def test_a_manifest_is_one_value_that_imports_no_machine() -> None:
     manifests = {
         (f"npusim.{name_of(p).removesuffix('/__init__.py').removesuffix('.py').replace('/', '.')}", target.id)
         for p in SOURCES
-        for node in parsed(p).body
+        for node in tree_of(p).body
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and _callee(node.value) == "CoreFamily"
         for target in node.targets
         if isinstance(target, ast.Name)
@@ -834,7 +830,7 @@ def test_dataclasses_that_runs_import_are_compiled_on_use() -> None:
         name_of(path)
         for path in SOURCES
         if room_of(path) in OF_RUNS or name_of(path).startswith(OF_RUNS_WITHIN)
-        for node in parsed(path).body
+        for node in tree_of(path).body
         if isinstance(node, ast.ImportFrom) and node.module == "dataclasses"
         for alias in node.names
         if alias.name == "dataclass"
@@ -862,7 +858,7 @@ def test_rows_of_documents_are_written_from_declared_columns() -> None:
     found: dict[str, int] = {}
     for path in SOURCES:
         if room_of(path) in ("report", "cli"):
-            calls = [n for n in nodes_of(parsed(path)) if isinstance(n, ast.Call) and _callee(n) == "asdict"]
+            calls = [n for n in nodes_of(tree_of(path)) if isinstance(n, ast.Call) and _callee(n) == "asdict"]
             found |= {name_of(path): len(calls)} if calls else {}
     assert found == FROM_OBJECTS
 

@@ -1,7 +1,7 @@
 """Commands run one after another in copies of one process that has everything imported, each in a folder of its own.
 
-``python -m tests.cli.boxed TEMPLATE BOX`` reads cases from stdin and answers each with a line of JSON.  Starting npusim
-anew takes a second; a copy (``fork``) takes milliseconds.  A copy has at most `MOST_BYTES` of data and
+``python -m tests.cli.boxed TEMPLATE BOX [few]`` reads cases from stdin and answers each with a line of JSON.  Starting
+npusim anew takes a second; a copy (``fork``) takes milliseconds.  A copy has at most `MOST_BYTES` of data and
 `LONGEST_S` seconds, and may write in its box alone: what else it opens for writing is refused and told.
 """
 
@@ -71,10 +71,13 @@ class Ended:
 
 
 class Boxed:
-    """The process that runs commands; ``template`` are the files that each finds."""
+    """The process that runs commands; ``template`` are the files that each finds.
 
-    def __init__(self, template: Path, box: Path) -> None:
-        command = [sys.executable, "-m", __name__, str(template), str(box)]
+    ``are_few``: for tens of commands, which take less than all that thousands should find warm.
+    """
+
+    def __init__(self, template: Path, box: Path, *, are_few: bool) -> None:
+        command = [sys.executable, "-m", __name__, str(template), str(box), *(["few"] if are_few else [])]
         paths = os.pathsep.join(filter(None, (str(_REPOSITORY), os.environ.get("PYTHONPATH"))))
         env = {**os.environ, "PYTHONPATH": paths}
         for name in ("CI", "COLUMNS"):
@@ -105,13 +108,13 @@ class Boxed:
         return ended
 
 
-def main(template: Path, box: Path) -> None:
+def main(template: Path, box: Path, *few: str) -> None:
     """Answer cases until stdin ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     sys.dont_write_bytecode = True
     gc.disable()
-    _warm(template, box)
+    _warm(template, box, are_few=bool(few))
     gc.freeze()  # so that copies look through, and thereby copy, nothing of what they share
     gc.enable()
     for line in sys.stdin:
@@ -122,7 +125,7 @@ def main(template: Path, box: Path) -> None:
         print(json.dumps(_ended(words, stdout, box, here)), file=answers, flush=True)
 
 
-def _warm(template: Path, box: Path) -> None:
+def _warm(template: Path, box: Path, *, are_few: bool) -> None:
     """Import and compile what commands need, so that copies of this process have it."""
     import typer.main
 
@@ -133,9 +136,9 @@ def _warm(template: Path, box: Path) -> None:
     from tests.cli.drawn import LAUNCHES
 
     os.chdir(_folder(template, box))
-    for line in _WARMING.splitlines():
+    for line in _WARMING.splitlines()[: 1 if are_few else None]:
         CliRunner().invoke(app, line.split())
-    for launch, sizes in LAUNCHES.items() if find_spec("triton") else ():
+    for launch, sizes in LAUNCHES.items() if find_spec("triton") and not are_few else ():
         for hw in _COMPILED_FOR:
             CliRunner().invoke(app, ["run", launch, *sizes, "--hw", hw])
     os.chdir("/")
@@ -269,4 +272,4 @@ def _confine(box: Path, here: Path, words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from npusim.cli.app import app
 from npusim.cli.guide import guides
+from tests.parsed import nodes_of
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -109,7 +110,7 @@ def _sentences() -> dict[str, str]:
         told = CliRunner().invoke(app, [*name.split(), "--help"], env={"COLUMNS": "200"})
         found[f"npusim {name} --help"] = " ".join(told.stdout.split())
     for path in sorted(path for part in ("npusim", "reports") for path in (ROOT / part).rglob("*.py")):
-        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        nodes = nodes_of(path)
         documented = {
             id(node.body[0].value)
             for node in nodes

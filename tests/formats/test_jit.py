@@ -15,6 +15,7 @@ import pytest
 
 import npusim.formats
 from npusim import cache
+from tests.parsed import nodes_of, tree_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -297,7 +298,7 @@ BITS = [
 
 @pytest.mark.parametrize("path", BITS, ids=lambda path: path.name)
 def test_no_bits_depend_on_numpys_dispatch(path: Path) -> None:
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     ours = ("formats", "context", "exact")  # npusim's own functions, and decimal's
     used = {
         node.attr
@@ -314,11 +315,11 @@ def test_kernels_are_compiled_without_licence_to_reorder() -> None:
         text = path.read_text()
         if not any(word in text for word in ("numba", "llvmlite", "fastmath", "parallel")):
             continue
-        tree = ast.parse(text)
-        imports = {n.name for node in ast.walk(tree) if isinstance(node, ast.Import) for n in node.names}
-        imports |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        nodes = nodes_of(path)
+        imports = {n.name for node in nodes if isinstance(node, ast.Import) for n in node.names}
+        imports |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
         of_numba = {name for name in imports if name and name.split(".")[0] in ("numba", "llvmlite")}
         assert not of_numba or path.name in ("jit.py", "numba_internals.py", "kernel_parts.py", "shipped.py"), path
         assert of_numba <= {"numba", "numba.extending", "llvmlite.binding"} or path.name == "numba_internals.py", path
-        keywords = {node.arg for node in ast.walk(tree) if isinstance(node, ast.keyword)}
+        keywords = {node.arg for node in nodes if isinstance(node, ast.keyword)}
         assert not keywords & {"fastmath", "parallel"}, path

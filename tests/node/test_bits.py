@@ -209,6 +209,7 @@ def test_a_node_of_v100s_has_bits_too() -> None:
     assert result.numerics.error.rmse < 1e-3
 
 
+@pytest.mark.usefixtures("declared_tile")
 def test_long_sample_is_left_out_and_a_long_run_refused() -> None:
     result = npusim.run("tiling_allreduce", seq=32768, trace_groups=())
     assert result.numerics is None

@@ -26,6 +26,7 @@ from npusim.report.run_inputs import tiling_text
 from npusim.simulation.request import Request
 from npusim.studies.explore.space import SearchRequest, parse_field
 from npusim.studies.validate.measured_times import validate_times
+from tests.parsed import nodes_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -430,7 +431,7 @@ def test_the_names_of_published_kernels_stay_in_their_room() -> None:
     for path in sorted(PACKAGE.rglob("*.py")):
         if path.is_relative_to(ROOM):
             continue
-        nodes, name = list(ast.walk(ast.parse(path.read_text(encoding="utf-8")))), path.relative_to(PACKAGE).as_posix()
+        nodes, name = nodes_of(path), path.relative_to(PACKAGE).as_posix()
         texts = {n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)}
         froms = [n for n in nodes if isinstance(n, ast.ImportFrom) and (n.module or "").startswith(ROOM_MODULE)]
         modules = {part for n in froms for part in (n.module or "").split(".")}

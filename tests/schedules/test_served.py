@@ -286,6 +286,7 @@ def test_latents_cross_l2_once_for_each_block_of_queries(hw: str, tile: dict[str
     assert done.timing.link_bytes["hbm"] < 1.3 * 4 * K * 576 * 2
 
 
+@pytest.mark.usefixtures("declared_tile")
 def test_latents_are_fetched_once() -> None:
     """576 elements a token and sequence of a decoding step of DeepSeek-V3, whatever a page."""
     for page in (0, 64):

@@ -108,6 +108,7 @@ def test_a_block_as_long_as_others_are_cut_to_costs_them_nothing() -> None:
     assert mean_field.MeanField(code).result(classes).cycles == pytest.approx(exact, rel=0.01)
 
 
+@pytest.mark.usefixtures("declared_tile")
 def test_a_method_asked_for_by_name_says_that_it_is_approximate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mean_field, "SAMPLE_OPERATIONS", 60_000)
     found = run("two_level", seq=16384, numerics=False, method="reserved", trace_groups=())

@@ -92,6 +92,7 @@ def test_a_product_takes_the_time_of_its_instruction() -> None:
     assert [wide / eight, eight / scaled, scaled / four] == pytest.approx([2, 1, 2], rel=0.06)
 
 
+@pytest.mark.usefixtures("declared_tile")
 def test_attention_with_formats_in_blocks_is_timed() -> None:
     times = [latency("flash", "rtx_5090", problem=ATTENTION, precision=p) for p in ("fa2_fp32", "mxfp8", "nvfp4")]
     assert times == sorted(times, reverse=True)

@@ -50,6 +50,11 @@ def test_programs_add_rows_to_one(hw: str) -> None:
     expected = dw + x.astype(np.float64).sum(0)
     assert np.abs(np.reshape(done.output, 40) - expected).max() < 1e-5
     assert done.numerics.error.rmse < 1e-6
+    # The tile that each program stores by itself has its error, too.
+    (beside,) = done.numerics.others.values()
+    wide = x.astype(np.float64) * w
+    assert beside.count == x.size
+    assert beside.rmse == pytest.approx(np.linalg.norm(x * w - wide) / np.linalg.norm(wide), rel=1e-6)
 
 
 def test_other_atomic_operations_are_refused() -> None:

@@ -403,3 +403,31 @@ def test_a_sum_of_one_element_is_contracted_on_gpus() -> None:
     wide = x.astype(np.float64)
     assert np.array_equal(made["Y"], (wide - wide * wide).astype(np.float32))
     assert np.any(made["Y"] != x - x * x)
+
+
+def test_results_of_8_bits_without_a_sign_are_the_low_bits_of_16() -> None:
+    x = _drawn(64)
+    words = {"X": x, "C": np.zeros(64, np.uint8), "B": 32}
+    done, made = _run("in_unsigned_bytes", (2,), **words)
+    whole = np.trunc(np.float32(100) * x)
+    assert whole.min() < 0
+    assert 128 < whole.max() < 256
+    assert np.array_equal(made["C"], np.maximum(whole, 0))
+    assert done.numerics.error.rmse == 0
+    x[:2] = 3.0, 700.0  # 300, and 70,000, which becomes 65,535
+    _, made = _run("in_unsigned_bytes", (2,), **words)
+    assert made["C"][:2].tolist() == [300 % 256, 65535 % 256]
+    why = r"whole_kernels\.py:\d+: floats become integers without a sign, .* uint8 on GPUs only"
+    with pytest.raises(ProgramError, match=why):
+        _run("in_unsigned_bytes", (2,), "ascend_910b2", **words)
+
+
+@pytest.mark.parametrize(("hw", "columns", "half"), [("h200", 32, 16), ("h200", 64, None), ("ascend_910b2", 32, None)])
+def test_a_sum_of_products_in_one_warp_that_columns_read_has_other_halves(
+    hw: str, columns: int, half: int | None
+) -> None:
+    x = _drawn(2 * columns)
+    done, _ = _run("normalised_alone", (2,), hw, X=x, Y=np.zeros_like(x), B=columns)
+    said = [n for n in done.notes if "read another sum, whose last bits may differ" in n]
+    assert len(said) == (half is not None)
+    assert all(f"in compiled code columns from {half} on" in n for n in said)

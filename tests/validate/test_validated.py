@@ -39,8 +39,8 @@ from npusim.report.latency_rows import latency_rows
 from npusim.report.result_json import record_of
 from npusim.report.tables import run_table, run_tiles
 from npusim.report.text import plain
-from npusim.studies.validate.measured_times import Residual
-from reports.validation import bands, study
+from npusim.studies.validate.measured_times import Predictor, Residual, TimesReport
+from reports.validation import bands, refit, study
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -397,3 +397,29 @@ def test_launches_of_triton_kernels_have_the_band_of_their_kind_where_some_were_
         assert shapes < 10
         assert share >= 0.85
         assert share - 1 / shapes <= 0.95
+
+
+def test_the_page_predicts_each_file_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    files: list[Path] = []
+
+    def none_of(path: Path, only: str | None) -> TimesReport:
+        files.append(path)
+        return TimesReport("", (), 0, {}, {})
+
+    monkeypatch.setattr(study, "validate_times", none_of)
+    study._reports.cache_clear()
+    try:
+        assert not (study.rows() or study.groups() or study.not_predicted() or study.times())
+        assert files == [path for _, path in study.FILES]
+    finally:
+        study._reports.cache_clear()
+
+
+def test_constants_that_are_fitted_again_time_the_programs_of_the_device_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = load_measurements(study.HERE / "measured_h200_schedules.yaml").cases
+    few = [c for c in listed if c.group == refit.PREDICTED[1]][:2]
+    monkeypatch.setattr(refit, "cases", lambda _group: few)
+    changes = refit.before()
+    fresh = Predictor(changes={key: str(value) for key, value in changes.items()})
+    assert [us for _, us in refit._pairs(refit.FITTED, changes)] == [fresh.latency_us(case) for case in few]
+    assert refit._pairs(refit.FITTED, refit.constants()) != refit._pairs(refit.FITTED, changes)

@@ -189,7 +189,10 @@ class LaunchMemory:
 
     def store(self, pointer: Pointer, values: Array, mask: Array, *, adds: bool = False) -> None:
         """Store elements, or add to them; of tensors that are no wanted result only the program itself sees them."""
-        at, values = pointer.at[mask], np.asarray(values, np.float64)[mask]
+        values = np.asarray(values)
+        if values.dtype == np.int8 and getattr(self.arguments[pointer.of], "fmt", "") == "uint8":
+            values = values.astype(np.uint8)  # the same bits: operations know no sign of a tensor
+        at, values = pointer.at[mask], values.astype(np.float64)[mask]
         kept = [x for x in self.results if x.parameter == pointer.of]
         if adds and kept:
             self._add(kept[0], at, values)
@@ -381,6 +384,12 @@ class ExactProgram:
     def _arith_fptosi(self, op: Op, x: Array) -> Array:
         ends = np.iinfo(_DTYPES[shape_of(op.type)[1]])
         return self._converted(op, np.clip(np.trunc(x), ends.min, ends.max))
+
+    def _arith_fptoui(self, op: Op, x: Array) -> Array:
+        """Floats beyond an integer without a sign become its limits; its bits stay those of a signed one here."""
+        kind = np.iinfo(_DTYPES[shape_of(op.type)[1]])
+        whole = np.clip(np.trunc(x), 0, (1 << kind.bits) - 1)
+        return self._converted(op, np.where(whole > kind.max, whole - (1 << kind.bits), whole))
 
     def _tt_reduce(self, op: Op, x: Array, *others: Array) -> Any:
         function = _REDUCTIONS.get(op.body[0].name) if len(op.body) == 2 and not others else None

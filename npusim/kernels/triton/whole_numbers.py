@@ -322,7 +322,8 @@ class WholeNumbers(Arithmetic, ABC):
 
     def _arith_fptoui(self, op: Op, x: Known) -> None:
         """Read floats as integers of 8 bits without a sign: of 16 bits, 0 to 65535, of which a store has the low 8."""
-        if shape_of(op.type)[1] != "i8" or not isinstance(x, Floats) or not self.choices.converts_wide:
+        is_read = self.choices.converts_wide or self.choices.is_exact  # a reference is of what a device converts
+        if shape_of(op.type)[1] != "i8" or not isinstance(x, Floats) or not is_read:
             raise op.fail("converting floats to unsigned integers is supported only for blocks, to uint8, on GPUs")
         why = (
             "floats are converted to unsigned integers of 16 bits (NaN and negative ones to 0, those above to "
