@@ -236,8 +236,8 @@ def _value(node: ast.expr, names: Mapping[str, Array], target: FloatFormat, shap
         return _value(x, names, target, shape)
 
     match node:
-        case ast.Constant(value=int() | float()):
-            return np.full(shape, cast(np.float64(node.value), target), target.dtype)
+        case ast.Constant(value=int() | float() as number):
+            return np.full(shape, cast(np.float64(number), target), target.dtype)
         case ast.Name(id=name) if name in names:
             return names[name]
         case ast.Name(id=name) if name in _NUMBERS:
@@ -265,14 +265,18 @@ def _called(name: str, args: list[Array], words: list[str], nan: str, target: Fl
         a, b, c = args
         return fma(-a if form == "from" else a, b, -c if form == "minus" else c, target)
     if name == "divided":
-        return div_full(*args) if form == DIVISIONS[1] and target.name == "float32" else div(*args, target)
+        x, y = args
+        return div_full(x, y) if form == DIVISIONS[1] and target.name == "float32" else div(x, y, target)
     if name in ("maximum", "minimum"):
         rule: MaxNan = "propagate" if nan == "propagate" else "number"
-        return (maximum if name == "maximum" else minimum)(*args, target, nan=rule)
+        x, y = args
+        return (maximum if name == "maximum" else minimum)(x, y, target, nan=rule)
     if name == "compare":
-        return np.asarray(compare(*args, form, target)) != 0
+        x, y = args
+        return np.asarray(compare(x, y, form, target) != 0)
     if name == "where":
-        return np.where(*args)
+        mask, x, y = args
+        return np.where(mask, x, y)
     function, _, variant = (form or f"{name}.correct").partition(".")
     if function not in _FUNCTIONS:
         raise FormatError(f"{name}: no function of two elements has it")

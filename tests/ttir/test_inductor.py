@@ -70,7 +70,7 @@ def test_halves_along_rows_change_places_in_programs_of_two_kinds() -> None:
 
 
 def test_tiles_of_many_tensors_are_loaded_as_far_ahead_as_there_are_flags() -> None:
-    words = {n: np.full((32, 64), i + 1.0, np.float32) for i, n in enumerate("abcdefghi")}
+    words: dict[str, Any] = {n: np.full((32, 64), i + 1.0, np.float32) for i, n in enumerate("abcdefghi")}
     words |= {"out_ptr0": np.zeros(64, np.float32), "n": 32}
     made, _ = launched("summed_of_nine", (2,), words, "h200", XBLOCK=32, R0_BLOCK=16)
     assert np.array_equal(made, np.full(64, 32 * 45.0))
