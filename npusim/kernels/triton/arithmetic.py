@@ -1253,21 +1253,26 @@ class Arithmetic(Draft, ABC):
             a = replace(a, pad=pad)
         self._mask(op, a, b, Condition(tuple(rest), mask.either)) if rest or mask.either else self._bind(op, a)
 
-    def _refuse_other_first(self, op: Op) -> None:
-        """Raise `ProgramError` for a choice of the first tile that is not known to be what the start values give."""
+    def _first_tile(self, op: Op, mask: str) -> FirstTile:
+        """Return what is known of the first iteration of an operation's loop, in which ``mask`` holds."""
         loop = next((o for o in self.function.operations if op in o.body and o.name == "scf.for"), None)
         carried = zip(loop.operands[4::2], loop.operands[5::2], strict=True) if loop else ()
         begun = {inner: self.values.get(start) for inner, start in carried}
         starts = {n: x.value for n, x in begun.items() if isinstance(x, Number) and x.is_known}
+        operations = [*self.function.operations, *(loop.body if loop else ()), *op.body, *op.otherwise]
+        return FirstTile(operations, starts, mask)
+
+    def _refuse_other_first(self, op: Op) -> None:
+        """Raise `ProgramError` for a choice of the first tile that is not known to be what the start values give."""
         mask, one, other = op.operands
-        operations = [*self.function.operations, *(loop.body if loop else ())]
-        if not FirstTile(operations, starts, mask).are_equal(one, other):
+        if not self._first_tile(op, mask).are_equal(one, other):
             why = "and its two values differ for the state before the loop; start the state with the first value"
             raise op.fail(f"tl.where tests for the first iteration, {why}")
 
     def _is_of_tiles(self, a: Floats, mask: Condition) -> bool:
         """Return whether a mask leaves the elements of a loop's tiles that its loads leave, no more and no less."""
-        walk, bounds = self._walk, [bound_of(d, relation) for relation, d in mask.of]
+        rules = [rule for rule in mask.of if not np.all(answers(Condition((rule,)))[0])]
+        walk, bounds = self._walk, [bound_of(d, relation) for relation, d in rules]
         if walk is None or mask.either or not bounds or None in bounds:
             return False
         visited = np.arange(walk.most)[None] < walk.counts
