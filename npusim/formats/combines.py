@@ -18,14 +18,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, reduce
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from npusim.errors import FormatError
 from npusim.formats.cast import Array, cast
 from npusim.formats.cuda_functions import div_full
-from npusim.formats.elementwise import add, compare, div, fma, maximum, minimum, mul, sub
+from npusim.formats.elementwise import MaxNan, add, compare, div, fma, maximum, minimum, mul, sub
 from npusim.formats.float_format import FloatFormat, get_format
 from npusim.formats.reductions import MMA_LANES, in_lanes, lane_layout, normal_order
 from npusim.formats.unary import DIVISIONS, erf, exp, exp2, log, log2, rsqrt, sqrt, tanh
@@ -35,7 +35,9 @@ _TEXT = re.compile(r"take=(\d+) size=(\d+) pads=(\S+)( reverse)?: (.*)")
 _BINARY: Mapping[type, Callable[..., Array]] = MappingProxyType(
     {ast.Add: add, ast.Sub: sub, ast.Mult: mul, ast.Div: div}
 )
-_OF_MASKS: Mapping[type, Callable[..., Any]] = MappingProxyType({ast.BitAnd: np.logical_and, ast.BitOr: np.logical_or})
+_OF_MASKS: Mapping[type, Callable[..., Array]] = MappingProxyType(
+    {ast.BitAnd: np.logical_and, ast.BitOr: np.logical_or}
+)
 _FUNCTIONS: Mapping[str, Callable[..., Array]] = MappingProxyType(
     {"exp": exp, "exp2": exp2, "log": log, "log2": log2, "rsqrt": rsqrt, "sqrt": sqrt, "tanh": tanh, "erf": erf}
 )
@@ -87,7 +89,7 @@ def combine_of(text: str) -> Combine:
     )
 
 
-def folded(values: Sequence[Any], fmt: str | FloatFormat, text: str, order: str) -> Array:
+def folded(values: Sequence[Array], fmt: str | FloatFormat, text: str, order: str) -> Array:
     """Return one of the results of a reduction along the last axis.
 
     Parameters
@@ -119,7 +121,7 @@ def folded(values: Sequence[Any], fmt: str | FloatFormat, text: str, order: str)
     return _halves(_halves(sums, how, target), how, target)[how.take]
 
 
-def scanned(values: Sequence[Any], fmt: str | FloatFormat, text: str, order: str) -> Array:
+def scanned(values: Sequence[Array], fmt: str | FloatFormat, text: str, order: str) -> Array:
     """Return one of the results of a scan along the last axis: element i combines all elements up to i.
 
     ``values``, ``order``: as of `folded`.  In lanes (Triton 3.6): each lane combines its neighbours from the first on;
@@ -146,7 +148,7 @@ def scanned(values: Sequence[Any], fmt: str | FloatFormat, text: str, order: str
     return np.ascontiguousarray((taken[..., ::-1] if how.is_reversed else taken)[..., :count])
 
 
-def _filled(values: Sequence[Any], how: Combine, target: FloatFormat) -> Rows:
+def _filled(values: Sequence[Array], how: Combine, target: FloatFormat) -> Rows:
     """Return rows of one shape, filled up to the function's size."""
     shape = np.broadcast_shapes(*(np.shape(x) for x in values))
     missing = how.size - shape[-1]
@@ -221,21 +223,21 @@ def _in_lanes_of_warps(rows: Rows, how: Combine, target: FloatFormat, neighbours
 def _combined(how: Combine, first: Rows, second: Rows, target: FloatFormat) -> Rows:
     """Return the results of the function of two elements, for all rows at once."""
     shape = first[0].shape
-    names: dict[str, Any] = {f"a{i}": x for i, x in enumerate(first)} | {f"b{i}": x for i, x in enumerate(second)}
+    names: dict[str, Array] = {f"a{i}": x for i, x in enumerate(first)} | {f"b{i}": x for i, x in enumerate(second)}
     for name, expression in how.statements:
         names[name] = _value(expression, names, target, shape)
     return [np.array(_value(x, names, target, shape)) for x in how.results]
 
 
-def _value(node: ast.expr, names: Mapping[str, Any], target: FloatFormat, shape: tuple[int, ...]) -> Any:
+def _value(node: ast.expr, names: Mapping[str, Array], target: FloatFormat, shape: tuple[int, ...]) -> Array:
     """Return the value of an expression of the language of kernels; raise `FormatError` for another one."""
 
-    def of(x: ast.expr) -> Any:
+    def of(x: ast.expr) -> Array:
         return _value(x, names, target, shape)
 
     match node:
-        case ast.Constant(value=int() | float()):
-            return np.full(shape, cast(np.float64(node.value), target), target.dtype)
+        case ast.Constant(value=int() | float() as number):
+            return np.full(shape, cast(np.float64(number), target), target.dtype)
         case ast.Name(id=name) if name in names:
             return names[name]
         case ast.Name(id=name) if name in _NUMBERS:
@@ -256,21 +258,25 @@ def _value(node: ast.expr, names: Mapping[str, Any], target: FloatFormat, shape:
     raise FormatError(f"{ast.unparse(node)}: no expression of a function of two elements")
 
 
-def _called(name: str, args: list[Any], words: list[Any], nan: str, target: FloatFormat) -> Any:
+def _called(name: str, args: list[Array], words: list[str], nan: str, target: FloatFormat) -> Array:
     """Return a function of the language of kernels of some values."""
     form = words[0] if words else ""
     if name == "fma":
         a, b, c = args
         return fma(-a if form == "from" else a, b, -c if form == "minus" else c, target)
     if name == "divided":
-        return div_full(*args) if form == DIVISIONS[1] and target.name == "float32" else div(*args, target)
+        x, y = args
+        return div_full(x, y) if form == DIVISIONS[1] and target.name == "float32" else div(x, y, target)
     if name in ("maximum", "minimum"):
-        rule: Any = nan
-        return (maximum if name == "maximum" else minimum)(*args, target, nan=rule)
+        rule: MaxNan = "propagate" if nan == "propagate" else "number"
+        x, y = args
+        return (maximum if name == "maximum" else minimum)(x, y, target, nan=rule)
     if name == "compare":
-        return np.asarray(compare(*args, form, target)) != 0
+        x, y = args
+        return np.asarray(compare(x, y, form, target) != 0)
     if name == "where":
-        return np.where(*args)
+        mask, x, y = args
+        return np.where(mask, x, y)
     function, _, variant = (form or f"{name}.correct").partition(".")
     if function not in _FUNCTIONS:
         raise FormatError(f"{name}: no function of two elements has it")

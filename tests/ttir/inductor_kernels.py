@@ -62,3 +62,65 @@ def summed_of_nine(a, b, c, d, e, f, g, h, i, out_ptr0, n, XBLOCK: tl.constexpr,
         other = tl.load(e + at) + tl.load(f + at) + tl.load(g + at) + tl.load(h + at)
         total = total + (one + other + tl.load(i + at))
     tl.store(out_ptr0 + x, tl.sum(total, 1)[:, None])
+
+
+@triton.jit
+def _welford_step(value, mean, m2, weight, first_iteration):
+    if first_iteration:
+        new_weight = tl.full(weight.shape, 1, weight.dtype)
+        new_mean = value
+        new_m2 = tl.zeros_like(m2)
+    else:
+        delta = value - mean
+        new_weight = weight + 1
+        new_mean = mean + delta / new_weight
+        new_m2 = m2 + delta * (value - new_mean)
+    return new_mean, new_m2, new_weight
+
+
+@triton.jit
+def _welford(mean_1, m2_1, weight_1, mean_2, m2_2, weight_2):
+    delta = mean_2 - mean_1
+    weight = weight_1 + weight_2
+    share = tl.where(weight == 0.0, 0.0, weight_2 / weight)
+    return mean_1 + delta * share, m2_1 + m2_2 + delta * delta * weight_1 * share, weight
+
+
+@triton.jit
+def mean_and_deviations(in_ptr0, out_ptr0, out_ptr1, n, XBLOCK: tl.constexpr, R0_BLOCK: tl.constexpr):
+    """var_mean of torch.compile: states for each column of a tile, of which the last tile has fewer, then joined."""
+    x = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
+    mean = tl.zeros([XBLOCK, R0_BLOCK], tl.float32)
+    m2 = tl.zeros([XBLOCK, R0_BLOCK], tl.float32)
+    weight = tl.zeros([XBLOCK, R0_BLOCK], tl.float32)
+    for first in tl.range(0, n, R0_BLOCK):
+        at = first + tl.arange(0, R0_BLOCK)[None, :]
+        mask = (at < n) & (x < 8)
+        value = tl.load(in_ptr0 + (at + n * x), mask, other=0.0)
+        mean_next, m2_next, weight_next = _welford_step(value, mean, m2, weight, first == 0)
+        mean = tl.where(mask, mean_next, mean)
+        m2 = tl.where(mask, m2_next, m2)
+        weight = tl.where(mask, weight_next, weight)
+    mean_all, m2_all, _ = tl.reduce((mean, m2, weight), 1, _welford)
+    tl.store(out_ptr0 + x, mean_all[:, None], x < 8)
+    tl.store(out_ptr1 + x, m2_all[:, None], x < 8)
+
+
+@triton.jit
+def online_softmax(in_ptr0, out_ptr0, out_ptr1, n, XBLOCK: tl.constexpr, R0_BLOCK: tl.constexpr):
+    """The maximum and the sum of exponentials of each row, for each column of a tile and then of all."""
+    x = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
+    most = tl.full([XBLOCK, R0_BLOCK], float("-inf"), tl.float32)
+    total = tl.zeros([XBLOCK, R0_BLOCK], tl.float32)
+    for first in tl.range(0, n, R0_BLOCK):
+        at = first + tl.arange(0, R0_BLOCK)[None, :]
+        mask = (at < n) & (x < 8)
+        value = tl.load(in_ptr0 + (at + n * x), mask, other=0.0)
+        most_next = tl.maximum(most, value)
+        total_next = total * tl.exp(most - most_next) + tl.exp(value - most_next)
+        most = tl.where(mask, most_next, most)
+        total = tl.where(mask, total_next, total)
+    row = tl.max(most, 1)
+    scale = tl.where(most == float("-inf"), 0.0, tl.exp(most - row[:, None]))
+    tl.store(out_ptr0 + x, row[:, None], x < 8)
+    tl.store(out_ptr1 + x, tl.sum(total * scale, 1)[:, None], x < 8)

@@ -70,7 +70,28 @@ def test_halves_along_rows_change_places_in_programs_of_two_kinds() -> None:
 
 
 def test_tiles_of_many_tensors_are_loaded_as_far_ahead_as_there_are_flags() -> None:
-    words = {n: np.full((32, 64), i + 1.0, np.float32) for i, n in enumerate("abcdefghi")}
+    words: dict[str, Any] = {n: np.full((32, 64), i + 1.0, np.float32) for i, n in enumerate("abcdefghi")}
     words |= {"out_ptr0": np.zeros(64, np.float32), "n": 32}
     made, _ = launched("summed_of_nine", (2,), words, "h200", XBLOCK=32, R0_BLOCK=16)
     assert np.array_equal(made, np.full(64, 32 * 45.0))
+
+
+@pytest.mark.parametrize("n", [128, 200])
+def test_means_and_deviations_are_joined_by_the_compilers_function(n: int) -> None:
+    x = normal(0, 8, n, fmt=np.float32)
+    words: dict[str, Any] = {"in_ptr0": x, "out_ptr0": np.zeros(8, np.float32), "out_ptr1": np.zeros(8, np.float32)}
+    made, done = launched("mean_and_deviations", (8,), {**words, "n": n}, "h200", XBLOCK=1, R0_BLOCK=64)
+    exact = x.astype(np.float64)
+    assert np.allclose(made, exact.mean(1), rtol=1e-5, atol=1e-7)
+    assert done.numerics.error.rmse < 1e-6
+    assert done.numerics.others["out_ptr1"].rmse < 1e-6
+    assert any("the branch of the first tile equals the other one" in note for note in done.notes)
+
+
+@pytest.mark.parametrize("n", [128, 200])
+def test_a_maximum_and_a_sum_that_go_together_are_states(n: int) -> None:
+    x = normal(0, 8, n, fmt=np.float32)
+    words: dict[str, Any] = {"in_ptr0": x, "out_ptr0": np.zeros(8, np.float32), "out_ptr1": np.zeros(8, np.float32)}
+    made, done = launched("online_softmax", (8,), {**words, "n": n}, "h200", XBLOCK=1, R0_BLOCK=64)
+    assert np.array_equal(made, x.max(1))
+    assert done.numerics.others["out_ptr1"].rmse < 1e-6

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from npusim.errors import ProgramError
-from npusim.formats import add, cast, combine_text, compare, div, div_full, maximum, minimum, mul, sub
+from npusim.formats import add, cast, combine_text, compare, div, div_full, folded, maximum, minimum, mul, sub
 from npusim.formats.reductions import rows_order
 from npusim.formats.scans import WARP
 from npusim.kernels.triton.blocks_as_rows import OF_SUMS
@@ -900,7 +900,12 @@ class Arithmetic(Draft, ABC):
         """Read cumulative sums along the last axis; elements that a mask hides stand behind those that it leaves."""
         inner = [o.name for o in op.body]
         is_sum = inner[:1] == ["arith.addf"] and len(inner) == 2
-        if others or not is_sum:
+        is_reversed = "reverse = true" in op.text
+        order = self.choices.orders.get(op.place, UNKNOWN) if self.choices.orders else ""
+        lanes = re.match(r"(?:lanes|trees)_1x(\d+)", order)
+        has_one = bool(lanes and int(lanes[1]) >= min(WARP, shape_of(op.type)[0][-1]))  # element a lane
+        is_wide = isinstance(x, Floats) and x.fmt == "f32" and order not in ("", UNKNOWN) and not has_one
+        if others or not is_sum or is_wide or (is_reversed and isinstance(x, Floats) and x.fmt == "f32"):
             self._by_function(op, (x, *others), "scanned")
             return
         if not isinstance(x, Floats):
@@ -909,21 +914,17 @@ class Arithmetic(Draft, ABC):
             raise op.fail("tl.cumsum is supported along the last axis only, and not of a single element")
         self._refuse_anew(op, x.axes[-1])
         self.reduced.append((x.axes[-1], op.line))
-        direction = ""
-        if "reverse = true" in op.text:
-            direction = "reverse=True"
+        direction = "reverse=True" if is_reversed else ""
+        if is_reversed:
             self._check_hidden(op, x, "sum", 0)  # hidden elements are added first
-        order = self.choices.orders.get(op.place, UNKNOWN) if self.choices.orders else ""
-        lanes = re.match(r"(?:lanes|trees)_1x(\d+)", order)
-        if order and not (lanes and int(lanes[1]) >= min(WARP, shape_of(op.type)[0][-1])):
+        if order and not has_one:
             how = f"compiled code uses {order}; here each of {WARP} lanes has one element"
             self.notes.append(f"{op.line}: the order of these cumulative sums is assumed: {how}")
         self._bind(op, Floats(f"{self.text(x)}.cumsum({direction})", x.axes, x.fmt))
 
     def _by_function(self, op: Op, blocks: Sequence[Known], word: str) -> None:
         """Read a reduction or scan along the last axis by a function of the kernel's own; see `own_combines`."""
-        shape, rank = shape_of("tensor" + op.text.rpartition("(tensor")[2])[0], 0
-        floats = [x for x in blocks if isinstance(x, Floats)]
+        shape, floats = shape_of(op.text.rpartition("}) : (")[2])[0], [x for x in blocks if isinstance(x, Floats)]
         rank, is_scan = len(shape), word == "scanned"
         what = "a tl.associative_scan" if is_scan else "a tl.reduce"
         if not floats or not all(isinstance(x, Floats | Number) for x in blocks) or len(blocks) > MOST_ROWS:
@@ -952,6 +953,8 @@ class Arithmetic(Draft, ABC):
         numbers = {n: x.text for n, x in self.values.items() if isinstance(x, Number) and x.is_known and not x.shape}
         body, pads = combined_text(op, self.choices, forms, numbers), [x or 0.0 for x in hidden]
         order = self._order_of_function(op, shape[-1], is_scan=is_scan)
+        if not is_scan and self.choices.orders:
+            self._note_other_lanes(op, body, len(blocks), order)
         named = [self._named(op, x) for x in blocks]
         values = ", ".join(self.text(x) for x in named)
         for i, result in enumerate(op.results):
@@ -963,7 +966,7 @@ class Arithmetic(Draft, ABC):
 
     def _known_beyond(self, x: Floats) -> float | None:
         """Return the one number that a known block has in all columns that no load reads; None for others."""
-        seen, ends = self.chosen.get(x.text, (x.text, None))
+        seen, ends = self.hidden.chosen.get(x.text, (x.text, None))
         if seen not in self.seen:
             return None
         known = self.seen[seen]
@@ -988,10 +991,39 @@ class Arithmetic(Draft, ABC):
                 f"{op.line}: the order of this reduction or scan by an own function is assumed: {assumed}"
             )
             return assumed
-        if not is_scan and order.endswith("x1"):
-            why = "in the lanes of the upper half of a warp its function has its operands in the other order"
-            self.notes.append(f"{op.line}: {why}; here all elements read what the first lane has")
         return order
+
+    def _note_other_lanes(self, op: Op, body: str, count: int, order: str) -> None:
+        """Note a reduction in one warp of which other lanes than the first one have other bits, because its function
+        has its operands in the other order there; refuse it where it is no function of two elements in any order.
+
+        Of one row whose result only the first lane stores there is nothing to say.
+        """
+        lanes = re.fullmatch(r"(?:lanes|trees)_\d+x(\d+)x1|mma_lanes", order)
+        spread = any(o.name in ("tt.splat", "tt.broadcast") for r in op.results for o in self._later(r))
+        if not lanes or lanes[1] == "1" or not (op.number("axis") or spread):
+            return
+        drawn = np.random.default_rng(0).random((count, 256, 2)).astype(np.float32) + np.float32(0.5)
+        texts = [combine_text(body, take=i, size=2, pads=(0.0,) * count) for i in range(count)]
+        ways = [[folded(list(x), "float32", text, "sequential") for text in texts] for x in (drawn, drawn[..., ::-1])]
+        one, other = (np.stack(x) for x in ways)
+        if np.array_equal(one, other):
+            return
+        what = "in other lanes than the first one the function of this reduction has its operands in the other order"
+        if not np.allclose(one, other, rtol=1e-4):
+            raise op.fail(f"{what}, and it is not the same in any order; which lane stores a row is not supported")
+        self.notes.append(
+            f"{op.line}: {what}: its last bits may differ; here every element has those of the first lane"
+        )
+
+    def _later(self, name: str) -> list[Op]:
+        """Return the operations that a value leads to."""
+        found, waiting = list[Op](), [name]
+        while waiting:
+            new = [o for o in self._uses.get(waiting.pop(), []) if o not in found]
+            found += new
+            waiting += [r for o in new for r in o.results]
+        return found
 
     def _order(self, op: Op) -> str:
         """Return the order of a sum, the usual one where the compiled code's is not known."""
@@ -1242,21 +1274,26 @@ class Arithmetic(Draft, ABC):
             a = replace(a, pad=pad)
         self._mask(op, a, b, Condition(tuple(rest), mask.either)) if rest or mask.either else self._bind(op, a)
 
-    def _refuse_other_first(self, op: Op) -> None:
-        """Raise `ProgramError` for a choice of the first tile that is not known to be what the start values give."""
+    def _first_tile(self, op: Op, mask: str) -> FirstTile:
+        """Return what is known of the first iteration of an operation's loop, in which ``mask`` holds."""
         loop = next((o for o in self.function.operations if op in o.body and o.name == "scf.for"), None)
         carried = zip(loop.operands[4::2], loop.operands[5::2], strict=True) if loop else ()
         begun = {inner: self.values.get(start) for inner, start in carried}
         starts = {n: x.value for n, x in begun.items() if isinstance(x, Number) and x.is_known}
+        operations = [*self.function.operations, *(loop.body if loop else ()), *op.body, *op.otherwise]
+        return FirstTile(operations, starts, mask)
+
+    def _refuse_other_first(self, op: Op) -> None:
+        """Raise `ProgramError` for a choice of the first tile that is not known to be what the start values give."""
         mask, one, other = op.operands
-        operations = [*self.function.operations, *(loop.body if loop else ())]
-        if not FirstTile(operations, starts, mask).are_equal(one, other):
+        if not self._first_tile(op, mask).are_equal(one, other):
             why = "and its two values differ for the state before the loop; start the state with the first value"
             raise op.fail(f"tl.where tests for the first iteration, {why}")
 
     def _is_of_tiles(self, a: Floats, mask: Condition) -> bool:
         """Return whether a mask leaves the elements of a loop's tiles that its loads leave, no more and no less."""
-        walk, bounds = self._walk, [bound_of(d, relation) for relation, d in mask.of]
+        rules = [rule for rule in mask.of if not np.all(answers(Condition((rule,)))[0])]
+        walk, bounds = self._walk, [bound_of(d, relation) for relation, d in rules]
         if walk is None or mask.either or not bounds or None in bounds:
             return False
         visited = np.arange(walk.most)[None] < walk.counts
@@ -1458,7 +1495,7 @@ class Arithmetic(Draft, ABC):
         self._bind(op, Floats(text, self._joined(seen, *values), fmt, one if one == other else None))
         made = self.values[op.results[0]]
         if isinstance(made, Floats):
-            self.chosen[made.text] = seen.text, (one, other)
+            self.hidden.chosen[made.text] = seen.text, (one, other)
 
 
 def _lanes_of(relation: str, d: Affine) -> tuple[str, int, tuple[int, ...]]:

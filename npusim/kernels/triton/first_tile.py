@@ -28,7 +28,8 @@ class FirstTile:
     """The first iteration of a loop.
 
     ``starts``: the numbers that its states begin with, by the names that they have in the loop; ``mask``: the condition
-    that holds in the first iteration alone.  Scores are taken to be finite: -inf plus or minus one of them is -inf.
+    that holds in the first iteration alone.  Scores are taken to be finite: -inf plus or minus one of them is -inf, and
+    one of them less itself, or times 0, is 0.
     """
 
     def __init__(self, operations: list[Op], starts: Mapping[str, float], mask: str) -> None:
@@ -64,6 +65,12 @@ class FirstTile:
             return _OF_NUMBERS[op.name](numbers[0], numbers[1])
         if -math.inf in (values if op.name == "arith.addf" else values[:1] if op.name == "arith.subf" else ()):
             return -math.inf
+        if op.name == "arith.subf" and values[0] == values[1]:
+            return 0.0
+        if op.name == "arith.mulf" and 0.0 in numbers:
+            return 0.0
+        if values and (op.name, values[-1]) in (("arith.subf", 0.0), ("arith.divf", 1.0)):
+            return values[0]
         if len(numbers) == 1 and numbers[0] == _LEFT_AS_IT_IS.get(op.name):
             return next(x for x in values if not isinstance(x, float))
         return (op.name, re.sub(r"%[\w#-]+", "", op.text), shape_of(op.type), *values)

@@ -412,12 +412,10 @@ class ExactProgram:
         at = np.expand_dims((np.argmax if "ogt" in relations else np.argmin)(x, axis), axis)
         return [np.take_along_axis(np.asarray(of), at, axis).squeeze(axis) for of in (x, *others)]
 
-    def _tt_scan(self, op: Op, x: Array, *others: Array) -> Any:
+    def _tt_scan(self, op: Op, x: Array, *others: Array) -> list[Array]:
         axis = op.number("axis")
-        if op.body[0].name == "arith.addf" and len(op.body) == 2:
-            turned = np.flip(x, axis) if "reverse = true" in op.text else x
-            sums = np.cumsum(turned, axis=axis)
-            return np.flip(sums, axis) if turned is not x else sums
+        if op.body[0].name == "arith.addf" and len(op.body) == 2 and "reverse = true" not in op.text:
+            return [np.cumsum(x, axis=axis)]
         return [np.moveaxis(each, -1, axis) for each in self._combined(op, [x, *others])]
 
     def _combined(self, op: Op, values: Sequence[Array]) -> list[Array]:

@@ -226,6 +226,7 @@ class HiddenLanes:
     reading, and whether no mask hides any in the first iteration.  ``changed``: the same of this reading; ``lanes``:
     axes of each state.  ``relied``: axes along which hidden lanes had to be known.  ``unlike_rows``: axes of rows of
     which hidden ones are unlike hidden columns.  ``uncut``: sums, maxima, products along axes that no mask cut there.
+    ``chosen``: choices by known masks: the mask's block, and the hidden values of the two that it chooses from.
     """
 
     unsteady: Mapping[str, bool]
@@ -234,6 +235,7 @@ class HiddenLanes:
     relied: set[str | None] = field(default_factory=set)
     unlike_rows: set[str | None] = field(default_factory=set)
     uncut: list[tuple[Op, Floats, str, float]] = field(default_factory=list)
+    chosen: dict[str, tuple[str, tuple[float | None, float | None] | None]] = field(default_factory=dict)
 
 
 class Draft:
@@ -259,8 +261,6 @@ class Draft:
         self.numbers: dict[str, float] = {}
         #: Masks and indices outside of loops that are read as data.
         self.seen = dict[str, KnownBlock]()
-        #: Choices by such a mask: its block, and the hidden values of the two that it chooses from.
-        self.chosen = dict[str, tuple[str, tuple[float | None, float | None] | None]]()
         self.states: dict[str, tuple[Number | Floats, tuple[str | None, ...], str]] = {}
         self.walks: list[Walk] = []
         #: Axes that a mask cuts, rows that a sum or maximum along the other axis of a block leaves, and formats of

@@ -519,7 +519,7 @@ def _launched(
     try:
         return [placed(read_launch(function, arguments, grid, choices))]
     except ProgramError as error:
-        made, fault, first = list[LaunchGrid](), error, error
+        made, fault, unplaced = list[LaunchGrid](), error, error
         each, whole = results_apart(function), replace(choices, lists_remainders=True)
         ways = [(listed, [function]), (split, [function]), (choices, each), (listed, each)]
         ways += [(whole, [function]), (whole, each)] if _has_remainders(function) else []
@@ -533,7 +533,7 @@ def _launched(
                 made = made or [placed(read_launch(part, arguments, grid, how)) for part in parts]
             except ProgramError as error:
                 fault = _further(fault, error)
-        made = made or _with_rows_listed(function, arguments, grid, choices, first)
+        made = made or _with_rows_listed(function, arguments, grid, choices, unplaced)
     if len(made) > 1:
         each_of = "store" if len(made) == len(single) else "tensor that it stores"
         why = f"the results have different shapes: npusim treats the kernel as {len(made)} kernels, one for each "

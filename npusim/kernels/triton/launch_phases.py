@@ -87,9 +87,13 @@ def kernel_of(written: Written) -> Kernel:
         if isinstance(node, ast.stmt | ast.expr | ast.arg):
             node.lineno = node.end_lineno = written.lines[min(node.lineno, len(written.lines)) - 1]
     names: dict[str, Any] = {**NUMBERS, **{n: getattr(language, n) for n in LANGUAGE}}
+    name = f"{written.name}_" if written.name in names else written.name  # a kernel may be called as a word is
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            node.name = name
     exec(compile(tree, written.file, "exec"), names)
     axes, keeps = dict(written.axes), written.keeps_factors
-    return Kernel(names[written.name], written.results, axes, keeps_factors=keeps, computes_factors=True)
+    return Kernel(names[name], written.results, axes, keeps_factors=keeps, computes_factors=True)
 
 
 def is_row(reader: Reader) -> bool:

@@ -799,7 +799,7 @@ class Memory(WholeNumbers):
                 left = [np.where(RELATIONS[relation](d.base, 0), x, 0) for x in left]
                 continue
             every, none = answers(Condition(((relation, d),))) if bound is None else (np.zeros((1, 1), bool),) * 2
-            if bound is None and np.all(every | none) and left:  # of complete blocks
+            if bound is None and np.all(every | none) and (left or np.all(every)):  # of complete blocks
                 left = [np.where(every, x, 0) for x in left] if np.any(none) else left
                 continue
             if bound is None:

@@ -506,11 +506,24 @@ class Reader(Memory):
         elif not op.results and not op.otherwise and self._is_last(op) and every.shape[1] == 1 and self._walk is None:
             self._return(op, ~np.broadcast_to(every, (len(self.ids), 1))[:, 0])
             self._branch(op, op.body)
+        elif op.results and op.otherwise and not has_effects and self._is_as_later(op, every):
+            self.notes.append(
+                f"{op.line}: the branch of the first tile equals the other one of the loop's start values"
+            )
+            self._branch(op, op.otherwise)
         elif op.results and op.otherwise and not has_effects:
             self._chosen_by_program(op, every)
         else:
             why = "an if whose condition differs between programs may only be an early return, a skipped tile, or a"
             raise self.unlike(op, f"{why} choice of integers; use the grid or tl.where instead", every)
+
+    def _is_as_later(self, op: Op, every: Booleans) -> bool:
+        """Return whether an if holds in the first iteration of its loop alone, where its branches are equal."""
+        if self._walk is None or every.shape[1] == 1 or not every[:, 0].all() or every[:, 1:].any():
+            return False
+        first = self._first_tile(op, op.operands[0])
+        pairs = zip(op.body[-1].operands, op.otherwise[-1].operands, strict=True)
+        return all(first.are_equal(one, other) for one, other in pairs)
 
     def _npusim_flat_range(self, op: Op) -> None:
         """Read flat indices as rows and columns, each part of a program's block as the block of a program."""
