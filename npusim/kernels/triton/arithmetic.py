@@ -1118,6 +1118,8 @@ class Arithmetic(Draft, ABC):
             self.notes.append(f"{op.line}: the choice for the first tile equals that of the loop's start values")
             self._bind(op, b)
             return
+        for rule in mask.of if isinstance(a, Floats) and isinstance(b, Floats) else ():
+            self._hides_lanes_alike(*rule)  # one that leaves a lane alone hides those before it
         if isinstance(a, Number) and isinstance(b, Floats):
             mask, a, b = ~mask, b, a
         if isinstance(a, Floats) and _differs_beyond(mask, a):
@@ -1187,8 +1189,8 @@ class Arithmetic(Draft, ABC):
         if not self.choices.chooses_lanes or not is_lane or np.all(answers(Condition(((relation, d),)))[0]):
             return False
         is_stored = _lanes_of(relation, d) in self.stored_lanes
-        is_first = bool(RELATIONS[relation](d.steps[along[0]], 0))
-        self.hides_first_lanes |= (is_first or self.choices.chooses_lanes == "all") and not is_stored
+        is_first = bool(RELATIONS[relation](d.steps[along[0]], 0)) or (relation == "eq" and bool(d.base.flat[0]))
+        self.hides_first_lanes |= is_first and not is_stored
         return not is_stored and (is_first or self.choices.chooses_lanes == "all")
 
     def _hides_unread(self, a: Floats, rules: Sequence[tuple[str, Affine]]) -> bool:
