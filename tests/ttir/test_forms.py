@@ -136,3 +136,13 @@ def test_numbers_that_move_up_in_place(hw: str) -> None:
     words = {"X": x, "Cache": cache, "W": w, "Y": np.zeros_like(x), "d": d, "B": 16, "N": n}
     wanted = {"Cache": moved, "Y": (moved.astype(np.float64) * w).sum(-1)}
     check("moved_up", (rows,), words, wanted, hw)
+
+
+@pytest.mark.parametrize("hw", in_turn(DEVICES))
+def test_elements_by_an_index_that_a_choice_makes(hw: str) -> None:
+    rows, heads, half = 3, 2, 12
+    x, w = normal(1, rows, heads, 2 * half), normal(2, rows, half)
+    words = {"X": x, "Angle": w, "Y": np.zeros_like(x), "heads": heads, "D": 2 * half, "HALF": half, "B": 32}
+    a, b = x[..., :half].astype(np.float64), x[..., half:].astype(np.float64)
+    wanted = np.concatenate([a * w[:, None] - b, b * w[:, None] + a], -1)
+    check("turned_by_partner", (rows * heads,), words, {"Y": wanted}, hw)

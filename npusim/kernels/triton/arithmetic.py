@@ -1042,7 +1042,7 @@ class Arithmetic(Draft, ABC):
         if isinstance(a, Number) and isinstance(b, Number) and not b.value and a.value <= LOW:
             mask, a, b = ~mask, b, a  # the number is where the mask does not hold
         if isinstance(a, Affine) and isinstance(b, Affine):
-            linear, rules, pair = partial(self._chosen, op, mask, a, b), mask, (a, b)
+            linear, rules, pair = partial(self._chosen_or_listed, op, mask, a, b), mask, (a, b)
             self._set(op, or_elements(linear, lambda: chosen_elements(op, rules, *pair)))
         elif isinstance(a, Number) and isinstance(b, Number) and not a.value and b.value <= LOW:
             self._set(op, Masking(mask, b.value))
@@ -1089,6 +1089,15 @@ class Arithmetic(Draft, ABC):
             self.notes.append(f"{op.line}: {b.value:g} is so low that masked keys have the weight 0")
             self.hides_by_numbers = True
         return is_low
+
+    def _chosen_or_listed(self, op: Op, mask: Condition, a: Affine, b: Affine) -> Affine | Listed:
+        """Return integers by a mask as `_chosen` does; others along one axis as a list of all programs."""
+        try:
+            return self._chosen(op, mask, a, b)
+        except NonlinearError:
+            if not self.choices.lists_elements or a.of != b.of:
+                raise
+            return chosen_by_table(op, mask, a, b)
 
     def _chosen(self, op: Op, mask: Condition, a: Affine, b: Affine) -> Affine:
         """Return integers by a mask: one for each program, a block's up to where the mask ends, or linear ones."""

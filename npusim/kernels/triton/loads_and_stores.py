@@ -444,7 +444,8 @@ class Memory(WholeNumbers):
         of = pointer.rest.of
         if not isinstance(source := self.arguments[of], View):
             raise op.fail(f"{of}: rows are selected by loaded integers, which needs their values; record the call")
-        pointer, is_read_alone = by_one_list(op, pointer, self._kinds_of_all), self._is_read_first(op, of)
+        pointer = self._without_hidden(op, by_one_list(op, pointer, self._kinds_of_all), mask)
+        is_read_alone = self._is_read_first(op, of)
         for name in chain((f"{of}.rows",), (f"{of}.rows{i}" for i in count(2))):
             made, view = rows_of(op, pointer, source, name)
             view = self._visited(made, view)
@@ -467,6 +468,26 @@ class Memory(WholeNumbers):
                 self.notes.append(f"{op.line}: {of}: {why}")
             self.arguments[name] = view
         return made
+
+    def _without_hidden(self, op: Op, x: Listed, mask: Known | None) -> Listed:
+        """Return pointers by a table of indices without the lanes behind the last that a mask leaves in any program.
+
+        Other entries that it hides in all programs and iterations become 0.  Tables of loaded integers stay.
+        """
+        axis = next((i for i, (s, n) in enumerate(zip(x.at.steps, x.shape, strict=True)) if s and n > 1), None)
+        if axis is None or mask is None or self.looked_up(op.operands[0]):
+            return x
+        most = self._lanes(op, mask, x.at)[axis]
+        lanes = np.arange(x.shape[axis])
+        at, is_left = np.broadcast_arrays(x.at.base[..., None] + x.at.steps[axis] * lanes, lanes < most[..., None])
+        is_left = is_left & (at >= 0) & (at < len(x.table))
+        is_used = np.zeros(len(x.table), bool)
+        is_used[at[is_left]] = True
+        n, most_left = x.shape[axis], int(np.max(most, initial=0))
+        table, base = np.where(is_used, x.table, 0), x.at.base
+        if 0 < most_left < n and x.at.steps[axis] == 1 and not (len(table) % n or np.any(base % n)):
+            table, base = table.reshape(-1, n)[:, :most_left].reshape(-1), base // n * most_left
+        return replace(x, table=table, at=replace(x.at, base=base))
 
     def _is_read_first(self, op: Op, of: str) -> bool:
         """Return whether no store to a tensor can be before an access: there is none, or the access is a load before
