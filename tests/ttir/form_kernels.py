@@ -133,3 +133,11 @@ def turned_by_partner(X, Angle, Y, heads, D: tl.constexpr, HALF: tl.constexpr, B
     w = tl.load(Angle + tl.program_id(0) // heads * HALF + tl.where(d < HALF, d, d - HALF), mask=d < D, other=0.0)
     x, other = tl.load(X + at + d, mask=d < D, other=0.0), tl.load(X + at + partner, mask=d < D, other=0.0)
     tl.store(Y + at + d, x * w + tl.where(d < HALF, -other, other), mask=d < D)
+
+
+@triton.jit
+def turned_round(X, Y, n, m, B: tl.constexpr):
+    """The last elements of rows, from the last one on."""
+    row, c = tl.program_id(0), tl.arange(0, B)
+    x = tl.load(X + row * n + n - 1 - c, mask=c < m, other=0.0)
+    tl.store(Y + row * m + c, x * 2.0, mask=c < m)

@@ -146,3 +146,11 @@ def test_elements_by_an_index_that_a_choice_makes(hw: str) -> None:
     a, b = x[..., :half].astype(np.float64), x[..., half:].astype(np.float64)
     wanted = np.concatenate([a * w[:, None] - b, b * w[:, None] + a], -1)
     check("turned_by_partner", (rows * heads,), words, {"Y": wanted}, hw)
+
+
+@pytest.mark.parametrize("hw", in_turn(DEVICES))
+def test_rows_from_the_last_element_on(hw: str) -> None:
+    n, m = 40, 37
+    x = normal(1, 3, n)
+    words = {"X": x, "Y": np.zeros((3, m), np.float32), "n": n, "m": m, "B": 64}
+    check("turned_round", (3,), words, {"Y": 2.0 * x[:, : n - m - 1 : -1].astype(np.float64)}, hw)

@@ -68,7 +68,7 @@ class Memory(WholeNumbers):
         if isinstance(mask, ListedMask) and self._is_scattered(op, mask):
             self._load_where_held(op, pointer, mask, other)
             return
-        pointer = self._as_listed(op, pointer, mask) if self.choices.lists_elements else pointer
+        pointer = self._as_listed(op, self._turned_round(op, pointer, mask), mask)
         self._load(op, self._in_rows(op, pointer, mask), mask, other, shape_of(op.type)[1])
 
     def _is_scattered(self, op: Op, mask: ListedMask) -> bool:
@@ -96,12 +96,27 @@ class Memory(WholeNumbers):
         if isinstance(loaded, Floats):
             self._by_value(op, chosen, self._named(op, loaded), number)
 
+    def _turned_round(self, op: Op, pointer: Affine | Listed, mask: Known | None) -> Affine | Listed:
+        """Return addresses that go down along an axis of a block as a list of those that a mask leaves."""
+        if not self.choices.lists_elements or not isinstance(pointer, Affine):
+            return pointer
+        axis = next(
+            (i for i, (s, n) in enumerate(zip(pointer.steps, pointer.shape, strict=True)) if s < 0 < n - 1), None
+        )
+        if axis is None or not isinstance(self.arguments[pointer.of], View) or pointer.limits()[axis] is not None:
+            return pointer
+        step, count = -pointer.steps[axis], int(np.max(self._lanes(op, mask, pointer)[axis]))
+        others = tuple(0 if i == axis else s for i, s in enumerate(pointer.steps))
+        rest = replace(pointer, base=pointer.base - step * (count - 1), steps=others)
+        at = Affine(np.zeros((1, 1), np.int64), one_hot(axis, pointer.shape), pointer.shape)
+        return Listed(rest, step * np.arange(count)[::-1], at)
+
     def _as_listed(self, op: Op, pointer: Affine | Listed, mask: Known | None) -> Affine | Listed:
         """Return addresses by a loaded integer, of each program and iteration, as a list of all of them.
 
         Of a block in a loop the list leads along the tensor's other axes than the block goes along.
         """
-        if not isinstance(pointer, Affine) or not self.looked_up(op.operands[0]):
+        if not self.choices.lists_elements or not isinstance(pointer, Affine) or not self.looked_up(op.operands[0]):
             return pointer
         view, is_one = self.arguments[pointer.of], not pointer.shape and self._walk is None
         own = {s for s, n in zip(pointer.steps, pointer.shape, strict=True) if n > 1}
