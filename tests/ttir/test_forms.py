@@ -154,3 +154,9 @@ def test_rows_from_the_last_element_on(hw: str) -> None:
     x = normal(1, 3, n)
     words = {"X": x, "Y": np.zeros((3, m), np.float32), "n": n, "m": m, "B": 64}
     check("turned_round", (3,), words, {"Y": 2.0 * x[:, : n - m - 1 : -1].astype(np.float64)}, hw)
+
+
+def test_a_cumulative_sum_of_one_element_is_the_element() -> None:
+    x = normal(1, 2, 1, 3)
+    words = {"X": x, "Y": np.zeros_like(x), "length": 1, "heads": 3, "B": 1}
+    check("sums_from_the_end", (6,), words, {"Y": x.astype(np.float64)}, "h200")

@@ -892,8 +892,11 @@ class Arithmetic(Draft, ABC):
         inner = [o.name for o in op.body]
         if others or inner[:1] != ["arith.addf"] or len(inner) != 2 or not isinstance(x, Floats):
             raise op.fail("only tl.cumsum of floats is supported as a scan")
+        if shape_of(op.type)[0][op.number("axis")] == 1:
+            self._set(op, x)  # of one element it is the element
+            return
         if op.number("axis") != len(x.axes) - 1 or x.axes[-1] is None:
-            raise op.fail("tl.cumsum is supported along the last axis only, and not of a single element")
+            raise op.fail("tl.cumsum is supported along the last axis only, and not of equal elements")
         self._refuse_anew(op, x.axes[-1])
         self.reduced.append((x.axes[-1], op.line))
         direction = ""
