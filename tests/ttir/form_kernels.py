@@ -122,3 +122,22 @@ def moved_up(X, Cache, W, Y, d, B: tl.constexpr, N: tl.constexpr):
     w = tl.load(W + c[:, None] * N + i[None, :], mask=(c < d)[:, None], other=0.0)
     tl.store(Y + tl.program_id(0) * d + c, tl.sum(known * w, 1), mask=c < d)
     tl.store(Cache + at + i[None, :], known, mask=(c < d)[:, None])
+
+
+@triton.jit
+def turned_by_partner(X, Angle, Y, heads, D: tl.constexpr, HALF: tl.constexpr, B: tl.constexpr):
+    """Each element of a head with its partner half a row away, by a table of angles for half a row."""
+    d = tl.arange(0, B)
+    at = tl.program_id(0) * D
+    partner = tl.where(d < HALF, d + HALF, d - HALF)
+    w = tl.load(Angle + tl.program_id(0) // heads * HALF + tl.where(d < HALF, d, d - HALF), mask=d < D, other=0.0)
+    x, other = tl.load(X + at + d, mask=d < D, other=0.0), tl.load(X + at + partner, mask=d < D, other=0.0)
+    tl.store(Y + at + d, x * w + tl.where(d < HALF, -other, other), mask=d < D)
+
+
+@triton.jit
+def turned_round(X, Y, n, m, B: tl.constexpr):
+    """The last elements of rows, from the last one on."""
+    row, c = tl.program_id(0), tl.arange(0, B)
+    x = tl.load(X + row * n + n - 1 - c, mask=c < m, other=0.0)
+    tl.store(Y + row * m + c, x * 2.0, mask=c < m)

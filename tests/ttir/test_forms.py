@@ -136,3 +136,27 @@ def test_numbers_that_move_up_in_place(hw: str) -> None:
     words = {"X": x, "Cache": cache, "W": w, "Y": np.zeros_like(x), "d": d, "B": 16, "N": n}
     wanted = {"Cache": moved, "Y": (moved.astype(np.float64) * w).sum(-1)}
     check("moved_up", (rows,), words, wanted, hw)
+
+
+@pytest.mark.parametrize("hw", in_turn(DEVICES))
+def test_elements_by_an_index_that_a_choice_makes(hw: str) -> None:
+    rows, heads, half = 3, 2, 12
+    x, w = normal(1, rows, heads, 2 * half), normal(2, rows, half)
+    words = {"X": x, "Angle": w, "Y": np.zeros_like(x), "heads": heads, "D": 2 * half, "HALF": half, "B": 32}
+    a, b = x[..., :half].astype(np.float64), x[..., half:].astype(np.float64)
+    wanted = np.concatenate([a * w[:, None] - b, b * w[:, None] + a], -1)
+    check("turned_by_partner", (rows * heads,), words, {"Y": wanted}, hw)
+
+
+@pytest.mark.parametrize("hw", in_turn(DEVICES))
+def test_rows_from_the_last_element_on(hw: str) -> None:
+    n, m = 40, 37
+    x = normal(1, 3, n)
+    words = {"X": x, "Y": np.zeros((3, m), np.float32), "n": n, "m": m, "B": 64}
+    check("turned_round", (3,), words, {"Y": 2.0 * x[:, : n - m - 1 : -1].astype(np.float64)}, hw)
+
+
+def test_a_cumulative_sum_of_one_element_is_the_element() -> None:
+    x = normal(1, 2, 1, 3)
+    words = {"X": x, "Y": np.zeros_like(x), "length": 1, "heads": 3, "B": 1}
+    check("sums_from_the_end", (6,), words, {"Y": x.astype(np.float64)}, "h200")

@@ -910,8 +910,11 @@ class Arithmetic(Draft, ABC):
             return
         if not isinstance(x, Floats):
             raise op.fail("only tl.cumsum of floats is supported as a scan")
+        if shape_of(op.type)[0][op.number("axis")] == 1:
+            self._set(op, x)  # of one element it is the element
+            return
         if op.number("axis") != len(x.axes) - 1 or x.axes[-1] is None:
-            raise op.fail("tl.cumsum is supported along the last axis only, and not of a single element")
+            raise op.fail("tl.cumsum is supported along the last axis only, and not of equal elements")
         self._refuse_anew(op, x.axes[-1])
         self.reduced.append((x.axes[-1], op.line))
         direction = "reverse=True" if is_reversed else ""
@@ -1162,7 +1165,7 @@ class Arithmetic(Draft, ABC):
         if isinstance(a, Number) and isinstance(b, Number) and not b.value and a.value <= LOW:
             mask, a, b = ~mask, b, a  # the number is where the mask does not hold
         if isinstance(a, Affine) and isinstance(b, Affine):
-            linear, rules, pair = partial(self._chosen, op, mask, a, b), mask, (a, b)
+            linear, rules, pair = partial(self._chosen_or_listed, op, mask, a, b), mask, (a, b)
             self._set(op, or_elements(linear, lambda: chosen_elements(op, rules, *pair)))
         elif isinstance(a, Number) and isinstance(b, Number) and not a.value and b.value <= LOW:
             self._set(op, Masking(mask, b.value))
@@ -1210,6 +1213,15 @@ class Arithmetic(Draft, ABC):
             self.hides_by_numbers = True
         return is_low
 
+    def _chosen_or_listed(self, op: Op, mask: Condition, a: Affine, b: Affine) -> Affine | Listed:
+        """Return integers by a mask as `_chosen` does; others along one axis as a list of all programs."""
+        try:
+            return self._chosen(op, mask, a, b)
+        except NonlinearError:
+            if not self.choices.lists_elements or a.of != b.of:
+                raise
+            return chosen_by_table(op, mask, a, b)
+
     def _chosen(self, op: Op, mask: Condition, a: Affine, b: Affine) -> Affine:
         """Return integers by a mask: one for each program, a block's up to where the mask ends, or linear ones."""
         every, none = answers(mask)
@@ -1241,6 +1253,8 @@ class Arithmetic(Draft, ABC):
             )
             self._bind(op, b)
             return
+        for rule in mask.of if isinstance(a, Floats) and isinstance(b, Floats) else ():
+            self._hides_lanes_alike(*rule)  # one that leaves a lane alone hides those before it
         if isinstance(a, Number) and isinstance(b, Floats):
             mask, a, b = ~mask, b, a
         if isinstance(a, Floats) and _differs_beyond(mask, a):
@@ -1315,8 +1329,8 @@ class Arithmetic(Draft, ABC):
         if not self.choices.chooses_lanes or not is_lane or np.all(answers(Condition(((relation, d),)))[0]):
             return False
         is_stored = _lanes_of(relation, d) in self.stored_lanes
-        is_first = bool(RELATIONS[relation](d.steps[along[0]], 0))
-        self.hides_first_lanes |= (is_first or self.choices.chooses_lanes == "all") and not is_stored
+        is_first = bool(RELATIONS[relation](d.steps[along[0]], 0)) or (relation == "eq" and bool(d.base.flat[0]))
+        self.hides_first_lanes |= is_first and not is_stored
         return not is_stored and (is_first or self.choices.chooses_lanes == "all")
 
     def _hides_unread(self, a: Floats, rules: Sequence[tuple[str, Affine]]) -> bool:

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 #: Most entries of a table of the integers of all programs and iterations.
 MOST_LISTED = 1 << 22
+#: Bits of integers that are read without their sign.
+BYTE = 8
 _SUMS = ("addi", "subi", "addptr")
 _JOINED: Mapping[str, Callable[..., Booleans]] = MappingProxyType(
     {"andi": np.logical_and, "ori": np.logical_or, "xori": np.logical_xor}
@@ -238,8 +240,8 @@ def _in_bits(op: Op, x: Listed) -> Listed:
 
 
 def listed_in_bits(op: Op, x: Listed, bits: int, *, is_signed: bool) -> Listed:
-    """Return a list in a type of other bits; an integer below 0 without its sign where it is all in the table."""
-    if not is_signed and (whole := _folded(x)) is not None:
+    """Return a list in a type of other bits; a byte below 0 without its sign where it is all in the table."""
+    if not is_signed and x.rest.bits == BYTE and (whole := _folded(x)) is not None:
         every = (1 << x.rest.bits) - 1
         x = replace(whole, table=whole.table & every, beyond=None if whole.beyond is None else whole.beyond & every)
     if not is_signed and min(int(x.rest.base.min()), int(x.table.min(initial=0)), x.beyond or 0) < 0:

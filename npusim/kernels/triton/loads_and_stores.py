@@ -69,7 +69,7 @@ class Memory(WholeNumbers):
         if isinstance(mask, ListedMask) and self._is_scattered(op, mask):
             self._load_where_held(op, pointer, mask, other)
             return
-        pointer = self._as_listed(op, pointer, mask) if self.choices.lists_elements else pointer
+        pointer = self._as_listed(op, self._turned_round(op, pointer, mask), mask)
         if of in self.choices.listed_rows and isinstance(pointer, Affine):
             self._load_rows(op, pointer, mask, other)
             return
@@ -119,12 +119,27 @@ class Memory(WholeNumbers):
         if isinstance(loaded, Floats):
             self._by_value(op, chosen, self._named(op, loaded), number)
 
+    def _turned_round(self, op: Op, pointer: Affine | Listed, mask: Known | None) -> Affine | Listed:
+        """Return addresses that go down along an axis of a block as a list of those that a mask leaves."""
+        if not self.choices.lists_elements or not isinstance(pointer, Affine):
+            return pointer
+        axis = next(
+            (i for i, (s, n) in enumerate(zip(pointer.steps, pointer.shape, strict=True)) if s < 0 < n - 1), None
+        )
+        if axis is None or not isinstance(self.arguments[pointer.of], View) or pointer.limits()[axis] is not None:
+            return pointer
+        step, count = -pointer.steps[axis], int(np.max(self._lanes(op, mask, pointer)[axis]))
+        others = tuple(0 if i == axis else s for i, s in enumerate(pointer.steps))
+        rest = replace(pointer, base=pointer.base - step * (count - 1), steps=others)
+        at = Affine(np.zeros((1, 1), np.int64), one_hot(axis, pointer.shape), pointer.shape)
+        return Listed(rest, step * np.arange(count)[::-1], at)
+
     def _as_listed(self, op: Op, pointer: Affine | Listed, mask: Known | None) -> Affine | Listed:
         """Return addresses by a loaded integer, of each program and iteration, as a list of all of them.
 
         Of a block in a loop the list leads along the tensor's other axes than the block goes along.
         """
-        if not isinstance(pointer, Affine) or not self.looked_up(op.operands[0]):
+        if not self.choices.lists_elements or not isinstance(pointer, Affine) or not self.looked_up(op.operands[0]):
             return pointer
         view, is_one = self.arguments[pointer.of], not pointer.shape and self._walk is None
         own = {s for s, n in zip(pointer.steps, pointer.shape, strict=True) if n > 1}
@@ -508,7 +523,8 @@ class Memory(WholeNumbers):
         of = pointer.rest.of
         if not isinstance(source := self.arguments[of], View):
             raise op.fail(f"{of}: loaded integers select rows, so that npusim needs their values; record the call")
-        pointer, is_read_alone = by_one_list(op, pointer, self._kinds_of_all), self._is_read_first(op, of)
+        pointer = self._without_hidden(op, by_one_list(op, pointer, self._kinds_of_all), mask)
+        is_read_alone = self._is_read_first(op, of)
         for name in chain((f"{of}.rows",), (f"{of}.rows{i}" for i in count(2))):
             made, view = rows_of(op, pointer, source, name)
             view = self._visited(made, view)
@@ -534,6 +550,26 @@ class Memory(WholeNumbers):
                 self.notes.append(f"{op.line}: {of}: {why}")
             self.arguments[name] = view
         return made
+
+    def _without_hidden(self, op: Op, x: Listed, mask: Known | None) -> Listed:
+        """Return pointers by a table of indices without the lanes behind the last that a mask leaves in any program.
+
+        Other entries that it hides in all programs and iterations become 0.  Tables of loaded integers stay.
+        """
+        axis = next((i for i, (s, n) in enumerate(zip(x.at.steps, x.shape, strict=True)) if s and n > 1), None)
+        if axis is None or mask is None or self.looked_up(op.operands[0]):
+            return x
+        most = self._lanes(op, mask, x.at)[axis]
+        lanes = np.arange(x.shape[axis])
+        at, is_left = np.broadcast_arrays(x.at.base[..., None] + x.at.steps[axis] * lanes, lanes < most[..., None])
+        is_left = is_left & (at >= 0) & (at < len(x.table))
+        is_used = np.zeros(len(x.table), bool)
+        is_used[at[is_left]] = True
+        n, most_left = x.shape[axis], int(np.max(most, initial=0))
+        table, base = np.where(is_used, x.table, 0), x.at.base
+        if 0 < most_left < n and x.at.steps[axis] == 1 and not (len(table) % n or np.any(base % n)):
+            table, base = table.reshape(-1, n)[:, :most_left].reshape(-1), base // n * most_left
+        return replace(x, table=table, at=replace(x.at, base=base))
 
     def _is_read_first(self, op: Op, of: str) -> bool:
         """Return whether no store to a tensor can be before an access: there is none, or the access is a load before
