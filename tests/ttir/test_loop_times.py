@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -177,8 +178,7 @@ def measured_us(**sizes: Any) -> tuple[dict[str, Any], float]:
 @pytest.mark.parametrize(("m", "n", "k"), [(64, 64, 64), (64, 128, 32), (128, 64, 32)])
 def test_tiles_of_64_bytes_of_a_row_take_longer_from_memory(m: int, n: int, k: int, tmp_path: Path) -> None:
     """Without the factor of parts of lines the last two are 26 % too fast; 128 x 64 was left out of its fit."""
-    from reports.silicon.gathered_kernels import product
-
+    product = import_module("reports.silicon.gathered_kernels").product
     case, measured = measured_us(kernel="product", m=m, n=n, k=k, count=8, stages=2, blocks=1056, wide=1)
     a, b = (np.zeros((1056 * size, 8 * k), ml_dtypes.bfloat16) for size in (m, n))
     c, options = np.zeros((1056 * m, n), np.float32), {"num_warps": case["warps"]}
@@ -188,8 +188,7 @@ def test_tiles_of_64_bytes_of_a_row_take_longer_from_memory(m: int, n: int, k: i
 
 def test_a_loop_that_loads_the_places_of_its_rows_waits_for_both(tmp_path: Path) -> None:
     """Two blocks a multiprocessor: 307 us for 162 of rows that follow one another without a list."""
-    from reports.silicon.gathered_kernels import read
-
+    read = import_module("reports.silicon.gathered_kernels").read
     sizes = {"kernel": "read", "mib": 512, "piece": 256, "rows": 32, "stages": 1, "blocks": 264, "heads": 1}
     case, measured = measured_us(order=1, **sizes)
     rows = 512 * 2**20 // 256
