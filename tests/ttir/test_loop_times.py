@@ -148,9 +148,7 @@ def test_products_of_masked_tiles_are_those_of_whole_ones(rows: int, columns: in
 @pytest.mark.parametrize("block", [128, 32])
 def test_a_row_that_one_tile_covers_is_one_region_of_memory(block: int, tmp_path: Path) -> None:
     """A matrix of a stack that blocks are at is walked along its columns: no matrix for each of these."""
-    from ttir.loop_kernels import shares
-
-    rows, columns = 8, 96
+    shares, rows, columns = import_module("ttir.loop_kernels").shares, 8, 96
     with npusim.record() as calls:
         shares[(rows,)](np.zeros((rows, columns), np.float16), np.zeros(rows, np.int64), np.zeros(rows), columns, block)
     calls.save(tmp_path / "calls.npz")
