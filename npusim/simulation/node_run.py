@@ -211,11 +211,11 @@ def _model(plan: Plan, problem: ModelProblem, groups: Groups) -> NodeTiming:
     """Return the time of all layers of a model: each kind is simulated once."""
     tiling, machine = cast("LayerTiling", plan.tiling), cast("NodeDevice", plan.device)
     times, groups = [], (0,) if isinstance(groups, str) else groups  # devices are alike
-    issue_s = host_issue_s(tiling, machine)
+    issue_s, is_graph = host_issue_s(tiling, machine), tiling.launches == "graph"
     for period in periods(problem, tiling, machine, cast("PartialSums", plan.precision)):
         check(period.program)
-        how: Any = {"issue_s": issue_s, "is_graph": tiling.launches == "graph"}
-        times.append((time_on_node(period.program, machine, plan.request.method, groups, **how), period.count))
+        time = time_on_node(period.program, machine, plan.request.method, groups, issue_s, is_graph=is_graph)
+        times.append((time, period.count))
     timing = folded(times, tiling.overhead_us / US * problem.layers)
     check_sanity(timing)
     return timing

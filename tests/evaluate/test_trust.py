@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from npusim.studies.evaluate.evaluation import CLOSE, Findings, Microseconds, compared
+from reports.tune.recorded import other_shapes
 
 #: Times of configurations of public Triton kernels on an H100, and of thirteen others on an H200, with npusim's
 #: predictions.
@@ -120,3 +121,14 @@ def test_an_order_that_is_trusted_is_right_more_often_of_other_kernels_too() -> 
     assert len(trusted) >= 15
     assert np.mean(trusted) >= 0.8, (np.mean(trusted), len(trusted))
     assert np.mean(others) < np.mean(trusted) - 0.1
+
+
+def test_times_at_other_shapes_are_given_or_kept_by_shape() -> None:
+    halves: dict[tuple[str, str], set[str]] = {}
+    for row in (rows := other_shapes()):
+        halves.setdefault((row["kernel"], row["shape"]), set()).add(row["half"])
+    assert len(rows) == 129
+    assert len(halves) == 17
+    assert all(len(half) == 1 for half in halves.values())
+    assert set().union(*halves.values()) == {"given", "kept"}
+    assert all(float(row["us"]) > 1 for row in rows)

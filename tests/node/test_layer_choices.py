@@ -45,9 +45,9 @@ LLAMA = ModelProblem(
 )  # fmt: skip
 
 
-def layer(overrides: Any = None, **tiling: Any) -> Any:
+def layer(overrides: Any = None, problem: ModelProblem = LLAMA, hw: str = "h200", **tiling: Any) -> Any:
     how: dict[str, Any] = {"numerics": False, "trace_groups": (), "overrides": overrides}
-    return npusim.run("layer", problem=LLAMA, hw="h200", tiling=tiling, **how).timing
+    return npusim.run("layer", problem=problem, hw=hw, tiling=tiling, **how).timing
 
 
 def test_eager_operators_take_what_a_profile_says() -> None:
@@ -69,10 +69,9 @@ def test_kernels_and_collectives_of_a_graph_do_not_wait_for_the_host_of_a_node()
     """The node's file states what its host takes to issue an attention, a product and a collective one by one."""
     sizes = {"batch": 1, "seq_q": 128, "seq_kv": 128, "causal_offset": 0, "ranks": 2}
     prefill = LLAMA.model_copy(update=sizes)
-    how: dict[str, Any] = {"problem": prefill, "hw": "h200_x2", "numerics": False, "trace_groups": ()}
     slow = {f"host.{name}_issue_s": "1e-3" for name in ("attention", "linear", "collective")}
     graph, slow_graph, host, slow_host = (
-        npusim.run("layer", tiling={"launches": launches}, overrides=overrides, **how).timing.latency_s
+        layer(overrides, problem=prefill, hw="h200_x2", launches=launches).latency_s
         for launches in ("graph", "host")
         for overrides in (None, slow)
     )

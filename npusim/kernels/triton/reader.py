@@ -251,11 +251,11 @@ class Reader(Memory):
 
     @property
     def placed_by_loads(self) -> frozenset[Line]:
-        """Lines of loads in loops with products whose addresses are computed from integers that the loop loads."""
+        """Lines of loads in loops whose addresses are computed from integers that the loop loads."""
         lines = set[Line]()
         for loop in (o for op in self.function.operations for o in (op, *_within(op)) if o.name == "scf.for"):
             places = set[str]()
-            for op in loop.body if any(o.name == "tt.dot" for o in loop.body) else ():
+            for op in loop.body:
                 is_placed = bool(places & set(op.operands))
                 if op.name != "tt.load":
                     places |= set(op.results if is_placed else ())

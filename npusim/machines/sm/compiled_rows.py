@@ -294,8 +294,11 @@ def with_code(
     if not body or any(s.is_product for s in phase.stages):
         return tiling
     if phase.loop_axis:
-        loaded = _tiles_under_way(body, phase, tiling.decided)
-        return replace(tiling, decided=tiling.decided._replace(loaded_tiles=loaded), has_own_rows=True)
+        loaded, is_ahead = _tiles_under_way(body, phase, tiling.decided)
+        # A loop that loads no tile ahead loads the places of a tile's rows just before these.
+        waits = bool(phase.looked_up) and not is_ahead
+        decided = tiling.decided._replace(loaded_tiles=loaded, awaits_places=waits)
+        return replace(tiling, decided=decided, has_own_rows=True)
     sharing = warp_issue(device).sharing
     work = code_work(body, _core_of(device, tiling.decided.warps * tiling.decided.groups))
     of_each = 1 + returned / max(len(phase.cells), device.group_count.value)
@@ -333,16 +336,18 @@ def loads_at_once(body: str) -> tuple[int, bool, int] | None:
     return max(most, issued), is_ahead, max(x.size_bytes for x in loads)
 
 
-def _tiles_under_way(body: str, phase: Phase, decided: GpuDecisions) -> int:
-    """Return how many tiles of a loop without products are loaded before its warps wait for one of them."""
+def _tiles_under_way(body: str, phase: Phase, decided: GpuDecisions) -> tuple[int, bool]:
+    """Return how many tiles of a loop without products are loaded before its warps wait for one of them, and whether
+    it loads some of them an iteration ahead.
+    """
     if (loads := loads_at_once(body)) is None:
-        return decided.loaded_tiles
+        return decided.loaded_tiles, "LDGSTS" in body  # copies to shared memory are those of a pipeline
     count, is_ahead, width = loads
     each = WARP_LANES * decided.warps * decided.groups * width
     read = {n for loop in phase.loops if loop.axis for s in loop.stages for n in s.read if n in phase.tensors}
     tiles = [phase.names[n] for n in read]
     sizes = [stored_format(tile.fmt).bytes_of(prod(phase.sizes[a] for a in tile.axes)) for tile in tiles]
-    return max(1, count // max(1, sum(ceil_div(size, each) for size in sizes))) + is_ahead
+    return max(1, count // max(1, sum(ceil_div(size, each) for size in sizes))) + is_ahead, is_ahead
 
 
 def _core_of(device: DeviceSpec, warps: int) -> RowCore:
