@@ -243,3 +243,19 @@ def in_loops(X, F, Y, S, n, B: tl.constexpr, BOTH: tl.constexpr):
             tl.store(Y + row * n + cols, 3.0 * x, mask=cols < n)
     else:
         tl.store(S + row, tl.sum(tl.load(X + row * n + cols, mask=cols < n, other=0.0)))
+
+
+@triton.jit
+def gated_by_itself(K, G, A, Z, H, S: tl.constexpr, C: tl.constexpr, IN_PLACE: tl.constexpr):
+    """A product of a block by itself, times a vector's differences between rows and columns where these are below 0."""
+    row, col, head = tl.arange(0, S), tl.arange(0, C), tl.program_id(1)
+    rows = tl.program_id(0) * S + row
+    k = tl.load(K + (rows[:, None] * H + head) * C + col[None, :])
+    a = tl.dot(k, tl.trans(k))
+    g = tl.load(G + rows * H + head)
+    by = g[:, None] - g[None, :]
+    a = tl.where((by <= 0) & (row[:, None] > row[None, :]), a * tl.exp(by), 0.0)
+    if IN_PLACE:
+        tl.store(Z + (rows[:, None] * H + head) * C + col[None, :], a.to(tl.float16))
+    else:
+        tl.store(A + (rows[:, None] * H + head) * S + row[None, :], a)
