@@ -116,7 +116,9 @@ def test_slots_that_share_a_barrier_of_one_are_refused() -> None:
     assert isinstance(loop, SerialLoop)
     copies, products = loop.body
     assert isinstance(copies, CoreScope)
-    late = replace(copies, body=(replace(copies.body[0], parity=of_two("%", of_two("//", K, 2), 2)), *copies.body[1:]))
+    wait = copies.body[0]
+    assert isinstance(wait, BarrierStep)
+    late = replace(copies, body=(replace(wait, parity=of_two("%", of_two("//", K, 2), 2)), *copies.body[1:]))
     with pytest.raises(ProgramError, match=r"kernel\.py:7: a wait for the parity 0 of free, of which 0 phases"):
         order((replace(loop, body=(late, products)),))
 

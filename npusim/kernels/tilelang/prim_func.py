@@ -562,7 +562,7 @@ class _PrimFuncReader:
 
     def at_barrier(self, word: str, node: tirx.Call, known: dict[object, object]) -> BarrierStep:
         """Return a wait for a barrier, an arrival there, or a copy that a phase of it ends after."""
-        load: tirx.BufferLoad = known.pop("barrier", None) if word == "tma_copy" else node.args[0]  # type: ignore[assignment]
+        load: tirx.BufferLoad = known.pop("barrier", None) if word == "tma_copy" else node.args[0]
         if type(load).__name__ != "BufferLoad" or str(load.buffer.data.name) not in self.barriers:
             raise self.refuse(f"T.{word} needs a barrier of T.alloc_barrier")
         if len(node.args) != (1 if word == "ptx_arrive_barrier" else 2):
