@@ -323,3 +323,31 @@ def test_a_block_that_meets_itself_is_not_loaded_again_where_the_kernel_stores_t
         kernels.gated_by_itself[(4, 2)](K=k, G=g, A=g, Z=k, H=2, S=16, C=16, IN_PLACE=True)
     with pytest.raises(ProgramError, match=r"loaded_kernels\.py:\d+: the rows and columns of a tl.dot are the same"):
         npusim.run(calls[0], hw="h200")
+
+
+def _groups(size: int, end: int, *, masked: bool) -> tuple[Any, dict[str, Any]]:
+    from ttir import loaded_kernels as kernels
+
+    x, w = normal(0, 12, size).astype(np.float32), normal(1, 4).astype(np.float32)
+    given = {"X": x, "W": w, "Y": np.zeros_like(x)}
+    with npusim.record(floats=True) as calls:
+        kernels.groups_normalized[(3,)](**given, S=size, N=end, R=4, B=16, MASKED=masked)
+    return calls[0], given
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b2", "h200"])
+def test_a_block_that_a_loop_adds_up_is_summed_along_both_axes_behind_it(hw: str) -> None:
+    from ttir.stored import stored
+
+    call, given = _groups(64, 64, masked=False)
+    x = given["X"].astype(np.float64)
+    mean = x.reshape(3, 4 * 64).mean(1).repeat(4)[:, None]
+    wanted = (x - mean) * np.tile(given["W"], 3)[:, None]
+    made = stored(npusim.run(call, hw=hw, rows="all"), given)["Y"]
+    assert np.abs(made - wanted).max() < 1e-5
+
+
+def test_such_a_block_with_masked_columns_is_refused() -> None:
+    call, _ = _groups(56, 64, masked=True)
+    with pytest.raises(ProgramError, match=r"loaded_kernels\.py:\d+: "):
+        npusim.run(call, hw="h200", rows="all")
