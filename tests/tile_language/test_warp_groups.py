@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 K, LINE = Variable("k"), Line("kernel.py", 7)
 TENSOR = TileBuffer("A", (64, 128), "float16", (128, 1), is_global=True)
 TOTAL = TileBuffer("c", (16, 16), "float32")
+WHOLE = BufferPart(TOTAL, (Literal(0), Literal(0)), (16, 16))
 COUNTS = {"full": (128, 128), "free": (128, 128)}
 
 
@@ -48,7 +49,6 @@ def program(slots: int = 1) -> tuple[Statement, ...]:
     turn = of_two("//", K, slots) if slots > 1 else K
     part = BufferPart(tile, (slot, Literal(0), Literal(0)), (1, 16, 16))
     source = BufferPart(TENSOR, (Literal(0), of_two("*", K, 16)), (16, 16))
-    total = BufferPart(TOTAL, (Literal(0), Literal(0)), (16, 16))
     copy = part_as_nest(source, part, LINE)
     before = of_two("%", of_two("+", turn, 1), 2)
     copies = (
@@ -58,7 +58,7 @@ def program(slots: int = 1) -> tuple[Statement, ...]:
     )
     products = (
         BarrierStep("full", slot, of_two("%", turn, 2), None, LINE),
-        MatrixProduct(part, part, total, (False, True), Literal(0, "bool"), LINE),
+        MatrixProduct(part, part, WHOLE, (False, True), Literal(0, "bool"), LINE),
         BarrierStep("free", slot, None, None, LINE),
     )
     body = CoreScope("0:128", copies, LINE), CoreScope("128:256", products, LINE)
@@ -116,13 +116,15 @@ def test_slots_that_share_a_barrier_of_one_are_refused() -> None:
     assert isinstance(loop, SerialLoop)
     copies, products = loop.body
     assert isinstance(copies, CoreScope)
-    late = replace(copies, body=(replace(copies.body[0], parity=of_two("%", of_two("//", K, 2), 2)), *copies.body[1:]))
+    wait = copies.body[0]
+    assert isinstance(wait, BarrierStep)
+    late = replace(copies, body=(replace(wait, parity=of_two("%", of_two("//", K, 2), 2)), *copies.body[1:]))
     with pytest.raises(ProgramError, match=r"kernel\.py:7: a wait for the parity 0 of free, of which 0 phases"):
         order((replace(loop, body=(late, products)),))
 
 
 def test_registers_of_two_groups_are_refused() -> None:
-    after = CoreScope("0:128", (part_as_nest(*[BufferPart(TOTAL, (Literal(0),) * 2, (16, 16))] * 2, LINE),), LINE)
+    after = CoreScope("0:128", (part_as_nest(WHOLE, WHOLE, LINE),), LINE)
     with pytest.raises(ProgramError, match=r"kernel\.py:7: c is in registers, of which each warp group has its own"):
         order((*program(), after), registers={TOTAL})
 
@@ -130,7 +132,7 @@ def test_registers_of_two_groups_are_refused() -> None:
 def test_parts_that_two_groups_store_are_apart_or_refused() -> None:
     def store(column: int) -> ParallelNest:
         target = BufferPart(TENSOR, (of_two("*", Variable("bx"), 16), Literal(column)), (16, 16))
-        return part_as_nest(BufferPart(TOTAL, (Literal(0),) * 2, (16, 16)), target, LINE)
+        return part_as_nest(WHOLE, target, LINE)
 
     def both(column: int) -> tuple[Statement, ...]:
         return CoreScope("0:128", (store(0),), LINE), CoreScope("128:256", (store(column),), LINE)
@@ -141,7 +143,7 @@ def test_parts_that_two_groups_store_are_apart_or_refused() -> None:
 
 
 def test_statements_of_all_threads_come_between_those_of_groups() -> None:
-    copy = part_as_nest(*[BufferPart(TOTAL, (Literal(0),) * 2, (16, 16))] * 2, LINE)
+    copy = part_as_nest(WHOLE, WHOLE, LINE)
     groups = CoreScope("0:128", (copy,), LINE), CoreScope("128:256", (copy,), LINE)
     assert len(order((groups[0], copy, groups[1]))) == 3
     with pytest.raises(ProgramError, match="no barrier orders"):

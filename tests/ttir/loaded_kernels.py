@@ -243,3 +243,36 @@ def in_loops(X, F, Y, S, n, B: tl.constexpr, BOTH: tl.constexpr):
             tl.store(Y + row * n + cols, 3.0 * x, mask=cols < n)
     else:
         tl.store(S + row, tl.sum(tl.load(X + row * n + cols, mask=cols < n, other=0.0)))
+
+
+@triton.jit
+def gated_by_itself(K, G, A, Z, H, S: tl.constexpr, C: tl.constexpr, IN_PLACE: tl.constexpr):
+    """A product of a block by itself, times a vector's differences between rows and columns where these are below 0."""
+    row, col, head = tl.arange(0, S), tl.arange(0, C), tl.program_id(1)
+    rows = tl.program_id(0) * S + row
+    k = tl.load(K + (rows[:, None] * H + head) * C + col[None, :])
+    a = tl.dot(k, tl.trans(k))
+    g = tl.load(G + rows * H + head)
+    by = g[:, None] - g[None, :]
+    a = tl.where((by <= 0) & (row[:, None] > row[None, :]), a * tl.exp(by), 0.0)
+    if IN_PLACE:
+        tl.store(Z + (rows[:, None] * H + head) * C + col[None, :], a.to(tl.float16))
+    else:
+        tl.store(A + (rows[:, None] * H + head) * S + row[None, :], a)
+
+
+@triton.jit
+def groups_normalized(X, W, Y, S, N, R: tl.constexpr, B: tl.constexpr, MASKED: tl.constexpr):
+    """A group of R rows of S elements, which a loop adds up tile by tile and another one takes the mean from."""
+    rows, at = tl.arange(0, R), tl.arange(0, B)
+    group = tl.program_id(0) * R + rows
+    total = tl.zeros((R, B), tl.float32)
+    for t in range(0, N, B):
+        mask = (t + at < S)[None, :] if MASKED else (t + at < N)[None, :]
+        total += tl.load(X + group[:, None] * S + (t + at)[None, :], mask=mask, other=0.0)
+    mean = tl.sum(tl.sum(total, 1), 0) / (R * S)
+    w = tl.load(W + rows)
+    for t in range(0, N, B):
+        mask = (t + at < S)[None, :] if MASKED else (t + at < N)[None, :]
+        x = tl.load(X + group[:, None] * S + (t + at)[None, :], mask=mask, other=0.0)
+        tl.store(Y + group[:, None] * S + (t + at)[None, :], (x - mean) * w[:, None], mask=mask)

@@ -299,3 +299,60 @@ def test_programs_that_do_not_enter_a_loop_store_what_is_behind_it(hw: str, *, b
     else:
         assert np.array_equal(made["Y"][flags == 1], 2.0 * x[flags == 1].astype(np.float64))
         assert np.abs(made["S"] - x.astype(np.float64).sum(1)).max() < 1e-5
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b2", "h200"])
+def test_a_block_meets_itself_by_rows_and_columns(hw: str) -> None:
+    from ttir import loaded_kernels as kernels
+    from ttir.stored import stored
+
+    k, g = normal(0, 64, 2, 16).astype(np.float16), normal(1, 64, 2).astype(np.float32)
+    given = {"K": k, "G": g, "A": np.zeros((64, 2, 16), np.float32), "Z": k}
+    with npusim.record(floats=True) as calls:
+        kernels.gated_by_itself[(4, 2)](**given, H=2, S=16, C=16, IN_PLACE=False)
+    result = npusim.run(calls[0], hw=hw, rows="all")
+    by_chunk = k.astype(np.float64).reshape(4, 16, 2, 16).transpose(0, 2, 1, 3)
+    by = g.astype(np.float64).reshape(4, 16, 2).transpose(0, 2, 1)
+    difference = by[..., :, None] - by[..., None, :]
+    wanted = np.where((difference <= 0) & (np.tri(16, 16, -1) > 0), np.exp(difference), 0)
+    wanted = (wanted * (by_chunk @ by_chunk.swapaxes(-1, -2))).transpose(0, 2, 1, 3).reshape(64, 2, 16)
+    assert np.abs(stored(result, given)["A"] - wanted).max() < 1e-4 * np.abs(wanted).max()
+    assert sum("loaded again there: times have both loads" in n for n in result.notes) == 1
+
+
+def test_a_block_that_meets_itself_is_not_loaded_again_where_the_kernel_stores_to_its_tensor() -> None:
+    from ttir import loaded_kernels as kernels
+
+    k, g = normal(0, 64, 2, 16).astype(np.float16), normal(1, 64, 2).astype(np.float32)
+    with npusim.record(floats=True) as calls:
+        kernels.gated_by_itself[(4, 2)](K=k, G=g, A=g, Z=k, H=2, S=16, C=16, IN_PLACE=True)
+    with pytest.raises(ProgramError, match=r"loaded_kernels\.py:\d+: the rows and columns of a tl.dot are the same"):
+        npusim.run(calls[0], hw="h200")
+
+
+def _groups(size: int, end: int, *, masked: bool) -> tuple[Any, dict[str, Any]]:
+    from ttir import loaded_kernels as kernels
+
+    x, w = normal(0, 12, size).astype(np.float32), normal(1, 4).astype(np.float32)
+    given = {"X": x, "W": w, "Y": np.zeros_like(x)}
+    with npusim.record(floats=True) as calls:
+        kernels.groups_normalized[(3,)](**given, S=size, N=end, R=4, B=16, MASKED=masked)
+    return calls[0], given
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b2", "h200"])
+def test_a_block_that_a_loop_adds_up_is_summed_along_both_axes_behind_it(hw: str) -> None:
+    from ttir.stored import stored
+
+    call, given = _groups(64, 64, masked=False)
+    x = given["X"].astype(np.float64)
+    mean = x.reshape(3, 4 * 64).mean(1).repeat(4)[:, None]
+    wanted = (x - mean) * np.tile(given["W"], 3)[:, None]
+    made = stored(npusim.run(call, hw=hw, rows="all"), given)["Y"]
+    assert np.abs(made - wanted).max() < 1e-5
+
+
+def test_such_a_block_with_masked_columns_is_refused() -> None:
+    call, _ = _groups(56, 64, masked=True)
+    with pytest.raises(ProgramError, match=r"loaded_kernels\.py:\d+: "):
+        npusim.run(call, hw="h200", rows="all")

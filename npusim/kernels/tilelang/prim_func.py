@@ -563,14 +563,14 @@ class _PrimFuncReader:
 
     def at_barrier(self, word: str, node: tirx.Call, known: dict[object, object]) -> BarrierStep:
         """Return a wait for a barrier, an arrival there, or a copy that a phase of it ends after."""
-        load = known.pop("barrier", None) if word == "tma_copy" else node.args[0]
+        load: tirx.BufferLoad = known.pop("barrier", None) if word == "tma_copy" else node.args[0]
         if type(load).__name__ != "BufferLoad" or str(load.buffer.data.name) not in self.barriers:
             raise self.refuse(f"T.{word} needs a barrier of T.alloc_barrier")
         if len(node.args) != (1 if word == "ptx_arrive_barrier" else 2):
             raise self.refuse(f"T.{word} with {len(node.args)} operands")
         parity = copy = None
         if word == "tma_copy":
-            self.annotated(known)
+            self.annotated({str(k): v for k, v in known.items()})
             copy = part_as_nest(self.part(node.args[0]), self.part(node.args[1]), self.line)
         elif known:
             raise self.refuse(f"T.{word} with {', '.join(sorted(map(str, known)))}")

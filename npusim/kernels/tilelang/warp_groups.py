@@ -338,8 +338,8 @@ def _parts(s: Statement) -> Iterator[tuple[bool, Region]]:
         yield from ((False, (x.buffer, x.start, x.extent)) for x in reads)
         yield True, (s.c.buffer, s.c.start, s.c.extent)
     elif isinstance(s, TileReduction):
-        reads = (s.source,) if s.clears else (s.source, s.target)
-        yield from ((False, (x.buffer, x.start, x.extent)) for x in reads)
+        used = (s.source,) if s.clears else (s.source, s.target)
+        yield from ((False, (x.buffer, x.start, x.extent)) for x in used)
         yield True, (s.target.buffer, s.target.start, s.target.extent)
     else:
         yield from ((False, r) for r in _elements(expressions_in([s]), {}))

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from npusim.kernels.triton.results_apart import inside
 from npusim.kernels.triton.ttir_text import FORMATS, TYPES, Function, Op, shape_of
 from npusim.kernels.triton.values import (
     Affine,
@@ -38,6 +39,8 @@ _SAME = "ttg.convert_layout"
 #: Operations on blocks with special rules of axes, which no block here has.
 _OTHERS = ("tt.dot", "tt.trans", "tt.join", "tt.split", "tt.cat", "tt.scan", "tt.gather", "tt.descriptor", "tt.atomic")
 _RANK = 2
+#: Operations with regions, and the operands of a loop before those that it carries.
+_REGIONS, _BOUNDS = ("tt.reduce", "scf.for", "scf.if"), 4
 
 
 class _OtherBlocksError(Exception):
@@ -46,18 +49,29 @@ class _OtherBlocksError(Exception):
 
 def with_blocks_as_rows(function: Function) -> Function | None:
     """Return a kernel whose blocks that are summed along both axes are rows; None where there are none, or others."""
-    operations = function.operations
-    if any((o.body and o.name != "tt.reduce") or o.name.startswith(_OTHERS) for o in operations):
+    operations = [*function.operations, *inside(function.operations)]
+    if any((o.body and o.name not in _REGIONS) or o.name.startswith(_OTHERS) for o in operations):
         return None
-    made = {r: o for o in operations for r in o.results}
+    made = {r: o for o in operations for r in o.results} | _carried(operations)
     wide = {_operand_type(o) for o in operations if _joins_axes(o, made)}
     blocks = {shape for shape in wide if len(shape) == _RANK and min(shape) > 1}
     if len(blocks) != 1:
         return None
     try:
-        return function._replace(operations=_Rows(operations, made, blocks.pop()).changed())
+        return function._replace(operations=_Rows(operations, made, blocks.pop()).changed(function.operations))
     except _OtherBlocksError:
         return None
+
+
+def _carried(operations: list[Op]) -> dict[str, Op]:
+    """Return the values that loops carry, and leave, each as an operation of its type."""
+    made = dict[str, Op]()
+    for op in operations:
+        if op.name == "scf.for" and len(op.operands) > _BOUNDS:
+            types = TYPES.findall(op.text.partition("-> (")[2])
+            for names in (op.operands[_BOUNDS::2], op.results):
+                made |= {n: Op("scf.carried", [n], [], "", t, op.line) for n, t in zip(names, types, strict=False)}
+    return made
 
 
 def _operand_type(op: Op) -> tuple[int, ...]:
@@ -81,11 +95,15 @@ class _Rows:
         self.ordered = list[Op]()
         self._known: dict[tuple[str, int], str] = {}
 
-    def changed(self) -> list[Op]:
-        """Return the operations; raise `_OtherBlocksError` where a block is no such row."""
+    def changed(self, operations: list[Op]) -> list[Op]:
+        """Return operations of a region; raise `_OtherBlocksError` where a block is no such row."""
+        before, known, self.ordered = self.ordered, dict(self._known), []
         read = self._vectors_read()
-        for op in self.operations:
-            if op.name == "tt.store":
+        for op in operations:
+            if op.name in _REGIONS and op.name != "tt.reduce":
+                body, otherwise = self.changed(op.body), self.changed(op.otherwise)
+                self.ordered.append(replace(op, body=body, otherwise=otherwise, text=self._typed(op.text)))
+            elif op.name == "tt.store":
                 self._store(op)
             elif not op.results or not self._is_float(op.results[0]):
                 self.ordered.append(op)
@@ -97,7 +115,8 @@ class _Rows:
                 self._block(op)
             elif len(self._shape(op.results[0])) != 1 or op.results[0] in read or self._is_row(op):
                 self.ordered.append(op)
-        return self.ordered
+        made, self.ordered, self._known = self.ordered, before, known
+        return made
 
     def _shape(self, name: str) -> tuple[int, ...]:
         op = self.made.get(name)

@@ -27,6 +27,7 @@ from npusim.kernels.triton.flat_indices import FlatBlock, flat_blocks, on_rows_a
 from npusim.kernels.triton.grouped_blocks import with_groups
 from npusim.kernels.triton.integers import bits_of, within
 from npusim.kernels.triton.kernel_draft import Choices, KnownBlock, Load, Stored, Walk, plain_name
+from npusim.kernels.triton.loaded_again import with_loads_again
 from npusim.kernels.triton.loads_and_stores import Memory, are_alike
 from npusim.kernels.triton.masked_sums import with_masked_terms
 from npusim.kernels.triton.neighbours_apart import half_of, with_neighbours_apart
@@ -81,6 +82,8 @@ MOST_SEARCHED = 4096
 MOST_UNROLLED = 4
 #: What is said of blocks that are read as rows.
 _AS_ROWS = "npusim treats a block that is summed along both axes as one row of elements"
+#: The note on blocks that an operation combines with themselves.
+_AGAIN = "a block is combined with itself along its other axis: npusim loads it twice and times both loads"
 #: How often a kernel is read again where a later access of a view says other rows and columns than an earlier one.
 MOST_READINGS = 3
 
@@ -128,6 +131,14 @@ def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[in
         return _read(function, arguments, grid, choices)
     except ProgramError as error:
         fault = error
+        if (again := with_loads_again(function, arguments)) is not None:
+            try:
+                reader = _read(again[0], again[1], grid, choices)
+            except ProgramError as other:
+                fault = other
+            else:
+                reader.notes.append(f"{function.name}: {_AGAIN}")
+                return reader
         for changed, why in _with_loops_changed(function, arguments):
             try:
                 reader = _read(changed, arguments, grid, choices)
