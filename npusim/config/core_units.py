@@ -409,6 +409,16 @@ class SpecialisedSpec(IssueSpec):
         return self.product_slowing_factor.value
 
 
+class LoopSpec(SpecModel):
+    """What instructions of a compiled loop and products of other warps on the same core cost each other."""
+
+    issue_beside_cycles: Quantity = Field(description="cycles more until the next instruction, beside a product")
+    narrow_beside_cycles: Quantity = Field(description="the same of the pipe of half the width")
+    special_beside_cycles: Quantity = Field(description="the same of the pipe of special functions")
+    product_delay_cycles: Quantity = Field(description="cycles by which an instruction delays a product beside it")
+    fill_bytes_per_cycle: Positive = Field(description="rate at which what comes from L2 enters shared memory or L1")
+
+
 class SharingSpec(IssueSpec):
     """The sharing of units for kernels in general; where it is stated, all blocks of a core share its pipes."""
 
@@ -443,8 +453,9 @@ class SharingSpec(IssueSpec):
         description="time of a step of a reduction across warps, through shared memory"
     )
     in_step_count: WholeQuantity = Field(
-        description=("number of tiles of a loop after which blocks on the keys of one head are out of step")
+        description="number of tiles of a loop after which blocks on the keys of one head are out of step"
     )
+    loops: LoopSpec | None = Field(default=None, description="constants of compiled loops around products")
     specialised: SpecialisedSpec | None = Field(default=None, description="constants of kernels with specialised warps")
 
     def of(self, consumers: int) -> SharingSpec | SpecialisedSpec:

@@ -173,6 +173,31 @@ class CodeWork(NamedTuple):
     goes_on: bool = False
 
 
+class LoopWork(NamedTuple):
+    """Work of a block in an iteration of a compiled loop around products, by its machine code.
+
+    ``before``, ``after``: cycles of a block alone on its core before the first copy of a later tile, and from there on;
+    ``held``: cycles of the core that it takes where blocks share it.  Cycles of a sub-core: ``issued`` instructions,
+    the pipe of half the width (``narrow``), ``special`` functions, products (``product``); of the multiprocessor:
+    shared memory, spilled registers (``local``).
+    """
+
+    before: float = 0.0
+    after: float = 0.0
+    held: float = 0.0
+    issued: float = 0.0
+    narrow: float = 0.0
+    special: float = 0.0
+    product: float = 0.0
+    memory: float = 0.0
+    local: float = 0.0
+
+    def part(self, cycles: float) -> LoopWork:
+        """Return the part of the work that takes so many of its cycles alone."""
+        share = cycles / max(1.0, self.before + self.after)
+        return LoopWork(cycles, 0.0, *(n * share for n in self[2:]))
+
+
 class GpuDecisions(NamedTuple):
     """Decisions of a kernel on a GPU. The warps, registers and charges of a block follow from its tile and the device.
 
@@ -246,6 +271,9 @@ class GpuDecisions(NamedTuple):
     code
         Work of a warp for a block according to its machine code, for compiled rows. None: the work follows from the
         steps.
+    loops
+        Work of a block in an iteration according to its machine code, for a compiled loop around products: one value
+        for all tiles, or that of tiles without masks and that of masked tiles. Empty: the work follows from the steps.
     """
 
     groups: int = 1
@@ -280,6 +308,7 @@ class GpuDecisions(NamedTuple):
     mask_block: int = 0
     charges: tuple[Charge, ...] = ()
     code: CodeWork | None = None
+    loops: tuple[LoopWork, ...] = ()
 
     @property
     def alternates(self) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npusim.kernels.triton import compiler
-from npusim.machines.sm import compiled_rows
+from npusim.machines.sm import compiled_loops, compiled_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,4 +24,5 @@ def without_warp_code() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(compiler, "_reading", lambda: stamp)
         patched.setattr(compiled_rows, "has_body", lambda *_: False)
+        patched.setattr(compiled_loops, "has_loops", lambda *_: False)
         yield

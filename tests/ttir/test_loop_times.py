@@ -1,4 +1,7 @@
-"""Cycles of one tile of a compiled attention on an H200, by what stands where in its loop."""
+"""Cycles of one tile of a compiled attention on an H200, by what stands where in its loop.
+
+By its steps, which are what a loop costs whose machine code is not followed (`npusim.machines.sm.compiled_loops`).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ if TYPE_CHECKING:
 
     from npusim.program.ir.tile_program import Cost, Item
 
-pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="npusim[triton] is not installed")
+pytestmark = [
+    pytest.mark.skipif(find_spec("triton") is None, reason="npusim[triton] is not installed"),
+    pytest.mark.usefixtures("without_warp_code"),
+]
 KERNELS = Path(__file__).parent / "loop_kernels.py"
 #: Rows, keys and head size of the tile, and tokens.
 M, N, D, SEQ = 64, 64, 128, 256

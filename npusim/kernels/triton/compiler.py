@@ -85,6 +85,7 @@ class Compiled:
     (`npusim.kernels.triton.compiled_choices`).
     ``moved``: registers that a loop around products stores to local memory or loads, for the loop with most.
     ``body``: the instructions of a warp for a block of a kernel without products (`npusim.machines.sm.compiled_rows`).
+    ``loops``: the instructions of its loops around products of warp groups (`npusim.machines.sm.compiled_loops`).
     ``eights``: units of products of FP8 (`npusim.kernels.triton.compiled_choices.eights_of`).
     ``is_serial``: whether warps wait for each product of warp groups (`_is_serial`).
     ``made_by``: the releases of Triton and of the assembler that made the code.
@@ -100,6 +101,7 @@ class Compiled:
     orders: Mapping[str, str] = field(default_factory=dict)
     moved: int = 0
     body: str = ""
+    loops: Sequence[str] = ()
     contraction: str = ""
     addends: Mapping[str, str] = field(default_factory=dict)
     sums: Mapping[str, str] = field(default_factory=dict)
@@ -185,11 +187,10 @@ def compiled(
 @lru_cache(maxsize=1)
 def _reading() -> tuple[str, ...]:
     """Return digests of the files that read compiled code: what an earlier version read is not what this one reads."""
-    from npusim.machines.sm import compiled_rows as code
+    from npusim.machines.sm import compiled_loops, compiled_rows
 
-    return tuple(
-        _content(str(file)) for file in (__file__, compiled_choices.__file__, code.__file__, releases.__file__)
-    )
+    files = __file__, compiled_choices.__file__, compiled_rows.__file__, compiled_loops.__file__, releases.__file__
+    return tuple(_content(str(file)) for file in files)
 
 
 def _content(path: str) -> str:
@@ -429,12 +430,12 @@ def _compile(
 
 def _measured(made: _Code, ttir: str, architecture: str) -> Compiled:
     """Return the resources that Triton's code needs on a chip, and the choices in it that decide bits."""
-    from npusim.machines.sm import compiled_rows as code
+    from npusim.machines.sm import compiled_loops, compiled_rows
 
     used = _tool("cuobjdump", "-res-usage", cubin=made.cubin)
     registers, stack = (int(re.findall(rf"{key}:(\d+)", used)[0]) for key in ("REG", "STACK"))
     disassembled = lru_cache(_disassembled)  # it takes longer than the compiler, so it runs where a text is read
-    sass = disassembled(made.cubin) if stack or code.has_body(made.ptx, architecture) else ""
+    sass = disassembled(made.cubin) if stack or compiled_rows.has_body(made.ptx, architecture) else ""
     down = re.search(r"nvidia_mma<.*?warpsPerCTA = \[(\d+)", made.ttgir)
 
     def assembled() -> list[str]:
@@ -453,7 +454,8 @@ def _measured(made: _Code, ttir: str, architecture: str) -> Compiled:
         down=int(down[1]) if down else 0,
         orders=compiled_choices.orders_of(made.ttgir, is_tree=adds_in_trees()),
         moved=_moved(sass) if stack else 0,
-        body=code.body_of(sass, architecture),
+        body=compiled_rows.body_of(sass, architecture),
+        loops=compiled_loops.loops_of(disassembled(made.cubin)) if compiled_loops.has_loops(made.ptx) else (),
         contraction=contraction.digest,
         addends=contraction.addends,
         sums=contraction.sums,

@@ -49,7 +49,7 @@ from npusim.kernels.triton.start_values import starts_apart
 from npusim.kernels.triton.ttir_text import FORMATS, Function, Line, read, refusing
 from npusim.kernels.triton.values import AXES as TENSOR_AXES
 from npusim.kernels.triton.values import Tensor, shaped
-from npusim.machines.sm.compiled_rows import with_code
+from npusim.machines.sm import compiled_loops, compiled_rows
 from npusim.machines.sm.core import APPROXIMATE_ROOT, SM, code_architecture, counts_turnover, warp_issue
 from npusim.units import ceil_div
 
@@ -666,7 +666,8 @@ def _phases_of(
     if machine.has_groups:
         phase, lies = _told(name, phase, made, tiling, machine, blocks.at_once)
         programs, returned = blocks.reader.programs, blocks.reader.returned
-        return [*before, (phase, with_code(lies, made.body, phase, programs, device, returned))]
+        lies = compiled_rows.with_code(lies, made.body, phase, programs, device, returned)
+        return [*before, (phase, compiled_loops.with_loops(lies, made.loops, phase, device))]
     if "depth" not in tiling.model_fields_set and not blocks.piece:
         turns = machine.in_turns(name, phase, tiling)
         if turns is not None:

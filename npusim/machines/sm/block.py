@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 
 from npusim.errors import TilingError
 from npusim.kernels.form.phase import WHOLE, bind
+from npusim.machines.decisions import LoopWork
 from npusim.machines.sm.core import FMA, LDG, LSU, MUFU, RF, SM, SMEM, TENSOR, WARPS
 from npusim.machines.sm.group_turns import SIGNAL, WarpTurns
 from npusim.machines.sm.group_work import GroupWork, Works, work_of
@@ -90,7 +91,8 @@ class ResidentBlock:
         #: Operations of stages that depend on the shapes of block and tile alone, by everything on which they depend.
         self._known: dict[Hashable, tuple[TileOp, ...]] = {}
         # One function a loop, or a part of it, for all blocks: blocks with equal contents share a body.
-        self.tiles = {loop: partial(self._tile, loop.stages) for loop in frame.phase.loops}
+        tile = self._coded_tile if self.decided.loops else self._tile
+        self.tiles = {loop: partial(tile, loop.stages) for loop in frame.phase.loops}
         parts = self.turns.cuts if self.turns and self.decided.ahead else ()
         self.cuts, self.alone = (
             [(partial(self._tile, stages, groups=groups, alone=alone), lag) for stages, lag, groups in parts]
@@ -169,6 +171,27 @@ class ResidentBlock:
         elif self.tiling.lanes and tile.cols and self.how:
             step = GroupWork(self.decided, pays=("tile",))
             yield from (TileOp("next", warps, WARPS, (), (), step) for warps in self.warps)
+
+    def _coded_tile(self, stages: tuple[Stage, ...], block: WorkTile, tile: Visit) -> Iterator[TileOp]:
+        """Yield one tile whose work is that of its machine code: a part at the first product, where copies are waited
+        for, and the rest behind the last one, when those of a later tile have begun.
+        """
+        work = self.decided.loops[-1 if tile.only else 0]
+        begun, behind, first = set[str](), set[str](), next((s for s in stages if s.is_product), None)
+        for op in self._tile(stages, block, tile):
+            if not isinstance(op.work, GroupWork) or not tile.cols or first is None:
+                yield op
+                continue
+            loop = LoopWork()
+            if op.engine == TENSOR and op.queue not in begun:
+                begun.add(op.queue)
+                loop = work.part(work.before)
+            elif op.queue in behind:
+                behind.discard(op.queue)
+                loop = work.part(work.after)
+            if op.label == "next":
+                behind.add(op.queue)
+            yield replace(op, work=op.work._replace(loop=loop))
 
     def _once(
         self,

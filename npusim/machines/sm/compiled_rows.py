@@ -121,7 +121,7 @@ def body_of(sass: str, architecture: str) -> str:
     The body is the loop that loads from global memory, with ``loop`` before its instructions, else all up to the last
     EXIT.  Code with products, and code for architectures outside `FIRST` to `LAST`, has none.
     """
-    code = [(int(at, 16), name, rest, int(high, 16)) for at, name, rest, high in _LINE.findall(sass)]
+    code = instructions_of(sass)
     if not _is_known(architecture) or not code or any(name.endswith("MMA") for _, name, *_ in code):
         return ""
     targets = [(at, re.search(r"0x([0-9a-f]+)\s*$", rest)) for at, name, rest, _ in code if name == "BRA"]
@@ -130,11 +130,17 @@ def body_of(sass: str, architecture: str) -> str:
     loop = next(((first, last) for first, last in spans if any(first <= at <= last for at in loads)), None)
     first, last = loop or (0, max((at for at, name, *_ in code if name == "EXIT"), default=code[-1][0]))
     body = [
-        (name + _size_of(name, rest), high >> _CONTROL_BIT)
-        for at, name, rest, high in code
+        (name + _size_of(name, rest), control)
+        for at, name, rest, control in code
         if first <= at <= last and name != "NOP"
     ]
-    return " ".join(["loop" if loop else "once", *(f"{name}:{control & _ALL[1]:x}" for name, control in body)])
+    return " ".join(["loop" if loop else "once", *(f"{name}:{control:x}" for name, control in body)])
+
+
+def instructions_of(sass: str) -> list[tuple[int, str, str, int]]:
+    """Return the instructions of machine code: address, name, the rest of the text, and the fields named above."""
+    found = _LINE.findall(sass)
+    return [(int(at, 16), name, rest, int(high, 16) >> _CONTROL_BIT & _ALL[1]) for at, name, rest, high in found]
 
 
 def _size_of(name: str, rest: str) -> str:
@@ -148,9 +154,13 @@ def _size_of(name: str, rest: str) -> str:
 def _decoded(word: str) -> MachineInstruction:
     name, _, text = word.partition(":")
     name, _, size = name.partition("*")
-    control = int(text, 16)
+    return MachineInstruction(name, *control_fields(int(text, 16)), int(size or 0))
+
+
+def control_fields(control: int) -> tuple[int, int, int, int]:
+    """Return stall, result, operands and waits of `MachineInstruction`."""
     stall, result, operands, waits = (control >> at & mask for at, mask in (_STALL, _RESULT, _OPERANDS, _WAITS))
-    return MachineInstruction(name, stall, result, operands, waits, int(size or 0))
+    return stall, result, operands, waits
 
 
 @lru_cache(maxsize=256)  # one entry a kernel

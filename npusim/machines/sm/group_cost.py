@@ -45,7 +45,7 @@ from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
-    from npusim.machines.decisions import Charge, CodeWork
+    from npusim.machines.decisions import Charge, CodeWork, LoopWork
     from npusim.machines.sm.group_work import GroupWork
     from npusim.program.ir.op import Step, TileOp
     from npusim.program.ir.tile import Operand
@@ -136,6 +136,8 @@ class GroupModel:
 
     def cost(self, op: TileOp, work: GroupWork) -> Cost:
         """Return the cost of an operation of warps."""
+        if work.loop is not None:
+            return self._looped(work.loop, work)
         charges = work.charges
         steps = [s for s in op.steps if s.opcode is not Opcode.COPY or memory_of(s.dst) != "SMEM"]
         tally, is_product = self._besides(work, charges, bool(steps)), bool(steps) and steps[0].opcode is Opcode.MATMUL
@@ -158,6 +160,18 @@ class GroupModel:
         terms, pipes = tuple(tally.terms.items()), tally.pipe_cycles()
         links = tuple((c.key, int(c.times)) for c in charges if c.key in self.device.links)
         return Cost(ceil(tally.cycles), latency, links, terms, pipes, share)
+
+    def _looped(self, loop: LoopWork, work: GroupWork) -> Cost:
+        """Return the cost of a part of an iteration by its machine code, of which each group of the block has a share.
+
+        What it takes of a core that blocks share stands for issue slots, the one resource that all instructions need.
+        """
+        groups, terms = work.decided.groups, ((f"{self.key}.{INSTRUCTION}", loop.before),)
+        cycles = max(1, ceil(loop.before))
+        busy = self._by_pipe(loop.issued, loop.narrow) | {MUFU: loop.special, TENSOR: loop.product}
+        busy[LSU] = loop.memory + loop.local
+        pipes = Tally(pipes={name: taken / groups for name, taken in busy.items()}).pipe_cycles()
+        return Cost(0, 0, (), terms, pipes, shared(cycles, issue=min(cycles, loop.held / groups)))
 
     # ---------------------------------------------------------------- what no step says
 

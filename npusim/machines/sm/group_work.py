@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.formats import get_format
 from npusim.formats.layout.fragment import WARP_LANES
-from npusim.machines.decisions import CodeWork, Due, GpuDecisions
+from npusim.machines.decisions import CodeWork, Due, GpuDecisions, LoopWork
 from npusim.machines.sm.core import FENCE, LDG, LSU, TENSOR, barriers, fill_passes
 from npusim.machines.sm.group_cost import ACCESS_BYTES, FRAGMENT_ROWS
 from npusim.program.ir.tile import Tile
@@ -65,6 +65,9 @@ class GroupWork(NamedTuple):
     loads_left
         Whether a product's left operand comes from shared memory into registers for every tile: rows before the loop
         made it, and compilers keep it there (Triton 3.6: ``local_load`` of the scaled Q in the loop, before wgmma).
+    loop
+        Work of an iteration by its machine code that is this operation's; empty: another operation has it; None: the
+        work of the steps.
     """
 
     decided: GpuDecisions
@@ -84,6 +87,7 @@ class GroupWork(NamedTuple):
     behind: tuple[int, ...] = ()
     is_coded: bool = False
     loads_left: bool = False
+    loop: LoopWork | None = None
 
     @property
     def across(self) -> int:

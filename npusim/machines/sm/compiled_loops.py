@@ -1,0 +1,458 @@
+"""Loops around products of warp groups whose kernel was compiled: their time by machine code.
+
+A compiler decides what a table of steps cannot tell: which scores wait for a product and which run beside it, whether
+a scaled Q comes from shared memory in every tile, where masks are applied, which registers are spilled.  `loops_of`
+reads the code of each loop, and `LoopWalk` follows the warps of a core through it, instruction by instruction: once
+those of one block, which is the time of an iteration that has its core alone, and once those of all blocks that are
+resident together, which is the time that each of them takes from the others.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections import Counter, deque
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from npusim.config.core_units import DmaEngine, GroupMatrixEngine, LanePipe, LocalMemoryPipe, SharedMemoryPipe
+from npusim.formats.layout.fragment import WARP_LANES
+from npusim.machines.decisions import LoopWork
+from npusim.machines.frame import attention_products
+from npusim.machines.sm.compiled_rows import NARROW, SCOREBOARDS, control_fields, instructions_of
+from npusim.machines.sm.core import ALU, FMA, LDG, LSU, MUFU, REGISTER_BYTES, SM, SPILL, TENSOR, engine_of, warp_issue
+from npusim.machines.sm.group_cost import GROUP_ROWS, MATRIX_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from npusim.config.core_units import LoopSpec
+    from npusim.config.device import DeviceSpec
+    from npusim.kernels.form.phase import Phase
+    from npusim.machines.sm.core import SmTiling
+
+#: Instructions on a pipe of half the width: those of rows, and multiplications of integers.  source: CUDA C++
+#: Programming Guide, throughput of arithmetic instructions, compute capability 9.0.
+HALF_RATE = NARROW - {"UMOV"} | {"IMAD"}
+#: Accesses of a warp to shared memory, copies to it, and accesses to registers that were spilled.
+SHARED = frozenset({"LDS", "STS", "LDSM", "STSM", "SHFL"})
+COPY, LOAD, LOCAL = "LDGSTS", "LDG", frozenset({"LDL", "STL"})
+#: What makes a group of the copies before it, and what waits for such groups.
+COMMIT, AWAIT = "LDGDEPBAR", "DEPBAR"
+#: In place of a warp's number: no warp.
+NONE = -1
+#: All of these.
+ACCESSES = SHARED | LOCAL | {COPY, LOAD}
+#: Whose operands are free when memory has them, where others' are read at once.
+STORES = frozenset({"STS", "STL", "STSM"})
+#: Base of the numbers that a disassembler writes (nvdisasm, CUDA binary utilities).
+HEXADECIMAL = 16
+#: Rounds of a loop, and those of them in which its scoreboards and products settle.
+ROUNDS, SETTLING = 5, 2
+#: Bytes that a lane of a warp gives or takes in one of the matrices of LDSM and STSM (PTX ISA, ldmatrix).
+LANE_MATRIX_BYTES = 4
+
+
+class LoopCore(NamedTuple):
+    """The properties of a multiprocessor that determine the time of warps in a loop.
+
+    ``memory_bytes``, ``local_bytes``, ``load_bytes``, ``fill_bytes``: bytes a cycle of shared memory, of spilled
+    registers, of loads from L2, and of what they occupy of shared memory's pipe; ``near``, ``far``, ``copied``,
+    ``shuffle``, ``function``, ``drain``: cycles until a result of shared memory, a load from L2, a copy from there,
+    another lane, a special function and a product exists; ``product``, ``copy``, ``fence``: cycles of a warp to issue a
+    product or a copy, and to let products see what was stored; ``elements``: columns of a product a cycle;
+    ``issue_beside``, ``narrow_beside``, ``special_beside``: cycles that instructions take longer beside a product;
+    ``product_delay``: cycles by which each of them delays it.  The other fields are those of `compiled_rows.RowCore`.
+    """
+
+    warps: int
+    subcores: int
+    narrow: float
+    special: float
+    memory_bytes: float
+    local_bytes: float
+    load_bytes: float
+    fill_bytes: float
+    near: float
+    far: float
+    copied: float
+    shuffle: float
+    function: float
+    elements: float
+    product: float
+    drain: float
+    copy: float
+    fence: float
+    barrier: float
+    barrier_warp: float
+    issue_beside: float
+    narrow_beside: float
+    special_beside: float
+    product_delay: float
+
+
+class LoopInstruction(NamedTuple):
+    """An instruction of a loop: `compiled_rows.MachineInstruction`, and what `loops_of` says of it.
+
+    ``is_product``: whether it is a product of a warp group; ``is_narrow``: whether its pipe has half the width.
+    """
+
+    name: str
+    stall: int
+    result: int
+    operands: int
+    waits: int
+    details: tuple[int, ...] = ()
+    is_product: bool = False
+    is_narrow: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of a lane that an access moves; 0 for others."""
+        return self.details[0] if self.details and self.name in ACCESSES else 0
+
+
+def _decoded(word: str) -> LoopInstruction:
+    name, _, text = word.partition(":")
+    name, _, listed = name.partition("*")
+    details = tuple(map(int, filter(None, listed.split(","))))
+    return LoopInstruction(
+        name, *control_fields(int(text, HEXADECIMAL)), details, name.endswith("GMMA"), name in HALF_RATE
+    )
+
+
+def has_loops(ptx: str) -> bool:
+    """Return whether `loops_of` may find loops around products, by the PTX that the code was assembled from."""
+    return "wgmma" in ptx
+
+
+def loops_of(sass: str) -> list[str]:
+    """Return the code of each innermost loop around products of warp groups, in the order of the code.
+
+    A word an instruction, as `compiled_rows` has them.  Of a product its columns, 1 if its left operand is in shared
+    memory, and 1 if it is the last of those that are waited for together; of a wait for products or copies how many
+    groups may be left; of an access the bytes of a lane.
+    """
+    code = instructions_of(sass)
+    targets = [(at, re.search(r"0x([0-9a-f]+)\s*$", rest)) for at, name, rest, _ in code if name == "BRA"]
+    spans = [(int(to[1], HEXADECIMAL), at) for at, to in targets if to and int(to[1], HEXADECIMAL) < at]
+    products = [at for at, name, *_ in code if name.endswith("GMMA")]
+    around = [(a, b) for a, b in spans if any(a <= at <= b for at in products)]
+    inner = [x for x in around if not any(x != y and x[0] <= y[0] and y[1] <= x[1] for y in around)]
+    bodies = ([x for x in code if a <= x[0] <= b and x[1] != "NOP"] for a, b in sorted(inner))
+    return [" ".join(f"{name}{_details(name, rest)}:{control:x}" for _, name, rest, control in x) for x in bodies]
+
+
+def _details(name: str, rest: str) -> str:
+    if name.endswith("GMMA") and (columns := re.search(r"64x(\d+)x", rest)):
+        left = rest.split(",")[1] if "," in rest else ""
+        return f"*{columns[1]},{int('gdesc' in left)},{int('gsb' in rest)}"
+    if name == AWAIT:
+        groups = re.search(r"0x([0-9a-f]+)\s*$", rest)
+        return f"*{int(groups[1], HEXADECIMAL) if groups else 0}"
+    if name == "WARPGROUP":
+        groups = re.search(r"DEPBAR.*0x([0-9a-f]+)\s*$", rest)
+        return f"*{int(groups[1], HEXADECIMAL)}" if groups else ""
+    if name in ("LDSM", "STSM"):
+        matrices = re.search(r"M88\.(\d)", rest) or re.search(r"\.(\d)\b", rest)
+        return f"*{LANE_MATRIX_BYTES * int(matrices[1] if matrices else 1)}"
+    if name in ACCESSES:
+        width = re.match(r"[.\w]*?\.(?:U|S)?(8|16|64|128)\b", rest)
+        return f"*{int(width[1]) // 8 if width else REGISTER_BYTES}"
+    return ""
+
+
+class _WarpState:
+    """The progress of a warp: its next instruction, when that may begin, scoreboards, copies and products."""
+
+    __slots__ = ("arrivals", "at", "committed", "ended", "now", "queue", "ready", "sent", "until")
+
+    def __init__(self, now: float) -> None:
+        self.now, self.at, self.ready = now, 0, [0.0] * SCOREBOARDS
+        #: Products that have not begun, groups of them that were issued, and when those that ended did.
+        self.queue, self.sent, self.ended = deque[LoopInstruction](), 0, list[float]()
+        #: The group of products that it waits for; 0: none.
+        self.until = 0
+        #: When the last copy arrives, and the last one of each group of copies that may be waited for.
+        self.arrivals, self.committed = 0.0, list[float]()
+
+
+class LoopWalk:
+    """The warps of some blocks on a sub-core, in a loop, instruction by instruction.
+
+    Each block begins ``apart`` cycles behind the one before.  All sub-cores do the same, so that each has its share of
+    the pipe of shared memory.  A warp's instruction begins when the previous one's stall is over, its scoreboards are
+    ready, its sub-core issues no other and its pipe is free; who could begin first has precedence.  Products of several
+    warp groups alternate.  Beside a product instructions take longer, and delay it, as do accesses to the shared memory
+    that it reads.  Only several blocks wait for copies: those of a single one the engine simulates.
+    """
+
+    def __init__(self, code: Sequence[LoopInstruction], core: LoopCore, blocks: int = 1, apart: float = 0.0) -> None:
+        self.code, self.core, self.is_alone = code, core, blocks == 1
+        self.each = max(1, core.warps // core.subcores)
+        self.warps = [_WarpState(0.0) for _ in range(blocks * self.each)]
+        self.issue = self.narrow = self.special = self.memory = self.loads = 0.0
+        #: The warp whose product is in progress, the product, and when it ends.
+        self.multiplies, self.product, self.end = NONE, code[0], 0.0
+        #: How much of its time it uses tensor cores, which share ports of registers with others, and shared memory.
+        self.ports = self.share = 0.0
+        self.turn = 0
+        self.meeting: dict[int, list[tuple[float, int]]] = {}
+        self.ends: list[list[float]] = [[] for _ in self.warps]
+        #: When the first copy of each round is issued.
+        self.copied: list[float] = []
+        #: When a warp may begin its next instruction, since when it could if nothing were in use, and its number.
+        self.events = [(apart * (i // self.each), 0.0, i) for i in range(len(self.warps))]
+
+    def cycles(self) -> tuple[float, float]:
+        """Return the cycles of an iteration of all blocks, and of its part before the first copy of a later tile."""
+        while self.events:
+            now, since, i = heapq.heappop(self.events)
+            if i == NONE:
+                self._end_product(now)
+            else:
+                self._step(now, since, i)
+        whole = sum(e[-1] - e[SETTLING - 1] for e in self.ends) / len(self.ends) / (ROUNDS - SETTLING)
+        before = self.copied[-1] - max(e[-2] for e in self.ends) if len(self.copied) == ROUNDS else whole
+        return whole, min(whole, max(0.0, before))
+
+    def _step(self, now: float, since: float, i: int) -> None:
+        """Issue a warp's next instruction, or queue the warp again for when it may begin."""
+        warp, core = self.warps[i], self.core
+        x = self.code[warp.at]
+        begin = max(now, self.issue, self.narrow if x.is_narrow else 0.0)
+        if begin > now:
+            heapq.heappush(self.events, (begin, since, i))
+            return
+        self.issue = now + 1
+        if self.ports:
+            self.issue += core.issue_beside * self.ports
+            self.end += core.product_delay * self.ports
+        if x.is_narrow:
+            self.narrow = now + core.narrow + core.narrow_beside * self.ports
+        if x.name == "BAR":
+            self._meet(now, i)
+            return
+        free, came = self._executed(x, warp, now, i)
+        if x.result < SCOREBOARDS:
+            warp.ready[x.result] = max(warp.ready[x.result], came)
+        if x.operands < SCOREBOARDS:
+            read = came if x.name in STORES else now + core.function
+            warp.ready[x.operands] = max(warp.ready[x.operands], read)
+        if not warp.until:
+            self._go_on(i, max(free, self.issue, now + x.stall))
+
+    def _meet(self, now: float, i: int) -> None:
+        """Let a warp wait for the others of its block."""
+        met, core = self.meeting.setdefault(i // self.each, []), self.core
+        met.append((now, i))
+        if len(met) == self.each:
+            end = max(at for at, _ in met) + core.barrier + core.barrier_warp * core.warps
+            for _, j in met:
+                self._go_on(j, end)
+            met.clear()
+
+    def _go_on(self, i: int, now: float) -> None:
+        """Queue a warp for its next instruction, or end it after its last round."""
+        warp = self.warps[i]
+        warp.at += 1
+        if warp.at == len(self.code):
+            warp.at = 0
+            self.ends[i].append(now)
+            if len(self.ends[i]) == ROUNDS:
+                return
+        waits = self.code[warp.at].waits
+        if waits:
+            now = max([now, *(warp.ready[k] for k in range(SCOREBOARDS) if waits >> k & 1)])
+        heapq.heappush(self.events, (now, now, i))
+
+    def _executed(self, x: LoopInstruction, warp: _WarpState, now: float, i: int) -> tuple[float, float]:
+        """Return when the warp may go on after an instruction, and when its result exists."""
+        core, name = self.core, x.name
+        if x.is_product:
+            return self._multiplied(x, warp, now), now + core.function
+        if name == "WARPGROUP":
+            return self._waited(x, warp, now), now + core.function
+        if name == "MUFU":
+            begin = max(now, self.special)
+            self.special = begin + core.special + core.special_beside * self.ports
+            return now, begin + core.function
+        if name in ACCESSES:
+            return self._accessed(x, warp, now, i)
+        if name == COMMIT:
+            warp.committed.append(warp.arrivals)
+        elif name == AWAIT and not self.is_alone:
+            done = max(0, len(warp.committed) - x.details[0])
+            now = max([now, *warp.committed[:done]])
+            del warp.committed[:done]
+        return now + (core.fence if name == "MEMBAR" else 0.0), now + core.function
+
+    def _accessed(self, x: LoopInstruction, warp: _WarpState, now: float, i: int) -> tuple[float, float]:
+        """Return the same of an access to memory."""
+        core, name = self.core, x.name
+        moved = WARP_LANES * x.size_bytes * core.subcores  # bytes, as all sub-cores do the same
+        if name in SHARED:
+            begin = self._through_memory(moved / core.memory_bytes, now)
+            return now, begin + (core.shuffle if name == "SHFL" else core.near)
+        if name in LOCAL:
+            begin = self._through_memory(moved / core.local_bytes, now)
+            return now, self.memory + core.near
+        self._filled(moved / core.fill_bytes, now)
+        self.loads = max(now, self.loads) + moved / core.load_bytes
+        if name == LOAD:
+            return now, self.loads + core.far
+        if i == 0 and len(self.copied) == len(self.ends[0]):
+            self.copied.append(now)
+        warp.arrivals = self.loads + core.copied
+        return now + core.copy, now + core.function
+
+    def _through_memory(self, cycles: float, now: float) -> float:
+        """Occupy the pipe of shared memory, which delays a product that reads it; return when that begins."""
+        begin = max(now, self.memory)
+        self.memory = begin + cycles * (1 + self.share)
+        self.end += cycles * self.share
+        return begin
+
+    def _filled(self, cycles: float, now: float) -> None:
+        """Occupy the same pipe with what comes from L2, for which a product makes way."""
+        self.memory = max(now, self.memory) + cycles
+        self.end += cycles * self.share
+
+    # ---------------------------------------------------------------- products
+
+    def _multiplied(self, x: LoopInstruction, warp: _WarpState, now: float) -> float:
+        """Queue a product; return when its warp goes on."""
+        warp.queue.append(x)
+        warp.sent += x.details[2]
+        if self.multiplies == NONE:
+            self._begin_product(now)
+        return now + self.core.product
+
+    def _waited(self, x: LoopInstruction, warp: _WarpState, now: float) -> float:
+        """Return when the products that a warp waits for have ended; if that is unknown, it goes on by then."""
+        group = warp.sent - x.details[0] if x.details else 0
+        if group <= 0:
+            return now
+        if len(warp.ended) >= group:
+            return max(now, warp.ended[group - 1])
+        warp.until = group
+        return now
+
+    def _begin_product(self, now: float) -> None:
+        """Begin the next product of the next warp that has one."""
+        count = len(self.warps)
+        for i in (j % count for j in range(self.turn, self.turn + count)):
+            if self.warps[i].queue:
+                self.multiplies, self.product, self.turn = i, self.warps[i].queue.popleft(), i + 1
+                tensor, memory = _product_cycles(self.product, self.core)
+                whole = max(tensor, memory)
+                self.end, self.ports, self.share = now + whole, tensor / whole, memory / whole
+                heapq.heappush(self.events, (self.end, 0.0, NONE))
+                return
+
+    def _end_product(self, now: float) -> None:
+        """End a product, unless it was delayed, let its warp go on that waited for it, and begin the next one."""
+        if self.end > now:
+            heapq.heappush(self.events, (self.end, 0.0, NONE))
+            return
+        i, self.multiplies, self.ports, self.share = self.multiplies, NONE, 0.0, 0.0
+        warp = self.warps[i]
+        if self.product.details[2]:
+            warp.ended.append(now + self.core.drain)
+            if warp.until and len(warp.ended) >= warp.until:
+                warp.until = 0
+                self._go_on(i, warp.ended[-1])
+        self._begin_product(now)
+
+
+def _product_cycles(x: LoopInstruction, core: LoopCore) -> tuple[float, float]:
+    """Return the cycles of tensor cores and of shared memory for one product."""
+    columns, is_near, _ = x.details
+    return columns / core.elements, MATRIX_BYTES * (columns + is_near * GROUP_ROWS) / core.memory_bytes
+
+
+def _first_loaded(code: Sequence[LoopInstruction], core: LoopCore) -> float:
+    """Return the bytes that a block loads into registers for its first product: of two operands at most one's."""
+    first = next((i for i, x in enumerate(code) if x.is_product), 0)
+    loads = [(i, x.size_bytes) for i, x in enumerate(code) if x.name == LOAD]
+    before, every = (sum(n for i, n in loads if i < until) for until in (first, len(code)))
+    return WARP_LANES * core.warps * min(before, every / 2)
+
+
+@lru_cache(maxsize=256)  # a few entries a kernel
+def loop_work(body: str, core: LoopCore, blocks: int) -> LoopWork:
+    """Return the work of a block in an iteration of a loop, by its code, where so many blocks are resident."""
+    code = [_decoded(word) for word in body.split()]
+    each, names = core.warps / core.subcores, Counter(x.name for x in code)
+    whole, before = held, _ = LoopWalk(code, core).cycles()
+    if blocks > 1:  # which are out of step: spread over an iteration
+        held = min(held, LoopWalk(code, core, blocks, whole / blocks).cycles()[0] / blocks)
+    if (loads := _first_loaded(code, core)) and not names[COPY]:  # that it waits for them the engine simulates
+        before = whole = max(0.0, whole - core.copied - loads / core.load_bytes)
+    moved = {kind: sum(x.size_bytes for x in code if x.name in kind) for kind in (SHARED | {COPY}, LOCAL)}
+    return LoopWork(
+        before=before,
+        after=whole - before,
+        held=whole if blocks == 1 else held,
+        issued=len(code) * each,
+        narrow=sum(n for name, n in names.items() if name in HALF_RATE) * core.narrow * each,
+        special=names["MUFU"] * core.special * each,
+        product=sum(_product_cycles(x, core)[0] for x in code if x.is_product) * each,
+        memory=WARP_LANES * core.warps * moved[SHARED | {COPY}] / core.memory_bytes,
+        local=WARP_LANES * core.warps * moved[LOCAL] / core.local_bytes,
+    )
+
+
+def with_loops(tiling: SmTiling, loops: Sequence[str], phase: Phase, device: DeviceSpec) -> SmTiling:
+    """Return the tiling of a compiled attention with the work of its loops by their code, where it is known.
+
+    One loop is that of all tiles; of two the longer one has the masks, and is that of masked tiles.  Any other tiling,
+    and that of a device without ``sharing.loops``, stays as it is.
+    """
+    decided, spec = tiling.decided, warp_issue(device).sharing.loops
+    is_read = spec is not None and decided.generation == "wgmma" and decided.roles == "alike" and decided.stages > 0
+    if not is_read or attention_products(phase) is None or not 0 < len(loops) <= 1 + bool(phase.masks):
+        return tiling
+    assert spec is not None
+    core = _core_of(device, spec, decided.warps * decided.groups, decided.generation)
+    bodies = sorted(loops, key=lambda body: body.count(" "))
+    works = tuple(loop_work(body, core, tiling.residents) for body in bodies)
+    return replace(tiling, decided=decided._replace(loops=works))
+
+
+def _core_of(device: DeviceSpec, spec: LoopSpec, warps: int, generation: str) -> LoopCore:
+    """Return a device's multiprocessor with one block of so many warps."""
+    issue, memory, copies = warp_issue(device), engine_of(device, LSU, SharedMemoryPipe), device.engine(SM, LDG)
+    special, tensor = engine_of(device, MUFU, LanePipe), engine_of(device, TENSOR, GroupMatrixEngine)
+    narrow = engine_of(device, ALU if ALU in device.core(SM).engines else FMA, LanePipe)
+    local, sharing = device.core(SM).engines.get(SPILL), issue.sharing
+    assert isinstance(copies, DmaEngine)
+    assert tensor.wgmma is not None
+    load, memory_bytes = copies.route("GM", "RF"), memory.banks_count.value * memory.bank_bytes.value * memory.rate
+    return LoopCore(
+        warps=warps,
+        subcores=issue.subcores_count.value,
+        narrow=WARP_LANES / (narrow.lanes_count.value * narrow.rate),
+        special=WARP_LANES / (special.lanes_count.value * special.rate),
+        memory_bytes=memory_bytes,
+        local_bytes=local.bytes_per_cycle.value * local.rate if isinstance(local, LocalMemoryPipe) else memory_bytes,
+        load_bytes=load.bytes_per_cycle.value * copies.rate,
+        fill_bytes=spec.fill_bytes_per_cycle.value * copies.rate,
+        near=float(memory.latency_cycles.value),
+        far=float(sharing.lookup_cycles.value),
+        copied=float(load.latency_cycles.value),
+        shuffle=float(memory.shuffle_latency_cycles.value),
+        function=float(special.latency_cycles.value),
+        elements=tensor.wgmma.elements_per_cycle.value * tensor.rate,
+        product=float(tensor.wgmma.issue_cycles.value),
+        drain=float(tensor.wgmma.drain_cycles.value),
+        copy=float(sharing.copy_cycles["wgmma"].value),
+        fence=float(sharing.fence_cycles.value),
+        barrier=sharing.barrier_cycles.value,
+        barrier_warp=sharing.barrier_warp_cycles.value,
+        issue_beside=spec.issue_beside_cycles.value,
+        narrow_beside=spec.narrow_beside_cycles.value,
+        special_beside=spec.special_beside_cycles.value,
+        product_delay=spec.product_delay_cycles.value,
+    )

@@ -1,0 +1,133 @@
+"""Loops around products by their machine code: what is read of it, and how warps and products share a core."""
+
+from __future__ import annotations
+
+import pytest
+
+from npusim.config.load import load_device
+from npusim.machines.sm.compiled_loops import LoopCore, LoopWalk, _core_of, _decoded, loop_work, loops_of
+from npusim.machines.sm.core import warp_issue
+
+#: No scoreboard.
+NONE = 7
+#: Beside no product, and without latencies: a core of one warp a sub-core, which is a block.
+PLAIN = LoopCore(
+    warps=4,
+    subcores=4,
+    narrow=2.0,
+    special=8.0,
+    memory_bytes=128.0,
+    local_bytes=42.0,
+    load_bytes=128.0,
+    fill_bytes=128.0,
+    near=29.0,
+    far=262.0,
+    copied=375.0,
+    shuffle=24.0,
+    function=17.0,
+    elements=2.0,
+    product=14.0,
+    drain=57.0,
+    copy=13.0,
+    fence=95.0,
+    barrier=12.4,
+    barrier_warp=2.0,
+    issue_beside=0.0,
+    narrow_beside=0.0,
+    special_beside=0.0,
+    product_delay=0.0,
+)
+
+
+def line(at: int, text: str, control: int) -> str:
+    return f"        /*{at:04x}*/  {text} ;  /* 0x{0:016x} */\n  /* 0x{control << 41:016x} */\n"
+
+
+def word(name: str, stall: int, *details: int, result: int = NONE, operands: int = NONE, waits: int = 0) -> str:
+    listed = "*" + ",".join(map(str, details)) if details else ""
+    return f"{name}{listed}:{stall | result << 5 | operands << 8 | waits << 11:x}"
+
+
+#: A product of 128 columns whose operands are in shared memory, the last that is waited for, and that wait.
+PRODUCT, WAIT = word("HGMMA", 1, 128, 1, 1), word("WARPGROUP", 1, 0)
+
+
+def cycles(body: list[str], core: LoopCore = PLAIN, blocks: int = 1) -> float:
+    return LoopWalk([_decoded(x) for x in body], core, blocks).cycles()[0]
+
+
+def test_loops_of_products_are_read_with_what_decides_their_time() -> None:
+    control = 1 | NONE << 5 | NONE << 8
+    text = (
+        line(0x00, "MOV R1, R2", control)
+        + line(0x10, "HGMMA.64x128x16.F32 R24, gdesc[UR12], R24", control)
+        + line(0x20, "HGMMA.64x64x16.F32 R24, R88, gdesc[UR8].tnspB, R24, gsb0", control)
+        + line(0x30, "WARPGROUP.DEPBAR.LE gsb0, 0x1", control)
+        + line(0x40, "LDGSTS.E.BYPASS.128 [R41], desc[UR18][R20.64]", control)
+        + line(0x50, "DEPBAR.LE SB0, 0x2", control)
+        + line(0x60, "@P0 BRA 0x10", control)
+        + line(0x70, "BRA 0x0", control)  # around the loop, and so not a loop of its own
+    )
+    (body,) = loops_of(text)
+    found = [_decoded(x) for x in body.split()]
+    assert [x.name for x in found] == ["HGMMA", "HGMMA", "WARPGROUP", "LDGSTS", "DEPBAR", "BRA"]
+    assert [x.details for x in found] == [(128, 1, 0), (64, 0, 1), (1,), (16,), (2,), ()]
+
+
+def test_a_warp_waits_for_its_products_and_their_drain() -> None:
+    # 128 columns take 64 cycles; as much is read from shared memory in 48.
+    assert cycles([PRODUCT, WAIT]) == pytest.approx(64 + 57)
+    # Nobody waits: the next round's product queues behind it.
+    assert cycles([PRODUCT, word("FADD", 4)] * 3) < 3 * 64 + 57
+
+
+def test_blocks_hide_waits_of_one_another_until_a_unit_is_full() -> None:
+    body = [PRODUCT, WAIT, *[word("FMUL", 1)] * 50]
+    alone, three, many = (cycles(body, blocks=n) for n in (1, 3, 8))
+    assert alone == pytest.approx(64 + 57 + 50)
+    assert three / 3 < 0.6 * alone
+    assert many / 8 == pytest.approx(64, rel=0.02)  # the tensor core's
+
+
+def test_products_of_two_warp_groups_alternate() -> None:
+    body = [*[word("HGMMA", 1, 128, 1, 0)] * 3, PRODUCT, WAIT]
+    walk = LoopWalk([_decoded(x) for x in body], PLAIN._replace(warps=8))
+    walk.cycles()
+    # Neither has all its products first: the first group's four end one product before the second one's.
+    assert [of[0] for of in walk.ends] == pytest.approx([7 * 64 + 57, 8 * 64 + 57], abs=1)
+
+
+def test_work_beside_a_product_takes_longer_and_delays_it() -> None:
+    body = [PRODUCT, *[word("FMUL", 1)] * 40, WAIT]
+    slow = PLAIN._replace(issue_beside=1.0, product_delay=0.5)
+    assert cycles(body) == pytest.approx(64 + 57)
+    assert cycles(body, slow) > 64 + 57 + 0.5 * 30
+    apart = [PRODUCT, WAIT, *[word("FMUL", 1)] * 40]
+    assert cycles(apart, slow) < cycles(apart) + 3
+
+
+def test_what_a_chip_measured_beside_products_comes_out() -> None:
+    """h200_micro.json, beside_*: two warps a sub-core beside another's products, in cycles an instruction."""
+    device = load_device("h200")
+    spec = warp_issue(device).sharing.loops
+    assert spec is not None
+    core = _core_of(device, spec, 4, "wgmma")
+    assert core.narrow + core.narrow_beside == pytest.approx(4.75)
+    assert core.special + core.special_beside == pytest.approx(10.9)
+    assert 1 + core.issue_beside == pytest.approx(1.76)
+    assert 64 + core.product_delay * 116 / 1.76 == pytest.approx(116, abs=0.5)
+
+
+def test_only_several_blocks_wait_for_copies_here() -> None:
+    copy = [word("LDGSTS", 1, 16), word("LDGDEPBAR", 1), word("DEPBAR", 1, 0), word("BAR", 1)]
+    assert cycles(copy) < 60
+    assert cycles(copy, blocks=2) > 375
+
+
+def test_what_the_engine_waits_for_is_left_out_of_one_stage() -> None:
+    load = word("LDG", 1, 16, result=0)
+    body = " ".join([load, word("STS", 1, 16, waits=1), PRODUCT, WAIT, *[word("FMUL", 1)] * 400])
+    whole = cycles(body.split())
+    work = loop_work(body, PLAIN, 1)
+    assert work.before == work.held == pytest.approx(whole - 375 - 0.5 * 16 * 32 * 4 / 128)
+    assert loop_work(body, PLAIN, 4).held < work.held
