@@ -353,7 +353,7 @@ def diff(
     ],
     schedule: Annotated[str | None, o.argument("SCHEDULE", "Schedule that the kernel implements.")] = None,
     judge: Annotated[
-        bool, o.option("--judge", "Print only one line: right for its formats (exit code 0) or wrong (1).")
+        bool, o.option("--judge", "Print only the verdict: right for its formats (exit code 0), or wrong (1).")
     ] = False,
     json: o.Json = False,
 ) -> None:

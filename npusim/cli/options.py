@@ -87,7 +87,7 @@ ScheduleName = Annotated[
     str | None,
     typer.Argument(
         metavar="SCHEDULE",
-        help="For example flash; default: list all schedules.",
+        help="Schedule, for example flash; default: list all schedules.",
         show_default=False,
         autocompletion=_schedules,
     ),

@@ -35,7 +35,7 @@ def stress(
         o.option(
             "--over ASPECT[=LOW:HIGH]",
             "Aspects to vary: logit_std, logit_mean, resonance, channels, tokens, sinks, late, values, equal, "
-            "zero, tail, padding, scale, or outliers, logits; may be repeated. after =, a,b,c are values.",
+            "zero, tail, padding, scale, or outliers, logits; may be repeated. =a,b,c are values.",
             panel="How",
             shown="all",
         ),
@@ -45,8 +45,7 @@ def stress(
         str,
         o.option(
             "--require finite|max-rmse=X",
-            "Exit code 1 if the worst input does not meet this; with finite, amplitudes grow beyond the default "
-            "bounds.",
+            "Exit code 1 if the worst input does not meet this; finite extends the default bounds.",
             panel="How",
             shown=False,
         ),

@@ -505,7 +505,7 @@ def _assumed(config: HuggingFaceConfig, chosen: str | None) -> Iterator[str]:
     if not (chosen or config.dtype):
         yield "it states no dtype; npusim uses float16"
     if not _says_gated(config) and config.activation not in _PLAIN_ACTIVATIONS:
-        what = "no activation" if config.activation is None else f"the activation {config.activation} is unknown"
+        what = "no activation" if config.activation is None else f"the unknown activation {config.activation}"
         yield f"it states {what}; npusim assumes an FFN of two matrices"
     if config.quantization and not _stored_bits(config.quantization):
         yield (

@@ -46,7 +46,7 @@ def load(name: str, what: str) -> tuple[ModuleType, str]:
         return module(called), wanted
     path = Path(called)
     if not path.is_file():
-        raise SpecError(f"{path.absolute()}: there is no such file; your own {what} is FILE.py:NAME")
+        raise SpecError(f"{path.absolute()}: no such file; {what} of your own is FILE.py:NAME")
     return _file(str(path.resolve()), path.stat().st_mtime_ns), wanted
 
 

@@ -38,6 +38,7 @@ CONSTRUCTS: Mapping[str, str] = MappingProxyType(
         "tl.where of other than": "a choice between two blocks by indices",
         "tl.where is supported here only with": "a choice between two blocks by indices",
         "a block goes along one axis or two": "blocks of three axes",
+        "a block must run along one or two axes": "blocks of three axes",
         "no arithmetic is stated": "a format that the device does not multiply",
         "ids needed": "more flags than the device has",
         "the body converts to text": "pages at other distances in each program",
