@@ -43,7 +43,8 @@ def package_stamp() -> tuple[tuple[str, int, int], ...]:
 
 
 def load(name: str, stamp: bytes, at: Path | None = None) -> bytes | None:
-    """Return the data stored under a name with a stamp (`digest`); None where there are none, or they are damaged.
+    """Return the data stored under a name with a stamp (`digest`); None if there are no such data, or if they are
+    damaged.
 
     ``at``: the only folder that is searched.
     """
@@ -55,7 +56,7 @@ def load(name: str, stamp: bytes, at: Path | None = None) -> bytes | None:
 
 
 def store(name: str, stamp: bytes, data: bytes, *, is_silent: bool = False) -> None:
-    """Store ``data`` under a name, in place of earlier data; a failure is reported once, or not at all."""
+    """Store ``data`` under a name, in place of earlier data; a failure is reported at most once."""
     faults = list[str]()
     for place in folders():
         try:
@@ -97,7 +98,7 @@ def folder() -> Path | None:
 
 
 def folders() -> list[Path]:
-    """Return the folders that are searched, and the one that is written: the first that can be."""
+    """Return the folders to search, and the folder to write to: the first one that can be written."""
     if named := os.environ.get(VARIABLE):
         return [Path(one) for one in named.split(os.pathsep)]
     users = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - needs no home

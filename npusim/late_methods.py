@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 else:
 
     def dataclass(cls=None, /, *, repr=True, eq=True, frozen=False, slots=False, kw_only=False, unsafe_hash=False):
-        """Return what `dataclasses.dataclass` does, as a decorator or of a class: all parts of it that npusim uses.
+        """Do what `dataclasses.dataclass` does, as a decorator or as a call with a class; only the parts that npusim
+        uses.
 
         ``__init__``, ``__repr__``, ``__eq__`` and ``__hash__`` are compiled on first use, each for itself; from then on
         they are what the standard library compiles.  A default in front of a field without one is an error then.
@@ -35,7 +36,7 @@ else:
 
 
 class _Late:
-    """A method in a class's namespace until it is used: it is compiled then, and takes this object's place."""
+    """Placeholder of a method in a class's namespace: on first use the method is compiled and replaces this object."""
 
     __slots__ = ("build", "name", "of")
 

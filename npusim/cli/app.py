@@ -85,7 +85,7 @@ VERBS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 def _usage_errors() -> Iterator[None]:
     """Print an error in an option or argument as all other errors, folded at a terminal's width, after the usage.
 
-    Help that is printed because a verb is missing is no such error.
+    Printing help because a verb is missing does not count as an error.
     """
     try:
         yield
@@ -271,4 +271,4 @@ def root(
         ),
     ] = None,
 ) -> None:
-    """Read the options that stand before a verb."""
+    """Read the options before a verb."""

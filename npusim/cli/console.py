@@ -143,7 +143,9 @@ def progress(message: str) -> Iterator[Callable[..., None]]:
 
 @contextmanager
 def late_progress(message: str) -> Iterator[Callable[..., None]]:
-    """As `progress`, whose thread begins with the first news: a process forks where it has no other thread."""
+    """Like `progress`, but its thread starts with the first news, because a process can fork only while it has no other
+    thread.
+    """
     with ExitStack() as stack:
         begun = cache(lambda: stack.enter_context(progress(message)))
 

@@ -162,7 +162,7 @@ def _draw(name: str, done: "Sequence[PointOutcome]", path: Path, file: Path | No
 
 
 def _end(exploration: "Exploration | None", path: Path, best: Path | None) -> None:
-    """Write the best point; raise `TilingError` where a search that is over has no point with a time."""
+    """Write the best point; raise `TilingError` if a finished search has no point with a time."""
     if exploration is None:
         raise KeyboardInterrupt
     if exploration.best is not None:

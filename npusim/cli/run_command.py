@@ -156,7 +156,7 @@ def run(
 
 
 def _draw(result: "RunData", file: Path) -> None:
-    """Write a picture of where the time of a run goes, or of its errors where it has no time."""
+    """Write a picture of the parts of a run's time, or of its errors if it has no time."""
     from npusim.report.page_figures import figures_document
     from npusim.report.plot import picture
     from npusim.report.result_json import record_of

@@ -219,7 +219,7 @@ def _bounded(text: str) -> str:
 
 
 def serve_http(server: MCPServer[Any], host: str, port: int, token: str) -> None:
-    """Serve over HTTP at ``/mcp``; beyond this machine only to those who know the token."""
+    """Serve over HTTP at ``/mcp``; clients on other machines need the token."""
     import uvicorn
 
     if host not in LOCAL and not token:

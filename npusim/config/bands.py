@@ -3,13 +3,13 @@
 ``hwconfigs/validated.csv`` has the error of each measured case that the device bounds, not the host.  A family is a
 schedule with a kind of kernel; a device has bands of the families that were measured on it, and devices with the same
 cores pool their cases, but no band is narrower than that of a device's own cases.  Cases of a shape have similar
-errors, so each shape counts as much as another, and cases on
-which a constant was fitted do not count.  A class of a family (tiles that spill registers, products with narrow tiles)
-has a band of its own; classes have at least `FEWEST` shapes (``reports/validation/bands.py`` leaves out one shape at a
-time and holds it against the band of the others).  Where a family was never measured on the device, or no case is
-similar (each size within a factor of `LIKE`), there is no band.  Launches of Triton kernels are one family,
-`LAUNCHES`, of three kinds (`launch_kind`): their sizes have other names, and none is compared.  Those that spill
-registers have no band: of shapes that were left out, fewer than 85 % were within it.
+errors, so each shape counts as much as another, and cases on which a constant was fitted do not count.  A class of a
+family (tiles that spill registers, products with narrow tiles) has a band of its own; classes have at least `FEWEST`
+shapes (``reports/validation/bands.py`` leaves out one shape at a time and compares it with the band of the others).
+Where a family was never measured on the device, or no case is similar (each size within a factor of `LIKE`), there is
+no band.  Launches of Triton kernels are one family, `LAUNCHES`, of three kinds (`launch_kind`): their sizes have other
+names, and none is compared.  Those that spill registers have no band: of shapes that were left out, fewer than 85 %
+were within it.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class MeasuredCase(NamedTuple):
 class Validated:
     """The expected relative error of a family's predicted times on a device.
 
-    Half of such times are within ``median_error``, nine in ten within ``most_error``: ends from the errors of
+    Half of such times are within ``median_error``, nine in ten within ``most_error``. Both come from the errors of
     ``shapes`` shapes of the class ``ranked_class`` (empty: all of the family).  The family has ``cases`` measured cases
     on the devices ``measured_on``, and ``like`` of them have each size within a factor of 4 of this run's (None: no
     shape is known).  ``outside`` names a size outside the measured range and its distance: bands are ``widened`` by
@@ -221,7 +221,7 @@ def validated(
     is_estimated: bool = False,
     is_spilled: bool = False,
 ) -> Validated:
-    """Return the band of a schedule's time on a device, if the device's numbers are those of its file.
+    """Return the band of a schedule's time on a device, if the device's numbers are unchanged.
 
     Without a ``problem``, the band covers shapes and kinds of kernel (``tiling``) as they were measured.  ``launch``:
     the kind of a launch of a Triton kernel (`launch_kind`); empty for another schedule.
@@ -237,7 +237,7 @@ def validated(
 
 
 def sizes_of(problem: SpecModel | None) -> dict[str, int]:
-    """Return the sizes of a problem that say how like others it is."""
+    """Return the sizes of a problem by which it is compared with others."""
     sizes = {name: getattr(problem, name, None) for name in SIZES}
     return {name: size for name, size in sizes.items() if isinstance(size, int)}
 
@@ -245,8 +245,8 @@ def sizes_of(problem: SpecModel | None) -> dict[str, int]:
 def kind_of(tiling: Tiling | None) -> str:
     """Return whose kernel a tiling means: a published one's name, ``library``, or empty for a kernel by its tile.
 
-    A library's stages are open, or stated as ``library``.  Of a program of several kernels it is the attention that a
-    caller named in place of its own.
+    A library's stages are open, or stated as ``library``.  For a program of several kernels it is the attention that
+    the caller named.
     """
     fields, named = dict(tiling or ()), tiling.model_fields_set if tiling is not None else ()
     stages = fields.get("stages", "")
@@ -283,8 +283,8 @@ def band(
 ) -> Validated:
     """Return the band that the measured cases of a schedule give a run of a kind of kernel (None: of any).
 
-    Without ``sizes`` none is compared; without a kind, the band covers all classes of tiles.  Where ``device`` has
-    `FEWEST` shapes or more, no end is below that rank of its own errors.
+    Without ``sizes``, sizes are not compared; without a kind, the band covers all classes of tiles.  Where ``device``
+    has `FEWEST` shapes or more, no end is below that rank of its own errors.
     """
     family = [case for case in pool if kind in (None, case.kind)]
     if not family:
@@ -354,8 +354,8 @@ def _errors(cases: Iterable[MeasuredCase], *, is_estimated: bool) -> list[float]
 def within(shapes: Sequence[Sequence[float]], share: float) -> float:
     """Return the error within which a ``share`` of a new shape's errors is expected, by the absolute errors of shapes.
 
-    A rank where enough shapes are there: each shape has the same weight, and so has the new one, whose errors may be
-    larger than all (hierarchical conformal prediction: Lee, Barber and Willett 2023).  Of fewer shapes the interval of
+    With enough shapes it is a rank: each shape has the same weight, and so has the new one, whose errors may be larger
+    than all others (hierarchical conformal prediction: Lee, Barber and Willett 2023).  Of fewer shapes the interval of
     Student's t about zero.
     """
     need = share * (len(shapes) + 1)

@@ -389,7 +389,9 @@ class IssueSpec(SpecModel):
 
 
 class SpecialisedSpec(IssueSpec):
-    """The same of kernels whose warps specialise: one group copies, others take turns (cuDNN's, FlashAttention-3's)."""
+    """The same constants of kernels whose warps specialise: one group copies, others take turns (cuDNN's,
+    FlashAttention-3's).
+    """
 
     instruction_slots_factor: Positive = Field(description="issue slots that an instruction takes, on average")
     product_slowing_factor: Quantity = Field(
@@ -480,7 +482,7 @@ class CodeSpec(SpecModel):
 
 
 class AccessSpec(SpecModel):
-    """What a thread of an operator of eager PyTorch computes for each access to memory."""
+    """The arithmetic of a thread of an eager PyTorch operator for each access to memory."""
 
     instructions_count: PositiveWhole = Field(
         description=("number of instructions, each of which uses an issue slot of its warp")
@@ -517,7 +519,7 @@ class LibrarySpec(SpecModel):
     code: CodeSpec | None = Field(default=None, description="constants of kernels whose instructions are counted")
 
     def softmax_points(self, columns: int) -> dict[str, float]:
-        """Return the row lengths whose ``row_cycles`` apply to rows of so many columns, each with its share.
+        """Return the row lengths whose ``row_cycles`` apply to rows with this number of columns, each with its share.
 
         Between two stated lengths the cost is interpolated; beyond the first or last it is constant.
         """
@@ -721,7 +723,7 @@ class LanePipe(RatedUnit):
         return entry(self.ops, name, f"no operation {name!r} on this pipe; it has: ")
 
     def packed(self, name: str, fmt: str) -> int:
-        """Return how many elements of ``fmt`` one lane takes at once in an operation."""
+        """Return the number of elements of ``fmt`` that one lane processes at once in an operation."""
         is_packed = name in self.packed_ops and fmt in self.packed_formats
         return self.packed_count.value if is_packed and self.packed_count else 1
 

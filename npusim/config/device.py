@@ -98,7 +98,7 @@ class L2Spec(SpecModel):
     )
 
     def dirty_bytes(self) -> float:
-        """Return how many bytes of others are still to be written back where it is dirty."""
+        """Return the number of other data's bytes that must still be written back if L2 is dirty."""
         if self.dirty_factor is None:
             raise SpecError(
                 "l2: dirty: the device file does not state which share has to be written back "
@@ -225,7 +225,8 @@ class PowerSpec(SpecModel):
         return float((self.limit * watts / average) ** self.exponent_factor.value)
 
     def mean_clock(self, share: float, seconds: float) -> float:
-        """Return the mean clock, over the full one, of calls of so many seconds each, whose limit's clock is ``share``.
+        """Return the mean clock of calls with this duration in seconds, as a share of the full clock; ``share`` is that
+        of the limit's clock.
 
         Where the clock falls to it with a time constant, the mean of ``calls_count`` calls from the full clock on.
         """
@@ -252,7 +253,9 @@ class PowerSpec(SpecModel):
         return self.board_w if self.limit_w is None else self.limit_w
 
     def watts(self, held: Positive | None) -> float:
-        """Return the limit in watts, ``held`` where the board is set to it, over the one at which ``limit`` holds."""
+        """Return the power limit (``held``, if the board is set to one), relative to the one to which ``limit``
+        belongs.
+        """
         known, stated = self.limit_w if self.limit_factor is None else self.board_w, held or self.stated_w
         return stated.value / known.value if stated and known else 1.0
 
@@ -548,7 +551,7 @@ class DeviceSpec(HardwareModel):
         return any((r.source, r.destination) == (source, destination) for e in movers for r in e.routes.values())
 
     def matrix_engine(self, core: str) -> MatrixEngine:
-        """Return the matrix unit of a kind of core; raise `SpecError` where there is none."""
+        """Return the matrix unit of a kind of core; raise `SpecError` if it has no matrix unit."""
         return entry(self.matrix_engines, core, f"{self.name}: {core} has no matrix unit; cores that have one: ")
 
     @property
@@ -599,8 +602,8 @@ class DeviceSpec(HardwareModel):
         return cycles / self.clock_hz.value
 
     def clocked(self, flops: int) -> DeviceSpec:
-        """Return the device at its clock for a program with so many operations of products, and the launch at this
-        clock.
+        """Return the device at its clock for a program with this number of operations in products, and the launch at
+        this clock.
         """
         launch, held = self.launch, self.held_clock_hz
         clock = self.products_clock_hz if flops else None
@@ -657,7 +660,7 @@ class DeviceSpec(HardwareModel):
         return None
 
     def sustained(self, flops: int, seconds: float, busy_cycles: Mapping[str, int]) -> float:
-        """Return the clock, over ``clock_hz``, of a kernel with so many operations.
+        """Return the clock of a kernel with this number of operations, relative to ``clock_hz``.
 
         ``busy_cycles``: busy cycles of the average core's units, by unit name (``sm.TENSOR``).
         """

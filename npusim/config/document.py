@@ -37,7 +37,7 @@ _GROUPED = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
 
 
 class FilePosition(NamedTuple):
-    """Where a key stands."""
+    """Place of a key: file and line."""
 
     file: str
     line: int
@@ -65,7 +65,7 @@ class Document:
         return repr(self.data)
 
     def position_of(self, key: str) -> FilePosition:
-        """Return where ``key`` stands, or its nearest parent that stands somewhere."""
+        """Return the place of ``key``, or of its nearest parent that has a place."""
         while key and key not in self.places:
             key = key.rpartition(".")[0]
         return self.places[key]
@@ -103,7 +103,7 @@ def _parser() -> str:
 
 
 def read_text(path: Path, most_bytes: int = MOST_BYTES) -> str:
-    """Return a file's UTF-8 text; raise `SpecError` if it is no file, cannot be read or exceeds ``most_bytes``."""
+    """Return a file's UTF-8 text; raise `SpecError` if it is not a file, cannot be read, or exceeds ``most_bytes``."""
     try:
         return regular_file(path, most_bytes, SpecError).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -142,7 +142,7 @@ def read_csv(
 def cell_number(row: Mapping[str, object], column: str, where: str) -> float | None:
     """Return the number of a table's cell, with or without commas between thousands; None where it is empty or NA.
 
-    Raises `SpecError` for a text that is no number of at least 0; NaN and infinity are no such numbers.
+    Raises `SpecError` for a text that is not a number of at least 0; NaN and infinity are refused too.
     """
     value = row.get(column)
     text = "" if value is None else str(value).strip()
@@ -248,7 +248,7 @@ class _Merge:
         return Document(self.override.file, data, self.places, frozenset(self.removed))
 
     def _with(self, path: str, node: dict[str, object], steps: list[str], key: str, value: object) -> dict[str, object]:
-        """Return ``node``, which stands at ``path``, with ``value`` at ``steps`` below it.
+        """Return ``node``, which is at ``path``, with ``value`` at ``steps`` below it.
 
         ``key`` is how the overriding file spells it.  Nothing is written to: anchors may share mappings.
         """

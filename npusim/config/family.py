@@ -1,4 +1,4 @@
-"""A core family as one value, its manifest: what npusim has to know of the family before it imports the machine.
+"""A core family as one value, its manifest: the facts that npusim needs about the family before it imports the machine.
 
 The package registers its families as installed packages register theirs, by an entry point; `registered` loads a
 manifest once, and the manifest is checked then.

@@ -122,7 +122,7 @@ def target_of(
 ) -> tuple[Schedule, DeviceSpec, frozenset[str]]:
     """Return the schedule and the device or node of a request, and which of `NEEDS` its run has.
 
-    Raises `SpecError` for options that nothing of it reads.  ``has_bits``: whether bits are computed, by the run or by
+    Raises `SpecError` for options that have no effect on it.  ``has_bits``: whether bits are computed, by the run or by
     its caller; ``is_bare``: by its caller, who may compute bits of plain tensors where runs compute none.
     """
     r, device = request, device_of(request)
@@ -330,12 +330,12 @@ def estimate(
 
 
 def traced_groups(choice: Choice, count: int) -> Groups:
-    """Return the core groups on the timeline, of so many; the ``last`` one is known after the simulation."""
+    """Return the core groups on the timeline, given their number; ``last`` is known only after the simulation."""
     return LAST if choice == LAST else indices("trace_groups", choice, count, f"{LAST}, or ") if choice else ()
 
 
 def without_effect(plan: Plan, seconds: float, seconds_on: Callable[[DeviceSpec], float | None]) -> Iterator[str]:
-    """Yield a note for each changed number of the device without which the run's tile takes the same time.
+    """Yield a note for each changed number of the device that does not change the time of the run's tile.
 
     ``seconds_on`` returns the time of the run's program on another device.
     """

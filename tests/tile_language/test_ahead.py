@@ -90,7 +90,7 @@ def test_a_run_on_a_device_has_the_values_of_the_text(name: str, arguments: dict
     ("name", "arguments", "why"),
     [
         ("copied_ahead", {"change": "start"}, "x is read before it is written"),
-        ("copied_ahead", {"change": "other"}, "a part of the tile x \(its index 0 is "),
+        ("copied_ahead", {"change": "other"}, "a part of the tile x "),
         ("copied_ahead", {"change": "last"}, "a part of the tile x "),
         ("copied_ahead", {"change": "next"}, "a part of the tile x "),
         ("copied_ahead", {"change": "before", "slots": 3}, "a part of the tile x "),
