@@ -24,8 +24,9 @@ else:
         """Do what `dataclasses.dataclass` does, as a decorator or as a call with a class; only the parts that npusim
         uses.
 
-        ``__init__``, ``__repr__``, ``__eq__`` and ``__hash__`` are compiled on first use, each for itself; from then on
-        they are what the standard library compiles.  A default in front of a field without one is an error then.
+        ``__init__``, ``__repr__``, ``__eq__`` and ``__hash__`` are compiled separately on first use; they are then the
+        methods that the standard library compiles. A field without a default after one with a default is an error at
+        that time.
         """
 
         def decorated(cls):

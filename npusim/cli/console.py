@@ -96,8 +96,8 @@ def write(file: Path, content: str | bytes, note: str = "") -> None:
 def progress(message: str) -> Iterator[Callable[..., None]]:
     """Yield ``advance(done, total, note, left_s)``: a bar on stderr if that is a terminal, else now and then a line.
 
-    Both state the time left: ``left_s``, or else what the time so far and the done share give.  Lines are printed when
-    they are due, with or without news: without any, the seconds so far.  Work without a note is silent before
+    Both state the remaining time: ``left_s``, or an estimate from the time so far and the finished share. Lines are
+    printed at regular times; without news they state the seconds so far. Work without a note prints nothing before
     `QUIET_S`.  Nothing is printed to stdout.
     """
     start = time.monotonic()
@@ -172,8 +172,8 @@ def _so_far(seconds: float) -> str:
 def said_late(message: str) -> Iterator[Callable[..., object]]:
     """Print a message after `FIRST_LINE_S`, and from then on every `LINE_S` with the seconds so far.
 
-    Yield a function that ends this or, with another message, goes on with that.  A timer waits, no thread: a process
-    with a single thread can fork.
+    Yield a function that ends this message or, if it is called with another one, continues with that. It waits with a
+    timer instead of a thread, because a process with a single thread can fork.
     """
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield lambda *_: None

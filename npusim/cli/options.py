@@ -347,8 +347,8 @@ def key_values(items: Iterable[str] | None, option: str) -> dict[str, str]:
 def problem_values(text: str | None, *, is_launch: bool = False) -> "GemmProblem | CopyProblem | KernelProblem | None":
     """Return the problem of ``m=..,n=..,k=..[,dtype=..][,operands=..]`` or ``bytes=..``; None for None.
 
-    Other names are sizes of a Triton kernel's launch; with ``is_launch`` all are.  Raises `SpecError` where the
-    keys make no problem or a size is no positive integer.
+    Other names are sizes of a Triton kernel's launch; with ``is_launch`` all names are. Raises `SpecError` if the keys
+    do not describe a problem, or if a size is not a positive integer.
     """
     if text is None:
         return None

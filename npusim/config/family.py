@@ -184,7 +184,7 @@ def registered(name: str) -> CoreFamily:
 
 
 def module_of(name: str) -> str:
-    """Return the module that has the manifest of a core family, or the machine that stands for one."""
+    """Return the module that has the manifest of a core family, or the machine that replaces a manifest."""
     return _place(name).partition(":")[0]
 
 
@@ -202,7 +202,7 @@ def running(kind: Kind) -> tuple[str, ...]:
 
 @lru_cache
 def _registered(name: str, place: str) -> CoreFamily:
-    """Return a manifest; an entry point that is a machine stands for one with all else by default."""
+    """Return a manifest; an entry point that is a machine gives a manifest with defaults for everything else."""
     value = resolved(place)
     if isinstance(value, type):
         return CoreFamily(name=name, machine=value, unread=getattr(value, "unread", {}))

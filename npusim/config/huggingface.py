@@ -381,7 +381,7 @@ def _json_object(path: Path, text: str) -> dict[str, Any]:
 
 
 def _line(text: str, key: str) -> int:
-    """Return the line of a key in JSON text, 1 if it is not there."""
+    """Return the line of a key in JSON text, 1 if the text does not have it."""
     match = re.search(rf'"{re.escape(key)}"\s*:', text)
     return text.count("\n", 0, match.start()) + 1 if match else 1
 
@@ -416,7 +416,7 @@ def _kv_heads(config: HuggingFaceConfig) -> int:
 
 
 def _windows(config: HuggingFaceConfig) -> tuple[int | None, int | None, int]:
-    """Return the window, the chunk, and how many layers have them; none and 0 where all layers see everything."""
+    """Return the window, the chunk, and the number of layers that have them; None and 0 if all layers see all keys."""
     kinds = config.layer_types
     if kinds is not None and len(kinds) != config.layers:
         raise fault_at("layer_types", f"has {len(kinds)} entries, but the model has {config.layers} layers")
@@ -522,7 +522,7 @@ def _stored_bits(spec: Mapping[str, Any]) -> float | None:
 
 
 def _stored(config: HuggingFaceConfig) -> StoredWeights | None:
-    """Return how weights are stored, None where as Q, K and V are; MXFP4 is that of experts alone (gpt_oss)."""
+    """Return how weights are stored, None if in the format of Q, K and V; MXFP4 is used only for experts (gpt_oss)."""
     spec = config.quantization or {}
     bits = _stored_bits(spec)
     return StoredWeights(bits=bits, of="experts" if spec["quant_method"] == "mxfp4" else "layers") if bits else None

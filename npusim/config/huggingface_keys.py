@@ -152,7 +152,7 @@ def spelled_once(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return a config with one key for each value, and the keys that state another value for it.
 
-    ``spellings`` lists the names of each value.  The first name with a value is read; ``defaults`` count where the file
+    ``spellings`` lists the names of each value.  The first name with a value is used; ``defaults`` apply if the file
     has none of the names.
     """
     left, others = {**defaults, **config}, list[str]()

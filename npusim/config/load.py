@@ -65,7 +65,7 @@ def list_workloads() -> list[str]:
 def validated(model: type[ModelType], document: Document) -> ModelType:
     """Return ``document`` as ``model``; raise `SpecError` with a line for each fault.
 
-    A file of another kind is reported by its schema alone: its keys are no faults.
+    For a file of another kind only its schema is reported, not its keys.
     """
     field, schema = model.model_fields.get("schema_id"), document.data.get("schema")
     expected = str(get_args(field.annotation)[0]) if field is not None else ""

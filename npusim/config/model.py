@@ -35,7 +35,7 @@ PositiveFloat = Annotated[StrictFloat, Field(gt=0)]
 
 
 def percent_or_share(value: object) -> object:
-    """Return ``"15%"`` as 0.15, and all else, such as a share written as a number, as it is."""
+    """Return ``"15%"`` as 0.15, and everything else, such as a share written as a number, unchanged."""
     if not isinstance(value, str) or not value.strip().endswith("%"):
         return value
     try:
@@ -107,7 +107,7 @@ class SpecModel(BaseModel):
 
 
 def entry(table: Mapping[str, EntryType], name: str, fault: str) -> EntryType:
-    """Return an entry of a table; raise `SpecError`, which is ``fault`` and the names that there are."""
+    """Return an entry of a table; raise `SpecError` with ``fault`` and the table's names if there is no such entry."""
     if name not in table:
         raise SpecError(fault + ", ".join(table))
     return table[name]

@@ -82,7 +82,8 @@ class DriverMode(SpecModel):
         return 0.0 if self.local_bytes_per_s is None else 1.0 / float(self.local_bytes_per_s.value)
 
     def transfer_bytes_per_s(self, most: int, ranks: int, size_bytes: int | None) -> float:
-        """Return the rate of the engines, of ``most``, that serve a message of ``size_bytes`` a rank; None: of all.
+        """Return the rate of those engines, out of ``most``, that serve a message of ``size_bytes`` for each rank;
+        None: of all.
 
         NCCL uses complete channels; here the last one serves in part, since with complete ones alone a message would be
         slower than a slightly longer one.  Multiples of the step have the same value.
@@ -170,7 +171,7 @@ class LinearTimes(SpecModel):
 
 
 class DecodeTimes(SpecModel):
-    """Attention of single queries by a kernel that is known by its time alone."""
+    """Attention of single queries by a kernel of which only the time is known."""
 
     start_s: Quantity
     bytes_per_s: Positive = Field(description="rate of reading keys and values")
@@ -219,7 +220,7 @@ class CpuSpec(SpecModel):
 
     @property
     def elements_per_s(self) -> float:
-        """Return the elements of keys and values that all cores take in a second."""
+        """Return the number of elements of keys and values that all cores process in a second."""
         cores = self.sockets_count.value * self.cores_count.value
         each = self.lanes_count.value * self.units_count.value / self.instructions_count.value
         return float(cores * each * self.clock_hz.value)

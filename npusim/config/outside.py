@@ -116,7 +116,7 @@ def describe(error: BaseException) -> str:
 
 
 def place_of(error: BaseException, path: str) -> str:
-    """Return ``file:line`` of the last step in ``path`` on the way to an error; the file alone if there is none."""
+    """Return ``file:line`` of the last step in ``path`` on the way to an error; the file alone if no step is in it."""
     if isinstance(error, SyntaxError) and error.filename == path:
         return f"{path}:{error.lineno}"
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
@@ -131,7 +131,7 @@ def origin_of(function: object) -> str:
 
 @contextmanager
 def with_origin(origin: str, called: str = "") -> Iterator[None]:
-    """Prefix errors inside with the file and line of the fault, or of ``origin`` if the fault has none there.
+    """Prefix errors inside with the file and line of the fault, or of ``origin`` if no line of that file is involved.
 
     ``called``: the owner of the fault, in words, after the line.
 

@@ -168,7 +168,7 @@ def check_kv_heads(heads: int, kv_heads: int) -> None:
 class Sizes(SpecModel):
     """Sizes of a computation; built in code and from options: a fault is the user's, a `SpecError`.
 
-    A problem answers what runs ask of it; the answers of this class are those of a problem without bits or inputs.
+    Runs ask a problem for these facts; the answers of this class are those of a problem without bits or inputs.
     """
 
     #: Words of `npusim.simulation.request.NEEDS` that a run of the problem meets.
@@ -201,12 +201,12 @@ class Sizes(SpecModel):
 
     @property
     def attention(self) -> Problem | None:
-        """The attention of one device that the problem has; None where it has none."""
+        """The problem's attention on one device; None if it has no attention."""
         return None
 
     @property
     def product(self) -> GemmProblem | None:
-        """The matrix product of one device that the problem is; None where it is none."""
+        """The problem as a matrix product on one device; None if it is not a product."""
         return None
 
     @property
@@ -216,7 +216,7 @@ class Sizes(SpecModel):
 
     @property
     def seen(self) -> KeyRanges | None:
-        """Which keys a query sees, by its position; None where there are no queries."""
+        """The keys that a query sees, by its position; None if there are no queries."""
         return None
 
     @property
@@ -253,7 +253,7 @@ class Sizes(SpecModel):
         return 0
 
     def all_pairs(self) -> int:
-        """Return the (query, key) pairs of all heads that the mask leaves; 0 where there are none."""
+        """Return the (query, key) pairs of all heads that the mask does not hide; 0 if there are none."""
         return 0
 
     def with_seed(self, _seed: int) -> Self:
@@ -267,12 +267,12 @@ class Sizes(SpecModel):
     def with_bias(self, given: GivenBias, _kind: str = "") -> Problem:
         """Return the problem with a bias that is given, in place of a drawn one.
 
-        Raises `SpecError` where the problem has no bias of this kind (``shared``, ``head``; empty: any).
+        Raises `SpecError` if the problem has no bias of this kind (``shared``, ``head``; empty: any).
         """
         raise SpecError(_NO_BIAS.format(f", {_kind}" if _kind else ""))
 
     def few(self, _longest: int) -> Self:
-        """Return a problem with few blocks of the same sizes, of at most so many tokens."""
+        """Return a problem with few blocks of the same sizes and at most this number of tokens."""
         return self
 
     def with_usual(self, _usual: Mapping[str, float]) -> Self:
@@ -280,7 +280,7 @@ class Sizes(SpecModel):
         return self
 
     def named_sizes(self) -> dict[str, Any] | None:
-        """Return the sizes as ``--problem`` takes them; None where other options state them."""
+        """Return the sizes in the form of ``--problem``; None if other options state them."""
         return self.model_dump(exclude_defaults=True)
 
     def resized(self, sizes: Mapping[str, Any]) -> AnyProblem:
@@ -301,7 +301,7 @@ class Sizes(SpecModel):
 
 
 def _where_stated(default: object, description: str) -> Any:
-    """Return a field that records leave out at its default."""
+    """Return a field that records omit at its default."""
     return Field(default=default, description=description, exclude_if=lambda value: value == default)
 
 
@@ -350,9 +350,9 @@ class Problem(Sizes, CallFields):
     Raises
     ------
     SpecError
-        A size is not positive, heads are no multiple of KV heads, a head size of latents no multiple of 16,
-        lengths or documents contradict another size, or a query would see no key; the message names the value and
-        the allowed ones.
+        A size is not positive, heads are not a multiple of KV heads, a head size of latents is not a multiple of 16,
+        lengths or documents contradict another size, or a query would see no key; the message names the value and the
+        allowed ones.
     """
 
     batch: PositiveInt = 1
@@ -435,7 +435,7 @@ class Problem(Sizes, CallFields):
         return self.heads * self.query_count
 
     def all_pairs(self) -> int:
-        """Return the (query, key) pairs of all heads that the mask leaves."""
+        """Return the (query, key) pairs of all heads that the mask does not hide."""
         return self.heads * self.pairs()
 
     def with_seed(self, seed: int) -> Self:
@@ -497,7 +497,7 @@ class Problem(Sizes, CallFields):
     @model_validator(mode="before")
     @classmethod
     def _fill_heads(cls, data: object) -> object:
-        """Fill head sizes up to multiples of 16, as kernels do; the scale is that of the size stated."""
+        """Fill head sizes up to multiples of 16, as kernels do; the scale is that of the stated size."""
         if not isinstance(data, dict) or not isinstance(size := data.get("head_dim"), int):
             return data
         sizes = size, data.get("value_head_dim", size)
@@ -574,7 +574,7 @@ class Problem(Sizes, CallFields):
 
     @property
     def seen(self) -> KeyRanges:
-        """Which keys a query sees, by its position; a window or chunk that hides no key from any query is omitted."""
+        """The keys that a query sees, by its position; a window or chunk that never hides a key is omitted."""
 
         def cut(size: int | None) -> int | None:
             return None if size is None or size >= self.seq_kv else size
@@ -654,7 +654,7 @@ class Problem(Sizes, CallFields):
 
     @property
     def is_scaled(self) -> bool:
-        """Whether stored inputs stand for other values."""
+        """Whether stored inputs represent other values (with scales)."""
         return (self.q_scale, self.k_scale, self.v_scale) != (1.0, 1.0, 1.0)
 
     @property
@@ -663,12 +663,14 @@ class Problem(Sizes, CallFields):
         return self.scale * self.q_scale * self.k_scale
 
     def pairs(self) -> int:
-        """Return the (query, key) pairs that the mask leaves of one head in all sequences."""
+        """Return the number of (query, key) pairs of one head that the mask does not hide, in all sequences."""
         counts = Counter(map(self.sequence, range(self.batch))) if self.lengths else {self: self.batch}
         return sum(count * one.attended_pairs() for one, count in counts.items())
 
     def attended_pairs(self) -> int:
-        """Return the (query, key) pairs of one head that the mask leaves in a sequence of ``seq_kv`` keys."""
+        """Return the number of (query, key) pairs of one head that the mask does not hide in a sequence of ``seq_kv``
+        keys.
+        """
         if not self.seen.is_plain or (self.unseen and self.causal):
             return pairs_seen(self.seen, self.causal_offset, self.seq_q)
         if not self.causal:
@@ -679,7 +681,7 @@ class Problem(Sizes, CallFields):
         return growing + (self.seq_q - full) * self.seq_kv
 
     def flops(self) -> int:
-        """Return the operations of both products over the pairs that the mask leaves, 2 per multiply-add."""
+        """Return the operations of both products over the pairs that the mask does not hide, 2 per multiply-add."""
         return self.flops_of(self.pairs())
 
     def flops_of(self, pairs: int) -> int:
@@ -894,7 +896,7 @@ class KernelProblem(Sizes):
 def problem_of(sizes: Mapping[str, Any]) -> AnyProblem:
     """Return the problem of sizes by name: a product, a copy, attention where all are its fields, else a launch.
 
-    Raises `SpecError` for a size that is none of the problem's, or out of its limits.
+    Raises `SpecError` for a size that the problem does not have, or that is outside its limits.
     """
     if (kernel := kernel_problem(sizes)) is not None:
         return kernel

@@ -187,7 +187,7 @@ class HardwareModel(SpecModel):
 
 
 def _with_bytes(node: object, key: str = "") -> object:
-    """Return a part of a file with bytes that have a unit as numbers; a text that is none stays, and is refused."""
+    """Return a part of a file in which bytes with a unit are numbers; other text is unchanged and later refused."""
     if isinstance(node, list | tuple):
         return [_with_bytes(child) for child in node]
     if not isinstance(node, Mapping):

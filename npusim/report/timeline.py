@@ -1,7 +1,7 @@
 """The timeline of a run: slices by track, their waits and producers.
 
 It is rebuilt after the simulation: the spans of a queue have the order of its operations in the program, which is
-traversed in step with them.  This gives each operation's producers and its waits.
+traversed together with them. This gives each operation's producers and waits.
 
 Cycles are exact.  Each edge becomes nanoseconds once, so that the end of a slice and the start
 of the next one at the same cycle are the same number, and nothing overlaps.

@@ -1,7 +1,7 @@
 """The program of a plan: tiling fields without a named value are chosen, by the time of a few tiles that a machine
 offers.
 
-The rule.  A schedule's declared tile is first: it is the tile of the published kernel.  The machine then offers
+The rule. The first candidate is the schedule's declared tile, that of the published kernel.  The machine then offers
 settings of its fields, group after group (`Machine.settings`); each is simulated, without bits, and used where the call
 is at least `WORTH` faster.  A kernel of plain tensors has no such list: its tile is walked along the values that its
 fields declare, field after field, as long as the call gets faster (`_in_steps`).  Fields that were named keep their

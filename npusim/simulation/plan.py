@@ -66,8 +66,8 @@ _TILE = 128
 class Plan:
     """One run, resolved: enough to build its program, with another precision too.
 
-    ``device`` is a `NodeDevice` where a node runs, or one device a model.  ``tensors`` are Q, K and V as they
-    are given, None where the problem's recipe draws them; ``projection`` is W_o of a layer, where it is given.
+    ``device`` is a `NodeDevice` for a run on a node, or for a model on one device. ``tensors`` are the user's Q, K and
+    V, None if the problem's recipe draws them; ``projection`` is the user's W_o of a layer, if any.
     """
 
     request: Request
