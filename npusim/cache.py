@@ -79,7 +79,8 @@ def alone(name: str) -> Iterator[None]:
             with suppress(OSError):
                 place.mkdir(parents=True, exist_ok=True)
                 fcntl.flock(held.enter_context(lock.open("w")), fcntl.LOCK_EX)
-                held.callback(lock.unlink, missing_ok=True)  # before it is released: who waits finds what was made
+                # stored before the lock is released, so that waiting processes find it
+                held.callback(lock.unlink, missing_ok=True)
         yield
 
 
@@ -142,7 +143,7 @@ def _write(file: Path, rest: bytes) -> None:
         raise
 
 
-# ---------------------------------------------------------------- a folder of this user's alone
+# ---------------------------------------------------------------- a folder that only this user can write
 
 
 @functools.cache

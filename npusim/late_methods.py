@@ -54,7 +54,7 @@ class _Late:
 
 def _with_methods(cls: type, storage: Mapping[str, bool], *, frozen: bool, **wanted: bool) -> type:
     """Return the dataclass of a class: fields by the standard library, methods late."""
-    # The library's own methods for a frozen class are compiled at once; only what derives from one needs them.
+    # The standard library compiles the methods of a frozen class immediately; only derived classes need them.
     derives = frozen and any(hasattr(base, "__dataclass_fields__") for base in cls.__mro__[1:])
     own = dict(cls.__dict__)
     has_hash = own.get("__hash__") is not None or ("__hash__" in own and "__eq__" not in own)
@@ -107,7 +107,7 @@ def _fields(cls: type) -> tuple[dataclasses.Field[object], ...]:
     return dataclasses.fields(cast("type[DataclassInstance]", cls))
 
 
-# ---------------------------------------------------------------- methods, as the standard library has them
+# ---------------------------------------------------------------- methods, as in the standard library
 
 
 def _compiled(cls: type, name: str, parameters: str, lines: Sequence[str], names: Mapping[str, Any]) -> Any:
@@ -148,7 +148,7 @@ def _init(cls: type) -> Any:
             (by_name if field.kw_only else parameters).append(f"{name}{default}")
             annotations[name] = field.type
         elif not has_factory and (field.default is MISSING or "__slots__" not in cls.__dict__):
-            continue  # it has no value yet, or the class's
+            continue  # it has no value yet, or the class's value
         slot = getattr(cls, name, None)
         if not cls.__dict__["__dataclass_params__"].frozen:
             lines.append(f"self.{name} = {value}")

@@ -23,7 +23,7 @@ from npusim.cli.help import Formatter, Group, Verbs, examples, write_examples
 from npusim.errors import CheckFailedError, ContradictionError, NpusimError
 
 INTERRUPTED = 130
-#: The files of verbs that share one, or that a group or a guide has; each other verb has a file of its own.
+#: The files of verbs that share a file, or that belong to a group or a guide; each other verb has a separate file.
 FILES: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("check", "validate", "diff", "invariant"), "check_commands"),
@@ -90,7 +90,7 @@ def _usage_errors() -> Iterator[None]:
     try:
         yield
     except typer.TyperException as error:
-        if getattr(type(error), "show", None) is not typer.BadParameter.show:  # an error that is none of usage
+        if getattr(type(error), "show", None) is not typer.BadParameter.show:  # an error other than one of usage
             raise
         fault = cast("Any", error)
         if (ctx := fault.ctx) is not None:

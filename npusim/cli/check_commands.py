@@ -30,7 +30,7 @@ app = Verbs()
 
 # ---------------------------------------------------------------- check
 
-#: Parts of units that moved and are shown; JSON has them all.
+#: Number of changed parts of units that a table shows; JSON has them all.
 _SHOWN = 6
 #: Keys in JSON of a part of a unit that moved.
 _MOVED = ("unit", "name", "old", "new")

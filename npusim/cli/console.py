@@ -23,12 +23,12 @@ from npusim.report.text import Block, folded, lines, markdown, to_json
 from npusim.sanitize import visible
 from npusim.units import format_duration
 
-#: Seconds for which work without news reports no progress if there is no terminal.
+#: Seconds before work without news reports progress, if there is no terminal.
 QUIET_S = 10.0
-#: Seconds to a search's first line where there is no terminal, between lines with or without news, and between looks
-#: for news.
+#: Seconds to a search's first line if there is no terminal, between lines with and without news, and between checks for
+#: news.
 FIRST_LINE_S, LINE_S, TICK_S = 2.0, 5.0, 0.5
-#: Seconds before which the finished share of the work does not allow an estimate of the time left.
+#: Seconds before the finished share of the work allows an estimate of the remaining time.
 LEFT_S = 5.0
 _STYLES = MappingProxyType(
     {"": "", "title": "bold", "label": "cyan", "good": "green", "warn": "yellow", "bad": "bold red", "dim": "dim"}
@@ -54,7 +54,7 @@ def show_lines(rows: Iterable[Iterable[tuple[str, str]]]) -> None:
 
     console = Console(highlight=False)
     for row in rows:
-        # The terminal wraps what is still too long, so that a copied command stays one line.
+        # The terminal wraps lines that are still too long, so that a copied command is one line.
         console.print(Text.assemble(*row), soft_wrap=True)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 app = Verbs()
 
-#: A run estimated to take longer wants --force.
+#: A run with a longer estimate needs --force.
 LONGEST_S = 600
 #: The work of a run before its progress is known.
 AT_FIRST = "choosing the fields that you did not name, and building the program"

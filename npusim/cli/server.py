@@ -103,7 +103,8 @@ def server_of(limits: Limits, jobs: int) -> MCPServer[Any]:
         is_over = Event()
 
         def in_turn() -> Value:
-            with alone:  # a cancelled call leaves its turn, and its thread ends later: two simulations never overlap
+            # a cancelled call gives up its turn, but its thread ends later, so that two simulations never overlap
+            with alone:
                 if is_over.is_set():
                     raise SpecError("cancelled")
                 return work()

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from npusim.config.model import SpecModel
     from npusim.config.tiling import Tiling
 
-#: The table of errors, which ``reports/validation/bands.py`` writes from every measured case there is.
+#: The table of errors, which ``reports/validation/bands.py`` writes from all measured cases.
 FILE = "validated.csv"
 #: The value of a field that leaves a choice to the program.
 OWN = "auto"
@@ -50,15 +50,16 @@ NEAREST = 9
 HALF, MOST = 0.5, 0.9
 #: Student's t at 0.95 by degrees of freedom: of as few shapes none has the rank of nine in ten.
 STUDENT = MappingProxyType({3: 2.353, 4: 2.132, 5: 2.015, 6: 1.943, 7: 1.895, 8: 1.860})
-#: How much wider a band is for each doubling of a size beyond those measured: the largest factor under which as many
-#: shares of classes of cases kept out are in their range as under none, less one (``reports/validation/bands.py``).
+#: How much wider a band is for each doubling of a size beyond those measured: the largest factor with which as many of
+#: the left-out classes have their share of cases in the band as without widening, minus 1
+#: (``reports/validation/bands.py``).
 A_DOUBLING = 0.03
 #: The class of a GPU's tile that does not fit its registers: errors there are up to four times as large.
 SPILLED = "spilled registers"
 #: Columns of a product's tile on Ascend up to which its rows in memory are a block of 32 bytes: errors there are up to
 #: four times as large.
 FEWEST_COLUMNS = 16
-#: Facts, and what a board is set to: no number of the model.
+#: Facts and settings of a board, which are not numbers of the model.
 OF_NO_MODEL = ("facts.", "held_")
 #: A sum of shares is rounded so much.
 ROUNDING = 1e-9
@@ -397,7 +398,8 @@ def is_like(case: MeasuredCase, sizes: Mapping[str, int]) -> bool:
 def numbers_of(device: DeviceSpec) -> str:
     """Return a hash of all numbers and choices that affect predictions; descriptions and sources do not count."""
     facts = ((key, getattr(fact, "value", None)) for key, fact in device.facts() if not key.startswith(OF_NO_MODEL))
-    values = [(key, value) for key, value in facts if value is not None]  # a key that a later version adds is no edit
+    # a key that a later version adds does not count as an edit
+    values = [(key, value) for key, value in facts if value is not None]
     return hashlib.sha256(repr(values).encode()).hexdigest()[:12]
 
 

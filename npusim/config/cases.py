@@ -119,7 +119,7 @@ class Measured(SpecModel):
                 yield name, value
 
 
-#: What a latency is: `npusim.program.timing.timing_result.KINDS`, in ``npusim run``'s words.
+#: Kinds of latency: `npusim.program.timing.timing_result.KINDS`, in ``npusim run``'s words.
 Timing = Literal["core", "kernel", "back_to_back", "call"]
 
 
@@ -582,7 +582,7 @@ def load_case(path: Path, *, is_edited: bool = False) -> BaselineFile | Decision
 
 def digest_of(case: Case, expected: ExpectedCycles | ExpectedDecision) -> str:
     """Return the hash of a case's request and expectations."""
-    # Defaults left out: a key that a later version adds is no edit.
+    # Without defaults, so that a key that a later version adds does not count as an edit.
     request = case.model_dump(mode="json", exclude={"expect", "description"}, exclude_defaults=True)
     result = expected.model_dump(mode="json", exclude={"accepted"}, exclude_defaults=True)
     return sha256(json.dumps([request, result], sort_keys=True).encode()).hexdigest()[:16]
@@ -611,10 +611,10 @@ def accepted_text(
     """Return a file's text with its expectations replaced; its other lines and comments are unchanged."""
     from ruamel.yaml import YAML
 
-    # Round trip: the default loader of ruamel keeps comments, order and quotes.
+    # Round trip: ruamel's default loader preserves comments, order and quotes.
     yaml = YAML()
     yaml.preserve_quotes = True
-    yaml.width = 1 << 20  # a key that is broken over lines is none
+    yaml.width = 1 << 20  # a key that is broken over lines is not a key
     text = io.StringIO()
     accepted = Acceptance(npusim=version, reason=reason, digest=digest_of(case, expected))
     source = read_text(path)

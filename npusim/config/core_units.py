@@ -328,8 +328,8 @@ class ScalarEngine(SpecModel):
     issue_cycles: Quantity | None = Field(default=None, description="time to issue one instruction")
 
 
-# ---------------------------------------------------------------- a streaming multiprocessor
-# A warp lives on one sub-core; sub-cores are alike.  Numbers on lanes are those of one sub-core.
+# ---------------------------------------------------------------- a streaming multiprocessor A warp lives on one
+# sub-core; all sub-cores are equal.  Numbers on lanes are those of one sub-core.
 
 
 class GapSpec(SpecModel):
@@ -588,7 +588,7 @@ class SyncProductSpec(SpecModel):
 
     @model_validator(mode="after")
     def _shape_is_known(self) -> Self:
-        # m8n8k4 is four products beside one another, 16 x 16 in all (PTX ISA).
+        # m8n8k4 is four products side by side, 16 x 16 in all (PTX ISA).
         if (self.m_elements.value, self.n_elements.value) not in ((16, 8), (16, 16)):
             shape, known = f"m{self.m_elements.value}n{self.n_elements.value}", "m16n8, and m16n16 as four m8n8k4"
             raise fault_at("m_elements", f"unknown instruction shape {shape}; mma.sync has {known} (PTX ISA)")

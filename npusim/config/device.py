@@ -35,7 +35,7 @@ def _family(name: str) -> str:
     raise PydanticCustomError("family", "{text}", {"text": text})
 
 
-#: Numbers and choices with their sources, under the keys that a model would have them by.
+#: Numbers and choices with their sources, under the keys that a model would use.
 Facts = TypeAliasType("Facts", "dict[str, Quantity | Choice[str] | Facts]")
 
 
@@ -65,9 +65,9 @@ class GlobalMemorySpec(SpecModel):
     )
 
 
-#: What L2 holds when a kernel starts: nothing of use, lines of something else still to be written back, the inputs, or
-#: what launches like it left, one behind the other: on other inputs (``steady``) each moves what it reads and writes;
-#: on the same inputs (``repeated``) a launch finds those that fit (`npusim.program.ir.residency`).
+#: Content of L2 when a kernel starts: nothing useful, other data that must be written back, the inputs, or the state
+#: after a series of equal launches: on other inputs (``steady``) each launch moves the data that it reads and writes;
+#: on the same inputs (``repeated``) a launch finds the inputs that fit (`npusim.program.ir.residency`).
 L2State = Literal["clean", "dirty", "warm", "steady", "repeated"]
 #: The states in which another launch follows.
 FOLLOWED: frozenset[L2State] = frozenset({"steady", "repeated"})
@@ -621,7 +621,7 @@ class DeviceSpec(HardwareModel):
             update["launch"] = launch.model_copy(update={"products_s": None})
         changed = self.model_copy(update=update)
         changed._free_hz = float((clock or self.clock_hz).value)
-        changed._clock_share = changed._free_hz / self.clock_hz.value  # a held clock is the one of all units
+        changed._clock_share = changed._free_hz / self.clock_hz.value  # a locked clock is that of all units
         return changed
 
     @property
@@ -630,7 +630,7 @@ class DeviceSpec(HardwareModel):
         return self._clock_share
 
     def __reduce__(self) -> tuple[object, ...]:
-        # A device holds classes that pydantic makes while running, which do not pickle.
+        # A device contains classes that pydantic creates at run time, which cannot be pickled.
         return _restored, (type(self), self.model_dump_json(by_alias=True), self.unchanged)
 
     def launched(

@@ -9,9 +9,9 @@ from npusim.config.packaged import read_table
 
 #: Words for registers that are not a compiler's.
 ESTIMATED = "estimated"
-#: Columns of an architecture's table of registers that say which kernel a row is of.
+#: Columns of an architecture's table of registers that identify the kernel of a row.
 _KERNEL_COLUMNS = ("schedule", "dtype", "head_dim", "causal", "block_q", "block_kv", "stages", "warps")
-#: Formats of one size take the same registers, but for a few.
+#: Formats of one size need almost the same number of registers.
 _SAME_SIZE = MappingProxyType({"bfloat16": "float16"})
 
 

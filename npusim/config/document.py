@@ -30,7 +30,8 @@ from npusim.late_methods import dataclass
 from npusim.sanitize import regular_file
 from npusim.units import MIB, ascii_digits
 
-#: Size of one file; a larger file is no file of npusim and would only take long to read.  Profilers' tables are longer.
+#: Size of one file; a larger file cannot be a file of npusim, and reading it would only take long. Profilers' tables
+#: may be longer.
 MOST_BYTES, MOST_TABLE_BYTES = 16 * MIB, 256 * MIB
 #: A number with commas between thousands.
 _GROUPED = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
@@ -256,7 +257,7 @@ class _Merge:
         path = f"{path}.{name}" if path else name
         old = node.get(name)
         if below:
-            if not isinstance(old, dict):  # created where it is missing; validation judges it
+            if not isinstance(old, dict):  # created if it is missing; validation checks it
                 old, self.places[path] = {}, self.override.position_of(key)
             return {**node, name: self._with(path, old, below, key, value)}
         if _is_branch(old) and _is_branch(value) and not _is_another(old, value):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 #: Entry points of installed packages that bring a family: ``name = "package.module:FAMILY"``.
 MACHINES = "npusim.machines"
-#: The entry points of npusim's core families, in the order in which lists have them.
+#: The entry points of npusim's core families, in the order of lists.
 FAMILIES: Mapping[str, str] = MappingProxyType(
     {"ascend": "npusim.machines.ascend:ASCEND", "nvidia": "npusim.machines.sm:NVIDIA", "cpu": "npusim.machines.sm:CPU"}
 )
@@ -42,9 +42,9 @@ Processor = Literal["npu", "gpu", "cpu"]
 Kind = Literal["attention", "splits", "stages", "chunks", "compiled", "product", "rows", "operators", "plain"]
 #: Settings of fields for a call to try, in groups; the call uses the best of each group.
 Settings = Sequence[Sequence[Mapping[str, object]]]
-#: The value of a field of a preset that stands for the family's.
+#: The value of a preset's field that means the family's value.
 AS_FAMILY = "as the family"
-#: Fields of presets that may stand for the family's, and what they are where a manifest does not say.
+#: Fields of presets that may have the family's value, and their values if a manifest does not state them.
 _PRESETS: Mapping[str, str] = MappingProxyType({"exp_variant": "exp.correct", "sum_order": "", "accumulate": "fresh"})
 
 

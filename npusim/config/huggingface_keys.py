@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 #: Types whose layers are attention and an FFN (or experts) as their keys say: configuration and modeling files of
-#: Hugging Face transformers 4.5x.  Not albert, gpt_neo, modernbert, mpnet: they do more than their files say.
+#: Hugging Face transformers 4.5x.  Without albert, gpt_neo, modernbert and mpnet, which do more than their files state.
 MODEL_TYPES = frozenset(
     (
         *("PanguEmbedded", "apertus", "arcee", "beit", "bert", "bloom", "clip_vision_model", "cohere", "cohere2"),
@@ -105,7 +105,7 @@ _PARTS: Mapping[str, re.Pattern[str]] = MappingProxyType(
 )
 #: Kinds of layers for which ``rope_parameters`` may have a dictionary each.
 _KINDS = frozenset(("full_attention", "sliding_attention", "chunked_attention"))
-#: Letters of a key beyond which it is none of these.
+#: Longest key of this kind, in letters.
 _LONGEST = 64
 #: Values at which a key changes nothing.
 _WITHOUT_EFFECT: Mapping[str, object] = MappingProxyType(

@@ -12,7 +12,7 @@ from npusim.errors import SpecError
 
 RecordType = TypeVar("RecordType")
 
-#: Seconds that a file has in microseconds; from it and back gives the file's number again, to the last bit.
+#: Seconds that a file has in microseconds; converting it there and back gives the file's number again, to the last bit.
 Microseconds = Annotated[float, AfterValidator(lambda us: us / 1e6), PlainSerializer(lambda s: s * 1e6, float)]
 
 

@@ -27,7 +27,7 @@ from npusim.errors import SpecError
 from npusim.late_methods import dataclass
 from npusim.units import ascii_digits, format_value
 
-#: What files of npusim are: the part of their schema before its version.
+#: Kinds of npusim's files: the part of their schema before its version.
 KINDS = frozenset(
     f"npusim.{kind}" for kind in ("device", "node", "workload", "baseline", "decision", "measurements", "mapping")
 )
@@ -140,7 +140,7 @@ _OPTIONS = MappingProxyType({"held_clock_hz": "--clock ", "held_power_w": "--pow
 _LABELS = ("schema", "description", "architecture")
 
 
-#: Keys that change nothing on a core family, by its name, and what would read them: ``define.unread_keys``.
+#: Keys without effect on a core family, by its name, and the feature that would read them: ``define.unread_keys``.
 UnreadKeys = Callable[[str], Mapping[str, str]]
 
 

@@ -301,7 +301,7 @@ class NodeDevice(DeviceSpec):
     its own file. ``family`` is the name under which schedules of nodes are registered.
     """
 
-    family: Literal["node"]  # a node is no core family, but has schedules
+    family: Literal["node"]  # a node is not a core family, but has schedules
     node: NodeSpec
     each: DeviceSpec = Field(exclude=True)
 
@@ -351,7 +351,7 @@ def is_node(name_or_path: object) -> bool:
         return isinstance(name_or_path, NodeSpec | NodeDevice)
     path = Path(name_or_path)
     if path.suffix in (".yaml", ".yml") and path.is_file():
-        # Its first lines say it; what is no text at all is refused where it is read.
+        # Its first lines show the kind; a file that is not text is refused when it is read.
         with path.open(encoding="utf-8", errors="replace") as file:
             return f"schema: {NODE_SCHEMA}" in file.read(_HEAD_BYTES)
     return is_node_name(path.stem)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import ModuleType
 
-#: Exceptions that are no fault of code from outside; every other one is, `SystemExit` among them.
+#: Exceptions that are not faults of foreign code; all others are, including `SystemExit`.
 PASSED_ON = (KeyboardInterrupt, GeneratorExit)
 
 
@@ -59,7 +59,7 @@ def _file(path: str, _changed: int) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[module.__name__] = module  # dataclasses and pydantic look their module up
     if (folder := str(Path(path).parent)) not in sys.path:
-        sys.path.append(folder)  # files beside it may be imported, as those beside a script
+        sys.path.append(folder)  # files in the same folder may be imported, as for a script
     try:
         spec.loader.exec_module(module)
     except PASSED_ON:

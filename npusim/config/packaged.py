@@ -19,7 +19,7 @@ from npusim.errors import SpecError
 _PACKAGE = Path(__file__).resolve().parent.parent
 _NODE_NAME = re.compile(r"_x[0-9]+$")
 _TENSOR_SUFFIXES = (".safetensors", ".npz")
-#: Entry points of installed packages: ``name = "a.package"``, whose folder holds devices and nodes as YAML.
+#: Entry points of installed packages: ``name = "a.package"``, whose folder contains devices and nodes as YAML.
 DEVICES = "npusim.devices"
 
 

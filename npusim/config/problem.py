@@ -33,22 +33,23 @@ NonNegativeFloat = Annotated[StrictFloat, Field(ge=0)]
 Dtype = Literal["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float32", "float64"]
 #: The formats of 8 bits, whose values may have scales.
 SCALED = ("float8_e4m3fn", "float8_e5m2")
-#: Formats in blocks of 32 with a scale each, along k; what a product of them gives is `GemmProblem.output_dtype`.
+#: Formats in blocks of 32 with a scale each, along k; the format of their product is `GemmProblem.output_dtype`.
 BlockDtype = Literal["mxfp8", "mxfp8_e5m2", "mxfp4", "nvfp4"]
 #: Layouts of a product's A and B in memory (`GemmProblem.operands`).
 Operands = Literal["nd", "nt", "nz"]
 #: Narrower formats that K and V may be stored in.
 CacheFormat = Literal["float8_e4m3fn", "int8"]
-#: Keys that a query sees, itself included; or how many before it and after it, as FlashAttention has them (-1: all).
+#: Keys that a query sees, itself included; or how many before it and after it, as in FlashAttention (-1: all).
 _Side = Annotated[int, Field(strict=True, ge=-1)]
 Window = PositiveInt | tuple[_Side, _Side]
-#: Keys of a KV head that have one scale in such a cache: one, all, or a block of so many; or each channel has one.
+#: Keys of a KV head that share a scale in such a cache: one, all, or a block of this size; or one scale for each
+#: channel.
 ScaledKeys = Literal["token", "head", "channel"] | PositiveInt
 #: The result of a query that sees no key: 0, as in FlashAttention; NaN, 0 over 0; or the mean of all V, as it follows
 #: from a finite number in place of hidden scores.
 Unseen = Literal["zero", "nan", "mean"]
 _UNSEEN = ", ".join(get_args(Unseen))
-#: What is added to the names of K and V for what such a cache holds of them.
+#: Suffixes of the names of K and V for their parts in such a cache.
 STORED, SCALES = "_stored", "_scale"
 #: Layout of inputs and output in memory: the rows of a head together, or heads within a token (which
 #: is what CANN's BSND, BSH and TND have in common).
@@ -130,7 +131,7 @@ class AmplifiedData(SpecModel):
     gain: PositiveFloat
 
 
-# A new recipe is a new member here; its generator stands beside the others in `numerics`.
+# A new recipe is a new member here; its generator is with the others in `numerics`.
 DataRecipe = Annotated[
     NormalData | UniformData | HybridData | SinkData | ResonanceData | AmplifiedData, Field(discriminator="kind")
 ]
@@ -175,7 +176,7 @@ class Sizes(SpecModel):
     features: ClassVar[frozenset[str]] = frozenset()
     #: Whether runs compute bits of the problem.
     has_bits: ClassVar[bool] = False
-    #: Whether inputs are plain tensors, which a caller who computes bits may give by name.
+    #: Whether inputs are plain tensors, which a caller that computes bits may pass by name.
     is_plain: ClassVar[bool] = False
     #: How the problem is asked for, in an error.
     asked_with: ClassVar[str] = "sizes of a layer (-w, --seq) on a node"
@@ -305,7 +306,7 @@ def _where_stated(default: object, description: str) -> Any:
     return Field(default=default, description=description, exclude_if=lambda value: value == default)
 
 
-#: Error where a bias is given and the problem has none; the kind of the bias.
+#: Error if a bias is passed but the problem has none; the kind of the bias.
 _NO_BIAS = "bias: the tensors have a bias{}, which only attention on one device uses; remove the key"
 
 
@@ -825,7 +826,7 @@ class OperatorProblem(Sizes):
         return self.rows * self.cols * matrices.get(self.what, 2 * own)
 
 
-#: A size by name: a number, or a switch; the schedule says which sizes there are.
+#: A size by name: a number, or a switch; the schedule declares its sizes.
 NamedSize = StrictBool | StrictInt | StrictFloat
 
 

@@ -39,11 +39,12 @@ __all__ = [
     "word_of",
 ]
 
-#: The value of a field that needs least work and memory; ``any``: neither depends on it, but who does the work.
+#: The value of a field that needs the least work and memory; ``any``: neither depends on it, only the assignment of
+#: work.
 Lightest = Literal["least", "most", "any"]
-#: The owner of a field.  Runs and searches may choose fields of the tile.  A field of the model says what is
-#: computed: no run chooses it, and a search varies it only by name (``-f``); so it is with a field of a kernel's
-#: source, but that all its values may compute the same.
+#: The owner of a field.  Runs and searches may choose fields of the tile.  A field of the model states what is
+#: computed: no run chooses it, and a search varies it only by name (``-f``). The same is true for a field of a kernel's
+#: source, except that all its values may compute the same.
 Kind = Literal["tile", "model", "source"]
 
 
@@ -65,7 +66,8 @@ class Tiling(BaseModel):
         return None
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[object, ...]:
-        # The class of a schedule's tilings is composed where it is first used: no module has it under its name.
+        # The class of a schedule's tilings is composed where it is first used: so that it is not an attribute of a
+        # module.
         kind = type(self)
         if getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind:
             return super().__reduce_ex__(protocol)
@@ -225,7 +227,7 @@ def _schema(extra: object) -> Mapping[str, Any]:
     return extra if isinstance(extra, dict) else {}
 
 
-#: Key of a field's schema: values that a search takes which names no field.
+#: Key of a field's schema: values that a search uses if it names no field.
 SEARCHED = "searched"
 #: The word for None of a field with such values: the value whose predicted time is the least.
 BEST = "best"
@@ -382,7 +384,7 @@ def tiling_fields(cls: type[Tiling]) -> tuple[TilingField, ...]:
 
 #: A value of a field in a search: a number, a word, or None if a rule chooses the value.
 Number = int | float | str | None
-#: Rows, keys and depths that a declared space goes up to where a field has no limit.
+#: Largest rows, keys and depths of a declared space if a field has no limit.
 MOST_ELEMENTS, MOST = 1024, 64
 
 

@@ -47,7 +47,7 @@ _SIZES = (
     *("seq", "seq_q", "seq_kv", "batch", "lengths", "tensor_parallel", "causal", "dtype"),
     *("heads", "kv_heads", "head_dim", "value_head_dim"),
 )
-#: Kinds of layers: all see what the global ones do, where a window or chunk is not said to be of some layers alone.
+#: Kinds of layers: all are global unless a window or chunk is stated for some layers only.
 LayerKind = Literal["global", "local"]
 
 
