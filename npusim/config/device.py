@@ -73,6 +73,26 @@ L2State = Literal["clean", "dirty", "warm", "steady", "repeated"]
 FOLLOWED: frozenset[L2State] = frozenset({"steady", "repeated"})
 
 
+class StaysSpec(SpecModel):
+    """What launches on the same bytes, one behind the other, find of their inputs in L2 (``repeated``)."""
+
+    whole_factor: Positive = Field(description="share of the capacity up to which all inputs stay")
+    none_factor: Positive = Field(
+        description="share of the capacity from which no input stays; between the two their share falls in proportion"
+    )
+
+    @model_validator(mode="after")
+    def _whole_is_less(self) -> Self:
+        if self.whole_factor.value >= self.none_factor.value:
+            raise fault_at("none_factor", f"at most whole_factor, {self.whole_factor.value}; it is larger")
+        return self
+
+    @property
+    def factors(self) -> tuple[float, float]:
+        """Both shares."""
+        return float(self.whole_factor.value), float(self.none_factor.value)
+
+
 class L2Spec(SpecModel):
     """The cache that all cores share."""
 
@@ -93,8 +113,9 @@ class L2Spec(SpecModel):
             "rate of many cores that read the same bytes at the same time, relative to their rate for different bytes"
         ),
     )
-    same_data_cores_count: PositiveWhole | None = Field(
-        default=None, description=("number of cores that counts as many")
+    same_data_cores_count: PositiveWhole | None = Field(default=None, description="number of cores that counts as many")
+    stays: StaysSpec | None = Field(
+        default=None, description="what launches on the same bytes find in the L2 cache; absent: 0.885 and 1.3275"
     )
 
     def dirty_bytes(self) -> float:

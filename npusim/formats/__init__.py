@@ -15,6 +15,7 @@ from npusim.formats.block_formats import (
     scales_of,
 )
 from npusim.formats.cast import ROUNDINGS, cast, is_all_finite
+from npusim.formats.combines import combine_of, combine_text, folded, scanned
 from npusim.formats.cuda_functions import div_full
 from npusim.formats.elementwise import MAX_NANS, RELATIONS, add, compare, div, fma, maximum, minimum, mul, sub
 from npusim.formats.float_format import FORMATS, FloatFormat, get_format, stored_format
@@ -43,6 +44,8 @@ __all__ = [
     "ScaleRule",
     "add",
     "cast",
+    "combine_of",
+    "combine_text",
     "compare",
     "cumulative_sum",
     "div",
@@ -51,6 +54,7 @@ __all__ = [
     "exp",
     "exp2",
     "fma",
+    "folded",
     "get_arithmetic",
     "get_block_format",
     "get_format",
@@ -69,6 +73,7 @@ __all__ = [
     "reduce_sum",
     "rsqrt",
     "scales_of",
+    "scanned",
     "sqrt",
     "stored_format",
     "sub",

@@ -92,7 +92,7 @@ def reduce_sum(
     target = get_format(fmt)
     if match := ROWS.fullmatch(order):
         return _of_rows(x, target, match, start, times)
-    layout = _layout(order)
+    layout = lane_layout(order)
     if order not in ORDERS and not layout:
         raise FormatError(f"unknown reduction order {order!r}; known: {', '.join(ORDERS)}")
     (values,) = check_operands((x,), target)
@@ -141,7 +141,7 @@ def _of_rows(
     return reduce_sum(rows, target, of_sums, start=start)
 
 
-def _layout(order: str) -> tuple[int, int, int, int] | None:
+def lane_layout(order: str) -> tuple[int, int, int, int] | None:
     """Return neighbours, lanes, warps and columns of a warp; None for an order that names none, or no powers of two."""
     if (match := LANES.fullmatch(order)) is None:
         return None
@@ -176,7 +176,7 @@ def normal_order(order: str, size: int) -> str:
     >>> normal_order("lanes_1x32x16", 128), normal_order("lanes_2x4x2_64", 64)
     ('lanes_1x32x4', 'mma_lanes')
     """
-    if (layout := _layout(order)) is None:
+    if (layout := lane_layout(order)) is None:
         return order
     neighbours, lanes, warps, columns = layout
     whole = 1 << (size - 1).bit_length()  # a compiler's tile has a power of two
@@ -253,7 +253,7 @@ def _filled(values: Array, multiple: int, empty: float = -0.0) -> Array:
     return np.concatenate([values, np.full((*values.shape[:-1], missing), empty, values.dtype)], -1)
 
 
-def _in_lanes(values: Array, neighbours: int, lanes: int, warps: int, columns: int, *, empty: float = -0.0) -> Array:
+def in_lanes(values: Array, neighbours: int, lanes: int, warps: int, columns: int, *, empty: float = -0.0) -> Array:
     """Return ``(..., warps, lanes, n)``: the columns of each lane from left to right."""
     shape, filled = values.shape[:-1], _filled(values, columns * warps, empty)
     repeats = columns // (neighbours * lanes)
@@ -266,7 +266,7 @@ def _of_lanes(
     values: Array, target: FloatFormat, neighbours: int, lanes: int, warps: int, columns: int, *, in_trees: bool
 ) -> Array:
     """Sum each lane's columns left to right or as a tree of neighbours, and the sums across lanes and warps."""
-    own = _in_lanes(values, neighbours, lanes, warps, columns)
+    own = in_lanes(values, neighbours, lanes, warps, columns)
     sums = _tree(own, target, of_neighbours=True) if in_trees else _sequential(own, target, None)
     return _tree(_tree(sums, target), target)
 
@@ -287,7 +287,7 @@ def _of_products(
     if layout is None:
         raise FormatError(f"a sum of products in order {order!r}: allowed: sequential, mma_lanes, lanes, trees")
     # A missing element has the product -0, which changes no sum.
-    x, y = (_in_lanes(v, *layout, empty=empty) for v, empty in ((x, -0.0), (y, 1.0)))
+    x, y = (in_lanes(v, *layout, empty=empty) for v, empty in ((x, -0.0), (y, 1.0)))
     if x.shape[-1] == 1 < x.shape[-2]:  # a lane adds its own product to a rounded one, which the first shuffle brings
         half = x.shape[-2] // 2
         x, y = (np.concatenate([v[..., :half, :], v[..., half:, :]], -1) for v in (x, y))

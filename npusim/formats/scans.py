@@ -29,7 +29,9 @@ BLOCK = 16
 HALF = BLOCK // 2
 
 
-def cumulative_sum(x: Any, fmt: str | FloatFormat, order: str = "sequential", *, every: int = 0) -> Array:
+def cumulative_sum(
+    x: Any, fmt: str | FloatFormat, order: str = "sequential", *, every: int = 0, reverse: bool = False
+) -> Array:
     """Return the cumulative sums of ``x`` along its last axis, each addition rounded to ``fmt``.
 
     Parameters
@@ -43,6 +45,8 @@ def cumulative_sum(x: Any, fmt: str | FloatFormat, order: str = "sequential", *,
         (Triton's ``tl.cumsum``, one element a lane).
     every
         Columns after which sums restart; 0: never within a row.
+    reverse
+        From the last element to the first: the mirrored order; groups of 32 are those from the first element on.
 
     Returns
     -------
@@ -58,8 +62,14 @@ def cumulative_sum(x: Any, fmt: str | FloatFormat, order: str = "sequential", *,
     n = values.shape[-1]
     each = every or n
     if n > each:
-        parts = [cumulative_sum(values[..., at : at + each], target, order) for at in range(0, n, each)]
+        parts = [
+            cumulative_sum(values[..., at : at + each], target, order, reverse=reverse) for at in range(0, n, each)
+        ]
         return np.concatenate(parts, -1)
+    if reverse:
+        zeros = np.zeros((*values.shape[:-1], -n % WARP if n > WARP else 0), values.dtype)
+        mirrored = np.concatenate([values, zeros], -1)[..., ::-1]
+        return np.ascontiguousarray(cumulative_sum(mirrored, target, order)[..., ::-1][..., :n])
     if order == "sequential":
         return _left_to_right(values, target)
     runs = [_doubled(values[..., at : at + WARP], target) for at in range(0, n, WARP)]

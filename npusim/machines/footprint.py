@@ -119,9 +119,8 @@ def _of_tiles(frame: Frame, n: str, block: WorkTile, each: int) -> Iterator[Touc
     """Yield the matrices of a stack that a loop visits, one for each of its tiles: the next batch of the tensor."""
     first = frame.cut(n, block, Visit(0, block.first, 1))
     of, batch, head, *place = first.tensor, first.batch, first.head, first.row, first.rows, first.col, first.cols
-    stack = frame.stack(n) if of.batch > 1 and of.role != "constant" else None
-    places = [batch + (stack.after(i) if stack else 0) for i in range(block.tile_count)]
-    yield from (Touch(GlobalTile(of, at, head, *place), each) for at in places)
+    behind = frame.matrices_behind(n, of, block.tile_count)
+    yield from (Touch(GlobalTile(of, batch + at, head, *place), each) for at in behind)
 
 
 def _masks(frame: Frame, blocks: Sequence[WorkTile]) -> Iterator[Touch]:

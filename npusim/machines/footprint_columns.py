@@ -71,10 +71,9 @@ def _of_tiles(frame: Frame, n: str, name: int, blocks: WorkTable, steps: Integer
     """Yield the matrices of a stack that a loop visits, one for each of its tiles: the next batch of the tensor."""
     for numbers, block in blocks.in_columns():
         first = _touched(frame, n, name, steps[numbers], numbers, block, Visit(0, block.first, 1), each)
-        of, (batch, head, row, col) = first.tensor, first.corner
-        stack = frame.stack(n) if of.batch > 1 and of.role != "constant" else None
-        for at in range(block.tile_count):
-            yield first._replace(tile=at, corner=(batch + (stack.after(at) if stack else 0), head, row, col))
+        batch, head, row, col = first.corner
+        for at, behind in enumerate(frame.matrices_behind(n, first.tensor, block.tile_count)):
+            yield first._replace(tile=at, corner=(batch + behind, head, row, col))
 
 
 class _Joined(NamedTuple):
@@ -181,7 +180,7 @@ def tiles_of(frame: Frame, n: str, block: WorkTile) -> list[Visit]:
         return [WHOLE]
     if n in frame.phase.by_tile:
         return [Visit(at, block.first, 1) for at in range(block.tile_count)]
-    if frame.stack(n) and frame.is_visited(n):
+    if (stack := frame.stack(n)) and stack.axis in frame.walked:
         visited = {at for run in block.runs for span in run.stretches for at in range(*span)}  # a step may omit some
         return [Visit(0, at, 1) for at in sorted(visited)]
     return [Visit(0, block.first, block.last - block.first)]

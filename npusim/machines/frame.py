@@ -286,6 +286,13 @@ class Frame:
             return tensor.tile(batch, head, 0, 1, 0 if is_shared else first, rows)
         return tensor.tile(batch, head, top + r, rows, left + c, cols)
 
+    def matrices_behind(self, n: str, tensor: GlobalTensor, count: int) -> list[int]:
+        """Return, for each of a loop's ``count`` tiles, how many batches of a name's tensor its matrix is behind the
+        first tile's: as `cut` counts them, 0 for tensors of one matrix.
+        """
+        stack = self.stack(n) if tensor.batch > 1 and tensor.role != "constant" else None
+        return [stack.after(at) if stack else 0 for at in range(count)]
+
     def tables(self, row_sum: str, rounding: str = "", along: Along | None = None) -> dict[Stage, Table]:
         """Return the table of each rows stage; row sums without an order have the order ``row_sum``.
 

@@ -15,7 +15,7 @@ from npusim.config.device import FOLLOWED
 from npusim.errors import SpecError, UnknownOpcodeError
 from npusim.formats import stored_format
 from npusim.program.ir.op import Opcode, Step
-from npusim.program.ir.residency import Residency, residency
+from npusim.program.ir.residency import STAYING, Residency, residency
 from npusim.program.ir.tile import GlobalTile, Operand, memory_of
 from npusim.program.ir.tile_program import Cost
 from npusim.units import ceil_div
@@ -60,7 +60,8 @@ class Transfers:
         is_followed = self._program.l2 in FOLLOWED
         writes_back = l2.writes is not None and l2.writes.value == "back"
         dirty_bytes = None if l2.dirty_factor is None else l2.dirty_bytes() if self._program.l2 == "dirty" else 0.0
-        by = self.device.group_count.value, l2.capacity_bytes.value, writes_back, dirty_bytes, is_followed
+        staying = STAYING if l2.stays is None else l2.stays.factors
+        by = self.device.group_count.value, l2.capacity_bytes.value, writes_back, dirty_bytes, is_followed, staying
         if by not in known:
             known[by] = residency(self._program, *by)
         return known[by]

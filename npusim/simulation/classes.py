@@ -200,7 +200,9 @@ def _deciding(phase: Phase, arithmetic: str) -> set[str]:
                 axes |= (left & right) - set(phase.names[row.dst].axes) - _chained(phase, arithmetic)
             elif row.opcode is Opcode.INVERSE:
                 axes |= set(phase.names[row.dst].axes)
-            elif row.opcode is Opcode.CUMSUM:  # along the last axis: where a tile of it ends, sums do
+            elif row.opcode is Opcode.FOLD:
+                axes |= {a for n in row.srcs if not isinstance(n, float) for a in phase.names[n].axes[-1:]}
+            elif row.opcode in (Opcode.CUMSUM, Opcode.SCAN):  # along the last axis: where a tile of it ends, sums do
                 axes.add(phase.names[row.dst].axes[-1])
             elif row.opcode is Opcode.ROW_SUM and not isinstance(row.srcs[0], float):
                 axes |= set(phase.names[row.srcs[0]].axes) - set(phase.names[row.dst].axes)

@@ -20,7 +20,7 @@ from npusim.kernels.declare.layer_tasks import host_issue_s, layers_on_host, per
 from npusim.kernels.declare.registry import SMALLER
 from npusim.library import SCHEDULES
 from npusim.machines.node.collective import collective
-from npusim.machines.node.kernel_work import SimulatedChild, simulated_work, stated_work
+from npusim.machines.node.kernel_work import SimulatedChild, launch_of_graph, simulated_work, stated_work
 from npusim.machines.node.layers_in_memory import longest, memory_plan
 from npusim.machines.node.node_machine import femtoseconds
 from npusim.machines.node.node_program import ROW_GRAIN, CollectiveOp, HostOp, KernelOp, operations
@@ -130,14 +130,21 @@ def has_schedule(name: str, device: DeviceSpec) -> bool:
 
 
 def kernel_timer(
-    node: NodeSpec, device: DeviceSpec, method: str, issue_s: float = 0.0, *, is_issued: bool = False
+    node: NodeSpec,
+    device: DeviceSpec,
+    method: str,
+    issue_s: float = 0.0,
+    *,
+    is_issued: bool = False,
+    is_graph: bool = False,
 ) -> KernelTimer:
     """Return the function for a kernel's work: the node's table if it has one, else, or if it is named, the device's
     timing.
 
     Kernels are issued one after the other, and a launch costs the device's time where its file states this apart;
     a host takes ``issue_s`` for each of them, or with ``is_issued`` what the node's file states for a simulated
-    attention; else its time is a framework's overhead.
+    attention; else its time is a framework's overhead.  In a graph (``is_graph``) no kernel waits for a host: one whose
+    table states the host's time has a launch of the device instead.
     """
     timed = cache(partial(simulated_child, node=node, device=device, method=method))
 
@@ -149,6 +156,9 @@ def kernel_timer(
         if work is None:
             children = [timed(child) for child in kernel.children]
             work = simulated_work(kernel, children, node, device, is_issued=is_issued)
+        if is_graph and work.issue_fs:
+            stream, gap = (femtoseconds(s) for s in launch_of_graph(device))
+            return replace(work, issue_fs=0, launch_fs=stream, gap_fs=gap)
         if not issue_s or kernel.is_fused:
             return work
         return replace(work, issue_fs=max(work.issue_fs, femtoseconds(issue_s * work.launches)))
@@ -176,20 +186,22 @@ def time_on_node(
     issue_s: float = 0.0,
     *,
     is_issued: bool = False,
+    is_graph: bool = False,
 ) -> NodeTiming:
     """Return the time of a node program, its kernels by a named method, checked for sanity.
 
-    ``trace_groups`` may be ``"last"``: the device that ends last.  ``issue_s``, ``is_issued``: see `kernel_timer`.
+    ``trace_groups`` may be ``"last"``: the device that ends last.  ``issue_s``, ``is_issued``, ``is_graph``: see
+    `kernel_timer`.
 
     Raises `SpecError` if there is no such method, or if links do not join all devices.
     """
     method_named(method)
     machine = machine_of(node_device)
     node, device = machine.node, machine.single
-    timer = kernel_timer(node, device, method, issue_s, is_issued=is_issued)
+    timer = kernel_timer(node, device, method, issue_s, is_issued=is_issued, is_graph=is_graph)
     ranks = len(program.phases[0].blocks)
     traced = range(ranks) if isinstance(trace_groups, str) else trace_groups
-    timing = simulate(program, node, device, timer, ranks=ranks, trace_groups=traced)
+    timing = simulate(program, node, device, timer, ranks=ranks, trace_groups=traced, is_graph=is_graph)
     check_sanity(timing)
     if not isinstance(trace_groups, str) or timing.account is None:
         return timing
@@ -203,7 +215,8 @@ def _model(plan: Plan, problem: ModelProblem, groups: Groups) -> NodeTiming:
     issue_s = host_issue_s(tiling, machine)
     for period in periods(problem, tiling, machine, cast("PartialSums", plan.precision)):
         check(period.program)
-        times.append((time_on_node(period.program, machine, plan.request.method, groups, issue_s), period.count))
+        how: Any = {"issue_s": issue_s, "is_graph": tiling.launches == "graph"}
+        times.append((time_on_node(period.program, machine, plan.request.method, groups, **how), period.count))
     timing = folded(times, tiling.overhead_us / US * problem.layers)
     check_sanity(timing)
     return timing

@@ -32,7 +32,8 @@ class Prediction:
     of a thread, of which ``spilled`` are in memory, from a compiler or an estimate; ``warps``: warps that are resident
     on a core; ``block_warps``: warps of a block without products; ``limit``: the limit of the time, as in a run;
     ``errors``: the errors of such predicted times (None: no device).  ``reason``: why there is no time; ``fits``:
-    whether a larger device would do.
+    whether a larger device would suffice.  ``launch_us``: time of each launch of a graph in addition to that of the
+    cores: dispatch, end and the gap to the next launch.
     """
 
     us: float | None = None
@@ -45,6 +46,7 @@ class Prediction:
     fits: bool = True
     errors: Validated | None = None
     block_warps: int = 0
+    launch_us: float = 0.0
 
 
 def steady(l2: L2State | None, device: DeviceSpec) -> L2State | None:
@@ -57,10 +59,12 @@ def predicted(program: TileProgram, device: DeviceSpec, timing: TimingResult) ->
     us, key, room = timing.core_us, class_key(program, device), program.occupancy
     rates = {name: link.rate for name, link in device.links.items()}
     limit = replace(timing, uses=timing.uses_of_groups()).limit(rates)
+    launch_us = timing.stream_s * 1e6
     if room is None:
-        return Prediction(us, key, limit=limit)
+        return Prediction(us, key, limit=limit, launch_us=launch_us)
     of_rows, warps = 0 if program.flops else room.warps, room.blocks * room.warps
-    return Prediction(us, key, room.thread_registers, room.spilled_registers, warps, limit, block_warps=of_rows)
+    spilled = room.thread_registers, room.spilled_registers
+    return Prediction(us, key, *spilled, warps, limit, block_warps=of_rows, launch_us=launch_us)
 
 
 def ranked(predictions: Sequence[Prediction]) -> list[int]:

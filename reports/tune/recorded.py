@@ -4,7 +4,11 @@ The kernels are public and stay where they are published; their launches are rec
 stores what an autotuner would try.  ``FOLDER`` has a file of calls for each kernel and shape of the sweep, named by the
 number of that pair in the sweep and the kernel: ``06_sglang_decode_stage1.npz``.  Of each kernel, the first shape that
 has a file, at most twelve configurations are drawn; those that are not read are named and left out.  Writes `FILE`
-beside this script, for ``tests/evaluate/test_trust.py``.
+beside this script, for ``tests/evaluate/test_trust.py``, and prints errors and regrets by kernel.
+
+A measured time is that of one of many equal launches in a graph (the sweep's first lines), so that a prediction is of
+such a launch too: ``repeated``, with what launches on the same inputs leave in L2, and with what a launch takes beside
+the cores' time.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HERE = Path(__file__).resolve().parent
-DEVICE, FILE = "h200", "recorded.csv"
+DEVICE, FILE, L2 = "h200", "recorded.csv", "repeated"
 #: Configurations of a kernel: the most, and the fewest measured ones of which an order says something.
 MOST, FEWEST = 12, 6
 
@@ -48,7 +52,7 @@ def drawn(rows: list[dict[str, str]], folder: Path) -> Iterator[tuple[dict[str, 
         is_each = len(read_calls(file)) == len(own)
         for i in sorted(rng.choice(measured, min(MOST, len(measured)), replace=False)):
             name, tile = (f"{file}::{i}", {}) if is_each else (f"{file}::0", {"config": int(i)})
-            yield own[i], Configuration({}, Request(name, hw=DEVICE, tiling=tile, l2="steady"))
+            yield own[i], Configuration({}, Request(name, hw=DEVICE, tiling=tile, l2=L2))
 
 
 def main() -> None:
@@ -72,10 +76,25 @@ def main() -> None:
                     sys.stderr.write(f"refused: {row['kernel']} {config}: {p.reason}\n")
                     continue
                 measured = row["kernel"], shape, config, row["us"], row["hash"]
-                values = (*measured, f"{p.us:.2f}", p.key, p.spilled, p.warps, p.limit, numbers)
+                values = (*measured, f"{p.us + p.launch_us:.2f}", p.key, p.spilled, p.warps, p.limit, numbers)
                 found = dict(zip(COLUMNS, map(str, values), strict=True))
             writer.writerow(found)
             file.flush()
+    sys.stdout.write("\n".join(summary(list(csv.DictReader(target.open(encoding="utf-8"))))) + "\n")
+
+
+def summary(rows: list[dict[str, str]]) -> Iterator[str]:
+    """Yield a line for each kernel: signed errors in percent, and what the best predictions lose."""
+    kernels: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        kernels.setdefault(row["kernel"], []).append((float(row["predicted_us"]), float(row["measured_us"])))
+    yield "kernel                     count   mean  least   most  mean size  regret of 1  of 2"
+    for kernel, times in kernels.items():
+        errors = 100 * np.array([predicted / measured - 1 for predicted, measured in times])
+        in_order, best = [m for _, m in sorted(times)], min(m for _, m in times)
+        lost = [100 * (min(in_order[:n]) / best - 1) for n in (1, 2)]
+        parts = errors.mean(), errors.min(), errors.max(), abs(errors).mean()
+        yield f"{kernel:<25} {len(times):>6} " + " ".join(f"{x:>6.1f}" for x in (*parts, *lost))
 
 
 def _words(text: str) -> str:

@@ -138,7 +138,8 @@ class Errors(NamedTuple):
 
 
 @cache
-def _reports(device: str | None = None) -> tuple[tuple[Row, ...], dict[str, GroupRank], tuple[str, ...]]:
+def _reports(device: str | None) -> tuple[tuple[Row, ...], dict[str, GroupRank], tuple[str, ...]]:
+    """Return what all files of measurements (with cases of a device) have; no default: ``cache`` tells it from None."""
     found: list[Row] = []
     ranks: dict[str, GroupRank] = {}
     faults: list[str] = []
@@ -155,17 +156,17 @@ def _reports(device: str | None = None) -> tuple[tuple[Row, ...], dict[str, Grou
 
 def rows() -> tuple[Row, ...]:
     """Return every quantity that was measured and has a prediction."""
-    return _reports()[0]
+    return _reports(None)[0]
 
 
 def groups() -> dict[str, GroupRank]:
     """Return how groups of tiles are ranked."""
-    return _reports()[1]
+    return _reports(None)[1]
 
 
 def not_predicted() -> tuple[str, ...]:
     """Return why cases have no prediction."""
-    return _reports()[2]
+    return _reports(None)[2]
 
 
 def counted(kind: str | None = None) -> list[Row]:

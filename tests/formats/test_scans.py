@@ -46,6 +46,18 @@ def test_sequential_sums_are_numpys_and_those_of_warps_are_doublings() -> None:
     assert not np.array_equal(found, cumulative_sum(x, F32, "sequential"))
 
 
+def test_sums_from_the_end_are_mirrored_and_keep_the_groups_of_lanes() -> None:
+    x = _drawn(2, 64)
+    for order in SCAN_ORDERS:
+        mirrored = cumulative_sum(np.ascontiguousarray(x[:, ::-1]), F32, order)[:, ::-1]
+        assert np.array_equal(cumulative_sum(x, F32, order, reverse=True), mirrored)
+    # A row of 40 ends within the second group of 32: its last 8 are summed alone, then added to the first group's.
+    found = cumulative_sum(x[:, :40], F32, "warps", reverse=True)
+    last = cumulative_sum(np.ascontiguousarray(x[:, 39:31:-1]), F32, "warps")[:, ::-1]
+    first = cumulative_sum(np.ascontiguousarray(x[:, 31::-1]), F32, "warps")[:, ::-1]
+    assert np.array_equal(found, np.concatenate([last[:, :1] + first, last], 1))
+
+
 def test_narrow_sums_are_rounded_at_every_step() -> None:
     ones = np.ones((1, 4096), np.float16)
     assert cumulative_sum(ones, "float16", "sequential").max() == 2048

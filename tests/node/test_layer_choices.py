@@ -65,6 +65,21 @@ def test_a_host_that_issues_slower_than_kernels_end_limits_a_layer() -> None:
     assert slow.latency_s > 10 * 40e-6
 
 
+def test_kernels_and_collectives_of_a_graph_do_not_wait_for_the_host_of_a_node() -> None:
+    """The node's file states what its host takes to issue an attention, a product and a collective one by one."""
+    sizes = {"batch": 1, "seq_q": 128, "seq_kv": 128, "causal_offset": 0, "ranks": 2}
+    prefill = LLAMA.model_copy(update=sizes)
+    how: dict[str, Any] = {"problem": prefill, "hw": "h200_x2", "numerics": False, "trace_groups": ()}
+    slow = {f"host.{name}_issue_s": "1e-3" for name in ("attention", "linear", "collective")}
+    graph, slow_graph, host, slow_host = (
+        npusim.run("layer", tiling={"launches": launches}, overrides=overrides, **how).timing.latency_s
+        for launches in ("graph", "host")
+        for overrides in (None, slow)
+    )
+    assert graph == slow_graph < host
+    assert slow_host > 3e-3
+
+
 @pytest.mark.parametrize(
     ("hw", "change", "message"),
     [

@@ -292,3 +292,24 @@ def test_an_addition_of_a_loop_to_one_place_is_refused() -> None:
     call = recorded(lambda: added_rows(32, 64)(a, torch.zeros(64)))
     with pytest.raises(NpusimError, match=r"tile_kernels\.py:\d+: a loop for which C has no axis"):
         npusim.run(call, hw="h200")
+
+
+@pytest.mark.parametrize(("slots", "hw"), [(1, "h200"), (2, "h200"), (3, "ascend_910b2")])
+def test_warp_groups_with_barriers_have_the_bits_of_their_text(slots: int, hw: str) -> None:
+    from tests.tile_language.tile_kernels import drawn, product_of_warp_groups, torch
+
+    a, b = drawn((32, 192), (192, 64))
+    call = recorded(lambda: product_of_warp_groups(32, 64, 192, slots)(a, b, torch.zeros(32, 64)))
+    assert error(call, hw, "C", a.numpy().astype(np.float64) @ b.numpy().astype(np.float64)) < 1e-6
+    assert any("warp groups (T.ws): " in n for n in call.configurations[0].notes)
+
+
+def test_warp_groups_that_do_not_wait_are_refused() -> None:
+    from tests.tile_language.tile_kernels import drawn, product_of_warp_groups, torch
+
+    a, b = drawn((32, 192), (192, 64))
+    call = recorded(lambda: product_of_warp_groups(32, 64, 192, 2, False)(a, b, torch.zeros(32, 64)))
+    with pytest.raises(
+        NpusimError, match=r"tile_kernels\.py:\d+: a copy may count for the phase before of its barrier"
+    ):
+        npusim.run(call, hw="h200")

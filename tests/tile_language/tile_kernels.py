@@ -519,3 +519,46 @@ def two_results_behind_a_bound(rows: int, columns: int, blocks: int):
                 T.copy(whole, Z[b * 16, 0])
 
     return halves
+
+
+@tilelang.jit
+def product_of_warp_groups(rows: int, columns: int, depth: int, slots: int, waits: bool = True):
+    """A group copies ahead for another one's products; without ``waits`` it does not wait for these."""
+    tile, part = 32, 32
+
+    @T.prim_func
+    def product(
+        A: T.Tensor((rows, depth), "float16"),
+        B: T.Tensor((depth, columns), "float16"),
+        C: T.Tensor((rows, columns), "float32"),
+    ):
+        with T.Kernel(columns // tile, rows // tile, threads=256) as (bx, by):
+            left = T.alloc_shared((slots, tile, part), "float16")
+            right = T.alloc_shared((slots, part, tile), "float16")
+            total = T.alloc_fragment((tile, tile), "float32")
+            barriers = T.alloc_barrier([128] * slots * 2)
+            with T.ws(1):
+                T.clear(total)
+            for k in range(depth // part):
+                with T.ws(0):
+                    if waits:
+                        T.mbarrier_wait_parity(mbarrier=barriers[k % slots + slots], parity=(k // slots % 2) ^ 1)
+                    T.tma_copy(
+                        A[by * tile : (by + 1) * tile, k * part : (k + 1) * part],
+                        left[k % slots, :, :],
+                        barrier=barriers[k % slots],
+                    )
+                    T.tma_copy(
+                        B[k * part : (k + 1) * part, bx * tile : (bx + 1) * tile],
+                        right[k % slots, :, :],
+                        barrier=barriers[k % slots],
+                    )
+                    T.mbarrier_arrive(mbarrier=barriers[k % slots])
+                with T.ws(1):
+                    T.mbarrier_wait_parity(mbarrier=barriers[k % slots], parity=k // slots % 2)
+                    T.gemm(left[k % slots, :, :], right[k % slots, :, :], total)
+                    T.mbarrier_arrive(mbarrier=barriers[k % slots + slots])
+            with T.ws(1):
+                T.copy(total, C[by * tile, bx * tile])
+
+    return product

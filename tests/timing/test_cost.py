@@ -15,6 +15,7 @@ from npusim.config.core_units import VectorEngine
 from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.errors import ProgramError, SpecError, UnknownOpcodeError
+from npusim.formats import combine_text
 from npusim.library import find_schedule
 from npusim.machines.ascend.ascend_pricing import VECTOR_COSTS, AscendPricing, vector_cycles
 from npusim.machines.ascend.group import VectorWork
@@ -361,6 +362,11 @@ def some_step(opcode: Opcode) -> Step:
             return Step(opcode, column, (x,))
         case Opcode.CUMSUM:
             return Step(opcode, x, (x,), Attributes(order="sequential", every=16))
+        case Opcode.FOLD | Opcode.SCAN:
+            text = combine_text("(a0 * b0)", take=0, size=64, pads=(1.0,))
+            return Step(
+                opcode, column if opcode is Opcode.FOLD else x, (x,), Attributes(variant=text, order="sequential")
+            )
         case Opcode.INVERSE:
             return Step(opcode, ub(64, 64), (ub(64, 64),), Attributes(order="rows"))
         case Opcode.SELECT:

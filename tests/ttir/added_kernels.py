@@ -55,3 +55,25 @@ def numbers_added(X, Y, N, K: tl.constexpr, B: tl.constexpr):
     row, cols = tl.program_id(0), tl.arange(0, B)
     x = tl.load(X + row * N + cols, mask=cols < N, other=0.0)
     tl.atomic_add(Y + row % K, tl.sum(x, 0))
+
+
+@triton.jit
+def gradients(Q, K, D, DQ, DK, T, BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, KIND: tl.constexpr):
+    """A sum that a loop adds to in each iteration, and one that it carries: stored, added, or added to the former."""
+    cols, rows = tl.arange(0, C), tl.program_id(0) * BM + tl.arange(0, BM)
+    k = tl.load(K + rows[:, None] * C + cols[None, :])
+    dk = tl.zeros((BM, C), tl.float32)
+    for t in range(0, T, BN):
+        at = (t + tl.arange(0, BN))[:, None] * C + cols[None, :]
+        q, d = tl.load(Q + at), tl.load(D + at)
+        s = (tl.dot(k, tl.trans(q)) * 0.125).to(tl.float16)
+        dk = tl.dot(s, d, dk)
+        tl.atomic_add(DQ + at, tl.dot(tl.trans(s), k))
+    if KIND == 0:
+        tl.store(DK + rows[:, None] * C + cols[None, :], dk)
+    elif KIND == 1:
+        tl.atomic_add(DK + rows[:, None] * C + cols[None, :], dk)
+    elif KIND == 2:
+        tl.atomic_add(DQ + rows[:, None] * C + cols[None, :], dk)
+    else:
+        tl.store(DK + rows[:, None] * C + cols[None, :], dk + tl.load(DQ + rows[:, None] * C + cols[None, :]))

@@ -70,3 +70,22 @@ def states(X, B, W, O, D, N, T, BM: tl.constexpr, BN: tl.constexpr, BK: tl.const
         b *= tl.load(W + i + k)[:, None]
         acc += tl.dot(x, b.to(x.dtype))
     tl.store(O + m[:, None] * N + n[None, :], acc, mask=(m[:, None] < D) & (n[None, :] < N))
+
+
+@triton.jit
+def shares(X, LABELS, OWN, N, BLOCK: tl.constexpr):
+    """Divide each row of X by its sum, and store the value at the row's label; two passes over the row."""
+    row = tl.program_id(0).to(tl.int64)
+    label = tl.load(LABELS + row)
+    X += row * N
+    total = 0.0
+    own = tl.load(X + label).to(tl.float32)
+    for i in range(0, N, BLOCK):
+        at = i + tl.arange(0, BLOCK)
+        total += tl.sum(tl.load(X + at, mask=at < N, other=0.0).to(tl.float32))
+    for i in range(0, N, BLOCK):
+        at = i + tl.arange(0, BLOCK)
+        x = tl.load(X + at, mask=at < N, other=0.0).to(tl.float32)
+        tl.store(X + at, x / total, mask=at < N)
+    tl.debug_barrier()
+    tl.store(OWN + row, own)

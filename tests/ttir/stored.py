@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from npusim.kernels.triton.tensor_axes import GatheredView, View
 from npusim.program.numerics.executor import execute
 from npusim.program.numerics.input_tensors import kernel_source
 
@@ -24,6 +26,16 @@ def stored(result: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         heads = [done.tensors.head(t, b, h) for b in range(t.batch) for h in range(t.heads)]
         places = t.view.array(np.arange(of.size).reshape(of.shape)).reshape(-1)
         values = np.stack(heads).astype(np.float64).reshape(-1)
-        is_stored = ~np.isnan(values)  # an entry of a table that leads to no row has no place
+        # An entry of a table that leads to no row has no place.
+        is_stored = ~np.isnan(values) & _has_place(t.view).reshape(-1)
         whole.reshape(-1)[places[is_stored]] = values[is_stored]
     return made
+
+
+def _has_place(view: Any) -> Any:
+    """Return which elements of a result are of the argument's tensor."""
+    if not isinstance(view, GatheredView):
+        return np.ones(view.array(np.zeros(view.argument)).shape, bool)
+    whole = View(view.name, view.shape, view.fmt, view.strides, sizes=view.sizes, by=view.by, groups=view.groups)
+    has = (np.array(view.listed) >= 0).reshape(-1, *(1 for _ in view.sizes[1:]))
+    return replace(whole, fixed=view.fixed).array(np.broadcast_to(has, view.sizes))

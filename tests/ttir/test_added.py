@@ -19,6 +19,7 @@ pytestmark = [
 ]
 if find_spec("triton") is not None:
     from ttir import added_kernels as kernels
+    from ttir.stored import stored
 DEVICES = ("ascend_910b2", "h200")
 
 
@@ -83,6 +84,33 @@ def test_programs_add_numbers_to_elements_of_a_tensor_of_any_shape(hw: str, shap
     np.add.at(expected.reshape(-1), np.arange(8) % 2, x.astype(np.float64).sum(1))
     done = _run("numbers_added", (8,), hw, X=x, Y=y, N=13, K=2, B=16)
     assert np.abs(np.reshape(done.output, shape) - expected).max() < 1e-5
+
+
+def _gradients(kind: int) -> tuple[Any, dict[str, Any]]:
+    rng = np.random.default_rng(4)
+    q, k, d = (rng.standard_normal((64, 16)).astype(np.float16) for _ in range(3))
+    dq, dk = (rng.standard_normal((64, 16)).astype(np.float32) for _ in range(2))
+    with npusim.record(floats=True) as calls:
+        kernels.gradients[(2,)](Q=q, K=k, D=d, DQ=dq, DK=dk, T=64, BM=32, BN=16, C=16, KIND=kind)
+    return calls[0], {"Q": q, "K": k, "D": d, "DQ": dq, "DK": dk}
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize("kind", [0, 1])
+def test_programs_add_to_several_tensors_inside_and_behind_a_loop(kind: int, hw: str) -> None:
+    call, x = _gradients(kind)
+    s = (x["K"].astype(np.float64) @ x["Q"].astype(np.float64).T * 0.125).astype(np.float16).astype(np.float64)
+    dk = s @ x["D"].astype(np.float64) + (x["DK"] if kind else 0)
+    made = stored(npusim.run(call, hw=hw, rows="all"), x)
+    for name, wanted in (("DQ", x["DQ"] + s.T @ x["K"].astype(np.float64)), ("DK", dk)):
+        assert np.abs(made[name] - wanted).max() < 5e-3 * np.abs(wanted).max(), name
+
+
+@pytest.mark.parametrize("kind", [2, 3])
+def test_a_tensor_that_is_added_to_twice_or_also_loaded_is_refused(kind: int) -> None:
+    call, _ = _gradients(kind)
+    with pytest.raises(ProgramError, match=r"added_kernels\.py:\d+: only one tl.atomic_add of a kernel is supported"):
+        npusim.run(call, hw="h200", rows="all")
 
 
 def _content(operations: list[ttir_text.Op]) -> list[Any]:

@@ -140,3 +140,17 @@ def test_products_of_masked_tiles_are_those_of_whole_ones(rows: int, columns: in
     stores = [costs.of_op(op).share for op in ops if op.label.endswith(".store") and op.engine == "LSU"]
     assert stores
     assert all(share and share.memory for share in stores)
+
+
+@pytest.mark.parametrize("block", [128, 32])
+def test_a_row_that_one_tile_covers_is_one_region_of_memory(block: int, tmp_path: Path) -> None:
+    """A matrix of a stack that blocks are at is walked along its columns: no matrix for each of these."""
+    from ttir.loop_kernels import shares
+
+    rows, columns = 8, 96
+    with npusim.record() as calls:
+        shares[(rows,)](np.zeros((rows, columns), np.float16), np.zeros(rows, np.int64), np.zeros(rows), columns, block)
+    calls.save(tmp_path / "calls.npz")
+    phase = npusim.run(f"{tmp_path / 'calls.npz'}::0", hw="h200", numerics=False).program.phases[0]
+    regions = [touch.region for touch in phase.footprint(list(phase.alone[:1]))]
+    assert sorted((region.rows, region.cols) for region in regions) == [(1, 1), (1, 1), (1, columns), (1, columns)]

@@ -20,10 +20,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from npusim.errors import FormatError, ProgramError
-from npusim.formats import BLOCK_FORMATS, MAX_NANS, RELATIONS, get_format, get_scale_rule, stored_format
+from npusim.formats import BLOCK_FORMATS, MAX_NANS, RELATIONS, combine_of, get_format, get_scale_rule, stored_format
 from npusim.formats.scans import INVERSE_ORDERS, SCAN_ORDERS
 from npusim.late_methods import dataclass
-from npusim.program.ir.op import COMPARED, MASK, PLAIN, Attributes, Opcode
+from npusim.program.ir.op import COMPARED, MASK, PLAIN, REVERSE, Attributes, Opcode
 from npusim.program.ir.opaque import varying
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ EXCHANGED = ".T is supported only for a factor of a product, a @ b.T or a.T @ b"
 NOT_YET = "a kernel is traced before its values exist"
 WORDS = (
     "the operations of kernels are + - * /, divided, exp, log, rsqrt, sqrt, tanh, erf, fma, maximum, minimum, "
-    "compare, where, inverse, .to(format), .max(), .sum(), .cumsum() and @; of masks & | ^ ~"
+    "compare, where, inverse, folded, scanned, .to(format), .max(), .sum(), .cumsum() and @; of masks & | ^ ~"
 )
 #: How messages write the operation that computes a value without a name.
 WRITTEN: Mapping[Opcode, str] = MappingProxyType(
@@ -50,6 +50,8 @@ WRITTEN: Mapping[Opcode, str] = MappingProxyType(
         Opcode.ROW_SUM: "{}.sum()",
         Opcode.CUMSUM: "{}.cumsum()",
         Opcode.INVERSE: "inverse({})",
+        Opcode.FOLD: "folded({})",
+        Opcode.SCAN: "scanned({})",
         Opcode.EXP: "exp({})",
         Opcode.LOG: "log({})",
         Opcode.RSQRT: "rsqrt({})",
@@ -302,11 +304,11 @@ class Value:
         axes = _joined(f"{self}.sum(times={times})", [x for x in (self, times) if isinstance(x, Value)])
         return _rows(Opcode.ROW_SUM, axes[:1], self.fmt, (self, times), Attributes(order=order))
 
-    def cumsum(self, order: str = "", *, every: int = 0) -> Value:
+    def cumsum(self, order: str = "", *, every: int = 0, reverse: bool = False) -> Value:
         """Return the cumulative sums of each row, in a named order (default: the core's).
 
         ``every``: number of columns after which the sums restart, so that a row may contain several chunks; 0: no
-        restart.
+        restart.  ``reverse``: from the last element of a row to the first.
         """
         if order and order not in SCAN_ORDERS:
             fail(f"{self}.cumsum({order!r}): unknown order; allowed: {', '.join(SCAN_ORDERS)}")
@@ -316,7 +318,8 @@ class Value:
             )
         if every < 0:
             fail(f"{self}.cumsum(every={every}): a number of columns is 0 or more")
-        return _rows(Opcode.CUMSUM, self.axes, self.fmt, (self,), Attributes(order=order, every=every))
+        attributes = Attributes(order=order, every=every, variant=REVERSE if reverse else "")
+        return _rows(Opcode.CUMSUM, self.axes, self.fmt, (self,), attributes)
 
     def in_share(self, share: float) -> Value:
         """Return the value with ``share``, 0 to 1, as the fraction of cases in which its operation costs time.
@@ -609,6 +612,36 @@ def inverse(a: Value, order: str = "") -> Value:
     if a.fmt != "float32":
         fail(f"inverse of {a}: an inverse is computed in float32; convert the tile with .to('float32')")
     return _rows(Opcode.INVERSE, a.axes, a.fmt, (a,), Attributes(order=order))
+
+
+def folded(values: tuple[Source, ...], text: str, order: str = "sequential") -> Value:
+    """Return a result of a reduction of each row by a function of two elements, in a named order.
+
+    ``values``: one to four values of one format, or numbers; an element is one of each. ``text``: the function, as
+    `npusim.formats.combine_text` makes it; ``order``: as of `npusim.formats.folded`.
+    """
+    axes, fmt = _of_elements("folded", values, text)
+    return _rows(Opcode.FOLD, axes[:1], fmt, values, Attributes(variant=text, order=order))
+
+
+def scanned(values: tuple[Source, ...], text: str, order: str = "sequential") -> Value:
+    """Return, for each element of a row, a result of the reduction of all elements up to it; else as `folded`."""
+    axes, fmt = _of_elements("scanned", values, text)
+    if len(axes) < 2:
+        fail(f"scanned: a scan goes along the columns of a row; bind the vector as one row, '1 {axes[0]}'")
+    return _rows(Opcode.SCAN, axes, fmt, values, Attributes(variant=text, order=order))
+
+
+def _of_elements(word: str, values: tuple[Source, ...], text: str) -> tuple[tuple[str, ...], str]:
+    """Return the axes and the format of the values of a function of two elements."""
+    blocks = [x for x in values if isinstance(x, Value)]
+    if not blocks or len({x.fmt for x in blocks}) > 1:
+        fail(f"{word}: its operands must be values of one format, or numbers")
+    try:
+        combine_of(text)
+    except FormatError as error:
+        fail(f"{word}: {error}")
+    return _joined(f"{word} of {', '.join(map(str, values))}", blocks), blocks[0].fmt
 
 
 def _unary(opcode: Opcode, a: Any, variant: str) -> Value:

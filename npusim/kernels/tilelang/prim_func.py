@@ -18,10 +18,12 @@ from npusim.errors import ProgramError
 from npusim.kernels.tilelang.statements import (
     TYPES,
     Applied,
+    BarrierStep,
     BoundValue,
     BufferElement,
     BufferPart,
     Conditional,
+    CoreScope,
     Elementwise,
     Expression,
     Literal,
@@ -38,9 +40,12 @@ from npusim.kernels.tilelang.statements import (
     refused,
     simpler,
     variables_of,
+    walked,
     with_inner,
 )
+from npusim.kernels.tilelang.tile_slots import without_slots
 from npusim.kernels.tilelang.ttir_writer import BY_ITSELF, part_as_nest
+from npusim.kernels.tilelang.warp_groups import in_text_order
 from npusim.kernels.triton.compiler import OPTIONS
 from npusim.kernels.triton.ttir_text import Line, refusing
 
@@ -110,6 +115,10 @@ _LIBRARY_NOTE = (
     "exponentials, logarithms, roots and divisions are computed by Triton's instructions; TileLang's compiler "
     "calls nvcc's functions (expf, logf), whose last bits may differ"
 )
+_GROUPS_NOTE = (
+    "warp groups (T.ws): their barriers order each access as the text does, which is checked; times are those of a "
+    "program without warp groups, barriers or slots of their own"
+)
 _FAST, _UNGUARDED = "tl.enable_fast_math", "tl.disable_safe_memory_legalize"
 _FAST_NOTE = (
     "fast math: on a GPU its exponentials, roots and divisions are approximate instructions; here they are "
@@ -167,6 +176,8 @@ class _PrimFuncReader:
         self.line = self.first = _first_line(function.body)
         self.buffers, self.variables = dict["tirx.Buffer", TileBuffer](), dict[object, Expression]()
         self.names, self.notes = dict[str, int](), list[str]()
+        self.barriers, self.registers = dict[str, tuple[int, ...]](), set[TileBuffer]()
+        self.unfinished: Line | None = None
         self.scratch, self.accessed = list[TileBuffer](), set[TileBuffer]()
         self.ranges, self.bindings = dict[str, tuple[float, float]](), dict[str, Expression]()
         self.begin()
@@ -176,6 +187,7 @@ class _PrimFuncReader:
         """Forget the grid and the options of the previous launch."""
         self.grid, self.numbers = [1, 1, 1], ["", "", ""]
         self.threads, self.stages = 128, set[int]()
+        self.thread: Variable | None = None
         self.accessed.clear()
 
     def parameter(self, p: tirx.Var) -> TileBuffer | tuple[str, str]:
@@ -218,7 +230,7 @@ class _PrimFuncReader:
     def kernel(self, node: tirx.For, number: int) -> TileKernel:
         """Return one launch; ``number``: that of several, else 0."""
         self.begin()
-        body = self.statements(node)
+        body = self.in_order(self.statements(node))
         used = [p for p in (*self.parameters, *self.scratch) if not isinstance(p, TileBuffer) or p in self.accessed]
         return TileKernel(
             name_of(self.function) + (f"_{number}" if number else ""),
@@ -231,6 +243,15 @@ class _PrimFuncReader:
             _line_of(node) or self.first,
             is_guarded=not self.configurations.get(_UNGUARDED),
         )
+
+    def in_order(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        """Return statements without warp groups, whose barriers order them as the text does."""
+        if not any(isinstance(s, CoreScope | BarrierStep) for s in walked(body)):
+            return body
+        if self.unfinished is not None:
+            raise refused(self.unfinished, "a product or copy that is not over with its statement, beside warp groups")
+        self.note(_GROUPS_NOTE)
+        return without_slots(in_text_order(body, self.barriers, self.threads, self.registers))
 
     def options(self) -> dict[str, int]:
         """Return the warps and the stages of the deepest pipelined loop."""
@@ -317,13 +338,16 @@ class _PrimFuncReader:
             made = self.loop(s)
         elif kind == "Bind":
             made = self.bound(s)
+        elif kind == "IfThenElse" and (threads := self.group_of(s)) is not None:
+            line = self.line
+            made = (CoreScope(threads, self.statements(s.then_case), line),)
         elif kind == "IfThenElse":
             line, condition = self.line, self.expression(s.condition)
             then = self.statements(s.then_case)
             otherwise = self.statements(s.else_case) if s.else_case is not None else ()
             made = (Conditional(condition, then, otherwise, line),)
         elif kind == "AttrStmt":
-            self.annotated({str(s.attr_key): s.value})
+            self.annotated({str(s.attr_key): s.value} if str(s.attr_key) != _GROUP else {})
             made = self.statements(s.body)
         elif kind == "BufferStore":
             made = (ParallelNest((), (self.stored(s, (), None),), self.line),)
@@ -334,13 +358,36 @@ class _PrimFuncReader:
         self.line = before
         return made
 
+    def group_of(self, s: tirx.IfThenElse) -> str | None:
+        """Return the threads ``first:end`` of a warp group (``T.ws``); None for another if."""
+        inner = s.then_case
+        while type(inner).__name__ == "SeqStmt":
+            inner = inner.seq[0]
+        if type(inner).__name__ != "AttrStmt" or str(inner.attr_key) != _GROUP:
+            return None
+        of = self.expression(s.condition)
+        both = of.operands if isinstance(of, Applied) and of.word == "and" else ()
+        ends = {x.word: x.operands for x in both if isinstance(x, Applied)}
+        pairs = [ends.get("ge"), ends.get("lt")]
+        numbers = [p[1] for p in pairs if p is not None and p[0] == self.thread and isinstance(p[1], Literal)]
+        if len(both) != 2 or len(numbers) != 2 or s.else_case is not None:
+            raise self.refuse("a warp group of other threads than from one number to another is not supported")
+        first, end = (int(n.value) for n in numbers)
+        return f"{first}:{end}"
+
     def block(self, s: tirx.SBlock) -> tuple[Statement, ...]:
         known = dict(s.annotations or {})
+        for barrier, counts in dict(known.pop("barrier_init", {})).items():
+            self.barriers[str(barrier.name)] = tuple(int(n) for n in counts)
         if "tl.launch_threads" in known:
             self.threads = math.prod(int(n) for n in known.pop("tl.launch_threads"))
         self.annotated(known)
         for b in s.alloc_buffers:
-            self.buffer(b)
+            if str(b.scope()) == "shared.barrier" and str(b.data.name) in self.barriers:
+                continue
+            made = self.buffer(b)
+            if str(b.scope()).startswith("local"):
+                self.registers.add(made)
         return self.statements(s.body)
 
     def annotated(self, annotations: Mapping[str, object]) -> None:
@@ -352,9 +399,8 @@ class _PrimFuncReader:
 
     def bound(self, s: tirx.Bind) -> tuple[Statement, ...]:
         if type(s.value).__name__ == "Call" and "launch_thread_idx" in str(s.value.op):
-            self.variables[s.var] = Variable(
-                f"thread_{len(self.variables)}"
-            )  # without a value: refused where it is read
+            self.variables[s.var] = made = Variable(f"thread_{len(self.variables)}")  # refused where it is read
+            self.thread = self.thread or made
             return ()
         name, value = self.name(str(s.var.name)), self.expression(s.value)
         self.variables[s.var], self.bindings[name] = Variable(name), value
@@ -479,6 +525,10 @@ class _PrimFuncReader:
         if word in _QUIET:
             return ()
         known = dict(getattr(node, "annotations", None) or {})
+        if word in _STEPS or "barrier" in known:
+            return (self.at_barrier(word, node, known),)
+        if word in ("wgmma_gemm", "async_copy") or int(known.get("wg_wait", 0)):
+            self.unfinished = self.line
         if word in ("copy", "async_copy", "tma_copy") and len(node.args) == 2:
             self.annotated(known)
             return (part_as_nest(self.part(node.args[0]), self.part(node.args[1]), self.line),)
@@ -510,6 +560,23 @@ class _PrimFuncReader:
             x = self.added(node, (), None, width)
             return (ParallelNest((), (x,), self.line),)
         raise self.refuse(f"npusim has no rule for T.{word}")
+
+    def at_barrier(self, word: str, node: tirx.Call, known: dict[object, object]) -> BarrierStep:
+        """Return a wait for a barrier, an arrival there, or a copy that a phase of it ends after."""
+        load = known.pop("barrier", None) if word == "tma_copy" else node.args[0]
+        if type(load).__name__ != "BufferLoad" or str(load.buffer.data.name) not in self.barriers:
+            raise self.refuse(f"T.{word} needs a barrier of T.alloc_barrier")
+        if len(node.args) != (1 if word == "ptx_arrive_barrier" else 2):
+            raise self.refuse(f"T.{word} with {len(node.args)} operands")
+        parity = copy = None
+        if word == "tma_copy":
+            self.annotated(known)
+            copy = part_as_nest(self.part(node.args[0]), self.part(node.args[1]), self.line)
+        elif known:
+            raise self.refuse(f"T.{word} with {', '.join(sorted(map(str, known)))}")
+        elif word == "mbarrier_wait_parity":
+            parity = self.expression(node.args[1])
+        return BarrierStep(str(load.buffer.data.name), self.expression(load.indices[0]), parity, copy, self.line)
 
     def reduction(self, word: str, node: tirx.Call, known: dict[object, object]) -> TileReduction:
         if known.pop("nan_propagate", None):
@@ -589,6 +656,9 @@ class _PrimFuncReader:
 
 
 _ZERO = Literal(0.0, "float32")
+_GROUP = "warp_specialize"
+#: Steps at a barrier of the program, beside copies that have one.
+_STEPS = frozenset({"mbarrier_wait_parity", "ptx_arrive_barrier"})
 _SCOPES = frozenset({"shared", "shared.dyn", "local", "local.fragment", "local.var", "global"})
 #: Neighbours that an atomic addition in parallel loops adds to.
 _ADDITIONS: Mapping[str, int] = MappingProxyType(

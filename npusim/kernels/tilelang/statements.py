@@ -193,15 +193,42 @@ class CrossFlag:
 
 
 @dataclass(frozen=True, slots=True)
+class BarrierStep:
+    """A step of a warp group at one barrier of several; `warp_groups` removes it.
+
+    With a ``parity`` it waits for a phase, with a ``copy`` the phase ends after it; else its threads arrive.
+    """
+
+    barrier: str
+    index: Expression
+    parity: Expression | None
+    copy: ParallelNest | None
+    line: Line
+
+
+@dataclass(frozen=True, slots=True)
 class CoreScope:
-    """Statements of one kind of core, ``C`` or ``V``; `cores_joined` removes it."""
+    """Statements of one kind of core, ``C`` or ``V``, or of the threads ``first:end``.
+
+    `cores_joined` and `warp_groups` remove it.
+    """
 
     core: str
     body: tuple[Statement, ...]
     line: Line
 
 
-Statement = BoundValue | ParallelNest | MatrixProduct | TileReduction | SerialLoop | Conditional | CrossFlag | CoreScope
+Statement = (
+    BoundValue
+    | ParallelNest
+    | MatrixProduct
+    | TileReduction
+    | SerialLoop
+    | Conditional
+    | CrossFlag
+    | BarrierStep
+    | CoreScope
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +373,8 @@ def linear(e: Expression, bound: Mapping[str, Expression]) -> dict[Expression, f
 Numbers = int | float | np.ndarray[tuple[int], np.dtype[np.int64]]
 _OPERATIONS: Mapping[str, Callable[..., Numbers]] = MappingProxyType(
     {"+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod}
-    | {"min": np.minimum, "max": np.maximum, "and": np.logical_and, "or": np.logical_or, "not": np.logical_not}
+    | {"min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or, "not": np.logical_not}
+    | {"xor": np.bitwise_xor}
     | {"select": np.where, "cast": lambda x: x, "<<": operator.lshift, ">>": operator.rshift}
     | {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 )
@@ -398,7 +426,7 @@ def interval(x: Expression, ranges: Mapping[str, tuple[float, float]]) -> tuple[
     ]
 
 
-_TRUE = Literal(1, "bool")
+TRUE = Literal(1, "bool")
 
 
 class Exposed:
@@ -428,7 +456,7 @@ class Exposed:
                     self._read(*x.indices, *([] if x.condition is None else [x.condition]))
                     self._written(x.buffer, is_whole=x.condition is None)
         elif isinstance(s, MatrixProduct):
-            sources = [s.a.buffer, s.b.buffer, *([] if s.clears == _TRUE else [s.c.buffer])]
+            sources = [s.a.buffer, s.b.buffer, *([] if s.clears == TRUE else [s.c.buffer])]
             self.reads |= set(sources) - self.writes
             self._read(s.clears)
             self._written(s.c.buffer, is_whole=True)
@@ -439,7 +467,7 @@ class Exposed:
             self._read(s.low, s.high)
             first = Applied("eq", (Variable(s.variable), s.low))  # a product that clears then reads nothing before
             body = [
-                replace(x, clears=_TRUE) if isinstance(x, MatrixProduct) and x.clears == first else x for x in s.body
+                replace(x, clears=TRUE) if isinstance(x, MatrixProduct) and x.clears == first else x for x in s.body
             ]
             self.reads |= Exposed(body, self.writes).reads - self.writes
         elif isinstance(s, Conditional):

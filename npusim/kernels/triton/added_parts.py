@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npusim.errors import ProgramError
-from npusim.kernels.triton.results_apart import STORES, inside, needed_by, roots_of, sources_of
+from npusim.kernels.triton.results_apart import LOADS, STORES, inside, needed_by, roots_of, sources_of
 from npusim.kernels.triton.start_values import pointers_into
 from npusim.kernels.triton.tensor_axes import View
 from npusim.kernels.triton.ttir_text import FORMATS, Function, Op, makers, read
@@ -50,6 +50,42 @@ class PartsApart(NamedTuple):
 def has_atomics(function: Function) -> bool:
     """Return whether a kernel has atomic operations."""
     return any(o.name.startswith("tt.atomic") for o in (*function.operations, *inside(function.operations)))
+
+
+def atomics_apart(function: Function) -> list[Function]:
+    """Return a kernel for each tensor that a kernel adds to, and one for what it stores.
+
+    None where it adds to one tensor, or where it also accesses such a tensor otherwise.
+    """
+    every, sources = [*function.operations, *inside(function.operations)], sources_of(function.operations)
+    atomics = {o.results[0]: roots_of(o.operands[0], sources) for o in every if o.name.startswith("tt.atomic")}
+    accessed = {r for o in every if o.name in (*LOADS, *STORES) for r in roots_of(o.operands[0], sources)}
+    roots = list(dict.fromkeys(r for of in atomics.values() for r in sorted(of)))
+    is_other = any(len(of) > 1 for of in atomics.values()) or accessed & {*roots}
+    if len(roots) < 2 or len(atomics) > len(roots) or is_other or any({*atomics} & {*o.operands} for o in every):
+        return []
+    made = list[Function]()
+    for root in (*roots, ""):
+        kept = [o for o in every if root and atomics.get(next(iter(o.results), "")) == {root}]
+        kept += [o for o in every if not root and o.name in STORES]
+        if kept:
+            made.append(function._replace(operations=needed_by(*_with_effects(function.operations, kept))))
+    return made
+
+
+def _with_effects(operations: Sequence[Op], kept: Sequence[Op]) -> tuple[list[Op], list[Op]]:
+    """Return operations with only some effects, and those of them that have these."""
+    made, having = list[Op](), list[Op]()
+    for op in operations:
+        if op in kept:
+            made.append(op)
+            having.append(op)
+        elif op.name not in STORES and not op.name.startswith("tt.atomic"):
+            (body, own), (otherwise, others) = (_with_effects(x, kept) for x in (op.body, op.otherwise))
+            one = replace(op, body=body, otherwise=otherwise) if op.body or op.otherwise else op
+            made.append(one)
+            having += [one] if own or others else []
+    return made, having
 
 
 def parts_apart(function: Function, arguments: Mapping[str, Any], count: int) -> PartsApart:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from npusim.errors import ProgramError
-from npusim.formats import add, cast, compare, div, div_full, maximum, minimum, mul, sub
+from npusim.formats import add, cast, combine_text, compare, div, div_full, maximum, minimum, mul, sub
 from npusim.formats.reductions import rows_order
 from npusim.formats.scans import WARP
 from npusim.kernels.triton.blocks_as_rows import OF_SUMS
@@ -52,6 +52,7 @@ from npusim.kernels.triton.listed import (
     lowest_bit,
     operated,
 )
+from npusim.kernels.triton.own_combines import MOST_ROWS, Functions, combined_text
 from npusim.kernels.triton.rolled_rows import REDUCTIONS
 from npusim.kernels.triton.ttir_text import FORMATS, Op, shape_of
 from npusim.kernels.triton.values import (
@@ -461,9 +462,12 @@ class Arithmetic(Draft, ABC):
     _arith_extsi = _arith_extui = _arith_trunci = _arith_index_cast = _resized
 
     def _tt_bitcast(self, op: Op, x: Known) -> None:
-        """Read the bits of a value as another type's: bool as integers of 8 bits, as Triton stores it, is read."""
+        """Read the bits of a value as another type's: bool as integers of 8 bits, as Triton stores it, is read, and FP8
+        as the bytes that are stored.
+        """
         of, to = (shape_of(t)[1] for t in op.text.partition(" : ")[2].split(" -> "))
-        if of != to and {of, to} != {"i1", "i8"}:
+        is_stored = all(o.name == "tt.store" for o in self._uses.get(op.results[0], []))
+        if of != to and {of, to} != {"i1", "i8"} and not (of.startswith("f8") and to == "i8" and is_stored):
             raise op.fail(
                 f"reading the bits of {of} as {to} (bitcast) is not supported; convert the value with .to(...)"
             )
@@ -742,12 +746,11 @@ class Arithmetic(Draft, ABC):
         self._set(op, Number(value, literal(value)))
 
     def _tt_reduce(self, op: Op, x: Known, *others: Known) -> None:
-        if others:
-            raise op.fail(
-                "a reduction over several blocks at once (such as tl.argmax or tl.argmin) is not supported here; "
-                "use tl.sum, tl.max or tl.min"
-            )
         inner = [o.name for o in op.body]
+        known = inner[0] in (*REDUCTIONS, *_MINIMA) and len(inner) == 2
+        if others or (not known and isinstance(x, Floats)):
+            self._by_function(op, (x, *others), "folded")
+            return
         if inner[:1] and inner[0] in _MINIMA and len(inner) == 2 and isinstance(x, Floats):
             self._least(op, x)
             return
@@ -896,20 +899,99 @@ class Arithmetic(Draft, ABC):
     def _tt_scan(self, op: Op, x: Known, *others: Known) -> None:
         """Read cumulative sums along the last axis; elements that a mask hides stand behind those that it leaves."""
         inner = [o.name for o in op.body]
-        if others or inner[:1] != ["arith.addf"] or len(inner) != 2 or not isinstance(x, Floats):
+        is_sum = inner[:1] == ["arith.addf"] and len(inner) == 2
+        if others or not is_sum:
+            self._by_function(op, (x, *others), "scanned")
+            return
+        if not isinstance(x, Floats):
             raise op.fail("only tl.cumsum of floats is supported as a scan")
-        if "reverse = true" in op.text:
-            raise op.fail("tl.cumsum with reverse=True is not supported; sums go from the first element to the last")
         if op.number("axis") != len(x.axes) - 1 or x.axes[-1] is None:
             raise op.fail("tl.cumsum is supported along the last axis only, and not of a single element")
         self._refuse_anew(op, x.axes[-1])
         self.reduced.append((x.axes[-1], op.line))
+        direction = ""
+        if "reverse = true" in op.text:
+            direction = "reverse=True"
+            self._check_hidden(op, x, "sum", 0)  # hidden elements are added first
         order = self.choices.orders.get(op.place, UNKNOWN) if self.choices.orders else ""
         lanes = re.match(r"(?:lanes|trees)_1x(\d+)", order)
         if order and not (lanes and int(lanes[1]) >= min(WARP, shape_of(op.type)[0][-1])):
             how = f"compiled code uses {order}; here each of {WARP} lanes has one element"
             self.notes.append(f"{op.line}: the order of these cumulative sums is assumed: {how}")
-        self._bind(op, Floats(f"{self.text(x)}.cumsum()", x.axes, x.fmt))
+        self._bind(op, Floats(f"{self.text(x)}.cumsum({direction})", x.axes, x.fmt))
+
+    def _by_function(self, op: Op, blocks: Sequence[Known], word: str) -> None:
+        """Read a reduction or scan along the last axis by a function of the kernel's own; see `own_combines`."""
+        shape, rank = shape_of("tensor" + op.text.rpartition("(tensor")[2])[0], 0
+        floats = [x for x in blocks if isinstance(x, Floats)]
+        rank, is_scan = len(shape), word == "scanned"
+        what = "a tl.associative_scan" if is_scan else "a tl.reduce"
+        if not floats or not all(isinstance(x, Floats | Number) for x in blocks) or len(blocks) > MOST_ROWS:
+            raise op.fail(f"{what} by an own function supports one to {MOST_ROWS} blocks of floats; use tl.sum, tl.max")
+        if any(x.fmt != "f32" for x in floats):
+            raise op.fail(f"{what} by an own function of {floats[0].fmt} is not supported; convert it to tl.float32")
+        if op.number("axis") != rank - 1 or floats[0].axes[-1:] == (None,):
+            raise op.fail(f"{what} by an own function is supported along the last axis only, of several elements")
+        axes = self._joined(*floats)
+        hidden = [self._known_beyond(x) if isinstance(x, Floats) else None for x in blocks]
+        hidden = [hidden_value(x) if known is None else known for x, known in zip(blocks, hidden, strict=True)]
+        self._refuse_anew(op, axes[-1])
+        is_cut = self._is_cut(axes[-1])
+        if not is_cut and None in hidden:
+            for x in floats:
+                self.hidden.uncut.append((op, replace(x, pad=None), word, 0.0))
+        if is_cut and None in hidden and not (is_scan and "reverse = true" not in op.text):
+            why = "runs along an axis that a mask cuts, and values that it hides are not known"
+            raise op.fail(f"{what} by an own function {why}; write tl.where(mask, x, NUMBER) before it")
+        self.hidden.relied |= {axes[-1]} if is_cut else set()
+        self._note_zeros(op.operands)
+        if not is_scan:
+            self._leave_rows(op, axes[-1], axes[:-1])
+        self.reduced.append((axes[-1], op.line))
+        forms = Functions(BINARY, _written, {n: text for n, (text, _) in UNARY.items()}, LIBDEVICE)
+        numbers = {n: x.text for n, x in self.values.items() if isinstance(x, Number) and x.is_known and not x.shape}
+        body, pads = combined_text(op, self.choices, forms, numbers), [x or 0.0 for x in hidden]
+        order = self._order_of_function(op, shape[-1], is_scan=is_scan)
+        named = [self._named(op, x) for x in blocks]
+        values = ", ".join(self.text(x) for x in named)
+        for i, result in enumerate(op.results):
+            if not self._uses.get(result):
+                continue
+            how = combine_text(body, take=i, size=shape[-1], pads=pads, is_reversed="reverse = true" in op.text)
+            made = Floats(f"{word}(({values},), {how!r}, {order!r})", axes if is_scan else axes[:-1], "f32")
+            self._bind(replace(op, results=[result]), made)
+
+    def _known_beyond(self, x: Floats) -> float | None:
+        """Return the one number that a known block has in all columns that no load reads; None for others."""
+        seen, ends = self.chosen.get(x.text, (x.text, None))
+        if seen not in self.seen:
+            return None
+        known = self.seen[seen]
+        elements = known.elements if known.is_by_program else known.elements[None]
+        found = set[float]()
+        for load in self.loads.values():
+            for own, left in zip(load.axes, load.left, strict=True):
+                if own is None or self.root(own) != self.root(x.axes[-1]) or load.is_walked or left.shape[1] > 1:
+                    continue
+                for i, most in enumerate(left[:, 0]):
+                    of_program = elements if len(left) == 1 else elements[min(i, len(elements) - 1)]
+                    found |= set(np.unique(of_program[..., int(most) :]).astype(float).tolist())
+        number = found.pop() if len(found) == 1 else None
+        return number if ends is None or number is None else ends[not number]
+
+    def _order_of_function(self, op: Op, size: int, *, is_scan: bool) -> str:
+        """Return the order of a reduction or scan by an own function, and say where it is assumed."""
+        order = self.choices.orders.get(op.place, UNKNOWN) if self.choices.orders else ""
+        if order in ("", UNKNOWN) or (is_scan and "_" in order.partition("_")[2]):
+            assumed = "sequential" if not self.choices.order else f"lanes_1x{min(WARP, size)}x1"
+            self.notes.append(
+                f"{op.line}: the order of this reduction or scan by an own function is assumed: {assumed}"
+            )
+            return assumed
+        if not is_scan and order.endswith("x1"):
+            why = "in the lanes of the upper half of a warp its function has its operands in the other order"
+            self.notes.append(f"{op.line}: {why}; here all elements read what the first lane has")
+        return order
 
     def _order(self, op: Op) -> str:
         """Return the order of a sum, the usual one where the compiled code's is not known."""
@@ -1197,7 +1279,7 @@ class Arithmetic(Draft, ABC):
             return False
         is_stored = _lanes_of(relation, d) in self.stored_lanes
         is_first = bool(RELATIONS[relation](d.steps[along[0]], 0))
-        self.hides_first_lanes |= is_first and not is_stored
+        self.hides_first_lanes |= (is_first or self.choices.chooses_lanes == "all") and not is_stored
         return not is_stored and (is_first or self.choices.chooses_lanes == "all")
 
     def _hides_unread(self, a: Floats, rules: Sequence[tuple[str, Affine]]) -> bool:
@@ -1374,6 +1456,9 @@ class Arithmetic(Draft, ABC):
         text = f"where(compare({seen.text}, 0.0, 'une'), {self.text(a)}, {self.text(b)}"
         text += ")" if values else f", {self.choices.fmt(fmt)!r})"
         self._bind(op, Floats(text, self._joined(seen, *values), fmt, one if one == other else None))
+        made = self.values[op.results[0]]
+        if isinstance(made, Floats):
+            self.chosen[made.text] = seen.text, (one, other)
 
 
 def _lanes_of(relation: str, d: Affine) -> tuple[str, int, tuple[int, ...]]:

@@ -59,7 +59,10 @@ def orders_of(ttgir: str, *, is_tree: bool = False) -> dict[str, str]:
         elif axis >= 0 and (ended := _REDUCTION.search(line)):
             if is_sum:
                 size = int(ended[1].split("x")[axis])
-                place, order = where.place(line) + operand_shape(line), _order(ended[2] or "", axis, layouts)
+                first, *others = (ended[2] or "").split(">, tensor<")
+                place, order = where.place(line) + operand_shape(line), _order(first, axis, layouts)
+                if any(re.match(r"(?:\d+x)+i\d", x) for x in others):  # a maximum with its index: in any order
+                    order = UNKNOWN
                 order = blocks.get(of, order)
                 order = normal_order(order, size)
                 order = in_trees(order) if is_tree else order

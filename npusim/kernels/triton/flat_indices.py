@@ -46,15 +46,16 @@ def flat_blocks(function: Function, arguments: Mapping[str, Any]) -> tuple[FlatB
     ranges = [o for o in operations if o.name == "tt.make_range"]
     if len(ranges) != 1 or any(o.body or o.name in _OF_BLOCKS or o.name.startswith("cf.") for o in operations):
         return ()
-    size, extents = shape_of(ranges[0].type)[0][0], _extents(operations, ranges[0].results[0], arguments)
-    if not extents or all(e % size == 0 for e in extents):
+    size, (extents, compared) = shape_of(ranges[0].type)[0][0], _extents(operations, ranges[0].results[0], arguments)
+    if not extents or all(e % size == 0 for e in (*extents, *compared)):
         return ()
     first, ways = min(extents), list[FlatBlock]()
     if size % first == 0 and all(e % first == 0 for e in extents):
         rows = gcd(size // first, *(e // first for e in extents if e > first))
         ways.append(FlatBlock(size, rows, first, size // (rows * first)))
-    part = gcd(size, *extents)
-    return (*ways, FlatBlock(size, part, 0, size // part)) if part >= LEAST else tuple(ways)
+    for part in dict.fromkeys((gcd(size, *extents), gcd(size, *extents, *compared))):
+        ways += [FlatBlock(size, part, 0, size // part)] if part >= LEAST else []
+    return tuple(ways)
 
 
 def on_rows_and_columns(function: Function, block: FlatBlock) -> Function:
@@ -71,9 +72,12 @@ def on_rows_and_columns(function: Function, block: FlatBlock) -> Function:
     return function._replace(operations=[changed(o) for o in function.operations])
 
 
-def _extents(operations: list[Op], indices: str, arguments: Mapping[str, Any]) -> list[int]:
-    """Return after how many flat indices each quotient goes on by one, and each remainder starts again."""
+def _extents(operations: list[Op], indices: str, arguments: Mapping[str, Any]) -> tuple[list[int], list[int]]:
+    """Return after how many flat indices each quotient goes on by one, and each remainder starts again; and after how
+    many of them comparisons of such quotients and remainders with constants change.
+    """
     scales, extents, made = {indices: 1}, set[int](), makers(operations)
+    parts, compared = set[str](), set[int]()
     for op in operations:
         known = [n for n in op.operands if n in scales]
         if not known or not op.results:
@@ -81,12 +85,17 @@ def _extents(operations: list[Op], indices: str, arguments: Mapping[str, Any]) -
         if op.name in _DIVISIONS and op.operands[0] in scales:
             by = _number(made.get(op.operands[1]), arguments)
             if by is None or by <= 0:
-                return []
+                return [], []
             extents.add(extent := scales[op.operands[0]] * by)
             scales[op.results[0]] = extent if "div" in op.name else scales[op.operands[0]]
+            parts.update(op.results)
         elif op.name in _SAME and len(known) == 1:
             scales[op.results[0]] = scales[known[0]]
-    return sorted(e for e in extents if e > 1)
+            parts.update(op.results if known[0] in parts else ())
+        elif op.name == "arith.cmpi" and len(known) == 1 and known[0] in parts:
+            by = _number(made.get(next(n for n in op.operands if n != known[0])), arguments)
+            compared.add(scales[known[0]] * (by or 0))
+    return sorted(e for e in extents if e > 1), sorted(e for e in compared if e > 1)
 
 
 def _number(op: Op | None, arguments: Mapping[str, Any]) -> int | None:

@@ -383,11 +383,11 @@ class ExactProgram:
         return self._converted(op, np.clip(np.trunc(x), ends.min, ends.max))
 
     def _tt_reduce(self, op: Op, x: Array, *others: Array) -> Any:
-        if others:
+        function = _REDUCTIONS.get(op.body[0].name) if len(op.body) == 2 and not others else None
+        if len(others) == 1 and np.asarray(others[0]).dtype.kind == "i":
             return self._with_index(op, x, *others)
-        function = _REDUCTIONS.get(op.body[0].name)
-        if function is None or len(op.body) != 2:
-            raise op.fail("only tl.sum, tl.max and tl.min of floats are supported as reductions")
+        if function is None:
+            return [each[..., -1] for each in self._combined(op, [x, *others])]
         return np.asarray(function(np.ascontiguousarray(np.moveaxis(x, op.number("axis"), -1))))
 
     @staticmethod
@@ -403,10 +403,27 @@ class ExactProgram:
         at = np.expand_dims((np.argmax if "ogt" in relations else np.argmin)(x, axis), axis)
         return [np.take_along_axis(np.asarray(of), at, axis).squeeze(axis) for of in (x, *others)]
 
-    def _tt_scan(self, op: Op, x: Array) -> Array:
-        if op.body[0].name != "arith.addf" or len(op.body) != 2 or "reverse = true" in op.text:
-            raise op.fail("only tl.cumsum is supported as a scan")
-        return np.cumsum(x, axis=op.number("axis"))
+    def _tt_scan(self, op: Op, x: Array, *others: Array) -> Any:
+        axis = op.number("axis")
+        if op.body[0].name == "arith.addf" and len(op.body) == 2:
+            turned = np.flip(x, axis) if "reverse = true" in op.text else x
+            sums = np.cumsum(turned, axis=axis)
+            return np.flip(sums, axis) if turned is not x else sums
+        return [np.moveaxis(each, -1, axis) for each in self._combined(op, [x, *others])]
+
+    def _combined(self, op: Op, values: Sequence[Array]) -> list[Array]:
+        """Return what a function of two elements makes of all up to each one, along the last axis."""
+        axis, is_reversed = op.number("axis"), "reverse = true" in op.text
+        rows = [np.moveaxis(np.asarray(x), axis, -1) for x in np.broadcast_arrays(*values)]
+        rows = [x[..., ::-1] for x in rows] if is_reversed else rows
+        made = [[np.asarray(x[..., 0]) for x in rows]]
+        for i in range(1, rows[0].shape[-1]):
+            self.env |= dict(zip(op.arguments, [*made[-1], *(x[..., i] for x in rows)], strict=True))
+            *inner, end = op.body
+            self._run(inner)
+            made.append([np.asarray(self.env[n]) for n in end.operands])
+        whole = [np.stack(x, -1) for x in zip(*made, strict=True)]
+        return [x[..., ::-1] for x in whole] if is_reversed else whole
 
     def _tt_dot(self, _op: Op, a: Array, b: Array, c: Array) -> Array:
         kind = np.asarray(c).dtype

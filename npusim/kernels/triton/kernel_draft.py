@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 #: Words of the language that a kernel of tiles is written in.
 LANGUAGE = (
-    *("exp", "log", "rsqrt", "sqrt", "tanh", "erf", "fma", "divided"),
+    *("exp", "log", "rsqrt", "sqrt", "tanh", "erf", "fma", "divided", "folded", "scanned"),
     *("maximum", "minimum", "compare", "where", "tiles", "full", "initial", "filled"),
 )
 #: Numbers of that language that have a name.
@@ -76,11 +76,14 @@ class Choices:
     ``further``: lines of which the assembler contracts additions with divisions, FILE:LINE.
     ``is_exact``: all is float64, as a reference.  ``is_apart``: each loop has separate statements, on the same tiles.
     ``lists_elements``: elements by loaded integers, one in each program, are a list of all programs.
+    ``listed_rows``: tensors of which the rows of each block are a list of all programs, whatever its addresses are;
+    with a point behind the name, those of the block's part of a longer row.
     ``lists_remainders``: a block's remainders that restart within it are a list of all programs.
     ``chooses_lanes``: lanes that a mask hides in all programs alike are chosen behind a load of all lanes: ``first``
     ones, before those that it leaves, or ``all``.
-    ``parts_by_loops``: the part of a tensor that a loop visits is separate.  ``programs``:
-    the programs that are read, by their numbers in the grid; empty: all.  ``multiplied``: formats of factors that the
+    ``parts_by_loops``: the part of a tensor that a loop visits is separate.  ``cuts``: a block that has some columns
+    of a tensor, the same in all programs, is of a part with these alone.  ``programs``: the programs that are read, by
+    their numbers in the grid; empty: all.  ``multiplied``: formats of factors that the
     matrix unit multiplies; empty: any.  FP8 that it does not multiply becomes float16, which has all of its numbers.
     ``converts_wide``: floats become integers of 8 bits as ones of 16, of which a store has the low 8 (PTX).
     """
@@ -98,6 +101,8 @@ class Choices:
     is_apart: bool = False
     lists_elements: bool = False
     parts_by_loops: bool = False
+    listed_rows: frozenset[str] = frozenset()
+    cuts: bool = False
     lists_remainders: bool = False
     chooses_lanes: str = ""
     programs: tuple[tuple[int, ...], ...] = ()
@@ -254,6 +259,8 @@ class Draft:
         self.numbers: dict[str, float] = {}
         #: Masks and indices outside of loops that are read as data.
         self.seen = dict[str, KnownBlock]()
+        #: Choices by such a mask: its block, and the hidden values of the two that it chooses from.
+        self.chosen = dict[str, tuple[str, tuple[float | None, float | None] | None]]()
         self.states: dict[str, tuple[Number | Floats, tuple[str | None, ...], str]] = {}
         self.walks: list[Walk] = []
         #: Axes that a mask cuts, rows that a sum or maximum along the other axis of a block leaves, and formats of

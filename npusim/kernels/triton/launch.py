@@ -31,12 +31,13 @@ from npusim.formats import ARITHMETICS, IEEE, VARIANTS
 from npusim.formats.exponential import LOG2_E
 from npusim.kernels.declare.define import schedule
 from npusim.kernels.triton import launch_parts, short_kernel_name
-from npusim.kernels.triton.added_parts import PartsError, has_atomics, parts_apart
+from npusim.kernels.triton.added_parts import PartsError, atomics_apart, has_atomics, parts_apart
 from npusim.kernels.triton.calls import MOST_PROGRAMS
 from npusim.kernels.triton.compiled_choices import UNKNOWN
 from npusim.kernels.triton.compiler import OPTIONS, POINTERS, Compiled, Source, compiled, function_of, source_of
 from npusim.kernels.triton.float64_walk import ExactLaunch
 from npusim.kernels.triton.kernel_draft import Choices, UnlikeProgramsError
+from npusim.kernels.triton.launch_axes import UnplacedError
 from npusim.kernels.triton.launch_phases import LaunchGrid, placed
 from npusim.kernels.triton.own_maxima import with_maxima
 from npusim.kernels.triton.reader import Reader, read_launch
@@ -518,23 +519,25 @@ def _launched(
     try:
         return [placed(read_launch(function, arguments, grid, choices))]
     except ProgramError as error:
-        made, fault = list[LaunchGrid](), error
+        made, fault, first = list[LaunchGrid](), error, error
         each, whole = results_apart(function), replace(choices, lists_remainders=True)
         ways = [(listed, [function]), (split, [function]), (choices, each), (listed, each)]
         ways += [(whole, [function]), (whole, each)] if _has_remainders(function) else []
         lanes = [replace(choices, chooses_lanes=which) for which in ("first", "all")]
         ways += [(how, parts) for how in lanes for parts in ([function], each)]
+        single = results_apart(function, by_store=True)
+        ways += [(choices, single), (listed, single)]
+        ways += [(replace(choices, cuts=True), parts) for parts in ([function], each, single)]
         for how, parts in ways:
             try:
                 made = made or [placed(read_launch(part, arguments, grid, how)) for part in parts]
             except ProgramError as error:
                 fault = _further(fault, error)
+        made = made or _with_rows_listed(function, arguments, grid, choices, first)
     if len(made) > 1:
-        why = (
-            f"the results have different shapes: npusim treats the kernel as {len(made)} kernels, one for each "
-            "tensor that it stores"
-        )
-        why += "; `output` is the first one's result"
+        each_of = "store" if len(made) == len(single) else "tensor that it stores"
+        why = f"the results have different shapes: npusim treats the kernel as {len(made)} kernels, one for each "
+        why += f"{each_of}; `output` is the first one's result"
         made[0].reader.notes.append(f"{function.name}: {why}; {_LAUNCHES.format(len(made))}")
     if not made and (apart := starts_apart(function, arguments)) is not None:
         with suppress(ProgramError):
@@ -548,6 +551,23 @@ def _launched(
     return made or _by_programs(fault, function, arguments, grid, choices, kinds)
 
 
+def _with_rows_listed(
+    function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices, fault: ProgramError
+) -> list[LaunchGrid]:
+    """Return the blocks of a kernel with the rows of tensors that follow from no place stored to as lists of rows."""
+    while isinstance(fault, UnplacedError):
+        of = fault.of.partition(".")[0]
+        way = next((n for n in (of, f"{of}.") if n not in choices.listed_rows), "")
+        if not way:
+            break
+        choices = replace(choices, listed_rows=choices.listed_rows | {way})
+        try:
+            return [placed(read_launch(function, arguments, grid, choices))]
+        except ProgramError as error:
+            fault = error
+    return []
+
+
 def _further(first: ProgramError, other: ProgramError) -> ProgramError:
     """Return the fault of the way of reading that came further by lines; one of unlike programs before all others."""
     if isinstance(first, UnlikeProgramsError) or isinstance(other, UnlikeProgramsError):
@@ -558,15 +578,24 @@ def _further(first: ProgramError, other: ProgramError) -> ProgramError:
 
 
 def _has_remainders(function: Function) -> bool:
-    """Return whether a kernel has remainders of the indices of a block."""
+    """Return whether a kernel has remainders, or quotients, of the indices of a block."""
     every = [*function.operations, *inside(function.operations)]
-    return any(o.name in ("arith.remsi", "arith.remui") and "tensor" in o.type for o in every)
+    names = ("arith.remsi", "arith.remui", "arith.divsi", "arith.divui")
+    return any(o.name in names and "tensor" in o.type for o in every)
 
 
 def _added(
     function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices, kinds: int
 ) -> list[LaunchGrid]:
     """Return the blocks of a kernel with atomic additions: of one that adds the parts, and of those that make them."""
+    if every := atomics_apart(function):
+        made = _launched(every[0], arguments, grid, choices, kinds)
+        for one in every[1:]:
+            last, *before = _launched(one, arguments, grid, choices, kinds)
+            made += [*before, last]  # the first of all runs behind all others
+        why = f"atomic additions to several tensors: read as {len(every)} kernels, one for each; `output` has the first"
+        made[0].reader.notes.append(f"{function.name}: {why}; {_LAUNCHES.format(len(made))}")
+        return made
     apart = parts_apart(function, arguments, 1)
     try:
         makers = _launched(apart.before, apart.arguments, grid, choices, kinds)

@@ -22,6 +22,14 @@ if TYPE_CHECKING:
     from npusim.kernels.triton.ttir_text import Line
 
 
+class UnplacedError(ProgramError):
+    """The axes of a tensor, ``of``, do not follow from the place that a program stores to."""
+
+    def __init__(self, message: str, of: str) -> None:
+        super().__init__(message)
+        self.of = of
+
+
 class TensorUse(NamedTuple):
     """One access of a view: its blocks' first elements, where they are read, and the kernel's line.
 
@@ -155,9 +163,9 @@ def _followed(of: str, view: View, uses: Sequence[TensorUse], result: Result, *,
     view = _walked(view, uses, result)
     for u in uses:
         if u.is_of_rows and np.any((view.index(view.groups[ROWS], u.base) != result.row) & u.is_read):
-            raise ProgramError(f"{u.line}: {of}: the program loads rows other than those that it stores")
+            raise UnplacedError(f"{u.line}: {of}: the program loads rows other than those that it stores", of)
         if u.is_of_columns and np.any((view.index(view.groups[COLUMNS], u.base) != result.column) & u.is_read):
-            raise ProgramError(f"{u.line}: {of}: the program loads columns other than those that it stores")
+            raise UnplacedError(f"{u.line}: {of}: the program loads columns other than those that it stores", of)
     return _with_fixed(of, view, uses, is_strict=is_strict)
 
 
@@ -185,7 +193,8 @@ def _with_fixed(of: str, view: View, uses: Sequence[TensorUse], *, is_strict: bo
         if len(firsts) > 1 and is_strict:
             axis = f"the index of the axis that has size {view.sizes[i]} and stride {view.by[i]}"
             why = f"{of}: {axis} does not depend on the place that a program stores to"
-            raise ProgramError(f"{uses[0].line}: {why}; its index is not a batch, head, row or tile of the result")
+            why += "; its index is not a batch, head, row or tile of the result"
+            raise UnplacedError(f"{uses[0].line}: {why}", of)
         if len(firsts) > 1:
             places.append(i)
         else:

@@ -33,7 +33,7 @@ from npusim.kernels.triton.kernel_draft import (
     UnlikeProgramsError,
     Walk,
 )
-from npusim.kernels.triton.launch_axes import Result, TensorUse, matched, readings
+from npusim.kernels.triton.launch_axes import Result, TensorUse, UnplacedError, matched, readings
 from npusim.kernels.triton.masks import Rule, mask_of_plain
 from npusim.kernels.triton.tensor_axes import GatheredView, MaskView, View
 from npusim.kernels.triton.ttir_text import refusing
@@ -133,9 +133,8 @@ def placed(reader: Reader) -> LaunchGrid:
         raise UnlikeProgramsError(str(faults[0]), reader.ids[hidden])
     if len(ways) == 1:
         raise faults[0]
-    raise ProgramError(
-        f"{faults[0]} (npusim also tried {len(ways) - 1} other assignments of the axes of {stored.pointer.of})"
-    )
+    why = f"{faults[0]} (npusim also tried {len(ways) - 1} other assignments of the axes of {stored.pointer.of})"
+    raise UnplacedError(why, faults[0].of) if isinstance(faults[0], UnplacedError) else ProgramError(why)
 
 
 def _hidden(reader: Reader) -> Booleans | None:

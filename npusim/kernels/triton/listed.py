@@ -238,7 +238,10 @@ def _in_bits(op: Op, x: Listed) -> Listed:
 
 
 def listed_in_bits(op: Op, x: Listed, bits: int, *, is_signed: bool) -> Listed:
-    """Return a list in a type of other bits."""
+    """Return a list in a type of other bits; an integer below 0 without its sign where it is all in the table."""
+    if not is_signed and (whole := _folded(x)) is not None:
+        every = (1 << x.rest.bits) - 1
+        x = replace(whole, table=whole.table & every, beyond=None if whole.beyond is None else whole.beyond & every)
     if not is_signed and min(int(x.rest.base.min()), int(x.table.min(initial=0)), x.beyond or 0) < 0:
         raise op.fail(f"{op.name}: some loaded integers are negative, and the kernel treats them as unsigned")
     return _in_bits(op, replace(x, rest=replace(x.rest, bits=bits)))

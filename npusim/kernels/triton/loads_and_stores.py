@@ -13,7 +13,7 @@ from npusim.kernels.triton.calls import INTEGERS
 from npusim.kernels.triton.integers import bits_of, wrapped
 from npusim.kernels.triton.kernel_draft import Load, Stored
 from npusim.kernels.triton.listed import by_one_list, elements_of, first_ones, rows_of, table_of, where_held
-from npusim.kernels.triton.tensor_axes import GatheredView, IntegerTensor, MaskView, View
+from npusim.kernels.triton.tensor_axes import NO_GROUPS, GatheredView, IntegerTensor, MaskView, View
 from npusim.kernels.triton.ttir_text import FORMATS, WHOLE, Op, shape_of
 from npusim.kernels.triton.values import (
     AXES,
@@ -70,7 +70,28 @@ class Memory(WholeNumbers):
             self._load_where_held(op, pointer, mask, other)
             return
         pointer = self._as_listed(op, pointer, mask) if self.choices.lists_elements else pointer
+        if of in self.choices.listed_rows and isinstance(pointer, Affine):
+            self._load_rows(op, pointer, mask, other)
+            return
         self._load(op, self._in_rows(op, pointer, mask), mask, other, shape_of(op.type)[1])
+
+    def _load_rows(self, op: Op, pointer: Affine, mask: Known | None, other: Known | None) -> None:
+        """Load a block whose rows are a list; a mask that leaves all or nothing of it, by program, is applied after a
+        load of the first row in place of those that it hides.
+        """
+        condition = Condition(()) if mask is None else self._condition(op, mask)
+        whole = list[tuple[str, Affine]]()
+        for rule in condition.of if isinstance(other, Number | None) else ():
+            every, none = answers(Condition((rule,)))
+            whole += [rule] if np.all(every | none) and not np.all(every) else []
+        bounds = Condition(tuple(rule for rule in condition.of if rule not in whole), condition.either)
+        left = bounds if bounds.every else None
+        listed = self._with_rows_listed(op, pointer, left, Condition(tuple(whole)))
+        self._load(op, self._in_rows(op, listed, left), left, other, shape_of(op.type)[1])
+        loaded = self.values[op.results[0]]
+        if isinstance(loaded, Floats) and whole:
+            number = other if isinstance(other, Number) else Number(0.0, "0.0", pointer.shape)
+            self._fixed_choice(op, Condition(tuple(whole)), self._named(op, loaded), number)
 
     def _is_scattered(self, op: Op, mask: ListedMask) -> bool:
         """Return whether a mask by loaded integers leaves other elements than the first ones of a block."""
@@ -121,6 +142,44 @@ class Memory(WholeNumbers):
         at = of_each[:, None] * times + np.arange(times)[None]
         return Listed(rest, table[kinds].reshape(-1), Affine(at, (0,) * len(pointer.shape), pointer.shape))
 
+    def _with_rows_listed(self, op: Op, pointer: Affine, mask: Condition | None, whole: Condition) -> Affine | Listed:
+        """Return a block's addresses as a list of its rows, those of all programs; as they are in a loop.
+
+        ``whole``: in the programs in which it holds, the block is loaded.
+        Of a tensor whose rows are longer than the block's, they may be listed too: the first element of each block's.
+        """
+        if pointer.base.shape[1] > 1 or not pointer.shape:
+            return pointer
+        *_, rows, columns = (1, *pointer.shape)
+        *_, down, along = (0, *pointer.steps)
+        view = self.arguments[pointer.of]
+        lanes = self._lanes(op, self._bounds_and_rest(op, mask)[0], pointer)
+        if not isinstance(view, View) or len(pointer.shape) > 2 or any(x is not None for x in pointer.limits()):
+            return pointer
+        own, inner = np.zeros((1, 1), np.int64), [i for i, by in enumerate(view.by) if by == along and columns > 1]
+        for axis in inner:
+            first = view.index((axis,), pointer.base)
+            if f"{pointer.of}." not in self.choices.listed_rows:
+                own = first * along
+            elif view.sizes[axis] > columns and not np.any(first % columns):
+                view = view.halved(axis, columns) or view
+        self.arguments[pointer.of] = view
+        is_whole, _ = answers(whole)
+        read = np.logical_and.reduce(np.broadcast_arrays(self.is_read(1), is_whole, *(left > 0 for left in lanes)))
+        most = lanes[0] if len(pointer.shape) > 1 else np.ones((1, 1), np.int64)
+        each = np.arange(rows)
+        first = (pointer.base - own)[..., None]
+        values = np.where(read[..., None] & (each < most[..., None]), first + down * each, 0)
+        thin = (rows, 1) if len(pointer.shape) > 1 else (1,)
+        values = np.broadcast_to(values, (len(self.ids), 1, rows)).reshape(len(self.ids), 1, *thin)
+        rest = replace(pointer, base=own, steps=(*(0 for _ in thin[1:]), along))
+        if rows == 1:
+            kinds, of_each = self._kinds(values.reshape(len(self.ids), 1))
+            at = Affine(of_each[:, None], (0,) * len(pointer.shape), pointer.shape)
+            return Listed(rest, values.reshape(len(self.ids))[kinds], at)
+        made = table_of(op, values, None, thin, 64, self._kinds_of_all)
+        return Listed(rest, made.table, replace(made.at, shape=pointer.shape))
+
     def _kinds(self, table: Integers) -> tuple[Integers, Integers]:
         """Return programs that stand for all, and for each program its number among these.
 
@@ -153,7 +212,7 @@ class Memory(WholeNumbers):
         if rest is not None:
             self._load_and_choose(op, pointer, mask, rest, other, fmt)
             return
-        pointer, tensor = self._in_part(pointer)
+        pointer, tensor = self._in_cut(op, pointer, mask) or self._in_part(pointer)
         lanes, shape = self._lanes(op, mask, pointer), pointer.shape
         if self._walk is None and isinstance(other, Number) and any(np.all(left <= 0) for left in lanes):
             self._set(op, replace(other, shape=shape))  # of no program is anything loaded
@@ -224,7 +283,7 @@ class Memory(WholeNumbers):
             for r, d in mask.of
             if any(d.steps)
             and (bound_of(d, r) is None or self._hides_lanes_alike(r, d))
-            and not np.all(answers(Condition(((r, d),)))[0])
+            and not any(np.all(each) for each in answers(Condition(((r, d),))))
         ]
         either = tuple(group for group in mask.either if not np.all(answers(Condition((), (group,)))[0]))
         if not others and not either:
@@ -242,13 +301,15 @@ class Memory(WholeNumbers):
         try:
             bounds = bounds if isinstance(bounds, Condition) and bounds.every else None
             at = self._in_visible_lanes(op, pointer, bounds, rest)
-            if at is pointer and self._is_beyond(pointer, self._left(op, bounds, pointer)).any():
+            is_beyond = self._is_beyond(pointer, self._left(op, bounds, pointer)).any()
+            if at is pointer and (is_beyond or self.choices.lists_elements):
                 at = self._of_visible_lanes(op, pointer, bounds, rest)
             self._load(op, at, bounds, number, fmt)
         except ProgramError as error:
-            raise op.fail(
-                f"{why} is read as a load of the whole block and a tl.where after it, which fails: {error}"
-            ) from None
+            how = f"{why} is read as a load of the whole block and a tl.where after it, which fails: {error}"
+            every, none = answers(rest)
+            is_whole = bool(np.all(every | none)) and not (np.all(every) or np.all(none))  # all or nothing, by program
+            raise (self.unlike(op, how, every) if is_whole else op.fail(how)) from None
         self.notes.append(
             f"{op.line}: {why} is applied after a load of the whole block, and the time is that of the whole load"
         )
@@ -275,14 +336,19 @@ class Memory(WholeNumbers):
             return self._in_rows(op, Listed(of_rest, (np.clip(lanes, first, last) - first) * step, at), bounds)
         return pointer
 
-    def _of_visible_lanes(self, op: Op, pointer: Affine, bounds: Known | None, rest: Condition) -> Affine:
-        """Return pointers of which lanes that a mask hides, program by program, have the address of a visible one.
+    def _of_visible_lanes(
+        self, op: Op, pointer: Affine, bounds: Known | None, rest: Condition, *, drops: bool = False
+    ) -> Affine:
+        """Return pointers of which lanes that a mask hides, program by program, have the address of a visible one; or,
+        ``drops``, none.
 
         As they are where the mask goes along no axis, or along several.
         """
         along = {i for _, d in rest.every for i, s in enumerate(d.steps) if s}
         if rest.either or len(along) != 1 or any(x is not None for x in pointer.limits()):
             return pointer
+        if drops and self._is_beyond(pointer, [np.full((1, 1), n, np.int64) for n in pointer.shape]).any():
+            self._check_visible(op, pointer, bounds, rest)
         (axis,) = along
         lanes, step = np.arange(pointer.shape[axis]), pointer.steps[axis]
         rules: list[Booleans] = [RELATIONS[r](d.base[..., None] + d.steps[axis] * lanes, 0) for r, d in rest.of]
@@ -292,10 +358,22 @@ class Memory(WholeNumbers):
         chosen = np.where(visible, lanes, np.argmax(visible, 2)[..., None])
         own = tuple(n if i == axis else 1 for i, n in enumerate(pointer.shape))
         values = np.where(visible.any(2, keepdims=True), base + step * chosen, 0)
+        values = np.where(visible, values, -1) if drops else values
         made = table_of(op, values.reshape(*values.shape[:2], *own), None, own, 64, self._kinds_of_all)
         others = tuple(0 if i == axis else s for i, s in enumerate(pointer.steps))
         of_rest = replace(pointer, base=np.zeros((1, 1), np.int64), steps=others)
-        return self._in_rows(op, Listed(of_rest, made.table, replace(made.at, shape=pointer.shape)), bounds)
+        listed = Listed(of_rest, made.table, replace(made.at, shape=pointer.shape))
+        return self._in_rows(op, listed, bounds, drops=drops)
+
+    def _check_visible(self, op: Op, pointer: Affine, bounds: Known | None, rest: Condition) -> None:
+        """Raise `ProgramError` where a lane that a mask leaves is beyond its tensor."""
+        view = self.arguments[pointer.of]
+        last = sum((n - 1) * step for n, step in zip(view.sizes, view.by, strict=True))
+        held = truth(op, rest if bounds is None else rest & self._condition(op, bounds))
+        at, held = np.broadcast_arrays(elements(op, pointer), held)
+        is_read = self.is_read(at.shape[1])
+        if np.any(held & is_read.reshape(*is_read.shape, *(1 for _ in pointer.shape)) & ((at < 0) | (at > last))):
+            raise op.fail(f"{pointer.of}: a program accesses an element beyond the tensor, and no mask prevents it")
 
     def _in_lanes(self, op: Op, x: Floats, shape: tuple[int, ...], lanes: list[Integers], other: Known | None) -> None:
         """Set a loaded block; where a mask hides some lanes of one element, each lane has a separate value."""
@@ -320,6 +398,32 @@ class Memory(WholeNumbers):
     def _loop(self) -> int:
         """The number of the loop that is read, from 1; 0 outside of loops."""
         return len(self.walks) if self._walk is not None else 0
+
+    def _in_cut(self, op: Op, pointer: Affine, mask: Known | None) -> tuple[Affine, Tensor] | None:
+        """Return a block's pointers in a tensor of the columns that it has in all programs; None where it has others,
+        or all columns.
+        """
+        view = self.arguments[pointer.of]
+        steps = [(s, i) for i, (s, n) in enumerate(zip(pointer.steps, pointer.shape, strict=True)) if s and n > 1]
+        if not self.choices.cuts or type(view) is not View or not steps:
+            return None
+        (step, i), left = min(steps), self._left(op, mask, pointer)
+        axis = next((a for a, by in enumerate(view.by) if by == step), None)
+        counts, first = np.broadcast_arrays(np.minimum(left[i], pointer.shape[i]), pointer.base)
+        counts, first = counts[counts > 0], first[counts > 0]
+        if axis is None or not counts.size or np.ptp(counts) or view.groups[ROWS] == (axis,):
+            return None
+        at = view.index((axis,), first)
+        width, start = int(counts[0]), int(at[0])
+        if np.ptp(at) or start + width > view.sizes[axis] or width == view.sizes[axis]:
+            return None
+        plain = replace(view, groups=NO_GROUPS, fixed=()).assigned()
+        for name in (f"{pointer.of}.{k}" for k in count(2)):
+            part = plain.part(name, axis, start, width)
+            known = self.arguments.setdefault(name, part)
+            if isinstance(known, View) and known.cut == part.cut:
+                return replace(pointer, of=name), known
+        return None
 
     def _in_part(self, pointer: Affine) -> tuple[Affine, Tensor]:
         """Return a block's pointers and tensor; for a part of a recorded view, a separate tensor.
@@ -394,8 +498,11 @@ class Memory(WholeNumbers):
         of = (pointer.rest.of if isinstance(pointer, Listed) else pointer.of).partition(".")[0]
         return shape_of(self.function.parameters[of])[1]
 
-    def _in_rows(self, op: Op, pointer: Affine | Listed, mask: Known | None) -> Affine:
-        """Return pointers of a block whose rows go by a table in a tensor of these rows; others as they are."""
+    def _in_rows(self, op: Op, pointer: Affine | Listed, mask: Known | None, *, drops: bool = False) -> Affine:
+        """Return pointers of a block whose rows go by a table in a tensor of these rows; others as they are.
+
+        ``drops``: the table has entries that lead to no row, of lanes that a mask hides.
+        """
         if isinstance(pointer, Affine):
             return pointer
         of = pointer.rest.of
@@ -415,7 +522,7 @@ class Memory(WholeNumbers):
             raise op.fail(
                 f"{of}: one access selects rows by loaded integers and another does not, which is not supported"
             )
-        self._check_rows(op, made, view, self._lanes(op, mask, made))
+        self._check_rows(op, made, view, self._lanes(op, mask, made), drops=drops)
         if known is None:
             listed = f"{len(view.listed):,} rows, selected by loaded integers or by indices that are not linear"
             self.notes.append(f"{op.line}: {of}: {listed}: a row that is selected twice is read from memory twice")
@@ -450,7 +557,9 @@ class Memory(WholeNumbers):
         visited[places[(places >= 0) & (places < len(visited))]] = True
         return replace(view, listed=tuple(np.where(visited, view.listed, -1).tolist()))
 
-    def _check_rows(self, op: Op, pointer: Affine, view: GatheredView, lanes: Sequence[Integers]) -> None:
+    def _check_rows(
+        self, op: Op, pointer: Affine, view: GatheredView, lanes: Sequence[Integers], *, drops: bool
+    ) -> None:
         """Raise `ProgramError` for a row that is accessed and is none of the tensor, or stored to twice."""
         axis = next((i for i, s in enumerate(pointer.steps) if abs(s) >= view.by_row), None)
         n, step, most = 1, 0, np.ones((1, 1), np.int64)  # of one element
@@ -463,9 +572,10 @@ class Memory(WholeNumbers):
         read = (np.arange(n) < most[..., None]) & is_read[..., None]
         places, read = np.broadcast_arrays(places, read)
         rows = np.array(view.listed, np.int64)
-        if np.any((rows[np.clip(places, 0, len(rows) - 1)] < 0) & read):
+        if not drops and np.any((rows[np.clip(places, 0, len(rows) - 1)] < 0) & read):
             raise op.fail(f"{view.parameter}: loaded integers address elements beyond its end, and no mask prevents it")
         used = rows[np.unique(places[read])]
+        used = used[used >= 0]
         if op.name.endswith("store") and len(np.unique(used)) < len(used):
             raise op.fail(f"{view.parameter}: a store writes the same row at two indices, in an undefined order")
 
@@ -541,7 +651,7 @@ class Memory(WholeNumbers):
         tensor: Tensor = self.arguments[pointer.of]
         if not isinstance(tensor, View) or not tensor.sizes:
             return np.zeros((1, 1), bool)
-        low, high = _ends_of(pointer, left)
+        low, high = (end - tensor.shift for end in _ends_of(pointer, left))
         last = sum((n - 1) * step for n, step in zip(tensor.sizes, tensor.by, strict=True))
         is_read = np.logical_and.reduce(np.broadcast_arrays(np.ones((1, 1), bool), *(x > 0 for x in left)))
         beyond: Booleans = is_read & self.is_read(pointer.base.shape[1]) & ((low < 0) | (high > last))
@@ -688,12 +798,30 @@ class Memory(WholeNumbers):
                 self.cuts |= {None} if self._walk else set()
                 left = [np.where(RELATIONS[relation](d.base, 0), x, 0) for x in left]
                 continue
-            if bound is None and np.all(answers(Condition(((relation, d),)))[0]):
+            every, none = answers(Condition(((relation, d),))) if bound is None else (np.zeros((1, 1), bool),) * 2
+            if bound is None and np.all(every | none) and left:  # of complete blocks
+                left = [np.where(every, x, 0) for x in left] if np.any(none) else left
                 continue
             if bound is None:
                 raise op.fail("a mask that is not an upper bound of its axes is not supported here")
             left[bound[0]] = np.minimum(left[bound[0]], bound[1])
         return left
+
+    def _of_held(self, op: Op, pointer: Affine, mask: Known | None) -> tuple[Affine, Known | None]:
+        """Return pointers of a store and bounds of its mask, where what else this asks of indices goes along one axis.
+
+        Lanes that it hides lead to no element of a recorded tensor.
+        """
+        bounds, rest = self._bounds_and_rest(op, mask)
+        if rest is None or not isinstance(self.arguments[pointer.of], View):
+            return pointer, mask
+        bounds = bounds if isinstance(bounds, Condition) and bounds.every else None
+        made = self._of_visible_lanes(op, pointer, bounds, rest, drops=True)
+        if made is pointer:
+            return pointer, mask
+        why = "rows that the mask hides are rows of the result here, whose values are of no element of the tensor"
+        self.notes.append(f"{op.line}: {pointer.of}: {why}")
+        return made, bounds
 
     def _tt_store(self, op: Op, pointer: Known, value: Known, mask: Known | None = None) -> None:
         if isinstance(value, Affine | Listed | ListedMask | Elements | Condition) and isinstance(
@@ -712,8 +840,10 @@ class Memory(WholeNumbers):
         value = self._without_sign(op, of, value)
         self._result_of(op, of, value.fmt)
         self.text(value)  # refuses a transposed one
+        if self.choices.lists_elements and isinstance(pointer, Affine):
+            pointer, mask = self._of_held(op, pointer, mask)
         pointer = self._in_rows(op, pointer, mask)
-        pointer, _ = self._in_part(pointer)
+        pointer, _ = self._in_cut(op, pointer, mask) or self._in_part(pointer)
         left = self._left(op, mask, pointer)
         value = self._spread(value, [n if step else 1 for n, step in zip(pointer.shape, pointer.steps, strict=True)])
         if any(self._begin_anew(op, mask, pointer, left)):

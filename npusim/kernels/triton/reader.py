@@ -96,7 +96,7 @@ def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[in
     """
     fault: ProgramError | None = None
     function = without_axis_of_one(with_neighbours_apart(function) or function)
-    function = with_groups(function) or function
+    function = (None if choices.lists_remainders else with_groups(function)) or function
     for block in () if choices.lists_remainders else flat_blocks(function, arguments):
         try:
             reader = _read(on_rows_and_columns(function, block), arguments, grid, choices, block)
@@ -445,14 +445,21 @@ class Reader(Memory):
         if of_walk is not None and times > 1:
             visited = np.broadcast_to(np.arange(times)[None] < of_walk.counts, visited.shape)
         view, low = self.arguments[x.of], x.pointer.base
-        if isinstance(view, GatheredView):  # of single elements
-            visited, low = visited & (view.offsets(low) >= 0), view.offsets(low)
+        ends, sides = np.iinfo(np.int64), list(zip(x.pointer.steps, x.pointer.shape, x.left, strict=True))
         high = low
-        for step, n, left in zip(x.pointer.steps, x.pointer.shape, x.left, strict=True):
+        if isinstance(view, GatheredView):
+            by_list = next((side for side in sides if abs(side[0]) >= view.by_row), (0, 1, np.ones((1, 1), np.int64)))
+            sides = [side for side in sides if side is not by_list]
+            lanes = np.arange(by_list[1])
+            at = view.offsets(low[..., None] + by_list[0] * lanes)
+            has = (at >= 0) & (lanes < by_list[2][..., None])
+            visited = visited & has.any(2)
+            low, high = np.where(has, at, ends.max).min(2), np.where(has, at, ends.min).max(2)
+            low, high = np.where(visited, low, 0), np.where(visited, high, 0)
+        for step, n, left in sides:
             most = np.minimum(left, n)
             visited, end = visited & (most > 0), step * (most - 1)
             low, high = low + np.minimum(0, end), high + np.maximum(0, end)
-        ends = np.iinfo(np.int64)
         return np.where(visited, low, ends.max).min(1), np.where(visited, high, ends.min).max(1)
 
     def _do(self, op: Op) -> None:

@@ -13,43 +13,43 @@ from npusim.kernels.triton.ttir_text import TYPES, Function, Op
 STORES, LOADS = ("tt.store", "tt.descriptor_store"), ("tt.load", "tt.descriptor_load")
 #: Operations that have to stay where an operation of theirs does, and those that store otherwise.
 _CONTROL, _OTHERS = ("cf.", "block", "tt.return"), ("tt.atomic",)
+#: Operations that may have stores within.
+_REPEATED = ("scf.for", "scf.if")
+_EFFECTS = (*STORES, *_OTHERS)
 
 
-def results_apart(function: Function) -> list[Function]:
+def results_apart(function: Function, *, by_store: bool = False) -> list[Function]:
     """Return a kernel for each tensor that a kernel stores to, in the order of the stores; none where it has one.
 
-    None too for kernels with loops or branches that store: what these leave out is not looked at.  An ``if`` around all
-    stores, without another way, is an early return.
+    ``by_store``: a kernel for each store of a tensor that has several and is not loaded; none where no tensor has.  A
+    loop or branch is in each kernel that something within it is needed for.
     """
     operations = function.operations
-    guards = [o for o in operations if _is_return(o)]
-    whole = [*(o for o in operations if o not in guards), *guards[0].body] if len(guards) == 1 else operations
-    if any(o.name.startswith(_OTHERS) or o.name in STORES for o in inside(whole)):
-        return []
-    stores, sources = [o for o in whole if o.name in STORES], sources_of(operations)
-    if guards and any(o in operations for o in stores):
+    every = [*operations, *inside(operations)]
+    stores, sources = [o for o in every if o.name in STORES], sources_of(operations)
+    stores_within = (o for o in every if o.name not in _REPEATED and any(x.name in STORES for x in inside([o])))
+    if any(o.name.startswith(_OTHERS) for o in every) or next(stores_within, None):
         return []
     tensors = {n for n, t in function.parameters.items() if t.startswith(("!tt.ptr", "!tt.tensordesc"))}
     of_each = [roots_of(o.operands[0], sources) for o in stores]
-    results = list(dict.fromkeys(min(roots) for roots in of_each))
-    if len(results) < 2 or any(o.name.startswith(_OTHERS) for o in whole):
+    if any(len(roots) > 1 or not roots <= tensors for roots in of_each):
         return []
-    parts = [
-        needed_by(operations, [o for o, of in zip(stores, of_each, strict=True) if result in of]) for result in results
-    ]
-    for result, part in zip(results, parts, strict=True):
+    results = list(dict.fromkeys(min(roots) for roots in of_each))
+    loaded = [roots_of(o.operands[0], sources) for o in every if o.name in LOADS]
+    groups = list[tuple[str, list[Op]]]()
+    for result in results:
+        own = [o for o, of in zip(stores, of_each, strict=True) if result in of]
+        is_cut = by_store and not any(result in roots for roots in loaded)
+        groups += [(result, [o]) for o in own] if is_cut else [(result, own)]
+    if len(groups) < 2 or (by_store and len(groups) == len(results)):
+        return []
+    parts = [needed_by(operations, own) for _, own in groups]
+    for (result, _), part in zip(groups, parts, strict=True):
         loads = [o for o in (*part, *inside(part)) if o.name in LOADS]
         allowed = tensors - ({*results} - {result})
         if any(not roots_of(o.operands[0], sources) <= allowed for o in loads):
             return []  # a result that another one may be computed from, or a tensor that is not known
-    if any(len(roots) > 1 or not roots <= tensors for roots in of_each):
-        return []
     return [function._replace(operations=part) for part in parts]
-
-
-def _is_return(op: Op) -> bool:
-    """Return whether an operation is an ``if`` whose only way stores."""
-    return op.name == "scf.if" and not op.results and not op.otherwise and any(o.name in STORES for o in op.body)
 
 
 def inside(operations: Sequence[Op]) -> Iterator[Op]:
@@ -86,13 +86,17 @@ def roots_of(name: str, sources: dict[str, list[str]]) -> set[str]:
     return found
 
 
-def _with_states(loop: Op, needed: set[str]) -> Op:
-    """Return a loop with only the states from which its needed results, or other such states, are computed."""
+def _with_states(loop: Op, needed: set[str], stores: Sequence[Op]) -> Op:
+    """Return a loop with some of its stores, and with only the states from which these, its needed results, or other
+    such states, are computed.
+    """
+    if not loop.results:
+        return replace(loop, body=needed_by(loop.body, stores))
     names, starts, ends = loop.operands[4::2], loop.operands[5::2], loop.body[-1].operands
     live = [i for i, r in enumerate(loop.results) if r in needed]
     while True:
         end = replace(loop.body[-1], operands=[ends[i] for i in live])
-        body = needed_by([*loop.body[:-1], end], [end])
+        body = needed_by([*loop.body[:-1], end], [end, *stores])
         read = {n for o in (*body, *inside(body)) for n in o.operands}
         more = [i for i, n in enumerate(names) if i not in live and n in read]
         if not more:
@@ -101,20 +105,35 @@ def _with_states(loop: Op, needed: set[str]) -> Op:
     before, arrow, after = loop.text.partition("-> (")
     types = TYPES.findall(after)
     carried = [n for i in live for n in (names[i], starts[i])]
-    text = f"{before}{arrow}{', '.join(types[i] for i in live)})"
+    text = f"{before}{arrow}{', '.join(types[i] for i in live)})" if live else before
     return replace(
         loop, results=[loop.results[i] for i in live], operands=[*loop.operands[:4], *carried], body=body, text=text
     )
 
 
+def _within(op: Op, needed: set[str], stores: Sequence[Op]) -> Op:
+    """Return a loop or branch with what its needed results and some stores are computed from."""
+    if op.name == "scf.for":
+        return _with_states(op, needed, stores)
+    if op.name != "scf.if":
+        return op
+    body, otherwise = (
+        needed_by(way, [*way[-1:], *stores] if op.results else stores) for way in (op.body, op.otherwise)
+    )
+    return replace(op, body=body, otherwise=otherwise)
+
+
 def needed_by(operations: Sequence[Op], stores: Sequence[Op]) -> list[Op]:
-    """Return the operations that some stores need, and those that return early."""
+    """Return the operations that some stores need, and those that return early.
+
+    A loop or branch among ``stores`` has all stores and atomic additions within it.
+    """
     kept, needed = list[Op](), set[str]()
     for op in reversed(operations):
-        is_return = _is_return(op) and any(o in op.body for o in stores)
-        if op in stores or op.name.startswith(_CONTROL) or is_return or needed.intersection(op.results):
-            one = _with_states(op, needed) if op.name == "scf.for" else op
-            one = replace(op, body=needed_by(op.body, stores)) if is_return else one
+        is_around = any(o in stores for o in inside([op]))
+        if op in stores or op.name.startswith(_CONTROL) or is_around or needed.intersection(op.results):
+            own = [i for i in inside([op]) if i.name.startswith(_EFFECTS)] if op in stores else []
+            one = _within(op, needed, [*stores, *own])
             kept.insert(0, one)
             needed |= {n for o in (one, *inside([one])) for n in o.operands}
     return kept

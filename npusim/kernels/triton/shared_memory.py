@@ -176,8 +176,11 @@ def _is_same(reader: Reader, x: Load, of: Reader, stored: Load) -> bool:
 
 
 def _check_pair(reader: Reader, x: Load, of: Reader, stored: Load) -> None:
-    """Raise `ProgramError` where a program accesses what another one stores to."""
-    if _memory(reader, x.of) != _memory(of, stored.of) or _is_same(reader, x, of, stored):
+    """Raise `ProgramError` where a program accesses what another one stores to; of two stores of one argument that are
+    read as separate kernels also where one program stores an element twice.
+    """
+    is_twice = isinstance(x, Stored) and reader is not of and _root(reader, x.of).name == _root(of, stored.of).name
+    if _memory(reader, x.of) != _memory(of, stored.of) or (not is_twice and _is_same(reader, x, of, stored)):
         return
     accesses = (reader, x), (of, stored)
     width = gcd(*(_bits(r, y) for r, y in accesses))
@@ -186,7 +189,7 @@ def _check_pair(reader: Reader, x: Load, of: Reader, stored: Load) -> None:
     count = sum(len(r.ids) * y.pointer.base.shape[1] * prod(y.pointer.shape) for r, y in accesses)
     names = [y.of.partition(".")[0] for _, y in accesses]
     where = f"{x.line}: " + (f"{names[0]}:" if names[0] == names[1] else f"{names[0]} and {names[1]} share memory, and")
-    does, comes = ("loads", "the order of the two is undefined; pass a copy to the kernel")
+    does, comes = "loads", "the order of the two is undefined; pass a copy to the kernel"
     if isinstance(x, Stored):
         does, comes = "stores to", "the last of the two is undefined; let only one program store an element"
     if count > MOST_ELEMENTS:
@@ -204,7 +207,8 @@ def _check_pair(reader: Reader, x: Load, of: Reader, stored: Load) -> None:
         if not len(at):
             return
         found = np.minimum(np.searchsorted(at, place), len(at) - 1)
-        is_others = (at[found] == place) & np.any(of.ids[owner[found]] != reader.ids[program], axis=1)
+        is_others = at[found] == place
+        is_others &= is_twice | np.any(of.ids[owner[found]] != reader.ids[program], axis=1)
         if np.any(is_others):
             i = int(np.argmax(is_others))
             own, other = reader.program(int(program[i])), of.program(int(owner[found[i]]))

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -31,6 +31,27 @@ Access = tuple[Affine, Sequence[Integers]]
 NO_GROUPS: tuple[Group, ...] = ((),) * len(AXES)
 
 
+class Cut(NamedTuple):
+    """The first of some neighbouring indices along an axis of a view with ``sizes`` and ``by``, and how many."""
+
+    axis: int
+    first: int
+    width: int
+    sizes: tuple[int, ...]
+    by: tuple[int, ...]
+
+    def has(self, offsets: Integers) -> Booleans:
+        """Return which elements, by their offsets in the view, have such an index."""
+        outer = min((b for b in self.by if b > self.by[self.axis]), default=0)
+        at = (offsets % outer if outer else offsets) // self.by[self.axis]
+        return (at >= self.first) & (at < self.first + self.width)
+
+    def of(self, whole: Array) -> Array:
+        """Return the part of a view's values."""
+        before = (slice(None),) * self.axis
+        return whole.reshape(self.sizes)[(*before, slice(self.first, self.first + self.width))]
+
+
 @dataclass(frozen=True)
 class View(Tensor):
     """A view: ``sizes`` and ``by`` (strides, of elements) of its axes, and which of these are each of `AXES`.
@@ -39,7 +60,8 @@ class View(Tensor):
     ``described``, ``described_by``: sizes and strides as a descriptor has them.  ``is_exchanged``: along its rows the
     stride is the smaller one.  ``storage``, ``offset``: the memory that it is in, and its first element there.
     ``parts``: of a tensor that atomic additions add so many parts to, along its first axis, which are one in memory;
-    ``sums``: of the sums of so many parts.  ``of``: the parameter, where the view has another name.
+    ``sums``: of the sums of so many parts.  ``of``: the parameter, where the view has another name.  ``cut``: of the
+    part of a view that has some indices of an axis alone.
     """
 
     sizes: tuple[int, ...] = ()
@@ -54,6 +76,7 @@ class View(Tensor):
     parts: int = 0
     sums: int = 0
     of: str = ""
+    cut: Cut | None = None
 
     @property
     def rest(self) -> Group:
@@ -81,7 +104,7 @@ class View(Tensor):
 
     def _along(self, offsets: Integers) -> dict[int, Integers]:
         """Return the index along each axis of elements by their offsets."""
-        at, rest = dict[int, Integers](), offsets
+        at, rest = dict[int, Integers](), offsets - self.shift
         for i in sorted(range(len(self.by)), key=lambda i: -self.by[i]):
             at[i], rest = (rest, np.zeros_like(rest)) if self.by[i] == 1 else np.divmod(rest, self.by[i])
         return at
@@ -96,7 +119,19 @@ class View(Tensor):
     def has(self, offsets: Integers) -> Any:
         """Return which elements, by their offsets, have the indices that all programs access."""
         own = (self.index((axis,), offsets) == at for axis, at in self.fixed)
-        return np.logical_and.reduce([np.ones(offsets.shape, bool), *own])
+        return np.logical_and.reduce(
+            [np.ones(offsets.shape, bool) if self.cut is None else self.cut.has(offsets), *own]
+        )
+
+    @property
+    def shift(self) -> int:
+        """The offset of its first element."""
+        return self.cut.first * self.cut.by[self.cut.axis] if self.cut else 0
+
+    def part(self, name: str, axis: int, first: int, count: int) -> View:
+        """Return the part of the view, none of whose axes is anything yet, with some indices of an axis alone."""
+        sizes = (*self.sizes[:axis], count, *self.sizes[axis + 1 :])
+        return replace(self, name=name, sizes=sizes, cut=Cut(axis, first, count, self.sizes, self.by))
 
     @property
     def is_interleaved(self) -> bool:
@@ -186,7 +221,7 @@ class View(Tensor):
     def is_apart_from(self, other: View) -> bool:
         """Return whether it and another view of the same tensor have no element in common: an axis tells them apart."""
         own, others = dict(self.fixed), dict(other.fixed)
-        is_like = (self.sizes, self.by) == (other.sizes, other.by)
+        is_like = (self.sizes, self.by, self.cut) == (other.sizes, other.by, other.cut)
         return is_like and any(own[i] != others[i] for i in own.keys() & others.keys())
 
     def split(self, inner: int, role: int = ROWS) -> View | None:
@@ -244,7 +279,7 @@ class View(Tensor):
                     for n, step in zip(self.described, self.described_by, strict=True)
                 )
             ]
-        return whole.reshape(self.sizes)
+        return (self.cut.of(whole) if self.cut else whole).reshape(self.sizes)
 
     def drawn(self, values: Array) -> Array:
         """Return drawn values of a head, (rows, columns); rows at one place in memory are equal."""

@@ -58,7 +58,8 @@ class Op:
 
     ``otherwise``: the region of an else, of a ``while`` that of its body.  A label of a basic block is an operation
     called ``block``, whose results are the block's arguments.  ``place``: as
-    `Locations.place` has it; of a reduction with the shape of its operand.
+    `Locations.place` has it; of a reduction with the shape of its operand.  ``arguments``: the elements that the region
+    of a reduction or scan combines, the first ones and then the second ones.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Op:
     body: list[Op] = field(default_factory=list)
     otherwise: list[Op] = field(default_factory=list)
     place: str = ""
+    arguments: list[str] = field(default_factory=list)
 
     def number(self, key: str) -> int:
         """Return an integer among its attributes."""
@@ -152,6 +154,10 @@ def _operations(lines: Iterator[str], where: Locations) -> list[Op] | None:
             stack[-1].append(Op("block", [], [], bare.partition(":")[0], "", where(line)))
         if bare.startswith("^bb") and len(stack) > 1 and stack[-2][-1].name == "scf.while":
             stack[-1].append(names.resolve(Op("block", re.findall(r"%([\w#-]+)", bare), [], "", "", where(line))))
+        if bare.startswith("^bb") and len(stack) > 1 and stack[-2][-1].name in ("tt.reduce", "tt.scan"):
+            stack[-2][-1].arguments = names.resolve(
+                Op("", re.findall(r"%([\w#-]+)", bare), [], "", "", where(line))
+            ).results
         if not bare or bare.startswith(("^", "#")):
             continue
         if not bare.startswith("}"):

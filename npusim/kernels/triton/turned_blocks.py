@@ -1,7 +1,8 @@
 """Sums, maxima and scans down the rows of a block as those along the rows of the block with its axes exchanged.
 
 The same TTIR on blocks of exchanged axes: those that elementwise operations join with a block that is summed down its
-rows.  Elements, and what is computed of each, are the same.
+rows, or with a computed one that is the left factor of a product transposed.  Elements, and what is computed of each,
+are the same.
 """
 
 from __future__ import annotations
@@ -12,30 +13,45 @@ from dataclasses import replace
 
 from npusim.kernels.triton.results_apart import inside
 from npusim.kernels.triton.third_axis import with_own_axes
-from npusim.kernels.triton.ttir_text import TYPES, Function, Op, shape_of
+from npusim.kernels.triton.ttir_text import TYPES, Function, Op, makers, shape_of
 
 _TYPE = re.compile(r"tensor<(\d+)x(\d+)x((?:!tt\.ptr<\w+>|\w+))>")
 _ALONG = ("tt.reduce", "tt.scan")
 #: Operations on blocks with special rules of axes, which no block here has.
 _OTHERS = ("tt.reshape", "tt.join", "tt.split", "tt.cat", "tt.gather", "tt.descriptor", "tt.make_tensor", "scf.while")
+#: What makes a block that is no result of arithmetic.
+_GIVEN = ("tt.load", "tt.descriptor_load", "tt.trans", "tt.dot", "scf.", "arith.constant")
 #: What leaves a block as it is.
 _SAME = "ttg.convert_layout"
 
 
 def with_turned_blocks(function: Function) -> Function | None:
-    """Return a kernel with the blocks turned that are summed down their rows alone; None where there is no such one."""
-    if not any(o.name in _ALONG and _is_down(o) for o in _all(function.operations)):
+    """Return a kernel with blocks turned that are summed down their rows alone, or whose transpose is a left factor.
+
+    None where there is no such block.
+    """
+    every = _all(function.operations)
+    if not any(o.name in _ALONG and _is_down(o) for o in every) and not _left_factors(every):
         return None
     operations = with_own_axes(function.operations)
     every = _all(operations)
     ranks = {r: len(shape_of(t)[0]) for o in every for r, t in zip(o.results, _result_types(o), strict=False)}
     roots = _components(every, ranks)
     down = {roots(o.operands[0]) for o in every if o.name in _ALONG and _is_down(o)}
+    down |= {roots(n) for n in _left_factors(every)}
     along = {roots(o.operands[0]) for o in every if o.name in _ALONG and not _is_down(o)}
     turned = {n for n, rank in ranks.items() if rank == 2 and roots(n) in down}
     if down & along or any(o.name.startswith(_OTHERS) and turned & {*o.operands, *o.results} for o in every):
         return None
     return function._replace(operations=_changed(operations, turned))
+
+
+def _left_factors(operations: Sequence[Op]) -> set[str]:
+    """Return the computed blocks that are left factors of products transposed; loaded ones may be such factors."""
+    made = makers(operations)
+    factors = [made.get(o.operands[0]) for o in operations if o.name == "tt.dot"]
+    turned = [made.get(o.operands[0]) for o in factors if o is not None and o.name == "tt.trans"]
+    return {o.results[0] for o in turned if o is not None and not o.name.startswith(_GIVEN)}
 
 
 def _all(operations: Sequence[Op]) -> list[Op]:

@@ -69,6 +69,8 @@ class WholeNumbers(Arithmetic, ABC):
         super().__init__(function, arguments, grid, choices, unsteady)
         #: Indices of which a maximum has one, and whether a mask may hide that element.
         self._places = dict[str, tuple[Affine, bool]]()
+        #: Of tensors of integers that are stored to: the format of FP8 whose bytes these are; none of other integers.
+        self.bytes_of = dict[str, str]()
 
     @abstractmethod
     def _load(self, op: Op, pointer: Affine, mask: Known | None, other: Known | None, fmt: str) -> None:
@@ -118,14 +120,20 @@ class WholeNumbers(Arithmetic, ABC):
     def _result_of(self, op: Op, of: str, kind: str) -> None:
         """Make a tensor of integers one that values of tiles are stored to."""
         tensor = self.arguments[of]
+        is_bytes = kind.startswith("f8") and shape_of(self.function.parameters[of])[1] == "i8"
         if not isinstance(tensor, IntegerTensor):
+            if of in self.bytes_of and self.bytes_of[of] != (kind if is_bytes else ""):
+                raise op.fail(f"{of}: bytes of FP8 numbers and other ones are stored to a tensor; store one kind")
             return
+        self.bytes_of[of] = kind if is_bytes else ""
         if of in self.looked or any(x.of.partition(".")[0] == of for x in self.loads.values()):
             raise op.fail(
                 f"{of}: the kernel both loads and stores these integers, which is not supported; pass a copy to "
                 "the kernel"
             )
-        if kind not in WHOLE:
+        if is_bytes:
+            self.notes.append(f"{op.line}: {of}: the stored bytes are FP8 numbers, and these are the values here")
+        elif kind not in WHOLE:
             raise op.fail(f"tl.store of integers of {kind} is not supported; allowed: {', '.join(WHOLE)}")
         self._said_as(op, of, kind)
         ones, memory = (1,) * len(AXES), (tensor.storage, tensor.offset)
@@ -248,6 +256,8 @@ class WholeNumbers(Arithmetic, ABC):
         """Return integers as numbers without a sign where the tensor that they are stored to has none."""
         tensor = self.arguments[of]
         if not isinstance(tensor, IntegerTensor) or not tensor.fmt.startswith("uint") or x.is_seen:
+            return x
+        if x.fmt.startswith("f8"):  # its bytes
             return x
         if (bits := int(tensor.fmt.removeprefix("uint"))) > min(16, int(x.fmt[1:]) if x.fmt in WHOLE else 0):
             raise op.fail(f"{of}: storing computed values as {tensor.fmt} is not supported; allowed: uint8")

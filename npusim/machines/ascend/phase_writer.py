@@ -192,7 +192,7 @@ class AscendPhase:
                     yield pass_on("turn.give", FIXP, turn.front(1, 1, "int8"))
                 continue
             for v in cores:
-                mine = v.mine(self.frame.shape(self.frame.led_by(s), block, tile)[0])
+                mine = v.mine_of(self.rows[s], block, tile)
                 yield from (v.work if is_work else v.items)(self.rows[s], block, tile, mine)
                 if turn is not None and not by_product and s in loop[-1:]:
                     yield pass_on("turn.give", v.core.vector, turn.front(1, 1, "int8"))

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from npusim.errors import UnknownOpcodeError
-from npusim.formats import BLOCK_FORMATS, stored_format
+from npusim.formats import BLOCK_FORMATS, combine_of, stored_format
 from npusim.formats.reductions import CHAINS
 from npusim.late_methods import dataclass
 from npusim.program.ir.op import MASK, PLAIN, Opcode
@@ -79,7 +79,9 @@ COMPARISONS: Mapping[str, tuple[int, int]] = MappingProxyType(
     }
 )
 #: Operations along a tile, pass after pass, and the order in which vector units compute them.
-ALONG: Mapping[Opcode, str] = MappingProxyType({Opcode.CUMSUM: "sequential", Opcode.INVERSE: "rows"})
+ALONG: Mapping[Opcode, str] = MappingProxyType(
+    {Opcode.CUMSUM: "sequential", Opcode.INVERSE: "rows", Opcode.FOLD: "sequential", Opcode.SCAN: "sequential"}
+)
 #: Instruction that reads a register of a mask stored row by row along a column.
 GATHER = "gather"
 
@@ -94,6 +96,9 @@ def along_tile(step: Step) -> list[tuple[str, int, int]]:
     if step.opcode is Opcode.INVERSE:
         squares = [*[cols] * (rows // cols), rows % cols]
         return [("multiply_add", n - 1 - j, cols) for n in squares for j in range(n - 1)]
+    if step.opcode in (Opcode.FOLD, Opcode.SCAN):  # element after element, as sums are: each operation of the function
+        longest = max(s.cols for s in step.srcs if not isinstance(s, float))
+        return [("add", rows, 1)] * ceil((longest - 1) * combine_of(step.attributes.variant).work)
     each = min(step.attributes.every or cols, cols)
     return [("add", rows * ceil_div(cols, each), 1)] * (each - 1)
 

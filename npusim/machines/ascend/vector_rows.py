@@ -272,6 +272,13 @@ class VectorShare:
         start, count = self.group.share(self.core, rows, self.frame.phase.row_grain)
         return RowSlice(start, count, 0, count) if count else None
 
+    def mine_of(self, s: RowsStage, block: WorkTile, tile: Visit) -> RowSlice | None:
+        """Return this core's share of a tile's rows in a stage; a single row that all rows read is every core's."""
+        led = self.frame.led_by(s.stage)
+        if self.frame.axes(led)[0] == ONE != self.frame.row_axis and not s.outputs:
+            return RowSlice(0, 1, 0, 1)
+        return self.mine(self.frame.shape(led, block, tile)[0])
+
     def slices(self, mine: RowSlice, height: int) -> list[RowSlice]:
         """Return a share cut into slices of ``height`` rows."""
         share = mine.rows

@@ -141,6 +141,17 @@ def _between(result: TimingResult) -> float:
     return max(0.0, times["core"] + result.stream_s - times["kernel"]) if "kernel" in times else 0.0
 
 
+def launch_of_graph(device: DeviceSpec) -> tuple[float, float]:
+    """Return what a kernel of a graph takes beside its work, and the part of it in which no kernel runs, in seconds.
+
+    Both are 0 where a device's file does not state them apart.
+    """
+    launch = device.launch
+    if launch is None or launch.task_s is None or launch.gap_s is None:
+        return 0.0, 0.0
+    return float(launch.task_s.value) + float(launch.gap_s.value), float(launch.gap_s.value)
+
+
 def _launches(gap_s: float, device: DeviceSpec) -> int:
     """Return how many kernels such gaps follow."""
     each = device.launch.gap_s if device.launch is not None else None

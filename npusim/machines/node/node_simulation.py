@@ -42,13 +42,16 @@ def simulate(
     *,
     ranks: int | None = None,
     trace_groups: Collection[int] = (),
+    is_graph: bool = False,
 ) -> NodeTiming:
     """Return the time of a node program on ``ranks`` devices of ``node`` (all by default).
+
+    ``is_graph``: its tasks are nodes of a graph, so that no host issues a collective.
 
     Raises `SpecError` if the devices are not all joined, a link has no bandwidth, or a collective needs more cores than
     there are; `DeadlockError` if a queue waits for a result that no task ever provides.
     """
-    return _Simulation(program, node, device, timer, ranks, frozenset(trace_groups)).result()
+    return _Simulation(program, node, device, timer, ranks, frozenset(trace_groups), is_graph=is_graph).result()
 
 
 @dataclass(slots=True)
@@ -92,8 +95,11 @@ class _Simulation:
         timer: KernelTimer,
         ranks: int | None,
         trace_groups: frozenset[int],
+        *,
+        is_graph: bool,
     ) -> None:
         self.program, self.node, self.spec, self.trace_groups = program, node, device, trace_groups
+        self.is_graph = is_graph
         self.timer = timer
         self.env = Environment()
         self.topology = Topology(node, ranks)
@@ -149,7 +155,7 @@ class _Simulation:
 
     def _issue_fs(self, call: CollectiveCall) -> int:
         host = self.node.host
-        if host is None:
+        if host is None or self.is_graph:
             return 0
         events = host.overlap_issue_s.value if call.is_overlapped else 0.0
         return femtoseconds(host.collective_issue_s.value + events)

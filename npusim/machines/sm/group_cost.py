@@ -37,7 +37,7 @@ from npusim.machines.sm.core import (
     warp_issue,
 )
 from npusim.machines.sm.polynomials import POLYNOMIAL_COMPARISONS, polynomial_multiplies
-from npusim.machines.sm.scans_in_tiles import ALONG, along_passes
+from npusim.machines.sm.scans_in_tiles import ALONG, along_passes, applied
 from npusim.program.ir.op import Opcode
 from npusim.program.ir.tile import Tile, memory_of
 from npusim.program.ir.tile_program import Cost, Share
@@ -452,7 +452,7 @@ class GroupModel:
             self._along(step, values, count)
         else:
             formats = {o.fmt for o in step.operands() if o.fmt != "int8"}
-            self._issue(name, values, formats.pop() if len(formats) == 1 else "", count)
+            self._issue(name, values * applied(step), formats.pop() if len(formats) == 1 else "", count)
             more = step.attributes.comparisons - (step.opcode is Opcode.SELECT)  # the first is part of the select
             self._issue("compare", values * max(0, more), "", count)
             count.latency += step.attributes.lookups * self.sharing.lookup_cycles.value

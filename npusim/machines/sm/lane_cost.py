@@ -40,7 +40,7 @@ from npusim.machines.sm.core import (
 from npusim.machines.sm.group_cost import ACCESS_BYTES, shared
 from npusim.machines.sm.lanes import MMA, accumulator, arranged, chained, fragments, lane_values
 from npusim.machines.sm.polynomials import POLYNOMIAL_COMPARISONS, polynomial_multiplies
-from npusim.machines.sm.scans_in_tiles import ALONG, along_passes
+from npusim.machines.sm.scans_in_tiles import ALONG, along_passes, applied
 from npusim.program.ir.op import Opcode
 from npusim.program.ir.tile import GlobalTile, RingTile, Tile, memory_of
 from npusim.program.ir.tile_program import Cost
@@ -196,7 +196,8 @@ class LaneModel:
             more = step.attributes.comparisons - (step.opcode is Opcode.SELECT)  # the first is part of the select
             self._lane_op(FMA, "compare", values * max(0, more), "", plan, tally)
             return
-        self._lane_op(pipe, name, lane_values(plan, source.rows, source.cols), source.fmt, plan, tally)
+        values = ceil(lane_values(plan, source.rows, source.cols) * applied(step))
+        self._lane_op(pipe, name, values, source.fmt, plan, tally)
         # Butterflies within a quad pair, then between those side by side.
         rounds = len(accumulator(plan).butterflies()) + (arranged(plan).n - 1).bit_length()
         rows = lane_values(plan, step.dst.rows, step.dst.cols)

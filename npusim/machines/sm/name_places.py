@@ -115,6 +115,17 @@ class BlockPlaces:
 
     # ---------------------------------------------------------------- operands
 
+    def _tiles_under_way(self) -> int:
+        """Return how many tiles of the operands in registers are loaded before warps wait for one: as many as decided,
+        of many operands as many as there are flags for.
+        """
+        flags, direct = self.core.device.flags, [n for n in self.visited if n not in self.shared]
+        direct = [n for n in direct if not self.is_copied(n)]
+        if flags is None or not direct:
+            return self.decided.loaded_tiles
+        left = flags.usable_event_ids_count.value - len(self.held)
+        return max(1, min(self.decided.loaded_tiles, left // len(direct)))
+
     def _place_operands(self, who: str) -> None:
         frame, decided, label = self.frame, self.decided, self.frame.label
         is_staged = self.core.is_staged or decided.stages == 1
@@ -122,13 +133,14 @@ class BlockPlaces:
         self.loaded: dict[str, Ring] = {
             n: self._ring(f"{who} {label(n)}", n, home, decided.held_depth, (self.loaders[n],)) for n in self.held
         }
+        under_way = self._tiles_under_way()
         for n in dict.fromkeys((*self.visited, *self.shared)):
             name, loader = f"{who} {label(n)}", (self.loaders[n],)
             if n not in self.shared and self.is_copied(n):
                 self.loaded[n] = self._ring(name, n, SMEM, decided.depth, loader)
             elif n not in self.shared:
                 # Without products nothing covers a load but the rows before it.
-                self.loaded[n] = self._ring(name, n, RF, 1 if self.how else decided.loaded_tiles, loader)
+                self.loaded[n] = self._ring(name, n, RF, 1 if self.how else under_way, loader)
             elif is_staged:
                 # The load of the next operand may wait for this one.
                 others = loader if decided.stages == 1 and n != self.shared[-1] and not decided.slice_elements else ()

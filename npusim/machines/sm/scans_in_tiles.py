@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from npusim.errors import UnknownOpcodeError
+from npusim.formats import combine_of
 from npusim.formats.scans import BLOCK, WARP
 from npusim.late_methods import dataclass
 from npusim.program.ir.op import Opcode
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from npusim.program.ir.op import Step
 
 #: Operations along a tile, and the order in which warps do them.
-ALONG: Mapping[Opcode, str] = MappingProxyType({Opcode.CUMSUM: "warps", Opcode.INVERSE: "blocks"})
+ALONG: Mapping[Opcode, str] = MappingProxyType({Opcode.CUMSUM: "warps", Opcode.INVERSE: "blocks", Opcode.SCAN: ""})
 #: A row of the substitution in a block of 16, whose 8 elements a lane has: additions of two sums over rows and what
 #: joins them, 8 products in 4 multiplications and 4 multiply-adds, selections of the row and by column, comparisons.
 ROW: Mapping[str, int] = MappingProxyType({"add": 32, "mul": 4, "fma": 4, "permute": 26, "compare": 14})
@@ -48,11 +49,20 @@ class Passes:
     products: int = 0
 
 
+def applied(step: Step) -> float:
+    """Return the operations that combine two elements of a reduction or scan by a function; 1 of other steps."""
+    return combine_of(step.attributes.variant).work if step.opcode in (Opcode.FOLD, Opcode.SCAN) else 1.0
+
+
 def along_passes(step: Step, values: float, key: str) -> list[Passes]:
     """Return the passes of an operation along a tile, where a lane has so many ``values`` of it.
 
     Raises `UnknownOpcodeError` for an order that warps do not have.
     """
+    if step.opcode is Opcode.SCAN:  # steps of cumulative sums, each with the operations of a function of two elements
+        each, runs = values * applied(step), ceil_div(step.dst.cols, WARP)
+        within = Passes(DOUBLINGS, {"add": each, "permute": values}, values, 1)
+        return [within, *([Passes(1, {"add": (runs - 1) * each}, (runs - 1) * values, runs - 1)] if runs > 1 else [])]
     if (order := step.attributes.order) != ALONG[step.opcode]:
         raise UnknownOpcodeError(
             f"{step.opcode.name} in order {order!r} has no cost on {key}; allowed: {ALONG[step.opcode]}"

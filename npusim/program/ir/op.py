@@ -51,7 +51,11 @@ class Opcode(Enum):
     ROW_MAX a: (rows, 1), the maximum of each row; NaN as for MAX
     ROW_SUM a: (rows, 1), the sum of each row in the named order; with a second operand b the sum of each row of a b,
         where a lane adds each product without rounding it first (fma)
-    CUMSUM a: the cumulative sums of each row in the named order; the sums restart after ``every`` columns
+    CUMSUM a: the cumulative sums of each row in the named order; the sums restart after ``every`` columns; with variant
+        ``reverse`` from the last element to the first
+    FOLD a, ...: (rows, 1), one result of a reduction of each row by the function of two elements ``variant``
+        (`npusim.formats.combine_text`) in the named order; with several operands an element is one of each
+    SCAN a, ...: the same of each element of a row and all before it
     INVERSE a: for each square of a (the squares are stacked), the inverse of I + L in the named order; L is the
         strictly lower triangle of the square
     SELECT mask, a, b: a where the mask (int8) is not zero, else b, bit for bit; a and b may be constants.
@@ -80,6 +84,8 @@ class Opcode(Enum):
     ROW_MAX = "row_max"
     ROW_SUM = "row_sum"
     CUMSUM = "cumsum"
+    FOLD = "fold"
+    SCAN = "scan"
     INVERSE = "inverse"
     SELECT = "select"
 
@@ -99,6 +105,7 @@ SOURCES: Mapping[Opcode, tuple[int, ...]] = MappingProxyType(
         **dict.fromkeys((Opcode.MATMUL, Opcode.ADD, Opcode.SUB, Opcode.MUL, Opcode.DIV), (2,)),
         **dict.fromkeys((Opcode.COMPARE, Opcode.LOGIC, Opcode.MAX, Opcode.MIN), (2,)),
         Opcode.ROW_SUM: (1, 2),
+        **dict.fromkeys((Opcode.FOLD, Opcode.SCAN), (1, 2, 3, 4)),
         **dict.fromkeys((Opcode.SELECT, Opcode.FMA), (3,)),
     }
 )
@@ -113,10 +120,11 @@ class Attributes:
     transpose_b: bool = False
     arithmetic: str = ""  #: registry name of the matrix arithmetic, of an inverse's products too
     #: Named function (of EXP, LOG, RSQRT, SQRT, TANH, ERF); signs of an FMA; scale rule; relation of a COMPARE,
-    #: function of a LOGIC, NaN rule of MAX, MIN and ROW_MAX, kind of mask of a SELECT.
+    #: function of a LOGIC, FOLD and SCAN, NaN rule of MAX, MIN and ROW_MAX, kind of mask of a SELECT, direction of a
+    #: CUMSUM.
     variant: str = ""
     axis: int = -1  #: along which the blocks of a CAST are formed: -1 columns, -2 rows
-    order: str = ""  #: order of a row sum, of cumulative sums, of an inverse
+    order: str = ""  #: order of a row sum, of cumulative sums, of an inverse, a FOLD and a SCAN
     every: int = 0  #: columns after which cumulative sums restart; 0: not within a row
     overflow: str = ""
     rounding: str = ""  #: how a CAST rounds, as `formats.cast` has it
@@ -136,6 +144,8 @@ PLAIN = Attributes()
 MASK = "int8"
 #: Whether a SELECT's mask comes from comparisons of values.
 COMPARED = "compared"
+#: Whether cumulative sums go from the last element of a row to the first.
+REVERSE = "reverse"
 Source = Operand | float
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import field
 from functools import cached_property
+from itertools import pairwise
 from math import ceil, expm1
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,14 +36,16 @@ if TYPE_CHECKING:
 LEAST_BLOCKS = 1024
 #: A region of a head: tensor, batch, head, first row and column, columns (rows may grow).
 Key = tuple[str, int, int, int, int, int]
-#: Share of L2 up to which inputs stay from one launch to the next: beyond it some sets of lines are full, others not
-#: (fitted on five shapes of decoding 134 MB with an L2 of 134 MB: of .85, .885, .92 and .96 it is the best without any
-#: one of the five; decoding of 67, 101 and 201 MB does not depend on it).
-FILLED = 0.885
+#: Shares of L2: bytes up to which all inputs stay from one launch to the next, and from which none stays, where a
+#: device file does not state them: of random places a line stays with the probability 1 - 2 x to first order of the
+#: excess x over the former, and from half as much again on nothing does.
+STAYING = 0.885, 1.3275
 #: Share of a row that a second pass finds evicted, where between two passes as many bytes as L2 holds are read and
-#: written (fitted on the two passes of reports/silicon/passes.json, in place and not, rows of 16 to 256 KiB in 2 to 16
-#: resident blocks: .45 and .9 for .66 and 1.32 of L2; random places of evicted lines would give .35 and .66).
-LOST = 0.68
+#: written (fitted on the 48 two-pass loops of reports/silicon/passes.json, in place and not, rows of 16 to 256 KiB in
+#: 2 to 16 resident blocks; without any one tile of them .65 to .70, and the tile that is left out is 5.5 % off on
+#: average, one of two resident blocks of 16 KiB 25 %; single loops give .2 to .9; random places of evicted lines would
+#: lose .35 and .66 where .66 and 1.32 of L2 pass).
+LOST = 0.67
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,7 @@ def residency(
     writes_back: bool = False,
     dirty_bytes: float | None = None,
     in_a_stream: bool = False,
+    staying: tuple[float, float] = STAYING,
 ) -> Residency:
     """Return the accesses that miss an L2 of ``capacity_bytes``.
 
@@ -90,7 +94,8 @@ def residency(
     ``dirty_bytes`` L2 is full of others' lines when the program starts, of which so many bytes are still to be written
     back; None: empty. ``in_a_stream``: launches like it have left L2 full of lines, of which the share that was written
     is still to be written back (H200, reports/silicon/turnover.json: copies of a row of 64 KiB a multiprocessor read
-    for 6,700 cycles, of which 4,900 are the bytes read), and the next one evicts what this one leaves.
+    for 6,700 cycles, of which 4,900 are the bytes read), and the next one evicts what this one leaves. ``staying``: the
+    shares of L2 up to which launches on the same bytes find all inputs in it, and from which they find none.
     """
     slots = program.used_bytes.get("gm", 0) * group_count
     inputs = sum(t.size_bytes for t in program.tensors.values() if t.role == "input" and t.of is None)
@@ -99,7 +104,8 @@ def residency(
     tensors = tuple([(t.name, t.role, t.size_bytes) for t in program.tensors.values()])
     capacity = max(0, capacity_bytes - slots)
     warm_bytes = inputs if program.l2 == "warm" else None
-    left = _left(sum(t.size_bytes for t in program.tensors.values()), capacity) if program.l2 == "repeated" else 0.0
+    size = sum(t.size_bytes for t in program.tensors.values())
+    left = _left(size, capacity, staying) if program.l2 == "repeated" else 0.0
     if sum(len(phase.blocks) for phase in program.phases) <= MOST_BLOCKS:  # with more, regions are not stored
         touched = sum(_touched_bytes(phase, group_count) for phase in phases)
         most = touched + sum(size for _, _, size in tensors) + (warm_bytes or 0)
@@ -118,15 +124,13 @@ def dirty_share(program: TileProgram, fetched: float = 1.0) -> float:
     return written / max(1.0, written + read * fetched)
 
 
-def _left(size: int, capacity: int) -> float:
+def _left(size: int, capacity: int, staying: tuple[float, float]) -> float:
     """Return the share of the inputs that launches on the same ``size`` bytes find in L2.
 
-    A line stays with the probability that none of the misses of a launch evicts it; where their places are random, 1 -
-    2 x to first order of the excess x over what L2 holds (`FILLED` of its capacity).  From half as much again on
-    nothing stays, as if least recently used (RTX PRO 6000, decode of 134, 201 and 268 MB with an L2 of 134 MB,
-    measurements/sm120.csv).
+    ``staying``: `memory.l2.stays` of a device file.
     """
-    return max(0.0, min(1.0, 3 - 2 * size / max(1.0, FILLED * capacity)))
+    whole, none = staying
+    return max(0.0, min(1.0, (none - size / max(1, capacity)) / (none - whole)))
 
 
 @kept_by_blocks(lambda _held, phases, *_: sum(scan.block_count for scan in phases))
@@ -191,6 +195,10 @@ class _WriteBack(NamedTuple):
     staying_bytes: int
 
 
+#: Rows, step and most rows of a region that nothing has touched.
+_NEVER = (0, 0, 0)
+
+
 class _Cache:
     """Least recently used, by regions; stores the step of each region's last access.
 
@@ -216,50 +224,57 @@ class _Cache:
 
         ``residents``: blocks of a group that are in progress, each between its passes over a region of its own.
         """
-        now, kept_from, gone = len(self._step_bytes), self._kept_from, self._gone(touched, residents)
+        now, kept_from, capacity, back = len(self._step_bytes), self._kept_from, self.capacity, self._back_capacity
+        last, traffic_of, step_bytes, gone = self._last, self.traffic, self._step_bytes, -1.0
         new_reads, new_writes = defaultdict[str, int](int), defaultdict[str, int](int)
+        kept, of_step = self._kept_bytes, 0
+        step_bytes.append(0)
         for key, use, count in touched:
-            traffic = self.traffic[use.name]
-            traffic.read += use.read_bytes * count
-            if use.read_bytes:
-                traffic.met = _added(traffic.met, use.read_bytes * (use.readers - 1), count)
-            rows, at, furthest = self._last.get(key, (0, 0, 0))
+            traffic, height, row_bytes, role = traffic_of[use.name], use.rows, use.row_bytes, use.role
+            size = height * row_bytes
+            rows, at, furthest = last.get(key, _NEVER)
+            last[key] = height, now, max(height, furthest)
             begun = self._begun.setdefault(key[0], now)
             # Regions that another phase cuts differently are in L2 if the complete tensor is.
-            is_cut = not rows and use.role == "workspace" and begun < now
+            is_cut = not rows and role == "workspace" and begun < now
             is_kept = (rows > 0 and at >= kept_from) or (is_cut and begun >= kept_from)
-            new = max(0, use.rows - furthest) * use.row_bytes
-            if use.role != "input":
+            step_bytes[at] -= rows * row_bytes
+            of_step += size * count
+            kept += (height - (rows if at >= kept_from else 0)) * row_bytes * count
+            new = (height - furthest) * row_bytes if height > furthest else 0
+            if role != "input":
                 self._new_bytes += new * count
+            known = height if is_cut else min(rows, height)
+            if read_bytes := use.read_bytes:
+                traffic.read += read_bytes * count
+                if read_bytes > size * use.times:  # other groups read it, too
+                    traffic.met = _added(traffic.met, read_bytes * (use.readers - 1), count)
             if use.is_write:
-                there = use.rows if is_cut else min(rows, use.rows)
-                traffic.written += use.rows * use.row_bytes * count
-                placed = (use.rows - (there if is_kept else 0)) * use.row_bytes * count
+                traffic.written += size * count
+                placed = (height - (known if is_kept else 0)) * row_bytes * count
                 traffic.placed += placed
                 new_writes[use.name] += placed
-                if self._back_capacity:
-                    dirtied = self._cleaned(key) * use.rows * use.row_bytes
-                    self._dirty_bytes = _added(self._dirty_bytes, dirtied, count)
-                    self._written_at[key] = self._passed
-                if use.role == "output":
+                if back:
+                    self._dirtied(key, height, row_bytes, count)
+                if role == "output":
                     traffic.put_out += new * count
                 continue
-            warm = 0.0 if rows else self.warm_share(use.role)
-            if use.role == "input":
+            warm = 0.0 if rows else self.warm_share(role)
+            if role == "input" and new:
                 self.compulsory += ceil(new * (1 - warm)) * count
-            size = use.rows * use.row_bytes
-            known = use.rows if is_cut else min(rows, use.rows)
-            hit_bytes = known * use.row_bytes if is_kept else int(warm * size)
+            hit_bytes = known * row_bytes if is_kept else int(warm * size)
             # A region too large to stay is fetched again by every pass over it, as what others evict meanwhile is.
-            passes = use.times if size > self.capacity else 1
+            passes = use.times if size > capacity else 1
             absent = (size - hit_bytes) * passes
             if passes < use.times and use.readers == 1:  # what other blocks read too, they touch meanwhile
+                gone = self._gone(touched, residents) if gone < 0 else gone
                 absent += int((use.times - 1) * size * gone)
-            traffic.missed += absent * count
-            new_reads[use.name] += absent * count
-            waited = use.read_bytes * absent / max(1, size * use.times)
-            traffic.waited = _added(traffic.waited, waited, count)
-        self._remember(touched)
+            if absent:
+                traffic.missed += absent * count
+                new_reads[use.name] += absent * count
+                traffic.waited = _added(traffic.waited, read_bytes * absent / max(1, size * use.times), count)
+        step_bytes[now] += of_step
+        self._keep(kept)
         self._push_out(new_reads, new_writes)
 
     def _gone(self, touched: _Step, residents: int) -> float:
@@ -268,8 +283,7 @@ class _Cache:
         Between two passes over a byte every resident block of every group has moved on by one pass: by all that it
         reads, and by what it writes in a pass.
         """
-        if (most := max((use.times for _, use, _ in touched), default=0)) < 2:
-            return 0.0
+        most = max(use.times for _, use, _ in touched)
         of_reads = sum(use.rows * use.row_bytes * count for _, use, count in touched if not use.is_write)
         read = {key for key, use, _ in touched if not use.is_write}
         of_writes = sum(u.rows * u.row_bytes * n for key, u, n in touched if u.is_write and key not in read)
@@ -286,6 +300,11 @@ class _Cache:
         at = self._written_at.get(key)
         return 1.0 if at is None else -expm1((at - self._passed) / self._back_capacity)
 
+    def _dirtied(self, key: Key, rows: int, row_bytes: int, count: int) -> None:
+        """Let a region be written: what of it was written back is to be written back again."""
+        self._dirty_bytes = _added(self._dirty_bytes, self._cleaned(key) * rows * row_bytes, count)
+        self._written_at[key] = self._passed
+
     def _push_out(self, reads: Mapping[str, int], writes: Mapping[str, int]) -> None:
         """Let the bytes that are new to L2, by tensor, evict their share of the lines that are to be written back."""
         new = sum(reads.values()) + sum(writes.values())
@@ -300,22 +319,19 @@ class _Cache:
         for name, count in writes.items():
             self.traffic[name].write_pushes += pushed * count / new
 
-    def _remember(self, touched: _Step) -> None:
-        now, last, step_bytes, kept_from = len(self._step_bytes), self._last, self._step_bytes, self._kept_from
-        step_bytes.append(0)
-        for key, use, count in touched:
-            rows, at, furthest = last.get(key, (0, now, 0))
-            step_bytes[at] -= rows * use.row_bytes
-            step_bytes[now] += use.rows * use.row_bytes * count
-            self._kept_bytes += (use.rows - (rows if at >= kept_from else 0)) * use.row_bytes * count
-            last[key] = use.rows, now, max(use.rows, furthest)
-        # Scanned in step, a byte comes up again once every other region touched since has passed.
-        while self._kept_bytes > self.capacity:
-            self._kept_bytes -= self._step_bytes[self._kept_from]
-            self._kept_from += 1
-        while self._kept_from and self._kept_bytes + self._step_bytes[self._kept_from - 1] <= self.capacity:
-            self._kept_from -= 1
-            self._kept_bytes += self._step_bytes[self._kept_from]
+    def _keep(self, kept: int) -> None:
+        """Move the first step whose bytes are kept, of which there are ``kept``, to where they are no more than fit.
+
+        Scanned in step, a byte comes up again once every other region touched since has passed.
+        """
+        step_bytes, first = self._step_bytes, self._kept_from
+        while kept > self.capacity:
+            kept -= step_bytes[first]
+            first += 1
+        while first and kept + step_bytes[first - 1] <= self.capacity:
+            first -= 1
+            kept += step_bytes[first]
+        self._kept_bytes, self._kept_from = kept, first
 
 
 @dataclass(slots=True)
@@ -341,7 +357,7 @@ class _Use:
 
 def _added(total: float, value: float, count: int) -> float:
     """Return ``total`` with ``value`` added ``count`` times, rounded each time."""
-    if float(total).is_integer() and float(value).is_integer():  # exact
+    if count == 1 or (float(total).is_integer() and float(value).is_integer()):  # exact, or once
         return total + value * count
     for _ in range(count):
         total += value
@@ -532,11 +548,17 @@ def _steps_of(rows: Integers, tensors: Sequence[GlobalTensor], others: frozenset
     is_same = (np.diff(rows[:, of_use], axis=0) == 0).all(1) & is_once[1:] & is_once[:-1]
     starts = np.flatnonzero(np.concatenate([[True], ~is_same]))
     counts = np.diff([*starts.tolist(), len(rows)]).tolist()
-    uses, steps = dict[tuple[int, ...], _Use](), defaultdict[int, _Step](list)
-    for values, count in zip(rows[starts].tolist(), counts, strict=True):
-        step, _, number, is_write, height, cols, row_bytes, times, read, *(batch, head, row, col) = values
-        tensor, use = tensors[number], (number, is_write, height, row_bytes, times, read)
-        if use not in uses:
-            uses[use] = _Use(tensor.name, height, row_bytes, times, read, bool(is_write), tensor.role)
-        steps[step].append(((tensor.place, batch, head, row, col, cols), uses[use], count))
-    yield from (steps[step] for step in sorted(steps))
+    first = rows[starts]
+    used, which = distinct(first[:, of_use[1:]])
+    uses = list[_Use]()
+    for number, is_write, height, _, row_bytes, times, read in used.tolist():
+        tensor = tensors[number]
+        uses.append(_Use(tensor.name, height, row_bytes, times, read, bool(is_write), tensor.role))
+    places = [tensor.place for tensor in tensors]
+    names = [places[number] for number in first[:, _TENSOR].tolist()]
+    keys = zip(names, *first[:, _CORNER:].T.tolist(), first[:, _COLS].tolist(), strict=True)
+    listed = list(zip(keys, [uses[number] for number in which.tolist()], counts, strict=True))
+    order = np.argsort(first[:, _STEP], kind="stable")
+    is_next = np.flatnonzero(np.diff(first[order, _STEP])) + 1
+    for start, end in pairwise([0, *is_next.tolist(), len(order)] if len(order) else []):
+        yield [listed[at] for at in order[start:end].tolist()]

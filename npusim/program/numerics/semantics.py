@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from npusim import formats
 from npusim.errors import FormatError, ProgramError, UnknownOpcodeError
 from npusim.formats.float_format import format_of_dtype
-from npusim.program.ir.op import Attributes, Opcode
+from npusim.program.ir.op import REVERSE, Attributes, Opcode
 
 Array = NDArray[Any]
 #: (sources, destination before the step, destination's format, attributes) -> result
@@ -113,7 +113,16 @@ def _row_sum(sources: Sequence[Array], _before: Array, fmt: str, attributes: Att
 
 
 def _cumsum(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
-    return formats.cumulative_sum(sources[0], fmt, attributes.order, every=attributes.every)
+    is_turned = attributes.variant == REVERSE
+    return formats.cumulative_sum(sources[0], fmt, attributes.order, every=attributes.every, reverse=is_turned)
+
+
+def _fold(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
+    return formats.folded(sources, fmt, attributes.variant, attributes.order)[..., None]
+
+
+def _scan(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
+    return formats.scanned(sources, fmt, attributes.variant, attributes.order)
 
 
 def _inverse(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
@@ -169,6 +178,8 @@ SEMANTICS: Mapping[Opcode, Semantics] = MappingProxyType(
         Opcode.ROW_MAX: _row_max,
         Opcode.ROW_SUM: _row_sum,
         Opcode.CUMSUM: _cumsum,
+        Opcode.FOLD: _fold,
+        Opcode.SCAN: _scan,
         Opcode.INVERSE: _inverse,
         Opcode.SELECT: _select,
     }

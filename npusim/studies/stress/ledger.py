@@ -7,6 +7,7 @@ are checked only for overflow, because the arithmetic of their unit is stated.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -113,7 +114,9 @@ def _exact(moment: Moment, wide: list[Any]) -> Any:
         return a @ b
     if step.opcode is Opcode.ROW_SUM:
         return math.prod(wide).sum(axis=-1, keepdims=True)
-    if step.opcode in FUNCTIONS:
+    if step.opcode in (Opcode.FOLD, Opcode.SCAN):  # each function of it correctly rounded
+        how = type(how)(variant=re.sub(r"'(\w+)\.\w+'", r"'\1.correct'", how.variant), order=how.order)
+    elif step.opcode in FUNCTIONS:
         function = how.variant.partition(".")[0] or step.opcode.value
         how = type(how)(variant=f"{function}.correct")
     return apply(step.opcode, wide, wide[0], "float64", how)

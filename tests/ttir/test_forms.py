@@ -1,0 +1,138 @@
+"""Kernels in further forms that public libraries have: results beside numpy's, on an NPU and a GPU."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from ml_dtypes import float8_e4m3fn
+
+import npusim
+from npusim.errors import ProgramError
+from tests.turns import in_turn
+from ttir.test_engines import CLOSE, normal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]"),
+    pytest.mark.usefixtures("without_warp_code"),
+]
+DEVICES = ("ascend_910b2", "h200")
+
+
+def check(kernel: str, grid: tuple[int, ...], words: dict[str, Any], wanted: Mapping[str, Any], hw: str) -> Any:
+    """Run a launch on a device; each tensor is near its values in float64, or equal where these are integers."""
+    from ttir import form_kernels
+    from ttir.stored import stored
+
+    with npusim.record(floats=True) as calls:
+        getattr(form_kernels, kernel)[grid](**words)
+    done = npusim.run(calls[0], hw=hw, rows="all")
+    made = stored(done, words)
+    for name, values in wanted.items():
+        right = np.asarray(values, np.float64)
+        assert np.array_equal(np.isnan(made[name]), np.isnan(right)), name
+        seen = ~np.isnan(right)
+        if np.asarray(words[name]).dtype.kind in "iub":
+            assert np.array_equal(made[name][seen], right[seen]), name
+            continue
+        error = np.sqrt(((made[name][seen] - right[seen]) ** 2).sum() / (right[seen] ** 2).sum())
+        assert error < CLOSE[str(words[name].dtype)], (name, error)
+    return done
+
+
+@pytest.mark.parametrize("hw", in_turn(DEVICES))
+def test_products_of_tiles_times_a_number_computed_in_the_loop(hw: str) -> None:
+    # On a 910B2 each vector core needs the number, not the first core alone.
+    m, n, k, group = 64, 64, 128, 64
+    a, b = (normal(i, rows, k).astype(np.float16) for i, rows in ((1, m), (2, n)))
+    row, one = np.abs(normal(3, 2, k // group)), np.abs(normal(4, k // group))
+    parts = np.einsum("mgk,ngk->gmn", *(x.astype(np.float64).reshape(-1, k // group, group) for x in (a, b)))
+    wanted = np.einsum("gmn,mg,g->mn", parts, row.repeat(m // 2, 0).astype(np.float64), one.astype(np.float64))
+    words = {"A": a, "B": b, "C": np.zeros((m, n), np.float32), "ScaleA": row}
+    words |= {"ScaleB": one, "K": k, "N": n, "GROUP": group, "M": m // 2, "W": n, "B_K": 32}
+    check("scaled_tiles", (2, 1), words, {"C": wanted}, hw)
+
+
+@pytest.mark.parametrize("hw", in_turn(DEVICES))
+def test_parts_of_a_row_of_unequal_widths(hw: str) -> None:
+    rows, heads, d, half = 5, 3, 40, 12
+    x, w = normal(1, rows, heads, d), normal(2, rows, half)
+    a, b, angle = (v.astype(np.float64) for v in (x[..., :half], x[..., half : 2 * half], w[:, None]))
+    wanted = np.concatenate([a * angle - b, b * angle + a, x[..., 2 * half :]], -1)
+    words = {"X": x, "Y": np.zeros_like(x), "Angle": w, "heads": heads, "D": d, "HALF": half, "H": 4, "W": 16}
+    check("turned_in_part", (rows,), {**words, "REST": 16}, {"Y": wanted}, hw)
+
+
+@pytest.mark.parametrize("hw", in_turn(DEVICES, start=1))
+def test_two_loops_that_store_to_tensors_of_unlike_widths(hw: str) -> None:
+    x, z = normal(1, 4, 70), normal(2, 4, 40)
+    words = {"X": x, "Z": z, "Y": np.zeros_like(x), "Sums": np.zeros_like(z), "n": 70, "m": 40, "B": 32}
+    check("two_loops", (4,), words, {"Y": 2.0 * x.astype(np.float64), "Sums": z.astype(np.float64) + 1.0}, hw)
+
+
+def test_an_element_that_one_program_stores_twice_is_refused() -> None:
+    from ttir.form_kernels import stored_twice
+
+    x = normal(1, 4, 30)
+    with npusim.record(floats=True) as calls:
+        stored_twice[(4,)](X=x, Y=np.zeros_like(x), n=30, B=32, FEW=8)
+    with pytest.raises(ProgramError, match=r"stored to and also accessed elsewhere|stores to an element"):
+        npusim.run(calls[0], hw="h200")
+
+
+@pytest.mark.parametrize("hw", in_turn(DEVICES))
+def test_bytes_of_fp8_numbers_are_the_numbers(hw: str) -> None:
+    x = normal(1, 4, 70)
+    scale = np.abs(x).max(1, keepdims=True) / np.float32(448.0)
+    y = (x / scale).astype(float8_e4m3fn).astype(np.float64)
+    words = {"X": x, "Y": np.zeros(x.shape, np.uint8), "Scale": np.zeros(4, np.float32), "First": np.zeros(1, np.int32)}
+    wanted = {"Y": y, "Scale": scale[:, 0], "First": [4]}
+    done = check("bytes_of_rows", (4,), {**words, "n": 70, "B": 128}, wanted, hw)
+    assert any("bytes are FP8 numbers" in note for note in done.notes)
+
+
+@pytest.mark.parametrize("hw", in_turn(DEVICES))
+def test_rows_between_two_bounds_are_stored(hw: str) -> None:
+    block, d = 8, 16
+    begin, end = np.array([3, 0, 9], np.int32), np.array([18, 7, 16], np.int32)
+    first = np.concatenate([[0], np.cumsum(end - begin)[:-1]]).astype(np.int32)
+    pages = np.array([[4, 2, 7], [1, 0, 0], [5, 3, 6]], np.int32)
+    x = normal(1, int((end - begin).sum()), d)
+    wanted = np.full((8, block, d), np.nan)
+    for i in range(3):
+        for at in range(begin[i], end[i]):
+            wanted[pages[i, at // block], at % block] = x[first[i] + at - begin[i]]
+    words = {"X": x, "Cache": np.zeros((8, block, d), np.float32), "Page": pages, "Begin": begin, "End": end}
+    check("filled_pages", (3, 3), {**words, "First": first, "D": d, "B": block}, {"Cache": wanted}, hw)
+
+
+@pytest.mark.parametrize("hw", in_turn(DEVICES))
+def test_cumulative_sums_from_the_end(hw: str) -> None:
+    x = normal(1, 2, 70, 3)
+    words = {"X": x, "Y": np.zeros_like(x), "length": 70, "heads": 3, "B": 32}
+    check("sums_from_the_end", (6,), words, {"Y": x.astype(np.float64)[:, ::-1].cumsum(1)[:, ::-1]}, hw)
+
+
+@pytest.mark.parametrize("hw", in_turn(DEVICES))
+def test_numbers_of_a_table_by_bytes_of_a_ragged_row(hw: str) -> None:
+    n, group = 150, 16
+    code = np.random.default_rng(1).integers(0, 256, n).astype(np.uint8)
+    table, scale = normal(2, 256), normal(3, -(-n // group))
+    words = {"X": code, "Table": table, "Scale": scale, "Y": np.zeros(n, np.float32), "n": n, "GROUP": group, "B": 64}
+    wanted = table[code].astype(np.float64) * scale.astype(np.float64)[np.arange(n) // group]
+    check("numbers_of_bytes", (3,), words, {"Y": wanted}, hw)
+
+
+@pytest.mark.parametrize("hw", in_turn(DEVICES, start=1))
+def test_numbers_that_move_up_in_place(hw: str) -> None:
+    rows, d, n = 3, 12, 4
+    x, cache, w = normal(1, rows, d), normal(2, rows, d, n), normal(3, d, n)
+    moved = np.concatenate([cache[..., 1:], x[..., None]], -1)
+    words = {"X": x, "Cache": cache, "W": w, "Y": np.zeros_like(x), "d": d, "B": 16, "N": n}
+    wanted = {"Cache": moved, "Y": (moved.astype(np.float64) * w).sum(-1)}
+    check("moved_up", (rows,), words, wanted, hw)
