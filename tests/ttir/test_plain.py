@@ -204,7 +204,7 @@ def test_bits_of_measured_launches_equal_an_interpreter(
             "T: the grid of 3x1x1 programs writes 12 of 24 rows, .* first head 1, split 0",
         ),
         ("merge[B * HK, G]", "merge[B * HK, 3]", "O: the grid of 2x3x1 programs writes 6 of 8 rows, 2 of them never"),
-        ("T, L,", "T, Q,", "accessed with strides|another head|moves along"),
+        ("T, L,", "T, Q,", "accessed with strides|of its own head|moves along"),
     ],
 )
 def test_launches_that_do_not_fit_one_another_are_refused(old: str, new: str, why: str, shared_folder: Path) -> None:
