@@ -287,7 +287,7 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
     "a power": (
         [("o + pv", "o + pv ** 2")], 7,
         "the operations of kernels are + - * /, divided, exp, log, rsqrt, sqrt, tanh, erf, fma, maximum, minimum, "
-        "compare, where, inverse, .to(format), .max(), .sum(), .cumsum() and @; of masks & | ^ ~",
+        "compare, where, inverse, folded, scanned, .to(format), .max(), .sum(), .cumsum() and @; of masks & | ^ ~",
     ),
     "other axes": (
         [("o + pv", "o + s")], 7,

@@ -65,7 +65,7 @@ class Arranged(Protocol):
         """Return values as (batch, heads, rows, cols)."""
 
     def drawn(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return drawn values of a head, (rows, cols), with rows of one place in memory alike."""
+        """Return drawn values of a head, (rows, cols); rows that share one place in memory are equal."""
 
 
 @dataclass(frozen=True, slots=True)
