@@ -217,7 +217,7 @@ def test_the_tile_of_a_page_says_once_that_nothing_was_measured(record: RunRecor
     assert record.timing is not None
     other = replace(record, timing=replace(record.timing, validated=Validated()))
     tile = next(tile for tile in run_tiles(other) if tile.name == "Validated")
-    assert (tile.value, tile.note.partition(" ")[0]) == ("not measured", "there")
+    assert (tile.value, tile.note.partition(" ")[0]) == ("not measured", "no")
 
 
 def test_problem_text_shows_what_differs() -> None:

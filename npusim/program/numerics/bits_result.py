@@ -175,7 +175,7 @@ class NumericResult(NumericRecord):
 
     @cached_property
     def output(self) -> NDArray[Any]:
-        """Output (batch, heads, seq_q, dv) in its own dtype; NaN where nothing was computed; integers are in float32."""
+        """Output (batch, heads, seq_q, dv) in its own dtype, integers in float32; NaN where nothing was computed."""
         blocks = list(self.rows.values())
         dtype = blocks[0].dtype if blocks else np.dtype(np.float64)
         if dtype.kind in "iu" and not self.computed.all():
