@@ -375,6 +375,25 @@ class Frame:
 
         return tuple(map(computed, steps)) if made else steps
 
+    @cached_property
+    def _placing(self) -> dict[Stage, tuple[bool, frozenset[str]]]:
+        """For each stage whether its operands depend on places in all tiles, and the masks that make them depend."""
+        masks = self.phase.masks
+
+        def of(s: Stage) -> tuple[bool, frozenset[str]]:
+            names = frozenset(masks.keys() & s.read)
+            return any(self.places.get(n) == "out" for n in s.written) or any(map(self.is_everywhere, names)), names
+
+        return {s: of(s) for s in self.stages}
+
+    def is_placed(self, s: Stage, tile: Visit) -> bool:
+        """Return whether a stage of the tile depends on the places of block and tile, not on their sizes alone.
+
+        It does where it stores a result, where a mask is cut for it, and where its rows take numbers of a tile.
+        """
+        is_always, masks = self._placing[s]
+        return is_always or not masks.isdisjoint(tile.only) or bool(tile.cols and self.phase.per_tile(tile))
+
     def placed(self, block: WorkTile) -> list[Placed]:
         """Return the block's runs, each with the number of its first tile."""
         firsts = accumulate((run.count for run in block.runs), initial=0)

@@ -17,7 +17,7 @@ from npusim.errors import SpecError, TensorError
 from npusim.formats.cast import widen
 from npusim.late_methods import dataclass
 from npusim.library import schedules_called
-from npusim.program.numerics.evaluate import evaluate, execute_rows, variant_rows
+from npusim.program.numerics.evaluate import evaluate, rows_alone, variant_rows
 from npusim.program.numerics.input_tensors import (
     array_source,
     drawn_source,
@@ -298,7 +298,7 @@ def _exact_rows(plan: Plan, subject: TensorSubject, batch: int, head: int, row: 
         precision = schedule.precision("exact")
         plan.exact_programs["kernel"] = schedule.program(plan.problem, tiling, of_device, precision)
     program = plan.exact_programs["kernel"]
-    written = execute_rows(program, source, [row + rows - 1], {head}, batches={batch}, most=rows)[1]
+    written = rows_alone(program, source, [row + rows - 1], {head}, batches={batch}, most=rows)
     return np.concatenate([written[at] for at in sorted(written) if at[0] == batch])[-rows:].astype(np.float64)
 
 

@@ -17,7 +17,7 @@ from npusim.formats.float_format import format_of_dtype
 from npusim.kernels.declare.registry import NAMED
 from npusim.late_methods import dataclass
 from npusim.library import SCHEDULES
-from npusim.program.numerics.evaluate import compared_rows, execute_rows, named_choices
+from npusim.program.numerics.evaluate import compared_rows, named_choices, rows_alone
 from npusim.program.numerics.reference import summarise_errors
 from npusim.simulation.evaluation import bits_of, source_of, subject_of
 from npusim.simulation.figures import figures
@@ -101,8 +101,7 @@ class Compared:
 def rows_under(program: TileProgram, plan: Plan, at: BlockRows, count: int) -> NDArray[Any]:
     """Return the compared rows of the result of another program of the plan."""
     (batch, head, row), subject = at, subject_of(plan, program)
-    only: Any = {"batches": {batch}, "most": count}
-    rows = execute_rows(program, source_of(plan, subject), [row], {head}, **only)[1][at]
+    rows = rows_alone(program, source_of(plan, subject), [row], {head}, batches={batch}, most=count)[at]
     return rows[:, : subject.output.output_cols]
 
 

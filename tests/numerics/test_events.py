@@ -7,10 +7,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npusim.program.ir.op import Opcode
-from npusim.program.numerics.executor import execute
+from npusim.program.numerics.evaluate import execute_rows, rows_alone
+from npusim.program.numerics.executor import EventLog, execute
+from npusim.simulation.evaluation import source_of, subject_of
+from npusim.simulation.plan import plan_of
+from npusim.simulation.request import Request
+from npusim.simulation.variants import Variant, Variants
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import pytest
 
     from npusim.program.ir.tile_program import TileProgram
 from numerics.toy_values import Straight
@@ -62,6 +69,17 @@ def test_the_first_place_names_the_iteration_and_all_iterations_count() -> None:
     assert dict(events.overflow) == {"double.add": 12}
     assert events.first["overflow"].path == {"kv": 5}
     assert "kv=5" in str(events.first["overflow"])
+
+
+def test_rows_alone_have_the_same_bits_and_no_event_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of(Request("flash", seq=64, tiling={"block_q": 32, "block_kv": 32}, numerics=True), is_bare=True)
+    built = Variants(plan.request).build(Variant())
+    source = source_of(plan, subject_of(plan, built.program))
+    counted = execute_rows(built.program, source, [63], range(2))[1]
+    monkeypatch.setattr(EventLog, "look", None)  # a call would raise
+    rows = rows_alone(built.program, source, [63], range(2))
+    assert rows.keys() == counted.keys()
+    assert all(rows[at].tobytes() == counted[at].tobytes() for at in rows)
 
 
 def test_an_inf_that_was_put_there_and_what_follows_from_it_is_no_event() -> None:

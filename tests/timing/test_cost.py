@@ -333,6 +333,25 @@ def test_a_tensor_read_twice_comes_from_hbm_once(device: DeviceSpec) -> None:
     assert dict(model(device, op, op, tensors=(k,)).of_op(op).link_bytes) == {"l2": 8192, "hbm": 4096}
 
 
+def test_equal_moves_through_global_memory_are_priced_once(device: DeviceSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    k, v = (GlobalTensor(n, 1, 2, 256, 64, "float16", "input") for n in "kv")
+    regions = [k.tile(0, 0, 0, 64), k.tile(0, 1, 64, 64), k.tile(0, 0, 0, 32), v.tile(0, 0, 0, 64)]
+    steps = [Step(Opcode.COPY, tile("aic.L1", r.rows, 64, "float16"), (r,)) for r in regions]
+    ops = [TileOp("load", "aic.MTE2", "aic.MTE2", (step,)) for step in steps]
+    priced, move = list[Step](), AscendPricing.move
+
+    def counted(self: AscendPricing, step: Step, spec: Any, key: str) -> Cost:
+        priced.append(step)
+        return move(self, step, spec, key)
+
+    monkeypatch.setattr(AscendPricing, "move", counted)
+    costs = model(device, *ops, tensors=(k, v))
+    of_steps = [costs.of_step(step, "aic", "MTE2") for step in steps]
+    # Another place of the tensor is no other move; another size is, and another tensor.
+    assert priced == [steps[0], steps[2], steps[3]]
+    assert of_steps == [model(device, *ops, tensors=(k, v)).of_step(step, "aic", "MTE2") for step in steps]
+
+
 def test_a_move_without_a_path_is_refused_with_the_paths_there_are(device: DeviceSpec) -> None:
     step = Step(Opcode.COPY, ub(16, 16, "float32"), (tile("aic.L0C", 16, 16, "float32"),))
     with pytest.raises(SpecError, match=r"no route L0C->UB; its routes: L0C->GM, L0C->L1"):

@@ -238,10 +238,14 @@ class WorkTile:
         return self.runs[0].last if len(self.runs) == 1 else max([r.last for r in self.runs])
 
     @property
+    def sizes(self) -> tuple[int, ...]:
+        """Sizes along the axes of the grid."""
+        return tuple([size for _, _, size in self.spans])
+
+    @property
     def shape(self) -> Hashable:
         """Key that blocks with the same operations have in common."""
-        sizes = tuple([size for _, _, size in self.spans])
-        one = self.place, sizes, tuple([(r.cols, r.count, r.only) for r in self.runs]), self.causal_offset
+        one = self.place, self.sizes, tuple([(r.cols, r.count, r.only) for r in self.runs]), self.causal_offset
         return (*one, tuple(b.shape for b in self.before), self.leaves_open) if self.before or self.leaves_open else one
 
     @property
@@ -252,8 +256,7 @@ class WorkTile:
     @property
     def family(self) -> Hashable:
         """Key that blocks have in common whose operations differ only in the number of tiles."""
-        sizes = tuple([size for _, _, size in self.spans])
-        return self.place, sizes, tuple([(r.cols, r.only) for r in self.runs])
+        return self.place, self.sizes, tuple([(r.cols, r.only) for r in self.runs])
 
 
 #: Blocks of one shape run the same operations; blocks of one family run different numbers of them.

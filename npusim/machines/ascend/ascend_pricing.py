@@ -82,6 +82,8 @@ class EnginePricing(Transfers):
         #: Costs of a vector unit's operations, by everything that they depend on, for all programs on the device.
         self._vector = _known(Itself(device), vector_cycles, registers.function_cycles)
         self._steps = _known(Itself(device), Itself(type(self)))
+        #: Costs of moves through global memory, which depend on what of this program is in L2.
+        self._moves: dict[Hashable, Cost] = {}
         self._units: dict[tuple[str, str], tuple[EngineSpec, str, BankSpec | None]] = {}
 
     def of_op(self, op: TileOp) -> Cost:
@@ -136,17 +138,19 @@ class EnginePricing(Transfers):
     def of_step(self, step: Step, core: str, engine: str) -> Cost:
         """Return the cost of one step on ``engine`` of ``core``.
 
-        Transfers and products within a core depend on shapes and formats alone: equal ones are priced once.
+        Transfers and products within a core depend on shapes and formats alone: equal ones are priced once for all
+        programs.  A move through global memory depends on its tensor too, and not on its place in the tensor: equal
+        ones of a program are priced once.
         """
         operands, (spec, key, banks) = (step.dst, *step.srcs), self._unit(core, engine)
         if isinstance(spec, VectorUnit):
             return self._sequence((step,), spec, key, banks, ALONE)
-        if GlobalTile in map(type, operands):
-            return self._of_step(step, core, engine)
+        known = self._moves if GlobalTile in map(type, operands) else self._steps
         alike = core, engine, step.opcode, step.attributes.arithmetic, *map(_shape, operands)
-        if alike not in self._steps:
-            self._steps[alike] = self._of_step(step, core, engine)
-        return self._steps[alike]
+        cost = known.get(alike)
+        if cost is None:
+            cost = known[alike] = self._of_step(step, core, engine)
+        return cost
 
     def _of_step(self, step: Step, core: str, engine: str) -> Cost:
         spec, key, _ = self._unit(core, engine)
@@ -212,7 +216,9 @@ class AscendPricing(EnginePricing):
 def _shape(operand: Source) -> Hashable:
     if isinstance(operand, float):
         return operand
-    return memory_of(operand), operand.rows, operand.cols, operand.stride, operand.fmt  # type: ignore[union-attr]
+    if isinstance(operand, GlobalTile):
+        return Itself(operand.tensor), operand.rows, operand.cols
+    return memory_of(operand), operand.rows, operand.cols, operand.stride, operand.fmt
 
 
 def _product(step: Step, spec: MatrixEngine, key: str) -> Cost:

@@ -44,7 +44,7 @@ PREDICATED_KEYS = 32
 PLACED = Attributes(lookups=1)
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Mapping
+    from collections.abc import Generator, Hashable, Iterable, Iterator, Mapping
 
     from npusim.kernels.form.phase import Stage, Visit, WorkTile
     from npusim.machines.frame import Frame, Span
@@ -87,6 +87,8 @@ class ResidentBlock:
         #: Whether a tile's masks are beside no exponentials of its block: alone on its core, the block's warps
         #: synchronise in each tile; and groups that alternate mask all scores before their maxima.
         self.masks_apart = tiling.masks_apart and keys > PREDICATED_KEYS
+        #: Operations of stages that depend on the shapes of block and tile alone, by everything on which they depend.
+        self._known: dict[Hashable, tuple[TileOp, ...]] = {}
         # One function a loop, or a part of it, for all blocks: blocks with equal contents share a body.
         self.tiles = {loop: partial(self._tile, loop.stages) for loop in frame.phase.loops}
         parts = self.turns.cuts if self.turns and self.decided.ahead else ()
@@ -159,8 +161,7 @@ class ResidentBlock:
             if s.is_product and self.decided.slice_elements:
                 held = yield from self._sliced_product(s, block, tile, held)
                 continue
-            ops = self._run(run, block, tile, groups, alone=alone)
-            yield from self._with_copies(s, stages, ops, self.works, block, tile) if self.works else ops
+            yield from self._once(run, stages, block, tile, groups, alone=alone)
             for n in after.get(s, ()):
                 yield from self._store(n, block, tile, last=n not in chain[:1])
         if self.works:
@@ -169,7 +170,41 @@ class ResidentBlock:
             step = GroupWork(self.decided, pays=("tile",))
             yield from (TileOp("next", warps, WARPS, (), (), step) for warps in self.warps)
 
+    def _once(
+        self,
+        run: tuple[Stage, ...],
+        stages: tuple[Stage, ...],
+        block: WorkTile,
+        tile: Visit,
+        groups: range,
+        *,
+        alone: bool,
+    ) -> Iterable[TileOp]:
+        """Return stages of some groups, and copies beside them: one sequence for all blocks and tiles of one shape, if
+        none of the stages depends on a place.
+        """
+        if any(self.frame.is_placed(s, tile) for s in run):
+            return self._run(run, stages, block, tile, groups, alone=alone)
+        key = run, stages, groups, alone, block.sizes, tile.shape
+        if key not in self._known:
+            self._known[key] = tuple(self._run(run, stages, block, tile, groups, alone=alone))
+        return self._known[key]
+
     def _run(
+        self,
+        run: tuple[Stage, ...],
+        stages: tuple[Stage, ...],
+        block: WorkTile,
+        tile: Visit,
+        groups: range,
+        *,
+        alone: bool,
+    ) -> Iterable[TileOp]:
+        """Return stages of some groups, and the copies beside the last of them."""
+        ops = self._of_groups(run, block, tile, groups, alone=alone)
+        return self._with_copies(run[-1], stages, ops, self.works, block, tile) if self.works else ops
+
+    def _of_groups(
         self, run: tuple[Stage, ...], block: WorkTile, tile: Visit, groups: range, *, alone: bool
     ) -> Iterator[TileOp]:
         """Yield stages of some groups, group by group, each on its share of the rows."""

@@ -130,6 +130,7 @@ class Works:
     def __init__(self, frame: Frame, tiling: SmTiling, places: BlockPlaces) -> None:
         self.frame, self.tiling, self.places, self.decided = frame, tiling, places, tiling.decided
         self.usual = GroupWork(tiling.decided, is_even=not places.how)
+        self._of_rows: dict[Stage, GroupWork] = {}
 
     def of(self, s: Stage, engine: str, steps: tuple[Step, ...]) -> GroupWork | None:
         """Return the work of an operation of a stage on an engine; copies from and to global memory have none."""
@@ -238,6 +239,12 @@ class Works:
         return self.usual._replace(loads=loads, passes=PAIR_PASSES if is_made else 1 + come)
 
     def _rows(self, s: Stage) -> GroupWork:
+        """Return the work of a stage's rows, which is the same for all tiles."""
+        if s not in self._of_rows:
+            self._of_rows[s] = self._computed_rows(s)
+        return self._of_rows[s]
+
+    def _computed_rows(self, s: Stage) -> GroupWork:
         """Return the work of rows: without an axis of the loop, no warp repeats it."""
         frame, usual = self.frame, self.usual
         if self.decided.code is not None:  # the code of its first stage is the block's

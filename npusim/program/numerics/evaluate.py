@@ -290,8 +290,7 @@ class _Alternatives:
         (batch, head, _), program = self.at, self.of[name]
         if tensors is not None:
             return _written(program, self.lanes[name].blocks, {head}, tensors)[self.at][-self.count :]
-        only: Any = {"batches": {batch}, "most": self.count}
-        written = execute_rows(program, inputs, [self.last], {head}, **only)[1]
+        written = rows_alone(program, inputs, [self.last], {head}, batches={batch}, most=self.count)
         return next(rows for at, rows in written.items() if at[:2] == (batch, head))[-self.count :]
 
 
@@ -322,16 +321,23 @@ def execute_rows(
     most: int | None = None,
     since: int | None = None,
     observers: Sequence[Observer] = (),
-    progress: Progress | None = None,
+    is_counted: bool = True,
 ) -> tuple[Execution, dict[BlockRows, Array]]:
     """Execute the blocks of the chosen rows of ``output``, and the blocks of earlier phases that they need.
 
     Returns the state after it, and by (batch, head, first row) the rows of each block.  ``batches``: all by default;
-    ``most`` and ``since`` as for `needed_blocks`.
+    ``most`` and ``since`` as for `needed_blocks`, ``is_counted`` as for `execute`.
     """
     needed = needed_blocks(program, rows, heads, output=output, batches=batches, most=most, since=since)
-    done = execute(program, inputs, needed, observers=observers, progress=progress)
+    done = execute(program, inputs, needed, observers=observers, is_counted=is_counted)
     return done, _written(program, needed, heads, done.tensors, output)
+
+
+def rows_alone(
+    program: TileProgram, inputs: HeadSource, rows: Choice, heads: Container[int], **how: Any
+) -> dict[BlockRows, Array]:
+    """Return the rows of `execute_rows`, with its options; no event is looked for."""
+    return execute_rows(program, inputs, rows, heads, is_counted=False, **how)[1]
 
 
 def _written(

@@ -186,7 +186,10 @@ Progress = Callable[[float], None]
 
 @dataclass
 class Execution:
-    """The state after execution: tensors in global memory and numeric events; of each variant its tensors alone."""
+    """The state after execution: tensors in global memory and numeric events; of each variant its tensors alone.
+
+    ``is_counted``: whether events are counted.
+    """
 
     tensors: TensorStore
     events: EventLog = field(default_factory=EventLog)
@@ -194,6 +197,7 @@ class Execution:
     variants: Sequence[TensorStore] = ()
     #: Memories of the lanes of the last execution, by name; the next lanes overwrite them.
     memories: dict[str, Array] = field(default_factory=dict)
+    is_counted: bool = True
 
 
 class Alternative(NamedTuple):
@@ -226,14 +230,17 @@ def execute(
     observers: Sequence[Observer] = (),
     progress: Progress | None = None,
     variants: Sequence[Alternative] = (),
+    is_counted: bool = True,
 ) -> Execution:
     """Execute ``blocks`` of each phase (all where not named) and return tensors and events.
 
     ``inputs(name, batch, head)`` gives one head's matrix of an input tensor in its own dtype;
-    ``observers`` are called after every step, ``progress`` with the share of blocks that are done.
+    ``observers`` are called after every step, ``progress`` with the share of blocks that are done; without
+    ``is_counted`` no event is looked for.
     """
     stores = [TensorStore(variant.program, inputs) for variant in variants]
-    state = Execution(TensorStore(program, inputs), observers=observers, variants=stores)
+    tensors = TensorStore(program, inputs)
+    state = Execution(tensors, observers=observers, variants=stores, is_counted=is_counted)
     chosen = [phase.blocks if blocks is None else blocks.get(phase.name, phase.blocks) for phase in program.phases]
     done, total = 0, sum(len(part) for part in chosen)
     for phase, part in zip(program.phases, chosen, strict=True):
@@ -319,12 +326,12 @@ class Lockstep:
 
     def __init__(self, program: TileProgram, phase: ProgramPhase, lanes: Sequence[Lane], state: Execution) -> None:
         self.program, self.phase, self.lanes = program, phase, lanes
-        self.events, self.observers = state.events, state.observers
+        self.events, self.observers, self.is_counted = state.events, state.observers, state.is_counted
         #: Blocks of the program itself.
         self.blocks = [lane.block for lane in lanes if lane.tensors is state.tensors]
         self.store = BufferStore(program, len(lanes), state.memories)
         self.events.phase = phase.name
-        self.events.lanes = [str(b) for b in self.blocks]
+        self.events.lanes = [str(b) for b in self.blocks] if self.is_counted else ()
         self._constants: dict[tuple[float, str], Array] = {}
         self._is_one_program = not any(lane.changes for lane in lanes)
         self._runs: dict[Attributes, list[tuple[int, int, Attributes]]] = {}
@@ -371,13 +378,13 @@ class Lockstep:
         is_global = isinstance(step.dst, GlobalTile)
         before = sources[0] if is_global else self._view(resolved, step.dst)
         result = self._apply(step, sources, before)
-        if count := len(self.blocks):
+        if (self.is_counted or self.observers) and (count := len(self.blocks)):
             is_all = count == len(self.lanes)
             read, outcome = (sources, result) if is_all else ([x[:count] for x in sources], result[:count])
-            if fmt != "int8" and step.opcode is not Opcode.COPY:  # a copy makes no Inf or NaN
+            if self.is_counted and fmt != "int8" and step.opcode is not Opcode.COPY:  # a copy makes no Inf or NaN
                 had = [*read, before[:count]] if step.attributes.accumulate else read
                 self.events.look(resolved, step, outcome, had, before[:count].shape)
-            if step.opcode is Opcode.SELECT and step.attributes.variant == COMPARED:
+            if self.is_counted and step.opcode is Opcode.SELECT and step.attributes.variant == COMPARED:
                 self.events.count_chosen(step.name, read[0])
             for observer in self.observers:
                 role = self.phase.roles.get(step.name, "")

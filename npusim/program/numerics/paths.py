@@ -12,7 +12,7 @@ import numpy as np
 from npusim.formats.cast import widen
 from npusim.late_methods import dataclass
 from npusim.program.ir.content import record
-from npusim.program.numerics.evaluate import execute_rows, needed_blocks
+from npusim.program.numerics.evaluate import needed_blocks, rows_alone
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -95,12 +95,12 @@ def compute(
     """
     wanted, batches = range(place.head, place.head + heads), {place.batch}
     if not has_path:
-        _, written = execute_rows(program, source, [place.row], wanted, batches=batches, since=place.row)
+        written = rows_alone(program, source, [place.row], wanted, batches=batches, since=place.row)
         return Computed(_from_place(written, place), [])
     needed = needed_blocks(program, [place.row], {place.head}, batches=batches)
     order = {(name, id(block)): at for name, blocks in needed.items() for at, block in enumerate(blocks)}
     recorder = _Recorder(order, [phase.name for phase in program.phases])
-    _, written = execute_rows(program, source, [place.row], wanted, batches=batches, observers=(recorder,))
+    written = rows_alone(program, source, [place.row], wanted, batches=batches, observers=(recorder,))
     return Computed(_from_place(written, place), recorder.in_order())
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from npusim import formats
 from npusim.errors import SpecError
-from npusim.program.numerics.evaluate import chosen, chosen_heads, execute_rows
+from npusim.program.numerics.evaluate import chosen, chosen_heads, rows_alone
 from npusim.program.numerics.paths import bits_of
 from npusim.simulation.evaluation import TensorSubject, result_of
 
@@ -120,7 +120,7 @@ def _computed_rows(
 ) -> tuple[NDArray[Any], NDArray[np.bool_]]:
     """Return the bits of a tensor's chosen rows, (batch, heads, rows, columns), and which rows these are."""
     rows = chosen("rows", plan.request.rows, own.seq_q)
-    written = execute_rows(program, source, rows, chosen_heads(own, plan.request.heads), output=t.name)[1]
+    written = rows_alone(program, source, rows, chosen_heads(own, plan.request.heads), output=t.name)
     shape = own.batch, own.heads, own.seq_q, own.output_cols
     values = np.zeros(shape, bits_of(next(iter(written.values()))).dtype)
     has = np.zeros(shape[:3], np.bool_)

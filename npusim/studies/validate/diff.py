@@ -16,7 +16,7 @@ from npusim.errors import NpusimError, SpecError
 from npusim.formats import ARITHMETICS
 from npusim.kernels.declare.registry import NAMED
 from npusim.library import find_schedule
-from npusim.program.numerics.evaluate import chosen, chosen_heads, execute_rows, named_choices
+from npusim.program.numerics.evaluate import chosen, chosen_heads, named_choices, rows_alone
 from npusim.program.numerics.paths import Place, bits_of, compute, first_unlike, parting
 from npusim.simulation.chosen_tile import fields_of_run, open_fields, program_of
 from npusim.simulation.evaluation import source_of, subject_of
@@ -315,7 +315,7 @@ class HeldOutput:
         """Return a program's result for the requested rows, by batch, head and first row."""
         r, output = self.request, self.subject.output
         rows, heads = chosen("rows", r.rows, output.seq_q), chosen_heads(output, r.heads)
-        return execute_rows(program, self.source, rows, heads)[1]
+        return rows_alone(program, self.source, rows, heads)
 
     def equal(self, written: Mapping[BlockRows, NDArray[Any]]) -> tuple[int, int]:
         """Return how many outputs have the bits of some rows, and how many these are."""
