@@ -138,7 +138,7 @@ def run(
     if not {"attention", "bits"} <= plan.features:
         refuse({"--save-output": save_output or None}, NEEDS["bits"])
     _refuse_unwritten(written, no_save=no_save, has_timeline=trace is not False or report)
-    if not no_save:  # before minutes of simulation
+    if not no_save:  # before a simulation of some minutes
         out = RUNS / folder_of(plan) if out is None else out
         check_writable(out, None if force else digest_of(plan))
     if report:

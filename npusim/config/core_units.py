@@ -292,11 +292,11 @@ class RegisterVectorEngine(_QueueSpec):
     cast_rounding: Choice[CastRounding] | None = Field(
         default=None,
         description=(
-            "rounding of casts if neither kernel nor precision states one; absent: nearest_even, which is then known"
+            "rounding of casts if neither kernel nor precision states one; absent: nearest_even, not an assumption"
         ),
     )
     multiply_add: Choice[MultiplyAdd] | None = Field(
-        default=None, description=("number of roundings if the precision states none; absent: two, which is then known")
+        default=None, description=("number of roundings if the precision states none; absent: two, not an assumption")
     )
     issued_per_cycle_count: PositiveWhole = Field(
         description=("number of compute instructions that may start in a cycle")

@@ -149,7 +149,7 @@ class DeltaFields(GatedFields):
 
 
 class SolvedFields(GatedFields):
-    """The same with the warps of the kernel that inverts, each of which does all of a block of 16."""
+    """The same fields with the number of warps of the kernel that inverts; each warp computes all of a block of 16."""
 
     solve_warps: Annotated[int, power_of_two()] = Field(
         default=1, ge=1, le=4, description="warps of the kernel for (I + A)^-1: one warp is as fast as four"

@@ -213,7 +213,7 @@ class Kernel:
     def _symbol(self, n: str, of: tuple[OperandForm, ...]) -> Value | tuple[Value, ...] | None:
         axes = tuple(self.axes[n].split())
         if len(set(axes)) < len(axes):
-            self.fail(f"the axes of {n} are {' and '.join(axes)}: two axes have two names")
+            self.fail(f"the axes of {n} are {' and '.join(axes)}: give the two axes different names")
         values = tuple(Value(axes, o.fmt, "mask" if o.kind == "mask" else "operand", o.name) for o in of)
         return values[0] if len(values) == 1 else values or None
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from npusim.kernels.tilelang.expert import Issued
     from npusim.kernels.tilelang.tiles import Box
 
-#: Paths through conditions that are walked for a core group, and instructions of one walk.
+#: Largest number of paths through conditions for a core group, and of instructions on one path.
 MOST_PATHS, MOST_INSTRUCTIONS = 64, 60_000
 
 
