@@ -23,9 +23,13 @@ CONSTRUCTS: Mapping[str, str] = MappingProxyType(
     {
         "Triton refuses": "no code by this release of Triton",
         "Triton makes no code": "no code by this release of Triton",
+        "Triton cannot compile": "no code by this release of Triton",
         "atomics": "atomic additions",
+        "only supported atomic": "atomic additions",
+        "only one tl.atomic_add": "atomic additions",
         "a second loop over tiles": "two loops over unlike tiles",
         "in the loop before": "two loops over unlike tiles",
+        "than the loop before it": "two loops over unlike tiles",
         "goes from one block that a loop stores": "a loop that stores its state",
         "moves by a step": "an address by a step that the loop computes",
         "goes through its loop 0 times": "programs without an iteration",
