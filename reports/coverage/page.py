@@ -33,6 +33,8 @@ CONSTRUCTS: Mapping[str, str] = MappingProxyType(
         "goes from one block that a loop stores": "a loop that stores its state",
         "moves by a step": "an address by a step that the loop computes",
         "goes through its loop 0 times": "programs without an iteration",
+        "passes from one block that a loop stores": "a loop that stores its state",
+        "the loop has no iteration in": "programs without an iteration",
         # Words of refusals as in the outcomes on file, and as they are now.
         "a product of a value that is no block of floats": "products of integers",
         "tl.dot supports blocks of floats only": "products of integers",
