@@ -150,13 +150,13 @@ def reader_of(device: DeviceSpec, key: str, unread: UnreadKeys | None = None, *,
     ``in_node``: the device is one of a node.
     """
     if key.startswith("facts."):
-        return "no model uses it yet; put it under `facts` with its source"
+        return "no model yet; put it under `facts` with its source"
     if key in _LABELS:
         return "people"
     if in_node and key == _OF_A_PLAN:
         return None
     if in_node and key.startswith(_OF_ONE_DEVICE):
-        return "available only for one device; for the devices of a node use clock_hz (-C)"
+        return "runs of one device only; for the devices of a node use clock_hz (-C)"
     if not device.is_timed:
         patterns = (*_OF_VALUES, *(_OF_A_NODE if in_node else ()))
         if any(fnmatchcase(key, pattern) for pattern in patterns):

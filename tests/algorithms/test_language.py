@@ -326,7 +326,7 @@ def test_an_operand_to_which_nothing_is_bound_is_named_with_where_it_is_bound(tm
     text = (tmp_path / "biased.py").read_text()
     for use in ("bias", "bias.to('float32')"):
         (tmp_path / "biased.py").write_text(text.replace("BIAS\n", f"{use}\n"))
-        with pytest.raises(NpusimError, match=r"biased\.py:6: .*None.* bound to bias, .*operands=\{'bias': function\}"):
+        with pytest.raises(NpusimError, match=r"biased\.py:6: .*None.* bound to it: .*operands=\{'bias': function\}"):
             npusim.run(f"{tmp_path}/biased.py:BIASED", hw="h200", seq=64, numerics=False)
 
 

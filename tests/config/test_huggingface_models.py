@@ -477,6 +477,9 @@ def test_experts_that_cannot_be_are_refused(write: Callable[..., Path], fault: C
 "the model has only 8"
 
 
+"the model has only 8"
+
+
 def test_what_a_file_does_not_say_of_formats_is_said(imported: Callable[..., Workload]) -> None:
     assert imported({"model_type": "llama"}).source == "config.json (llama); it states no dtype; npusim uses float16"
     assert imported(LLAMA_3_8B).source == "config.json (llama)"

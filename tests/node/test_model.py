@@ -259,7 +259,7 @@ def test_bad_input_names_what_is_wrong_and_what_would_do() -> None:
     refused("blocks: 17 blocks, but there are only 16 rows", seq=16, blocks=17)
     refused("workload pangu_71b: layers, intermediate: missing", workload="pangu_71b")
     refused(
-        r"missing on each device, which has 64 GiB: weights 127.5 GiB, .*: 4 devices .*, or weights of 4 bits",
+        r"each device lacks 64.7 GiB; it has 64 GiB: weights 127.5 GiB, .*: 4 devices .*, or weights of 4 bits",
         "ascend_910b2",
         "llama2_70b",
     )
