@@ -471,7 +471,10 @@ def test_experts_that_cannot_be_are_refused(write: Callable[..., Path], fault: C
     )
     assert refused(MIXTRAL, moe_layer_freq=[0, 1]) == "moe_layer_freq: has 2 entries, but the model has 32 layers"
     assert refused(MIXTRAL, num_experts_per_tok=None) == "num_experts_per_tok: missing, but the model has 8 experts"
-    assert refused(MIXTRAL, num_experts_per_tok=9) == "num_experts_per_tok: 9 experts per token, but the model has only 8"
+    assert refused(MIXTRAL, num_experts_per_tok=9) == "num_experts_per_tok: 9 experts per token, but "
+
+
+"the model has only 8"
 
 
 "the model has only 8"

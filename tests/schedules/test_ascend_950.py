@@ -134,7 +134,7 @@ def test_searches_note_times_of_no_real_kernel_and_of_themselves_leave_them_out(
     with pytest.raises(SpecError, match=r"nothing to rank: .*omitted: ascend_910b2 has no FP8 matrix unit.*--studies"):
         explore("fp8_attention", few, problem=problem, auto=True)
     beside = explore(["flash", "fp8_attention"], few, problem=problem, auto=True, tiling={"deal": "round_robin"})
-    assert "fp8_attention is left out" in beside.setting.notes[0]
+    assert "fp8_attention is omitted" in beside.setting.notes[0]
     assert beside.setting.schedules == ("flash",)
     eight = problem.model_copy(update={"dtype": E4M3})
     assert explore("fp8_attention", fields, problem=eight, hw=HW).best
