@@ -471,16 +471,7 @@ def test_experts_that_cannot_be_are_refused(write: Callable[..., Path], fault: C
     )
     assert refused(MIXTRAL, moe_layer_freq=[0, 1]) == "moe_layer_freq: has 2 entries, but the model has 32 layers"
     assert refused(MIXTRAL, num_experts_per_tok=None) == "num_experts_per_tok: missing, but the model has 8 experts"
-    assert refused(MIXTRAL, num_experts_per_tok=9) == "num_experts_per_tok: 9 experts per token, but "
-
-
-"the model has only 8"
-
-
-"the model has only 8"
-
-
-"the model has only 8"
+    assert refused(MIXTRAL, num_experts_per_tok=9).endswith("9 experts per token, but the model has only 8")
 
 
 def test_what_a_file_does_not_say_of_formats_is_said(imported: Callable[..., Workload]) -> None:
