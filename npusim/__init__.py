@@ -1,8 +1,8 @@
 """npusim: which bits and how many cycles an attention schedule gives on NPUs and GPUs.
 
-``run`` executes one schedule for its values and simulates it for its time; ``compare`` and
-``explore`` build on it; all errors are `NpusimError`.  Submodules for direct use: ``formats`` (numbers), ``errors``.
-Importing npusim imports neither numpy nor a simulator; names are loaded when first used.
+``run`` executes one schedule for its values and simulates it for its time; ``compare`` and ``explore`` build on it; all
+errors are `NpusimError`.  Submodules for direct use: ``formats`` (numbers), ``errors``. Importing npusim imports
+neither numpy nor a simulator; names are loaded on first use.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ _SUBMODULES = frozenset({"errors", "formats"})
 
 
 class _Package(ModuleType):
-    """Loads public names on first use, and keeps a function where a submodule has its name.
+    """Module type that loads public names on first use; where a submodule has the name of a function, the name stays
+    the function.
 
     The import system binds ``npusim.run`` to the module of that name as soon as anyone imports it;
     users mean the function.

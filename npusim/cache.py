@@ -43,7 +43,8 @@ def package_stamp() -> tuple[tuple[str, int, int], ...]:
 
 
 def load(name: str, stamp: bytes, at: Path | None = None) -> bytes | None:
-    """Return the data stored under a name with a stamp (`digest`); None where there are none, or they are damaged.
+    """Return the data stored under a name with a stamp (`digest`); None if there are no such data, or if they are
+    damaged.
 
     ``at``: the only folder that is searched.
     """
@@ -55,7 +56,7 @@ def load(name: str, stamp: bytes, at: Path | None = None) -> bytes | None:
 
 
 def store(name: str, stamp: bytes, data: bytes, *, is_silent: bool = False) -> None:
-    """Store ``data`` under a name, in place of earlier data; a failure is reported once, or not at all."""
+    """Store ``data`` under a name, in place of earlier data; a failure is reported at most once."""
     faults = list[str]()
     for place in folders():
         try:
@@ -78,7 +79,8 @@ def alone(name: str) -> Iterator[None]:
             with suppress(OSError):
                 place.mkdir(parents=True, exist_ok=True)
                 fcntl.flock(held.enter_context(lock.open("w")), fcntl.LOCK_EX)
-                held.callback(lock.unlink, missing_ok=True)  # before it is released: who waits finds what was made
+                # stored before the lock is released, so that waiting processes find it
+                held.callback(lock.unlink, missing_ok=True)
         yield
 
 
@@ -97,7 +99,7 @@ def folder() -> Path | None:
 
 
 def folders() -> list[Path]:
-    """Return the folders that are searched, and the one that is written: the first that can be."""
+    """Return the folders to search, and the folder to write to: the first one that can be written."""
     if named := os.environ.get(VARIABLE):
         return [Path(one) for one in named.split(os.pathsep)]
     users = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - needs no home
@@ -141,7 +143,7 @@ def _write(file: Path, rest: bytes) -> None:
         raise
 
 
-# ---------------------------------------------------------------- a folder of this user's alone
+# ---------------------------------------------------------------- a folder that only this user can write
 
 
 @functools.cache

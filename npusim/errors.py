@@ -62,7 +62,7 @@ class ContradictionError(ProgramError):
 
 
 class OutputError(NpusimError):
-    """A result could not be written; nothing half written is left behind."""
+    """A result could not be written; no partly written file remains."""
 
 
 class CheckFailedError(NpusimError):

@@ -178,8 +178,8 @@ if TYPE_CHECKING:
     from npusim.machines.ascend.product_plan import AscendTiling, FlashTiling, ProductPlan
     from npusim.program.numerics.reference import attention_scores
 
-#: Names whose modules are imported on first use: a run imports the modules of its family, and those of nodes on
-#: nodes alone.
+#: Names whose modules are imported on first use: a run imports only the modules of its family, and those of nodes only
+#: on nodes.
 _LATE: Mapping[str, str] = MappingProxyType(
     {
         "ModelProblem": "npusim.config.layers",

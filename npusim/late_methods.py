@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 else:
 
     def dataclass(cls=None, /, *, repr=True, eq=True, frozen=False, slots=False, kw_only=False, unsafe_hash=False):
-        """Return what `dataclasses.dataclass` does, as a decorator or of a class: all parts of it that npusim uses.
+        """Do what `dataclasses.dataclass` does, as a decorator or as a call with a class; only the parts that npusim
+        uses.
 
-        ``__init__``, ``__repr__``, ``__eq__`` and ``__hash__`` are compiled on first use, each for itself; from then on
-        they are what the standard library compiles.  A default in front of a field without one is an error then.
+        ``__init__``, ``__repr__``, ``__eq__`` and ``__hash__`` are compiled separately on first use; they are then the
+        methods that the standard library compiles. A field without a default after one with a default is an error at
+        that time.
         """
 
         def decorated(cls):
@@ -35,7 +37,7 @@ else:
 
 
 class _Late:
-    """A method in a class's namespace until it is used: it is compiled then, and takes this object's place."""
+    """Placeholder of a method in a class's namespace: on first use the method is compiled and replaces this object."""
 
     __slots__ = ("build", "name", "of")
 
@@ -52,7 +54,7 @@ class _Late:
 
 def _with_methods(cls: type, storage: Mapping[str, bool], *, frozen: bool, **wanted: bool) -> type:
     """Return the dataclass of a class: fields by the standard library, methods late."""
-    # The library's own methods for a frozen class are compiled at once; only what derives from one needs them.
+    # The standard library compiles the methods of a frozen class immediately; only derived classes need them.
     derives = frozen and any(hasattr(base, "__dataclass_fields__") for base in cls.__mro__[1:])
     own = dict(cls.__dict__)
     has_hash = own.get("__hash__") is not None or ("__hash__" in own and "__eq__" not in own)
@@ -105,7 +107,7 @@ def _fields(cls: type) -> tuple[dataclasses.Field[object], ...]:
     return dataclasses.fields(cast("type[DataclassInstance]", cls))
 
 
-# ---------------------------------------------------------------- methods, as the standard library has them
+# ---------------------------------------------------------------- methods, as in the standard library
 
 
 def _compiled(cls: type, name: str, parameters: str, lines: Sequence[str], names: Mapping[str, Any]) -> Any:
@@ -146,7 +148,7 @@ def _init(cls: type) -> Any:
             (by_name if field.kw_only else parameters).append(f"{name}{default}")
             annotations[name] = field.type
         elif not has_factory and (field.default is MISSING or "__slots__" not in cls.__dict__):
-            continue  # it has no value yet, or the class's
+            continue  # it has no value yet, or the class's value
         slot = getattr(cls, name, None)
         if not cls.__dict__["__dataclass_params__"].frozen:
             lines.append(f"self.{name} = {value}")

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from npusim.machines.ascend.ascend_pricing import EnginePricing
     from npusim.machines.node.node_program import NodeKernel, RowBlock, cut_rows, node_program
 
-#: Names whose modules are imported on first use: a run imports the modules of its family, and those of nodes on
-#: nodes alone.
+#: Names whose modules are imported on first use: a run imports only the modules of its family, and those of nodes only
+#: on nodes.
 _LATE: Mapping[str, str] = MappingProxyType(
     {
         "EnginePricing": "npusim.machines.ascend.ascend_pricing",

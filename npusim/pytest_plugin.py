@@ -45,8 +45,8 @@ class CyclesRegression:
         """Fail if the cores' cycles, or a pipe's, differ from the stored ones; name the part that changed.
 
         ``rtol`` is the allowed relative difference of the cores' cycles, and of a pipe's busy cycles (0: exact, to the
-        last operation and wait).  ``basename`` names the file; by default it has the test's name, so a test that checks
-        twice needs it.
+        last operation and wait).  ``basename`` names the file; by default it is the test's name, so that a test with
+        two checks must set it.
         """
         __tracebackhide__ = True
         import re

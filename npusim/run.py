@@ -27,7 +27,7 @@ class RunResult(run_result.RunData):
     Attributes
     ----------
     cycles : int
-        Cycles of the device clock that the cores take, without the launch.
+        Time of the cores in cycles of the device clock, without the launch.
     latency_us : float
         Time of the call in microseconds, launch included.
     tflops : float
@@ -148,16 +148,16 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
         ``{unit or link of the device: factor of its rate}``: ``{"VECTOR": 0.5}`` doubles the cycles of each operation
         of the vector unit.
     clock, power_watts
-        The clock in Hz at which the cores are held, and the limit in watts that the board is set to; None: the clock is
-        free, and falls where products reach the limit of the device file.
+        The clock in Hz to which the cores are locked, and the power limit of the board in watts; None: the clock is not
+        locked, and falls where products reach the limit in the device file.
     seq_q, seq_kv, batch, tensor_parallel, causal, dtype
-        Replace the workload's values: the number of queries or keys alone, the number of sequences, the number of
-        devices that share the heads, the mask, the format of Q, K and V.  With ``tensors`` the tensors set the sizes
-        and ``dtype`` rounds them; a ``workload`` named as well must have the same sizes.
+        Replace the workload's values: only the number of queries or only that of keys, the number of sequences, the
+        number of devices that share the heads, the mask, the format of Q, K and V.  With ``tensors`` the tensors set
+        the sizes and ``dtype`` rounds them; a ``workload`` named as well must have the same sizes.
     q_heads, kv_heads, head_dim, shape
-        Query and KV heads of one device, and the elements of a head, in place of the workload's: ``q_heads`` alone
-        means as many KV heads.  ``shape`` states these sizes, the batch and the length in one word,
-        ``"B4,N32/8,S6k,D128"`` (``S1/8k``: queries, keys).
+        Query and KV heads of one device, and the elements of a head, in place of the workload's; ``q_heads`` without
+        ``kv_heads`` means the same number of KV heads.  ``shape`` states these sizes, the batch and the length in one
+        word, ``"B4,N32/8,S6k,D128"`` (``S1/8k``: queries, keys).
     window, sinks, prefix, chunk, documents
         Which keys a query sees (`Problem`), in place of the workload's mask: the last ``window`` keys, the query's
         included, and the first ``sinks`` keys, the first ``prefix`` keys, the keys of its chunk or document.
@@ -187,21 +187,21 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
     tensor_prefix
         Prefix of the keys of ``tensors``: needed if a file holds several sets.
     layout
-        Order of the tensors' axes: ``bnsd`` (batch, heads, tokens, head size), ``bsnd``, ``bsh`` or
-        ``tnd``; in all but ``bnsd``, heads are within a token in memory too.
+        Order of the tensors' axes: ``bnsd`` (batch, heads, tokens, head size), ``bsnd``, ``bsh`` or ``tnd``; in all but
+        ``bnsd``, the heads of a token are contiguous in memory too.
     heads
         Heads whose bits are computed: ``"all"``, ``"sample"`` or indices, as ``rows``.
     padding
-        ``"nan"``: K and V hold NaN for keys that no query sees; a note names the outputs that the NaN reaches.
+        ``"nan"``: K and V contain NaN in keys that no query sees; a note names the outputs that the NaN reaches.
     seed
         Seed of the tensors drawn from the workload's recipe.
     l2
         State of L2 when the kernel starts, in place of the device file's: ``"clean"``, no data of the kernel;
-        ``"dirty"``, other data's lines that must be written back, as after a benchmark that fills a buffer
-        before each call; ``"warm"``, the inputs, which must fit in L2; ``"steady"``, the lines that earlier launches
-        of the same kernel left on other inputs, so that each launch moves the bytes that it reads and writes;
-        ``"repeated"``, those that launches on the same inputs left: the inputs, if they and what the kernel writes fit
-        in L2, fewer up to half as much again, then none.
+        ``"dirty"``, other data's lines that must be written back, as after a benchmark that fills a buffer before each
+        call; ``"warm"``, the inputs, which must fit in L2; ``"steady"``, the state after earlier launches of the same
+        kernel on other inputs, so that each launch moves the bytes that it reads and writes; ``"repeated"``, the state
+        after launches on the same inputs: all inputs, if they and the results fit in L2; only a part if they are up to
+        1.5 times as large; else none.
     eager
         For ``standard``: each operator is a separate kernel, as frameworks run it.
     method
@@ -253,10 +253,10 @@ def run_calls(calls: Sequence[object], **options: Unpack[RunOptions]) -> tuple[R
     """Predict bits and cycles of recorded launches, one after another; return one result per launch.
 
     ``calls``: launches of `npusim.record`, or their names, ``calls.npz::k``; ``options`` as for `npusim.run`.  Data
-    flow follows the storage of the tensors: a launch reads the values that earlier launches stored there, in any
-    shape, and its notes state this; other inputs have recorded values, or normally distributed ones.  Elements that no
-    launch stores do not change.  Each launch is timed by itself.  Results that the program computes between two
-    launches have their recorded values.  Raises as `npusim.run`, and `SpecError` if ``tensors`` is given.
+    flow follows the storage of the tensors: a launch reads the values that earlier launches stored there, in any shape,
+    and its notes state this; other inputs have recorded values, or normally distributed ones.  Elements that no launch
+    stores do not change.  Each launch is timed separately.  Results that the program computes between two launches have
+    their recorded values.  Raises as `npusim.run`, and `SpecError` if ``tensors`` is given.
     """
     names = [schedule_name(call) for call in calls]
     done = in_sequence(names, Request(names[0] if names else "", **options))

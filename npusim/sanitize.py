@@ -63,7 +63,7 @@ def _written_out(character: str) -> str:
 def csv_cell(value: object) -> object:
     """Return a CSV cell that no spreadsheet runs: text that begins like a formula gets a quote before it.
 
-    Numbers stay numbers, and text that is one (``-1``) stays as it is.
+    Numbers, and text that is a number (``-1``), are unchanged.
     """
     if not isinstance(value, str):
         return value
@@ -78,7 +78,7 @@ def csv_cell(value: object) -> object:
 
 
 def csv_text(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    """Return a table as CSV, its cells as `csv_cell` has them; None is empty."""
+    """Return a table as CSV, with cells written by `csv_cell`; None is an empty cell."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([map(csv_cell, row) for row in (columns, *rows)])
     return text.getvalue()

@@ -65,7 +65,7 @@ _BYTES = MappingProxyType({"b": 1, "kib": KIB, "mib": MIB, "gib": 1024 * MIB, "k
 def parse_count(text: str, *, is_bytes: bool = False) -> int:
     """Return the positive integer of a text: ``4096``, ``8k`` (8,192), ``1MiB`` of bytes.
 
-    Raises `ValueError` for anything else, a fraction that is no integer included.
+    Raises `ValueError` for anything else, including a number with a fraction.
 
     Examples
     --------

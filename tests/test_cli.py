@@ -323,7 +323,7 @@ def test_words_of_a_command_are_the_same_everywhere(elsewhere: Path) -> None:
     )
     assert "ascend_910b2 -> mine" in _ok("compare", "flash", "flash --hw mine.yaml", *QUICK)
     assert ". Did you mean `flash`? Allowed: " in _npusim("run", "flahs").stderr
-    assert "--band x: write a share from 0 to less than 1:)" in _npusim("validate", "mine.yaml", "--band", "x").stderr
+    assert "--band x: write a share from 0 to less than 1:" in _npusim("validate", "mine.yaml", "--band", "x").stderr
     assert run("flash", seq="1k", numerics=False).problem.seq_q == 1024  # type: ignore[arg-type,union-attr]
     with pytest.raises(SpecError, match="seq_kv 8q: write a positive whole number"):
         run("flash", seq_kv="8q")  # type: ignore[arg-type]

@@ -152,7 +152,7 @@ def test_a_run_says_that_it_chooses_a_tile_and_refuses_its_size_before(
     slow = simulate.program_of
     monkeypatch.setattr(simulate, "program_of", lambda plan: (time.sleep(0.1), slow(plan))[1])
     done = CliRunner().invoke(app, ["run", "flash", "--seq", "256", "--no-numerics", "--no-save"])
-    assert "npusim: choosing values" in done.stderr
+    assert "npusim: choosing the" in done.stderr
     done = CliRunner().invoke(app, ["run", "flash", "--seq", "100M", "--no-save"])
     assert done.exit_code == 2
     assert "this run would take about" in done.stderr

@@ -96,8 +96,8 @@ def test_a_shape_in_one_word_is_the_sizes_of_a_problem() -> None:
     ("given", "words"),
     [
         ({"shape": "B4,X3"}, "'X3' is not a size; write B4,N32/8"),
-        ({"shape": "B4/2"}, "'B4/2' is no size"),
-        ({"shape": "B4,B2"}, "B is there twice"),
+        ({"shape": "B4/2"}, "'B4/2' is not a size;"),
+        ({"shape": "B4,B2"}, "B occurs twice"),
         ({"shape": "S0"}, "write a positive whole number"),
         ({"shape": "S64", "seq": 64}, "states the same size as seq"),
         ({"kv_heads": 8}, "set q_heads too"),

@@ -156,7 +156,7 @@ def test_a_device_that_is_scaled_already_is_itself() -> None:
         ({"scale": ["VECTOR"]}, "scale: expected a mapping of units to factors"),
         (
             {"scale": {"VECTOR": 2}, "overrides": {"cores.aiv.engines.VECTOR.rate_factor": 0.5}},
-            "--scale VECTOR=2: the device already has the factor 0.5 already",
+            "--scale VECTOR=2: the device already has the factor 0.5; set",
         ),
         ({"scale": {"CUBE": 2}, "hw": "ascend_910b2_x8", "schedule": "layer"}, "is a node"),
         ({"scale": {"VECTOR": 2}, "hw": "xeon_avx512"}, "xeon_avx512 is not timed"),

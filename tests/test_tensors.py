@@ -44,7 +44,7 @@ def arranged(bnsd: dict[str, np.ndarray[Any, Any]], layout: str) -> dict[str, np
 
 def test_what_is_no_array_is_refused_by_name(bnsd: dict[str, np.ndarray[Any, Any]]) -> None:
     lists: Any = {**bnsd, "k": bnsd["k"].tolist()}
-    with pytest.raises(TensorError, match="tensors: k is a list; a numpy array"):
+    with pytest.raises(TensorError, match="tensors: k is a list; must be a numpy array"):
         load_tensors(lists)
 
 
@@ -204,7 +204,7 @@ def test_what_is_drawn_beside_tensors_is_named() -> None:
 @pytest.mark.parametrize(
     ("more", "options", "why"),
     [
-        ({"bais": np.zeros(1)}, {}, "nothing reads key 'bais'. Did you mean `bias`"),
+        ({"bais": np.zeros(1)}, {}, "not read key 'bais'. Did you mean `bias`"),
         ({"cu_seqlens": np.array([96])}, {}, "npusim does not read key 'cu_seqlens'"),
         (
             {"bias": np.zeros((4, 96, 96), np.float32)},
@@ -214,7 +214,7 @@ def test_what_is_drawn_beside_tensors_is_named() -> None:
         (
             {"bias": np.zeros((2, 96, 96), np.float16)},
             {},
-            r"bias is \(2, 96, 96\) float16; query heads, queries and keys",
+            r"bias is \(2, 96, 96\) float16; must be \(query heads, queries, keys\):",
         ),
         (
             {"bias": np.zeros((4, 96, 96), np.float16)},
@@ -261,9 +261,9 @@ def test_keys_that_no_query_sees_may_be_nan_and_the_run_says_what_they_reach() -
     filled = run("flash", tensors=tensors, padding="nan", **asked).notes
     reaches = "that no query sees reaches"
     first = "1 of 1 rows of the output, first batch 0 head 0 row 0"
-    assert f"padding: NaN in 80 of 96 keys, {reaches} {first}" in filled
+    assert f"padding: NaN in the 80 of 96 keys {reaches} {first}" in filled
     ends = run("flash", tensors=tensors, padding="nan", **{**asked, "window": 32})
-    assert f"padding: NaN in 64 of 96 keys, {reaches} none of 1 rows of the output" in ends.notes
+    assert f"padding: NaN in the 64 of 96 keys {reaches} none of 1 rows of the output" in ends.notes
     lengths = run("flash", workload="smollm2", lengths=(40, 61), padding="nan", seq_q=2, hw="h200")
     assert any(n.endswith("; no tile reads the 21 keys beyond lengths") for n in lengths.notes)
 
@@ -281,5 +281,5 @@ def test_query_key_and_value_are_names_of_the_tensors() -> None:
     short = {n: rng.standard_normal((1, 2, 16, 16)).astype(np.float16) for n in "qkv"}
     named = dict(zip(("layer.query", "layer.key", "layer.value"), short.values(), strict=True))
     assert all(np.array_equal(load_tensors(short)[n], load_tensors(named)[n]) for n in "qkv")
-    with pytest.raises(TensorError, match="'q' and 'query', for the same tensor"):
+    with pytest.raises(TensorError, match="'q' and 'query' for the same tensor;"):
         load_tensors({**short, "query": short["q"]})

@@ -20,7 +20,7 @@ def main() -> None:
         if getattr(sys, name) is None:
             # The caller closed it (>&-). A new file gets the lowest free number, which is that of this stream.
             nowhere = os.open(os.devnull, os.O_RDWR)
-            os.set_inheritable(nowhere, True)  # so that workers have one too
+            os.set_inheritable(nowhere, True)  # so that workers have a stream too
             setattr(sys, name, os.fdopen(nowhere, mode, encoding="utf-8"))
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # to look for some took a thirtieth of a run
     gc.set_threshold(1_000_000)  # modules and programs stay: looking through them again and again took a tenth of a run

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def answered(question: Question, limits: Limits) -> dict[str, Any]:
-    """Return the answer to a question; raise `SpecError` where there is none."""
+    """Return the answer to a question; raise `SpecError` if there is no answer."""
     from npusim.studies.evaluate.child import WARMED
     from npusim.studies.evaluate.lasting import lasting
     from npusim.studies.evaluate.process import CandidateProcess, nursery

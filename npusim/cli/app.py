@@ -23,7 +23,7 @@ from npusim.cli.help import Formatter, Group, Verbs, examples, write_examples
 from npusim.errors import CheckFailedError, ContradictionError, NpusimError
 
 INTERRUPTED = 130
-#: The files of verbs that share one, or that a group or a guide has; each other verb has a file of its own.
+#: The files of verbs that share a file, or that belong to a group or a guide; each other verb has a separate file.
 FILES: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("check", "validate", "diff", "invariant"), "check_commands"),
@@ -85,12 +85,12 @@ VERBS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 def _usage_errors() -> Iterator[None]:
     """Print an error in an option or argument as all other errors, folded at a terminal's width, after the usage.
 
-    Help that is printed because a verb is missing is no such error.
+    Printing help because a verb is missing does not count as an error.
     """
     try:
         yield
     except typer.TyperException as error:
-        if getattr(type(error), "show", None) is not typer.BadParameter.show:  # an error that is none of usage
+        if getattr(type(error), "show", None) is not typer.BadParameter.show:  # an error other than one of usage
             raise
         fault = cast("Any", error)
         if (ctx := fault.ctx) is not None:
@@ -271,4 +271,4 @@ def root(
         ),
     ] = None,
 ) -> None:
-    """Read the options that stand before a verb."""
+    """Read the options before a verb."""

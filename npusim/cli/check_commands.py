@@ -30,7 +30,7 @@ app = Verbs()
 
 # ---------------------------------------------------------------- check
 
-#: Parts of units that moved and are shown; JSON has them all.
+#: Number of changed parts of units that a table shows; JSON has them all.
 _SHOWN = 6
 #: Keys in JSON of a part of a unit that moved.
 _MOVED = ("unit", "name", "old", "new")
@@ -192,7 +192,7 @@ ROWS = Columns(
 
 
 def _of_first(column: Column, none: str | None = None) -> Column:
-    """Return the column of a case that has this column of its first comparison, ``none`` where it has none."""
+    """Return a column of a case's first comparison; ``none`` if the case has no comparison."""
     return replace(
         column, value=lambda outcome: column.of(outcome.rows[0]) if outcome.rows else none, key="", json=None
     )
@@ -353,13 +353,13 @@ def diff(
     ],
     schedule: Annotated[str | None, o.argument("SCHEDULE", "Schedule that the kernel implements.")] = None,
     judge: Annotated[
-        bool, o.option("--judge", "Print only one line: right for its formats (exit code 0) or wrong (1).")
+        bool, o.option("--judge", "Print only the verdict: right for its formats (exit code 0), or wrong (1).")
     ] = False,
     json: o.Json = False,
 ) -> None:
     """Compare a kernel's output with predicted bits, and name the choice that explains a difference.
 
-    Neighbouring problems are tried first, in float64: another mask or window, a factor left out or applied twice, other
+    Neighbouring problems are tried first, in float64: another mask or window, a factor omitted or applied twice, other
     heads of K and V. Then every choice that the schedule states is changed, one at a time and in pairs: arithmetic,
     order of sums, exponential, formats of intermediates, split, tile. Exit code 1 if none of these explains the output.
     """
@@ -442,10 +442,10 @@ def invariant(
 ) -> None:
     """State which choices change a call's bits, which cannot, and the cost of fixing each.
 
-    A change that leaves the steps of a row as they are cannot change its bits; for others the bits are computed
-    and the first element that differs is named, with the operation and tile where the computations part. Of plain
-    tensors (retention, gla, gated_delta, ssd, flash_backward) the batch, the heads and further tokens are varied. The
-    row choice has the tile and splits that npusim chooses for a varied call itself; --require fails on them too.
+    A change that does not change the steps of a row cannot change its bits. For other changes npusim computes the bits,
+    and names the first element that differs, with the operation and tile where the computations first differ. For plain
+    tensors (retention, gla, gated_delta, ssd, flash_backward) npusim varies the batch, the heads and the number of
+    tokens. The row `choice` has the tile and splits that npusim chooses for a varied call; --require fails on them too.
     """
     from npusim.report.findings import invariance_document, invariance_table
     from npusim.studies.invariance import ASPECTS, examine

@@ -1,4 +1,4 @@
-"""``npusim compare`` and ``npusim report``: runs side by side, why one takes longer, and runs as pages."""
+"""``npusim compare`` and ``npusim report``: the differences of runs and their causes, and pages of runs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

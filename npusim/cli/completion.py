@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def _request(ctx: typer.Context) -> Request:
-    """Return the request as far as it is typed: a schedule (of several the first) and a device."""
-    # An option without its value ends the parsing: arguments are then left over, none has a name.
+    """Return the part of the request that is typed so far: a schedule (the first of several) and a device."""
+    # An option without its value ends the parsing: the remaining arguments have no names.
     schedule = str(ctx.params.get("schedule") or next(iter(ctx.args), "flash"))
     return Request(schedule.partition(",")[0], hw=ctx.params.get("hw"))
 

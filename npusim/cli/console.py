@@ -23,12 +23,12 @@ from npusim.report.text import Block, folded, lines, markdown, to_json
 from npusim.sanitize import visible
 from npusim.units import format_duration
 
-#: Seconds for which work without news reports no progress if there is no terminal.
+#: Seconds before work without news reports progress, if there is no terminal.
 QUIET_S = 10.0
-#: Seconds to a search's first line where there is no terminal, between lines with or without news, and between looks
-#: for news.
+#: Seconds to a search's first line if there is no terminal, between lines with and without news, and between checks for
+#: news.
 FIRST_LINE_S, LINE_S, TICK_S = 2.0, 5.0, 0.5
-#: Seconds before which the finished share of the work does not allow an estimate of the time left.
+#: Seconds before the finished share of the work allows an estimate of the remaining time.
 LEFT_S = 5.0
 _STYLES = MappingProxyType(
     {"": "", "title": "bold", "label": "cyan", "good": "green", "warn": "yellow", "bad": "bold red", "dim": "dim"}
@@ -54,7 +54,7 @@ def show_lines(rows: Iterable[Iterable[tuple[str, str]]]) -> None:
 
     console = Console(highlight=False)
     for row in rows:
-        # The terminal wraps what is still too long, so that a copied command stays one line.
+        # The terminal wraps lines that are still too long, so that a copied command is one line.
         console.print(Text.assemble(*row), soft_wrap=True)
 
 
@@ -96,8 +96,8 @@ def write(file: Path, content: str | bytes, note: str = "") -> None:
 def progress(message: str) -> Iterator[Callable[..., None]]:
     """Yield ``advance(done, total, note, left_s)``: a bar on stderr if that is a terminal, else now and then a line.
 
-    Both state the time left: ``left_s``, or else what the time so far and the done share give.  Lines are printed when
-    they are due, with or without news: without any, the seconds so far.  Work without a note is silent before
+    Both state the remaining time: ``left_s``, or an estimate from the time so far and the finished share. Lines are
+    printed at regular times; without news they state the seconds so far. Work without a note prints nothing before
     `QUIET_S`.  Nothing is printed to stdout.
     """
     start = time.monotonic()
@@ -143,7 +143,9 @@ def progress(message: str) -> Iterator[Callable[..., None]]:
 
 @contextmanager
 def late_progress(message: str) -> Iterator[Callable[..., None]]:
-    """As `progress`, whose thread begins with the first news: a process forks where it has no other thread."""
+    """Like `progress`, but its thread starts with the first news, because a process can fork only while it has no other
+    thread.
+    """
     with ExitStack() as stack:
         begun = cache(lambda: stack.enter_context(progress(message)))
 
@@ -170,8 +172,8 @@ def _so_far(seconds: float) -> str:
 def said_late(message: str) -> Iterator[Callable[..., object]]:
     """Print a message after `FIRST_LINE_S`, and from then on every `LINE_S` with the seconds so far.
 
-    Yield a function that ends this or, with another message, goes on with that.  A timer waits, no thread: a process
-    with a single thread can fork.
+    Yield a function that ends this message or, if it is called with another one, continues with that. It waits with a
+    timer instead of a thread, because a process with a single thread can fork.
     """
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield lambda *_: None

@@ -52,7 +52,7 @@ Auto = Annotated[bool, o.option("--auto", "Search the space that the schedules d
 Jobs = Annotated[int | None, o.option("--jobs -j N", "Processes.", shown="all CPUs", min=1)]
 Exhaustive = Annotated[bool, o.option("--exhaustive", "Simulate every point, prune none.", panel=_HOW)]
 CheckAll = Annotated[bool, o.option("--check-all", "Check all pruned points for races, not only some.", panel=_HOW)]
-Pareto = Annotated[bool, o.option("--pareto", "Compute bits of each point, and rank time against error.", panel=_HOW)]
+Pareto = Annotated[bool, o.option("--pareto", "Rank time against error; computes the bits of each point.", panel=_HOW)]
 MaxRmse = Annotated[
     float | None, o.option("--max-rmse R", "Reject points whose relative RMSE is larger: 1e-3.", panel=_HOW)
 ]
@@ -162,7 +162,7 @@ def _draw(name: str, done: "Sequence[PointOutcome]", path: Path, file: Path | No
 
 
 def _end(exploration: "Exploration | None", path: Path, best: Path | None) -> None:
-    """Write the best point; raise `TilingError` where a search that is over has no point with a time."""
+    """Write the best point; raise `TilingError` if a finished search has no point with a time."""
     if exploration is None:
         raise KeyboardInterrupt
     if exploration.best is not None:

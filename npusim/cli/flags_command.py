@@ -29,7 +29,7 @@ def check_flags(program: str, arguments: list[str], *, vector_barriers: bool, js
 
 
 def show_time(program: str, arguments: list[str], *, hw: str, vector_barriers: bool, json: bool) -> None:
-    """Show the time of a program as its text has it."""
+    """Show the time of a program as written."""
     from npusim.config.load import load_device
     from npusim.kernels.tilelang.program import argument_values
     from npusim.studies.flags.written_time import time_program

@@ -98,7 +98,7 @@ def show_guide(ctx: typer.Context, topic: Topic = None, json: o.Json = False) ->
 
 
 def _wrapped(text: str, width: int) -> Iterator[Line]:
-    """Yield the lines of a guide for a terminal: sentences, tables and commands wrapped, other code as it is."""
+    """Yield the lines of a guide for a terminal: sentences, tables and commands wrapped, other code unchanged."""
     is_code = False
     for is_table, group in groupby(text.splitlines(), lambda line: line.startswith("|")):
         listed = list(group)
@@ -171,7 +171,7 @@ def root() -> None:
 def schedule(
     name: Annotated[str, o.argument("NAME", "Name of the schedule; the file is NAME.py.")], json: o.Json = False
 ) -> None:
-    """Write NAME.py: a schedule that runs as it is, its softmax written out to be changed."""
+    """Write NAME.py: a complete schedule whose softmax is written out, so that you can change it."""
     text = (files("npusim.cli") / "new_schedule.txt").read_text(encoding="utf-8")
     _check_name(name, text)
     path = Path(f"{name}.py")

@@ -1,4 +1,4 @@
-"""Help texts: options under headings, and examples printed as they are to be typed."""
+"""Help texts: options under headings, and examples as commands to type."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Formatter(Protocol):
     width: int
 
     def write(self, string: str) -> None:
-        """Write text as it is."""
+        """Write text unchanged."""
 
     def write_dl(self, rows: Sequence[tuple[str, str]]) -> None:
         """Write names with their texts, in two columns."""
@@ -71,7 +71,9 @@ def _indented(text: str, width: int) -> str:
 
 
 def write_examples(epilog: str | None, formatter: Formatter, most: int | None = None) -> None:
-    """Write the first ``most`` examples of an epilog, or all of it; a command that is too wide goes on below."""
+    """Write the first ``most`` examples of an epilog, or all of them; a command that is too wide continues on the next
+    line.
+    """
     if not epilog:
         return
     formatter.write("\n")
@@ -88,12 +90,15 @@ def write_examples(epilog: str | None, formatter: Formatter, most: int | None = 
 
 
 def _where_given(process: Callable[[Any, Any], object]) -> Callable[[Any, Any], object]:
-    """Return the processing of an option's value without that of None: no adapter of its type is built then."""
+    """Return the function that processes an option's value, without the case of None, so that no adapter of its type is
+    built.
+    """
     return lambda ctx, value: None if value is None else process(ctx, value)
 
 
 class Command(TyperCommand):
-    """A verb whose options stand under the headings (``rich_help_panel``) they name; no value of theirs is empty.
+    """A verb whose options are listed under the headings that they name (``rich_help_panel``); none of their values may
+    be empty.
 
     ``first``: names of the options that a short help shows, where not all of them.  ``describes_problem``: whether a
     long help describes the options of a problem, which one verb does for all, or names them.
@@ -128,7 +133,7 @@ class Command(TyperCommand):
         return formatter.getvalue().rstrip("\n")
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Read the words; raise `SpecError` where one of them, or the value behind its ``=``, is empty.
+        """Read the words; raise `SpecError` if one of them, or the value after its ``=``, is empty.
 
         ``-h`` among them prints a help of at most a screen.
         """
@@ -168,7 +173,7 @@ class Command(TyperCommand):
         return formatter.getvalue().rstrip("\n")
 
     def format_epilog(self, ctx: typer.Context, formatter: Formatter) -> None:  # type: ignore[override]
-        """Write commands as they are typed; a comment goes below its command where both are too wide for a line."""
+        """Write commands to type; a comment is below its command if both are too wide for a line."""
         write_examples(self.epilog, formatter)
 
 
@@ -181,7 +186,7 @@ class Verbs(typer.Typer):
     def verb(
         self, name: str, *commands: tuple[str, str], after: str = "", first: str = "", describes_problem: bool = False
     ) -> Callable[[Function], Function]:
-        """Make a function a verb; below its options stand examples (`examples`), and ``after``.
+        """Make a function a verb; its help ends with examples (`examples`) and ``after``.
 
         ``first``: the options, with spaces between them, that ``-h`` shows; without it, ``-h`` shows all.
         ``describes_problem``: as in `Command`.

@@ -1,4 +1,4 @@
-"""``npusim layout``: which lane holds which element, drawn."""
+"""``npusim layout``: a drawing of the lanes that hold the elements of an operand."""
 
 from typing import Annotated, Literal
 

@@ -182,8 +182,8 @@ def export_rows(
 ) -> None:
     """Write predicted latencies of a grid of shapes as a table that serving simulators read.
 
-    The last column, band, is how far nine in ten such times are expected to be from measured ones, of each shape; empty
-    where none was measured.
+    The last column, band, is the expected error of nine in ten such times at each shape; empty if no such shape was
+    measured.
     """
     from npusim.report.latency_rows import drawn_size, latencies_figure, latency_rows, refuse_other_table
     from npusim.report.output import check_file_writable

@@ -87,7 +87,7 @@ ScheduleName = Annotated[
     str | None,
     typer.Argument(
         metavar="SCHEDULE",
-        help="For example flash; default: list all schedules.",
+        help="Schedule, for example flash; default: list all schedules.",
         show_default=False,
         autocompletion=_schedules,
     ),
@@ -157,10 +157,10 @@ def _kind(name: str, option: Option) -> Any:
 def takes(
     options: type = RunOptions, *but: str, own_first: bool = False, schedule: bool = True
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a verb ``options`` of a request except ``but``; its function gets them as a parsed `Request`.
+    """Add ``options`` of a request, except ``but``, to a verb; its function receives them as a parsed `Request`.
 
     The request comes first; the function's other arguments are the verb's options, shown last unless ``own_first``.
-    Without ``schedule`` the verb has other arguments in place of a schedule's name, and the request has none.
+    Without ``schedule`` the verb has other arguments in place of a schedule's name, and the request has no schedule.
     """
     names = [name for name in OPTIONS if name in options.__annotations__ and name not in but]
 
@@ -192,9 +192,10 @@ def takes(
 
 
 def words(text: str) -> list[str]:
-    """Return the words of a text as a shell has them; raise `SpecError` for a quote that is not closed, or for none.
+    """Return the words into which a shell splits a text; raise `SpecError` for an unclosed quote, or if there is no
+    word.
 
-    The launch of a kernel, up to its last bracket before options, is one word.
+    The launch of a kernel, up to its last bracket before the options, is one word.
     """
     launch = re.match(r"\S+::.*?\)(?=\s+-{1,2}[a-z]|\s*$)", text, re.DOTALL)
     try:
@@ -228,13 +229,15 @@ class Worded:
 
     @classmethod
     def of(cls, text: str) -> "Worded":
-        """Parse words; raise `SpecError` for words that are no run."""
+        """Parse words; raise `SpecError` for words that do not describe a run."""
         schedule, *options = words(text)
         default = vars(_parsed([]))
         return cls(schedule, {n: v for n, v in vars(_parsed(options)).items() if v != default[n]})
 
     def on(self, base: Request) -> Request:
-        """Return ``base`` with them; tiling fields and changed numbers of the device add to those of ``base``."""
+        """Return ``base`` with these options; tiling fields and changed numbers of the device are added to those of
+        ``base``.
+        """
         added = {n: {**(vars(base)[n] or {}), **self.changes.get(n, {})} for n in _REPEATED}
         return replace(base, **{**self.changes, **added, "schedule": self.schedule})
 
@@ -245,7 +248,7 @@ def _itself(request: Read) -> Read:
 
 
 def _parsed(options: Sequence[str]) -> Request:
-    """Return the request of options alone; its errors have the form of any command's."""
+    """Return the request of options without a schedule; its errors have the same form as those of a command."""
     reader = typer.Typer(add_completion=False)
     reader.command(cls=Command)(takes(schedule=False)(_itself))
     request = typer.main.get_command(reader).main(list(options), prog_name="RUN", standalone_mode=False)
@@ -255,7 +258,7 @@ def _parsed(options: Sequence[str]) -> Request:
 
 
 def _read(name: str, value: Any, schedule: str = "") -> Any:
-    """Return an option's value as the request for a schedule has it."""
+    """Return an option's value in the form of a request."""
     option = OPTIONS[name].names[0]
     match name:
         case "overrides" | "scale":
@@ -327,7 +330,7 @@ def required_schedule(name: str | None, verb: str) -> str:
 def key_values(items: Iterable[str] | None, option: str) -> dict[str, str]:
     """Return ``KEY=VALUE`` items as a mapping.
 
-    Raises `SpecError` naming the option where there is no ``=``, and for a key with two values.
+    Raises `SpecError`, which names the option, if there is no ``=`` or if a key has two values.
     """
     values: dict[str, str] = {}
     for item in items or ():
@@ -344,8 +347,8 @@ def key_values(items: Iterable[str] | None, option: str) -> dict[str, str]:
 def problem_values(text: str | None, *, is_launch: bool = False) -> "GemmProblem | CopyProblem | KernelProblem | None":
     """Return the problem of ``m=..,n=..,k=..[,dtype=..][,operands=..]`` or ``bytes=..``; None for None.
 
-    Other names are sizes of a Triton kernel's launch; with ``is_launch`` all are.  Raises `SpecError` where the
-    keys make no problem or a size is no positive integer.
+    Other names are sizes of a Triton kernel's launch; with ``is_launch`` all names are. Raises `SpecError` if the keys
+    do not describe a problem, or if a size is not a positive integer.
     """
     if text is None:
         return None
@@ -376,8 +379,8 @@ def problem_values(text: str | None, *, is_launch: bool = False) -> "GemmProblem
 
 
 def _size(name: str, text: str, is_launch: bool) -> int | float:
-    """Return a size: an integer (``4k``), a decimal one, or a switch; a launch has no size 0 and no switch, a
-    schedule decides itself.
+    """Return a size: an integer (``4k``), a decimal one, or a switch; in a launch a size is not 0 and not a switch; a
+    schedule checks its own sizes.
     """
     from npusim.units import parse_count
 

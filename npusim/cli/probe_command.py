@@ -88,7 +88,7 @@ def bits(
 ) -> None:
     """Write inputs that reveal a chip's arithmetic, and scripts that run them: torch, torch_npu, Triton, or by hand.
 
-    Nothing but the framework is needed there. A format's probes are below 1 MB and 6,000 outputs.
+    Only the framework is needed there. A format's probes are below 1 MB and 6,000 outputs.
     """
     from npusim.config.load import load_device
     from npusim.studies.probe.files import DEFAULT_CASES, cases_of, folder_contents, others_files
@@ -182,7 +182,7 @@ def _write_overlay(settled: "Settled", outputs: "Outputs", device: "DeviceSpec",
 
 
 def _facts(*rows: tuple[str, str, "Style"]) -> Facts:
-    """Return labelled lines; lines without text are left out."""
+    """Return labelled lines; lines without text are omitted."""
     return Facts(tuple((label, cells(text, style=style)) for label, text, style in rows if text))
 
 

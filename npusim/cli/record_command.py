@@ -1,4 +1,4 @@
-"""``npusim record``: the launches of Triton and TileLang kernels that a program makes, without a GPU."""
+"""``npusim record``: records a program's launches of Triton and TileLang kernels, without a GPU."""
 
 import inspect
 import runpy
@@ -79,7 +79,7 @@ def record(
 
 @dataclass(frozen=True, slots=True)
 class _Script:
-    """The program to record: its file, a function of it, arguments, and what the function is called with."""
+    """The program to record: its file, a function in it, the arguments of the program and those of the function."""
 
     path: Path
     function: str
@@ -187,7 +187,7 @@ def _place(error: Exception, path: Path) -> str:
 
 @contextmanager
 def _as_main(path: Path, arguments: list[str]) -> Iterator[None]:
-    """Have ``sys.argv`` and ``sys.path`` as Python has them for a script."""
+    """Set ``sys.argv`` and ``sys.path`` as Python sets them for a script."""
     argv, search = sys.argv, list(sys.path)
     sys.argv, sys.path[:] = [str(path), *arguments], [str(path.resolve().parent), *search]
     try:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 app = Verbs()
 
-#: A run estimated to take longer wants --force.
+#: A run with a longer estimate needs --force.
 LONGEST_S = 600
 #: The work of a run before its progress is known.
 AT_FIRST = "choosing the fields that you did not name, and building the program"
@@ -138,7 +138,7 @@ def run(
     if not {"attention", "bits"} <= plan.features:
         refuse({"--save-output": save_output or None}, NEEDS["bits"])
     _refuse_unwritten(written, no_save=no_save, has_timeline=trace is not False or report)
-    if not no_save:  # before minutes of simulation
+    if not no_save:  # before a simulation of some minutes
         out = RUNS / folder_of(plan) if out is None else out
         check_writable(out, None if force else digest_of(plan))
     if report:
@@ -156,7 +156,7 @@ def run(
 
 
 def _draw(result: "RunData", file: Path) -> None:
-    """Write a picture of where the time of a run goes, or of its errors where it has no time."""
+    """Write a picture of the parts of a run's time, or of its errors if it has no time."""
     from npusim.report.page_figures import figures_document
     from npusim.report.plot import picture
     from npusim.report.result_json import record_of

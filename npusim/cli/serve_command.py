@@ -40,7 +40,7 @@ def serve(
     except ModuleNotFoundError as error:
         raise SpecError(f"serve: {error.name} is not installed: python -m pip install 'npusim[serve]'") from None
     server = server_of(Limits(seconds, int(gib * 2**30)), jobs or os.cpu_count() or 1)
-    gc.freeze()  # a search for garbage need not look through what is loaded
+    gc.freeze()  # garbage collection need not examine what is already loaded
     gc.set_threshold(GARBAGE)
     if http is None:
         server.run("stdio")

@@ -103,7 +103,8 @@ def server_of(limits: Limits, jobs: int) -> MCPServer[Any]:
         is_over = Event()
 
         def in_turn() -> Value:
-            with alone:  # a cancelled call leaves its turn, and its thread ends later: two simulations never overlap
+            # a cancelled call gives up its turn, but its thread ends later, so that two simulations never overlap
+            with alone:
                 if is_over.is_set():
                     raise SpecError("cancelled")
                 return work()
@@ -219,7 +220,7 @@ def _bounded(text: str) -> str:
 
 
 def serve_http(server: MCPServer[Any], host: str, port: int, token: str) -> None:
-    """Serve over HTTP at ``/mcp``; beyond this machine only to those who know the token."""
+    """Serve over HTTP at ``/mcp``; clients on other machines need the token."""
     import uvicorn
 
     if host not in LOCAL and not token:

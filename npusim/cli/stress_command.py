@@ -1,4 +1,6 @@
-"""``npusim stress``: inputs on which a schedule's numbers break, the first wrong step, and choices that hold."""
+"""``npusim stress``: the inputs with the largest errors, the first wrong step, and formats with which the errors are
+small.
+"""
 
 import math
 import re
@@ -35,7 +37,7 @@ def stress(
         o.option(
             "--over ASPECT[=LOW:HIGH]",
             "Aspects to vary: logit_std, logit_mean, resonance, channels, tokens, sinks, late, values, equal, "
-            "zero, tail, padding, scale, or outliers, logits; may be repeated. after =, a,b,c are values.",
+            "zero, tail, padding, scale, or outliers, logits; may be repeated. =a,b,c are values.",
             panel="How",
             shown="all",
         ),
@@ -45,8 +47,7 @@ def stress(
         str,
         o.option(
             "--require finite|max-rmse=X",
-            "Exit code 1 if the worst input does not meet this; with finite, amplitudes grow beyond the default "
-            "bounds.",
+            "Exit code 1 if the worst input does not meet this; finite extends the default bounds.",
             panel="How",
             shown=False,
         ),
@@ -64,7 +65,7 @@ def stress(
     """Search for the inputs on which a schedule is furthest from float64, and name the step where the error begins.
 
     Accuracy counts as lost above twice the error on calm inputs: few keys, none hidden, scores close together. The same
-    seed tries the same inputs in one order; a budget that is enough for all gives the same result on any machine.
+    seed tests the same inputs in the same order; a budget that is enough for all gives the same result on any machine.
     """
     from npusim.report.output import RUNS, check_file_writable, tensor_bytes
     from npusim.report.plot import picture
@@ -96,7 +97,7 @@ def stress(
 
 
 def _allowed(require: str) -> float:
-    """Return the largest error that a requirement allows; without one any, and none at all."""
+    """Return the largest error that a requirement allows; without a requirement, any error is allowed."""
     name, _, text = require.partition("=")
     if name == "max-rmse":
         return o.numbers(text, "--require max-rmse", "an error, such as 0.001", lambda x: len(x) == 1 and x[0] >= 0)[0]

@@ -60,8 +60,8 @@ def tune(
 ) -> None:
     """Rank a kernel's configurations by predicted time, with their classes of equal bits, without the hardware.
 
-    Times are of the cores in a stream of launches, L2 in its steady state where --l2 names no other. Classes are proved
-    by structure: configurations of one letter give the same bits for finite inputs.
+    Times are those of the cores in a stream of launches, with L2 in its steady state unless --l2 names another. Classes
+    are proved from the structure: configurations with the same letter give the same bits for finite inputs.
     """
     from npusim.report.tuning import Tuning, tuning_document, tuning_table
     from npusim.simulation.ranking import steady

@@ -3,13 +3,13 @@
 ``hwconfigs/validated.csv`` has the error of each measured case that the device bounds, not the host.  A family is a
 schedule with a kind of kernel; a device has bands of the families that were measured on it, and devices with the same
 cores pool their cases, but no band is narrower than that of a device's own cases.  Cases of a shape have similar
-errors, so each shape counts as much as another, and cases on
-which a constant was fitted do not count.  A class of a family (tiles that spill registers, products with narrow tiles)
-has a band of its own; classes have at least `FEWEST` shapes (``reports/validation/bands.py`` leaves out one shape at a
-time and holds it against the band of the others).  Where a family was never measured on the device, or no case is
-similar (each size within a factor of `LIKE`), there is no band.  Launches of Triton kernels are one family,
-`LAUNCHES`, of three kinds (`launch_kind`): their sizes have other names, and none is compared.  Those that spill
-registers have no band: of shapes that were left out, fewer than 85 % were within it.
+errors, so each shape counts as much as another, and cases on which a constant was fitted do not count.  A class of a
+family (tiles that spill registers, products with narrow tiles) has a band of its own; classes have at least `FEWEST`
+shapes (``reports/validation/bands.py`` leaves out one shape at a time and compares it with the band of the others).
+Where a family was never measured on the device, or no case is similar (each size within a factor of `LIKE`), there is
+no band.  Launches of Triton kernels are one family, `LAUNCHES`, of three kinds (`launch_kind`): their sizes have other
+names, and none is compared.  Those that spill registers have no band: of shapes that were left out, fewer than 85 %
+were within it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from npusim.config.model import SpecModel
     from npusim.config.tiling import Tiling
 
-#: The table of errors, which ``reports/validation/bands.py`` writes from every measured case there is.
+#: The table of errors, which ``reports/validation/bands.py`` writes from all measured cases.
 FILE = "validated.csv"
 #: The value of a field that leaves a choice to the program.
 OWN = "auto"
@@ -50,15 +50,16 @@ NEAREST = 9
 HALF, MOST = 0.5, 0.9
 #: Student's t at 0.95 by degrees of freedom: of as few shapes none has the rank of nine in ten.
 STUDENT = MappingProxyType({3: 2.353, 4: 2.132, 5: 2.015, 6: 1.943, 7: 1.895, 8: 1.860})
-#: How much wider a band is for each doubling of a size beyond those measured: the largest factor under which as many
-#: shares of classes of cases kept out are in their range as under none, less one (``reports/validation/bands.py``).
+#: How much wider a band is for each doubling of a size beyond those measured: the largest factor with which as many of
+#: the left-out classes have their share of cases in the band as without widening, minus 1
+#: (``reports/validation/bands.py``).
 A_DOUBLING = 0.03
 #: The class of a GPU's tile that does not fit its registers: errors there are up to four times as large.
 SPILLED = "spilled registers"
 #: Columns of a product's tile on Ascend up to which its rows in memory are a block of 32 bytes: errors there are up to
 #: four times as large.
 FEWEST_COLUMNS = 16
-#: Facts, and what a board is set to: no number of the model.
+#: Facts and settings of a board, which are not numbers of the model.
 OF_NO_MODEL = ("facts.", "held_")
 #: A sum of shares is rounded so much.
 ROUNDING = 1e-9
@@ -106,7 +107,7 @@ class MeasuredCase(NamedTuple):
 class Validated:
     """The expected relative error of a family's predicted times on a device.
 
-    Half of such times are within ``median_error``, nine in ten within ``most_error``: ends from the errors of
+    Half of such times are within ``median_error``, nine in ten within ``most_error``. Both come from the errors of
     ``shapes`` shapes of the class ``ranked_class`` (empty: all of the family).  The family has ``cases`` measured cases
     on the devices ``measured_on``, and ``like`` of them have each size within a factor of 4 of this run's (None: no
     shape is known).  ``outside`` names a size outside the measured range and its distance: bands are ``widened`` by
@@ -221,7 +222,7 @@ def validated(
     is_estimated: bool = False,
     is_spilled: bool = False,
 ) -> Validated:
-    """Return the band of a schedule's time on a device, if the device's numbers are those of its file.
+    """Return the band of a schedule's time on a device, if the device's numbers are unchanged.
 
     Without a ``problem``, the band covers shapes and kinds of kernel (``tiling``) as they were measured.  ``launch``:
     the kind of a launch of a Triton kernel (`launch_kind`); empty for another schedule.
@@ -237,7 +238,7 @@ def validated(
 
 
 def sizes_of(problem: SpecModel | None) -> dict[str, int]:
-    """Return the sizes of a problem that say how like others it is."""
+    """Return the sizes of a problem by which it is compared with others."""
     sizes = {name: getattr(problem, name, None) for name in SIZES}
     return {name: size for name, size in sizes.items() if isinstance(size, int)}
 
@@ -245,8 +246,8 @@ def sizes_of(problem: SpecModel | None) -> dict[str, int]:
 def kind_of(tiling: Tiling | None) -> str:
     """Return whose kernel a tiling means: a published one's name, ``library``, or empty for a kernel by its tile.
 
-    A library's stages are open, or stated as ``library``.  Of a program of several kernels it is the attention that a
-    caller named in place of its own.
+    A library's stages are open, or stated as ``library``.  For a program of several kernels it is the attention that
+    the caller named.
     """
     fields, named = dict(tiling or ()), tiling.model_fields_set if tiling is not None else ()
     stages = fields.get("stages", "")
@@ -283,8 +284,8 @@ def band(
 ) -> Validated:
     """Return the band that the measured cases of a schedule give a run of a kind of kernel (None: of any).
 
-    Without ``sizes`` none is compared; without a kind, the band covers all classes of tiles.  Where ``device`` has
-    `FEWEST` shapes or more, no end is below that rank of its own errors.
+    Without ``sizes``, sizes are not compared; without a kind, the band covers all classes of tiles.  Where ``device``
+    has `FEWEST` shapes or more, no end is below that rank of its own errors.
     """
     family = [case for case in pool if kind in (None, case.kind)]
     if not family:
@@ -354,8 +355,8 @@ def _errors(cases: Iterable[MeasuredCase], *, is_estimated: bool) -> list[float]
 def within(shapes: Sequence[Sequence[float]], share: float) -> float:
     """Return the error within which a ``share`` of a new shape's errors is expected, by the absolute errors of shapes.
 
-    A rank where enough shapes are there: each shape has the same weight, and so has the new one, whose errors may be
-    larger than all (hierarchical conformal prediction: Lee, Barber and Willett 2023).  Of fewer shapes the interval of
+    With enough shapes it is a rank: each shape has the same weight, and so has the new one, whose errors may be larger
+    than all others (hierarchical conformal prediction: Lee, Barber and Willett 2023).  Of fewer shapes the interval of
     Student's t about zero.
     """
     need = share * (len(shapes) + 1)
@@ -397,7 +398,8 @@ def is_like(case: MeasuredCase, sizes: Mapping[str, int]) -> bool:
 def numbers_of(device: DeviceSpec) -> str:
     """Return a hash of all numbers and choices that affect predictions; descriptions and sources do not count."""
     facts = ((key, getattr(fact, "value", None)) for key, fact in device.facts() if not key.startswith(OF_NO_MODEL))
-    values = [(key, value) for key, value in facts if value is not None]  # a key that a later version adds is no edit
+    # a key that a later version adds does not count as an edit
+    values = [(key, value) for key, value in facts if value is not None]
     return hashlib.sha256(repr(values).encode()).hexdigest()[:12]
 
 

@@ -119,7 +119,7 @@ class Measured(SpecModel):
                 yield name, value
 
 
-#: What a latency is: `npusim.program.timing.timing_result.KINDS`, in ``npusim run``'s words.
+#: Kinds of latency: `npusim.program.timing.timing_result.KINDS`, in ``npusim run``'s words.
 Timing = Literal["core", "kernel", "back_to_back", "call"]
 
 
@@ -132,7 +132,7 @@ _OF_CALL = MappingProxyType({n: _or_none(f) for n, f in CallFields.model_fields.
 
 
 class RunSizes(create_model("OfCall", __base__=SpecModel, **_OF_CALL), SpecModel):  # type: ignore[misc]
-    """Sizes of a run, as `npusim.run` takes them besides a workload's name; of the whole layer."""
+    """Sizes of a run, those that `npusim.run` accepts besides a workload's name, for the whole layer."""
 
     seq: Count | None = Field(default=None, description="queries and keys of a named workload")
     seq_q: Count | None = None
@@ -176,7 +176,7 @@ class MeasuredWorkload(create_model("OfModel", __base__=RunSizes, **_OF_MODEL), 
 
     @property
     def kind(self) -> Literal["named", "attention", "gemm", "copy", "launch"]:
-        """Which sizes are given."""
+        """The kind of sizes that the case has."""
         if self.name is not None:
             return "named"
         if self.sizes is not None:
@@ -215,7 +215,7 @@ class MeasuredWorkload(create_model("OfModel", __base__=RunSizes, **_OF_MODEL), 
         return self.sizes or {name: size for name in names if (size := getattr(self, name)) is not None}
 
     def written(self) -> Workload:
-        """Return attention that is written out as a workload; raise `SpecError` where it is none."""
+        """Return the attention that the case describes in full, as a workload; raise `SpecError` if it is none."""
         stated = {name: value for name, value in self if value is not None and name in Workload.model_fields}
         head = {"schema": WORKLOAD_SCHEMA, "name": "case", "description": "written out in a case"}
         try:
@@ -225,7 +225,7 @@ class MeasuredWorkload(create_model("OfModel", __base__=RunSizes, **_OF_MODEL), 
             raise SpecError("\n".join(lines)) from None
 
     def problem(self) -> Problem:
-        """Return the attention problem of one device; raise `SpecError` if it is none."""
+        """Return the attention problem of one device; raise `SpecError` if it is not attention."""
         return self.written().problem(seq_q=self.seq_q)
 
 
@@ -308,7 +308,7 @@ class _Options(SpecModel):
 
     @property
     def is_open(self) -> bool:
-        """Whether fields of the tiling that it does not name are chosen, as `npusim.run` does."""
+        """Whether npusim chooses the fields that the case does not name, as `npusim.run` does."""
         return self.unnamed == "auto"
 
     @property
@@ -360,10 +360,10 @@ class MeasurementCase(_Options):
         return self
 
     def baseline_case(self) -> Self | None:
-        """Return the case that a speedup is relative to, or None if there is none.
+        """Return the baseline of a speedup; None if there is no baseline.
 
-        It is this case with the baseline's keys replaced.  Another schedule does not take over
-        this schedule's tiling and precision: left out, they are that schedule's defaults.
+        It is this case with the baseline's keys replaced.  Another schedule does not inherit this schedule's tiling and
+        precision: if they are omitted, that schedule's defaults apply.
         """
         if self.baseline is None:
             return None
@@ -393,7 +393,7 @@ class MeasurementFile(SpecModel):
         return self
 
     def band_of(self, case: MeasurementCase) -> float | None:
-        """Return the relative error allowed for a case: that of the case, else of the file, or None."""
+        """Return the allowed relative error of a case: that of the case, else that of the file, else None."""
         return case.band if case.band is not None else self.band
 
 
@@ -460,7 +460,7 @@ class Acceptance(SpecModel):
 
 
 class UnitCycles(SpecModel):
-    """Where a unit's time goes in the core group that ends last, in cycles."""
+    """The parts of a unit's time in the core group that ends last, in cycles."""
 
     busy: NonNegativeInt
     operations: dict[str, NonNegativeInt] = Field(default_factory=dict)
@@ -501,7 +501,7 @@ class Case(RunSizes):
 
 
 class BaselineFile(Case):
-    """One case of cycles: a run and the cycles that it should take."""
+    """One case of cycles: a run and its accepted cycles."""
 
     schema_id: Literal["npusim.baseline/1"] = Field(alias="schema", description="schema of this file")
     schedule: Text = Field(description="its name, or FILE.py:NAME, a path relative to this file")
@@ -563,7 +563,7 @@ class DecisionFile(Case):
 def load_case(path: Path, *, is_edited: bool = False) -> BaselineFile | DecisionFile:
     """Return a case; raise `SpecError` (``file:line  key: ``) if it is faulty.
 
-    So is one that was edited since it was accepted, unless ``is_edited``: then it expects nothing.
+    A case that was edited after it was accepted is refused too, unless ``is_edited``: then it has no accepted result.
     """
     document = read_document(path)
     is_decision = document.data.get("schema") == DECISION
@@ -582,7 +582,7 @@ def load_case(path: Path, *, is_edited: bool = False) -> BaselineFile | Decision
 
 def digest_of(case: Case, expected: ExpectedCycles | ExpectedDecision) -> str:
     """Return the hash of a case's request and expectations."""
-    # Defaults left out: a key that a later version adds is no edit.
+    # Without defaults, so that a key that a later version adds does not count as an edit.
     request = case.model_dump(mode="json", exclude={"expect", "description"}, exclude_defaults=True)
     result = expected.model_dump(mode="json", exclude={"accepted"}, exclude_defaults=True)
     return sha256(json.dumps([request, result], sort_keys=True).encode()).hexdigest()[:16]
@@ -611,10 +611,10 @@ def accepted_text(
     """Return a file's text with its expectations replaced; its other lines and comments are unchanged."""
     from ruamel.yaml import YAML
 
-    # Round trip: the default loader of ruamel keeps comments, order and quotes.
+    # Round trip: ruamel's default loader preserves comments, order and quotes.
     yaml = YAML()
     yaml.preserve_quotes = True
-    yaml.width = 1 << 20  # a key that is broken over lines is none
+    yaml.width = 1 << 20  # a key that is broken over lines is not a key
     text = io.StringIO()
     accepted = Acceptance(npusim=version, reason=reason, digest=digest_of(case, expected))
     source = read_text(path)
@@ -628,7 +628,7 @@ def accepted_text(
 
 
 def _plain(data: object) -> Any:
-    """Return data as YAML is to have it: mappings of numbers and lists of them on one line each."""
+    """Return data in the form for YAML: mappings of numbers, and lists of them, on one line each."""
     from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
     if not isinstance(data, dict | list):

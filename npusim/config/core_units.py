@@ -292,11 +292,11 @@ class RegisterVectorEngine(_QueueSpec):
     cast_rounding: Choice[CastRounding] | None = Field(
         default=None,
         description=(
-            "rounding of casts if neither kernel nor precision states one; absent: nearest_even, which is then known"
+            "rounding of casts if neither kernel nor precision states one; absent: nearest_even, not an assumption"
         ),
     )
     multiply_add: Choice[MultiplyAdd] | None = Field(
-        default=None, description=("number of roundings if the precision states none; absent: two, which is then known")
+        default=None, description=("number of roundings if the precision states none; absent: two, not an assumption")
     )
     issued_per_cycle_count: PositiveWhole = Field(
         description=("number of compute instructions that may start in a cycle")
@@ -328,8 +328,8 @@ class ScalarEngine(SpecModel):
     issue_cycles: Quantity | None = Field(default=None, description="time to issue one instruction")
 
 
-# ---------------------------------------------------------------- a streaming multiprocessor
-# A warp lives on one sub-core; sub-cores are alike.  Numbers on lanes are those of one sub-core.
+# ---------------------------------------------------------------- a streaming multiprocessor A warp lives on one
+# sub-core; all sub-cores are equal.  Numbers on lanes are those of one sub-core.
 
 
 class GapSpec(SpecModel):
@@ -389,7 +389,9 @@ class IssueSpec(SpecModel):
 
 
 class SpecialisedSpec(IssueSpec):
-    """The same of kernels whose warps specialise: one group copies, others take turns (cuDNN's, FlashAttention-3's)."""
+    """The same constants of kernels whose warps specialise: one group copies, others take turns (cuDNN's,
+    FlashAttention-3's).
+    """
 
     instruction_slots_factor: Positive = Field(description="issue slots that an instruction takes, on average")
     product_slowing_factor: Quantity = Field(
@@ -491,7 +493,7 @@ class CodeSpec(SpecModel):
 
 
 class AccessSpec(SpecModel):
-    """What a thread of an operator of eager PyTorch computes for each access to memory."""
+    """The arithmetic of a thread of an eager PyTorch operator for each access to memory."""
 
     instructions_count: PositiveWhole = Field(
         description=("number of instructions, each of which uses an issue slot of its warp")
@@ -528,7 +530,7 @@ class LibrarySpec(SpecModel):
     code: CodeSpec | None = Field(default=None, description="constants of kernels whose instructions are counted")
 
     def softmax_points(self, columns: int) -> dict[str, float]:
-        """Return the row lengths whose ``row_cycles`` apply to rows of so many columns, each with its share.
+        """Return the row lengths whose ``row_cycles`` apply to rows with this number of columns, each with its share.
 
         Between two stated lengths the cost is interpolated; beyond the first or last it is constant.
         """
@@ -597,7 +599,7 @@ class SyncProductSpec(SpecModel):
 
     @model_validator(mode="after")
     def _shape_is_known(self) -> Self:
-        # m8n8k4 is four products beside one another, 16 x 16 in all (PTX ISA).
+        # m8n8k4 is four products side by side, 16 x 16 in all (PTX ISA).
         if (self.m_elements.value, self.n_elements.value) not in ((16, 8), (16, 16)):
             shape, known = f"m{self.m_elements.value}n{self.n_elements.value}", "m16n8, and m16n16 as four m8n8k4"
             raise fault_at("m_elements", f"unknown instruction shape {shape}; mma.sync has {known} (PTX ISA)")
@@ -732,7 +734,7 @@ class LanePipe(RatedUnit):
         return entry(self.ops, name, f"no operation {name!r} on this pipe; it has: ")
 
     def packed(self, name: str, fmt: str) -> int:
-        """Return how many elements of ``fmt`` one lane takes at once in an operation."""
+        """Return the number of elements of ``fmt`` that one lane processes at once in an operation."""
         is_packed = name in self.packed_ops and fmt in self.packed_formats
         return self.packed_count.value if is_packed and self.packed_count else 1
 

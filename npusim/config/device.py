@@ -35,7 +35,7 @@ def _family(name: str) -> str:
     raise PydanticCustomError("family", "{text}", {"text": text})
 
 
-#: Numbers and choices with their sources, under the keys that a model would have them by.
+#: Numbers and choices with their sources, under the keys that a model would use.
 Facts = TypeAliasType("Facts", "dict[str, Quantity | Choice[str] | Facts]")
 
 
@@ -73,9 +73,9 @@ class GlobalMemorySpec(SpecModel):
     )
 
 
-#: What L2 holds when a kernel starts: nothing of use, lines of something else still to be written back, the inputs, or
-#: what launches like it left, one behind the other: on other inputs (``steady``) each moves what it reads and writes;
-#: on the same inputs (``repeated``) a launch finds those that fit (`npusim.program.ir.residency`).
+#: Content of L2 when a kernel starts: nothing useful, other data that must be written back, the inputs, or the state
+#: after a series of equal launches: on other inputs (``steady``) each launch moves the data that it reads and writes;
+#: on the same inputs (``repeated``) a launch finds the inputs that fit (`npusim.program.ir.residency`).
 L2State = Literal["clean", "dirty", "warm", "steady", "repeated"]
 #: The states in which another launch follows.
 FOLLOWED: frozenset[L2State] = frozenset({"steady", "repeated"})
@@ -127,7 +127,7 @@ class L2Spec(SpecModel):
     )
 
     def dirty_bytes(self) -> float:
-        """Return how many bytes of others are still to be written back where it is dirty."""
+        """Return the number of other data's bytes that must still be written back if L2 is dirty."""
         if self.dirty_factor is None:
             raise SpecError(
                 "l2: dirty: the device file does not state which share has to be written back "
@@ -254,7 +254,8 @@ class PowerSpec(SpecModel):
         return float((self.limit * watts / average) ** self.exponent_factor.value)
 
     def mean_clock(self, share: float, seconds: float) -> float:
-        """Return the mean clock, over the full one, of calls of so many seconds each, whose limit's clock is ``share``.
+        """Return the mean clock of calls with this duration in seconds, as a share of the full clock; ``share`` is that
+        of the limit's clock.
 
         Where the clock falls to it with a time constant, the mean of ``calls_count`` calls from the full clock on.
         """
@@ -281,7 +282,9 @@ class PowerSpec(SpecModel):
         return self.board_w if self.limit_w is None else self.limit_w
 
     def watts(self, held: Positive | None) -> float:
-        """Return the limit in watts, ``held`` where the board is set to it, over the one at which ``limit`` holds."""
+        """Return the power limit (``held``, if the board is set to one), relative to the one to which ``limit``
+        belongs.
+        """
         known, stated = self.limit_w if self.limit_factor is None else self.board_w, held or self.stated_w
         return stated.value / known.value if stated and known else 1.0
 
@@ -577,7 +580,7 @@ class DeviceSpec(HardwareModel):
         return any((r.source, r.destination) == (source, destination) for e in movers for r in e.routes.values())
 
     def matrix_engine(self, core: str) -> MatrixEngine:
-        """Return the matrix unit of a kind of core; raise `SpecError` where there is none."""
+        """Return the matrix unit of a kind of core; raise `SpecError` if it has no matrix unit."""
         return entry(self.matrix_engines, core, f"{self.name}: {core} has no matrix unit; cores that have one: ")
 
     @property
@@ -628,8 +631,8 @@ class DeviceSpec(HardwareModel):
         return cycles / self.clock_hz.value
 
     def clocked(self, flops: int) -> DeviceSpec:
-        """Return the device at its clock for a program with so many operations of products, and the launch at this
-        clock.
+        """Return the device at its clock for a program with this number of operations in products, and the launch at
+        this clock.
         """
         launch, held = self.launch, self.held_clock_hz
         clock = self.products_clock_hz if flops else None
@@ -647,7 +650,7 @@ class DeviceSpec(HardwareModel):
             update["launch"] = launch.model_copy(update={"products_s": None})
         changed = self.model_copy(update=update)
         changed._free_hz = float((clock or self.clock_hz).value)
-        changed._clock_share = changed._free_hz / self.clock_hz.value  # a held clock is the one of all units
+        changed._clock_share = changed._free_hz / self.clock_hz.value  # a locked clock is that of all units
         return changed
 
     @property
@@ -656,7 +659,7 @@ class DeviceSpec(HardwareModel):
         return self._clock_share
 
     def __reduce__(self) -> tuple[object, ...]:
-        # A device holds classes that pydantic makes while running, which do not pickle.
+        # A device contains classes that pydantic creates at run time, which cannot be pickled.
         return _restored, (type(self), self.model_dump_json(by_alias=True), self.unchanged)
 
     def launched(
@@ -686,7 +689,7 @@ class DeviceSpec(HardwareModel):
         return None
 
     def sustained(self, flops: int, seconds: float, busy_cycles: Mapping[str, int]) -> float:
-        """Return the clock, over ``clock_hz``, of a kernel with so many operations.
+        """Return the clock of a kernel with this number of operations, relative to ``clock_hz``.
 
         ``busy_cycles``: busy cycles of the average core's units, by unit name (``sm.TENSOR``).
         """

@@ -9,9 +9,9 @@ from npusim.config.packaged import read_table
 
 #: Words for registers that are not a compiler's.
 ESTIMATED = "estimated"
-#: Columns of an architecture's table of registers that say which kernel a row is of.
+#: Columns of an architecture's table of registers that identify the kernel of a row.
 _KERNEL_COLUMNS = ("schedule", "dtype", "head_dim", "causal", "block_q", "block_kv", "stages", "warps")
-#: Formats of one size take the same registers, but for a few.
+#: Formats of one size need almost the same number of registers.
 _SAME_SIZE = MappingProxyType({"bfloat16": "float16"})
 
 
@@ -32,7 +32,7 @@ def _registers(architecture: str) -> dict[tuple[str, ...], tuple[int, int, int, 
 
 @cache
 def _of_recurrences(architecture: str) -> dict[tuple[str, ...], dict[int, tuple[int, int, int]]]:
-    """Return the table of `recurrence_registers`: rows by stages, by the other columns that say which kernel it is."""
+    """Return the table of `recurrence_registers`: rows by stages and by the other columns that identify the kernel."""
     found: dict[tuple[str, ...], dict[int, tuple[int, int, int]]] = {}
     for row in read_table(f"{architecture}_recurrences.csv"):
         key = tuple(row[column] for column in ("schedule", "phase", "dtype", "chunk", "key", "value", "warps"))
@@ -46,8 +46,8 @@ def recurrence_registers(
 ) -> tuple[int, int, int] | None:
     """Return registers of a thread, spilled ones and shared bytes of a recurrence's kernel, None if it is not listed.
 
-    ``sizes``: tokens of a chunk, channels of keys and of values of a block.  A kernel that its library compiles for one
-    number of stages alone has that number's.
+    ``sizes``: tokens of a chunk, channels of keys and of values of a block.  A kernel that its library compiles for
+    only one number of stages has the registers of that number.
     """
     table = _of_recurrences(architecture)
     formats = [dtype, *(f for f, same in _SAME_SIZE.items() if same == dtype)]

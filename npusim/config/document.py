@@ -30,14 +30,15 @@ from npusim.late_methods import dataclass
 from npusim.sanitize import regular_file
 from npusim.units import MIB, ascii_digits
 
-#: Size of one file; a larger file is no file of npusim and would only take long to read.  Profilers' tables are longer.
+#: Size of one file; a larger file cannot be a file of npusim, and reading it would only take long. Profilers' tables
+#: may be longer.
 MOST_BYTES, MOST_TABLE_BYTES = 16 * MIB, 256 * MIB
 #: A number with commas between thousands.
 _GROUPED = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
 
 
 class FilePosition(NamedTuple):
-    """Where a key stands."""
+    """Place of a key: file and line."""
 
     file: str
     line: int
@@ -65,7 +66,7 @@ class Document:
         return repr(self.data)
 
     def position_of(self, key: str) -> FilePosition:
-        """Return where ``key`` stands, or its nearest parent that stands somewhere."""
+        """Return the place of ``key``, or of its nearest parent that has a place."""
         while key and key not in self.places:
             key = key.rpartition(".")[0]
         return self.places[key]
@@ -103,7 +104,7 @@ def _parser() -> str:
 
 
 def read_text(path: Path, most_bytes: int = MOST_BYTES) -> str:
-    """Return a file's UTF-8 text; raise `SpecError` if it is no file, cannot be read or exceeds ``most_bytes``."""
+    """Return a file's UTF-8 text; raise `SpecError` if it is not a file, cannot be read, or exceeds ``most_bytes``."""
     try:
         return regular_file(path, most_bytes, SpecError).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -142,7 +143,7 @@ def read_csv(
 def cell_number(row: Mapping[str, object], column: str, where: str) -> float | None:
     """Return the number of a table's cell, with or without commas between thousands; None where it is empty or NA.
 
-    Raises `SpecError` for a text that is no number of at least 0; NaN and infinity are no such numbers.
+    Raises `SpecError` for a text that is not a number of at least 0; NaN and infinity are refused too.
     """
     value = row.get(column)
     text = "" if value is None else str(value).strip()
@@ -248,7 +249,7 @@ class _Merge:
         return Document(self.override.file, data, self.places, frozenset(self.removed))
 
     def _with(self, path: str, node: dict[str, object], steps: list[str], key: str, value: object) -> dict[str, object]:
-        """Return ``node``, which stands at ``path``, with ``value`` at ``steps`` below it.
+        """Return ``node``, which is at ``path``, with ``value`` at ``steps`` below it.
 
         ``key`` is how the overriding file spells it.  Nothing is written to: anchors may share mappings.
         """
@@ -256,7 +257,7 @@ class _Merge:
         path = f"{path}.{name}" if path else name
         old = node.get(name)
         if below:
-            if not isinstance(old, dict):  # created where it is missing; validation judges it
+            if not isinstance(old, dict):  # created if it is missing; validation checks it
                 old, self.places[path] = {}, self.override.position_of(key)
             return {**node, name: self._with(path, old, below, key, value)}
         if _is_branch(old) and _is_branch(value) and not _is_another(old, value):

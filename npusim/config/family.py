@@ -1,4 +1,4 @@
-"""A core family as one value, its manifest: what npusim has to know of the family before it imports the machine.
+"""A core family as one value, its manifest: the facts that npusim needs about the family before it imports the machine.
 
 The package registers its families as installed packages register theirs, by an entry point; `registered` loads a
 manifest once, and the manifest is checked then.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 #: Entry points of installed packages that bring a family: ``name = "package.module:FAMILY"``.
 MACHINES = "npusim.machines"
-#: The entry points of npusim's core families, in the order in which lists have them.
+#: The entry points of npusim's core families, in the order of lists.
 FAMILIES: Mapping[str, str] = MappingProxyType(
     {"ascend": "npusim.machines.ascend:ASCEND", "nvidia": "npusim.machines.sm:NVIDIA", "cpu": "npusim.machines.sm:CPU"}
 )
@@ -42,9 +42,9 @@ Processor = Literal["npu", "gpu", "cpu"]
 Kind = Literal["attention", "splits", "stages", "chunks", "compiled", "product", "rows", "operators", "plain"]
 #: Settings of fields for a call to try, in groups; the call uses the best of each group.
 Settings = Sequence[Sequence[Mapping[str, object]]]
-#: The value of a field of a preset that stands for the family's.
+#: The value of a preset's field that means the family's value.
 AS_FAMILY = "as the family"
-#: Fields of presets that may stand for the family's, and what they are where a manifest does not say.
+#: Fields of presets that may have the family's value, and their values if a manifest does not state them.
 _PRESETS: Mapping[str, str] = MappingProxyType({"exp_variant": "exp.correct", "sum_order": "", "accumulate": "fresh"})
 
 
@@ -184,7 +184,7 @@ def registered(name: str) -> CoreFamily:
 
 
 def module_of(name: str) -> str:
-    """Return the module that has the manifest of a core family, or the machine that stands for one."""
+    """Return the module that has the manifest of a core family, or the machine that replaces a manifest."""
     return _place(name).partition(":")[0]
 
 
@@ -202,7 +202,7 @@ def running(kind: Kind) -> tuple[str, ...]:
 
 @lru_cache
 def _registered(name: str, place: str) -> CoreFamily:
-    """Return a manifest; an entry point that is a machine stands for one with all else by default."""
+    """Return a manifest; an entry point that is a machine gives a manifest with defaults for everything else."""
     value = resolved(place)
     if isinstance(value, type):
         return CoreFamily(name=name, machine=value, unread=getattr(value, "unread", {}))

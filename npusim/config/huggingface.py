@@ -35,7 +35,8 @@ _PLAIN_ACTIVATIONS = _GATED_ACTIVATIONS | {
     *("gelu", "gelu_10", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python", "gelu_pytorch_tanh", "quick_gelu"),
     *("mish", "relu", "relu2", "relu6", "tanh", "xielu"),
 }
-#: Bits of a weight by ``quant_method``: MXFP4 has a scale of 8 bits for 32 values; FP8's, for 128 x 128, are left out.
+#: Bits of a weight by ``quant_method``: MXFP4 has a scale of 8 bits for 32 values; the scales of FP8, one for 128 x
+#: 128, are neglected.
 _STORED_BITS = MappingProxyType({"fp8": 8.0, "fbgemm_fp8": 8.0, "mxfp4": 4.25})
 _DTYPES = ("float16", "bfloat16", "float32")
 
@@ -52,15 +53,15 @@ TWO_MATRIX_DECODERS = frozenset(
         *("mpt", "opt", "pangu", "pangu_alpha", "phi", "starcoder2"),
     )
 )
-#: Gated whatever their activation; with silu every FFN is, unless it is one of those above.
+#: Gated with any activation; with silu every FFN is gated, except those above.
 GATED = frozenset(("gemma", "gemma2", "gemma3_text", "gemma3n_text", "modernbert", "nomic_bert"))
-#: Every n-th layer of these sees everything, even where the file does not say so.
+#: Every n-th layer of these models sees all keys, even if the file does not say so.
 WINDOW_PATTERNS = MappingProxyType({"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6, "cohere2": 4})
-#: These add a bias that grows with the distance of query and key, and have no switch for it.
+#: These add a bias that grows with the distance of query and key, and have no option for it.
 ALIBI = frozenset(("bloom",))
 #: These have a learned score in every softmax that belongs to no key.
 SINKS = frozenset(("gpt_oss",))
-#: One matrix of the vocabulary for both ends, even where the file does not say so.
+#: The embedding and the output projection share one matrix, even if the file does not say so.
 TIED = frozenset(("bloom", "cohere", "cohere2", "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "mpt", "opt"))
 #: In these models every token passes through one further expert, as wide as the others, which no key states.
 SHARED_EXPERT = frozenset(("llama4_text",))
@@ -102,7 +103,7 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "deepseek_v3": _family(7168, 18432, 61, 128, **_DEEPSEEK, **_MLA),
     }
 )
-#: Multimodal configs whose text part may leave out its type.
+#: Multimodal configs whose text part may omit its type.
 _TEXT_TYPES = MappingProxyType(
     {"gemma3": "gemma3_text", "llava": "llama", "mistral3": "mistral", "qwen2_vl": "qwen2_vl_text"}
     | {"qwen2_5_vl": "qwen2_5_vl_text", "qwen3_vl": "qwen3_vl_text", "qwen3_vl_moe": "qwen3_vl_moe_text"}
@@ -179,19 +180,19 @@ class HuggingFaceConfig(BaseModel):
     layer_freq: PositiveInt | tuple[StrictBool | NonNegativeInt, ...] = _named(1, "moe_layer_freq")
     dense_layers: tuple[NonNegativeInt, ...] = _named((), "mlp_only_layers")
     quantization: dict[str, object] | None = _named(None, "quantization_config")
-    #: Keys that nothing reads and that may change what is computed.
+    #: Keys that npusim does not read and that may change the result.
     unread: tuple[str, ...] = ()
 
 
-#: What a workload file leaves out at its default; a data recipe must keep its kind, and is left out completely.
+#: Keys that a workload file omits at their defaults; a data recipe needs its kind, and is omitted completely.
 _LEFT_OUT = ("batch", "data", "unmodelled", "unread")
 
 
 #: Fields whose spellings may differ: they decide whether an FFN is gated, and the tokens of a run that names none.
 _MAY_DIFFER = ("activation", "max_positions")
-#: Sizes of latent attention that nothing reads where a file has no rank of K and V.
+#: Sizes of latent attention that have no effect if a file has no rank of K and V.
 _OF_LATENTS = frozenset(("q_lora_rank", "qk_rope_head_dim"))
-#: Keys beside a text part that hold for it too, and those of images.
+#: Keys beside a text part that apply to it too, and keys of images.
 _INHERITED = ("quantization_config", "tie_word_embeddings", "is_causal", "causal")
 _OF_IMAGES = ("image_size", "patch_size")
 
@@ -357,7 +358,7 @@ def workload_yaml(workload: Workload) -> str:
     yaml.width = 10_000  # one line a value, however long its text
     stream = StringIO()
     data = workload.model_dump(mode="json", by_alias=True, exclude_none=True)
-    # Not by `exclude_defaults`: a data recipe must keep its kind.
+    # Not by `exclude_defaults`: a data recipe needs its kind.
     for key in _LEFT_OUT:
         if getattr(workload, key) == Workload.model_fields[key].default:
             del data[key]
@@ -381,7 +382,7 @@ def _json_object(path: Path, text: str) -> dict[str, Any]:
 
 
 def _line(text: str, key: str) -> int:
-    """Return the line of a key in JSON text, 1 if it is not there."""
+    """Return the line of a key in JSON text, 1 if the text does not have it."""
     match = re.search(rf'"{re.escape(key)}"\s*:', text)
     return text.count("\n", 0, match.start()) + 1 if match else 1
 
@@ -408,7 +409,7 @@ def _head_sizes(config: HuggingFaceConfig) -> tuple[int, int, LatentAttention | 
 
 
 def _kv_heads(config: HuggingFaceConfig) -> int:
-    # Falcon states as many KV heads as query heads beside `multi_query`, and uses one.
+    # Falcon states as many KV heads as query heads together with `multi_query`, but uses one KV head.
     is_one = config.model_type == "falcon" or not config.kv_heads
     if config.multi_query and not config.new_decoder_architecture and is_one:
         return 1
@@ -416,12 +417,13 @@ def _kv_heads(config: HuggingFaceConfig) -> int:
 
 
 def _windows(config: HuggingFaceConfig) -> tuple[int | None, int | None, int]:
-    """Return the window, the chunk, and how many layers have them; none and 0 where all layers see everything."""
+    """Return the window, the chunk, and the number of layers that have them; None and 0 if all layers see all keys."""
     kinds = config.layer_types
     if kinds is not None and len(kinds) != config.layers:
         raise fault_at("layer_types", f"has {len(kinds)} entries, but the model has {config.layers} layers")
     if config.attention_chunk_size is not None:
-        # Llama-4: an entry of 0 is a layer without rotary embedding, which sees everything; else every fourth is one.
+        # Llama-4: an entry of 0 is a layer without rotary embedding, which sees all keys; by default every fourth
+        # layer.
         interval = config.no_rope_layer_interval or 4
         flags = config.no_rope_layers or [(layer + 1) % interval != 0 for layer in range(config.layers)]
         chunked = sum(map(bool, flags)) if kinds is None else sum(kind.startswith("chunked") for kind in kinds)
@@ -432,7 +434,7 @@ def _windows(config: HuggingFaceConfig) -> tuple[int | None, int | None, int]:
             raise fault_at(key, f"{number} must be at least {least}")
     used = config.use_sliding_window
     if used is None:
-        # Qwen2, Qwen3 and MiMo, which is a Qwen2, state a window that is off unless said otherwise.
+        # Qwen2, Qwen3 and MiMo (a Qwen2) state a window that is off unless another key enables it.
         used = not config.model_type.startswith("qwen") and config.model_type != "mimo"
     if window is None or window <= 0 or not used:
         return None, None, 0
@@ -505,7 +507,7 @@ def _assumed(config: HuggingFaceConfig, chosen: str | None) -> Iterator[str]:
     if not (chosen or config.dtype):
         yield "it states no dtype; npusim uses float16"
     if not _says_gated(config) and config.activation not in _PLAIN_ACTIVATIONS:
-        what = "no activation" if config.activation is None else f"the activation {config.activation} is unknown"
+        what = "no activation" if config.activation is None else f"the unknown activation {config.activation}"
         yield f"it states {what}; npusim assumes an FFN of two matrices"
     if config.quantization and not _stored_bits(config.quantization):
         yield (
@@ -522,7 +524,7 @@ def _stored_bits(spec: Mapping[str, Any]) -> float | None:
 
 
 def _stored(config: HuggingFaceConfig) -> StoredWeights | None:
-    """Return how weights are stored, None where as Q, K and V are; MXFP4 is that of experts alone (gpt_oss)."""
+    """Return how weights are stored, None if in the format of Q, K and V; MXFP4 is used only for experts (gpt_oss)."""
     spec = config.quantization or {}
     bits = _stored_bits(spec)
     return StoredWeights(bits=bits, of="experts" if spec["quant_method"] == "mxfp4" else "layers") if bits else None

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 #: Types whose layers are attention and an FFN (or experts) as their keys say: configuration and modeling files of
-#: Hugging Face transformers 4.5x.  Not albert, gpt_neo, modernbert, mpnet: they do more than their files say.
+#: Hugging Face transformers 4.5x.  Without albert, gpt_neo, modernbert and mpnet, which do more than their files state.
 MODEL_TYPES = frozenset(
     (
         *("PanguEmbedded", "apertus", "arcee", "beit", "bert", "bloom", "clip_vision_model", "cohere", "cohere2"),
@@ -105,7 +105,7 @@ _PARTS: Mapping[str, re.Pattern[str]] = MappingProxyType(
 )
 #: Kinds of layers for which ``rope_parameters`` may have a dictionary each.
 _KINDS = frozenset(("full_attention", "sliding_attention", "chunked_attention"))
-#: Letters of a key beyond which it is none of these.
+#: Longest key of this kind, in letters.
 _LONGEST = 64
 #: Values at which a key changes nothing.
 _WITHOUT_EFFECT: Mapping[str, object] = MappingProxyType(
@@ -152,7 +152,7 @@ def spelled_once(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return a config with one key for each value, and the keys that state another value for it.
 
-    ``spellings`` lists the names of each value.  The first name with a value is read; ``defaults`` count where the file
+    ``spellings`` lists the names of each value.  The first name with a value is used; ``defaults`` apply if the file
     has none of the names.
     """
     left, others = {**defaults, **config}, list[str]()

@@ -1,4 +1,4 @@
-"""Records: dataclasses that JSON files keep, written and read by their fields."""
+"""Records: dataclasses stored in JSON files, field by field."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from npusim.errors import SpecError
 
 RecordType = TypeVar("RecordType")
 
-#: Seconds that a file has in microseconds; from it and back gives the file's number again, to the last bit.
+#: Seconds that a file has in microseconds; converting it there and back gives the file's number again, to the last bit.
 Microseconds = Annotated[float, AfterValidator(lambda us: us / 1e6), PlainSerializer(lambda s: s * 1e6, float)]
 
 
@@ -33,7 +33,7 @@ def record_document(kind: type[RecordType], record: RecordType) -> dict[str, Any
 
 
 def read_record(kind: type[RecordType], text: str, file: Path) -> RecordType:
-    """Return JSON text as the dataclass ``kind``; keys that it does not know are left out.
+    """Return JSON text as the dataclass ``kind``; unknown keys are ignored.
 
     Raises `SpecError`, a line for each key that is missing or of another type: ``file  dotted.key: ``.
     """

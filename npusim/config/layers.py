@@ -31,7 +31,7 @@ class LatentAttention(SpecModel):
 
 
 class Experts(SpecModel):
-    """A mixture of experts in place of the FFN; the layers before it may keep a dense one."""
+    """A mixture of experts in place of the FFN; the first layers may have a dense one."""
 
     count: PositiveInt = Field(description="routed experts of a layer")
     per_token: PositiveInt = Field(description="number of routed experts of each token")
@@ -48,10 +48,10 @@ class Experts(SpecModel):
         return self
 
     def touched(self, tokens: int) -> int:
-        """Return how many different experts ``tokens`` tokens are expected to take, rounded.
+        """Return the expected number of different experts of ``tokens`` tokens, rounded.
 
-        Each token takes ``per_token`` different ones, all as likely and none hanging on another token:
-        ``count (1 - (1 - per_token / count)^tokens)``.
+        Each token uses ``per_token`` different ones, all equally likely and independent of other tokens: ``count (1 -
+        (1 - per_token / count)^tokens)``.
         """
         return round(self.count * (1.0 - (1.0 - self.per_token / self.count) ** tokens))
 
@@ -67,7 +67,7 @@ class StoredWeights(SpecModel):
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Weights of a model's matrices, all of them and those that one token uses; norms and biases are left out."""
+    """Weights of a model's matrices, all of them and those that one token uses; without norms and biases."""
 
     layers: int
     layers_active: int
@@ -137,7 +137,7 @@ class ModelProblem(LayerProblem):
 
     @property
     def is_absorbed(self) -> bool:
-        """Whether W_UK and W_UV are multiplied with Q and with the result of attention, and not with K and V."""
+        """Whether W_UK and W_UV are multiplied by Q and by the result of attention, instead of by K and V."""
         return self.latent is not None and self.seq_q < self.seq_kv
 
     @property

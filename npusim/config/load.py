@@ -27,7 +27,7 @@ from npusim.errors import SpecError
 from npusim.late_methods import dataclass
 from npusim.units import ascii_digits, format_value
 
-#: What files of npusim are: the part of their schema before its version.
+#: Kinds of npusim's files: the part of their schema before its version.
 KINDS = frozenset(
     f"npusim.{kind}" for kind in ("device", "node", "workload", "baseline", "decision", "measurements", "mapping")
 )
@@ -65,7 +65,7 @@ def list_workloads() -> list[str]:
 def validated(model: type[ModelType], document: Document) -> ModelType:
     """Return ``document`` as ``model``; raise `SpecError` with a line for each fault.
 
-    A file of another kind is reported by its schema alone: its keys are no faults.
+    For a file of another kind only its schema is reported, not its keys.
     """
     field, schema = model.model_fields.get("schema_id"), document.data.get("schema")
     expected = str(get_args(field.annotation)[0]) if field is not None else ""
@@ -140,7 +140,7 @@ _OPTIONS = MappingProxyType({"held_clock_hz": "--clock ", "held_power_w": "--pow
 _LABELS = ("schema", "description", "architecture")
 
 
-#: Keys that change nothing on a core family, by its name, and what would read them: ``define.unread_keys``.
+#: Keys without effect on a core family, by its name, and the feature that would read them: ``define.unread_keys``.
 UnreadKeys = Callable[[str], Mapping[str, str]]
 
 
@@ -150,13 +150,13 @@ def reader_of(device: DeviceSpec, key: str, unread: UnreadKeys | None = None, *,
     ``in_node``: the device is one of a node.
     """
     if key.startswith("facts."):
-        return "no model uses it yet; put it under `facts` with its source"
+        return "no model yet; put it under `facts` with its source"
     if key in _LABELS:
         return "people"
     if in_node and key == _OF_A_PLAN:
         return None
     if in_node and key.startswith(_OF_ONE_DEVICE):
-        return "available only for one device; for the devices of a node use clock_hz (-C)"
+        return "runs of one device only; for the devices of a node use clock_hz (-C)"
     if not device.is_timed:
         patterns = (*_OF_VALUES, *(_OF_A_NODE if in_node else ()))
         if any(fnmatchcase(key, pattern) for pattern in patterns):

@@ -23,7 +23,7 @@ NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
 def _counted(value: object) -> object:
     """Return the number of a text such as ``8k``, anything else unchanged: the number's check names the fault."""
     try:
-        return parse_count(value) if isinstance(value, str) and value[-1:].isalpha() else value  # '2' is no number
+        return parse_count(value) if isinstance(value, str) and value[-1:].isalpha() else value  # '2' is not a number
     except ValueError:
         return value
 
@@ -35,7 +35,7 @@ PositiveFloat = Annotated[StrictFloat, Field(gt=0)]
 
 
 def percent_or_share(value: object) -> object:
-    """Return ``"15%"`` as 0.15, and all else, such as a share written as a number, as it is."""
+    """Return ``"15%"`` as 0.15, and everything else, such as a share written as a number, unchanged."""
     if not isinstance(value, str) or not value.strip().endswith("%"):
         return value
     try:
@@ -48,7 +48,7 @@ def percent_or_share(value: object) -> object:
 Band = Annotated[PositiveFloat, Field(lt=1), BeforeValidator(percent_or_share)]
 StrictBool = Annotated[bool, Field(strict=True)]
 Text = Annotated[str, Field(min_length=1)]
-#: Longest name: with a schedule, a length and an ending it still makes a file name.
+#: Longest name: with a schedule, a length and an ending it is still a valid file name.
 LONGEST_NAME = 100
 _NOT_IN_NAMES = frozenset('/\\:*?"<>|')
 
@@ -107,7 +107,7 @@ class SpecModel(BaseModel):
 
 
 def entry(table: Mapping[str, EntryType], name: str, fault: str) -> EntryType:
-    """Return an entry of a table; raise `SpecError`, which is ``fault`` and the names that there are."""
+    """Return an entry of a table; raise `SpecError` with ``fault`` and the table's names if there is no such entry."""
     if name not in table:
         raise SpecError(fault + ", ".join(table))
     return table[name]

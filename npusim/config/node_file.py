@@ -82,7 +82,8 @@ class DriverMode(SpecModel):
         return 0.0 if self.local_bytes_per_s is None else 1.0 / float(self.local_bytes_per_s.value)
 
     def transfer_bytes_per_s(self, most: int, ranks: int, size_bytes: int | None) -> float:
-        """Return the rate of the engines, of ``most``, that serve a message of ``size_bytes`` a rank; None: of all.
+        """Return the rate of those engines, out of ``most``, that serve a message of ``size_bytes`` for each rank;
+        None: of all.
 
         NCCL uses complete channels; here the last one serves in part, since with complete ones alone a message would be
         slower than a slightly longer one.  Multiples of the step have the same value.
@@ -170,7 +171,7 @@ class LinearTimes(SpecModel):
 
 
 class DecodeTimes(SpecModel):
-    """Attention of single queries by a kernel that is known by its time alone."""
+    """Attention of single queries by a kernel of which only the time is known."""
 
     start_s: Quantity
     bytes_per_s: Positive = Field(description="rate of reading keys and values")
@@ -219,7 +220,7 @@ class CpuSpec(SpecModel):
 
     @property
     def elements_per_s(self) -> float:
-        """Return the elements of keys and values that all cores take in a second."""
+        """Return the number of elements of keys and values that all cores process in a second."""
         cores = self.sockets_count.value * self.cores_count.value
         each = self.lanes_count.value * self.units_count.value / self.instructions_count.value
         return float(cores * each * self.clock_hz.value)
@@ -300,7 +301,7 @@ class NodeDevice(DeviceSpec):
     its own file. ``family`` is the name under which schedules of nodes are registered.
     """
 
-    family: Literal["node"]  # a node is no core family, but has schedules
+    family: Literal["node"]  # a node is not a core family, but has schedules
     node: NodeSpec
     each: DeviceSpec = Field(exclude=True)
 
@@ -350,7 +351,7 @@ def is_node(name_or_path: object) -> bool:
         return isinstance(name_or_path, NodeSpec | NodeDevice)
     path = Path(name_or_path)
     if path.suffix in (".yaml", ".yml") and path.is_file():
-        # Its first lines say it; what is no text at all is refused where it is read.
+        # Its first lines show the kind; a file that is not text is refused when it is read.
         with path.open(encoding="utf-8", errors="replace") as file:
             return f"schema: {NODE_SCHEMA}" in file.read(_HEAD_BYTES)
     return is_node_name(path.stem)

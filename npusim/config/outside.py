@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import ModuleType
 
-#: Exceptions that are no fault of code from outside; every other one is, `SystemExit` among them.
+#: Exceptions that are not faults of foreign code; all others are, including `SystemExit`.
 PASSED_ON = (KeyboardInterrupt, GeneratorExit)
 
 
@@ -46,7 +46,7 @@ def load(name: str, what: str) -> tuple[ModuleType, str]:
         return module(called), wanted
     path = Path(called)
     if not path.is_file():
-        raise SpecError(f"{path.absolute()}: there is no such file; your own {what} is FILE.py:NAME")
+        raise SpecError(f"{path.absolute()}: no such file; {what} of your own is FILE.py:NAME")
     return _file(str(path.resolve()), path.stat().st_mtime_ns), wanted
 
 
@@ -59,7 +59,7 @@ def _file(path: str, _changed: int) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[module.__name__] = module  # dataclasses and pydantic look their module up
     if (folder := str(Path(path).parent)) not in sys.path:
-        sys.path.append(folder)  # files beside it may be imported, as those beside a script
+        sys.path.append(folder)  # files in the same folder may be imported, as for a script
     try:
         spec.loader.exec_module(module)
     except PASSED_ON:
@@ -116,7 +116,7 @@ def describe(error: BaseException) -> str:
 
 
 def place_of(error: BaseException, path: str) -> str:
-    """Return ``file:line`` of the last step in ``path`` on the way to an error; the file alone if there is none."""
+    """Return ``file:line`` of the last step in ``path`` on the way to an error; the file alone if no step is in it."""
     if isinstance(error, SyntaxError) and error.filename == path:
         return f"{path}:{error.lineno}"
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
@@ -131,7 +131,7 @@ def origin_of(function: object) -> str:
 
 @contextmanager
 def with_origin(origin: str, called: str = "") -> Iterator[None]:
-    """Prefix errors inside with the file and line of the fault, or of ``origin`` if the fault has none there.
+    """Prefix errors inside with the file and line of the fault, or of ``origin`` if no line of that file is involved.
 
     ``called``: the owner of the fault, in words, after the line.
 

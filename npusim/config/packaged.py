@@ -19,7 +19,7 @@ from npusim.errors import SpecError
 _PACKAGE = Path(__file__).resolve().parent.parent
 _NODE_NAME = re.compile(r"_x[0-9]+$")
 _TENSOR_SUFFIXES = (".safetensors", ".npz")
-#: Entry points of installed packages: ``name = "a.package"``, whose folder holds devices and nodes as YAML.
+#: Entry points of installed packages: ``name = "a.package"``, whose folder contains devices and nodes as YAML.
 DEVICES = "npusim.devices"
 
 
@@ -77,7 +77,9 @@ def _files(kind: str) -> dict[str, list[str]]:
 
 
 def yaml_files(folder: Path) -> list[os.DirEntry[str]]:
-    """Return the YAML files of a folder by name; paths of all of them take many times as long to make and to sort."""
+    """Return the YAML files of a folder by name; creating and sorting paths of all of them would take many times as
+    long.
+    """
     if not folder.is_dir():
         return []
     with os.scandir(folder) as found:
@@ -130,7 +132,7 @@ def resolve(what: str, name_or_path: str | Path, *, beside: Path | None = None) 
     A string that ends in ``.yaml`` or ``.yml`` or contains a separator is a path (relative to
     ``beside`` if given), everything else a packaged name; ``-`` and ``_`` are the same in names.
 
-    Raises `SpecError` where there is no such file or name (names the nearest, or all), or two files of one name.
+    Raises `SpecError` if there is no such file or name (it names the nearest, or all), or if two files have one name.
     """
     text = str(name_or_path)
     if isinstance(name_or_path, Path) or text.endswith((".yaml", ".yml")) or "/" in text:

@@ -33,22 +33,23 @@ NonNegativeFloat = Annotated[StrictFloat, Field(ge=0)]
 Dtype = Literal["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float32", "float64"]
 #: The formats of 8 bits, whose values may have scales.
 SCALED = ("float8_e4m3fn", "float8_e5m2")
-#: Formats in blocks of 32 with a scale each, along k; what a product of them gives is `GemmProblem.output_dtype`.
+#: Formats in blocks of 32 with a scale each, along k; the format of their product is `GemmProblem.output_dtype`.
 BlockDtype = Literal["mxfp8", "mxfp8_e5m2", "mxfp4", "nvfp4"]
 #: Layouts of a product's A and B in memory (`GemmProblem.operands`).
 Operands = Literal["nd", "nt", "nz"]
 #: Narrower formats that K and V may be stored in.
 CacheFormat = Literal["float8_e4m3fn", "int8"]
-#: Keys that a query sees, itself included; or how many before it and after it, as FlashAttention has them (-1: all).
+#: Keys that a query sees, itself included; or how many before it and after it, as in FlashAttention (-1: all).
 _Side = Annotated[int, Field(strict=True, ge=-1)]
 Window = PositiveInt | tuple[_Side, _Side]
-#: Keys of a KV head that have one scale in such a cache: one, all, or a block of so many; or each channel has one.
+#: Keys of a KV head that share a scale in such a cache: one, all, or a block of this size; or one scale for each
+#: channel.
 ScaledKeys = Literal["token", "head", "channel"] | PositiveInt
 #: The result of a query that sees no key: 0, as in FlashAttention; NaN, 0 over 0; or the mean of all V, as it follows
 #: from a finite number in place of hidden scores.
 Unseen = Literal["zero", "nan", "mean"]
 _UNSEEN = ", ".join(get_args(Unseen))
-#: What is added to the names of K and V for what such a cache holds of them.
+#: Suffixes of the names of K and V for their parts in such a cache.
 STORED, SCALES = "_stored", "_scale"
 #: Layout of inputs and output in memory: the rows of a head together, or heads within a token (which
 #: is what CANN's BSND, BSH and TND have in common).
@@ -130,7 +131,7 @@ class AmplifiedData(SpecModel):
     gain: PositiveFloat
 
 
-# A new recipe is a new member here; its generator stands beside the others in `numerics`.
+# A new recipe is a new member here; its generator is with the others in `numerics`.
 DataRecipe = Annotated[
     NormalData | UniformData | HybridData | SinkData | ResonanceData | AmplifiedData, Field(discriminator="kind")
 ]
@@ -168,14 +169,14 @@ def check_kv_heads(heads: int, kv_heads: int) -> None:
 class Sizes(SpecModel):
     """Sizes of a computation; built in code and from options: a fault is the user's, a `SpecError`.
 
-    A problem answers what runs ask of it; the answers of this class are those of a problem without bits or inputs.
+    Runs ask a problem for these facts; the answers of this class are those of a problem without bits or inputs.
     """
 
     #: Words of `npusim.simulation.request.NEEDS` that a run of the problem meets.
     features: ClassVar[frozenset[str]] = frozenset()
     #: Whether runs compute bits of the problem.
     has_bits: ClassVar[bool] = False
-    #: Whether inputs are plain tensors, which a caller who computes bits may give by name.
+    #: Whether inputs are plain tensors, which a caller that computes bits may pass by name.
     is_plain: ClassVar[bool] = False
     #: How the problem is asked for, in an error.
     asked_with: ClassVar[str] = "sizes of a layer (-w, --seq) on a node"
@@ -201,12 +202,12 @@ class Sizes(SpecModel):
 
     @property
     def attention(self) -> Problem | None:
-        """The attention of one device that the problem has; None where it has none."""
+        """The problem's attention on one device; None if it has no attention."""
         return None
 
     @property
     def product(self) -> GemmProblem | None:
-        """The matrix product of one device that the problem is; None where it is none."""
+        """The problem as a matrix product on one device; None if it is not a product."""
         return None
 
     @property
@@ -216,7 +217,7 @@ class Sizes(SpecModel):
 
     @property
     def seen(self) -> KeyRanges | None:
-        """Which keys a query sees, by its position; None where there are no queries."""
+        """The keys that a query sees, by its position; None if there are no queries."""
         return None
 
     @property
@@ -253,7 +254,7 @@ class Sizes(SpecModel):
         return 0
 
     def all_pairs(self) -> int:
-        """Return the (query, key) pairs of all heads that the mask leaves; 0 where there are none."""
+        """Return the (query, key) pairs of all heads that the mask does not hide; 0 if there are none."""
         return 0
 
     def with_seed(self, _seed: int) -> Self:
@@ -267,12 +268,12 @@ class Sizes(SpecModel):
     def with_bias(self, given: GivenBias, _kind: str = "") -> Problem:
         """Return the problem with a bias that is given, in place of a drawn one.
 
-        Raises `SpecError` where the problem has no bias of this kind (``shared``, ``head``; empty: any).
+        Raises `SpecError` if the problem has no bias of this kind (``shared``, ``head``; empty: any).
         """
         raise SpecError(_NO_BIAS.format(f", {_kind}" if _kind else ""))
 
     def few(self, _longest: int) -> Self:
-        """Return a problem with few blocks of the same sizes, of at most so many tokens."""
+        """Return a problem with few blocks of the same sizes and at most this number of tokens."""
         return self
 
     def with_usual(self, _usual: Mapping[str, float]) -> Self:
@@ -280,7 +281,7 @@ class Sizes(SpecModel):
         return self
 
     def named_sizes(self) -> dict[str, Any] | None:
-        """Return the sizes as ``--problem`` takes them; None where other options state them."""
+        """Return the sizes in the form of ``--problem``; None if other options state them."""
         return self.model_dump(exclude_defaults=True)
 
     def resized(self, sizes: Mapping[str, Any]) -> AnyProblem:
@@ -301,11 +302,11 @@ class Sizes(SpecModel):
 
 
 def _where_stated(default: object, description: str) -> Any:
-    """Return a field that records leave out at its default."""
+    """Return a field that records omit at its default."""
     return Field(default=default, description=description, exclude_if=lambda value: value == default)
 
 
-#: Error where a bias is given and the problem has none; the kind of the bias.
+#: Error if a bias is passed but the problem has none; the kind of the bias.
 _NO_BIAS = "bias: the tensors have a bias{}, which only attention on one device uses; remove the key"
 
 
@@ -350,9 +351,9 @@ class Problem(Sizes, CallFields):
     Raises
     ------
     SpecError
-        A size is not positive, heads are no multiple of KV heads, a head size of latents no multiple of 16,
-        lengths or documents contradict another size, or a query would see no key; the message names the value and
-        the allowed ones.
+        A size is not positive, heads are not a multiple of KV heads, a head size of latents is not a multiple of 16,
+        lengths or documents contradict another size, or a query would see no key; the message names the value and the
+        allowed ones.
     """
 
     batch: PositiveInt = 1
@@ -435,7 +436,7 @@ class Problem(Sizes, CallFields):
         return self.heads * self.query_count
 
     def all_pairs(self) -> int:
-        """Return the (query, key) pairs of all heads that the mask leaves."""
+        """Return the (query, key) pairs of all heads that the mask does not hide."""
         return self.heads * self.pairs()
 
     def with_seed(self, seed: int) -> Self:
@@ -497,7 +498,7 @@ class Problem(Sizes, CallFields):
     @model_validator(mode="before")
     @classmethod
     def _fill_heads(cls, data: object) -> object:
-        """Fill head sizes up to multiples of 16, as kernels do; the scale is that of the size stated."""
+        """Fill head sizes up to multiples of 16, as kernels do; the scale is that of the stated size."""
         if not isinstance(data, dict) or not isinstance(size := data.get("head_dim"), int):
             return data
         sizes = size, data.get("value_head_dim", size)
@@ -574,7 +575,7 @@ class Problem(Sizes, CallFields):
 
     @property
     def seen(self) -> KeyRanges:
-        """Which keys a query sees, by its position; a window or chunk that hides no key from any query is omitted."""
+        """The keys that a query sees, by its position; a window or chunk that never hides a key is omitted."""
 
         def cut(size: int | None) -> int | None:
             return None if size is None or size >= self.seq_kv else size
@@ -654,7 +655,7 @@ class Problem(Sizes, CallFields):
 
     @property
     def is_scaled(self) -> bool:
-        """Whether stored inputs stand for other values."""
+        """Whether stored inputs represent other values (with scales)."""
         return (self.q_scale, self.k_scale, self.v_scale) != (1.0, 1.0, 1.0)
 
     @property
@@ -663,12 +664,14 @@ class Problem(Sizes, CallFields):
         return self.scale * self.q_scale * self.k_scale
 
     def pairs(self) -> int:
-        """Return the (query, key) pairs that the mask leaves of one head in all sequences."""
+        """Return the number of (query, key) pairs of one head that the mask does not hide, in all sequences."""
         counts = Counter(map(self.sequence, range(self.batch))) if self.lengths else {self: self.batch}
         return sum(count * one.attended_pairs() for one, count in counts.items())
 
     def attended_pairs(self) -> int:
-        """Return the (query, key) pairs of one head that the mask leaves in a sequence of ``seq_kv`` keys."""
+        """Return the number of (query, key) pairs of one head that the mask does not hide in a sequence of ``seq_kv``
+        keys.
+        """
         if not self.seen.is_plain or (self.unseen and self.causal):
             return pairs_seen(self.seen, self.causal_offset, self.seq_q)
         if not self.causal:
@@ -679,7 +682,7 @@ class Problem(Sizes, CallFields):
         return growing + (self.seq_q - full) * self.seq_kv
 
     def flops(self) -> int:
-        """Return the operations of both products over the pairs that the mask leaves, 2 per multiply-add."""
+        """Return the operations of both products over the pairs that the mask does not hide, 2 per multiply-add."""
         return self.flops_of(self.pairs())
 
     def flops_of(self, pairs: int) -> int:
@@ -823,7 +826,7 @@ class OperatorProblem(Sizes):
         return self.rows * self.cols * matrices.get(self.what, 2 * own)
 
 
-#: A size by name: a number, or a switch; the schedule says which sizes there are.
+#: A size by name: a number, or a switch; the schedule declares its sizes.
 NamedSize = StrictBool | StrictInt | StrictFloat
 
 
@@ -894,7 +897,7 @@ class KernelProblem(Sizes):
 def problem_of(sizes: Mapping[str, Any]) -> AnyProblem:
     """Return the problem of sizes by name: a product, a copy, attention where all are its fields, else a launch.
 
-    Raises `SpecError` for a size that is none of the problem's, or out of its limits.
+    Raises `SpecError` for a size that the problem does not have, or that is outside its limits.
     """
     if (kernel := kernel_problem(sizes)) is not None:
         return kernel

@@ -24,7 +24,7 @@ Basis = Literal["vendor", "measured", "derived", "fitted", "assumed"]
 BASES: tuple[str, ...] = get_args(Basis)
 ChoiceValue = TypeVar("ChoiceValue", bound=str | bool)
 
-# Beyond it an integer has no float any more; infinities and NaN fail the comparison too.
+# Beyond it an integer is not representable as a float; infinities and NaN fail the comparison too.
 LARGEST = sys.float_info.max
 
 #: The units that keys of numbers end in, the longest ending first, each with its least and largest value; a key
@@ -182,12 +182,12 @@ class HardwareModel(SpecModel):
 
     def digest(self) -> str:
         """Return a short hash of the content, the same for equal files: for a result's provenance."""
-        # What is absent is left out: a key that a later version adds is no edit.
+        # Absent keys are omitted, so that a key that a later version adds does not count as an edit.
         return hashlib.sha256(self.model_dump_json(by_alias=True, exclude_none=True).encode()).hexdigest()[:12]
 
 
 def _with_bytes(node: object, key: str = "") -> object:
-    """Return a part of a file with bytes that have a unit as numbers; a text that is none stays, and is refused."""
+    """Return a part of a file in which bytes with a unit are numbers; other text is unchanged and later refused."""
     if isinstance(node, list | tuple):
         return [_with_bytes(child) for child in node]
     if not isinstance(node, Mapping):

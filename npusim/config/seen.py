@@ -1,7 +1,8 @@
 """The keys that a query sees: ranges of keys as a function of the query's position in its sequence.
 
-The query at position p stands on key p; query row i of a call is at position i + ``causal_offset``, the last one on
-the last key.  Everything else is of ranges: which tiles are visited, which of them need a mask, how many pairs count.
+The query at position p has the position of key p; query row i of a call is at position i + ``causal_offset``, the last
+one on the last key.  Everything else is of ranges: which tiles are visited, which of them need a mask, how many pairs
+count.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ class KeyRanges:
     """Visible keys by the fields of a problem: at most two ranges a query, whose ends never decrease from query to
     query.
 
-    A query at p sees keys of its stretch (its document, its chunk of that; else all ``keys``): the ``window`` that ends
-    with p (None: all before), ``after`` keys behind p (None: all), and the first ``sinks`` and ``prefix`` keys of the
-    stretch; sinks are limited by ``after``.
+    A query at p sees keys of its range (its document, or its chunk of that; else all ``keys``): the ``window`` that
+    ends with p (None: all before), ``after`` keys after p (None: all), and the first ``sinks`` and ``prefix`` keys of
+    the range; sinks are limited by ``after``.
     """
 
     keys: int
@@ -177,7 +178,7 @@ def _ranges(row: npt.NDArray[Any]) -> Ranges:
 
 @lru_cache(maxsize=64)  # one entry a problem
 def pairs_seen(seen: Seen, first: int, rows: int) -> int:
-    """Return how many pairs of a query and a key there are, of ``rows`` positions from ``first`` on."""
+    """Return the number of visible pairs of a query and a key for ``rows`` positions from ``first`` on."""
     if isinstance(seen, KeyFunction):
         step = max(1, MOST_SEEN // 16 // seen.keys)
         parts = ((p, min(step, first + rows - p)) for p in range(first, first + rows, step))

@@ -39,11 +39,12 @@ __all__ = [
     "word_of",
 ]
 
-#: The value of a field that needs least work and memory; ``any``: neither depends on it, but who does the work.
+#: The value of a field that needs the least work and memory; ``any``: neither depends on it, only the assignment of
+#: work.
 Lightest = Literal["least", "most", "any"]
-#: The owner of a field.  Runs and searches may choose fields of the tile.  A field of the model says what is
-#: computed: no run chooses it, and a search varies it only by name (``-f``); so it is with a field of a kernel's
-#: source, but that all its values may compute the same.
+#: The owner of a field.  Runs and searches may choose fields of the tile.  A field of the model states what is
+#: computed: no run chooses it, and a search varies it only by name (``-f``). The same is true for a field of a kernel's
+#: source, except that all its values may compute the same.
 Kind = Literal["tile", "model", "source"]
 
 
@@ -65,7 +66,8 @@ class Tiling(BaseModel):
         return None
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[object, ...]:
-        # The class of a schedule's tilings is composed where it is first used: no module has it under its name.
+        # The class of a schedule's tilings is composed where it is first used: so that it is not an attribute of a
+        # module.
         kind = type(self)
         if getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind:
             return super().__reduce_ex__(protocol)
@@ -73,7 +75,9 @@ class Tiling(BaseModel):
 
 
 class NamedValues(Tiling):
-    """Values of named fields, as another process gets a tiling; `build_tiling` makes one of a schedule's class."""
+    """Values of named fields, the form in which another process receives a tiling; `build_tiling` returns a tiling of
+    the schedule's class.
+    """
 
     model_config = ConfigDict(extra="allow")
 
@@ -98,9 +102,10 @@ Names = Callable[[str], Mapping[str, object]]
 def lightest(value: Lightest) -> Any:
     """Return a declaration of a field that changes when and where operations run, but no operation and no bit.
 
-    ``Field(..., json_schema_extra=lightest("least"))``: with the least value, a program needs no more work of any
-    engine and no more of any memory than with another value, if all else is equal. Unless the text is "any", no value
-    changes which core group gets which block. Searches have one bound for points that differ only in such fields.
+    ``Field(..., json_schema_extra=lightest("least"))``: with the smallest value, a program needs at most as much work
+    of each engine and as much of each memory as with another value, if all else is equal. Unless the text is "any", no
+    value changes which core group computes which block. Searches have one bound for points that differ only in such
+    fields.
     """
     return {"lightest": value}
 
@@ -140,7 +145,7 @@ def of_schedule(cls: type[Tiling], schedule: str) -> type[Tiling]:
 
 
 def names_of(info: FieldInfo) -> Mapping[str, object]:
-    """Return the names that a field of `one_of` takes, with the description of each; of other fields none."""
+    """Return the names that a field of `one_of` accepts, with a description of each; nothing for other fields."""
     names, schedule = _names_of(info)
     return names(schedule)
 
@@ -222,7 +227,7 @@ def _schema(extra: object) -> Mapping[str, Any]:
     return extra if isinstance(extra, dict) else {}
 
 
-#: Key of a field's schema: values that a search takes which names no field.
+#: Key of a field's schema: values that a search uses if it names no field.
 SEARCHED = "searched"
 #: The word for None of a field with such values: the value whose predicted time is the least.
 BEST = "best"
@@ -267,7 +272,7 @@ def composed(
 
 
 def _on_processor(own: type[Tiling], processor: str) -> dict[str, Any]:
-    """Return the declarations of the fields that say what they are on a kind of processor."""
+    """Return the declarations of the fields that state what they are on a kind of processor."""
     others = {n: _schema(info.json_schema_extra).get(_ON, {}) for n, info in own.model_fields.items()}
     return {n: _changed(own.model_fields[n], of[processor]) for n, of in others.items() if processor in of}
 
@@ -299,7 +304,7 @@ def with_fields(name: str, fields: Mapping[str, tuple[object, object]]) -> type[
 def declared_as(fields: type[Tiling], kind: Kind) -> type[Tiling]:
     """Return a class of fields that belong to ``kind`` where a field names none.
 
-    A field that declares its lightest value is one of the tile.
+    A field that declares its lightest value belongs to the tile.
     """
     made: dict[str, Any] = {}
     for n, known in fields.model_fields.items():
@@ -311,7 +316,7 @@ def declared_as(fields: type[Tiling], kind: Kind) -> type[Tiling]:
 
 
 def word_of(cls: type[Tiling], name: str, value: object) -> object:
-    """Return a field's value as it is written: None by its word, if it has one."""
+    """Return a field's value as text; None is written as its word, if it has one."""
     extra: Any = cls.model_fields[name].json_schema_extra
     return extra.get("none") if value is None and isinstance(extra, dict) else value
 
@@ -379,14 +384,14 @@ def tiling_fields(cls: type[Tiling]) -> tuple[TilingField, ...]:
 
 #: A value of a field in a search: a number, a word, or None if a rule chooses the value.
 Number = int | float | str | None
-#: Rows, keys and depths that a declared space goes up to where a field has no limit.
+#: Largest rows, keys and depths of a declared space if a field has no limit.
 MOST_ELEMENTS, MOST = 1024, 64
 
 
 def declared(tiling: type[Tiling]) -> dict[str, tuple[Number, ...]]:
     """Return the space that a schedule's fields of its tile declare: choices, and doublings between a field's limits.
 
-    A field whose default is a rule's choice has that by its word, or is left to the rule (None).
+    A field whose default is chosen by a rule has the word for it, or None.
     """
     of_tile = (field for field in tiling_fields(tiling) if field.kind == "tile")
     axes = {field.name: _declared(field, type(field.default)) for field in of_tile}

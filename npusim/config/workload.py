@@ -47,7 +47,7 @@ _SIZES = (
     *("seq", "seq_q", "seq_kv", "batch", "lengths", "tensor_parallel", "causal", "dtype"),
     *("heads", "kv_heads", "head_dim", "value_head_dim"),
 )
-#: Kinds of layers: all see what the global ones do, where a window or chunk is not said to be of some layers alone.
+#: Kinds of layers: all are global unless a window or chunk is stated for some layers only.
 LayerKind = Literal["global", "local"]
 
 
@@ -129,7 +129,7 @@ class Workload(CallFields):
 
     @property
     def kinds(self) -> dict[LayerKind, int]:
-        """How many layers of each kind there are, the kind with most to see first."""
+        """Number of layers of each kind; the kind that sees most keys is first."""
         counts: dict[LayerKind, int] = {"global": (self.layers or 1) - self.local_layers, "local": self.local_layers}
         return {kind: count for kind, count in counts.items() if count}
 
@@ -141,13 +141,13 @@ class Workload(CallFields):
         Arguments are sizes (`_SIZES`) and other fields of `Problem`, `OF_PROBLEM`; None is no argument.  ``seq`` stands
         for both ``seq_q`` and ``seq_kv``; ``seq_q=1`` alone is a decoding step over the workload's keys.  ``lengths``:
         keys of sequences of different length, in place of ``seq``, ``seq_kv`` and ``batch``; without ``seq_q`` each has
-        as many queries.  ``heads``, ``kv_heads`` and the head sizes describe one device's share, as given tensors do: a
-        given ``heads`` is not divided.  ``is_absorbed``: queries of a decoding step are multiplied with latents
-        directly (W_UK and W_UV are multiplied into Q and the output's projection).  ``kind``: the kind of layer, by
-        default the one that sees most keys; ``ignore``: the fields of `OPTIONAL` that are left out.
+        as many queries.  ``heads``, ``kv_heads`` and the head sizes describe one device's share, as the user's tensors
+        do: ``heads`` is not divided.  ``is_absorbed``: queries of a decoding step are multiplied with latents directly
+        (W_UK and W_UV are multiplied into Q and the output's projection).  ``kind``: the kind of layer, by default the
+        one that sees most keys; ``ignore``: the fields of `OPTIONAL` to omit.
 
         Raises `SpecError` if lengths contradict other arguments, heads cannot be shared among ``tensor_parallel``
-        devices (lists the divisors), or the sizes make no problem (see `Problem`).
+        devices (lists the divisors), or the sizes are refused by `Problem`.
         """
         asked = {name: value for name, value in asked.items() if value is not None}
         sized = [name for name in ("seq", "seq_kv", "batch") if name in asked]
@@ -230,8 +230,7 @@ class Workload(CallFields):
         return {name: UNMODELLED[name] for name in self.unmodelled} | unread
 
     def ignored(self, ignore: Collection[str], models: Collection[str] = ()) -> tuple[str, ...]:
-        """Return the features that a run leaves out, in the words of a table; ``models``: those that its schedule
-        computes.
+        """Return the features that a run omits, in the words of a table; ``models``: those that its schedule computes.
 
         Raises `SpecError` for a feature that is not modelled and not in ``ignore``, and for an unknown name there.
         """

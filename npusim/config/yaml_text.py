@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ruamel.yaml.constructor import SafeConstructor
 
 _TAG = "tag:yaml.org,2002:"
-#: Values of one file, those behind its aliases counted as often as they stand: the largest packaged file has 1,500.
+#: Number of values of one file, with aliases expanded: the largest packaged file has 1,500.
 MOST_VALUES = 100_000
 #: Characters of a number; Python writes no integer of more than 4,300 digits, hexadecimal ones included.
 MOST_DIGITS = 400
@@ -131,7 +131,7 @@ class _Builder:
 
     def scalar(self, key: str, node: ScalarNode) -> object:
         kind = str(node.tag).removeprefix(_TAG)
-        # YAML 1.2 has no dates: what looks like one is text.
+        # YAML 1.2 has no dates: a value that looks like one is text.
         if kind in ("str", "timestamp"):
             return str(node.value)
         line = node.start_mark.line + 1

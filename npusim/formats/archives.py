@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: Bytes of a file, and of all its arrays: Q, K and V of 32 heads of 128 over half a million tokens.
 MOST_BYTES = 16 << 30
-#: Deflate makes at most 1,032 bytes of one (zlib's technical notes): a member that claims more lies.
+#: Deflate expands one byte to at most 1,032 (zlib's technical notes): a member with a larger ratio is invalid.
 _MOST_RATIO = 1032
 
 

@@ -203,7 +203,7 @@ def _even(amax: Array, element: FloatFormat, largest: float) -> Array:
     half = np.uint32(1 << (22 - element.mantissa_bits))
     rounded = (amax.view(np.uint32) + half) & np.uint32(0x7F800000)
     field = (rounded >> 23).astype(np.int64)
-    # Rounded to Inf: no scale is left but NaN.
+    # Rounded to Inf: the only remaining scale is NaN.
     return np.where(field == E8M0_NAN, 2 * E8M0_NAN, field - E8M0_BIAS - _top_exponent(np.array(largest)))
 
 

@@ -74,7 +74,7 @@ def narrow_float64(source: NDArray[Any], out: NDArray[Any], plan: Any, rounding:
         hidden = 1 << 52 if field > 0 else 0
         exponent = max(field, 1)
         significand = (magnitude & 0xFFFFFFFFFFFFF) | hidden
-        # 54 places drop a 53-bit significand entirely, and keep the shift defined.
+        # 54 places drop a 53-bit significand entirely, and the shift is still defined.
         shift = min(base + max(floor_exponent - exponent, 0), 54)
         kept = significand >> shift
         lost = significand & ((1 << shift) - 1)

@@ -38,7 +38,8 @@ def _bits(pattern: int) -> np.float32:
 
 #: log2(e), 2**23 and 2**-23; numbers of libdevice as their patterns in the PTX that Triton 3.6 compiles.
 LOG2_E, TO_NORMAL, OF_EXPONENT = _bits(0x3FB8AA3B), _bits(0x4B000000), _bits(0x34000000)
-#: Logarithms: what is subtracted from a number's pattern to have its exponent, and coefficients of the polynomial.
+#: Logarithms: the offset that is subtracted from a number's pattern to get its exponent, and the coefficients of the
+#: polynomial.
 NATURAL, NATURAL_POLYNOMIAL = (
     0x3F2AAAAB,
     tuple(
@@ -67,7 +68,7 @@ LN2 = _bits(0x3F317218)
 #: tanhf: below ``TANH_SMALL`` a polynomial, from ``TANH_ONE`` on 1, between them 1 - 2 / (2**(x ``TANH_SCALE``) + 1).
 TANH_SMALL, TANH_ONE, TANH_SCALE = _bits(0x3F19999A), _bits(0x41102CB4), _bits(0x4038AA3B)
 TANH_POLYNOMIAL = tuple(map(_bits, (0x3C80F082, 0xBD563CAE, 0x3E085941, 0xBEAAA9ED, 0x00000000)))
-#: expf: x log2(e) / 252 + 1/2, held to [0, 1], times 252, rounded down, is the power of two; log2(e) has two parts.
+#: expf: x log2(e) / 252 + 1/2, clamped to [0, 1], times 252, rounded down, is the power of two; log2(e) has two parts.
 EXP_SHARE, EXP_STEPS, EXP_SHIFT, EXP_BACK = map(_bits, (0x3BBB989D, 0x437C0000, 0x4B400001, 0xCB40007F))
 LOG2_E_LOW = _bits(0x32A57060)
 #: erff: from where on it is 1 - 2**p; coefficients of p, and of the polynomial in x**2 below that, from the highest.

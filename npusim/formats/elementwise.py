@@ -22,7 +22,7 @@ _NATIVE = ("float32", "float64")
 _ORDERED: Mapping[str, np.ufunc] = MappingProxyType(
     {"eq": np.equal, "gt": np.greater, "ge": np.greater_equal, "lt": np.less, "le": np.less_equal, "ne": np.not_equal}
 )
-#: Relations of two numbers, as LLVM names them: ``o``: false where one is NaN, ``u``: true there.
+#: Relations of two numbers, as LLVM names them: ``o``: false if one is NaN, ``u``: true then.
 RELATIONS = (*(f"{side}{r}" for side in "ou" for r in _ORDERED), "ord", "uno")
 
 

@@ -79,7 +79,7 @@ def exp_float32_closer(x: NDArray[Any], out: NDArray[Any], undecided: NDArray[An
     for i in range(out.size):
         whole, r, scale = reduce_argument(np.float64(x[i]), binary)
         change = _expm1(r)
-        # Errors of the polynomial and of r; the second includes what the two parts of ln 2 leave out.
+        # Errors of the polynomial and of r; the second includes the error of the two parts of ln 2.
         error = abs(change) * RELATIVE_ERROR + (0.0 if binary else abs(whole) * LN2_ERROR)
         low = round_sum(scale, (change - error) * scale, 0.0)
         out[i] = round_sum(scale, (change + error) * scale, 0.0)
@@ -96,7 +96,7 @@ def exp_float64(x: NDArray[Any], out: NDArray[Any]) -> None:
         whole = np.rint(limited * LOG2_E)
         r = (limited - whole * LN2_HIGH) - whole * LN2_LOW
         steps = np.int64(0) if np.isnan(value) else np.int64(whole)
-        # Two factors, because 2**whole alone can leave the float64 range.
+        # Two factors, because 2**whole by itself can exceed the float64 range.
         half = steps >> 1
         first = bits_float64(np.uint64((half + 1023) << 52))
         second = bits_float64(np.uint64((steps - half + 1023) << 52))

@@ -307,7 +307,7 @@ def lookup(registry: Mapping[str, Value], name: str, kind: str) -> Value:
     if near:
         raise FormatError(f"unknown {kind} {name!r}; near names: {', '.join(near)}")
     shown = sorted(registry)
-    if len(shown) > SHOWN_NAMES:  # the least unlike
+    if len(shown) > SHOWN_NAMES:  # the most similar
         shown = difflib.get_close_matches(str(name), registry, n=SHOWN_NAMES, cutoff=0.0)
     rest = "" if len(shown) == len(registry) else f", ... ({len(registry)} in all)"
     raise FormatError(f"unknown {kind} {name!r}; known names: {', '.join(shown)}{rest}")

@@ -34,12 +34,12 @@ from npusim.formats.kernel_parts import (
 )
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-#: Set to 1: only what numba documents, which compiles more slowly and keeps no machine code.
+#: If set to 1, only documented features of numba are used, which compiles more slowly and stores no machine code.
 PLAIN_VARIABLE = "NPUSIM_PLAIN_NUMBA"
-#: The newest numba whose internals are known to serve (the oldest is what the package asks for).
+#: The newest numba whose internals are known to work (the oldest is the one that the package requires).
 KNOWN_NUMBA = (0, 68)
 HERE = Path(__file__).parent
-#: What a call of machine code takes for an argument, by the letter that stands for its type.
+#: Form in which machine code receives an argument, by the letter of its type.
 _C_TYPES: Mapping[str, Any] = MappingProxyType(
     {"i": ctypes.c_int64, "d": ctypes.c_double, "b": ctypes.c_uint8, "n": ctypes.c_void_p}
 )
@@ -195,7 +195,7 @@ class CompiledKernel:
         return native
 
 
-# ---------------------------------------------------------------- machine code, kept
+# ---------------------------------------------------------------- stored machine code
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from npusim.late_methods import dataclass
 if TYPE_CHECKING:
     import numpy as np
 
-#: What is known of an argument's type: a letter, (dtype's letter, dimensions), a `TableKind`, or a tuple of these.
+#: Known type of an argument: a letter, (dtype's letter, dimensions), a `TableKind`, or a tuple of these.
 ArgumentType = Any
 
 

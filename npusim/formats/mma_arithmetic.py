@@ -317,7 +317,7 @@ def _chains() -> Iterator[MmaArithmetic]:
         yield _sequential(f"avx512.fma.k1.{inputs}.f32", left, "float16", "float32", "assumed", source)
 
 
-#: Rows every golden vector of which is equal (`tests/formats/test_golden_mma.py` holds this).
+#: Rows for which every golden vector is equal (tested by `tests/formats/test_golden_mma.py`).
 _CONFIRMED = frozenset(
     f"{unit}.{row}"
     for unit, rows in {
@@ -372,7 +372,7 @@ def _with_evidence(row: MmaArithmetic) -> MmaArithmetic:
 ARITHMETICS: Mapping[str, MmaArithmetic] = MappingProxyType({row.name: _with_evidence(row) for row in _rows()})
 
 
-#: What begins the name of an arithmetic that says its own parameters.
+#: Prefix of the name of an arithmetic that states its parameters.
 UNIT = "unit."
 
 

@@ -21,10 +21,10 @@ from npusim.formats.reduction_kernels import round_sum, two_sum
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: Relative error bound of adding 33 terms in float64, in units of the sum of their magnitudes:
-#: 33 * 2**-53 with a factor of almost 4 to spare.
+#: Relative error bound of adding 33 terms in float64, in units of the sum of their magnitudes: 33 * 2**-53 with a
+#: margin of almost a factor of 4.
 ERROR_BOUND = 2.0**-46
-#: Up to one doubtful output in so many is cheaper one by one than as a row.
+#: Below this share of doubtful outputs it is cheaper to compute them one by one than as rows.
 FEW = 16
 #: Parts of an exact sum: all of float64's exponents, 53 bits apart.
 PARTS = 40
@@ -121,7 +121,7 @@ def exact_block(operands: Any, where: Any, c: Any, parts: Any) -> Any:
         parts[kept] = x
         count = kept + 1
     high, low = 0.0, 0.0
-    while count > 0 and low == 0.0:  # what is below the first two cannot change the sign of the second
+    while count > 0 and low == 0.0:  # terms below the first two cannot change the sign of the second
         count -= 1
         high, low = two_sum(high, parts[count])
     return round_sum(high, low, 0.0)

@@ -106,7 +106,7 @@ def align_row(
     for j in range(c.size):
         exponent = row_exponent(largest[j], c[j], (floor, c_floor))
         exponents[j] = exponent
-        # Where the limits bite no product survives the truncation, or there is none.
+        # Where the limits apply, no product survives the truncation, or there is no product.
         if wide:
             scales[j] = power_of_two_wide(np.int32(fraction - exponent))
         else:
@@ -136,8 +136,8 @@ def finish_float32(sums: NDArray[Any], exponents: NDArray[Any], c: NDArray[Any],
         bits = np.int32(bits - np.int32(1)) if away else bits
         result = bits_float32(np.uint32(np.int32(bits & keep)))
         result = nearest if abs(value) >= 2.0**128 else result
-        # Adding 0 makes an underflowed -0 the +0 of the hardware.  A c of Inf or NaN stays:
-        # every product here is finite.
+        # Adding 0 makes an underflowed -0 the +0 of the hardware.  A c of Inf or NaN is unchanged, because every
+        # product here is finite.
         c[j] = result + np.float32(0.0) if abs(old) < infinity else old
 
 

@@ -77,8 +77,8 @@ class MmaWork:
     tiles: tuple[tuple[int, slice], ...]
 
 
-#: What a kernel reads of an operand's matrices: their exact values first, (matrices, M, K) or (matrices, K, N), or what
-#: they are split into.
+#: Arrays that a kernel reads for an operand's matrices: their exact values first, (matrices, M, K) or (matrices, K, N),
+#: or the parts into which they are split.
 Lanes = tuple[Array, ...]
 #: Elements of operands and outputs up to which all matrices are prepared and multiplied at once, and elements of one
 #: matrix up to which a larger batch is multiplied in parts of so many: for large matrices a call more costs little.
@@ -203,7 +203,7 @@ class FusedMultiplier(Multiplier):
             if narrow(left, right, result, which, plan, scratch) >= mma_narrow.LEAST_EXPONENT:
                 c[...] = result
                 return
-        # Products of formats with float32's exponents, and scaled ones, leave float32's range.
+        # Products of formats with float32's exponents, and scaled ones, may exceed float32's range.
         is_wide = unit.scale_block or max(unit.a.exponent_bits, unit.b.exponent_bits) > 5
         lane = np.float64 if is_wide else np.float32
         left, right = (
@@ -228,7 +228,7 @@ class GroupedMultiplier(Multiplier):
         else:
             wide = np.repeat((scale if is_left else scale.T).astype(np.float64), unit.scale_block // unit.group, axis=1)
         exponents = np.frexp(wide)[1] - 1
-        # Subnormal scales are not normalised; a scale of 0 is as far down as float32 goes.
+        # Subnormal scales are not normalised; a scale of 0 has the smallest exponent of float32.
         if unit.scale_format != E8M0:
             exponents = np.where(wide == 0, -126, np.maximum(exponents, get_format(unit.scale_format).min_exponent))
         significands = np.ldexp(wide, -exponents)
@@ -251,7 +251,7 @@ class GroupedMultiplier(Multiplier):
                 sums += left[part, :, k, None] * right[part, k, None, :]
             sums *= a_part[part, :, None] * b_part[part, None, :]
             powers = a_power[part, :, None] + b_power[part, None, :]
-            # A c of 0 is no term.
+            # A c of 0 is not a term.
             own = np.where(c == 0, powers.min(), np.maximum(np.frexp(np.where(np.isfinite(c), c, 0))[1] - 1, -126))
             top = np.maximum(powers.max(axis=0), own)
             total = np.trunc(np.ldexp(c.astype(np.float64), fraction - top))

@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 
     Formats = tuple[FloatFormat, FloatFormat, FloatFormat]
 
-#: A node is what is added together and rounded once: products by their k, ``C``, and the results of other nodes.
+#: A node is a group of terms that are added and rounded once: products by their k, ``C``, and the results of other
+#: nodes.
 Tree = int | tuple[Any, ...]
 #: The accumulator's place in a tree.
 C = -1
 #: Exponent of a zero, which takes no part in an alignment.
 NO_EXPONENT = -9999
-#: Length of a tree's text, and its additions: those of 64 products that are all added alone fit.
+#: Length of a tree's text, and its additions: enough for 64 products that are added one by one.
 MOST_TEXT, MOST_NODES = 4096, 256
 #: Most fraction bits of an alignment: 64 terms of so many bits are exact in float64.
 MOST_FRACTION_BITS = 45
@@ -170,7 +171,7 @@ def leaf_count(tree: Tree) -> int:
     return sum(leaf != C for leaf in leaves_of(tree))
 
 
-# ---------------------------------------------------------------- what a tree computes
+# ---------------------------------------------------------------- the result of a tree
 
 
 def _two_sum(x: Array, y: Array) -> tuple[Array, Array]:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from npusim.formats.kernel_parts import ArgumentType
 
-#: What compilers call of their own accord, and every process has.
+#: Functions that compilers call implicitly and that every process has.
 _OF_THE_PROCESSOR = frozenset({"memcpy", "memset", "memmove", "ldexp", "floor", "rint"})
 
 
@@ -66,7 +66,7 @@ def machine_code(function: FunctionType, kinds: tuple[ArgumentType, ...]) -> byt
         _nrt=False,
     )(kernel_parts.with_globals(function, _part_of))
     is_collected, colours = gc.isenabled(), errors._termcolor_inst
-    gc.disable()  # a tenth of the time: what a compiler makes lives until it is through
+    gc.disable()  # saves a tenth of the time: objects of a compiler live until it has finished
     errors._termcolor_inst = _NoColours()
     try:
         dispatcher.compile(tuple(map(_type_of, kinds)))
@@ -175,7 +175,7 @@ class _PartCompiler(_LeanCompiler):
         state = self.state
         state.library = _PartLibrary(state.targetctx.codegen(), func.__qualname__)
         state.flags.no_compile = state.flags.no_cpython_wrapper = state.flags.no_cfunc_wrapper = True
-        # Callers look a function up by its entry point: any builtin function that is no other's.
+        # Callers look a function up by its entry point: any builtin function that is not already in use.
         compiled = super().compile_extra(func)._replace(entry_point=_NoEntry(name=func.__qualname__).__getitem__)
         library = compiled.library
         state.targetctx.insert_user_function(compiled.entry_point, compiled.fndesc, library.everything())

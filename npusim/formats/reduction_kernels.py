@@ -52,7 +52,7 @@ def round_sum(x: Any, y: Any, z: Any) -> Any:
     x, y = two_sum(x, y)
     y, z = two_sum(y, z)
     x, y = two_sum(x, y)
-    high, rest = two_sum(x, y + z)  # where y is not 0, its sign is that of both
+    high, rest = two_sum(x, y + z)  # if y is not 0, its sign is that of both
     bits = np.int64(float64_bits(high))
     step = np.int64(1) if (rest > 0.0) == (high > 0.0) else np.int64(-1)
     step = step if rest != 0.0 and (bits & 1) == 0 else np.int64(0)
@@ -134,7 +134,7 @@ def fold_rows(x: NDArray[Any], row: NDArray[Any], out: NDArray[Any], of_neighbou
     """
     for r in range(x.shape[0]):
         count = row.size
-        for i in range(count):  # a slice's assignment takes numba longer to compile than all the rest
+        for i in range(count):  # numba needs longer to compile an assignment to a slice than all the rest
             row[i] = x[r, i]
         while count > 1:
             half = (count + 1) // 2

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SCAN_ORDERS = ("sequential", "warps")
 #: Orders of the inverse of a triangular tile.
 INVERSE_ORDERS = ("rows", "blocks")
-#: Lanes of a warp that add what is 1, 2, 4, ... lanes before them.
+#: Lanes of a warp that add the value of the lane 1, 2, 4, ... places before them.
 WARP = 32
 #: Products of float32 that are multiply-adds, rounded once, k after k.
 IEEE = "ieee.f32"
@@ -152,7 +152,8 @@ def _identity(like: Array) -> Array:
 
 def _substituted(values: Array, target: FloatFormat) -> Array:
     found = _identity(values)
-    for j in range(values.shape[-1] - 1):  # all rows below take row j at once: each element still in the order of j
+    # row j is subtracted from all rows below at once, each element still in the order of j
+    for j in range(values.shape[-1] - 1):
         below, column, row = found[..., j + 1 :, :], values[..., j + 1 :, j : j + 1], found[..., j : j + 1, :]
         found[..., j + 1 :, : j + 1] = fma(-column, row[..., : j + 1], below[..., : j + 1], target)
     return found

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-#: The processor for which code is compiled: ``baseline``, as for a wheel; ``native``, this one, although the package
-#: has code; unset: this one, where the package has none.
+#: The processor for which code is compiled: ``baseline``, as for a wheel; ``native``, this processor, even if the
+#: package has code; unset: this processor if the package has no code.
 VARIABLE = "NPUSIM_PROCESSOR"
 BASELINE, NATIVE = "baseline", "native"
 

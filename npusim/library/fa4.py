@@ -97,7 +97,8 @@ def fa4(
 
 
 #: FlashAttention-4's choices on inputs of 16 bits, except the order of row sums; there the polynomial computes some
-#: elements, here all.  Time counts every polynomial and every rescaling but for the shares that a precision says.
+#: elements, here all.  The time includes every polynomial and every rescaling, except for the shares that a precision
+#: states.
 FA4 = attention(
     "fa4",
     fa4,

@@ -66,9 +66,10 @@ from npusim.machine import GradientKernel, Machine, find_kernel, kernels
 F32 = "float32"
 
 
-#: Who adds up dQ: a separate kernel, whose blocks are of queries, or blocks of keys in memory: into one sum by atomic
-#: additions, or into a sum of each launched block, which works off several blocks of keys in turn; as many are launched
-#: as fill the cores once (FlashAttention-2 without ``deterministic`` and with it: flash_api.cpp, mha_bwd).
+#: Kernel that adds up dQ: a separate one whose blocks have queries, or one whose blocks have keys, which adds in
+#: memory: into one sum by atomic additions, or into a sum of each launched block, which works off several blocks of
+#: keys in turn; as many are launched as fill the cores once (FlashAttention-2 without ``deterministic`` and with it:
+#: flash_api.cpp, mha_bwd).
 Method = Literal["apart", "added", "deterministic"]
 
 
@@ -390,7 +391,7 @@ def _summed(name: str, result: GlobalTensor, parts: Stacked, scale: float, rows:
     return summed.phase(name, with_columns(cells, parts.count, 1), parts=parts, **more)
 
 
-#: Sizes that a problem leaves out: a layer of 2048 channels, and tokens whose bits take a few seconds.
+#: Default sizes of a problem: a layer of 2048 channels, and tokens whose bits take a few seconds.
 SIZES: Mapping[str, float] = MappingProxyType(
     {"batch": 1, "heads": 16, "tokens": 1024, "key": 128, "value": 128, "causal": False}
     | {"kv_heads": 0, "window": 0, "softcap": 0.0}
@@ -457,7 +458,7 @@ class GpuBackwardFields(BackwardFields):
         raise TilingError(f"kernel: {self.kernel} has no gradients=; a GradientKernel is needed")
 
 
-#: Tiles ahead: L0C of an NPU holds dK and dV of a block of keys together with scores.
+#: Tiles ahead: L0C of an NPU can hold dK and dV of a block of keys together with scores.
 DEPTH = Field(
     default=1,
     ge=0,
@@ -488,7 +489,8 @@ def flash_backward(problem: KernelProblem, tiling: BackwardFields, p: BackwardPr
     tile = BackwardTile(tiling.block_q, tiling.block_kv, tiling.tile_q, tiling.tile_kv, rows)
     tensors = backward_tensors(call, p.output, tiling.gradient)
     kernels = backward(call, tile, p, tensors, machine.mask_kind(tiling), tiling.method, machine.places)
-    whole = ("clear", "delta") if tiling.method != "added" else ()  # what also writes 0 has a tile more in UB
+    # a kernel that also writes 0 has one more tile in UB
+    whole = ("clear", "delta") if tiling.method != "added" else ()
     return [k if k.name in whole else replace(k, slice_elements=SLICE) for k in kernels]
 
 

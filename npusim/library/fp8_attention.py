@@ -72,7 +72,7 @@ def fp8(
     return (result * unscale if unscale != 1 else result).to(p.output)
 
 
-#: Formats of 8 bits that inputs have; P is E4M3 beside either (PTX wgmma: each operand has its own).
+#: Formats of 8 bits that inputs have; P is E4M3 with both (PTX wgmma: each operand has its own).
 FP8 = (E4M3, "float8_e5m2")
 
 
@@ -171,7 +171,7 @@ def phases(problem: Problem, tiling: Any, precision: Fp8Precision, machine: Mach
             f"operand: P in {precision.operand}, but the matrix unit reads P together with V in {problem.dtype}; "
             f"use operand={operand} or remove it"
         )
-    p = replace(precision, operand=operand)  # the same values, where the matrix unit has no FP8
+    p = replace(precision, operand=operand)  # the same values, if the matrix unit has no FP8
     if problem.dtype == "float32" and not p.arithmetic:
         p = replace(p, arithmetic="ieee.f32")
     p_scale = 1.0 if p.fold else p.scale
@@ -188,7 +188,7 @@ def phases(problem: Problem, tiling: Any, precision: Fp8Precision, machine: Mach
         unseen=problem.unseen,
         p_scale=p_scale,
         factor=p.scale if p.fold else 1.0,
-        unscale=problem.v_scale / p_scale,  # what stored values of V are multiplied by
+        unscale=problem.v_scale / p_scale,  # factor of the stored values of V
     )
     return [replace(phase, notes=(*phase.notes, *notes), slice_elements=SLICE)]
 

@@ -149,14 +149,14 @@ class DeltaFields(GatedFields):
 
 
 class SolvedFields(GatedFields):
-    """The same with the warps of the kernel that inverts, each of which does all of a block of 16."""
+    """The same fields with the number of warps of the kernel that inverts; each warp computes all of a block of 16."""
 
     solve_warps: Annotated[int, power_of_two()] = Field(
         default=1, ge=1, le=4, description="warps of the kernel for (I + A)^-1: one warp is as fast as four"
     )
 
 
-#: Sizes that a problem leaves out; ``unit``: whether rows of K are brought to length 1.
+#: Default sizes of a problem; ``unit``: whether rows of K are brought to length 1.
 SIZES: Mapping[str, int] = MappingProxyType({**STATE_SIZES, "tokens": 1024, "unit": True})
 
 
@@ -209,7 +209,7 @@ def gated_delta(problem: KernelProblem, tiling: Any, p: StatePrecision, machine:
         phases.append(kernel.phase(called, cells, spans, results, values=known, p=p, arithmetic=p.arithmetic, **bound))
 
     met = {"ki": k, "kj": k, "beta": beta, "g": g, "gt": g, "below": below}
-    if machine.row_cores > 1:  # cores that share the rows of a product, of which one alone inverts
+    if machine.row_cores > 1:  # cores that share the rows of a product, only one of which inverts
         whole = of.stack("A", of.chunk, of.chunk, p.factor)
         phase(kkt, "kkt", blocks, wide, [whole], **met, as_pto=as_pto)
         phase(solved, "solve", blocks, wide, [t], a=whole)

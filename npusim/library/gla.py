@@ -32,7 +32,7 @@ from npusim.kernel import (
 )
 from npusim.machine import Machine
 
-#: What the times of this schedule do not stand for.  source: measurements/h100_recurrences.csv, operation gla
+#: What the times of this schedule do not include.  source: measurements/h100_recurrences.csv, operation gla
 ANOTHER = (
     "gates: here they are multiplied into Q and K, whose product then gives the scores; flash-linear-attention "
     "uses another algorithm, whose time this is not: it computes scores by sub-blocks of 16 tokens and sums gates "

@@ -136,7 +136,7 @@ def operator(problem: OperatorProblem, _tiling: object, _precision: FlashPrecisi
         steps = ceil_div(count, width * most)
     else:
         width, steps = TILES[of.access]
-        # Blocks of a place one after the other are one here.
+        # Successive blocks in one place are one block here.
         steps *= max(1, count // (width * steps * machine.device.group_count.value * ROUNDS))
     width = min(width, count)
     total = width * min(steps, ceil_div(count, width))

@@ -371,7 +371,7 @@ PRESETS = (
     PasaPrecision("fp32_mean", mean="float32"),
     PasaPrecision("fixed_reference", is_fixed_reference=True),
     PasaPrecision("mxfp8", operands="mxfp8", operand="mxfp8"),
-    # For checking the algorithm only: nothing is rounded but by float64.
+    # For checking the algorithm only: only float64 rounds.
     replace(PasaPrecision("float64", **ALL_WIDE), arithmetic="ieee.f64"),
 )
 
@@ -390,7 +390,7 @@ def _check_rounded(matrices: Iterable[ShiftingMatrix], beta: float) -> None:
             )
 
 
-#: What inputs are cast to, "to preserve accuracy" (PASA, section 2.3).
+#: Format to which inputs are cast, "to preserve accuracy" (PASA, section 2.3).
 HALF = "float16"
 
 
@@ -432,7 +432,7 @@ def phases(problem: Problem, tiling: PasaOptions, precision: PasaPrecision, mach
     n = min(tiling.block_kv, problem.seq_kv)
     beta = tiling.beta
     if tiling.optimise:
-        # Equation 21 rounds to the inputs' format, bfloat16 too, whatever M is kept in.
+        # Equation 21 rounds to the inputs' format, bfloat16 too, for any format of M.
         _check_rounded((ShiftingMatrix(n, beta, 1.0, problem.dtype),), beta)
         beta = optimal_beta(beta, n, problem.dtype)
     alpha = 1 / problem.scale if tiling.scale_in == "matrix" else 1.0
@@ -461,7 +461,7 @@ def phases(problem: Problem, tiling: PasaOptions, precision: PasaPrecision, mach
     quantised, tensors = read_operands(read, precision, machine.device, prepares=able)
     mask = mask_of(problem, sizes, machine.mask_kind(tiling))
     attention = pasa_attention(problem, sizes, blocks, precision, tensors, mask, shift)
-    # One that is named multiplies what attention reads.
+    # A named factor multiplies the inputs of attention.
     arithmetic = "" if precision.operands else precision.arithmetic
     keys = shift_keys(inputs.k, shifted, matrices, tiling.block_kv, arithmetic)
     notes = []

@@ -69,11 +69,11 @@ def passed(s: Value, end: Value, first: Value, p: StatePrecision) -> Any:
     return state
 
 
-#: Drawn steps lie about here.  source: state-spaces/mamba, ``Mamba2``: dt_max=0.1
+#: Typical size of drawn steps.  source: state-spaces/mamba, ``Mamba2``: dt_max=0.1
 STEP = 0.1
 
 
-#: Sizes that a problem leaves out: Mamba-2's heads of 64 channels, a state of 128, B and C of one group.
+#: Default sizes of a problem: Mamba-2's heads of 64 channels, a state of 128, B and C of one group.
 SIZES: Mapping[str, int] = MappingProxyType(
     {"batch": 1, "heads": 16, "tokens": 2048, "key": 128, "value": 64, "groups": 1}
 )

@@ -60,7 +60,7 @@ class Machine:
     has_rows_kernels = reshapes_operands = True
     #: Whether cores hold the result of rows before a loop as a left factor in the loop.
     keeps_factors = False
-    #: Whether warp groups run beside one another.
+    #: Whether warp groups run concurrently.
     has_groups = False
     #: Cores that share the rows of a block.
     row_cores = 1

@@ -215,7 +215,7 @@ class Frame:
             if cuts:
                 edges = (cuts[bisect_left(cuts, a) : bisect_left(cuts, b) + 1] for a, b in spans)
                 cut = [(a, b - a) for of in edges for a, b in pairwise(of)]
-            else:  # a block that visits no tile has no stretch
+            else:  # a block that visits no tile has no range
                 first, last = min((a for a, _ in spans), default=0), max((b for _, b in spans), default=0)
                 cut = [(first, last - first)] if spans else []
             self._stretches[runs] = cut
@@ -539,5 +539,5 @@ def attention_products(phase: Phase) -> tuple[Instruction, Instruction] | None:
     """Return the first product of a loop and the last that is fed by rows, as in attention; None for other phases."""
     products = [s.rows[0] for s in phase.stages if s.is_product]
     fed = [r for r in products if r.srcs[0] not in phase.tensors]
-    is_plain = not any(r.attributes.transpose_a for r in products)  # kernels hold Q by rows
+    is_plain = not any(r.attributes.transpose_a for r in products)  # kernels store Q by rows
     return (products[0], fed[-1]) if is_plain and fed and len(products) > 1 and phase.loop_axis else None

@@ -84,7 +84,7 @@ def _called(function: Callable[..., Any], field: str, name: str, origin: str, *a
     """Return the result of a function of a user's kernel; its errors name file, line, kernel and field."""
     with outside.with_origin(outside.origin_of(function) or origin, f"kernel={name}: {field}: "):
         value = function(*arguments)
-        value = tuple(value) if RETURNS[field] is tuple else value  # what a generator raises, it raises here
+        value = tuple(value) if RETURNS[field] is tuple else value  # an exception of the generator is raised here
         if not isinstance(value, RETURNS[field]):
             raise TilingError(f"returns {value!r}, not a {RETURNS[field].__name__}")
         return value

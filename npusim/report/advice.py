@@ -58,8 +58,8 @@ class Advice(NamedTuple):
 def advise(record: RunRecord, trial: Trial | None = None) -> Advice | None:
     """Return the advice of the first rule that applies, led by its name: ``[vector] ...``.
 
-    If ``trial`` (of the live run) finds a change that makes the run faster, the text ends with the change, its time and
-    its gain, and the advice has its command.
+    If ``trial`` (only for a run in this process) returns a change that makes the run faster, the text ends with the
+    change, its time and its gain, and the advice has its command.
     """
     timing = record.timing
     busiest = None if timing is None else timing.busiest
@@ -187,7 +187,7 @@ def _waiting(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Advi
 
 
 def _costs_of(timing: TimingRecord, busiest: QueueUse) -> dict[str, float]:
-    """Return the cycles of the busiest pipe by the constant behind them, its key below the pipe's."""
+    """Return the cycles of the busiest pipe by the constant that determines them; its key is relative to the pipe's."""
     core = busiest.queue.partition(".")[0].rstrip("0123456789")
     prefix = f"cores.{core}.engines.{busiest.pipe}."
     return {c.key.removeprefix(prefix): c.cycles for c in timing.constants if c.key.startswith(prefix)}
@@ -251,7 +251,7 @@ RULES: Mapping[str, Callable[[RunRecord, TimingRecord, QueueUse], Advice | None]
 
 
 class Gain(NamedTuple):
-    """A change that makes a run faster, the time with it, and the command of the changed run."""
+    """A change that makes a run faster, the resulting time, and the command of the changed run."""
 
     change: Fields
     latency_us: float
@@ -270,7 +270,7 @@ class Trial:
 
     @cached_property
     def fields(self) -> Fields:
-        """The run's fields, the numbers that their defaults stand for among them."""
+        """The run's fields, including the numbers that their defaults mean."""
         tiling = self._result.tiling
         return {name: effective(tiling, name) or value for name, value in tiling.model_dump().items()}
 

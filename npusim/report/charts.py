@@ -240,7 +240,7 @@ def errors(rows: Sequence[Row], limit: float) -> Spec:
 def sizes(rows: Sequence[Row], limit: float, limit_name: str) -> Spec:
     """Return histograms of sizes, one for each ``name``, below one another: rows ``low``, ``high``, ``share``.
 
-    A dashed line stands at ``limit``, the largest number of a format.
+    A dashed line marks ``limit``, the largest number of a format.
     """
     alt = altair()
     low, high = min(1.0, *(row["low"] for row in rows)), max(4 * limit, *(row["high"] for row in rows))
@@ -362,7 +362,9 @@ def _log_domain(values: Sequence[float]) -> list[float]:
 
 
 def _names_of_front(points: Sequence[Row], xs: Sequence[float], ys: Sequence[float]) -> list[Row]:
-    """Return the names that have room off the front's line, by range of widths: its ends first, then from the left."""
+    """Return the names that fit beside the front's line, for each range of widths: first those at its ends, then from
+    the left.
+    """
     placed: list[Row] = []
     named = sorted((p for p in points if p["name"]), key=lambda p: p["latency_us"])
     order = [*named[:1], *named[-1:], *named[1:-1]] if len(named) > 1 else named
@@ -539,7 +541,7 @@ def with_starts(spec: Any) -> Any:
 
 
 def _start(scale: Mapping[str, Any]) -> str:
-    """Return the words behind an axis' title."""
+    """Return the words that follow an axis' title."""
     if scale.get("type") == "log":
         return " (logarithmic)"
     low = (scale.get("domain") or [0])[0]

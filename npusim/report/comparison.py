@@ -125,7 +125,7 @@ class Comparison:
     differences : dict of str to tuple
         Inputs that differ, by dotted key, with each run's value.
     problems : tuple of str
-        Keys of the inputs that change the problem; where there are any, the times are of different work.
+        Keys of the inputs that change the problem; if there are any, the times are for different work.
     figures : tuple of ComparedFigure
         Quantities of every run; the name of each states its unit (``latency us``, ``cycles``, ``relative RMSE``).
     latency : Breakdown or None
@@ -133,7 +133,7 @@ class Comparison:
     moved : tuple of Moved
         Changes of all units in the core group that ends last, in cycles, the largest first.
     chains : tuple of tuple of Moved
-        For each run the operations behind its first cause, if that is a wait.
+        For each run the operations that cause its first cause, if that is a wait.
     sheets : tuple of Sheet
         The runs in the form in which they are compared.
 
@@ -170,7 +170,7 @@ class Comparison:
 
     @cached_property
     def chains(self) -> tuple[tuple[Moved, ...], ...]:
-        """For each run the chain behind its first cause, if that is a wait; empty for the first run."""
+        """For each run the chain of causes of its first cause, if that is a wait; empty for the first run."""
         return tuple(self._chain(run) for run in range(len(self.sheets)))
 
     def _chain(self, run: int) -> tuple[Moved, ...]:
@@ -243,7 +243,7 @@ def _latency(c: Comparison, latency: Breakdown) -> dict[str, object]:
 
 
 def _differences(sheets: Sequence[Sheet]) -> dict[str, tuple[object, ...]]:
-    """Return the inputs that differ, by dotted key; a profiler's file has none."""
+    """Return the inputs that differ, by dotted key; a profiler's file has no inputs."""
     known = [s for s in sheets if s.record is not None]
     keys = dict.fromkeys(key for s in known for key in s.inputs)
     changed = [key for key in keys if len({repr(s.inputs.get(key)) for s in known}) > 1]
@@ -251,7 +251,7 @@ def _differences(sheets: Sequence[Sheet]) -> dict[str, tuple[object, ...]]:
 
 
 def _moved(sheets: Sequence[Sheet]) -> Iterator[Moved]:
-    """Yield the differences of all units, the largest first; a second core that repeats the first is left out."""
+    """Yield the differences of all units, the largest first; a second core with the same differences is omitted."""
     units = dict.fromkeys(u for s in sheets for u in s.units)
     moved = [m for u in units if not all(s.repeats(u) for s in sheets) for m in _of_unit(sheets, u)]
     yield from sorted(moved, key=lambda m: -max(abs(c - m.part.cycles[0]) for c in m.part.cycles))
@@ -343,20 +343,20 @@ def comparison_table(c: Comparison) -> tuple[Block, ...]:
 
 
 def _only(values: Sequence[object]) -> int | None:
-    """Return the number of the one run that has a value; None if several have one."""
+    """Return the number of the only run that has a value; None if several runs have one."""
     known = [run for run, value in enumerate(values) if value is not None]
     return known[0] if len(known) == 1 else None
 
 
 def _alone(c: Comparison, what: str, of: Mapping[str, Sequence[object]], between: str = " ") -> Iterator[Fact]:
-    """Yield for each run, on a line, the values that it alone has."""
+    """Yield a line for each run with the values that only this run has."""
     for run, head in enumerate(c.heads):
         if values_alone := [f"{name}{values[run]}" for name, values in of.items() if _only(values) == run]:
             yield f"{what}, {head} alone", cells(between.join(values_alone))
 
 
 def reason(latency: Breakdown, run: int) -> str:
-    """Return in a sentence why run ``run`` takes longer or shorter than the first."""
+    """Return a sentence that states why run ``run`` is slower or faster than the first."""
     old, new = (latency.sheets[i] for i in (0, run))
     before, after = old.time_us, new.time_us
     change = after - before
@@ -382,7 +382,7 @@ def _chain_text(c: Comparison, run: int) -> str:
 
 
 def _chains(c: Comparison) -> Iterator[Fact]:
-    """Yield the causes behind the first cause of each difference."""
+    """Yield what causes the first cause of each difference."""
     for run in range(1, len(c.sheets)):
         if c.chains[run]:
             name = f"behind the first cause of {c.labels[run]}" if len(c.sheets) > 2 else "behind the first cause"
@@ -460,7 +460,9 @@ def _parts_grid(latency: Breakdown, heads: Sequence[str]) -> Grid:
 
 
 def _moved_grid(c: Comparison) -> Grid | None:
-    """Return the operations and waits that moved most, of the units that all runs have; None if there are none."""
+    """Return the operations and waits whose time changed most, in the units that all runs have; None if no time
+    changed.
+    """
     shared = [m for m in c.moved if all(m.unit in s.units for s in c.sheets)]
     if not shared:
         return None
@@ -490,7 +492,7 @@ def figure_columns(heads: Sequence[str]) -> Columns:
 
 
 def _figures_grid(c: Comparison) -> Iterator[Block]:
-    """Yield every figure, and on a line for each run how busy the pipes are that it alone has."""
+    """Yield every figure, and for each run a line with the busy shares of the pipes that only this run has."""
     rows = [figure for figure in c.figures if not _repeats(figure, c.figures)]
     alone = [f for f in rows if f.kind == "share" and _only(f.values) is not None]
     yield figure_columns(c.heads).grid(f for f in rows if f not in alone)

@@ -91,7 +91,7 @@ def device_table(
 
 
 def _tree(rows: list[tuple[str, Sourced]]) -> Tree:
-    """Return the numbers as a tree; a part of a key that is a number too has a separate branch beside it."""
+    """Return the numbers as a tree; if a part of a key is a number too, it has a separate branch."""
     tree: Tree = {}
     numbers = dict(rows)
     for key, fact in rows:
@@ -125,7 +125,7 @@ def _style(fact: Sourced) -> Style:
 
 
 def _grid(tree: Tree) -> Grid:
-    """Return the tree and its bases; values end in one column, those of long keys on lines of their own."""
+    """Return the tree and its bases; values are aligned in one column, and those of long keys are on separate lines."""
     lines = [(label, "" if fact is None else _value(key, fact), fact) for label, key, fact in _lines(tree)]
     width = min(WIDTH, max(len(label) + len(_INDENT) + len(value) for label, value, _ in lines))
     rows = list[tuple[Cell, Cell]]()

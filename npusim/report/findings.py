@@ -107,7 +107,7 @@ def _tried_words(f: Finding) -> str:
 
 
 def _finite(name: str) -> Callable[[BitDifference], float | None]:
-    """Return the function that reads a value as JSON, which has no NaN, has it."""
+    """Return a function that reads a value in the form of JSON, which has no NaN."""
 
     def value(difference: BitDifference) -> float | None:
         number: float = getattr(difference, name)

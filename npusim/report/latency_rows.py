@@ -41,7 +41,7 @@ def latency_rows(
     on_time: Callable[[Mapping[str, int], float], None] = lambda _point, _latency_us: None,
     **options: Unpack[CallOptions],
 ) -> tuple[str, tuple[str, ...]]:
-    """Return a CSV table of predicted latencies of a grid of sizes, and the reasons of shapes without one.
+    """Return a CSV table of predicted latencies of a grid of sizes, and the reasons for shapes without a latency.
 
     ``axes``: values of ``m n k``, or of ``batch heads kv_heads seq_q seq_kv head_dim`` (causal unless an option says
     otherwise); ``form``: ``aiconfigurator`` or ``msmodeling``.  ``on_time`` receives each shape and its latency, us.
@@ -107,7 +107,7 @@ def latencies_figure(
 
 
 def refuse_other_table(file: Path) -> None:
-    """Raise `SpecError` for a file that is there, is not empty and is no such table: its columns end in ``band``."""
+    """Raise `SpecError` for an existing file with content that is not such a table (its last column is ``band``)."""
     first = read_text(file).partition("\n")[0].rstrip() if file.exists() else ""
     if first and not first.endswith(",band"):
         raise SpecError(

@@ -63,7 +63,7 @@ class Picture:
 def fragment_picture(instruction: MmaInstruction, operand: str, arrangement: Arrangement | None = None) -> Picture:
     """Return the picture of an operand: one group's tile, or the warp's if arranged.
 
-    Raises `LayoutError` where there is no such operand or the arrangement does not fit.
+    Raises `LayoutError` if there is no such operand, or if the arrangement does not fit.
     """
     fragment = instruction.operand(operand)
     seats = held(fragment, arrangement or Arrangement(fragment.groups, 1))

@@ -41,7 +41,7 @@ _COUNTED = re.compile(r"([^@/]*)@([1-9]\d*)")
 
 
 def kept_run(word: str) -> Path | None:
-    """Return the folder that ``@1`` names, the last run in `RUNS`, or ``flash@2``, the last but one of flash.
+    """Return the folder that ``@1`` names, the last run in `RUNS`, or ``flash@2``, the second-last run of flash.
 
     A kind is the beginning of its folders' names, up to a dash.  None for a word of another form.
 
@@ -60,10 +60,10 @@ def kept_run(word: str) -> Path | None:
 
 
 def check_writable(folder: Path, digest: str | None = None) -> None:
-    """Raise `OutputError` if a run could not be written to ``folder``; leaves nothing behind.
+    """Raise `OutputError` if a run could not be written to ``folder``; creates no file.
 
-    ``digest`` is the run's: a folder that holds another run is refused; None: whichever run is there is replaced.
-    Meant to be called before minutes of simulation.
+    ``digest`` is the run's: a folder with another run is refused; None: any run in the folder will be replaced. Call
+    this before a long simulation.
     """
     target = _check_target(folder)
     if not target.exists():
@@ -83,7 +83,7 @@ def check_writable(folder: Path, digest: str | None = None) -> None:
 
 
 def _is_unfinished(file: Path) -> bool:
-    """Return whether a file is one that `write_whole` began, of a run."""
+    """Return whether a file of a run is one that `write_whole` began to write."""
     return file.name.startswith(".") and file.name[1:].rpartition(".")[0] in _RUN_FILES
 
 
@@ -95,7 +95,7 @@ def _digest_in(file: Path) -> str | None:
 
 
 def check_file_writable(file: Path) -> None:
-    """Raise `OutputError` if a file could not be written, as `write_whole` does; leaves nothing behind."""
+    """Raise `OutputError` if `write_whole` could not write a file; creates no file."""
     _check_target(file)
     if file.is_dir():
         raise OutputError(f"{file}: cannot be written: there is a folder of that name")
@@ -104,7 +104,7 @@ def check_file_writable(file: Path) -> None:
 
 
 def _check_target(path: Path) -> Path:
-    """Return where a path leads, links followed; raise `OutputError` if nothing could be written there."""
+    """Return the path with its links resolved; raise `OutputError` if no file could be written there."""
     target = Path(os.path.realpath(path))
     above = next((p for p in path.parents if os.path.lexists(p)), Path())
     if target.is_symlink() or not above.is_dir():
@@ -188,7 +188,7 @@ def write_whole(file: Path, content: bytes) -> None:
 
 
 def _clear(folder: Path, kept: Collection[str]) -> None:
-    """Remove a run's files except ``kept``, and remains of a killed process."""
+    """Remove a run's files except ``kept``, and partial files of a killed process."""
     try:
         for file in folder.iterdir() if folder.is_dir() else ():
             is_left = _is_unfinished(file) and time.time() - file.stat().st_mtime > _LEFT_S

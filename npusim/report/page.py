@@ -141,7 +141,7 @@ def page_html(title: str, parts: Sequence[PagePart]) -> str:
 
 
 def _inline(data: object) -> str:
-    """Return JSON that no HTML parser can leave: no tag begins or ends in it."""
+    """Return JSON that is safe inside HTML: it contains no beginning and no end of a tag."""
     return (
         json_safe(json.dumps(data, allow_nan=False))
         .replace("<", "\\u003c")

@@ -44,9 +44,9 @@ def figures_document(result: RunData, timeline: Timeline) -> dict[str, object]:
 
 
 def load_figures(folder: Path) -> dict[str, Any] | None:
-    """Return the figures of a result's folder; None where there are none.
+    """Return the figures of a result's folder; None if it has no figures.
 
-    Raises `SpecError` where the file is none of npusim's, or of another version.
+    Raises `SpecError` if the file is not npusim's, or is of another version.
     """
     file = folder / FIGURES_FILE
     if not file.exists():
@@ -87,7 +87,7 @@ def _span(slices: list[Slice]) -> tuple[int, int]:
 
 
 def _window(timeline: Timeline, name: str, start: int, end: int) -> dict[str, object]:
-    """Return the slices of a window, cut to it; tracks keep their order."""
+    """Return the slices of a window, cut at its ends, with tracks in the same order."""
     shown = timeline.within(start, end)
     return {
         "name": name,
@@ -125,7 +125,9 @@ def _memories(result: RunData) -> Iterator[dict[str, object]]:
 
 
 def _rows(result: RunData, bits: NumericResult) -> Iterator[dict[str, object]]:
-    """Yield the errors of the rows computed, a few rows of one head together, and how much overflowed there."""
+    """Yield the errors of the rows computed, a few rows of one head together, and the number of values that overflowed
+    there.
+    """
     if not bits.row_errors:
         return
     first = min(row for _, _, row in bits.row_errors)

@@ -2,8 +2,8 @@
 
 One row per core that has work, as in ``PipeUtilization.csv`` of ``msprof op``, so that a measured and a predicted file
 can be joined on ``block_id`` and ``sub_block_id``.  Times are of the core's run (ratios are of its cycles), without the
-launch.  Columns for which npusim has no queue (scalar time, instruction-cache misses) are left out rather than written
-as 0; the last two columns, the method of simulation and the largest distance from exact cycles, are npusim's additions.
+launch.  Columns for which npusim has no queue (scalar time, instruction-cache misses) are omitted instead of written as
+0; the last two columns, the method of simulation and the largest distance from exact cycles, are npusim's additions.
 
 Source: CANN documentation, msprof op, "PipeUtilization".
 """
@@ -46,7 +46,7 @@ class MeasuredPipes(NamedTuple):
 def pipe_columns(record: RunRecord) -> PipeColumns:
     """Return the columns by name, one value per core; None where a column is another core's.
 
-    There are no rows for a run without a time.
+    A run without a time has no rows.
     """
     if record.timing is None:
         return {name: [] for name in (*_FIRST, *_LAST)}

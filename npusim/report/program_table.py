@@ -137,7 +137,7 @@ def is_inner(ring: ListedRing) -> bool:
 
 
 def ring_rows(listing: Listing) -> list[Row]:
-    """Return the rows of rings; rings of equal cores, and of resident blocks, are one row, with their names."""
+    """Return the rows of rings; equal cores, and resident blocks, share a row, which has their names."""
     alike = {core: other for phase in listing.phases for core, other in alike_cores(phase).items()}
     named: dict[Row, list[Row]] = {}
     for ring in (ring for ring in listing.rings if not is_inner(ring)):
@@ -150,7 +150,7 @@ def ring_rows(listing: Listing) -> list[Row]:
 
 
 def _of_neighbours(text: str) -> str:
-    """Return queues with those of two neighbouring cores as one, so that a row fits 80 columns.
+    """Return queues, with those of two neighbouring cores combined, so that a row fits into 80 columns.
 
     >>> _of_neighbours("aiv0.MTE2+aiv1.MTE2"), _of_neighbours("aic.MTE2+aic.FIXP")
     ('aiv0-1.MTE2', 'aic.MTE2+aic.FIXP')
@@ -159,7 +159,7 @@ def _of_neighbours(text: str) -> str:
 
 
 def _listed_core(text: str, alike: Mapping[str, str]) -> str:
-    """Return a memory or queues with a core that is alike named as that one, unless both are there."""
+    """Return a memory or queues, with a core named like an equal one, unless both occur."""
     for core, other in alike.items():
         if other not in text:
             text = re.sub(rf"\b{re.escape(core)}\b", other, text)
@@ -217,7 +217,7 @@ def _difference(loop: ListedLoop, longest: ListedLoop) -> tuple[str, Sequence[Li
 
 
 def _ranges(is_left: Sequence[bool], labels: Sequence[str]) -> str:
-    """Return the labels that are left out; three or more neighbours are written as a range."""
+    """Return the omitted labels; three or more consecutive ones are written as a range."""
     stretches: list[list[str]] = [[]]
     for left, label in zip(is_left, labels, strict=True):
         if left:
@@ -291,7 +291,7 @@ def _joined(alike: Sequence[Any]) -> ListedItem:
 
 @dataclass(frozen=True)
 class ProgramDifference:
-    """Two programs and, section by section, the rows that one of them alone has (``-`` the first, ``+`` the second)."""
+    """Two programs and, section by section, the rows that only one of them has (``-`` the first, ``+`` the second)."""
 
     names: tuple[str, str]
     sections: Mapping[str, Sequence[tuple[str, Row]]]

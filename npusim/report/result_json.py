@@ -1,7 +1,7 @@
 """``result.json``: the record of a run, with all data of tables, comparisons and advice.
 
 A `RunRecord` comes from a live result (`record_of`) or from a file (`load_result`); code that prints or compares uses
-records, so that old and new runs are treated alike.
+records, so that old and new runs are treated in the same way.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class RunRecord:
     """One run; the keys of ``result.json`` are these fields.
 
     ``timing`` is None on a device described for its values only, ``numerics`` where no bits were computed; ``orders``:
-    a node's partial sums added in other orders; ``ignored``: features of the workload's attention that were left out;
-    ``digest``: hash of everything that affected the prediction.
+    a node's partial sums added in other orders; ``ignored``: omitted features of the workload's attention; ``digest``:
+    hash of everything that affected the prediction.
     """
 
     npusim_version: str
@@ -118,8 +118,8 @@ def _device(device: DeviceSpec) -> DeviceRecord:
 def load_result(path: str | Path) -> RunRecord:
     """Return the record of a run folder or of a ``result.json``.
 
-    Raises `SpecError` if there is no such file, it is no result of npusim or of another schema version, or a key is
-    missing or of the wrong kind (``file  key: ``).
+    Raises `SpecError` if there is no such file, if it is not a result of npusim or has another schema version, or if a
+    key is missing or of the wrong kind (``file  key: ``).
     """
     file = Path(path)
     if file.is_dir():
@@ -134,7 +134,7 @@ def load_result(path: str | Path) -> RunRecord:
 
 
 def read_json(file: Path) -> tuple[str, Any]:
-    """Return a JSON file's text and its data; raise `SpecError` where it cannot be read, or is no JSON."""
+    """Return a JSON file's text and its data; raise `SpecError` if it cannot be read or is not JSON."""
     try:
         text = regular_file(file, MOST_BYTES, SpecError).read_text(encoding="utf-8")
         return text, json.loads(text)

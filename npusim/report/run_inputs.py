@@ -74,7 +74,7 @@ def asked_text(record: RunRecord) -> str:
 
 
 def tiling_text(tiling: dict[str, object]) -> str:
-    """Return tiling fields in their typed form, without fields left to the schedule."""
+    """Return tiling fields in their typed form, without those that the schedule sets."""
     return " ".join(f"{name}={value}" for name, value in tiling.items() if value is not None)
 
 
@@ -110,7 +110,7 @@ WORKLOADS = Columns(
 
 
 def field_columns(chosen: Collection[str]) -> Columns:
-    """Return the columns of tiling fields; ``chosen``: those that a run chooses where they are not named."""
+    """Return the columns of tiling fields; ``chosen``: the fields that a run chooses if they are not named."""
 
     def default(field: TilingField) -> object:
         if field.default is None:

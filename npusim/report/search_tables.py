@@ -134,7 +134,7 @@ def _counted(counts: Counter[str]) -> str:
 
 
 def _left(outcomes: Sequence[PointOutcome], last: Progress, exploration: Exploration | None) -> Iterator[Cell]:
-    """Yield how many points have no verdict, and how much faster than the best one of them may be."""
+    """Yield the number of points without a verdict, and how much faster than the best point one of them may be."""
     left = last.points - len(outcomes)
     yield Cell(f"{whole(left)} {plural(left, 'point')} not evaluated; --resume continues", "warn")
     best, least = best_of(outcomes), _remaining_us(last, exploration)

@@ -54,7 +54,7 @@ class Unit:
     def rows(self, cycles: int, *, works: bool = True, waits: bool = True) -> dict[Item, int]:
         """Return the account of the unit's ``cycles``; the parts add up to them.
 
-        Without ``works`` operations are one row, without ``waits`` everything else is.
+        Without ``works`` all operations are one row; without ``waits`` everything else is one row.
         """
         spent_on: dict[Item, int] = {}
         if works and self.work is not None:
@@ -97,7 +97,7 @@ class Sheet:
         return cycles / self.clock_hz * 1e6
 
     def rows(self, unit: str, *, works: bool = True, waits: bool = True) -> dict[Item, int]:
-        """Return the account of a unit for the cores' cycles; empty where the run has no such unit."""
+        """Return the account of a unit for the cores' cycles; empty if the run has no such unit."""
         known = self.units.get(unit)
         return {} if known is None or self.cycles is None else known.rows(self.cycles, works=works, waits=waits)
 
@@ -296,9 +296,9 @@ class Breakdown:
         return tuple(sorted(parts, key=lambda p: -abs(self.change_us(p, run))))
 
     def causes(self, run: int) -> tuple[Part, ...]:
-        """Return the parts that make the difference: the largest with its sign, three at most.
+        """Return the parts that cause the difference: the largest ones with its sign, at most three.
 
-        They are enough to be four fifths of all that have its sign.
+        Together they are at least four fifths of all parts with this sign.
         """
         total = sum(self.change_us(p, run) for p in self.parts)
         same = [p for p in self.moved(run) if self.change_us(p, run) * total > 0]
@@ -364,7 +364,7 @@ def _busiest_units(sheets: Sequence[Sheet]) -> tuple[str, ...]:
 
 
 def chain(old: Sheet, new: Sheet, unit: str, cause: str) -> tuple[Moved, ...]:
-    """Follow a wait to the queue that causes it, to the largest change there in the same direction, and so on.
+    """Follow a wait to the queue that causes it, then to the largest change there in the same direction, and so on.
 
     It ends at something other than a wait, or at a queue that it has visited: waits in a ring follow the rate of a loop
     of queues, which the ring's depth and the work in the loop determine.

@@ -31,7 +31,7 @@ _WORDS = f"{help_on('words')} explains the words of this table"
 
 
 def run_table(record: RunRecord, trial: Trial | None = None, *, is_full: bool = False) -> tuple[Block, ...]:
-    """Return the table that ``npusim run`` prints, with ``is_full`` that of ``--full``.
+    """Return the table that ``npusim run`` prints; with ``is_full`` the table of ``--full``.
 
     ``trial`` simulates the changes that its advice suggests.
     """

@@ -99,14 +99,14 @@ class Column:
         return getattr(row, self.value)
 
     def cell(self, row: Any) -> Cell:
-        """Return the value as it is written."""
+        """Return the value as text."""
         value = self.of(row)
         written = "-" if value is None else self.form(value) if callable(self.form) else format(value, self.form)
         return Cell(written, self.style(row) if callable(self.style) else self.style)
 
 
 def keyed(*names: str) -> tuple[Column, ...]:
-    """Return columns of JSON alone, each the attribute, or key, of its name."""
+    """Return columns that only JSON has, each with the attribute, or key, of its name."""
     return tuple(Column(None, name, key=name) for name in names)
 
 
@@ -138,11 +138,11 @@ class Columns:
         return tuple(c.title for c in self.columns if c.title is not None)
 
     def texts(self, row: object) -> tuple[str, ...]:
-        """Return the cells of one row as they are written."""
+        """Return the cells of one row as text."""
         return tuple(c.cell(row).text for c in self.columns if c.title is not None)
 
     def record(self, row: object) -> dict[str, Any]:
-        """Return one row as JSON has it."""
+        """Return one row in JSON's form."""
         return self.records((row,))[0]
 
     def records(self, rows: Iterable[Any]) -> list[dict[str, Any]]:
@@ -152,7 +152,9 @@ class Columns:
 
 
 def document(kind: str, *, version: int = 1, **content: object) -> dict[str, object]:
-    """Return JSON data led by its kind and the version of its keys, which changes when a key changes its meaning."""
+    """Return JSON data that begins with its kind and the version of its keys, which changes when a key changes its
+    meaning.
+    """
     return {"schema_version": version, "kind": f"npusim.{kind}", **content}
 
 
@@ -182,7 +184,8 @@ def cells(*texts: str, style: Style = "") -> tuple[Cell, ...]:
 def folded(message: str, width: int) -> str:
     """Return a message in lines of ``width`` columns, the second and later ones indented.
 
-    A command that ends a line of the message, behind a colon, starts a line and is never broken; neither is a word.
+    A command after a colon at the end of a line of the message starts a new line and is never broken, and neither is a
+    word.
     """
     return "\n".join(part for line in message.splitlines() for part in _folded_line(line, width))
 
@@ -214,12 +217,12 @@ def percent(share: float) -> str:
 
 
 def whole(number: int) -> str:
-    """Return an integer with thousands set apart: ``328,896``."""
+    """Return an integer with separators of thousands: ``328,896``."""
     return f"{number:,}"
 
 
 def lines(blocks: Iterable[Block], width: int | None = None) -> Iterator[Line]:
-    """Yield the lines of ``blocks``; a grid stands between empty lines.
+    """Yield the lines of ``blocks``; a grid has an empty line before and after it.
 
     With ``width`` lines are wrapped between words and indented to the start of their text; a word is never cut.
     """
@@ -399,7 +402,7 @@ def _stacked(widths: Sequence[int], width: int) -> list[range]:
 
 
 def _pieces(name: str) -> list[str]:
-    """Return the pieces between which a column's name is broken: at spaces, and behind ``_``."""
+    """Return the pieces between which a column's name may be broken: at spaces, and after ``_``."""
     return re.findall(r"[^\s_]+_*", name)
 
 

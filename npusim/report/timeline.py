@@ -1,7 +1,7 @@
 """The timeline of a run: slices by track, their waits and producers.
 
 It is rebuilt after the simulation: the spans of a queue have the order of its operations in the program, which is
-traversed in step with them.  This gives each operation's producers and its waits.
+traversed together with them. This gives each operation's producers and waits.
 
 Cycles are exact.  Each edge becomes nanoseconds once, so that the end of a slice and the start
 of the next one at the same cycle are the same number, and nothing overlaps.
@@ -61,7 +61,7 @@ class Flow:
 class Timeline:
     """Slices by track, each in the order of time; cores and pipes in the program's order.
 
-    ``end`` is the cycle up to which all slices are there, ``is_whole`` whether this is the end of the run.
+    ``end`` is the cycle up to which all slices are recorded, ``is_whole`` whether this is the end of the run.
     """
 
     name: str
@@ -117,7 +117,7 @@ def _empty_tracks(result: RunData, timing: TimingResult) -> dict[Track, list[Sli
 
 
 def _is_of_waits(timing: TimingResult, track: Track) -> bool:
-    """Return whether a track shows a GPU's queue: its waits alone."""
+    """Return whether a track shows a GPU's queue, which has only waits."""
     uses: tuple[QueueUse, ...] = timing.queues[0]
     return any(u.is_pipe for u in uses) and track.pipe not in {u.queue.rpartition(".")[2] for u in uses if u.is_pipe}
 

@@ -248,7 +248,7 @@ def _pipes_title(timing: TimingRecord) -> str:
 
 
 def _cores(queues: tuple[QueueUse, ...]) -> list[tuple[str, str, QueueUse]]:
-    """Return the queues that were busy, the first behind its core's name; cores that did the same are one."""
+    """Return the busy queues, the first one after its core's name; cores with the same activity are combined."""
     cores: dict[str, list[QueueUse]] = {}
     for queue in queues:
         if queue.busy_cycles:
@@ -280,7 +280,9 @@ def _listed(queues: Sequence[QueueUse]) -> Iterator[tuple[str, QueueUse]]:
 
 
 def links_grid(record: RunRecord, timing: TimingRecord) -> Grid:
-    """Return the traffic of each link and its rate; the least is inputs and outputs that leave L2, each moved once."""
+    """Return the traffic of each link and its rate; the minimum is the inputs, and the outputs that leave L2, each
+    moved once.
+    """
     seconds, shares = timing.core_us * 1e-6, timing.link_shares(record.device.link_bytes_per_s)
 
     def rate(row: tuple[str, int]) -> float:
@@ -318,7 +320,7 @@ def constants_facts(timing: TimingRecord) -> Iterator[Fact]:
 
 
 def time_figures(record: RunRecord, timing: TimingRecord, drawn: dict[str, Any]) -> Iterator[Figure]:
-    """Yield where the time goes: over the run, in windows of it, and under the roofs."""
+    """Yield the charts of the time: over the run, in windows of it, and under the roofs."""
     rows = time_parts(timing)
     used = {row["kind"] for row in rows}
     spec = charts.stacked_bars(rows, [kind for kind in SPENT if kind in used])
@@ -437,7 +439,7 @@ def memories_figure(memories: Sequence[Row]) -> Figure:
 
 
 def constants_figure(timing: TimingRecord) -> Figure:
-    """Return the constants behind the busy time, and the shares of each basis."""
+    """Return the constants that determine the busy time, and the share of each basis."""
     total = sum(c.cycles for c in timing.constants)
     rows: list[Row] = [{"key": c.key, "basis": c.basis, "share": c.cycles / total} for c in timing.constants[:LISTED]]
     rest = total - sum(c.cycles for c in timing.constants[:LISTED])

@@ -96,7 +96,7 @@ class Tuning:
 
     @cached_property
     def order(self) -> list[int]:
-        """Numbers of the configurations that ``bits`` leaves, best first."""
+        """Numbers of the configurations that ``bits`` selects, best first."""
         return kept(self.predictions, self.bits, 0 if self.predictions[0].us is not None else None)
 
     @cached_property

@@ -49,7 +49,7 @@ DRAWN, LEAST_SHARE = 12, 5e-4
 
 
 def error_columns(calm: PointError) -> Columns:
-    """Return the columns of tested inputs: tables have their aspects in words, and say which are calm."""
+    """Return the columns of tested inputs: tables have their aspects in words, and mark calm inputs."""
     return Columns(
         Column(
             "input",
@@ -145,7 +145,7 @@ SAID = MappingProxyType(
 
 
 def errors_figure(stress: Stress) -> Figure:
-    """Return the errors of calm inputs and of the worst inputs that were tested, against the error that holds."""
+    """Return the errors of calm inputs and of the worst inputs that were tested, with the limit of the error."""
     ranked = sorted(stress.outcomes, key=lambda o: o.badness, reverse=True)
     drawn = [error for error in (stress.calm, *ranked) if error.rmse][:DRAWN]
     table = error_columns(stress.calm)

@@ -1,7 +1,7 @@
 """The program of a plan: tiling fields without a named value are chosen, by the time of a few tiles that a machine
 offers.
 
-The rule.  A schedule's declared tile is first: it is the tile of the published kernel.  The machine then offers
+The rule. The first candidate is the schedule's declared tile, that of the published kernel.  The machine then offers
 settings of its fields, group after group (`Machine.settings`); each is simulated, without bits, and used where the call
 is at least `WORTH` faster.  A kernel of plain tensors has no such list: its tile is walked along the values that its
 fields declare, field after field, as long as the call gets faster (`_in_steps`).  Fields that were named keep their
@@ -69,7 +69,9 @@ HEADS = 8
 
 
 class TileChoice(NamedTuple):
-    """Fields chosen for a call that did not name them, and the note of that: empty where none is left to choose."""
+    """Fields that were chosen for a call because it does not name them, and the note about them: empty if there was no
+    field to choose.
+    """
 
     fields: Mapping[str, object] = MappingProxyType({})
     note: str = ""
@@ -170,7 +172,7 @@ def _fitted(
 ) -> Iterator[tuple[dict[str, object], tuple[Plan, TileProgram] | None]]:
     """Yield how tiles with ``fields`` that fit differ from the declared one, each once, the first with its program.
 
-    ``heavier``: see `candidates`; a tile whose sizes do not shrink with the heaviest values keeps them with all.
+    ``heavier``: see `candidates`; a tile whose sizes do not shrink with the heaviest values does not shrink with any.
     """
     listed: list[dict[str, object]] = []
     for number, named in enumerate(({}, *heavier)):
@@ -206,7 +208,8 @@ def _changed(tiling: Tiling, declared: Tiling) -> dict[str, object]:
 def starting_with(program: TileProgram, device: DeviceSpec, l2: L2State | None) -> TileProgram:
     """Return the program with this content of L2 at its start, or that of the device file.
 
-    Raises `SpecError` where inputs should be in L2 and do not fit, or the device file has no number for dirty lines.
+    Raises `SpecError` if the inputs should be in L2 but do not fit, or if the device file has no number for dirty
+    lines.
     """
     starts = device.memory.l2.starts
     l2 = l2 or (starts.value if starts else "clean")
@@ -241,7 +244,7 @@ def choose_tile(plan: Plan) -> TileChoice:
 
 
 def fields_of_run(plan: Plan, tiling: Tiling) -> dict[str, object]:
-    """Return the fields of a run's ``tiling`` that make its tile: those that its ``plan`` names, and the chosen ones.
+    """Return the fields of a run's ``tiling`` that define its tile: those that its ``plan`` names, and the chosen ones.
 
     A request that names these fields has this tile even if its other options change; sizes that are not named may still
     shrink to fit.
@@ -263,7 +266,7 @@ def is_chosen_in_steps(schedule: Schedule) -> bool:
 def _axes(
     schedule: Schedule, device: DeviceSpec, tiling: Tiling, named: Collection[str]
 ) -> dict[str, tuple[object, ...]]:
-    """Return the declared values of the tile's fields that are not named, without those that a search leaves alone."""
+    """Return the declared values of the tile's fields that are not named, except those that no search changes."""
     left = {*schedule.left(device), *machine_of(device).decided(tiling), *named}
     return {n: values for n, values in declared(type(tiling)).items() if n not in left}
 
@@ -283,7 +286,7 @@ def open_fields(schedule: Schedule, device: DeviceSpec) -> frozenset[str]:
 
 
 def listed_fields(schedule: Schedule, device: DeviceSpec) -> frozenset[str]:
-    """Return the tiling fields whose settings the machine lists: none but of attention."""
+    """Return the tiling fields whose settings the machine lists; only attention has such fields."""
     if "attention" not in schedule.problem.features or not device.is_timed:
         return frozenset()
     settings = machine_of(device).settings(build_tiling(schedule.tiling, {}), None)
@@ -337,7 +340,7 @@ def _choice(
 def remembered(
     kind: str, schedule: Schedule, device: DeviceSpec, call: tuple[object, ...], make: Callable[[], Any]
 ) -> Any:
-    """Return the result of ``make`` for a call, a value of JSON, from the cache folder where it is stored.
+    """Return the result of ``make`` for a call, a value of JSON; a stored result comes from the cache folder.
 
     It is stored until one of npusim's files changes, or of the outside files that it depends on: a schedule of
     attention, a kernel, a machine, and all that Python loaded for them.
@@ -379,7 +382,7 @@ def _has_numba() -> bool:
 
 
 def _tried_out(trial: _Trial, groups: Iterable[Iterable[dict[str, object]]], usual: Mapping[str, object]) -> TileChoice:
-    """Return the choice among settings, group after group, and the fields ``usual``, than which it is no slower."""
+    """Return the choice among settings, group after group; it is not slower than the fields ``usual``."""
     declared = trial.tried({})
     best = declared or _Tried(inf, {})
     for group in groups:
@@ -415,8 +418,8 @@ def _as_choice(trial: _Trial, declared: _Tried | None, best: _Tried, chosen: Col
 def _in_steps(trial: _Trial, axes: Mapping[str, tuple[object, ...]], usual: Mapping[str, object]) -> TileChoice:
     """Return the choice among tiles that differ from the declared one by steps along the axes of fields.
 
-    Along an axis the walk goes on, in both directions, while the call gets faster or stays as it is: a size beyond a
-    tensor's changes nothing.  Axes are walked until none gains `WORTH`, or `MOST_TRIED` tiles were simulated.
+    Along an axis the walk continues, in both directions, while the call gets faster or does not change: a size beyond a
+    tensor's has no effect.  Axes are walked until none gains `WORTH`, or `MOST_TRIED` tiles were simulated.
     """
     declared = trial.tried({})
     best = declared or _Tried(inf, {})
@@ -431,7 +434,7 @@ def _in_steps(trial: _Trial, axes: Mapping[str, tuple[object, ...]], usual: Mapp
 
 
 def _walks(values: Sequence[object], own: object) -> list[list[object]]:
-    """Return the values of an axis above one, rising, and those below it, falling; words each by itself."""
+    """Return the values of an axis above one, ascending, and those below it, descending; each word separately."""
     if any(isinstance(v, str) for v in values) or not isinstance(own, int):
         return [[v] for v in values if v != own]
     numbers = [v for v in values if isinstance(v, int)]
@@ -540,8 +543,8 @@ class _Trial:
 
 
 def judged_problem(problem: AnyProblem, most: int = PAIRS, heads: int = 0) -> AnyProblem:
-    """Return the problem that judges tiles of an attention: shorter, then with fewer heads, until cheap; others as
-    they are.
+    """Return the problem that judges tiles of an attention: shorter, then with fewer heads, until it is cheap to
+    simulate; other problems are unchanged.
 
     It has at most ``most`` pairs.  Heads are reduced first as long as there are more than ``heads`` KV heads (0:
     never).
@@ -566,7 +569,8 @@ def judged_problem(problem: AnyProblem, most: int = PAIRS, heads: int = 0) -> An
 def final_problem(problem: AnyProblem) -> AnyProblem:
     """Return the problem by which the last few tiles are judged: ``problem``, or a part of it that is affordable.
 
-    Sequences stay as long as there are `HEADS` of keys: so that L2 misses them if it misses all heads.
+    Sequences are not shortened while there are more than `HEADS` heads of keys, so that L2 misses them if it misses all
+    heads.
     """
     p = problem.attention
     are_alike = p is not None and not p.lengths and p.pairs() == p.batch * p.seq_q * p.seq_kv

@@ -76,7 +76,7 @@ def _parts(phase: Phase, arithmetic: str) -> Iterator[str]:
 
 def _values(phase: Phase) -> Iterator[str]:
     """Yield what the states of each loop become in it, and the results, each as a digest of all that it is computed
-    from, so that neither names of values matter nor whether a value is computed twice.
+    from, so that the key depends neither on names nor on whether a value is computed twice.
 
     How often the reader writes a value of compiled code depends on the tile: an expression that masks cut is named.
     """
@@ -147,7 +147,7 @@ def _walks_of_table(blocks: WorkTable, *, is_whole: bool) -> dict[tuple[int, int
 
 
 def _walk(runs: tuple[TileRun, ...], *, is_whole: bool) -> tuple[tuple[int, ...], ...]:
-    """Return all that runs of tiles visit, or where they begin and which way they go."""
+    """Return the tiles that runs visit, or where the runs begin and their direction."""
     if is_whole:
         return tuple((r.col, r.cols, r.count, r.step) for r in runs)
     return ((runs[0].col, runs[0].step > 0),) if runs else ()
@@ -214,7 +214,7 @@ def _chained(phase: Phase, arithmetic: str) -> set[str]:
 
 
 def _only_chains(loop: TileLoop, phase: Phase, arithmetic: str) -> bool:
-    """Return whether a loop does nothing but add products up in one accumulator each, instruction after instruction.
+    """Return whether a loop only adds products, each into one accumulator, instruction after instruction.
 
     Then its tiles do not matter, if their sizes are multiples of the matrix unit's instructions.
     """

@@ -204,7 +204,7 @@ class TensorSubject(Subject):
         return {t.name: (t.batch, t.heads) for t in self.inputs}
 
     def exact(self, plan: Plan, program: TileProgram) -> dict[str, Any]:
-        """Return the function for rows of the kernel in float64, where each given tensor is read by something."""
+        """Return the function for rows of the kernel in float64; each given tensor must be used."""
         if not plan.request.is_launch:  # tensors of a launch may include those that it writes
             _check_read(plan.tensors or {}, program)
         if plan.schedule.reference is None and plan.schedule.exact is None:
@@ -216,7 +216,7 @@ class TensorSubject(Subject):
 def result_of(program: TileProgram) -> GlobalTensor:
     """Return the tensor that holds the result of a program: ``o``, or the only output of another name.
 
-    Raises `SpecError` where it has no output, or several of which none is ``o``.
+    Raises `SpecError` if it has no output, or several outputs none of which is ``o``.
     """
     written = [t for n, t in program.tensors.items() if t.role == "output" or n == "o"]
     named = [t for t in written if t.name == "o"] or written
@@ -322,7 +322,7 @@ def _exact_results(
 
 
 def _in_float64(plan: Plan) -> Schedule:
-    """Return a plan's schedule on cores that do any arithmetic; raise `SpecError` where it has no float64 form."""
+    """Return a plan's schedule on cores without limits of arithmetic; raise `SpecError` if it has no float64 form."""
     called, family = plan.request.schedule, load_device(EXACT_DEVICE).family
     schedule = schedules_called(called).get(family)
     if schedule is None or "exact" not in schedule.precisions:

@@ -22,9 +22,9 @@ def figures(
 ) -> Iterator[tuple[Change, Figure]]:
     """Yield each change with its figure, in order.
 
-    ``figure`` plans, builds and measures a change.  Where it raises one of ``unfit``, the schedule, the device or the
-    call does not have the change: the change is left out, or ``refused`` returns a figure for it from the error.
-    Other errors are raised.
+    ``figure`` plans, builds and measures a change.  If it raises one of ``unfit``, the change does not exist for this
+    schedule, device or call: the change is omitted, or ``refused`` returns a figure for it from the error. Other errors
+    are raised.
     """
     for change in changes:
         try:

@@ -33,7 +33,7 @@ def _given_or_drawn(plan: Plan) -> str:
 
 
 def digest_of(plan: Plan) -> str:
-    """Return a hash of everything that affects the prediction: two runs of one digest are one run.
+    """Return a hash of everything that affects the prediction: two runs with the same digest are the same run.
 
     It covers the resolved request, the contents of the device, of a user's schedule and of tensors, and the rows
     whose bits are computed; not npusim itself, and no options of display.
@@ -54,7 +54,7 @@ def digest_of(plan: Plan) -> str:
 
 
 def sizes_of(plan: Plan) -> str:
-    """Return the integers of a problem that are other than their defaults, each behind its name."""
+    """Return the integers of a problem that differ from their defaults, each after its name."""
     sizes, usual = plan.problem.model_dump(exclude_defaults=True), plan.schedule.sizes
     return "".join(f"{name}{size}" for name, size in sizes.items() if isinstance(size, int) and size != usual.get(name))
 

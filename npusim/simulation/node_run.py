@@ -72,7 +72,7 @@ class NodeParts:
     no_bits = NO_BITS
 
     def estimate(self, plan: Plan) -> Mapping[str, float]:
-        """Return the estimate for the bits of named rows; a sample that takes long gets no bits instead."""
+        """Return the estimate for the bits of named rows; if a sample would take long, no bits are computed instead."""
         r, problem = plan.request, plan.problem
         if r.numerics and isinstance(problem, SharedProblem) and r.rows != "sample":
             return {"bits": _seconds(problem, r.rows)}
@@ -109,7 +109,7 @@ class NodeParts:
 def child_program(child: Child, device: DeviceSpec, whole: Problem | None = None) -> TileProgram:
     """Return a child's tile program on its device; fields that it does not name are chosen as in a run of the child.
 
-    L2 is as a stream of kernels leaves it: nothing waits there to be written back for a benchmark's fill.
+    L2 has the state of a stream of kernels: it contains no dirty lines of a benchmark's fill.
 
     ``whole``: the problem that it computes instead, with the tile of the child.
     """
@@ -138,7 +138,8 @@ def kernel_timer(
     is_issued: bool = False,
     is_graph: bool = False,
 ) -> KernelTimer:
-    """Return the function for a kernel's work: the node's table if it has one, else the device's timing, or if named.
+    """Return the function for a kernel's work: the node's table if it has one, else, or if it is named, the device's
+    timing.
 
     Kernels are issued one after the other, and a launch costs the device's time where its file states this apart;
     a host takes ``issue_s`` for each of them, or with ``is_issued`` what the node's file states for a simulated
@@ -192,7 +193,7 @@ def time_on_node(
     ``trace_groups`` may be ``"last"``: the device that ends last.  ``issue_s``, ``is_issued``, ``is_graph``: see
     `kernel_timer`.
 
-    Raises `SpecError` if there is no such method, or the devices are not all joined.
+    Raises `SpecError` if there is no such method, or if links do not join all devices.
     """
     method_named(method)
     machine = machine_of(node_device)
@@ -424,7 +425,7 @@ def _weights(what: ModelProblem) -> str:
 
 
 def _experts_note(what: ModelProblem) -> tuple[str, ...]:
-    """Return the note on the number of experts that a call is assumed to read, where there are experts."""
+    """Return the note on the assumed number of experts that a call reads, if there are experts."""
     experts = what.experts
     if experts is None:
         return ()

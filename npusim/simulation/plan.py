@@ -66,8 +66,8 @@ _TILE = 128
 class Plan:
     """One run, resolved: enough to build its program, with another precision too.
 
-    ``device`` is a `NodeDevice` where a node runs, or one device a model.  ``tensors`` are Q, K and V as they
-    are given, None where the problem's recipe draws them; ``projection`` is W_o of a layer, where it is given.
+    ``device`` is a `NodeDevice` for a run on a node, or for a model on one device. ``tensors`` are the user's Q, K and
+    V, None if the problem's recipe draws them; ``projection`` is the user's W_o of a layer, if any.
     """
 
     request: Request
@@ -122,7 +122,7 @@ def target_of(
 ) -> tuple[Schedule, DeviceSpec, frozenset[str]]:
     """Return the schedule and the device or node of a request, and which of `NEEDS` its run has.
 
-    Raises `SpecError` for options that nothing of it reads.  ``has_bits``: whether bits are computed, by the run or by
+    Raises `SpecError` for options that have no effect on it.  ``has_bits``: whether bits are computed, by the run or by
     its caller; ``is_bare``: by its caller, who may compute bits of plain tensors where runs compute none.
     """
     r, device = request, device_of(request)
@@ -330,12 +330,12 @@ def estimate(
 
 
 def traced_groups(choice: Choice, count: int) -> Groups:
-    """Return the core groups on the timeline, of so many; the ``last`` one is known after the simulation."""
+    """Return the core groups on the timeline, given their number; ``last`` is known only after the simulation."""
     return LAST if choice == LAST else indices("trace_groups", choice, count, f"{LAST}, or ") if choice else ()
 
 
 def without_effect(plan: Plan, seconds: float, seconds_on: Callable[[DeviceSpec], float | None]) -> Iterator[str]:
-    """Yield a note for each changed number of the device without which the run's tile takes the same time.
+    """Yield a note for each changed number of the device that does not change the time of the run's tile.
 
     ``seconds_on`` returns the time of the run's program on another device.
     """

@@ -1,4 +1,4 @@
-"""Predicted times of configurations of one kernel, and their order: what ``tune`` prints and ``config=best`` takes."""
+"""Predicted times of the configurations of one kernel, and their order, for ``tune`` and ``config=best``."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ NO_LIMIT = Limit("", 0.0)
 class Prediction:
     """The predicted time of a configuration, or the reason why it has none.
 
-    ``us``: time of the cores, without a launch; ``key``: its class of bits (empty: not known); ``registers``: those of
-    a thread, of which ``spilled`` are in memory, from a compiler or the estimate; ``warps``: those that are resident on
-    a core; ``block_warps``: those of a block without products; ``limit``: the limit of the time, as in a run;
-    ``errors``: the errors of such predicted times (None: no
-    device).  ``reason``: why there is no time; ``fits``: whether a larger device would do.  ``launch_us``: what each
-    launch of a graph takes beside the cores' time: dispatch, end and the gap to the next one.
+    ``us``: time of the cores, without a launch; ``key``: its class of bits (empty: not known); ``registers``: registers
+    of a thread, of which ``spilled`` are in memory, from a compiler or an estimate; ``warps``: warps that are resident
+    on a core; ``block_warps``: warps of a block without products; ``limit``: the limit of the time, as in a run;
+    ``errors``: the errors of such predicted times (None: no device).  ``reason``: why there is no time; ``fits``:
+    whether a larger device would suffice.  ``launch_us``: time of each launch of a graph in addition to that of the
+    cores: dispatch, end and the gap to the next launch.
     """
 
     us: float | None = None

@@ -1,4 +1,5 @@
-"""A request: one object from the command line to the program, which alone names each option.
+"""A request: the object that carries the options from the command line to the program; only this file names each
+option.
 
 It imports nothing that is slow to load, since help texts use it.
 """
@@ -70,7 +71,7 @@ def absolute(schedule: str) -> str:
 
 
 def schedule_name(schedule: object) -> Any:
-    """Return the name of a schedule; of a recorded call the one by which verbs take it."""
+    """Return the name of a schedule; for a recorded call, the name that verbs accept."""
     return schedule if isinstance(schedule, str) else getattr(schedule, "schedule", schedule)
 
 
@@ -163,8 +164,8 @@ class Request:
         shown=DEFAULT_WORKLOAD,
     )
     seq: Count | None = _what("--seq TOKENS", "Queries and keys: 4096, or 8k.", needs="workload")
-    seq_q: Count | None = _what("--seq-q TOKENS", "Queries alone.", needs="workload")
-    seq_kv: Count | None = _what("--seq-kv TOKENS", "Keys alone.", needs="workload")
+    seq_q: Count | None = _what("--seq-q TOKENS", "Number of queries; default: that of --seq.", needs="workload")
+    seq_kv: Count | None = _what("--seq-kv TOKENS", "Number of keys; default: that of --seq.", needs="workload")
     phase: Literal["prefill", "decode"] | None = _what(
         "--phase",
         "decode: one query a sequence, over all --seq keys.",
@@ -455,7 +456,7 @@ class Request:
             object.__setattr__(self, name, None)
 
     def _fold_shape(self) -> None:
-        """Make the sizes of ``shape`` the fields that have them."""
+        """Set the fields of the sizes that ``shape`` states."""
         if self.shape is None:
             return
         for name, size in shape_sizes(self.shape).items():
@@ -487,7 +488,7 @@ class Request:
         return sizes
 
     def _decodes_lengths(self) -> bool:
-        """Return whether each sequence of lengths has one query: the default of such a schedule."""
+        """Return whether each sequence has one query by default, if lengths are given."""
         if any(value is not None for value in (self.phase, self.seq_q, self.tensors, self.query_lengths)):
             return False
         is_sized = (self.seq, self.seq_kv, self.batch) != (None, None, None)
@@ -527,23 +528,25 @@ class Request:
         return replace(self, schedule=absolute(self.schedule), **files)
 
     def find_schedule(self) -> Schedule:
-        """Return the schedule on the cores of the device; raise `SpecError` where there is none."""
+        """Return the schedule on the cores of the device; raise `SpecError` if there is no such schedule."""
         from npusim.library import find_schedule
 
         return find_schedule(self.schedule, self.machine().family)
 
     def changed_precision(self) -> str:
-        """Return the precision as it is asked for, the matrix arithmetic among its changes."""
+        """Return the requested precision, with the matrix arithmetic as one of its changes."""
         return ",".join(filter(None, (self.precision, self.arithmetic and f"arithmetic={self.arithmetic}")))
 
     def named_device(self) -> str | Path | DeviceSpec | NodeSpec:
-        """Return the device as it is named, or that which the schedule is for."""
+        """Return the named device, or the schedule's default one."""
         from npusim.library import default_hw
 
         return default_hw(self.schedule, DEFAULT_HW) if self.hw is None else self.hw
 
     def chosen_tiling(self, kind: type[Tiling]) -> Mapping[str, object] | Tiling:
-        """Return the tiling fields that are given; raise `SpecError` for an eager schedule that is none."""
+        """Return the fields of the tiling that are set; raise `SpecError` if ``eager`` is set for a schedule that does
+        not have it.
+        """
         if not self.eager:
             return self.tiling or {}
         if "operators" not in kind.model_fields:
@@ -563,7 +566,7 @@ class Request:
                 refuse(unread, why.replace("--problem", named) + (_hint("heads") if "heads" in unread else ""))
 
     def changed(self) -> dict[str, object]:
-        """Return the fields of options that are not left at their defaults."""
+        """Return the fields of options that differ from their defaults."""
         values = {f.name: (getattr(self, f.name), f.default) for f in fields(self) if f.name in OPTIONS}
         return {
             n: value for n, (value, usual) in values.items() if not isinstance(value, type(usual)) or value != usual
@@ -664,7 +667,7 @@ class CallOptions(TypedDict, total=False):
 
 
 class TensorOptions(CallOptions, total=False):
-    """Options of calls that may be given tensors."""
+    """Options of calls that accept tensors."""
 
     tensors: str | Path | Mapping[str, NDArray[Any]] | None
     tensor_prefix: str
@@ -730,7 +733,7 @@ def takes_options(options: type) -> Callable[[Function], Function]:
 
 
 def _as_words(option: Option, value: Any) -> list[tuple[str, str]] | None:
-    """Return one option as words; None if its value has none."""
+    """Return one option as words; None if its value cannot be written as words."""
     from npusim.config.problem import Sizes
     from npusim.config.tiling import Tiling
 
@@ -753,7 +756,7 @@ def _as_words(option: Option, value: Any) -> list[tuple[str, str]] | None:
 
 
 def command(verb: str, schedule: str, options: Iterable[tuple[str, str]], more: Iterable[str]) -> str:
-    """Return ``npusim <verb> <schedule> ...`` as a shell takes it."""
+    """Return ``npusim <verb> <schedule> ...``, quoted for a shell."""
     words = ["npusim", verb, schedule]
     for option, value in options:
         words += [option, value] if value else [option]

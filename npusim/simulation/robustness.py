@@ -110,7 +110,7 @@ ROUNDED = MappingProxyType({"rounding": "casts", "multiply_add": "multiply-adds"
 
 
 def assumed_roundings(plan: Plan) -> Iterator[tuple[str, Choice[Any]]]:
-    """Yield the roundings that a plan's precision leaves to the device and whose file assumes them: field, choice."""
+    """Yield the roundings that a plan's precision does not set and that the device's file assumes: field, choice."""
     for name, choice in plan.device.rounding_choices.items():
         if choice.basis == "assumed" and getattr(plan.precision, name, None) == "":
             yield name, choice
@@ -201,7 +201,7 @@ def other_schedules(plan: Plan) -> Iterator[Plan]:
 
 
 def _finite_preset(bits: NumericResult, plan: Plan) -> FiniteChoice | None:
-    """Return the first preset that gives the rows of ``bits`` without NaN or Inf; None if none does."""
+    """Return the first preset with which the rows of ``bits`` have no NaN or Inf; None if there is no such preset."""
     rows = sorted({row + n for (_, _, row), block in bits.rows.items() for n in range(len(block))})
     heads = sorted({head for _, head, _ in bits.rows})
     lost = (at for at, block in bits.rows.items() if not np.isfinite(block.astype(np.float64)).all())

@@ -54,7 +54,7 @@ class Spread:
     """Outputs under another arithmetic compared with the run's, over the rows `RunData.compared` of one head.
 
     ``arithmetic`` is its registry name, or ``row sums in <order>``.  ``rmse`` is the relative Frobenius distance,
-    ``differing`` the share of outputs whose bits differ; both are None where not all outputs of the other are finite.
+    ``differing`` the share of outputs whose bits differ; both are None if some outputs of the other one are not finite.
     ``standard_error``: the relative standard error of ``rmse``, from the differences of rows.
     """
 
@@ -124,7 +124,7 @@ class RunData:
 
     @property
     def cycles(self) -> int:
-        """Cycles of the device clock that the cores take, without the launch."""
+        """Time of the cores in cycles of the device clock, without the launch."""
         return self._timed().cycles
 
     @property
@@ -239,14 +239,14 @@ def _completed(result: RunData, timing: TimingResult) -> TimingResult:
 def expected_errors(
     device: DeviceSpec, schedule: str, problem: AnyProblem, tiling: Tiling, program: TileProgram
 ) -> Validated:
-    """Return the errors of predicted times like that of a program."""
+    """Return the errors of predicted times of similar programs."""
     is_estimated, is_spilled = any(f"registers {ESTIMATED}" in note for note in program.notes), program.is_spilled
     launch = launch_kind(has_products=program.flops > 0, is_spilled=is_spilled) if is_launch(schedule) else ""
     return validated(device, schedule, problem, tiling, launch=launch, is_estimated=is_estimated, is_spilled=is_spilled)
 
 
 def _constants(device: DeviceSpec, timing: TimingResult, busy_cycles: int) -> tuple[ConstantRecord, ...]:
-    """Return the constants behind the busy cycles, the largest share first."""
+    """Return the constants that determine the busy cycles, the largest share first."""
     basis = {key: fact.basis for key, fact in device.facts()}
     constants = [ConstantRecord(key, basis.get(key, "unknown"), cycles) for key, cycles in timing.term_cycles.items()]
     stretched = busy_cycles - sum(c.cycles for c in constants)

@@ -39,7 +39,7 @@ class SequenceRun(NamedTuple):
 
 
 class Storages:
-    """Bytes of storages, as launches leave them, and the launch that wrote to each last."""
+    """Bytes of storages after the launches, and the launch that wrote to each last."""
 
     def __init__(self, calls: Sequence[Call], seed: int) -> None:
         self.writers: dict[int, int] = {}
@@ -116,7 +116,8 @@ def _refuse_scratch(calls: Sequence[Call]) -> None:
 def in_sequence(schedules: Sequence[str], request: Request) -> tuple[SequenceRun, ...]:
     """Run recorded launches one after another with the other options of a request.
 
-    Raises `SpecError` where a schedule is no recorded call, or tensors are given: the storages have the values.
+    Raises `SpecError` if a schedule is not a recorded call, or if tensors are passed, because the storages have the
+    values.
     """
     if request.tensors is not None:
         raise SpecError(

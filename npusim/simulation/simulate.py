@@ -120,7 +120,9 @@ def _without_effect(built: BuiltPlan, timing: TimingResult | None) -> Iterator[s
 
 
 def _other_layers(plan: Plan, timing: TimingResult | None) -> tuple[str, ...]:
-    """Return the time of attention in a model's layers of another kind, and that of all layers by their shares."""
+    """Return the time of attention in a model's layers of the other kind, and that of all layers, weighted by their
+    numbers.
+    """
     r, kinds = plan.request, plan.workload.kinds
     if (
         "device" not in plan.features
@@ -177,7 +179,7 @@ class RunParts(Protocol):
     no_bits: ComputedBits
 
     def estimate(self, plan: Plan) -> Mapping[str, float]:
-        """Return the seconds that a run itself will take, by purpose, where it may be refused."""
+        """Return the estimated seconds of the run itself, by purpose, if the run may be refused for its length."""
 
     def timing(
         self,
@@ -258,7 +260,7 @@ def _others(plan: Plan, program: TileProgram) -> Others:
 def evaluate_plan(plan: Plan, program: TileProgram, others: Callable[[], Others] | None = None) -> ComputedBits:
     """Return the bits of a program, with their uncertainty and finite alternatives.
 
-    ``others`` gives variants that are computed elsewhere.
+    ``others`` returns variants that another process computes.
     """
     r = plan.request
     if not plan.problem.has_bits:
@@ -295,7 +297,7 @@ def _beside(
 
 
 def _presets(plan: Plan, at: BlockRows, count: int) -> Iterator[tuple[str, NDArray[Any], float | None]]:
-    """Yield the schedule's other presets: name, result for so many rows, and latency in us."""
+    """Yield the schedule's other presets: name, result for the same rows, and latency in us."""
     arithmetic = getattr(plan.precision, "arithmetic", "")
 
     def built(name: str) -> TileProgram:

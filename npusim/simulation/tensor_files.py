@@ -67,7 +67,7 @@ def chosen_tensors(request: Request, load: Workload) -> tuple[Tensors | None, di
     None if the recipe draws them.  The request's ``dtype`` rounds the tensors to that format, to the nearest
     and ties to even; to a float8 with a scale each (`quantise`).
 
-    Raises `TensorError` as `load_tensors`, where a value exceeds the range of ``dtype``, and where given tensors do not
+    Raises `TensorError` as `load_tensors` does, and if a value exceeds the range of ``dtype`` or the tensors do not
     match the named workload.
     """
     r, dtype = request, request.dtype
@@ -98,8 +98,8 @@ def chosen_tensors(request: Request, load: Workload) -> tuple[Tensors | None, di
 def unlikely_reading(tensors: Tensors, layout: Layout) -> str:
     """Return how tensors were read, and the layout with heads and tokens exchanged, where that is likelier.
 
-    Empty where heads are no more than keys, where no other layout has the same axes, and where heads of Q would be no
-    multiple of those of K.
+    Empty if there are at most as many heads as keys, if no other layout has the same axes, or if the heads of Q would
+    not be a multiple of those of K.
     """
     other = OTHER_LAYOUT.get(layout)
     (_, heads, queries, _), (_, kv_heads, keys, _) = (tensors[n].shape for n in "qk")
@@ -113,7 +113,7 @@ def unlikely_reading(tensors: Tensors, layout: Layout) -> str:
 
 
 def kernel_tensors(request: Request) -> Tensors | None:
-    """Return the inputs given to a kernel of plain tensors, by the names of its parameters; None where there are none.
+    """Return the user's inputs of a kernel of plain tensors, by the names of its parameters; None if there are none.
 
     A recorded call has its recorded inputs, if their values were recorded.
 
@@ -180,8 +180,8 @@ def load_tensors(
     keys of each sequence, and ``"page"`` is returned too.  A key ``bias``, (query heads or 1, queries, keys) in the
     format of Q, is added to scaled scores, and is returned unchanged.
 
-    Raises `TensorError` if the file is missing, truncated or has keys that nothing reads; shapes do not fit together,
-    the layout or lengths; or a dtype is none of `DTYPES`.  NaN and Inf pass: `check_finite`.
+    Raises `TensorError` if the file is missing, truncated or has unknown keys, if shapes do not match one another, the
+    layout or the lengths, or if a dtype is not in `DTYPES`.  NaN and Inf pass: `check_finite`.
     """
     where = "tensors" if isinstance(source, Mapping) else str(source)
     raw = _short(dict(source) if isinstance(source, Mapping) else read_tensors(Path(source)), where)
@@ -267,7 +267,9 @@ def _gathered(
 def _ends_of_lengths(
     name: str, values: NDArray[Any], lengths: Sequence[int], ends: NDArray[Any] | None, where: str
 ) -> NDArray[Any]:
-    """Return the ends of packed sequences of so many keys; their queries are as many, or equally many each."""
+    """Return the ends of packed sequences, given their numbers of keys; they have as many queries, or each the same
+    number.
+    """
     wanted, tokens = np.cumsum(lengths), len(values)
     if name == "q" and tokens != wanted[-1] and tokens % len(lengths) == 0:
         wanted = np.arange(1, len(lengths) + 1) * (tokens // len(lengths))
@@ -296,10 +298,10 @@ def _of_lengths(tensors: Tensors, rows: Mapping[str, tuple[int, ...]], where: st
 def load_projection(
     source: str | Path | Mapping[str, NDArray[Any]] | None, prefix: str, beside: Mapping[str, NDArray[Any]] | None
 ) -> NDArray[Any] | None:
-    """Return the output projection ``w_o``, (heads x head size, hidden), in the format ``beside`` of Q, K, V.
+    """Return the output projection ``w_o``, (heads x head size, hidden), in ``beside``, the format of Q, K and V.
 
-    A layer's output is ``O w_o``, with the heads in order in the columns of O.  None where there is
-    none.  Raises `TensorError` for another shape, a NaN or Inf, or a value beyond the range of the format.
+    A layer's output is ``O w_o``, with the heads in order in the columns of O.  None if there is no projection.  Raises
+    `TensorError` for another shape, a NaN or Inf, or a value beyond the range of the format.
     """
     if source is None or beside is None:
         return None
@@ -431,9 +433,9 @@ def _sequence_ends(raw: Mapping[str, NDArray[Any]], prefix: str, name: str) -> N
 def quantise(tensors: Tensors, fmt: str = "float8_e4m3fn") -> tuple[Tensors, dict[str, float]]:
     """Return the tensors in a narrow format and ``{"q_scale": ..., ...}``, one scale a tensor.
 
-    A scale is float32(largest absolute value / largest finite value of ``fmt``), so that the whole
-    range is used (per-tensor "amax" scaling); stored values are the quotients, rounded to nearest
-    even and saturated.  A tensor of zeros, or one in ``fmt`` already, keeps the scale 1.
+    A scale is float32(largest absolute value / largest finite value of ``fmt``), so that the whole range is used
+    (per-tensor "amax" scaling); stored values are the quotients, rounded to nearest even and saturated.  A tensor of
+    zeros, or one that is already in ``fmt``, has the scale 1.
     """
     stored, scales = {}, {}
     for name, values in tensors.items():
@@ -459,7 +461,7 @@ def _check(name: str, values: NDArray[Any], where: str) -> None:
 def check_finite(
     tensors: Mapping[str, NDArray[Any]], problem: Problem | None = None, where: object = "tensors"
 ) -> None:
-    """Raise `TensorError` for NaN or Inf, but of keys that no query of ``problem`` sees, K and V as they are."""
+    """Raise `TensorError` for NaN or Inf, except in keys of K and V that no query of ``problem`` sees."""
     for name, values in tensors.items():
         is_read = np.ones(values.shape, np.bool_)
         if problem is not None and name in ("k", "v") and not isinstance(problem.data, AmplifiedData):
@@ -495,7 +497,7 @@ def _check_together(tensors: Tensors, layout: str, where: str) -> None:
 
 
 def padding_note(problem: Problem, bits: NumericResult) -> str:
-    """Return how many keys hold NaN that no query sees, and which rows of the output it reaches."""
+    """Return the number of keys with NaN that no query sees, and the output rows that the NaN reaches."""
     batches = sorted({batch for batch, _, _ in bits.rows})
     count, of = (sum(f(hidden_keys(problem, b)) for b in batches) for f in (np.count_nonzero, len))
     reached = {at: np.flatnonzero(np.isnan(o).any(axis=1)) for at, o in bits.rows.items()}
@@ -508,7 +510,7 @@ def padding_note(problem: Problem, bits: NumericResult) -> str:
 
 
 def inputs_notes(program: TileProgram, given: Tensors | None, bits: NumericResult) -> tuple[str, ...]:
-    """Return a note on each given input with values that are not finite, where outputs are not finite either.
+    """Return a note on each of the user's inputs with values that are not finite, if outputs are not finite either.
 
     Names the input, its first such value, and the operation where NaN begins.
     """

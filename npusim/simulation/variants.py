@@ -1,4 +1,5 @@
-"""Variants of a request: named changes, the plans they build, and which of them are one program or have equal bits.
+"""Variants of a request: named changes, the plans that they give, and which of them have the same program or equal
+bits.
 
 Searches, invariance and comparisons with a kernel's output all change a request by name and build it.
 """
@@ -86,9 +87,9 @@ def named_fields(tiling: Mapping[str, object] | Tiling | None) -> dict[str, obje
 class Variants:
     """Builds variants of one request.
 
-    Variants of one problem and device share these objects, so that their programs share what depends on them.
-    ``is_open``: fields that neither the request nor a variant names are chosen as in a run of the variant.  Otherwise
-    they have their declared values.
+    Variants of one problem and device share these objects, so that their programs can share the results that depend on
+    them. ``is_open``: fields that neither the request nor a variant names are chosen as in a run of the variant.
+    Otherwise they have their declared values.
     """
 
     def __init__(self, request: Request, device_keys: Collection[str] = (), *, is_open: bool = False) -> None:
@@ -104,9 +105,10 @@ class Variants:
         return partial(Variants, is_open=self.is_open), (replace(self.request, progress=None), self.device_keys)
 
     def named(self, changes: Mapping[str, object]) -> Variant:
-        """Return the variant of changes by name alone: `OPTIONS`, ``device_keys``, else of the tiling or precision.
+        """Return the variant of changes that are given only by name: of `OPTIONS`, of ``device_keys``, else of the
+        tiling or precision.
 
-        A change to None is none.
+        A change to None has no effect.
         """
         values: dict[str, Any] = {k: v for k, v in changes.items() if v is not None}
         options = {k: values.pop(k) for k in OPTIONS if k in values}
@@ -118,7 +120,7 @@ class Variants:
         return Variant(options=options, overrides=overrides, tiling=tiling, precision=values)
 
     def request_of(self, changes: Mapping[str, object]) -> Request:
-        """Return the request with changes by name alone, as :meth:`named`."""
+        """Return the request with changes that are given only by name, as in :meth:`named`."""
         return self.named(changes).on(self.request)
 
     def build(self, variant: Variant, *, is_hinted: bool = True) -> BuiltPlan:
@@ -130,7 +132,8 @@ class Variants:
     def candidates(
         self, changes: Mapping[str, object], heavier: Sequence[Mapping[str, Any]] | None = None
     ) -> Iterator[BuiltPlan]:
-        """Yield the programs one of which ``built`` has for changes by name alone: see `tile.candidates`.
+        """Yield the candidate programs for changes that are given only by name; ``built`` returns one of them. See
+        `tile.candidates`.
 
         Raises `TilingError` where none fits.
         """
@@ -142,7 +145,7 @@ class Variants:
             yield from (BuiltPlan(*both) for both in candidates(self._plan(variant), heavier))
 
     def chosen(self, changes: Mapping[str, object]) -> dict[str, object]:
-        """Return the fields of a variant that were chosen for it; changes by name alone."""
+        """Return the fields that were chosen for a variant, whose changes are given only by name."""
         tiling = self.built(tuple(changes.items())).plan.tiling
         declared = {n: f.default for n, f in type(tiling).model_fields.items()}
         named = {**named_fields(self.request.tiling), **changes}
@@ -205,12 +208,12 @@ def bits_key(built: BuiltPlan) -> str:
 
 
 def row_key(program: TileProgram, place: Place, *, has_rows: bool = False) -> Hashable:
-    """Return a key that is equal only for programs that give a row of the output the same bits, whatever the inputs.
+    """Return a key that is equal only for programs that give a row of the output the same bits on all inputs.
 
     The key has the steps on the row, phase by phase, block by block: operations of each label in their order, on the
     same columns and depths, since no operation combines rows.  Addresses, queues and the number of rows in an operation
-    are left out: they decide no bit.  ``has_rows``: rows of Q and of intermediate tensors are part of the key, for a
-    kernel that walks them; in attention they are rows of the output.
+    are not part of it, because they change no bit.  ``has_rows``: rows of Q and of intermediate tensors are part of the
+    key, for a kernel that walks them; in attention they are rows of the output.
     """
     return tuple(row_steps(program, place, has_rows=has_rows))
 
@@ -245,7 +248,7 @@ def _keys_of_blocks(phase: ProgramPhase, blocks: Sequence[Any], how: tuple[int, 
 
 
 def _collect(items: Iterable[Item], how: tuple[int, bool], each: Sequence[dict[str, list[Hashable]]]) -> None:
-    """Collect operations by label and block; those that differ in their rows alone (slices, bands, cores) count once a
+    """Collect operations by label and block; those that differ only in their rows (slices, bands, cores) count once per
     body.
     """
     seen: list[set[Hashable]] = [set() for _ in each]

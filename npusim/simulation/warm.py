@@ -30,7 +30,7 @@ USUAL = (
 
 
 def run_bits(schedule: str, hw: str, precision: str | None, dtype: str) -> None:
-    """Compute bits on a short call, with the schedule's other presets: this compiles all code of a run but the
+    """Compute bits on a short call, with the schedule's other presets: this compiles all code of a run except the
     engine.
     """
     plan = plan_of(Request(schedule, hw=hw, seq=256, precision=precision, dtype=dtype or None))  # type: ignore[arg-type]
@@ -51,7 +51,7 @@ def warm() -> Iterator[tuple[str, int]]:
 
 
 def _run_mean_field() -> None:
-    """Run the method that `timing.auto` uses for long causal calls on a short one, for which it would not use it."""
+    """Run the method that `timing.auto` uses only for long causal calls, on a short call."""
     plan = plan_of(Request("flash", seq=1024, causal=True, numerics=False))
     _, program = plan.schedule.fitted(plan.problem, plan.tiling, plan.device, plan.precision)
     code = code_of(Streams(program, plan.device))

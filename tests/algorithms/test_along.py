@@ -157,7 +157,7 @@ def test_an_order_that_a_unit_does_not_have_costs_nothing_known() -> None:
 
     a = _tensor("a", 32, 32, fmt=F32)
     with pytest.raises(
-        UnknownOpcodeError, match=r"INVERSE in order 'blocks' has no cost on this vector unit; allowed: goes by rows"
+        UnknownOpcodeError, match=r"INVERSE in order 'blocks' has no cost on this vector unit; allowed: rows"
     ):
         _computed("ascend_910b2", _phase(other, a=a), {"a": np.zeros((1, HEADS, 32, 32), np.float32)})
 

@@ -103,20 +103,20 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
 "or in a comparison")),
     "if on index": (
         [(LAST, "        if kj.index > 0: o = o + pv\n")], 7,
-        f"a tile's index in a condition or as a plain number: it {OF_TILE}",
+        f"a tile's index is used in a condition or as a plain number: it {OF_TILE}",
     ),
     "if on equal index": (
         [(LAST, "        if kj.index == 0: o = o + pv\n")], 7,
-        f"a tile's index in a condition or as a plain number: it {OF_TILE}",
+        f"a tile's index is used in a condition or as a plain number: it {OF_TILE}",
     ),
     "per_tile of a value": (
         [("s.to(", "(s * per_tile(abs, s.max())).to(")], 5,
         "per_tile of s.max() (row, float32): its arguments are a function and numbers",
     ),
-    "index outside": ([("return o", "return o * kj.index")], 8, "index outside of a loop over tiles"),
+    "index outside": ([("return o", "return o * kj.index")], 8, "index is used outside of a loop over tiles"),
     "a value of a tile": (
         [("return o", "return o * s.max()")], 8,
-        "s (row x key, float32), computed in line 4, is read after its loop, where there is no tile",
+        "s (row x key, float32), computed in line 4, is read after its loop, where it has no value;",
     ),
     "a tile behind its loop": (
         [("return o", "return o + vj.to(F)")], 8,
@@ -157,7 +157,7 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
     ),
     "another format returned": (
         [("return o", 'return o.to("float16")')], 8,
-        "o.to('float16') (row x value, float16) is returned as out, whose tensor out holds "
+        "o.to('float16') (row x value, float16) is returned as out, whose tensor out has the format "
         "float32; write .to('float32')",
     ),
     "a walked operand": (
@@ -199,7 +199,8 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
     ),
     "keys as they lie": (
         [("q @ kj.T", "q @ kj")], 4,
-        "q (row x head, float16) @ kj (key x head, float16): the head axis meets key; write q @ kj.T",
+        ("q (row x head, float16) @ kj (key x head, float16): the axis head of the left "
+"factor does not match key; write q @ kj.T"),
     ),
     "a transposed addend": (
         [("o + pv", "o + pv.T")], 7,
@@ -207,7 +208,8 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
     ),
     "a product with itself": (
         [("w @ vj", "q @ q.T")], 6,
-        "q (row x head, float16) @ q.T (head x row, float16): both axes of the product are row; take the operand twice",
+        ("q (row x head, float16) @ q.T (head x row, float16): both axes of the product "
+"are named row; bind the operand twice,"),
     ),
     "a product nobody stores": (
         [(LAST, LAST + "        z = q @ kj.T\n")], 8,
@@ -242,7 +244,7 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
     ),
     "a number that a loop changes": (
         [(LOOP, "    first = True\n    for kj"), (LAST, LAST + "        first = False\n")], 4,
-        "first is True where a tile begins and False where it ends, but the body is traced once",
+        "first is True at the start of a tile and False at its end, but the body is traced once;",
     ),
     "a mask on a vector": (
         [(LAST, "        o = o + pv * where(mask, s.max(), 0.0)\n")], 7, "this mask is for tiles with axes row x key",
@@ -272,9 +274,9 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
     ),
     "a mask by position in an expression": (
         [("s.to(", "where(mask & compare(s, 0.0, 'ogt'), s, 0.0).to(")], 5,
-        "and of mask, a mask by position: it joins masks of compare(a, b, relation)",
+        "and of mask, a mask by position: only masks of compare(a, b, relation)",
     ),
-    "the opposite of a value": ([("s.to(", "where(~s, s, 0.0).to(")], 5, "xor of s (row x key, float32): it joins"),
+    "the opposite of a value": ([("s.to(", "where(~s, s, 0.0).to(")], 5, "xor of s (row x key, float32): only masks"),
     "a rule of NaN": ([("s.to(", "maximum(s, 0.0, nan='any').to(")], 5, "nan='any'; allowed: number, propagate"),
     "where of two tiles": ([("s.to(", "where(mask, s, s).to(")], 5, ("one of the two must be a tile and "
 "the other a number")),
@@ -285,7 +287,7 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
     "a power": (
         [("o + pv", "o + pv ** 2")], 7,
         "the operations of kernels are + - * /, divided, exp, log, rsqrt, sqrt, tanh, erf, fma, maximum, minimum, "
-        "compare, where, inverse, .to(format), .max(), .sum(), .cumsum() and @; of masks & | ^ ~",
+        "compare, where, inverse, folded, scanned, .to(format), .max(), .sum(), .cumsum() and @; of masks & | ^ ~",
     ),
     "other axes": (
         [("o + pv", "o + s")], 7,
@@ -324,7 +326,7 @@ def test_an_operand_to_which_nothing_is_bound_is_named_with_where_it_is_bound(tm
     text = (tmp_path / "biased.py").read_text()
     for use in ("bias", "bias.to('float32')"):
         (tmp_path / "biased.py").write_text(text.replace("BIAS\n", f"{use}\n"))
-        with pytest.raises(NpusimError, match=r"biased\.py:6: .*None.* bound to bias, .*operands=\{'bias': function\}"):
+        with pytest.raises(NpusimError, match=r"biased\.py:6: .*None.* bound to it: .*operands=\{'bias': function\}"):
             npusim.run(f"{tmp_path}/biased.py:BIASED", hw="h200", seq=64, numerics=False)
 
 
@@ -374,6 +376,6 @@ def test_a_name_of_npusims_own_is_refused_with_file_and_line(tmp_path: Path) -> 
 def test_a_row_has_as_many_sources_as_its_operation_takes() -> None:
     with pytest.raises(ProgramError, match=r"x = SELECT\(mask, s\): the operation needs 3 sources, not 2"):
         Instruction(Opcode.SELECT, "x", ("mask", "s"))
-    with pytest.raises(ProgramError, match="it takes 1 or 2 sources, not 3"):
+    with pytest.raises(ProgramError, match="operation needs 1 or 2 sources, not 3"):
         Instruction(Opcode.ROW_SUM, "l", ("e", "l", "l"))
     assert set(SOURCES) == set(Opcode)

@@ -123,7 +123,7 @@ def test_look_ups_name_what_there_is(device: DeviceSpec, fault: Callable[..., st
         "ascend_910b2: there is no engine 'CUB' in aic; its engines: MTE2, MTE1, CUBE, FIXP, SCALAR"
     )
     assert fault(device.core, "sm") == "ascend_910b2: there is no core 'sm'; its cores: aic, aiv"
-    assert fault(device.link, "pcie") == "ascend_910b2: no link 'pcie'; it has: hbm, l2"
+    assert fault(device.link, "pcie") == "ascend_910b2: there is no link 'pcie'; its links: hbm, l2"
     assert fault(device.core("aiv").buffer, "L1") == "no buffer 'L1' in this core; its buffers: UB"
     assert fault(_matrix(device).arithmetic_of, "int8").startswith("no arithmetic is stated for int8")
     assert fault(_vector(device).op, "tanh").startswith("unknown vector op 'tanh'; allowed: binary, ")

@@ -65,7 +65,7 @@ def test_each_kind_of_kernel_is_one_that_a_family_runs() -> None:
         ({"unread": {"cores.sm.engines.*": "x"}, "cores": ("core",)}, "its devices have no cores.sm"),
         ({"decisions": Undecided}, "decisions: Undecided is not a named tuple whose fields all have defaults"),
         ({"decisions": int}, "decisions: int is not a named tuple whose fields all have defaults"),
-        ({"settings": {"attention": [{"depth": 1}]}}, "settings: attention: groups of mappings"),
+        ({"settings": {"attention": [{"depth": 1}]}}, "settings: attention: must be groups of mappings"),
     ],
 )
 def test_a_manifest_that_misses_or_contradicts_something_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -130,7 +130,7 @@ class Deep(Blocks):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"usual": {"dept": 1}}, "schedule mine: usual: no machine has 'dept'. Did you mean `depth`?"),
+        ({"usual": {"dept": 1}}, "schedule mine: usual: no machine has the field 'dept'. Did you mean `depth`?"),
         (
             {"tiling": Deep},
             "schedule mine: field 'depth' is already a field of ascend's machine; set its default with usual=",

@@ -85,7 +85,7 @@ def test_two_devices_of_one_name_are_refused_with_both_files_where_it_is_named(o
 def test_an_entry_point_without_a_package_is_told_and_stops_nothing_else(offered: Path) -> None:
     text = offered.parent / "vendor-1.0.dist-info" / "entry_points.txt"
     text.write_text("[npusim.devices]\nvendor = nowhere.at_all\n")
-    broken = "entry point vendor of npusim.devices: 'nowhere.at_all' is no package"
+    broken = "entry point vendor of npusim.devices: 'nowhere.at_all' is not a package"
     assert load_device("h200").name == "h200"
     listed = CliRunner().invoke(app, ["hw", "list"])
     assert (listed.exit_code, "ascend_910b2" in listed.stdout) == (0, True)

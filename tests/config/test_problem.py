@@ -67,8 +67,8 @@ def test_data_recipes_are_told_apart_by_kind() -> None:
         ({"kv_heads": 5}, "kv_heads: 5 does not divide 12 query heads; possible: 1 2 3 4 6 12"),
         (
             {"causal": True, "seq_kv": 32},
-            "seq_q: 64 causal queries but only 32 keys: the first 32 would see none; seq_kv must be at least seq_q, or "
-            "unseen states their output: zero, nan, mean",
+            "seq_q: 64 causal queries but only 32 keys: the first 32 queries would see none; use a "
+            "seq_kv of at least seq_q, or set their output with unseen: zero, nan, mean",
         ),
         (
             {"causal": True, "causal_offset": -1},

@@ -125,7 +125,7 @@ def test_bad_sizes_are_the_problems_errors(fault: Callable[..., str]) -> None:
             "10  data.probability: 1.5 must be at most 1.0",
         ),
         ("local_layers: 3", "10  local_layers: 3 layers have a window or chunk, but neither is set"),
-        ("sinks: 4", "10  sinks: 4 first keys need a window, but there is none"),
+        ("sinks: 4", "10  sinks: the 4 first keys need a window, but there is none"),
     ],
 )
 def test_bad_workload_files_are_refused_with_their_place(

@@ -105,7 +105,7 @@ def test_a_root_that_is_off_by_a_last_place_is_right_and_another_epsilon_wrong(h
     ("reference", "words"),
     [
         ("scaled_alone", "returned one array, but the kernel stores Q, S"),
-        ("scaled_otherwise", "returned Q, T; the kernel"),
+        ("scaled_otherwise", "returned Q, T, but the kernel"),
     ],
 )
 def test_an_output_without_a_reference_is_no_right_kernel(reference: str, words: str, tmp_path: Path) -> None:

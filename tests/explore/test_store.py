@@ -44,7 +44,10 @@ def test_another_search_version_or_file_is_refused_and_left_alone(tmp_path: Path
     fill(path, [ONE])
     for name, what in (("version", "npusim"), ("request", "search")):
         other = {**ABOUT, name: "b"}
-        with pytest.raises(SpecError, match=f"holds another {what}"), open_store(path, other, resume=True):
+        with (
+            pytest.raises(SpecError, match=f"contains a search with another {what}"),
+            open_store(path, other, resume=True),
+        ):
             pass
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE about SET value = '99' WHERE name = 'schema'")
@@ -98,7 +101,7 @@ def test_a_damaged_store_is_told_and_left_as_it_is(damage: Callable[[Path], None
     fill(path, [replace(ONE, index=n) for n in range(60)])
     damage(path)
     before = path.read_bytes()
-    words = r"s\.sqlite: is not a store of npusim explore, or is damaged \(.+\): choose another file"
+    words = r"s\.sqlite: is not a table of npusim explore or is damaged \(.+\): choose another file"
     with pytest.raises(SpecError, match=words):
         read_store(path)
     with pytest.raises(SpecError, match=words), open_store(path, ABOUT, resume=True) as store:
@@ -137,7 +140,7 @@ def test_a_file_that_no_search_wrote_is_refused_before_a_search(
     for path in list(tmp_path.iterdir()):
         before = path.read_bytes()
         for resume in (False, True):
-            with pytest.raises(SpecError, match=r"is no store|not a table of npusim explore"):
+            with pytest.raises(SpecError, match=r"is not a store|not a table of npusim explore"):
                 explore("flash", {"block_kv": [128]}, seq=256, out=path, resume=resume)
         assert path.read_bytes() == before
 
@@ -146,16 +149,16 @@ def test_a_search_replaces_its_own_table_and_an_empty_file_and_no_others(tmp_pat
     (tmp_path / "a.csv").touch()
     for _ in range(2):
         explore("flash", {"block_kv": [128, 256], "depth": [1]}, seq=256, out=tmp_path / "a.csv")
-    with pytest.raises(SpecError, match=r"holds another search: .*; search to another file with --out, or remove"):
+    with pytest.raises(
+        SpecError, match=r"contains a search with another search: .*; search to another file \(--out\), or remove"
+    ):
         explore("flash", {"block_kv": [128]}, seq=256, out=tmp_path / "a.csv")
     assert len((tmp_path / "a.csv").read_text().splitlines()) == 3
 
 
 def test_a_search_goes_on_with_a_file_that_is_there_alone(tmp_path: Path) -> None:
     for name in ("none.sqlite", "none.csv"):
-        with pytest.raises(
-            SpecError, match=r"none\.sqlite: no such file; --resume continues an earlier search: remove"
-        ):
+        with pytest.raises(SpecError, match=r"is no such file; --resume continues an earlier search: remove"):
             explore("flash", {"block_kv": [128]}, seq=256, out=tmp_path / name, resume=True)
     assert not list(tmp_path.iterdir())
 
@@ -206,5 +209,5 @@ def test_a_search_is_not_done_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     searching = importlib.import_module("npusim.studies.explore.search")
     monkeypatch.setattr(searching, "evaluate", lambda job: pytest.fail("evaluated again"))
     assert explore("flash", fields, seq=256, out=path, resume=True).outcomes == first.outcomes
-    with pytest.raises(SpecError, match="holds another search"):
+    with pytest.raises(SpecError, match="contains a search with another search"):
         explore("flash", fields, seq=512, out=path, resume=True)

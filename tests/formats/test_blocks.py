@@ -120,7 +120,7 @@ def test_hifloat8_has_one_zero_and_one_rounding() -> None:
     assert codes(cast([0.0, -0.0, -(2.0**-24), np.nan, -np.inf, 40960.0, -40959.0], "hifloat8")).hex() == (
         "000000" + "80" + "ef" + "6f" + "ee"
     )
-    with pytest.raises(FormatError, match="hifloat8 only rounding of"):
+    with pytest.raises(FormatError, match="the only rounding of"):
         cast([1.0], "hifloat8", rounding="toward_zero")
 
 
@@ -469,7 +469,7 @@ def test_scales_that_do_not_fit_are_refused() -> None:
         FormatError, match=r"scales of A are \(2, 1\) of float8_e8m0fnu; must be \(2, 2\) of float8_e8m0fnu"
     ):
         matmul(a, b, arithmetic="ascend.cube_mx.k64.e4m3.f32", a_scale=np.ones((2, 1), E8M0))
-    with pytest.raises(FormatError, match="does not support scales, but B has some"):
+    with pytest.raises(FormatError, match="does not support scales, but B has scales"):
         matmul(a, b, arithmetic="ascend.cube.k32.e4m3.f32", b_scale=np.ones((2, 2), E8M0))
 
 

@@ -113,7 +113,7 @@ def test_counter_rings_need_one_id_each_way_whatever_their_depth() -> None:
 
 
 def test_a_counter_ring_deeper_than_the_counter_is_refused() -> None:
-    with pytest.raises(FlagError, match=r"ring r0: 16 slots, but a cross-core flag counts at most to 15 at most"):
+    with pytest.raises(FlagError, match=r"ring r0: 16 slots, but a cross-core flag counts at most to 15; use fewer"):
         check(flags_program([16], "counter"), AMPLE)
 
 

@@ -111,7 +111,7 @@ def test_a_swizzle_keeps_every_element_and_every_chunk_together() -> None:
     [
         (lambda: wavefronts([2], 2, VOLTA_BANKS), "access of 2 bytes per lane; allowed: 4, 8, 16"),
         (lambda: wavefronts([0] * 33, 4, VOLTA_BANKS), "33 addresses, but a warp has 32 lanes"),
-        (lambda: wavefronts([0, 6], 4, VOLTA_BANKS), "lane 1: address 6 is no multiple of 4 bytes"),
+        (lambda: wavefronts([0, 6], 4, VOLTA_BANKS), "lane 1: address 6 is not a multiple of 4 bytes,"),
         (lambda: wavefronts([-4], 4, VOLTA_BANKS), "lane 0: address -4"),
         (lambda: padded(4, 64, padding=-1), "padding of -1"),
         (lambda: swizzled(32, 32), "rows of 32 elements cannot be swizzled"),

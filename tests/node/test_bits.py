@@ -185,7 +185,7 @@ def test_no_transfer_cuts_an_element_apart(pair: NodeSpec) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"w_o": np.ones((HIDDEN, RANKS * WIDTH), np.float16)}, "(64, hidden) ; this one is transposed"),
+        ({"w_o": np.ones((HIDDEN, RANKS * WIDTH), np.float16)}, "(64, hidden); this one is transposed"),
         ({"w_o": np.ones((3, HIDDEN), np.float16)}, "w_o has shape (3, 24)"),
         ({"w_o": np.full((RANKS * WIDTH, HIDDEN), np.nan, np.float16)}, "w_o has 1536 NaN"),
         ({"w_o": np.full((RANKS * WIDTH, HIDDEN), 1e6, np.float32)}, "w_o are beyond float16's largest"),

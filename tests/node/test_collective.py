@@ -113,5 +113,5 @@ def test_tiled_ring_differs_because_rows_fall_into_other_shards() -> None:
 def test_bad_ranks_and_arrays_are_refused() -> None:
     with pytest.raises(TilingError, match="ranks: 65; allowed: 2 to 64"):
         collective("allreduce", "ring", 65)
-    with pytest.raises(TensorError, match="needed: 4 of one shape"):
+    with pytest.raises(TensorError, match="needed: 4 arrays of one shape"):
         execute(collective("allreduce", "ring", 4), samples(3, 8), "float16")

@@ -254,12 +254,12 @@ def test_bad_input_names_what_is_wrong_and_what_would_do() -> None:
 
     refused(r"3 \+ 2 = 5, but the model has 32 layers", gpu_layers=3, cpu_layers=2)
     refused("gpu_layers: 33 of only 32 layers", gpu_layers=33)
-    refused("gpu_layers: K and V of 29 layers on the host, but offload=none", gpu_layers=3)
+    refused("gpu_layers: K and V of 29 layers are on the host, but offload=none;", gpu_layers=3)
     refused("pcie: missing; offloading needs a link", offload="classic")
-    refused("blocks: 17 blocks of only 16 rows", seq=16, blocks=17)
+    refused("blocks: 17 blocks, but there are only 16 rows", seq=16, blocks=17)
     refused("workload pangu_71b: layers, intermediate: missing", workload="pangu_71b")
     refused(
-        r"missing on each device, which has 64 GiB: weights 127.5 GiB, .*: 4 devices .*, or weights of 4 bits",
+        r"each device lacks 64.7 GiB; it has 64 GiB: weights 127.5 GiB, .*: 4 devices .*, or weights of 4 bits",
         "ascend_910b2",
         "llama2_70b",
     )
@@ -346,7 +346,7 @@ def test_a_model_of_stored_weights_says_what_its_products_read() -> None:
     load = load_workload("deepseek_v3").model_copy(update={"stored": StoredWeights(bits=8.0)})
     small = load.model_copy(update={"layers": 6, "experts": load.experts.model_copy(update={"dense_layers": 3})})
     result: Any = npusim.run("layer", hw=NPUS, workload=small, phase="decode", seq=4096, numerics=False)
-    text = "layers stored in 8 bits; products use them as bfloat16 (not modelled)"
+    text = "layers are stored in 8 bits; products use them as bfloat16 (the conversion is not modelled)"
     assert any(text in note for note in result.notes)
     assert not any("latent cache" in note for note in result.notes)
     whole = load_workload("deepseek_v3").model(load.problem(tensor_parallel=8), 8)

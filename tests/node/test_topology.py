@@ -75,7 +75,7 @@ def test_edge_to_a_missing_device_is_refused(tmp_path: Path) -> None:
 
 
 def test_unknown_driver_is_refused_with_those_there_are(mesh: NodeSpec) -> None:
-    with pytest.raises(SpecError, match="driven by 'sm' here; allowed: sdma, aiv"):
+    with pytest.raises(SpecError, match="no driver 'sm' here; allowed: sdma, aiv,"):
         mesh.driver("sm")
 
 

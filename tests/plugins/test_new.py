@@ -73,10 +73,10 @@ def test_the_file_runs_from_the_command_line_with_the_public_surface_alone(elsew
         ("my-schedule", "'my-schedule' cannot be the name of a schedule"),
         ("a/b", "'a/b' cannot be the name of a schedule"),
         ("class", "'class' cannot be the name of a schedule"),
-        ("flash", "'flash' is a packaged schedule; rename"),
+        ("flash", "'flash' is a packaged schedule; choose"),
         ("own_attention", "'own_attention' has another meaning in the file"),
         ("full", "'full' has another meaning in the file"),
-        ("there", "there.py: exists already"),
+        ("there", "there.py: already exists"),
     ],
 )
 def test_what_cannot_be_written_is_refused(elsewhere: Path, name: str, message: str) -> None:

@@ -362,7 +362,7 @@ def faulty(tmp_path: Path, body: str) -> str:
         ("T = schedule('t', usual, precisions=[P])\n", r"mine\.py: no 'S'; allowed: T"),
         (
             "def wrong(q, k, v):\n    return q\n\n\nS = schedule('s', usual, precisions=[P], reference=wrong)\n",
-            r"schedule s: reference: wrong\(q, k, v\) is called with 6: q, k, v, problem, row, tiling",
+            r"schedule s: reference: wrong\(q, k, v\), but npusim calls it with 6: q, k, v, problem, row, tiling",
         ),
         (
             "S = schedule('s', usual, precisions=[P], models=('softcab',))\n",
@@ -435,9 +435,7 @@ def test_on_the_command_line_a_fault_is_bad_input(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_refused_with_the_form() -> None:
-    with pytest.raises(
-        SpecError, match=r"nowhere\.py: no such file; a first version of your own schedule\. is FILE\.py:NAME"
-    ):
+    with pytest.raises(SpecError, match=r"nowhere\.py: no such file; a schedule of your own is FILE\.py:NAME"):
         npusim.run("nowhere.py:X")
 
 

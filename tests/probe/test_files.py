@@ -156,7 +156,7 @@ def test_a_format_has_less_than_a_megabyte_of_probes() -> None:
         ("f16.f32/d", np.zeros((64, 16), np.uint32), "needs 5184 rows"),
         ("f16.f32/d", np.zeros((5184, 16), np.uint16), "as uint32"),
         ("f16.f32/d", np.zeros((5184, 7), np.uint32), "side of a tile"),
-        ("bf16.f32/d", np.zeros((5184, 16), np.uint32), "no such key"),
+        ("bf16.f32/d", np.zeros((5184, 16), np.uint32), "bf16.f32/d: unknown key;"),
         ("facts", np.array(json.dumps({"probes": "0" * 64})), "outputs of probes other"),
     ],
 )

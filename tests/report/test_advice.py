@@ -66,7 +66,7 @@ def test_idle_core_groups_come_first() -> None:
 
 def test_uneven_ends_name_the_group_that_decides() -> None:
     text = _advice(_record({"aiv0.VECTOR": 500}, ends=(400, 1000, 400), groups=3))
-    assert "end after 60.0 % of the cores' time; group 1 last" in text
+    assert "end after 60.0 % of the cores' time; group 1 ends last:" in text
 
 
 def test_vector_bound_names_the_costliest_instructions_and_their_startup() -> None:

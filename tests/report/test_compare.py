@@ -37,7 +37,7 @@ def test_a_run_equals_itself_live_or_from_its_folder(tmp_path: Path, result: Run
         assert {figure.change() for figure in found.figures} <= {"", "="}
         assert found.moved == ()
         assert "the same" in str(found)
-        assert "no part of aiv0.VECTOR changed" in str(found)
+        assert "no activity of aiv0.VECTOR changed" in str(found)
 
 
 def test_inputs_and_figures_that_differ_are_listed(record: RunRecord) -> None:

@@ -61,7 +61,7 @@ def test_earlier_run_is_replaced_whole(tmp_path: Path, result: RunData) -> None:
 
 def test_folder_with_other_files_is_not_replaced(tmp_path: Path, result: RunData) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(OutputError, match=r"holds 'notes\.txt', which is not a file of a run"):
+    with pytest.raises(OutputError, match=r"contains 'notes\.txt', which is not a file of a run,"):
         save_run(result, tmp_path)
     assert _names(tmp_path) == {"notes.txt"}
 

@@ -172,9 +172,9 @@ def test_products_read_what_rows_make_of_a_tile(hw: str) -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(SpecError, match="cache_scale: head of a cache, but there is no"):
+    with pytest.raises(SpecError, match="cache_scale: head is the scale of a cache, but there is no"):
         Problem(heads=1, seq_q=16, head_dim=16, cache_scale="head")
-    with pytest.raises(SpecError, match="cache: int8 is converted to float16 or bfloat16, not float32"):
+    with pytest.raises(SpecError, match="cache: a cache in int8 is converted to float16 or bfloat16, not to float32"):
         Problem(heads=1, seq_q=16, head_dim=16, dtype="float32", cache="int8")
     with pytest.raises(TilingError, match="cache: v100 has no kernel that converts a cache of int8 to float16"):
         run("flash", problem=Problem(heads=1, seq_q=128, head_dim=64, cache="int8"), hw="v100")

@@ -141,7 +141,7 @@ def test_a_block_that_overflows_names_every_tenant_the_bytes_and_the_largest_tha
     assert message.startswith("aiv0.UB, aiv1.UB: S 2×64 KiB + P 2×32 KiB")
     for tenant in ("PV", "out", "O 32 KiB", "m 256 B", "l 256 B", "alpha", "reduction"):
         assert f" {tenant}" in message
-    assert re.search(r"\([\d,]+ bytes needed, 196,608 there\)", message)
+    assert re.search(r"\([\d,]+ bytes needed, 196,608 available\)", message)
     assert "largest values that fit, each with the other fields unchanged: " in message
 
 
@@ -281,7 +281,7 @@ def test_flash_attention_4_takes_the_time_of_its_share_of_cases_with_the_same_bi
     assert (counts.count % 64, counts.taken > 0, counts.tiles_with_one <= counts.tiles) == (0, True, True)
     for wrong, why in (
         ("rescaled=2", "a share must be from 0 to 1"),
-        ("polynomial=0.5,exp_variant=exp2.exp2p", "exp2p is none"),
+        ("polynomial=0.5,exp_variant=exp2.exp2p", "exp2.exp2p is not"),
     ):
         with pytest.raises(NpusimError, match=why):
             run("fa4", precision=wrong, **options)

@@ -231,7 +231,7 @@ def test_heads_and_gradients_alone_change_no_bit() -> None:
 
 
 def test_what_does_not_fit_or_has_no_route_is_refused() -> None:
-    known = r"sinks=1; whole numbers from 1 for .* causal \(0 or 1\), .* softcap \(any positive number\)"
+    known = r"sinks=1; allowed: whole numbers from 1 for .* causal \(0 or 1\), .* softcap \(any positive number\)"
     refused = [
         ({"sinks": 1}, f"flash_backward has no size {known}"),
         ({"causal": 2}, "flash_backward has no size causal=2"),

@@ -213,8 +213,11 @@ def test_on_a_v100_it_is_timed_and_lanes_do_not_change_a_bit(fields: dict[str, i
     ("tiling", "message"),
     [
         ({"block_kv": 16}, "block_kv: 16 rows cannot be distributed to 4 warps; use a multiple of 32"),
-        ({"block_kv": 256}, "registers: Q .* at most 255"),
-        ({"scale_in": "queries"}, "scale_in=queries: v100 has no separate kernel that scales or casts; take scale"),
+        ({"block_kv": 256}, "registers: Q .* thread; allowed: 255;"),
+        (
+            {"scale_in": "queries"},
+            "scale_in=queries: v100 has no separate kernel that scales or casts; use scale_in=matrix",
+        ),
     ],
 )
 def test_what_does_not_fit_a_v100_is_refused(tiling: dict[str, object], message: str) -> None:

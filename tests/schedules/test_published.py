@@ -118,7 +118,7 @@ def test_its_measurements_are_the_second_place(mine: str, tmp_path: Path) -> Non
             (),
             "h200",
             {"block_q": 64},
-            r"block_q: 64; kernel=.*mine\.py:MINE has tiles of 128 x 128 with 4 warps and decides the",
+            r"block_q: 64; kernel=.*mine\.py:MINE has tiles of 128 x 128 with 4 warps, and the",
         ),
         (
             ("{2: {64", "{2: {32"),
@@ -131,22 +131,22 @@ def test_its_measurements_are_the_second_place(mine: str, tmp_path: Path) -> Non
             ('30, "block"', '30, "end"'),
             "h200",
             {},
-            r"mine\.py:MINE pays WARPS.sharing.lookup_cycles for each end; allowed: block,",
+            r"the charge WARPS\.sharing\.lookup_cycles for each end; allowed: block,",
         ),
         (('30, "block"', '30, "score"'), "h200", {}, "for each score; .* one of an engine's ops, such as ALU.ops.comp"),
         (
             ('30, "block"', '-30, "block"'),
             "h200",
             {},
-            r"mine\.py:MINE pays .*-30.*; charges= must return Charges with 0 or more times",
+            r"mine\.py:MINE has the charge .*-30.*; charges= must return Charges with 0 or more times",
         ),
         (
             ("use: (LOOKUPS,)", "use: LOOKUPS"),
             "h200",
             {},
-            r"mine\.py:MINE pays 'WARPS.sharing.lookup_cycles'; charges= must return Charges",
+            r"the charge 'WARPS\.sharing\.lookup_cycles'; charges= must return Charges",
         ),
-        (("MINE = GpuK", "OURS = GpuK"), "h200", {}, "MINE is no GpuKernel; the file has OURS"),
+        (("MINE = GpuK", "OURS = GpuK"), "h200", {}, "MINE is not a GpuKernel; the file has OURS"),
         (("GpuKernel(", "GpuKernel(1/0, "), "h200", {}, r"mine\.py:5: ZeroDivisionError"),
         (("use: (LOOKUPS,)", "use: 1 / 0"), "h200", {}, r"mine\.py:11: kernel=.*mine\.py:MINE: charges: ZeroDivisionE"),
         (
@@ -170,7 +170,7 @@ def test_its_measurements_are_the_second_place(mine: str, tmp_path: Path) -> Non
             ("layout(128, 128, warps=4)", "(1, 2, 3)"),
             "h200",
             {},
-            "MINE has 2 for head_dim 64; a tile is a result of layo",
+            "MINE has 2 for head_dim 64; a tile must be a result of layo",
         ),
     ],
 )
@@ -368,7 +368,7 @@ def test_a_kernel_of_another_computation_is_refused(schedule: str, of: str, want
         f"from npusim.kernel import *\nOURS = AscendKernel(name='o', whose='o', of='{of}', decides=AscendDecisions())\n"
     )
     (tmp_path / "ours.py").write_text(text, encoding="utf-8")
-    with pytest.raises(NpusimError, match=rf"ours\.py:OURS is one of {of}; needed here: a kernel of {wanted}"):
+    with pytest.raises(NpusimError, match=rf"ours\.py:OURS is a kernel of {of}; needed here: a kernel of {wanted}"):
         npusim.run(schedule, hw="ascend_910b2", tiling={"kernel": f"{tmp_path / 'ours.py'}:OURS"}, numerics=False)
 
 

@@ -167,7 +167,11 @@ def test_named_warps_of_a_kernel_change_its_time() -> None:
 @pytest.mark.parametrize(
     ("name", "sizes", "message"),
     [
-        ("gated_delta", {"unit": 2}, r"gated_delta has no size unit=2; whole numbers from 1 for .*unit \(0 or 1\)"),
+        (
+            "gated_delta",
+            {"unit": 2},
+            r"gated_delta has no size unit=2; allowed: whole numbers from 1 for .*unit \(0 or 1\)",
+        ),
         ("ssd", {"group": 1}, "ssd has no size group=1"),
         ("ssd", {"groups": 3}, "ssd: 2 heads are not a multiple of 3 groups"),
     ],

@@ -65,7 +65,7 @@ def test_a_chunk_and_the_columns_of_a_block_change_no_sum_but_their_order() -> N
 def test_other_sizes_are_refused() -> None:
     with pytest.raises(SpecError, match="retention has no size tokenz=80"):
         npusim.run("retention", hw="h200", problem={"heads": 2, "tokenz": 80})
-    with pytest.raises(SpecError, match="gla has no size key=0; whole numbers from 1"):
+    with pytest.raises(SpecError, match="gla has no size key=0; allowed: whole numbers from 1"):
         npusim.run("gla", hw="h200", problem={"key": 0})
 
 

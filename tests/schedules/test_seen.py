@@ -302,15 +302,15 @@ def test_bytes_of_a_window_are_proportional_to_it(hw: str) -> None:
     ("fields", "message"),
     [
         ({"window": 0}, "window: 0 must be greater than 0"),
-        ({"sinks": 4}, "sinks: 4 first keys need a window, but there is none"),
-        ({"documents": (100, 100)}, "documents: they add up to 200, and there are 139 keys"),
+        ({"sinks": 4}, "sinks: the 4 first keys need a window, but there is none;"),
+        ({"documents": (100, 100)}, "documents: they add up to 200, but there are 139 keys"),
         ({"window": (8, -2)}, "window.*: -2 must be at least -1"),
         (
             {"lengths": (100, 103), "documents": (99, 104)},
             "documents: a document contains the end of a sequence; .* 100, 203",
         ),
         ({"query_lengths": (1, 2)}, "query_lengths: 2 sequences, but lengths has 0"),
-        ({"lengths": (9, 7), "query_lengths": (9, 8)}, "query_lengths: 8 of sequence 1, which has 7 keys"),
+        ({"lengths": (9, 7), "query_lengths": (9, 8)}, "query_lengths: 8 queries of sequence 1, which has only 7 keys"),
         ({"window": 8, "causal": False}, "window: 8 of the keys up to the query need a causal mask"),
         ({"softcap": 0.0}, "softcap: 0.0 must be greater than 0"),
     ],

@@ -190,8 +190,8 @@ def test_a_cache_in_pages_is_read_by_its_table(layout: Any) -> None:
         ([[0, 1, 2], [3, 4, 1]], "page 1 occurs twice: in sequences 0 and 1"),
         ([[0, 1, 2], [3, 4, 6]], "sequence 1: there is no page 6; allowed: 0 to 5"),
         ([[0, 1, 2], [3, 4, -1]], "sequence 1: there is no page -1"),
-        ([[0, 1], [3, 4]], "sequence 0 has 2 pages; 40 keys take 3"),
-        ([0, 1, 2], r"page_table has shape \(3,\); 2 lengths"),
+        ([[0, 1], [3, 4]], "sequence 0 has 2 pages; 40 keys need 3"),
+        ([0, 1, 2], r"page_table has shape \(3,\); npusim knows the lengths of 2 sequences"),
     ],
 )
 def test_page_tables_that_cannot_be_are_refused(table: list[Any], message: str) -> None:
@@ -432,7 +432,7 @@ def test_every_rule_runs_on_causal_chunks_too(rule: str, window: int | None) -> 
     ("options", "message"),
     [
         ({"lengths": [100, 200], "seq": 100}, "seq: lengths already state the number"),
-        ({"lengths": [100, 200], "batch": 2}, "batch: lengths state"),
+        ({"lengths": [100, 200], "batch": 2}, "batch: lengths already state"),
         ({"lengths": [100, 0]}, "lengths.1: 0 must be"),
         (
             {"lengths": [100, 200], "tiling": {"splits": 2, "split_keys": 512}},
@@ -454,8 +454,8 @@ def test_schedules_of_one_length_say_so() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"lengths": [10, 20]}, "lengths 10,20 are 30 tokens, but [qk] has 40"),
-        ({"lengths": [10, 30], "cu_seqlens": [0, 20, 40]}, "are 40 tokens, but q has 40, and cu_seqlens 20 40"),
+        ({"lengths": [10, 20]}, "lengths 10,20 add up to 30 tokens, but k has 40"),
+        ({"lengths": [10, 30], "cu_seqlens": [0, 20, 40]}, "to 40 tokens, but q has 40, and cu_seqlens 20 40"),
         ({"lengths": [10, 30], "layout": "bsnd"}, r"lengths has 2 sequences with at most 30 keys; k has 1 with 40"),
     ],
 )

@@ -49,7 +49,7 @@ def test_sizes_that_attention_has_too_are_the_schedules(monkeypatch: pytest.Monk
 
 
 def test_sizes_of_a_product_are_none_of_a_recurrences() -> None:
-    with pytest.raises(SpecError, match="gla has no size m=4; whole numbers from 1 for batch, heads, tokens"):
+    with pytest.raises(SpecError, match="gla has no size m=4; allowed: whole numbers from 1 for batch, heads, tokens,"):
         npusim.run("gla", hw="h200", problem={"m": 4, "n": 4, "k": 4}, numerics=False)
 
 

@@ -143,7 +143,7 @@ def test_roundings_are_the_cause_where_a_precision_holds_and_the_margin_is_that_
     said = {
         None: "not find it within --budget",
         0.0: "inputs of the base do not meet the limit; inputs divided by 16 do not meet it either",
-        0.25: "the base does not hold, inputs divided by 4 hold",
+        0.25: "inputs of the base do not meet the limit; inputs divided by 4 meet the limit",
         1.0: "the base meet the limit, but inputs twice as large do not",
         8.0: "inputs may be 8 times as large",
         64.0: "inputs may be 64 times as large, the largest factor tried",
@@ -206,7 +206,7 @@ def test_bounds_are_read_or_refused_by_name(over: str, message: str) -> None:
 
 
 def test_an_aspect_that_a_call_does_not_have_is_refused() -> None:
-    with pytest.raises(SpecError, match="tail: inputs of this call do not have this aspect"):
+    with pytest.raises(SpecError, match="tail: the inputs of this call do not have this aspect"):
         stress("flash", ["tail"], tensors=recipe(16, 16), causal=False)
     with pytest.raises(SpecError, match="an aspect occurs twice"):
         stress("flash", ["late", "outliers"], **SMALL)

@@ -102,7 +102,7 @@ def test_differences_name_the_figure(tmp_path: Path) -> None:
     save(old, {"p.json": figures})
     save(new, {"p.json": {"a": {"b": [1.0, 2.1]}, "same": 1.002}})
     assert differences(old, new, "p") == ["p: a.b[1]: 2.0 against 2.1"]
-    with pytest.raises(OutputError, match="the figures are not page"):
+    with pytest.raises(OutputError, match="no figures of a page:"):
         differences(old, new, "q")
 
 

@@ -244,7 +244,7 @@ KINDS = {
     "bits": "the mask of a T.tile.select must come from a T.tile.compare with as many elements",
     "condition": "a condition that is known only at run time",
     "slice": "a slice of X is empty, or its length is known only at run time",
-    "neighbour": "a part of the tile x is",
+    "neighbour": "a part of the tile x (its index 0 is",
     "race": "an iteration of parallel loops reads an element of x that another iteration may write",
     "race of two": "an iteration of parallel loops reads an element of x that another iteration may write",
     "while": "a statement of the kind While",
@@ -268,7 +268,7 @@ def test_a_call_runs_on_a_device_with_the_lines_of_the_program() -> None:
     assert f'"{PROGRAMS}":' in call.configurations[0].ttir
     result = npusim.run(call, hw="ascend_910b2")
     assert 2_000 < result.cycles < 100_000
-    assert any("flags and barriers decide no value" in n and "T.barrier_all" in n for n in result.notes)
+    assert any("flags and barriers change no value" in n and "T.barrier_all" in n for n in result.notes)
     (other,) = program_call(PROGRAMS, "rms_norm", {})
     assert other.grid == (6, 2)
     assert any(

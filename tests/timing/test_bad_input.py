@@ -134,5 +134,5 @@ def test_fewer_bytes_than_inputs_and_outputs_have_fails(result: TimingResult) ->
         ContradictionError, match="moved behind L2, but the inputs, and the outputs that do not stay in L2, have"
     ):
         check_sanity(replace(result, link_bytes=links))
-    with pytest.raises(ContradictionError, match="0 bytes beyond L2"):
+    with pytest.raises(ContradictionError, match="0 bytes moved behind L2,"):
         check_sanity(replace(result, link_bytes={**result.link_bytes, "hbm": 0}))

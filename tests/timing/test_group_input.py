@@ -35,7 +35,7 @@ def run(schedule: str = "flash", hw: str = "h200", method: str = "auto", **tilin
     [
         (
             {"block_q": 256, "block_kv": 256, "stages": 3, "warps": 4},
-            r"shared memory: .* 448 KiB > 227 KiB a block .*; largest values that fit, .* block_kv=",
+            r"shared memory: .* 448 KiB > 227 KiB of a block .*; largest values that fit, .* block_kv=",
         ),
         (
             {"block_q": 256, "block_kv": 256, "stages": 1, "registers": 255, "spilled_registers": 5000},

@@ -122,7 +122,7 @@ def test_what_does_not_fit_says_how_much_and_what_would() -> None:
         return str(error.value)
 
     said = fault(block_q=128, block_kv=256, stages=4)
-    assert "shared memory: tiles 544 KiB = 544 KiB > 227 KiB a block" in said
+    assert "shared memory: tiles 544 KiB = 544 KiB > 227 KiB of a block" in said
     assert "largest values that fit" in said
     assert "stages: 5 must be at most 4" in fault(stages=5)
     assert "or 2040 with spilled ones" in fault(block_q=512, block_kv=512, stages=1)

@@ -263,13 +263,21 @@ def test_cann_on_28_and_32_cores_is_as_fast_as_measured():
 @pytest.mark.parametrize(
     ("hw", "tiling", "fault"),
     [
-        ("ascend_910b2", {"layout": "dn"}, "layout=dn: the vector unit of ascend_910b2 works from UB to UB"),
-        ("ascend_910b2", {"route": "chip"}, "no route of ascend_910b2 leads from UB to L1"),
-        ("ascend_950", {"chains": 3}, "chains: 3 allowed: 1, 4"),
+        (
+            "ascend_910b2",
+            {"layout": "dn"},
+            "layout=dn: the vector unit of ascend_910b2 reads and writes UB, without registers;",
+        ),
+        ("ascend_910b2", {"route": "chip"}, "no route from UB to L1;"),
+        ("ascend_950", {"chains": 3}, "chains: 3; allowed: 1, 4"),
         ("ascend_950", {"kernel": "pto"}, "kernel=pto: the vector unit of ascend_950 works on registers"),
         ("ascend_950", {"barriers": "needed"}, "barriers=needed: .* for devices such as ascend_910b2"),
         ("ascend_950", {"together": 2}, "together=2: the vector unit of ascend_950"),
-        ("ascend_950", {"pipeline": "core", "order": "serial"}, "pipeline=core: order=serial ends with each block"),
+        (
+            "ascend_950",
+            {"pipeline": "core", "order": "serial"},
+            "pipeline=core: with order=serial the pipeline ends with each block;",
+        ),
     ],
 )
 def test_fields_that_a_device_lacks_are_refused(hw, tiling, fault):

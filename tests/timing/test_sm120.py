@@ -343,7 +343,7 @@ def test_copies_of_a_product_cost_the_warps_that_issue_them() -> None:
         for name in ("producer", "bulk", "threads")
     ]
     assert 1 < times[1] / times[0] < 1.02 < times[2] / times[1] < 1.09
-    with pytest.raises(TilingError, match="copies: bulk; t4's only a producer can copy"):
+    with pytest.raises(TilingError, match="copies: bulk; on t4 only a producer can copy"):
         latency("gemm", "t4", problem=problem.model_copy(update={"dtype": "float16"}), tiling={"copies": "bulk"})
 
 
@@ -387,7 +387,7 @@ def test_cudnn_takes_finer_rows_where_blocks_are_few(heads: int, seq: int, causa
 @pytest.mark.parametrize(
     ("hw", "name", "message"),
     [
-        ("rtx_5090", "cudnn", "cudnn is a kernel for Hopper; rtx_5090 has kernel=cudnn_sm120"),
+        ("rtx_5090", "cudnn", "cudnn is a kernel for Hopper; use kernel=cudnn_sm120 on rtx_5090"),
         ("h200", "cudnn_sm120", "cudnn_sm120 is a kernel of sm_120 and sm_121, and h200 is sm_90"),
         ("l40s", "fa4_sm120", "fa4_sm120 is a kernel of sm_120 and sm_121, and l40s is sm_89"),
     ],

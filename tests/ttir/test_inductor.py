@@ -57,7 +57,7 @@ def test_halves_of_a_row_change_places_in_parts_of_its_half(hw: str) -> None:
     one, other = k * cos.astype(np.float32), turned * sin.astype(np.float32)
     exact = one.astype(np.float64) + other.astype(np.float64)  # products of bfloat16 are exact
     assert np.array_equal(made, exact.astype(np.float32))
-    assert any("read as 8 blocks: their time" in note for note in done.notes)
+    assert any("as 8 blocks; the time is that" in note for note in done.notes)
 
 
 def test_halves_along_rows_change_places_in_programs_of_two_kinds() -> None:

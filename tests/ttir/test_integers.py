@@ -198,7 +198,7 @@ def test_integers_without_a_defined_value_are_refused(index: str, why: str, tmp_
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        ("    tl.store(Y + p, tl.sum(tl.load(X + p * xs + c % 10, mask=c % 10 < 4, other=0.0)))", "start again within"),
+        ("    tl.store(Y + p, tl.sum(tl.load(X + p * xs + c % 10, mask=c % 10 < 4, other=0.0)))", "that repeat within"),
         ("    tl.store(Y + p * xs + c % 10, tl.load(X + p * xs + c))", "a store has indices that repeat"),
     ],
 )

@@ -204,7 +204,7 @@ def test_bits_of_measured_launches_equal_an_interpreter(
             "T: the grid of 3x1x1 programs writes 12 of 24 rows, .* first head 1, split 0",
         ),
         ("merge[B * HK, G]", "merge[B * HK, 3]", "O: the grid of 2x3x1 programs writes 6 of 8 rows, 2 of them never"),
-        ("T, L,", "T, Q,", "accessed with strides|another head|moves along"),
+        ("T, L,", "T, Q,", "accessed with strides|of its own head|moves along"),
     ],
 )
 def test_launches_that_do_not_fit_one_another_are_refused(old: str, new: str, why: str, shared_folder: Path) -> None:
@@ -295,7 +295,7 @@ def test_it_runs_on_other_devices(kernel: str, hw: str) -> None:
         ("matmul", "tensor(M, N), M", "tensor(M, 2 * N), M", "is accessed with strides"),
         ("matmul", TILES, "1", r"writes \d+ of \d+ elements, \d+ of them never"),
         ("bias_gelu", "N // BN", "1", r"\d+ of \d+ elements, \d+ of them never, first row 0, column 64: .* cdiv"),
-        ("bias_gelu", "tensor(N),", "tensor(N // 2),", "reads up to value 127 of 64, and no mask keeps it"),
+        ("bias_gelu", "tensor(N),", "tensor(N // 2),", "reads up to value 127 of 64, and no mask prevents it;"),
         ("add", "tensor(n)", "tensor(0)", "one to five whole numbers"),
         ("add", "n, BLOCK", "size, BLOCK", "no 'size'"),
         ("add", "tensor(n)", "tensor(1, 1, 1, 1, n)", "only a workspace has five axes"),

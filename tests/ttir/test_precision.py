@@ -118,7 +118,7 @@ def test_partial_sums_of_fp8_are_added_in_float32(most: int | None) -> None:
 
 
 def test_products_of_fp8_in_two_ways_are_refused() -> None:
-    with pytest.raises(NpusimError, match=rf"precision_kernels\.py:\d+: .*products of {EIGHT} .* in two ways"):
+    with pytest.raises(NpusimError, match=rf"precision_kernels\.py:\d+: .*products of {EIGHT} .* as two different"):
         _eights(64, 64, other=32)
     with pytest.raises(NpusimError, match=r"not known \(wgmma_late\.k96\).*allowed: the same max_num_imprecise_acc"):
         _eights(64, 96)

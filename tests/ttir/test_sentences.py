@@ -333,7 +333,7 @@ def test_a_left_factor_that_a_mask_of_indices_chooses_is_read_on_gpus_and_refuse
     call = recorded("changed_factor", (2,), a, b, c, KIND=2, N=32, K=32, BM=32, BK=16)
     assert np.abs(computed(call, c, "h200") - np.tril(a).astype(np.float64) @ b).max() < 1e-4
     with pytest.raises(
-        ProgramError, match=AT + "changed_factor: tl.where with a mask of indices computes a factor of a product"
+        ProgramError, match=AT + "changed_factor: a tl.where with a mask of indices computes a factor of a product"
     ):
         npusim.run(call, hw="ascend_910b2", rows="all")
 

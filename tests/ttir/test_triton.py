@@ -400,7 +400,7 @@ def test_without_triton_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
         ("plain", "a launch needs its grid and arguments"),
         ("nothing[1](q)", "there is no kernel 'nothing'; the file's functions with @triton.jit: plain, inner"),
         ("plain[1](q, k, v, o)", "parameter sc has no argument"),
-        ("plain[1](q, k, v, o, 1.0, seq, D=64, BM=64, BN=64, CAUSAL=False)", "no 'seq'; there are BM"),
+        ("plain[1](q, k, v, o, 1.0, seq, D=64, BM=64, BN=64, CAUSAL=False)", "no 'seq'; allowed names: BM,"),
         ("plain[1](q, k, v, o, 1.0, 1, D=64, BM=64, BN=64, CAUSAL=False, X=1)", "has no parameter X"),
         ("plain[1](q, k, v, o, 1.0, 1, D=64, BM=64, BM=32, BN=64)", "BM has two values, 64 and 32; write one"),
         ("plain[1](q, k, v, o, 1.0, 1, Q=k)", "Q has two values, q and k; write one"),

@@ -229,7 +229,7 @@ def test_errors_are_those_of_measured_times_like_the_best_one() -> None:
     )
     assert shown.exit_code == 0, shown.output
     best = json.loads(shown.stdout)["shapes"][0]["best"]
-    expected = r"by \d+ measured times of flash on h100 and h200: half of such predictions are within \d"
+    expected = r"from \d+ measured times of flash on h100 and h200: half of such predictions are within \d"
     assert re.match(expected, best["errors"]), best
     assert "decorator" not in best
 

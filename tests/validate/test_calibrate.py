@@ -252,7 +252,7 @@ def test_what_helps_no_kept_out_case_is_not_written(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"rows": 3}, "3 measured times; at least 4"),
-        ({"device": "h200"}, "cases of ascend_910b2, h200: name the device to fit with"),
+        ({"device": "h200"}, "cases are of ascend_910b2, h200: name the device to fit with"),
         ({"twice": 1.5}, "cases c1 and twice are the same call but have"),
         ({"constants": ("clock_hz",)}, "no constant may be fitted"),
     ],

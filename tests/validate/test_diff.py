@@ -159,7 +159,7 @@ def test_a_file_is_read_by_its_key_and_refused_by_shape_dtype_or_content(tmp_pat
     np.savez(file, only=out[0])
     assert _diff(file).passed  # type: ignore[arg-type]
     for arrays, message in (
-        ({"o": out[:, :, :8]}, r"shape \(1, 5, 8, 128\); this run's is \(1, 5, 16, 128\)"),
+        ({"o": out[:, :, :8]}, r"shape \(1, 5, 8, 128\); this run's has \(1, 5, 16, 128\)"),
         ({"o": out.astype(np.float32)}, "the output is float32; this run's is float16, or its bit patterns as u2"),
         ({"a": out, "b": out}, "there is no key o, out, output; its keys are a, b"),
     ):

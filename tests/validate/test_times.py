@@ -203,7 +203,7 @@ def test_a_case_that_cannot_be_predicted_costs_the_others_nothing(
 
 
 def test_a_quantity_that_is_not_predicted_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="case one: allreduce_us does not predict flash"):
+    with pytest.raises(SpecError, match="case one: npusim does not predict allreduce_us for schedule flash;"):
         times(write(tmp_path, case(measured="allreduce_us: 3")))
 
 

@@ -88,12 +88,12 @@ def test_half_and_nine_in_ten() -> None:
 @pytest.mark.parametrize(
     ("found", "verdict", "text"),
     [
-        (Validated(), "158 us, not measured", "not measured: no time of flash on t4"),
+        (Validated(), "158 us, not measured", "not measured: no time of flash on t4 was measured"),
         (Validated(kind="cudnn"), "158 us, not measured", "not measured: no time of flash (cudnn) on t4 was measured"),
         (
             Validated(is_changed=True),
             "158 us, not measured with these numbers",
-            "not measured with these numbers: no time of flash on t4",
+            "not measured with these numbers: no time of flash on t4 was measured",
         ),
         (
             Validated(9, 4, 0.05, 0.1, 5),
@@ -125,7 +125,7 @@ def test_half_and_nine_in_ten() -> None:
         (
             Validated(3, 0, 0.1, 0.2, 3, kind="cann", lacks="like", nearest_error=0.24),
             "158 us, not measured at this size (nearest ± 24 %)",
-            "not measured at this size: no time of flash (cann) on t4 has each size within a "
+            "not measured at this size: no measured time of flash (cann) on t4 has each size within a "
             "factor of 4 of this call's; the errors of "
             "3 measured times of flash (cann) on t4 are at most 20.0 %, half of them at most 10.0 %",
         ),
@@ -240,7 +240,7 @@ def test_a_class_has_a_band_of_its_own_from_three_shapes_on() -> None:
     spilled.append(case(0.3, m=67, tile=SPILLED))
     known = of([*fits, *spilled], SPILLED)
     assert (known.most_error, known.shapes) == (pytest.approx(0.3 * STUDENT[3]), 3)
-    assert known.why.endswith("; the errors of 3 shapes, spilled registers)")
+    assert known.why.endswith("; errors of 3 shapes, spilled registers)")
     assert of([*fits, *spilled], "").most_error == 0.1
 
 

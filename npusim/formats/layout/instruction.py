@@ -22,7 +22,7 @@ from npusim.late_methods import dataclass
 
 Accumulator = Literal["f16", "f32"]
 
-#: What is known here (PTX ISA, "Matrix Fragments for mma.m8n8k4 ...", "... mma.m16n8k16 ...").
+#: The known instructions (PTX ISA, "Matrix Fragments for mma.m8n8k4 ...", "... mma.m16n8k16 ...").
 INSTRUCTIONS = ("m8n8k4", "m16n8k8", "m16n8k16")
 
 #: Volta: lanes of a threadgroup, and rows of A and columns of B that it reads (volta.md §1, §5).

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from npusim.formats.layout.fragment import Arrangement, Fragment
 
-    #: Byte address of each lane, or None where it does not take part.
+    #: Byte address of each lane, or None if the lane does not take part.
     Addresses: TypeAlias = Sequence[int | None]
     #: (row, column) of a tile -> element.
     Place: TypeAlias = Callable[[int, int], int]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 #: The condition of tiles that a mask hides in part.
 MASKED = frozenset({"mask"})
-#: Axis of the grid along which blocks with the same span are one that is launched, in turn in one place.
+#: Axis of the grid along which blocks with the same span form one launched block, executed in turn.
 SERIES = "series"
 
 

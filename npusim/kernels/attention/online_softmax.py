@@ -36,7 +36,7 @@ Accumulate = Literal["fresh", "chained"]
 Sink = Literal["start", "end"]
 
 
-#: What the factor of scores multiplies: the scores, or Q before the product.
+#: Operand of the factor of scores: the scores, or Q before the product.
 ScaleIn = Literal["scores", "queries"]
 
 
@@ -51,7 +51,7 @@ P_SCALE = 256.0
 E4M3_MAX = 448.0
 
 
-#: Beyond this exponent a scale or its inverse is no normal float32 number (IEEE 754: exponents -126 to 127).
+#: Beyond this exponent a scale or its inverse is not a normal float32 number (IEEE 754: exponents -126 to 127).
 MAX_SCALE = 2.0**126
 
 
@@ -299,7 +299,7 @@ def attend(
     first = sink if p.sink == "start" else None
     if first is not None and unit != 1:
         raise TilingError("sink: start needs scores that are scaled first: use exponent=scaled, or sink=end")
-    if unseen:  # a row that sees nothing has no other maximum
+    if unseen:  # a row that sees no key has only this maximum
         starts = -float(get_format(p.softmax).max_finite), starts[1]
     if unit > 1 and mask is not None:  # the lowest number times the unit is -Inf, a hidden score against it NaN
         starts = -float(get_format(p.softmax).max_finite) / (4 * unit), starts[1]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Merge = Literal["sequential", "tree"]
 #: Number of partial outputs that one step of a merge order joins; None: all of them.
 FAN: Mapping[Merge, int | None] = MappingProxyType({"sequential": None, "tree": 2})
-#: Smallest number of rows of a merge: fewer take as long (npusim, 910B2).
+#: Smallest number of rows of a merge: fewer rows have the same time (npusim, 910B2).
 FEWEST_ROWS = 8
 #: Log-sum-exps and weights of splits have the format that kernels use, independent of the formats of the attention.
 EXACT = "float32"

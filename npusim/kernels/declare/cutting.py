@@ -126,12 +126,12 @@ def may_pack(problem: Problem, height: int) -> bool:
 PAIR = 1.5
 
 
-#: Number of rows of a block up to which the time is that of one row; above it the time grows (1 to 128, all four).
+#: Largest number of rows of a block whose time is that of one row; above it the time grows (1 to 128, all four).
 ROWS = 64
 
 
-#: A core group's time t and its share of memory's, s, together: (t^6 + s^6)^(1/6), so that
-#: the longer one counts, and more where they are alike.
+#: A core group's time t and its share of memory's, s, together: (t^6 + s^6)^(1/6), so that the longer one dominates,
+#: and the sum is larger if they are similar.
 POWER = 6
 
 

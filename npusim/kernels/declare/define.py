@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 #: Number of queries whose keys are examined together in the search for a query that sees none.
 LOOKED_AT = 512
 ValueType = TypeVar("ValueType")
-#: One phase, or a phase with what its machine needs to know where the tiling fields do not say it.
+#: One phase, or a phase with the facts for its machine that the tiling fields do not state.
 Phases = Sequence["Phase | tuple[Phase, Any]"]
 #: ``phases(problem, tiling, precision, machine)``
 PhasesFunction = Callable[[Any, Any, Any, Any], Phases]
@@ -373,7 +373,8 @@ class _Attention:
         """
         if (ruled := self.by_rule(problem, tiling, p, machine)) is not None:
             return ruled
-        memo_tiling = tiling if self.sees or self.given else None  # what no field of the tiling changes is made once
+        # parts that no field of the tiling changes are built once
+        memo_tiling = tiling if self.sees or self.given else None
         sizes, masked = (tiling.block_q, tiling.block_kv), (machine.mask_kind(tiling), machine.mask_block(tiling))
         tensors, able = attention_tensors(problem, p.output), machine.has_rows_kernels
         problem, scale = scaled_queries(problem, p)

@@ -144,7 +144,7 @@ def views(phase: Phase, axis: str) -> dict[str, str]:
     }
 
 
-#: By name, the names that hold another value at the same time: no place can serve both.
+#: For each name, the names of other values that are alive at the same time, so that both need separate storage.
 Conflicts = Mapping[str, Set[str]]
 
 

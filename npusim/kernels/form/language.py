@@ -43,7 +43,7 @@ WORDS = (
     "the operations of kernels are + - * /, divided, exp, log, rsqrt, sqrt, tanh, erf, fma, maximum, minimum, "
     "compare, where, inverse, folded, scanned, .to(format), .max(), .sum(), .cumsum() and @; of masks & | ^ ~"
 )
-#: How messages write what a value that has no name is made by.
+#: How messages write the operation that computes a value without a name.
 WRITTEN: Mapping[Opcode, str] = MappingProxyType(
     {
         Opcode.ROW_MAX: "{}.max()",
@@ -799,7 +799,7 @@ class Trace:
     loop: int | None = None
     loop_frame: FrameType | None = None
     exponent_factor: float = 1.0
-    left_line: int = 0  #: where a loop was left before its end
+    left_line: int = 0  #: if a loop ended early
     walks: tuple[str, ...] = ()  #: axes along which one loop goes at once
 
     def __post_init__(self) -> None:
@@ -807,7 +807,7 @@ class Trace:
         self._views: set[Value] = set()
         self._gone: set[Value] = set()  # tiles of finished loops, and the values of states before them
         self._numbers: dict[str, object] = {}  # plain numbers of the loop's function where it begins
-        self.moved: dict[Value, Value] = {}  # the value of a state's variable behind a loop, and its copy
+        self.moved: dict[Value, Value] = {}  # the value of a state's variable after a loop, and its copy
         self._held: dict[str, Value] = {}
         self._bound: dict[tuple[int, str], Value] = {}
         self._rebound: dict[tuple[Value, Value], tuple[Event, int]] = {}

@@ -213,7 +213,7 @@ class Kernel:
     def _symbol(self, n: str, of: tuple[OperandForm, ...]) -> Value | tuple[Value, ...] | None:
         axes = tuple(self.axes[n].split())
         if len(set(axes)) < len(axes):
-            self.fail(f"the axes of {n} are {' and '.join(axes)}: two axes have two names")
+            self.fail(f"the axes of {n} are {' and '.join(axes)}: give the two axes different names")
         values = tuple(Value(axes, o.fmt, "mask" if o.kind == "mask" else "operand", o.name) for o in of)
         return values[0] if len(values) == 1 else values or None
 
@@ -278,7 +278,7 @@ def _own_result(trace: Trace, x: Value, loop: int | None, others: Sequence[Value
         at = next(i for i, e in enumerate(trace.events) if e is x.event)
         trace.events.insert(at + 1, copied.event)
         return copied
-    last = len(trace.events) - 1  # behind loops, since the kernel may return what loops leave
+    last = len(trace.events) - 1  # after loops, because the kernel may return the results of loops
     if loop is not None:
         last = max((i for i, e in enumerate(trace.events) if e.loop == loop), default=last)
     if is_step:
@@ -487,7 +487,7 @@ class _Lowering:
             if not last or O.MATMUL in (e.opcode, last[0].opcode) or is_apart:
                 groups.append([e])
             elif e.loop is not None and _column(e) and next(filter(None, map(_column, last)), _column(e)) != _column(e):
-                moved = [e]  # with the vectors before it that it alone reads
+                moved = [e]  # with the earlier vectors that only it reads
                 while (
                     last
                     and len(last[-1].dst.axes) == 1
@@ -732,7 +732,8 @@ def _gather(events: list[Event], carried: list[Carried]) -> None:
         for e in reversed(later):  # with its operands
             if e not in moved and any(e.dst in m.read for m in moved):
                 moved.append(e)
-        while stays := [e for e in moved if _is_kept(e, moved, later, carried)]:  # a tile does not go past a product
+        # a tile is not stored across a product
+        while stays := [e for e in moved if _is_kept(e, moved, later, carried)]:
             moved = [e for e in moved if e not in stays]
         first = [e for e in events[at + 1 :] if e in moved]
         events[at:] = [*first, p, *(e for e in events[at + 1 :] if e not in first)]
@@ -763,7 +764,7 @@ def _sink(events: list[Event], c: Carried) -> None:
         for e in events[:at]:
             if e not in moved and {m.dst for m in moved}.intersection(e.read):
                 moved.append(e)
-        for e in reversed(events[:at]):  # with the tiles that they alone read
+        for e in reversed(events[:at]):  # with the tiles that only they read
             if e.loop == c.loop and e.opcode is not O.MATMUL and len(e.dst.axes) > 1 and e not in moved:
                 readers = [f for f in events if e.dst in f.read]
                 if any(f in moved for f in readers) and all(f in moved or events.index(f) > at for f in readers):
@@ -832,7 +833,7 @@ class _Roles:
         self.events, self.fed, self.results = lowering.events, lowering.fed, lowering.results
         self.carried, self.is_partial, self.lowering = lowering.trace.carried, is_partial, lowering
         self._known: dict[Value, Role] = {}
-        #: Values that elementwise operations make a factor of a product, and those made of an exponential.
+        #: Values that are computed elementwise and are a factor of a product, and values computed from an exponential.
         self._become_weights, self._had_exponential = set(self.fed), set[Value]()
         for e in reversed(self.events):
             if e.dst in self._become_weights:

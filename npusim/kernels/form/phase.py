@@ -259,7 +259,7 @@ class WorkTile:
         return self.place, self.sizes, tuple([(r.cols, r.only) for r in self.runs])
 
 
-#: Blocks of one shape run the same operations, those of one family other numbers of them.
+#: Blocks of one shape run the same operations; blocks of one family run different numbers of them.
 SHAPE, FAMILY = attrgetter("shape"), attrgetter("family")
 
 

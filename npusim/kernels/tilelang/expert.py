@@ -53,7 +53,7 @@ _READ_TARGET = frozenset({"axpy", "mul_add_dst"})
 _VECTOR = _OF_TWO | _OF_ONE | _WITH_NUMBERS | _OF_LAYOUT | _READ_TARGET | {"arith_progression"}
 #: Words without an effect on memory or order.
 _QUIET = frozenset(["annotate_layout", "printf", "print", "dump_tensor", "device_assert"])
-#: Words whose flags the compiler makes.
+#: Words for which the compiler adds flags.
 _COMPILED = MappingProxyType(
     {
         "Pipelined": "a T.Pipelined loop",

@@ -77,7 +77,7 @@ _QUIET = frozenset(
     | {"wait_wgmma", "warpgroup_arrive", "print", "device_assert", "annotate_producer_reg_dealloc"}
     | {"annotate_consumer_reg_alloc", "fence_proxy_async"}
 )
-#: Annotations and attributes that change the time alone, and are not followed.
+#: Annotations and attributes that change only the time, which npusim ignores.
 TIME_ALONE: Mapping[str, str] = MappingProxyType(
     {"threadblock_swizzle_pattern": "the order of blocks (T.use_swizzle)", "layout_map": "T.annotate_layout"}
     | {"l2_hit_ratio_map": "T.annotate_l2_hit_ratio", "tl.min_blocks_per_sm": "T.annotate_min_blocks_per_sm"}
@@ -89,7 +89,7 @@ TIME_ALONE: Mapping[str, str] = MappingProxyType(
     | {"wg_wait": "wg_wait", "batch": "batch of a reduction", "tl.ws_pipeline_depth": "T.annotate_ws_pipeline_depth"}
     | {"pragma_unroll_explicit": "T.unroll", "pragma_unroll_factor": "T.unroll", "use_async_copy": "an async copy"}
 )
-#: Keys of pass configurations that change the time alone; of others, fast math is said, and the rest is refused.
+#: Keys of pass configurations that change only the time; of the others, fast math gets a note, and the rest is refused.
 CONFIGURATIONS = frozenset(
     {"tl.disable_warp_specialized", "tl.enable_auto_schedule", "tl.enable_auto_warp_specialization"}
     | {"tl.ptxas_register_usage_level", "tl.emit_line_directives", "tl.config_index_bitwidth"}
@@ -109,7 +109,7 @@ _INSTRUCTION = f"{TIME_ALONE['prefer_instruction']}{_ALONE}"
 _SUMS_NOTE = (
     "the order of additions in T.reduce_sum and T.cumsum is assumed: on a GPU it depends on layouts and threads"
 )
-#: Functions that a compiler of CUDA makes of other instructions than Triton's.
+#: Functions for which CUDA's compiler uses other instructions than Triton's.
 _OF_LIBRARY = frozenset({"exp", "exp2", "log", "log2", "sigmoid", "tanh", "erf", "sqrt", "rsqrt", "ieee_frcp", "/"})
 _LIBRARY_NOTE = (
     "exponentials, logarithms, roots and divisions are computed by Triton's instructions; TileLang's compiler "
@@ -664,7 +664,7 @@ _SCOPES = frozenset({"shared", "shared.dyn", "local", "local.fragment", "local.v
 _ADDITIONS: Mapping[str, int] = MappingProxyType(
     {"atomic_add_elem_op": 1, "atomic_addx2_elem_op": 2, "atomic_addx4_elem_op": 4}
 )
-#: Annotations of a part's addition that decide how it is done, and no value.
+#: Annotations of a part's addition that change how it is executed, but no value.
 _OF_ADDITIONS = frozenset({"use_tma", "memory_order"})
 
 

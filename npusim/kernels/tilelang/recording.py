@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
     from tvm import tirx
 
-#: The package, and what a program without it is told.
+#: The package, and the message for a program without it.
 PACKAGE = "tilelang"
 MISSING = 'TileLang is not installed, and the kernels need its parser: pip install "npusim[tilelang]"'
 _SECONDS = 1.0  # of each measurement: all alike

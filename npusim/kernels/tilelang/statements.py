@@ -16,7 +16,7 @@ import numpy as np
 from npusim.errors import ProgramError
 from npusim.kernels.triton.ttir_text import Line
 
-#: Formats of numbers by TileLang's names, and how TTIR has them.
+#: Formats of numbers by TileLang's names, and their names in TTIR.
 TYPES: Mapping[str, str] = MappingProxyType(
     {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16"}
     | {"float8_e4m3": "f8E4M3FN", "float8_e4m3fn": "f8E4M3FN", "float8_e5m2": "f8E5M2", "bool": "i1"}

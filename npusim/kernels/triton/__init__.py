@@ -8,7 +8,7 @@ SUFFIX = ".npz"
 SIGN = "::"
 #: The order of a sum whose layout is of no known form.
 UNKNOWN = "?"
-#: Letters of a kernel's name that are part of the names of files; a longer one ends with a digest there.
+#: Letters of a kernel's name that are part of the names of files; a longer name ends with a digest in the file's name.
 _MOST_LETTERS, _LETTERS = 80, 64
 
 

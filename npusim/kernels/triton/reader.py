@@ -890,7 +890,7 @@ class Reader(Memory):
         if isinstance(x, Floats) and x.text in self.states:  # it goes on from the loop before
             self._enter(inner, x)
             return x.text
-        if self.walks[-1].is_sum:  # one product of all tiles, which begins with 0 by itself
+        if self.walks[-1].is_sum:  # one product of all tiles, which starts at 0
             self.values[inner] = x
             return ""
         if not isinstance(x, Number) and not (isinstance(x, Floats) and x.text in self.loads and not x.is_transposed):

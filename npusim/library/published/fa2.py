@@ -45,8 +45,9 @@ SMALL: tuple[Layouts, Layouts] = ({128: layout(128, 32, warps=4)}, dict.fromkeys
 #: As above, for heads of 256: the bytes of shared memory of a block of 128 rows, and those of a multiprocessor with two
 #: blocks of 64 rows, which are chosen where they fit, and where the block of 128 rows does not.
 ONE_BLOCK, TWO_BLOCKS, HALF_TILE = 2 * 256 * (128 + 128), 4 * 256 * (64 + 128), layout(64, 64, warps=4)
-#: Rows and warps of a block whose keys are cut, and its keys by head dim (flash_fwd_launch_template.h,
-#: run_mha_fwd_splitkv_dispatch).  Calls with a block table have it too (flash_api.cpp, force_split_kernel).
+#: For calls with split keys: rows and warps of a block, and its number of keys by head dim
+#: (flash_fwd_launch_template.h, run_mha_fwd_splitkv_dispatch).  Calls with a block table use these too (flash_api.cpp,
+#: force_split_kernel).
 SPLIT_ROWS, SPLIT_WARPS, SPLIT_KEYS = 64, 4, ((64, 256), (128, 128), (256, 64))
 #: Rows of a block of the merge, for heads of 128 (flash_fwd_launch_template.h, run_flash_splitkv_fwd).
 MERGE_ROWS = 4
@@ -76,7 +77,7 @@ INSTRUCTIONS: Mapping[tuple[int, int, int], tuple[int, int, int, int, int]] = Ma
 
 def _variants(problem: Problem, device: DeviceSpec) -> Layouts:
     issue, small = warps_of(device), NONE
-    if device.architecture in ("sm_86", "sm_89"):  # is_sm8x: compute capability 8 alone, not 12
+    if device.architecture in ("sm_86", "sm_89"):  # is_sm8x: only compute capability 8, not 12
         # A window makes a causal mask a local one, and one query sees all keys (flash_api.cpp, is_causal).
         is_one = problem.seq_q == 1 and not problem.alibi
         small = SMALL[problem.causal and problem.seen.is_plain and not is_one]

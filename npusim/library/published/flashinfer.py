@@ -33,8 +33,8 @@ from npusim.machine import Layouts, warps_of
 
 #: Head dims of which layouts are known.
 DIMS = 64, 128, 256
-#: Most rows of a KV head for blocks of so many rows; beyond, a head dim below WIDE has blocks of 128 (utils.cuh,
-#: FA2DetermineCtaTileQ).
+#: Largest number of rows of a KV head for blocks of this many rows; beyond it, a head dim below WIDE has blocks of 128
+#: (utils.cuh, FA2DetermineCtaTileQ).
 FEW, SOME, WIDE = 16, 64, 256
 #: Warps of a block (prefill.cuh, get_num_warps_q and get_num_warps_kv).
 WARPS = 4
@@ -45,7 +45,7 @@ COUNTS = (8, 4, 2, 1)
 #: Barriers of an iteration beyond the first: K has arrived, all warps have read K, V has arrived, all have read V
 #: (prefill.cuh, block.sync of BatchPrefillWithPagedKVCacheDevice).
 BARRIERS = 3
-#: Blocks that a multiprocessor is to hold.
+#: Number of blocks that should be resident on a multiprocessor.
 BLOCKS = 2
 
 

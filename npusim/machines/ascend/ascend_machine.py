@@ -357,7 +357,7 @@ class _InAnyOrder:
     def __init__(self, phase: Phase, tiling: AscendTiling) -> None:
         self.phase, self.tiling = phase, tiling
         others = [id(getattr(phase, f.name)) for f in attributes(phase) if f.name != "cells"]
-        # Identities: all that has one of them is referred to here.
+        # Identities of objects; a reference to each object is stored here.
         self.key = (*others, frozenset(map(id, phase.cells)), len(phase.cells), tiling.key)
 
     def __hash__(self) -> int:

@@ -521,7 +521,7 @@ def _along(step: Step, spec: VectorEngine) -> Instructions:
     return [*turns, *listed] or [("copy", 1)]
 
 
-#: Instructions of the vector unit behind each primitive operation, by name in the device file.
+#: Instructions of the vector unit for each primitive operation, by name in the device file.
 VECTOR_COSTS: Mapping[Opcode, Callable[[Step, VectorEngine], Instructions]] = MappingProxyType(
     {
         Opcode.COPY: _elementwise("copy"),

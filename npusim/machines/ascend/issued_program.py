@@ -42,7 +42,7 @@ _OPCODES = MappingProxyType(
     | {"clamp_max": Opcode.MIN, "clamp_min": Opcode.MAX, "broadcast": Opcode.COPY, "select": Opcode.SELECT}
     | {"leaky_relu": Opcode.FMA}
 )
-#: Operands of an operation that is no function of one.
+#: Operands of an operation that is not a function of one operand.
 _OPERANDS = MappingProxyType({Opcode.FMA: 3, Opcode.SELECT: 3}) | dict.fromkeys(
     (Opcode.ADD, Opcode.SUB, Opcode.MUL, Opcode.DIV, Opcode.MAX, Opcode.MIN), 2
 )
@@ -254,7 +254,7 @@ class _Costs:
             raise SpecError(f"T.tile.{name} has no cost here; instructions with a cost: {', '.join(sorted(_OPCODES))}")
         boxes = [x.writes[0], *sources]
         widths = {_matrix(b)[1] for b in boxes}
-        is_flat = widths == {1}  # a column alone is a row of numbers
+        is_flat = widths == {1}  # a single column is a row of numbers
         target, *operands = (self._tile(b, is_flat=is_flat) for b in boxes)
         if opcode in (Opcode.ROW_MAX, Opcode.ROW_SUM):
             return Step(opcode, target, (operands[0],))

@@ -65,7 +65,7 @@ class DepthPiece:
 
 def _planned(frame: Frame, stage: Stage, group: AscendGroup, tiling: AscendTiling) -> ProductPlan:
     plan = tiling.plans.get(stage.name) or default_plan(frame, stage, group)
-    if tiling.decided.pipeline == "core":  # operands that the next block holds are loaded while this block's are in use
+    if tiling.decided.pipeline == "core":  # operands of the next block are loaded while those of this block are in use
         plan = replace(plan, left_depth=PING_PONG)
     return replace(plan, left_depth=1, right_depth=1) if tiling.decided.one_slot else plan
 
@@ -149,7 +149,7 @@ class CubeProduct:
             is_made = self.frame.places[n] == "up" and self.modes[n] == "piece"
             alike = "" if is_made else n, self.modes[n], rows, cols, depth
             if alike not in l1:
-                other = f" of {self.name}" if any(n == m for m, *_ in l1) else ""  # it adds it in another way
+                other = f" of {self.name}" if any(n == m for m, *_ in l1) else ""  # the unit adds it in another way
                 called = self.frame.prefix + self.frame.label(n) + other
                 size = self.frame.size_bytes(n, rows * cols)
                 l1[alike] = self.group.ring(L1, called, size, depth, MTE2, MTE1)

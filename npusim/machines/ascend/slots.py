@@ -32,7 +32,7 @@ class Slots:
         self.frame, self.group, self.tiling, self.parts = frame, group, tiling, parts
         self.decided = tiling.decided
         self._first_ring = len(group.allocator.rings)
-        #: Whether results of a unit reach the next one without global memory.
+        #: Whether results of a unit reach the next one without passing through global memory.
         self.direct = {
             n: group.is_direct(frame.label(n), place, self.decided.route if place == "up" else None)
             for n, place in frame.places.items()

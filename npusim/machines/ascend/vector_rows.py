@@ -117,7 +117,7 @@ class VectorShare:
     ) -> None:
         self.frame, self.core, self.group = frame, core, group
         self.tiling, self.generations = tiling, generations
-        #: Slots between products and rows, and those among them that hold only this core's share, in its UB.
+        #: Slots between products and rows, and those among them, in a core's UB, that have only the core's share.
         self.cross = {n: rings[core.index % len(rings)] for n, rings in cross.items()}
         self.dropped = {n for n, ring in self.cross.items() if ring.space == core.ub}
         self.is_alone = not any(s.is_product for s in frame.stages)

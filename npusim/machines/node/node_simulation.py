@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 #: Roles of kernels that are attention.
 ATTENTION = ("attention", "decode")
-#: The part of a time that is no kernel's.
+#: The part of a time that does not belong to a kernel.
 BETWEEN = "between kernels"
 
 

@@ -50,7 +50,7 @@ BEYOND = "hbm"
 #: How fast a multiprocessor ends blocks.
 RETIRE = "RETIRE"
 REGISTER_BYTES = REGISTER_BITS // 8
-#: Steps on the pipe of special functions, whatever operation they stand in.
+#: Steps on the pipe of special functions, in any operation.
 SPECIAL = frozenset({Opcode.EXP, Opcode.LOG, Opcode.RSQRT, Opcode.SQRT, Opcode.TANH, Opcode.ERF})
 #: The one root that is a single instruction; what another has beside MUFU.RSQ: sqrt.rn.f32 as ptxas of Triton 3.6 has
 #: it for sm_75 and sm_90 (IADD3 and ISETP, 2 FMUL, 2 FFMA), without its branch for subnormals.
@@ -172,7 +172,7 @@ class SmCore:
         self.is_staged = isinstance(issue, WarpIssue) and issue.copies.value == "staged"
         spaces = memories(device, SM)
         if has_groups:
-            # What a thread has no register for is spilled; blocks that a core has no room for are not resident.
+            # Values without a register are spilled; blocks for which a core has no space are not resident.
             for name in (RF, SMEM):
                 spaces[name] = AddressSpace(name, work_bytes, spaces[name].alignment_bytes, is_physical=False)
         if self.has_warps:
@@ -316,9 +316,9 @@ def occupancy(
 
 # ---------------------------------------------------------------- tiling fields of attention
 
-#: What a compiler decides for a tile.
+#: Decisions of a compiler for a tile.
 COMPILED = frozenset({"registers", "spilled_registers", "spilled_accesses", "shared_bytes", "residents", "kernel"})
-#: Fields of lanes whose defaults are best, or what fits.
+#: Fields of lanes whose default is the best value, or one that fits.
 CHOSEN = frozenset({"q", "padding", "access_bytes", "exchange"})
 #: Fields that have an effect where warp groups run concurrently.
 GROUPS = frozenset({"block_q", "block_kv", "warps", "stages", "launch", *COMPILED})

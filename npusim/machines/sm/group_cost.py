@@ -173,7 +173,7 @@ class GroupModel:
         pipes = Tally(pipes={name: taken / groups for name, taken in busy.items()}).pipe_cycles()
         return Cost(0, 0, (), terms, pipes, shared(cycles, issue=min(cycles, loop.held / groups)))
 
-    # ---------------------------------------------------------------- what no step says
+    # ---------------------------------------------------------------- costs that no step states
 
     def _besides(self, work: GroupWork, charges: tuple[Charge, ...], has_steps: bool) -> Tally:
         """Return a tally of the operation's charges, without instructions that only accompany loads and copies."""
@@ -284,13 +284,13 @@ class GroupModel:
         count, busy, memory = self._instructions(size, work)
         each, drain, groups = max(busy, memory), float(spec.drain_cycles.value), decided.warps // self.subcores
         lone, share = count * each, 1.0
-        # The drains of several warp groups overlap; rows that are worked on beside it hide a part.
+        # The drains of several warp groups overlap; rows that are computed at the same time hide a part.
         if decided.is_serial:
             lone = count / groups * max(groups * each, each + drain)
             if memory_of(a) != "SMEM":
                 beside = spec.gap_cycles.value * ceil_div(max(work.depth, step.depth), GAP_COLUMNS)
                 lone = max(each + drain, lone - beside)
-        elif not work.is_awaited and decided.roles == "alike":  # what is left goes on behind what follows
+        elif not work.is_awaited and decided.roles == "alike":  # the remaining part continues after the next operation
             lone = min(lone, count / groups * spec.issue_cycles.value)
             share = lone / (count * each)
         end = drain if work.is_awaited and not decided.is_serial else 0.0
@@ -373,7 +373,8 @@ class GroupModel:
         alone = max(1.0, warps)  # a single warp has a sub-core for itself
         lone = max(s.warp_issue_cycles.value * count.issued + waited, narrow * alone, count.issued * alone, 1.0)
         slots, special, at = 1.0, count.special * warps, "sharing"
-        if isinstance(s, SpecialisedSpec):  # special functions take longer than other instructions only if asked to
+        # special functions are slower than other instructions only if this is requested
+        if isinstance(s, SpecialisedSpec):
             slots, at = s.instruction_slots_factor.value, "sharing.specialised"
             special *= s.special_factor.value
         else:

@@ -64,7 +64,7 @@ class WarpTurns:
             return core.allocator.ring(RF, f"{who} {name}", 1, 1, producers=[producer], consumers=consumers)
 
         pairs = {*pairwise(groups), *([(0, decided.groups - 1)] if decided.groups > 1 else [])}
-        #: Those who take turns: products, one group's after the other's, or rows.
+        #: Units that take turns: products, one group's after the other's, or rows.
         takers = self.mma if decided.turns == "products" else warps
         #: A turn goes from each group to the next, and from the last to the first.
         self.turn = {
@@ -159,7 +159,7 @@ class WarpTurns:
             scores = (self.done[self.first][group].front(*SIGNAL),) if is_ahead else ()
             later = (self.done[self.last][group].front(*SIGNAL),) if is_ahead else ()
             turn = self._take_turn(group, takes=True, gives=False) if has_turn else ()
-            # Masks that are an operation of their own come before maxima, and cost what a score is charged for.
+            # Masks that are an operation of their own come before maxima, and have the charge of a score.
             first = next((i for i, op in enumerate(ops) if any(x.opcode in REDUCTIONS for x in op.steps)), 0)
             op, at, work = ops[first], self._cut(ops[first].steps, tiles), work_of(ops[first])
             head, tail = (work if first else work.paying("score"))._replace(is_fenced=False), work.meeting(has_turn)

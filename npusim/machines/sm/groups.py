@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
 #: Levels of loads of operands at places that a loop loads: the places, and the operands.
 LEVELS = 2
-#: Registers of a lane beyond which a tile is refused, over those that it can address: none measured has more.
+#: Registers of a lane beyond which a tile is refused, relative to those that it can address: no measured tile has more.
 MOST_REGISTERS = 8
 #: Registers of a lane beside accumulators where no compiler was asked: addresses and operands.
 UNNAMED_REGISTERS = 64
@@ -90,7 +90,7 @@ ACCESSES: Mapping[str, tuple[int, str]] = MappingProxyType(
 )
 #: The kind of instructions that compute an index.
 INDEX = "FMA.ops.mul"
-#: What an index costs, keys of a device file.
+#: Costs of an index, keys of a device file.
 COMPUTED = "instructions_count", "wait_cycles"
 #: Warps of a block of rows from so many elements on.  source: unsloth/kernels/utils.py, calculate_settings
 ROWS_WARPS = ((32768, 32), (8192, 16), (2048, 8))
@@ -368,7 +368,8 @@ def _resident(
     spilled_bytes, beyond = round(REGISTER_BYTES * registers.accesses * WARP_LANES * decided.warps), 0
     local, cores = device.core(SM).engines.get(SPILL), device.group_count.value
     if spilled_bytes and isinstance(local, LocalMemoryPipe):
-        # What an iteration stores and loads again is live in all resident blocks at once, beside their keys and values.
+        # Values that an iteration stores and loads again are live in all resident blocks at once, in addition to their
+        # keys and values.
         wave = phase.cells[: blocks * cores]
         live = spilled_bytes * decided.groups * len(wave) / 2 + _visited_bytes(phase, wave)
         beyond = round(spilled_bytes * local.missing(live, device.memory.l2.capacity_bytes.value))
@@ -391,7 +392,7 @@ def layout_of(tile: BlockTile, engine: GroupMatrixEngine, decided: GpuDecisions)
     warps = tile.warps
     depth = max(decided.depth, tile.depth)
     decided = decided._replace(warps=warps, rows=tile.rows, stages=tile.stages, depth=depth)
-    if not tile.stages and decided.roles == "copying" and not warps % GROUP_WARPS:  # which wait for copies alone
+    if not tile.stages and decided.roles == "copying" and not warps % GROUP_WARPS:  # which wait only for copies
         groups = warps // GROUP_WARPS
         rows = ceil_div(tile.rows, groups)
         return decided._replace(groups=groups, warps=GROUP_WARPS, rows=rows, generation="mma")

@@ -1,1 +1,1 @@
-"""The tile program: tiles, operations, rings, phases, and the checks that keep it safe."""
+"""The tile program: tiles, operations, rings, phases, and the checks that prove it safe."""

@@ -1,9 +1,9 @@
 """Every order in which a core group can reach the pieces of a phase, as a finite graph.
 
-A node is a piece of the program (``ir.structure``) at one *state of the rings*: the distance of each
-endpoint from the others, whatever the count.  Its edges lead to the possible successors: the next
-piece, the next iteration, another block of any shape.  Loops and sequences of blocks return to
-earlier states, so the graph is finite and covers programs of every length.
+A node is a piece of the program (``ir.structure``) at one *state of the rings*: the distance of each endpoint from the
+others, independent of the count.  Its edges lead to the possible successors: the next piece, the next iteration,
+another block of any shape.  Loops and sequences of blocks return to earlier states, so the graph is finite and covers
+programs of every length.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ NO_CYCLE = 1 << 62
 
 
 class Outcome(NamedTuple):
-    """The numbers of the rings that a phase works on, and of the rings in which it may leave slots; states at its
+    """The numbers of the rings that a phase works on, and of the rings in which slots may stay occupied; states at its
     end.
     """
 
@@ -90,9 +90,9 @@ def counts_of(shape: Shape) -> tuple[list[int], Ints]:
 class Automaton:
     """The graph of one phase; building it proves that program order is legal in all of it.
 
-    Raises `ProgramError`: an operation that waits for one listed after it, or a loop that moves a ring's ends apart;
-    `RaceError`: a slot that operations of one queue, between which no flag stands, fill again before they read it or
-    read before they fill it.
+    Raises `ProgramError` if an operation waits for one that is listed after it, or if a loop changes the distance of a
+    ring's ends; `RaceError` if operations of one queue, without a flag between them, fill a slot again before it is
+    read, or read it before it is filled.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
-"""Checks that make a tile program safe to execute in any order its flags allow, whatever its length.
+"""Checks that a tile program is safe to execute in any order that its flags allow, for any length.
 
-* bodies look at nothing but their shape: each is built once, with opaque indices (``ir.structure``);
-* program order is legal: every wait is satisfied by an operation listed before it, and no slot is
+* bodies depend only on their shape: each is built once, with opaque indices (``ir.structure``); * program order is
+legal: every wait is satisfied by an operation listed before it, and no slot is
   filled again before it was read (``ir.automaton``);
 * flags: ids of each ordered pair of pipes, counters between cores, and their maximum;
 * races: two operations on the same bytes are ordered by queues and flags (``ir.races``), and blocks
-  of a phase keep out of each other's regions of global memory (``ir.regions``).
+  of a phase do not access each other's regions of global memory (``ir.regions``).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @uncollected()
 def check(program: TileProgram, flags: FlagsSpec | None = None) -> None:
-    """Raise the first fault found: `FlagError`, `ProgramError` or `RaceError`.
+    """Raise the first fault: `FlagError`, `ProgramError` or `RaceError`.
 
     A program that passes computes the same values in every order that queues and flags allow, for any number of
     iterations and any sequence of its block shapes on a core group (``npusim/README.md``).
@@ -105,7 +105,7 @@ def _check_held(program: TileProgram, phase: str, held: Iterable[Ring], rings: I
 
 
 def check_flags(rings: Iterable[Ring], flags: FlagsSpec) -> None:
-    """Raise :class:`FlagError` if the rings of one phase need more flags than there are.
+    """Raise :class:`FlagError` if the rings of one phase need more flags than the device has.
 
     A binary ring uses one id a slot from each producer to each consumer and as many back; a
     counter ring one id each way, and a count of at most its depth.

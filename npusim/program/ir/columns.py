@@ -1,4 +1,4 @@
-"""Blocks of a large grid as columns of numbers, and what blocks touch, column by column."""
+"""Blocks of a large grid as columns of numbers, and the regions that blocks access, column by column."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class BlockColumns(ABC, Sequence[Any]):
 
 
 class Touches(NamedTuple):
-    """A region of a tensor for each of some blocks, which read it at most ``times`` each, or write it (``times`` 0).
+    """A region of a tensor for each of some blocks; each block reads it at most ``times`` times, or writes it
+    (``times`` 0).
 
     ``steps``: when, counted in steps of all core groups; ``order``: that of the accesses of one step.  ``name``: the
     index of the operand or result in the phase; ``tile``: the index of the region among the regions of it that a block

@@ -24,13 +24,13 @@ Class = TypeVar("Class")
 def record(cls: type[Class]) -> type[Class]:
     """Return a dataclass that is compared and hashed by its fields, and never changed.
 
-    It is frozen for type checkers alone: a run creates millions, and a frozen one needs five times as long.
+    It is frozen only for type checkers: a run creates millions, and a frozen one needs five times as long.
     """
     return dataclass(slots=True, unsafe_hash=True)(cls)
 
 
 class Itself:
-    """Stands for an object too large to be compared: equal where it is the same one."""
+    """Represents an object that is too large to be compared: equal only if it is the same object."""
 
     __slots__ = ("thing",)
 
@@ -50,7 +50,7 @@ class Itself:
 class SameBlocks(Itself):
     """Stands for the blocks of a phase: equal where all blocks are, so that phases built twice share results.
 
-    The hash looks at a few blocks alone: each of thousands would be hashed for every use.
+    The hash includes only a few blocks, because otherwise thousands would be hashed for every use.
     """
 
     __slots__ = ()

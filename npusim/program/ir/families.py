@@ -131,7 +131,7 @@ def _families(phase: ProgramPhase) -> Families:
 
 @uncollected()
 def _found_families(phase: ProgramPhase) -> list[Family] | None:
-    """Return families, with blocks of the least numbers apart until the body distinguishes no others."""
+    """Return families; blocks with the smallest numbers are separated until the body distinguishes no others."""
     assert phase.family is not None
     families: list[Family] = []
     waiting = list(reversed(_groups(Itself(phase.blocks), phase.family)))

@@ -112,7 +112,7 @@ def _phase(phase: ProgramPhase, walker: Walker) -> ListedPhase:
 
 
 def _items(items: Iterable[Item], walker: Walker) -> Iterator[ListedItem]:
-    """Yield operations and loops; the items of a part without a name, or of a loop without an index, stand alone."""
+    """Yield operations and loops; the items of a part without a name, or of a loop without an index, are separate."""
     for item in items:
         if not isinstance(item, Loop):
             yield _op(item, walker)
@@ -153,7 +153,7 @@ def _region(tile: GlobalTile) -> str:
 
 
 def number_text(value: object) -> str:
-    """Return a number or a coordinate as a sum: ``512*kv - 1024``; a coordinate that is no sum lists its symbols."""
+    """Return a number or a coordinate as a sum: ``512*kv - 1024``; a coordinate that is not a sum lists its symbols."""
     if not isinstance(value, Coordinate):
         return str(value)
     if not value.is_affine:

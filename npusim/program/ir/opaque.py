@@ -1,4 +1,4 @@
-"""Opaque coordinates, which a body gets in place of the numbers on which it must not depend.
+"""Opaque coordinates, which a body receives instead of the numbers on which it must not depend.
 
 A loop's index, and the differences between blocks of one shape, may only be added and multiplied into
 coordinates of global memory and into constants.  ``ir.check`` calls every body with such
@@ -82,7 +82,7 @@ def _compared(answer: Callable[[int, int], bool | None]) -> Callable[..., bool]:
 class Coordinate:
     """``constant`` + the sum of ``terms`` (coefficient by symbol); not affine if ``is_affine`` is false.
 
-    ``kind`` is the type of the number that it stands for.
+    ``kind`` is the type of the number that it represents.
     """
 
     __array_ufunc__ = None  # numpy's scalars leave arithmetic with a coordinate to it
@@ -183,7 +183,7 @@ def _is_python(frame: FrameType) -> bool:
 
 
 def _each(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that takes ``function`` of the numbers of each lane."""
+    """Return a method that applies ``function`` to the numbers of each lane."""
 
     def method(self: Lanes, *others: object) -> Any:
         for x in others:
@@ -235,8 +235,8 @@ def at_lane(value: object, number: int) -> Any:
 def varying(function: Callable[..., Value], *values: object) -> Value:
     """Return ``function(*values)``, or an opaque value if one of ``values`` is opaque.
 
-    For constants and for coordinates of tensors that no one writes, where they are no sums of
-    products: the shifted corner of a mask, a factor that depends on the tile's number.
+    For constants and for coordinates of tensors that no one writes, if they are not sums of products: the shifted
+    corner of a mask, a factor that depends on the tile's number.
     """
     several: Lanes | None = None
     is_opaque = False
@@ -268,7 +268,7 @@ def constant_of(value: SupportsInt) -> int:
 
 
 def bounds_of(value: SupportsInt) -> tuple[int, int] | None:
-    """Return the least and the most that a coordinate stands for; None if one of its symbols has no bounds."""
+    """Return the smallest and the largest value of a coordinate; None if one of its symbols has no bounds."""
     low = high = constant_of(value)
     if not isinstance(value, Coordinate):
         return low, high
@@ -281,7 +281,7 @@ def bounds_of(value: SupportsInt) -> tuple[int, int] | None:
 
 
 def hull_of(value: SupportsInt) -> tuple[int, int]:
-    """Return `bounds_of` a value that has some; `OpaqueError` for one that has not."""
+    """Return `bounds_of` a value; raise `OpaqueError` if it has no bounds."""
     ends = bounds_of(value)
     if ends is None:
         assert isinstance(value, Coordinate)

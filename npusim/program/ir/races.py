@@ -595,7 +595,7 @@ class PlaceTable:
 
 
 def _flag(setter: int) -> Bytes:
-    """Return where a slot's flag stands that an endpoint sets: before the slot's bytes."""
+    """Return the place of the flag of a slot that an endpoint sets: before the slot's bytes."""
     return Bytes(-1 - setter, 1, 1, 1)
 
 

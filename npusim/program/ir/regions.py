@@ -49,9 +49,9 @@ class Touched:
 def check_regions(program: TileProgram, phase: ProgramPhase, shapes: Sequence[Shape]) -> tuple[frozenset[str], Ranges]:
     """Return the tensors that queues of one block contend for (happens-before decides on them).
 
-    Raises `ProgramError`: a region of a tensor that may be written runs out of its head; `RaceError`: two blocks touch
-    common elements of a tensor and one of them writes; `OpaqueError`: a region of a tensor that the phase writes is no
-    sum of coordinates.
+    Raises `ProgramError` if a region of a tensor that may be written exceeds its head; `RaceError` if two blocks access
+    common elements of a tensor and one of them writes; `OpaqueError` if a region of a tensor that the phase writes is
+    not a sum of coordinates.
     """
     ranges: Ranges = {}
     by_tensor: dict[str, list[Touched]] = defaultdict(list)
@@ -132,7 +132,7 @@ def _by_block(shape: Shape) -> dict[Symbol, Any]:
 
 
 def _named(terms: Iterable[Iterable[tuple[Symbol, int]]], ranges: Ranges) -> object:
-    """Return terms of another shape's symbols as equal to this one's, where loops go as far."""
+    """Return terms with another shape's symbols replaced by this one's, where loops have equal lengths."""
     return tuple(tuple((s.name, ranges.get(s), f) for s, f in axis) for axis in terms)
 
 
@@ -237,7 +237,7 @@ def _terms(r: GlobalTile) -> object:
 
 
 def _check_blocks(program: TileProgram, phase: ProgramPhase, touched: Sequence[Touched], ranges: Ranges) -> None:
-    """Raise `ProgramError` where a region exceeds its head, since overlaps there are not examined.
+    """Raise `ProgramError` if a region exceeds its head, because overlaps there are not examined.
 
     Raise `RaceError` if two blocks access the same bytes.  The hulls of a block's accesses are examined first, then
     region by region.
@@ -269,7 +269,7 @@ def _check_blocks(program: TileProgram, phase: ProgramPhase, touched: Sequence[T
 
 
 def _hulls(touched: Sequence[Touched]) -> list[list[Touched]]:
-    """Group regions of a shape that are read, or written, at the same coordinates but for a constant."""
+    """Group regions of a shape that are read, or written, at coordinates that differ only by a constant."""
     groups: dict[object, list[Touched]] = defaultdict(list)
     for t in touched:
         groups[id(t.shape), t.access.is_write, _terms(t.access.region)].append(t)

@@ -50,7 +50,7 @@ LOST = 0.67
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """Share of each tensor's accesses that goes beyond L2, 0 to 1, by tensor name.
+    """Share of each tensor's accesses that reaches memory behind L2, 0 to 1, by tensor name.
 
     ``compulsory_bytes`` are the bytes that any cache must fetch or write back once: inputs that were not in L2, and
     outputs that do not stay in L2.  ``shared_reads`` is the fraction of the other core groups that read the same region
@@ -119,7 +119,9 @@ def residency(
 
 
 def dirty_share(program: TileProgram, fetched: float = 1.0) -> float:
-    """Return the share of written lines among those that a program brings into L2; ``fetched``: share of its inputs."""
+    """Return the share of written lines among the lines that a program brings into L2; ``fetched``: share of its
+    inputs.
+    """
     written, read = (sum(t.size_bytes for t in program.tensors.values() if t.role == r) for r in ("output", "input"))
     return written / max(1.0, written + read * fetched)
 
@@ -222,7 +224,7 @@ class _Cache:
     def step(self, touched: _Step, residents: int) -> None:
         """Add the accesses of all groups in one step; each region is fetched at most once, or by several passes.
 
-        ``residents``: blocks of a group that are in progress, each between its passes over a region of its own.
+        ``residents``: blocks of a group that are in progress, each between its passes over its own region.
         """
         now, kept_from, capacity, back = len(self._step_bytes), self._kept_from, self.capacity, self._back_capacity
         last, traffic_of, step_bytes, gone = self._last, self.traffic, self._step_bytes, -1.0
@@ -290,7 +292,7 @@ class _Cache:
         return min(1.0, LOST * residents * (of_reads + of_writes / most) / max(1, self.capacity))
 
     def warm_share(self, role: str) -> float:
-        """Return the share of a region of that role, not touched yet, that is still there from before the start."""
+        """Return the share of a region of that role, not accessed yet, that is still in L2 from before the start."""
         if role != "input" or self.warm_bytes is None:
             return self.left if role == "input" else 0.0
         return float(self.warm_bytes + self._new_bytes <= self.capacity)
@@ -468,7 +470,7 @@ def _are_equal(one: Touches, other: Touches) -> bool:
 
 
 def _scan_of(phase: ProgramPhase, group_count: int) -> _BlockScan | _ColumnScan:
-    """Return what a phase's blocks touch, in columns where the footprint has them."""
+    """Return the regions that a phase's blocks access, in columns if the footprint has them."""
     blocks, footprint = phase.alone, phase.footprint
     key = (SameBlocks if len(blocks) <= MOST_BLOCKS else Itself)(blocks)
     known = None
@@ -534,7 +536,7 @@ def _merged(rows: Integers) -> tuple[Integers, npt.NDArray[np.bool_]]:
 
 
 def _steps_of(rows: Integers, tensors: Sequence[GlobalTensor], others: frozenset[str]) -> Iterator[_Step]:
-    """Yield the accesses of all groups in each step, regions that are alike and accessed once as one.
+    """Yield the accesses of all groups in each step; equal regions that are accessed once are combined.
 
     ``others``: names of tensors whose memory other phases access too.
     """

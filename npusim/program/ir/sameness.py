@@ -1,4 +1,4 @@
-"""When two programs are one: the one notion of equality of programs, for core families of all kinds.
+"""The only definition of equal programs, for core families of all kinds.
 
 Bodies of loops have a notion of their own, within a program: ``Body.key`` (``ir.program``).
 """
@@ -64,7 +64,7 @@ class ProgramContent:
 
 
 def _has_same_blocks(one: ProgramPhase, other: ProgramPhase) -> bool:
-    """Return whether two phases have equal blocks, which overlap alike and touch the same regions."""
+    """Return whether two phases have equal blocks, which overlap in the same way and access the same regions."""
     mine, its = one.alone, other.alone
     overlaps = [phase.succession and phase.succession.meets for phase in (one, other)]
     is_same = (mine is its or tuple(mine) == tuple(its)) and overlaps[0] == overlaps[1]

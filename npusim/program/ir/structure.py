@@ -224,7 +224,9 @@ def as_listed(run: Sequence[Operation]) -> Iterable[Part]:
 
 
 class Builder:
-    """Builds the structure of a program's phases; ``condense`` makes parts of operations without a loop between."""
+    """Builds the structure of a program's phases; ``condense`` combines operations without a loop between them into
+    parts.
+    """
 
     def __init__(self, program: TileProgram, condense: Condense = as_listed) -> None:
         self.program, self.walker, self.condense = program, Walker(program), condense
@@ -456,7 +458,7 @@ def _differing(tensor: GlobalTensor, known: GlobalTensor) -> str:
 
 
 def source_line(iterator: Iterator[Any]) -> str:
-    """Return ``file:line`` of the yield at which a generator stands, the innermost one's."""
+    """Return ``file:line`` of the yield at which the innermost generator has stopped."""
     while isinstance(iterator, GeneratorType) and isinstance(iterator.gi_yieldfrom, GeneratorType):
         iterator = iterator.gi_yieldfrom
     if isinstance(iterator, GeneratorType) and iterator.gi_frame:

@@ -65,7 +65,7 @@ class Arranged(Protocol):
         """Return values as (batch, heads, rows, cols)."""
 
     def drawn(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return drawn values of a head, (rows, cols), with rows of one place in memory alike."""
+        """Return drawn values of a head, (rows, cols); rows that share one place in memory are equal."""
 
     def piece(self, rows: int, cols: int) -> int:
         """Return how many elements of a part of a matrix follow one another in memory."""

@@ -77,7 +77,7 @@ class Loop:
 
 
 def repeated(times: int, items: Callable[[], Iterable[Item]]) -> Loop:
-    """Return the items so many times, for a body of which only the costs are read."""
+    """Return the items repeated, for a body of which only the costs are used."""
     return Loop("", range(times), lambda _index: items())
 
 
@@ -241,7 +241,7 @@ class Cost(NamedTuple):
     link_bytes
         Bytes that cross shared links; the links may lengthen the occupancy.
     terms
-        Keys in the device file of the constants behind the shares of the cycles.
+        Keys in the device file of the constants that determine the shares of the cycles.
     pipe_cycles
         Busy cycles of pipes that several queues share. An operation begins when all of its pipes are free.
     share
@@ -279,7 +279,7 @@ class Pricing(Protocol):
         """Share of each tensor's bytes that is read from memory behind L2."""
 
     def of_op(self, op: TileOp) -> Cost:
-        """Return the cost of an operation; raise `UnknownOpcodeError` for one that has none."""
+        """Return the cost of an operation; raise `UnknownOpcodeError` if it has no cost."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,7 @@ def producers_of(endpoints: Iterable[Endpoint]) -> dict[str, dict[str, tuple[str
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """``endpoint`` may go on once the counter of ``peer`` has reached ``count``."""
+    """``endpoint`` may continue once the counter of ``peer`` has reached ``count``."""
 
     endpoint: int
     peer: int
@@ -121,7 +121,7 @@ class ResolvedOp:
     path: Path  #: enclosing (loop, index) pairs, outermost first
 
     def tile(self, operand: RingTile) -> Tile:
-        """Return the bytes behind a ring operand of this operation."""
+        """Return the bytes of a ring operand of this operation."""
         return operand.slot(self.cursors[operand.ring.name, operand.is_producer])
 
     def __str__(self) -> str:
@@ -163,7 +163,7 @@ class Walker:
     def handshakes(self, op: TileOp) -> dict[int, tuple[bool, bool]]:
         """Return ``{endpoint: (waits, hands on)}`` of one operation.
 
-        Raises `ProgramError` where its queue is no producer or consumer of a ring it works on.
+        Raises `ProgramError` if its queue is not a producer or consumer of a ring that it uses.
         """
         handshakes: dict[int, tuple[bool, bool]] = {}
         for tile in op.ring_tiles():
@@ -182,7 +182,7 @@ def _side(endpoint: Endpoint) -> tuple[str, str, bool, bool]:
 
 
 def required_count(endpoint: Endpoint, generation: int) -> int:
-    """Return the count that peers must have reached for ``generation``; 0 or less is no wait."""
+    """Return the count that peers must have reached for ``generation``; 0 or less means no wait."""
     return -(-(generation + endpoint.lag) // endpoint.period) * endpoint.period
 
 
@@ -268,7 +268,7 @@ Bodies = dict[Hashable, Template]
 def compile_items(walker: Walker, items: Iterable[Item], bodies: Bodies | None = None) -> Template:
     """Resolve ``items`` relative to cursors of zero; loops are compiled from their first iteration.
 
-    ``bodies`` keeps the bodies of loops that have a key, and is added to.
+    ``bodies`` stores the bodies of loops that have a key; new bodies are added to it.
     """
     origin = walker.cursors
     walker.cursors = [0] * len(origin)
@@ -342,7 +342,7 @@ class Form:
 
 
 class Templates:
-    """Compiles each shape of block of a program once and keeps the result."""
+    """Compiles each shape of block of a program once and stores the result."""
 
     def __init__(self, program: TileProgram) -> None:
         self.program = program

@@ -47,7 +47,7 @@ class ErrorSummary:
     """Distance of computed outputs from float64 attention on the same inputs, over the rows computed.
 
     ``rmse`` is the relative Frobenius error; ``ulp_histogram`` counts outputs by distance from the correctly rounded
-    reference: keys ``"0", "1", "2", "3-4", "5-8", ">8"``.  Where an output is NaN or Inf (``nan_count``, ``inf_count``)
+    reference: keys ``"0", "1", "2", "3-4", "5-8", ">8"``.  If an output is NaN or Inf (``nan_count``, ``inf_count``)
     there is no error: ``rmse``, ``max_abs_error`` and ``max_ulp`` are None and the histogram is empty.
     """
 
@@ -68,7 +68,7 @@ class ErrorSummary:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Properties of the values of the computed rows; None where a figure has no meaning.
+    """Properties of the values of the computed rows; None if a figure has no meaning.
 
     Ranges are those of K, of Q K^T in float64, unscaled, over visible pairs, of K' as stored, and of scores: the
     results of the matrix unit (Q K^T, or PASA's S') before they are stored, in whole tiles, without infinite values.
@@ -175,7 +175,7 @@ class NumericResult(NumericRecord):
 
     @cached_property
     def output(self) -> NDArray[Any]:
-        """Output (batch, heads, seq_q, dv) in its own dtype; NaN where nothing was computed, of integers in float32."""
+        """Output (batch, heads, seq_q, dv) in its own dtype, integers in float32; NaN where nothing was computed."""
         blocks = list(self.rows.values())
         dtype = blocks[0].dtype if blocks else np.dtype(np.float64)
         if dtype.kind in "iu" and not self.computed.all():

@@ -195,7 +195,7 @@ class Underflow:
                 pass
 
     def figures(self, other_mass: float) -> dict[str, float]:
-        """Return the figures for a `Diagnosis`; ``other_mass`` is the mass of keys that are no sinks."""
+        """Return the figures for a `Diagnosis`; ``other_mass`` is the mass of keys that are not sinks."""
         if not self.visible or not self.rows:
             return {}
         return {

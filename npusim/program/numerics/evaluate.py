@@ -190,7 +190,7 @@ def _other_errors(
 ) -> dict[str, ErrorSummary | None]:
     """Return the errors of results other than the output, by tensor, over their computed elements; None without any.
 
-    ``is_whole``: all blocks are computed, so that an element that the reference alone has is missing.
+    ``is_whole``: all blocks are computed, so that an element that only the reference has counts as missing.
     """
     results = {n: t for n, t in program.tensors.items() if t.role == "output" and t.of is None}
     if not results.keys() - {"o"}:
@@ -231,7 +231,7 @@ def _half(progress: Progress | None, before: int) -> Progress | None:
 def variant_rows(
     program: TileProgram, problem: Output, inputs: HeadSource, variants: Programs, *, rows: Choice, heads: Choice
 ) -> tuple[BlockRows, int, dict[str, Array]]:
-    """Return `compared_rows` of the result of `evaluate`, and the rows that the variants compute for them, alone."""
+    """Return `compared_rows` of the result of `evaluate`, and the rows that the variants compute for them."""
     wanted = chosen_heads(problem, heads)
     needed = needed_blocks(program, chosen("rows", rows, problem.seq_q), wanted)
     among = _Alternatives(program, needed, wanted, variants)
@@ -280,7 +280,9 @@ class _Alternatives:
                 self.lanes[name] = Alternative(other, blocks, changes)
 
     def rows(self, done: Execution, inputs: HeadSource) -> dict[str, Array]:
-        """Return the rows by name after their lanes are ``done``; programs that are no lanes are executed alone."""
+        """Return the rows by name after their lanes are ``done``; programs that cannot be lanes are executed
+        separately.
+        """
         stores = dict(zip(self.lanes, done.variants, strict=True))
         return {name: self._rows(name, stores.get(name), inputs) for name in self.of}
 

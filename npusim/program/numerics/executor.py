@@ -119,7 +119,7 @@ class EventLog:
             self.events.append(event)
 
     def add(self, event: NumericEvent) -> None:
-        """Count the elements of an event, and keep it."""
+        """Count the elements of an event, and store it."""
         (self.overflow if event.kind == "overflow" else self.nan)[event.operation] += event.count
         self._keep(event)
 

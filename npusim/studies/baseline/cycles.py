@@ -131,7 +131,7 @@ def _resolved(name: str, folder: Path) -> str | Path:
 
 
 def cycles_of(result: RunData) -> ExpectedCycles:
-    """Return the cycles of a result as a baseline keeps them; raise `SpecError` for one without a time."""
+    """Return the cycles of a result in the form of a baseline; raise `SpecError` for a result without a time."""
     cycles, sheet = result.cycles, sheet_of(result, "today")
     units = {name: _unit(unit) for name, unit in sheet.units.items() if not sheet.repeats(name)}
     assert result.timing is not None

@@ -36,12 +36,12 @@ class CandidateOutcome(NamedTuple):
 
     @property
     def best(self) -> PointOutcome | None:
-        """The point that takes least time."""
+        """The point with the smallest time."""
         return self.found.best
 
     @property
     def margin(self) -> float | None:
-        """How much longer the next point takes, relative to the best."""
+        """Time of the next point over that of the best one, minus 1."""
         ranked = self.found.feasible
         return _longer(ranked[0].latency_us, ranked[1].latency_us) if len(ranked) > 1 else None
 
@@ -74,7 +74,7 @@ class Decision(NamedTuple):
         return min(self.candidates, key=lambda f: _time(f.best))
 
     def expected(self) -> ExpectedDecision:
-        """Return it as a file keeps it."""
+        """Return the decision in the form of its file."""
         return ExpectedDecision(
             device_digest=self.candidates[0].found.request.machine().digest(),
             winner=self.winner.name,

@@ -1,4 +1,6 @@
-"""Inputs and outputs of a candidate as a reference has them: tensors of a program, or arguments of a recorded call."""
+"""Inputs and outputs of a candidate in the form of the reference's: tensors of a program, or arguments of a recorded
+call.
+"""
 
 from __future__ import annotations
 

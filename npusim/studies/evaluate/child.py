@@ -22,7 +22,7 @@ RANKED_ON = "h100"
 
 
 def is_wrapper(schedule: str) -> bool:
-    """Return whether the name of a schedule is that of a wrapper: of a function of a file, called without a grid."""
+    """Return whether the name of a schedule is that of a wrapper: a function in a file, called without a grid."""
     path, call = launch_parts(schedule)
     name, bracket, _ = call.partition("(")
     return path.endswith(".py") and bool(bracket) and name.strip().isidentifier()
@@ -48,7 +48,7 @@ class Question:
 
 
 def answer(question: Question) -> dict[str, Any]:
-    """Return the answer to a question: facts, or under ``error`` the reason why there are none, with its ``kind``.
+    """Return the answer to a question: facts, or under ``error`` the reason why there are no facts, with its ``kind``.
 
     ``kind``: a ``race``, a ``crash``, ``inputs`` of the question that do not fit the kernel, or ``refused``.
     """
@@ -69,8 +69,8 @@ def answer(question: Question) -> dict[str, Any]:
 def described(question: Question) -> dict[str, Any]:
     """Return the sizes and formats of a candidate's inputs and output, and the chosen fields of its tile.
 
-    ``tile``: chosen fields of another call, which the tile of this call has too.  Where they are refused the tile is
-    chosen again, and ``refused`` says why.  ``by_parameter``: tensors are the arguments of a call, in their shapes.
+    ``tile``: chosen fields of another call, which are used for this call too. If they are refused the tile is chosen
+    again, and ``refused`` states why.  ``by_parameter``: tensors are the arguments of a call, in their shapes.
     """
     from npusim.simulation.chosen_tile import program_of
     from npusim.simulation.evaluation import subject_of
@@ -113,7 +113,7 @@ def _with_tile(question: Question) -> Request:
 
 
 def _chosen(plan: Plan) -> dict[str, Any]:
-    """Return the fields of a plan's tile that are chosen, as they are written."""
+    """Return the chosen fields of a plan's tile as text."""
     from npusim.config.tiling import word_of
     from npusim.simulation.chosen_tile import choose_tile
 

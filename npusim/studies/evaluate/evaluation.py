@@ -52,7 +52,8 @@ _LINE = re.compile(r"([^\s:]+\.py):(\d+)")
 
 @dataclass(frozen=True)
 class Microseconds:
-    """The predicted time on a device: ``low`` to ``high`` holds nine in ten such times; None where none were measured.
+    """The predicted time on a device: nine in ten such times are between ``low`` and ``high``; None if none were
+    measured.
 
     ``mid`` is None where the kernel has no time there; ``reason`` says why.  ``limit``: what limits the time, and
     ``limit_share`` the share of the time in which it is busy.  ``key``: the class of equal bits.  ``tile``: its chosen
@@ -105,19 +106,19 @@ class Evaluation:
     judged : int
         Number of judged calls.
     bits : str
-        ``equal`` (those of the reference), ``class X`` (right, in another order of sums: class X of the batch), or
+        ``equal`` (those of the reference), ``class X`` (right, with another order of sums: class X of the batch), or
         ``different`` (wrong, or the class is not known).
     us : mapping of str to Microseconds
-        Times by device in microseconds: ``mid``, and ``low`` to ``high``, which holds nine in ten such times.
+        Times by device in microseconds: ``mid``, and ``low`` to ``high``, the range of nine in ten such times.
     rank : mapping of str to int
         Rank by device, 1 for the fastest candidate that is not wrong.
     trust, doubts : True or "measure", tuple of str
-        Whether the times can be used unmeasured, and the doubts where they cannot: of a time, and that the next
-        candidate of the ranking is slower.
+        Whether the times can be used without a measurement, else the doubts: about a time, or about the order of this
+        and the next candidate.
     not_read : tuple of NotRead
         Constructs that npusim does not read, with file and line.
     other_tiles : tuple of str
-        Judged calls that refuse the tile of the given call, and the tile with which they were judged.
+        Judged calls that do not support the tile of the given call, and the tile with which they were judged.
 
     Examples
     --------
@@ -196,7 +197,7 @@ def evaluate(
     seed, jobs, store
         Of the drawn inputs; processes; a file (JSON lines) in which finished candidates are stored and are read again.
     on_done
-        Called with each candidate when it ends, ranked among those that have ended.
+        Called with each candidate when it is finished, ranked among the finished ones.
     options
         The call, as for `npusim.run`; ``hw``: devices of the times, ``"h200,a100"`` or a list; bits are those on the
         first.
@@ -482,7 +483,7 @@ def time_of(answer: Mapping[str, Any]) -> Microseconds:
 
 
 def _in_words(tile: Mapping[str, Any]) -> str:
-    """Return the fields of a tile as they are written."""
+    """Return the fields of a tile as text."""
     return " ".join(f"{name}={value}" for name, value in tile.items())
 
 

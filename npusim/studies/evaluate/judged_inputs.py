@@ -56,7 +56,7 @@ class JudgedCase:
 
     @property
     def has_given_values(self) -> bool:
-        """Whether it is the given call, possibly with other values: no other sizes, and no point of stress."""
+        """Whether it is the given call, possibly with other values, but not with other sizes or extreme inputs."""
         return not self.sizes and not self.point
 
 

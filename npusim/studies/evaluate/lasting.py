@@ -22,8 +22,8 @@ FULL = 0.5
 class LastingProcess:
     """The process for questions about packaged kernels.
 
-    Each answer has at least the time and half the memory of ``limits``: a new process replaces one that has used more,
-    that has ended, or that an answer has broken.
+    Each answer has at least the time, and half the memory, of ``limits``: a new process replaces one that has used
+    more, that has ended, or that failed in an answer.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -48,7 +48,7 @@ class LastingProcess:
             self._process.end()
 
     def _is_used(self, question: Question) -> bool:
-        """Return whether the process has less than the limits left for another answer."""
+        """Return whether the process has too little time or memory left for another answer."""
         assert self._process is not None
         used = self._process.ask(Question(spent, question.request))
         if "error" in used:

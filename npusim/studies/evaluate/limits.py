@@ -75,7 +75,7 @@ class Limits:
 def confine(limits: Limits, *, may_start: bool) -> None:
     """Limit this process and those that it starts; ``may_start``: whether it may start others, as compilers do.
 
-    It needs Linux for all limits; elsewhere those of time, memory and files hold.
+    All limits need Linux; elsewhere only those of time, memory and files are effective.
     """
     whole = int(limits.seconds) + 1
     for kind, most in (

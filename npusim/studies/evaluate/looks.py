@@ -63,7 +63,7 @@ def first_wrong(given: Rows, exact: Rows, allowed: float) -> tuple[int, int, int
 
 
 def of_values(given: Rows, exact: Rows, allowed: float) -> str:
-    """Return the fault that values alone show, by `EXPLAINED`; empty where they show none."""
+    """Return the fault that the values show, by `EXPLAINED`; empty if they show none."""
     own, right = (
         np.concatenate([widen(rows[at]).astype(np.float64) for at in sorted(exact)]) for rows in (given, exact)
     )
@@ -118,7 +118,7 @@ def _part(wrong: NDArray[np.bool_]) -> str:
 
 
 def of_attention(held: HeldOutput, written: Rows, at: tuple[int, int, int, int]) -> str:
-    """Return the fault of an attention at a wrong element: another problem's output, or a tile that is left out."""
+    """Return the fault of an attention at a wrong element: another problem's output, or a missing tile."""
     batch, head, row, _ = at
     problem = held.subject.attention
     if problem is None:
@@ -139,7 +139,7 @@ def of_attention(held: HeldOutput, written: Rows, at: tuple[int, int, int, int])
 
 
 def _dropped(held: HeldOutput, at: tuple[int, int, int, int]) -> str:
-    """Return the keys of a row that are left out or counted twice, or the row's scale; empty if neither explains the
+    """Return the keys of a row that are missing or counted twice, or the row's scale; empty if neither explains the
     row.
     """
     batch, head, row, _ = at
@@ -165,7 +165,7 @@ def _dropped(held: HeldOutput, at: tuple[int, int, int, int]) -> str:
 
 
 def _parts(keys: int) -> Iterator[tuple[str, slice, float]]:
-    """Yield keys that may be left out or counted twice, in words, with the share by which their weights change."""
+    """Yield keys that may be missing or counted twice, in words, with the share by which their weights change."""
     for tile in (t for t in TILES if t < keys):
         for start in range(0, keys, tile):
             ends = {(start, min(start + tile, keys))} | ({(0, start), (start, keys)} if start else set())

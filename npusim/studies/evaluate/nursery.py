@@ -52,7 +52,7 @@ def main(control: str) -> None:
 
 
 def _import_all() -> None:
-    """Import the modules that answers need, before the limits hold."""
+    """Import the modules that answers need, before the limits apply."""
     import npusim.program.numerics.evaluate
     import npusim.studies.tune.prediction  # noqa: F401
     from npusim.library import SCHEDULES
@@ -89,7 +89,7 @@ def _forked(asked: Mapping[str, Any], descriptors: Sequence[int], parent: socket
 
 
 def _serve(asked: Mapping[str, Any], questions: int, answers: int) -> None:
-    """Answer questions until there are no more, in a session, a folder and an environment of the process alone.
+    """Answer questions until there are no more, in a separate session, folder and environment.
 
     A process that runs foreign code stores compiled code in its folder; another one for all later processes.
     """

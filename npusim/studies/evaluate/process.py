@@ -38,7 +38,7 @@ PASSED = ("PATH", "HOME", "LANG", "XDG_CACHE_HOME", "NPUSIM_CACHE", "NUMBA_CACHE
 
 
 class Nursery:
-    """The process from which others are forked; it starts again where it has ended."""
+    """The process from which others are forked; it is restarted if it has ended."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.environment = environment
@@ -59,7 +59,7 @@ class Nursery:
         return int(self._ask({"do": "fork", **bounds, **how}, (questions, answers))["process"])
 
     def end(self, process: int) -> int | None:
-        """Kill a process and those that it has started; return its exit code, None where it is not known."""
+        """Kill a process and those that it has started; return its exit code, None if it is not known."""
         with suppress(NpusimError):
             return int(self._ask({"do": "end", "process": process})["code"])
         return None
@@ -140,7 +140,9 @@ class CandidateProcess:
         return self._source < 0
 
     def ask(self, question: Question) -> dict[str, Any]:
-        """Return the answer to a question; the end of the process, or none in time, is one with an ``error``."""
+        """Return the answer to a question; if the process ends, or does not answer in time, the answer has an
+        ``error``.
+        """
         token = secrets.token_hex(16)
         if not self._send((token, question)):
             return self._ended()
@@ -191,7 +193,7 @@ class CandidateProcess:
 
 
 def _read(line: bytes, token: str) -> dict[str, Any]:
-    """Return an answer; one that is no object of JSON, or has not the question's token, is a crash."""
+    """Return an answer; an answer that is not a JSON object, or that lacks the question's token, counts as a crash."""
     try:
         said, answer = json.loads(line)
     except (ValueError, TypeError):

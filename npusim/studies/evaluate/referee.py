@@ -63,7 +63,7 @@ class CaseVerdict:
     """The verdict on one call: the judgement in words, the error over its limit, and the first wrong element.
 
     ``excess``: None where values are NaN or Inf.  ``is_extreme``: the inputs are those of a point of stress.
-    ``is_resized``: the sizes are others than the given ones.
+    ``is_resized``: the sizes differ from the given ones.
     """
 
     case: str
@@ -195,7 +195,7 @@ class KernelReferee(Referee):
 
     @cached_property
     def plan(self) -> Any:
-        """The plan of the given call of the reference."""
+        """The plan of the reference for the given call."""
         return plan_of(self.call(self.reference, JudgedCase(""), None), is_bare=True)
 
     def _first(self, judge: Judge, held: HeldOutput, judgement: Judgement) -> WrongElement:
@@ -213,8 +213,9 @@ class KernelReferee(Referee):
 class FunctionReferee(Referee):
     """A function on numpy arrays in float64; correct kernels are the same function of inputs that are rounded again.
 
-    ``by_order``: the function has the problem and then the inputs in their order, whatever a candidate calls them, and
-    a row of its result depends on the same row of the first input alone: it is computed for the judged rows.
+    ``by_order``: the function receives the problem and then the inputs in their order, independent of their names in a
+    candidate. A row of its result depends only on the same row of the first input, so that it is computed for the
+    judged rows.
 
     A function returns an array, or arrays by the names of the outputs: all of them.  Of a recorded call it may have the
     arguments of integers too.
@@ -340,7 +341,7 @@ class FunctionReferee(Referee):
         return value.reshape(shape)
 
     def _named(self, returned: object, description: Mapping[str, Any]) -> Any:
-        """Return the array of an output in what the function returned."""
+        """Return the array of an output from the function's result."""
         outputs = [description["result"], *description["others"]]
         if not isinstance(returned, Mapping):
             if len(outputs) > 1:
@@ -423,7 +424,7 @@ class RefereeChoice:
     shapes: Sequence[Mapping[str, int]]
 
     def referee(self) -> Referee | None:
-        """Return the referee; None where none is named and the call is no attention."""
+        """Return the referee; None if no reference is named and the call is not attention."""
         reference, problem = self.reference, self.request.problem
         if reference is not None and ".py:" in reference and not is_launch(reference):
             module, name = outside.load(reference, "a reference")

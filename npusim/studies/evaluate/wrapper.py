@@ -1,8 +1,8 @@
 """A wrapper as a candidate: a Python function that launches Triton kernels, recorded at the sizes of each call.
 
 Its name is ``FILE.py::function(arguments)``: a launch without a grid, in the same names.  Arguments are arrays,
-PyTorch's where the file imports it, else NumPy's.  Kernels do not run while they are recorded: what the function itself
-computes with their results is not known, and such a candidate is refused.
+PyTorch's where the file imports it, else NumPy's.  Kernels do not run while they are recorded, so that values which the
+function itself computes from their results are unknown; such a candidate is refused.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Recorded:
 def recorded(question: Question) -> Recorded:
     """Return the launches of a wrapper at the sizes of a question, with the values of its tensors where it has some.
 
-    Raises `SpecError`: no such function, options that its launches do not have, or no launch.
+    Raises `SpecError` if there is no such function, if its launches do not have an option, or if it launches no kernel.
     """
     request = question.request
     if request.tiling:
@@ -161,7 +161,7 @@ def _given(tensors: object) -> Mapping[str, Any]:
 
 
 def _array(parameter: str, tensor: Tensor, given: Mapping[str, NDArray[Any]], torch: ModuleType | None) -> object:
-    """Return the array of a tensor: its given values in the call's shape, else NaN."""
+    """Return the array of a tensor: its values, if they are given, in the call's shape, else NaN."""
     if tensor.is_transposed or tensor.strides:
         raise SpecError(f"{parameter}: a wrapper gets contiguous tensors; remove .T and --layout")
     dtype = get_format(tensor.fmt).dtype
@@ -216,7 +216,7 @@ class _Execution:
     def run(self, *, computes: bool) -> tuple[Storages, dict[str, str], list[str], set[int]]:
         """Return memory after all launches, evidence of arithmetic, notes, and storages that a launch loads first.
 
-        ``computes``: whether values are computed; without, memory knows what is stored alone.
+        ``computes``: whether values are computed; if not, only the stored elements are known.
         """
         memory, evidence, notes, loaded = Storages(self.made.calls, 0), dict[str, str](), list[str](), set[int]()
         for number, call in enumerate(self.made.calls):
@@ -246,7 +246,7 @@ class _Execution:
         return replace(alone, rows="all", heads="all")
 
     def results(self, memory: Storages, loaded: set[int]) -> dict[str, Argument]:
-        """Return the results by name: what the function returned, else the arguments that launches store to.
+        """Return the results by name: those that the function returned, else the arguments that launches store to.
 
         Those that they load too are among these only where all are: in place.
         """
@@ -282,7 +282,7 @@ def _executed(question: Question) -> Iterator[_Execution]:
 
 
 def describe(question: Question) -> dict[str, Any]:
-    """Return the sizes and formats of a wrapper's inputs and results, as `child.described` has them."""
+    """Return the sizes and formats of a wrapper's inputs and results, in the form of `child.described`."""
     with _executed(question) as execution:
         memory, _, _, loaded = execution.run(computes=False)
         results = execution.results(memory, loaded)
@@ -321,7 +321,7 @@ def compute(question: Question, files: Callable[[int], str]) -> dict[str, Any]:
 
 
 def launches(question: Question) -> Iterator[Request]:
-    """Yield the request of each launch of a wrapper, while its file is there."""
+    """Yield the request of each launch of a wrapper, while its file exists."""
     with _executed(question) as execution:
         for number in range(len(execution.made.calls)):
             yield execution.one(number)

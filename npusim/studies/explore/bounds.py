@@ -54,10 +54,10 @@ def work_bound(
     waits: bool = True,
     known: dict[Hashable, Ints] | None = None,
 ) -> Bound:
-    """Return cycles that no simulation goes below: the work of the busiest engine, phase after phase.
+    """Return a lower bound of the cycles of every simulation: the work of the busiest engine, phase after phase.
 
-    An engine does one operation at a time, each for its occupancy at least; a phase ends when its busiest core group
-    does.  Bodies are examined in the order of their number of executions until the bound passes ``cutoff``: the others
+    An engine executes one operation at a time, each for at least its occupancy; a phase ends with its busiest core
+    group.  Bodies are examined in the order of their number of executions until the bound passes ``cutoff``: the others
     could only raise it.  The bound holds for any placement of tiles, and without ``is_dealt`` for any deal of blocks.
     With ``waits`` an engine is busy while it waits for others within a body (`npusim.studies.explore.spans`): that
     depends on the depth of rings.  ``known`` is the work of bodies, by key, of programs that do no more than this one,
@@ -80,7 +80,7 @@ def work_bound(
 
 
 def _of_phase(phase: ProgramPhase, works: _Works, groups: int, cutoff: float) -> tuple[Ints, int]:
-    """Return the work of the busiest engine by core group, and cycles that the phase takes at least."""
+    """Return the work of the busiest engine by core group, and a lower bound of the phase's cycles."""
     bodies, of_classes, class_counts = _bodies_of(phase, groups)
     runs = class_counts @ of_classes.T
     if not works.is_dealt:  # spread evenly, and the block with most
@@ -104,7 +104,7 @@ def _longest(cycles: Ints, groups: int, *, is_dealt: bool) -> int:
 
 
 class _Part(NamedTuple):
-    """A body of a phase; programs that differ in when and where they run operations alone have one of each key."""
+    """A body of a phase; programs that differ only in when and where they run operations share one for each key."""
 
     key: Hashable
     items: Callable[[], Iterable[Item]]
@@ -175,7 +175,7 @@ _SHARED = ("issue", "compare", "special", "tensor", "memory")
 class _Works:
     """Busy cycles of queues, pipes and shared units of warp groups for a body.
 
-    Without ``waits`` accesses to global tensors are left out: their cost depends on the content of L2.
+    Without ``waits`` accesses to global tensors are omitted: their cost depends on the content of L2.
     """
 
     def __init__(

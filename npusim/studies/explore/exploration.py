@@ -133,7 +133,7 @@ class Exploration:
 
     @property
     def remaining_us(self) -> float | None:
-        """Lower bound of the latency of points without a verdict; None where all have one, or some have no bound."""
+        """Lower bound of the latency of points without a verdict; None if all have one, or if some have no bound."""
         bounds = list(self.undecided.values())
         return None if None in bounds else min(cast("list[float]", bounds), default=None)
 
@@ -254,8 +254,8 @@ def explore(
         Scheduler of a Dask cluster that replaces local processes (``tcp://host:8786``; needs ``npusim[cluster]``), or
         ``local``: a cluster of ``jobs`` processes.  The rows equal the rows of one process.
     out, resume
-        A store that saves each point as soon as it is evaluated (``*.sqlite``; for ``*.csv`` the table is
-        written at the end, and the store next to it), and whether to resume from the store, which must exist.
+        A store that saves each point as soon as it is evaluated (``*.sqlite``; for ``*.csv`` the table is written at
+        the end, beside the store), and whether to resume from the store, which must exist.
     budget_s
         Seconds after which the search ends with the best point so far; `Exploration.remaining_us` bounds the others.
     on_outcome
@@ -264,7 +264,7 @@ def explore(
     Raises
     ------
     NpusimError
-        The request is wrong for every point.  A point that alone does not fit is an outcome with its reason.
+        The request is wrong for every point.  A single point that does not fit is an outcome with its reason.
 
     Examples
     --------

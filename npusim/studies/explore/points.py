@@ -75,9 +75,9 @@ class Job:
 class Surveyed(NamedTuple):
     """A point that fits: a lower bound of its latency in us, an earlier point with its program, the key of its bits.
 
-    ``groups``: core groups that, simulated alone, give a better bound; empty where they give none, or were simulated
-    already.  ``work``: the work of the loop bodies of the family's program, which its points share.  Open fields are
-    not chosen yet, and the bound is the least over all their tiles.
+    ``groups``: core groups that, simulated alone, give a better bound; empty if they give no better bound, or were
+    already simulated.  ``work``: the work of the loop bodies of the family's program, which its points share.  Open
+    fields are not chosen yet, and the bound is the minimum over all their tiles.
     """
 
     bound_us: float
@@ -130,7 +130,7 @@ def _candidates(job: Job, task: PointTask) -> Sequence[BuiltPlan] | str:
 def survey(job: Job) -> list[tuple[int, Surveyed | str]]:
     """Return, for each point, the reason why it does not fit, or its bound and the earlier point of the same program.
 
-    A task may stand for a family of points: if its lightest values do not fit, no point of the family does.
+    A task may represent a family of points: if its lightest values do not fit, no point of the family does.
     """
     surveyed: list[tuple[int, Surveyed | str]] = []
     first: dict[Hashable, int] = {}
@@ -183,7 +183,7 @@ def _bound(task: PointTask, built: BuiltPlan, known: dict[Hashable, Ints] | None
 
 
 def narrow(job: Job) -> list[tuple[int, float]]:
-    """Return a better bound of each point's latency in us: the time of its busiest core groups alone."""
+    """Return a better bound of each point's latency in us: the time of only its busiest core groups."""
     bounds = []
     for task in job.tasks:
         assert task.surveyed is not None

@@ -84,7 +84,7 @@ class Size(NamedTuple):
 
 
 class _OutOfTimeError(Exception):
-    """The time given to a search is over."""
+    """The time of a search has ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +180,7 @@ class Search:
         return math.inf if bits.relative_rmse is None else bits.relative_rmse
 
     def undecided(self) -> dict[int, float | None]:
-        """Return the points without a verdict, each with a bound of its latency in us where there is one yet."""
+        """Return the points without a verdict, each with a bound of its latency in us if it has one."""
         return {i: self._least.get(i) for i in self.groups if i not in self.outcomes}
 
     def resume(self, about: Mapping[str, object]) -> None:
@@ -196,7 +196,7 @@ class Search:
         self._take(outcomes)
 
     def _judged(self, outcome: PointOutcome) -> PointOutcome | None:
-        """Return a stored outcome judged by these limits; None where the store has a verdict alone."""
+        """Return a stored outcome, judged by these limits; None if the store has only a verdict."""
         if outcome.status in ("infeasible", "failed"):
             return outcome
         if outcome.status not in ("ok", "rejected") or outcome.cycles is None:
@@ -424,7 +424,7 @@ class Search:
     def _bound(
         self, workers: Executor, parts: Sequence[Sequence[int]], families: Mapping[int, PointFamily] | None = None
     ) -> None:
-        """Bound points, or ``families``, and queue those that fit and may win."""
+        """Compute bounds of points, or of ``families``, and queue those that fit and may win."""
         for _, surveyed in self.done(workers, survey, parts, families):
             misfits: list[PointOutcome] = []
             for index, bound in surveyed:

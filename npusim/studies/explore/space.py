@@ -62,8 +62,8 @@ Axes = Mapping[str, tuple[Value, ...]]
 def checked_axes(axes: Mapping[str, Iterable[Value]], known: Sequence[str]) -> Axes:
     """Return axes that are all ``known``, each value once.
 
-    Raises `TilingError` if one is unknown (with the nearest), has no values, or there are too many points; a value
-    out of its field's limits makes an infeasible point, not an error.
+    Raises `TilingError` if one is unknown (with the nearest), has no values, or if there are too many points; a value
+    outside its field's limits gives an infeasible point, not an error.
     """
     checked = {name: tuple(dict.fromkeys(values)) for name, values in axes.items()}
     for name, listed in checked.items():
@@ -149,7 +149,7 @@ class SearchRequest:
         return frozenset.intersection(*map(machine_of(self.device).decided, tilings))
 
     def auto_axes(self, fields: Mapping[str, Any] = MappingProxyType({})) -> dict[str, tuple[Value, ...]]:
-        """Return the space that the schedules declare together, with the tilings that plain runs of them take.
+        """Return the space that the schedules declare together, with the tilings of plain runs of them.
 
         Without fields that a published kernel decides: where it decides all, the kernel is the space's one point.
         ``fields``: axes that are named.  Raises `TilingError` where a schedule declares no field to vary.
@@ -202,9 +202,9 @@ class SearchRequest:
     def spec(self, axes: Mapping[str, Iterable[Value]], *, studies: bool = True) -> SearchSpec:
         """Return the subject of a search; raise the errors of every point.
 
-        These are an axis that no schedule has, an unknown preset or value of the precision, sizes that make no problem,
-        or a device without times.  Schedules that no real kernel runs on the device are noted or, without ``studies``,
-        left out; it is an error if no schedule remains.
+        These are an axis that no schedule has, an unknown preset or value of the precision, refused sizes, or a device
+        without times. Schedules that no real kernel runs on the device have a note or, without ``studies``, are
+        omitted; it is an error if no schedule remains.
         """
         values = {name: _read(name, tuple(listed)) for name, listed in axes.items()}
         names = tuple(str(s) for s in values.pop("schedule", self.schedules))
@@ -347,8 +347,8 @@ class SearchSpec(SearchRequest):
     def families(self, points: Sequence[Point], indices: Iterable[int], *, has_bits: bool = False) -> list[PointFamily]:
         """Return points in the families that have one bound, in the order of their first points.
 
-        ``has_bits``: their bits are alike, too; not where fields that decide bits are chosen for each point.  Points
-        whose tile is chosen step by step are alone, too: another step may follow from another value.
+        ``has_bits``: their bits are equal too, unless fields that affect bits are chosen for each point. A point whose
+        tile is chosen step by step is a family by itself, because another value may lead to other steps.
         """
         in_steps = self.is_open() and any(is_chosen_in_steps(s) for s in self.found.values())
         if in_steps or (has_bits and self.is_open(has_bits=True)):
@@ -380,7 +380,9 @@ class SearchSpec(SearchRequest):
         return families
 
     def is_open(self, *, has_bits: bool = False) -> bool:
-        """Whether fields are chosen for points; ``has_bits``: some that say more than when and where work is done."""
+        """Whether fields are chosen for points; ``has_bits``: including fields that change more than when and where
+        operations run.
+        """
         if isinstance(self.request.tiling, Tiling):
             return False
         schedules = self.found.values()
@@ -465,7 +467,7 @@ def _read(name: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _opened(name: str, values: tuple[Any, ...], schedules: Iterable[Schedule]) -> tuple[Any, ...]:
-    """Return an axis's values; ``auto``, where the field has no such value, is None: the field is not named."""
+    """Return an axis's values; ``auto`` is None (the field is not named) if the field has no such value."""
     if AUTO not in values:
         return values
     fields = [f for s in schedules for f in tiling_fields(s.tiling) if f.name == name]
@@ -489,7 +491,7 @@ def _accepts(schedule: Schedule, name: str, values: Sequence[Value]) -> bool:
 
 
 def _plain(values: Sequence[Value], value: Any) -> Value:
-    """Return a plain run's value of a field as its axis has it."""
+    """Return a plain run's value of a field in the form of its axis."""
     return next((v for v in values if _word(v) == _word(value)), value)
 
 

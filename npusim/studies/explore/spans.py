@@ -2,8 +2,8 @@
 
 The operations of a body follow one another in each queue.  Some of them wait for operations of the same body on other
 queues: a slot has to be filled before it is read, and read before it is filled again.  The longest chain of such waits
-from a queue's first operation to its last one holds in every run of the body, whatever precedes it: everything that
-does not follow the first operation is assumed to have happened long before.
+from a queue's first operation to its last one is a bound in every run of the body, independent of earlier operations:
+everything that does not follow the first operation is assumed to have ended long before.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ LONG_BEFORE = -(1 << 62)
 
 
 class QueueEntry(NamedTuple):
-    """An operation: the cycles that its queue needs for it and that its results take longer, and its sides of rings.
+    """An operation: the cycles of its queue, the further cycles until its results are ready, and its sides of rings.
 
-    Flags of a side: whether it waits for a slot, and whether it hands a slot on.
+    Flags of a side: whether it waits for a slot, and whether it passes a slot on.
     """
 
     queue: int
@@ -93,7 +93,8 @@ def spans(entries: Sequence[QueueEntry], depths: Mapping[str, int], queues: int)
 def _rings(entries: Iterable[QueueEntry], depths: Mapping[str, int]) -> dict[str, _Slots]:
     """Return the rings of which both sides wait for each slot and hand it on, and how full they may be before.
 
-    Program order is legal: what an operation waits for is listed before it.  That limits the slots that are full.
+    Program order is legal: an operation is listed after the operations that it waits for.  That limits the slots that
+    are full.
     """
     holds: dict[Side, bool] = {}
     refused: set[str] = set()

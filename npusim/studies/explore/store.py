@@ -35,7 +35,7 @@ Status = Literal["ok", "pruned", "infeasible", "merged", "rejected", "failed"]
 
 
 def text_of(value: object) -> str:
-    """Return an axis's value as a command line has it: ``auto`` for a field left to its schedule's rule."""
+    """Return an axis's value in the form of a command line: ``auto`` for a field that its schedule's rule sets."""
     return "auto" if value is None else format_value(value)
 
 
@@ -47,8 +47,8 @@ class PointOutcome:
     ``rejected`` (for its error), ``failed`` (its worker ended): see ``reason``; ``merged``: the same program as point
     ``same_as``.  ``method`` names the method of the time; the exact cycles are within ``1 - band`` to ``1 + band``
     times ``cycles``.  ``busiest`` is the pipe with the largest ``busy_share`` of the cores' time in any core group;
-    ``ignored`` lists features of the workload's attention that were left out; ``head_room`` is the free share of the
-    ``tightest`` memory; ``relative_rmse`` is None where bits were not computed or are not finite; for a sample of rows
+    ``ignored`` lists omitted features of the workload's attention; ``head_room`` is the free share of the ``tightest``
+    memory; ``relative_rmse`` is None where bits were not computed or are not finite; for a sample of rows
     ``sampling_error`` is its standard error.
     """
 
@@ -227,7 +227,7 @@ def _write_about(connection: sqlite3.Connection, about: Mapping[str, Any]) -> No
 
 
 def _about(connection: sqlite3.Connection, path: Path, *, any_schema: bool = False) -> dict[str, Any]:
-    """Return the subject of a store; raise `SpecError` where there is none, or it has another schema."""
+    """Return the subject of a store; raise `SpecError` if there is no store, or if it has another schema."""
     try:
         about = {name: json.loads(value) for name, value in connection.execute("SELECT name, value FROM about")}
         schema = about["schema"]
@@ -255,7 +255,7 @@ def _check_same(connection: sqlite3.Connection, path: Path, about: Mapping[str, 
 def read_store(path: Path) -> tuple[dict[str, Any], tuple[PointOutcome, ...]]:
     """Return the subject of a store, and its rows in the order of their points.
 
-    Raises `SpecError` where there is no store, or one of another version.
+    Raises `SpecError` if there is no store, or if it is of another version.
     """
     if not path.is_file():
         raise SpecError(f"{path}: no such file")

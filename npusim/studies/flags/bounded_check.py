@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from npusim.kernels.tilelang.expert import Issued
     from npusim.kernels.tilelang.tiles import Box
 
-#: Paths through conditions that are walked for a core group, and instructions of one walk.
+#: Largest number of paths through conditions for a core group, and of instructions on one path.
 MOST_PATHS, MOST_INSTRUCTIONS = 64, 60_000
 
 
@@ -57,10 +57,10 @@ def check_program(
 ) -> FlagReport:
     """Check the explicit flags and barriers of ``path::name``, called with ``arguments``.
 
-    Loops run as they are, for the first two core groups and the last one, with both answers of each condition of a
-    value that only a run knows.  ``vector_in_order``: whether the vector pipe ends an instruction before it starts the
-    next one; False for code that is compiled without automatic barriers of that pipe.  Raises `SpecError`: the program
-    is not read, or the compiler makes its flags.
+    Loops run in full for the first two core groups and the last one, with both answers to each condition on a value
+    that is known only at run time.  ``vector_in_order``: whether the vector pipe ends an instruction before it starts
+    the next one; False for code that is compiled without automatic barriers of that pipe.  Raises `SpecError` if the
+    program cannot be read, or if the compiler adds its flags.
     """
     language, arguments = Language(), dict(arguments or {})
     kernel = load_program(path, name, arguments, language)
@@ -100,7 +100,9 @@ def check_program(
 
 @dataclass(frozen=True, slots=True)
 class _Walked:
-    """``walks`` with the answers of conditions, the first walk of each core group, what was walked and assumed."""
+    """``walks`` with the answers to conditions, the first walk of each core group, and the bounds and assumptions of
+    the walks.
+    """
 
     walks: list[tuple[GroupWalk, str]]
     firsts: list[GroupWalk]

@@ -18,7 +18,7 @@ EVENT_IDS, CROSS_IDS = range(8), range(11)
 
 @dataclass(frozen=True, slots=True)
 class _Insert:
-    """An instruction before or behind every execution of a line, or (``line`` 0) at the start or end of a core."""
+    """An instruction before or after every execution of a line, or (``line`` 0) at the start or end of a core."""
 
     core: str  # the kind of core: C or V
     line: int
@@ -70,7 +70,9 @@ def _waits(cores: Cores, a: Issued, b: Issued) -> Iterator[tuple[str, list[_Inse
 
 
 def _statements(issued: Sequence[Issued]) -> Iterator[list[Issued]]:
-    """Yield what one execution of a line issues: a product is two instructions, a scalar operand a read before."""
+    """Yield the instructions that one execution of a line issues: a product is two instructions, and a scalar operand
+    adds a read before.
+    """
     part, seen = list[Issued](), set[tuple[str, str]]()
     for x in issued:
         if part and (x.line != part[0].line or (x.pipe, x.name) in seen):
@@ -156,7 +158,7 @@ def _pairs(cores: Cores, a: Issued, b: Issued) -> Iterator[tuple[str, list[_Inse
 
 
 def _at_once(cores: Cores, a: Issued, b: Issued) -> Iterator[tuple[str, list[_Insert]]]:
-    """A flag that the pipe of ``b`` waits for at once, behind ``a``: whatever the numbers of executions are."""
+    """A flag that the pipe of ``b`` waits for immediately after ``a``, for any number of executions."""
     used, core = {x.flag for issued in cores.values() for x in issued}, a.core[0]
     flag = next((f for i in EVENT_IDS if (f := (a.pipe, b.pipe, i)) not in used), None)
     if flag is None or a.pipe == b.pipe:

@@ -1,8 +1,9 @@
-"""The order that flags, barriers and pipes give the instructions of a core group, and the faults that it leaves.
+"""The order that flags, barriers and pipes give the instructions of a core group, and the remaining faults.
 
 An instruction precedes another if every execution ends it before the other starts.  Pipes execute in order; a wait
-follows its set; a barrier follows everything that its core issued before and precedes the rest; what stops the scalar
-unit (a cross-core wait, a wait of pipe S, a scalar read) precedes everything that its core issues later.
+follows its set; a barrier follows everything that its core issued before and precedes the rest; an instruction that
+stops the scalar unit (a cross-core wait, a wait of pipe S, a scalar read) precedes everything that its core issues
+later.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class HappensBefore:
         self.rank = self._ranks()
 
     def _core(self, start: int, issued: Sequence[Issued]) -> None:
-        """Add what pipes, barriers and the scalar unit order in one core."""
+        """Add the orders that pipes, barriers and the scalar unit give within one core."""
         last, gate, opened = dict[str, int](), list[int](), list[int]()
         for i, x in enumerate(issued, start):
             before = self.before[i]
@@ -145,7 +146,7 @@ class HappensBefore:
             self.faults.append(Fault("left set", f"{x}: flag {name}{where}: {count}", x, None, flag, x.core))
 
     def _ranks(self) -> list[int]:
-        """Return the instructions in an order in which each follows what precedes it; report a cycle."""
+        """Return the instructions in an order that respects all precedences; report a cycle."""
         after, open_ = [list[int]() for _ in self.all], [len(set(b)) for b in self.before]
         for i, before in enumerate(self.before):
             for j in set(before):
@@ -174,7 +175,7 @@ class HappensBefore:
 
     @property
     def is_cyclic(self) -> bool:
-        """Whether no order exists; races are then not looked for."""
+        """Whether no order exists; the check then does not look for races."""
         return len(self.rank) < len(self.all)
 
     def complete(self) -> list[Fault]:
@@ -199,7 +200,9 @@ class HappensBefore:
         return _first_of_each(faults)
 
     def _races(self, known: list[int]) -> list[Fault]:
-        """Return pairs of accesses to common bytes, one of them a write, that nothing orders; one pair of two lines."""
+        """Return pairs of accesses to common bytes, one of them a write, that nothing orders, with one pair for each
+        two lines.
+        """
         boxes, numbers, near = self.overlaps.boxes, self.overlaps.number, self.overlaps.near
         masks = [[0, 0] for _ in boxes]  # by box: instructions that read it, and that write it
         uses = list[list[tuple[bool, int]]]()

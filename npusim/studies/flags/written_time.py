@@ -1,4 +1,4 @@
-"""The time of an expert program as its text has it: what its core groups issue, on the machine of a device."""
+"""The time of an expert program as written: the instructions that its core groups issue, on the machine of a device."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class WrittenTime:
     """The time of a program: ``cycles`` of the longest core group, from its first instruction to the end of its last.
 
     ``seconds``: those at the device's clock.  ``busy``: the share of the cycles in which each pipe executes, by core
-    and pipe, in the walked part.  ``notes``: what was assumed, and what was extended from a part.
+    and pipe, in the walked part.  ``notes``: the assumptions, and the results that were extrapolated from a part.
     """
 
     program: str
@@ -50,9 +50,9 @@ def time_program(
 ) -> WrittenTime:
     """Return the time of ``path::name``, called with ``arguments``, on an Ascend device whose cores share L2 equally.
 
-    ``vector_in_order``: whether barriers of the vector pipe stand only where an instruction needs another's results;
-    False: between all its instructions.  Raises `SpecError`: the program is not read, the compiler makes its flags, an
-    instruction has no cost on the device, or the flags of the program let it never end.
+    ``vector_in_order``: whether the vector pipe has barriers only where an instruction needs another's results; False:
+    between all its instructions.  Raises `SpecError` if the program cannot be read, the compiler adds its flags, an
+    instruction has no cost on the device, or the program never ends because of its flags.
     """
     language, arguments = Language(), dict(arguments or {})
     kernel = load_program(path, name, arguments, language)

@@ -97,7 +97,7 @@ def prefills(problem: Problem, sequence: int) -> list[VariedCall]:
 
 
 def _larger(name: str, size: int, more: int = 0) -> list[VariedCall]:
-    """Return calls in which a size is some times as large, and where ``more`` is not 0 larger by so many."""
+    """Return calls with a size multiplied by some factors and, if ``more`` is not 0, increased by this number."""
     sizes = (*((size + more,) if more else ()), *(n * size for n in BATCHES))
     return [VariedCall(f"{name}={n}", Variant(problem={name: n})) for n in sizes]
 
@@ -147,7 +147,7 @@ def _of_sequences(problem: Problem, sequences: Sequence[tuple[int, int]]) -> Var
 
 
 def with_bias_of_one_row(problem: AnyProblem) -> AnyProblem:
-    """Return the problem whose drawn bias adds the same to all queries of a head; itself where it has none.
+    """Return the problem whose drawn bias adds the same to all queries of a head; the problem itself if it has no bias.
 
     Rows of a bias count from a call's first query: with other queries before it, a query would have another row.
     """

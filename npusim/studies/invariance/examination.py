@@ -436,9 +436,10 @@ class _Examination:
         return replace(finding, guarantee=" ".join(f"{n}={v}" for n, v in fields.items()), **_cost(costs))
 
     def _compared_once(self, call: VariedCall, built: BuiltPlan) -> Tried:
-        """Return `_compared`, or that of an equal program: equal programs of one problem have the same bits and times.
+        """Return `_compared`, or the result for an equal program: equal programs of one problem have the same bits and
+        times.
 
-        Constants are no part of a program's content, so that programs with some are compared by themselves.
+        Constants are not part of a program's content, so that programs with constants are compared separately.
         """
         if call.variant != Variant(tiling=call.variant.tiling) or built.program.constants:
             return self._compared(call, built)
@@ -556,7 +557,7 @@ class _Examination:
         return finding
 
     def _fixed(self, *, is_size: bool) -> dict[str, object]:
-        """Return the tiling in which splits go by nothing but a sequence: its count of them, or the size of one."""
+        """Return the tiling in which splits depend only on a sequence: its number of splits, or the size of one."""
         if not is_size:
             return {"splits": self.splits}
         blocks = cast("tuple[Any, ...]", self.base.program.phases[0].blocks)

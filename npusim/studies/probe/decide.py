@@ -122,8 +122,8 @@ class Answer:
 class Identified:
     """The unit that explains a case's outputs.
 
-    ``name`` is a registered arithmetic's, else it states the unit's parameters; None where no unit explains every
-    output. ``unit`` has one step, with c in it where c was given; it adds in ``acc``, and ``out`` rounds its result.
+    ``name`` is a registered arithmetic's, else it states the unit's parameters; None if no unit explains every output.
+    ``unit`` has one step, which includes c if c was given; it adds in ``acc``, and ``out`` rounds its result.
     ``findings`` are faults or remarks on the outputs.
     """
 
@@ -170,7 +170,7 @@ def by_registry(name: str, case: ProbeCase, a: Array, b: Array, c: Array, side: 
 
 @dataclass
 class _Unit:
-    """The unit as far as it is decided, and the outputs that decide."""
+    """The decided parameters of the unit, and the outputs that decide them."""
 
     p: Probes
     d: Array
@@ -212,7 +212,7 @@ class _Unit:
     def settle_open(self, equal_of: Callable[[AdditionTree], Array]) -> Array:
         """Compare answers that explain equally many outputs of their question with all outputs; return the equal ones.
 
-        The one that explains more is the answer, one that explains fewer is no longer open.
+        The candidate that explains more outputs is the answer; candidates that explain fewer are no longer open.
         """
         equal = equal_of(self.unit)
         for question, changes in self.others.items():
@@ -283,7 +283,7 @@ class _Unit:
         return self.score(best[1], where), best[1]
 
     def _modes(self) -> dict[str, Change]:
-        """Return the roundings that explain 1 + r/8 of the last place best, at each place apart."""
+        """Return the roundings that best explain 1 + r/8 of the last place, for each place separately."""
         p, flat = self.p, (tuple(range(K - 1)), K - 1)
         where = p.of("rounding")
         where = where[(p.note[where, 1] == 1) & (np.abs(p.note[where, 2]) < 8)]
@@ -467,7 +467,7 @@ def _confirmed(
 
 
 def _registered(formats: tuple[str, ...], best: _Unit, p: Probes, d: Array) -> tuple[str, ...]:
-    """Return the registered arithmetics that explain every output of every tile; alike ones are computed once."""
+    """Return the registered arithmetics that explain every output of every tile; equal ones are computed once."""
     known: dict[object, bool] = {}
 
     def explains(name: str, part: slice) -> bool:
@@ -500,7 +500,7 @@ def _looked_at(d: Array) -> tuple[Array, Array]:
 def _as_asked(p: Probes, d: Array) -> tuple[Array, tuple[str, ...], bool]:
     """Return D in the requested orientation, remarks on it, and whether it is a product of A, B and C at all.
 
-    Random rows decide this, to a 64th: swapped operands give D's transpose, or each other's formats; C may be left out.
+    Random rows decide this, to a 64th: swapped operands give D's transpose, or each other's formats; C may be missing.
     """
     where, side = p.of("random_normal"), d.shape[1]
     tiles = np.unique(where // side)
@@ -540,7 +540,7 @@ def _as_asked(p: Probes, d: Array) -> tuple[Array, tuple[str, ...], bool]:
 
 
 def goes_on(one: Identified, p: Probes, d: Array) -> Answer:
-    """Return how a product four times as long goes on: as the unit's steps, or cut by a library along K."""
+    """Return how a product that is four times as long continues: as the unit's steps, or cut by a library along K."""
     assert one.unit is not None
     diagonal = d[np.arange(len(d)), np.arange(len(d)) % d.shape[1]]
     scores = {}

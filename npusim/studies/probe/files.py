@@ -128,8 +128,8 @@ class Outputs:
 def read_outputs(path: Path) -> Outputs:
     """Return the outputs of a chip, with the probes.npz that is in the same folder.
 
-    Raises `TensorError` where a file is missing or damaged, the outputs are of other probes, or a key, dtype or shape
-    is not that of the form; the message names file and key.
+    Raises `TensorError` if a file is missing or damaged, the outputs are of other probes, or a key, dtype or shape does
+    not match; the message names file and key.
     """
     arrays = read_tensors(path)
     probes_path = path.parent / "probes.npz"

@@ -32,7 +32,7 @@ class Settled:
 
     @property
     def is_explained(self) -> bool:
-        """Whether some unit explains every output of every product; tables of operations are no fault."""
+        """Whether some unit explains every output of every product; tables of operations do not count as faults."""
         return all(
             one.name is not None and not (long and long.explained < long.asked) for one, long in self.products.values()
         )

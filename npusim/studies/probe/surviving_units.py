@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from npusim.studies.validate.vectors import MmaVectors
 
-#: Outputs that are looked at: first a few, then more of what is left.
+#: Numbers of examined outputs: a few at first, then more for the units that remain.
 LOOKS = (24, 400, 4000)
 #: The parameters of a unit whose values are listed, by their words in the table.
 LISTED = MappingProxyType(

@@ -21,7 +21,7 @@ CHAIN_COUNTS, RUNS = (2, 4, 8, 16, 32), (1, 2, 4, 8, 16)
 
 
 def swallowing_tree(leaves: list[int], lost: Array, weights: list[int]) -> Tree:
-    """Return the tree in which each node with M loses its other terms; raise `ValueError` where there is none.
+    """Return the tree in which each node with M loses its other terms; raise `ValueError` if there is no such tree.
 
     ``lost`` (leaves, leaves): the loss of the sum with M and -M at two leaves: the weight of the node where they meet.
     """
@@ -42,7 +42,7 @@ def swallowing_tree(leaves: list[int], lost: Array, weights: list[int]) -> Tree:
 
 
 def exact_tree(leaves: list[int], lost: Array, weights: list[int]) -> Tree:
-    """Return the tree of nodes that add exactly; raise `ValueError` where there is none.
+    """Return the tree of nodes that add exactly; raise `ValueError` if there is no such tree.
 
     ``lost``, as above, is the loss by earlier roundings: the sum of the two subtrees of the leaves before
     they meet.  Built from the leaves up: leaves that meet one another, with equal losses for all others, are one node.
@@ -86,7 +86,7 @@ def nodes(tree: Tree) -> Iterator[tuple[Any, ...]]:
 
 
 def has_sums(tree: Tree) -> bool:
-    """Whether some node adds sums alone, and no product."""
+    """Whether some node adds only sums and no product."""
     return any(all(p == C or not isinstance(p, int) for p in node) for node in nodes(tree))
 
 
@@ -129,7 +129,7 @@ def products_of(tree: Tree) -> Any:
 
 
 def repeated(step: Tree, depth: int, start: Tree | None = C) -> Any:
-    """Return chained steps: each takes the result of the one before as its c; ``start``: the first one's c."""
+    """Return chained steps: each uses the result of the previous one as its c; ``start``: the first one's c."""
     tree, size = start, leaf_count(step)
     for k in range(0, depth, size):
         tree = with_leaves(step, lambda n, k=k, before=tree: before if n == C else n + k)  # type: ignore[misc]
@@ -137,7 +137,7 @@ def repeated(step: Tree, depth: int, start: Tree | None = C) -> Any:
 
 
 def step_of(tree: Tree) -> Tree | None:
-    """Return the smallest step that, repeated, is this tree, C in it; None where there is none."""
+    """Return the smallest step that, repeated, is this tree, C in it; None if there is no such step."""
     depth, subtrees = leaf_count(tree), {frozenset(leaves_of(t)): t for t in nodes(tree)} | {frozenset({0}): 0}
     start, size = C if C in leaves_of(tree) else None, 1
     while size < depth:
@@ -161,7 +161,7 @@ def _shifted(tree: Tree, inner: Tree, size: int) -> Tree:
 
 
 def chain(leaves: Sequence[int], step: int, start: Tree | None = C) -> Any:
-    """Return steps that each go on with the last, from c or (``start`` None) from the first one's products."""
+    """Return steps that each continue the previous one, from c or (``start`` None) from the first one's products."""
     tree: Any = start
     for at in range(0, len(leaves), step):
         tree = (*(() if tree is None else (tree,)), *leaves[at : at + step])
@@ -235,7 +235,7 @@ def families(depth: int) -> Iterator[Tree]:
 
 
 def as_chains(tree: Tree) -> tuple[int, int, int, str] | None:
-    """Return the arguments of `chains` that give a tree; None where none do."""
+    """Return the arguments of `chains` that give a tree; None if no arguments give it."""
     depth, wanted = leaf_count(tree), normal(bare(tree))
     return next((x for x in all_chains(depth) if normal(bare(chains(depth, *x))) == wanted), None)
 

@@ -78,7 +78,7 @@ def inputs(seed: int = 7) -> dict[str, Array]:
 
 
 def row_probes(n: int, fmt: str) -> tuple[Array, list[tuple[int, int]], list[int]]:
-    """Return rows whose sums say in which order they are added, the pairs of M and -M, and the weights elsewhere."""
+    """Return rows whose sums show the order of their additions, the pairs of M and -M, and the weights elsewhere."""
     large, unit = LARGE[fmt]
     weights = [1 + (k % 16 + k // 16) % 23 for k in range(n)]
     pairs = [(i, j) for i, j in combinations(range(n), 2) if n == COLUMNS[0] or i in FIRST]
@@ -192,8 +192,8 @@ def ways_of(case: VectorCase) -> Ways:
 def identify_operation(key: str, case: VectorCase, operands: tuple[Array, ...], result: Array) -> OperationResult:
     """Return which of npusim's ways to compute an operation explain all its results (bit patterns).
 
-    NaN equals any NaN, but in casts, whose NaN rule is asked for: there only where no rule explains all.  Of maxima
-    zeros are equal.
+    NaN equals any NaN, except in casts, whose NaN rule is probed: there only if no rule explains all results.  Of
+    maxima zeros are equal.
     """
     f, asked = get_format(case.out), len(result)
     question = f"{OPTIONS[case.operation][0]}{' ' if case.operation == 'cast' else ', '}{case.out}"

@@ -41,8 +41,8 @@ LATE = 7 / 8
 class Aspect:
     """One way in which inputs may be worse: its value in the base, and the values to try.
 
-    ``needs``: ``attention`` (Q, K and V), ``plain`` tensors, a ``tail`` of keys that may be left out, or nothing.
-    ``is_range``: values between the first and the last are tried too; the values of a factor differ by factors.  An
+    ``needs``: ``attention`` (Q, K and V), ``plain`` tensors, a ``tail`` of keys that may be removed, or nothing.
+    ``is_range``: values between the first and the last are tested too; the values of a factor differ by factors.  An
     aspect with the single value 1 is a switch.  ``is_default``: its values are not a user's, and may be exceeded.
     """
 
@@ -165,7 +165,7 @@ def aspects_of(over: Sequence[str], kind: str, *, has_tail: bool) -> tuple[Aspec
 
 
 def words(point: Point) -> str:
-    """Return a point as it is written: ``logit_std=2 late=16``."""
+    """Return a point as text: ``logit_std=2 late=16``."""
     return " ".join(f"{name}={value:.4g}" for name, value in point.items()) or "the base"
 
 

@@ -1,7 +1,7 @@
 """Ledger of an execution: saturation and flushing of each step, and the first value that differs from float64.
 
-Each step is compared with float64 on the step's operands, so that the first step with an error is its origin.
-Products are checked for overflow alone, since the arithmetic of their unit is stated.
+Each step is compared with float64 on the step's operands, so that the first step with an error is its origin. Products
+are checked only for overflow, because the arithmetic of their unit is stated.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class ScoreCounter:
 
 
 def score_sizes(counter: ScoreCounter, exact: Iterable[NDArray[np.float64]]) -> ScoreSizes | None:
-    """Return the shares of what was counted, and of exact scores; None where a schedule has no product of scores."""
+    """Return the shares of what was counted, and of exact scores; None if a schedule has no product of scores."""
     if not counter.counts.sum():
         return None
     sizes = sum((_sizes(scores) for scores in exact), start=_sizes(np.zeros(0)))
@@ -73,7 +73,7 @@ def score_sizes(counter: ScoreCounter, exact: Iterable[NDArray[np.float64]]) -> 
 def exact_scores(source: HeadSource, heads: Iterable[int], group: int, rows: slice) -> Iterable[NDArray[np.float64]]:
     """Yield QK^T of some rows of the first sequence, a head at a time, (rows, keys); ``group``: heads of Q a head of K.
 
-    Values that are not finite give scores that are not.
+    Values that are not finite give scores that are not finite.
     """
     for head in heads:
         q, k = (widen(source(name, 0, at)).astype(np.float64) for name, at in (("q", head), ("k", head // group)))

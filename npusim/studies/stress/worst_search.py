@@ -175,7 +175,7 @@ class StressedRun:
         return PointError(point, rmse, is_beyond)
 
     def exact_scores(self, plan: Plan, subject: Subject, source: HeadSource) -> Iterator[NDArray[np.float64]]:
-        """Yield QK^T of the last `SAMPLE_ROWS` rows of the computed heads; nothing where there is no Q and K."""
+        """Yield QK^T of the last `SAMPLE_ROWS` rows of the computed heads; nothing if there is no Q and K."""
         if (p := plan.problem.attention) is None or p.lengths:
             return
         heads = chosen_heads(subject.output, self.heads(subject))
@@ -187,7 +187,7 @@ class StressedRun:
         return subject.read_heads(chosen_heads(subject.output, self.heads(subject)))
 
     def room(self, point: Point) -> Literal["more", "last", "none"]:
-        """Return whether amplitudes may grow beyond a point's, or end with it or before it.
+        """Return whether amplitudes may grow beyond those of a point, or must end there or earlier.
 
         They end where an input reaches the largest number of its format, and before the sum of an input's squares
         exceeds float32, the widest format in which matrix units add.
@@ -213,32 +213,33 @@ def built(plan: Plan) -> tuple[Plan, TileProgram]:
 
 @dataclass(frozen=True, repr=False)
 class Stress:
-    """The result of `npusim.stress`: the worst tested input, the origin of its error, choices that hold.
+    """The result of `npusim.stress`: the worst tested input, the origin of its error, and formats with small errors.
 
     Errors are relative RMSE against float64, without a unit.
 
     Attributes
     ----------
     verdict : str
-        ``holds``; ``loses``, where the error of ``worst`` is above ``limit``; or ``not finite``.
+        ``holds``; ``loses``, if the error of ``worst`` is above ``limit``; or ``not finite``.
     worst, calm : PointError
         The worst tested point, and calm inputs: ``point`` (aspects by name) and ``rmse`` (None: not finite).
     limit : float
-        Largest error that holds: `FACTOR` times that of ``calm``, and at most `STEPS` steps of the coarsest format.
+        Limit of the error: `FACTOR` times that of ``calm``, and at most `STEPS` steps of the coarsest format.
     first : str
-        The first value that differs from float64 on its step's operands.  Empty where there is none: the error belongs
-        to the algorithm or to many roundings.
+        The first value that differs from float64 on its step's operands.  Empty if there is no such value: the error is
+        caused by the algorithm or by many roundings.
     lost_mass, clipped_mass : float or None
         Share of a row's sum whose P became 0, and share that saturation cut, each a mean over rows.
     margin : float or None
-        Power of two by which Q (of plain tensors: all inputs) may be larger than in the base; 0 where not even a 16th
-        of it holds, None where the budget ended before.
+        Power of two by which Q (of plain tensors: all inputs) may be larger than in the base; 0 if even a 16th of it
+        exceeds the limit, None if the budget ended before.
     choices : mapping of str to float
-        Errors on the worst input of the choices that hold there, else of the nearest choice.
+        Errors on the worst input with the choices that are within the limit, else with the nearest choice.
     rounding : str
-        First choice of precision that holds where ``first`` is empty: without it, roundings accumulate.
+        If ``first`` is empty, the first choice of precision within the limit: roundings accumulate with all others.
     outcomes, beyond : tuple of PointError
-        Tested points within the default bounds, and beyond these; ``worst`` is one beyond only if it is not finite.
+        Tested points within the default bounds, and beyond these; ``worst`` is a point beyond them only if it is not
+        finite.
     at_bound : tuple of str
         Aspects of ``worst`` at an end of their range: inputs beyond it may be worse.
     ledger : tuple of Entry
@@ -248,7 +249,7 @@ class Stress:
     inputs : mapping of str to numpy.ndarray
         The worst inputs, for the computed heads.
     reading : str
-        How given tensors were read, if another layout is likelier.
+        How npusim interpreted the user's tensors, if another layout is more likely.
     scores : ScoreSizes or None
         Sizes of the scores on the worst input, of QK^T and as the schedule stores them; None without such products.
     name, schedule, device, precision, tile, seed
@@ -367,7 +368,7 @@ class _Search:
         return time.monotonic() - self.begun > share * self.budget_s
 
     def run(self, workers: Executor) -> None:
-        """Try the base, each aspect alone, the worst ones in pairs, and points about the worst.
+        """Test the base, each aspect alone, the worst ones in pairs, and points near the worst.
 
         The ends of all aspects come first, then larger amplitudes: the budget may end before the rest.
         """
@@ -444,7 +445,7 @@ class _Search:
         plain = subject.plain
 
         def lying(name: str, values: NDArray[Any]) -> NDArray[Any]:
-            """Return a matrix of plain tensors as memory has it: rows that share one row are stored once."""
+            """Return a matrix of plain tensors in the form of memory: rows that share one row are stored once."""
             t = plain.get(name)
             turned = values.T if t and t.is_transposed else values
             return turned[: ceil_div(t.rows, t.shared_rows)] if t else turned
@@ -482,7 +483,9 @@ class _Search:
         )
 
     def _margin(self, name: str) -> float | None:
-        """Return the largest power of two by which inputs may grow; 0 where no tried one holds, None if unknown."""
+        """Return the largest power of two by which inputs may grow; 0 if no tested one is within the limit, None if
+        unknown.
+        """
         held = 0.0
         for power in (*range(GROWN + 1), *range(-1, -SHRUNK - 1, -1)):
             if power < 0 < held:
@@ -497,7 +500,8 @@ class _Search:
         return held
 
     def _choices(self, worst: PointError) -> tuple[dict[str, float], list[str]]:
-        """Return the errors, on the worst input, of the choices that hold; where none holds, of the nearest choice.
+        """Return the errors on the worst input with the choices within the limit; if there are none, with the nearest
+        choice.
 
         The second result names the listed choices that change the precision and not the schedule.
         """

@@ -35,7 +35,7 @@ def configurations_of(request: Request, axes: Mapping[str, Iterable[Any]]) -> li
     """Return the configurations of a request: every combination of ``axes``, else the configurations of the kernel's
     decorator.
 
-    Raises `SpecError` where there are neither, or the decorator cannot be evaluated.
+    Raises `SpecError` if there are neither, or if the decorator cannot be evaluated.
     """
     named, points = dict(request.tiling or {}), [dict(zip(axes, p, strict=True)) for p in product(*axes.values())]
     if not axes and is_recorded(request.schedule):
@@ -88,7 +88,7 @@ def written(values: Mapping[str, Any]) -> str:
 
 
 def _call(launch: str) -> ast.Call:
-    """Return the expression of a launch's text; raise `SpecError` for a text that is no launch."""
+    """Return the expression of a launch's text; raise `SpecError` for a text that is not a launch."""
     try:
         call = ast.parse(launch.strip(), mode="eval").body
     except SyntaxError as error:
@@ -105,7 +105,7 @@ def _options_of(launch: str) -> dict[str, Any]:
 
 
 def _with(launch: str, constants: Mapping[str, Any]) -> str:
-    """Return a launch's text with other values of keywords; an option that is no parameter is refused when it is
+    """Return a launch's text with other values of keywords; an option that is not a parameter is refused when it is
     read.
     """
     call = _call(launch)

@@ -38,16 +38,17 @@ class Pruner:
 
     Called by Triton it never raises and never returns an empty list: configurations that npusim cannot predict stay
     (except where ``bits`` is "same" and others are predicted, since their bits are unknown), with one warning that
-    states the reason; configurations that do not fit the device are left out, since Triton would fail on them.
+    states the reason; configurations that do not fit the device are removed, because Triton would fail on them.
 
     Parameters
     ----------
     hw
         A device of `npusim hw list`; None: the GPU that torch sees.
     top
-        Number of remaining configurations, those of least predicted time, from 1; a single one is not measured.
+        Number of remaining configurations, those with the smallest predicted times, at least 1; a single one is not
+        measured.
     bits
-        ``any``, or ``same``: all remaining ones give the same bits for finite inputs, proved by structure.
+        ``any``, or ``same``: all remaining ones give the same bits for finite inputs, proved from the structure.
 
     Raises `SpecError` for other values.
 
@@ -67,7 +68,7 @@ class Pruner:
         self._warned: set[str] = set()
 
     def bind(self, kernel: Any) -> Pruner:
-        """Serve an autotuner, or one below ``@triton.heuristics``; raise `SpecError` where there is none."""
+        """Serve an autotuner, or one below ``@triton.heuristics``; raise `SpecError` if there is no autotuner."""
         tuner = kernel
         while tuner is not None and not hasattr(tuner, "early_config_prune"):
             tuner = getattr(tuner, "fn", None)
@@ -77,7 +78,7 @@ class Pruner:
         return self
 
     def __call__(self, configs: Sequence[Any], named_args: dict[str, Any], **kwargs: object) -> list[Any]:
-        """Return the configurations that are left, the best first."""
+        """Return the remaining configurations, the best first."""
         tuner: Any = self._tuner or sys._getframe(1).f_locals.get("self")
         try:
             left = self._left(tuner, list(configs), named_args, kwargs)

@@ -73,8 +73,8 @@ def _letter(number: int) -> str:
 
 
 def kept(predictions: Sequence[Prediction], bits: str, reference: int | None = None) -> list[int]:
-    """Return the numbers that ``bits`` leaves, best first: ``any``; ``same``: the class of ``reference``, else best's;
-    else a letter of `lettered`.
+    """Return the numbers of the configurations that ``bits`` selects, best first: ``any``; ``same``: the class of
+    ``reference``, else best's; else a letter of `lettered`.
 
     Raises `SpecError` for a letter that no class has.
     """

@@ -70,7 +70,7 @@ class BiasCheck:
 
     @cached_property
     def _head(self) -> NDArray[np.int64]:
-        """The number of each row's head, among those that have rows."""
+        """The number of each row's head, counting only heads that have rows."""
         heads = sorted({at[:2] for at in self.exact})
         return np.concatenate([np.full(len(rows), heads.index(at[:2])) for at, rows in self.exact.items()])
 

@@ -42,7 +42,7 @@ FINE_CYCLES = 100
 class Constant:
     """A fitted constant: its value before and after, and the ends of its 90 % interval.
 
-    ``with_it`` are keys that no measurement here tells apart from it: all have moved by one factor.
+    ``with_it`` are the keys that these measurements cannot distinguish from it: all have changed by one factor.
     """
 
     key: str
@@ -85,7 +85,7 @@ class Calibration:
         return bool(self.constants) and self.total.kept_out < self.total.before
 
     def check(self) -> None:
-        """Raise `CheckFailedError` where it does not help: nothing is to be written then."""
+        """Raise `CheckFailedError` if the fit does not help, so that no file is written."""
         if not self.constants:
             raise CheckFailedError(
                 "no change of a constant reduces the errors of left-out cases: npusim writes no file"
@@ -128,7 +128,7 @@ def calibrate(
     and that the data can distinguish; times are simulated again, never interpolated.  Ranges count by their geometric
     middle.
 
-    Raises `SpecError` where cases are of several devices, contradict one another or are too few, the device has no
+    Raises `SpecError` if cases are of several devices, contradict one another or are too few, the device has no
     constant to fit, or scipy is missing.
     """
     file = load_measurements(path)
@@ -314,5 +314,5 @@ class _Fit:
 
 
 def _is_fine(key: str, fact: Quantity) -> bool:
-    """Return whether a number can be moved by some per cent: no count and no size; cycles where there are many."""
+    """Return whether a number can be changed by some per cent: not a count, a size, or a small number of cycles."""
     return not isinstance(fact, WholeQuantity) or (key.endswith("_cycles") and fact.value >= FINE_CYCLES)

@@ -77,8 +77,8 @@ class Change:
 class Explanation:
     """Other values of stated choices, the number of outputs that are then equal, and the step of the difference.
 
-    ``of``: the number of compared outputs, all or, where not all of these are equal, from the first difference's row to
-    the end of its block, where not all of these are equal.
+    ``of``: the number of compared outputs: all of them or, if those from the first difference's row to the end of its
+    block are not all equal, only these.
     """
 
     changes: tuple[Change, ...]
@@ -119,7 +119,7 @@ class Difference:
 
     @property
     def passed(self) -> bool:
-        """Whether every output is equal, or a stated choice explains why not."""
+        """Whether every output is equal, or a stated choice explains the difference."""
         return self.matched == self.total or bool(self.explained)
 
 
@@ -292,7 +292,7 @@ class HeldOutput:
             yield Explanation(changes, matched, of, parting(base.events, other.events))
 
     def built(self, changes: tuple[Change, ...]) -> BuiltPlan:
-        """Return the program of a run with changes; raise `NpusimError` where the call does not have them."""
+        """Return the program of a run with changes; raise `NpusimError` if the call does not have them."""
         tiling, precision = ({c.field: c.value for c in changes if c.kind == k} for k in ("tiling", "precision"))
         return self._variants.build(Variant(tiling=tiling, precision=precision))
 

@@ -1,4 +1,4 @@
-"""A kernel's output, from a file or an array: its values, and which rows of which heads it has."""
+"""A kernel's output, from a file or an array: its values, and the rows and heads that it has."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class GivenOutput:
     def cut(self, blocks: Mapping[BlockRows, NDArray[Any]]) -> dict[BlockRows, NDArray[Any]]:
         """Return the parts of blocks of rows that the output has, by batch, head and first row.
 
-        Raises `TensorError` where it has none of them.
+        Raises `TensorError` if it has none of them.
         """
         parts: dict[BlockRows, NDArray[Any]] = {}
         for (n, h, row), block in blocks.items():
@@ -89,7 +89,7 @@ def _is_nan(values: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _in_words(chosen: Mapping[BlockRows, NDArray[np.bool_]]) -> str:
-    """Return which rows are chosen: ``rows 0..63 of batch 0 head 0 and 3 more heads``, those of the first head."""
+    """Return the chosen rows in words: ``rows 0..63 of batch 0 head 0 and 3 more heads``, those of the first head."""
     by_head: dict[tuple[int, int], list[int]] = {}
     for (n, h, row), which in sorted(chosen.items()):
         if which.any():

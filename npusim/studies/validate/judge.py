@@ -212,7 +212,7 @@ def _legal(
 ) -> Iterator[Rows]:
     """Yield the results of other correct kernels of the same formats, on blocks of rows of some sizes.
 
-    Their choices are drawn together, from those that can be built.
+    Their choices are drawn together, from the combinations that can be built.
     """
     by_field: dict[str, list[Change]] = {}
     for change in alternatives(held.base):
@@ -240,7 +240,7 @@ def _legal(
 
 
 def _is_as_exact(change: Change, held: HeldOutput) -> bool:
-    """Return whether a change keeps the precision that is claimed: sums in as wide a format, exact exponentials."""
+    """Return whether a change is within the claimed precision: no narrower sums, exact exponentials."""
     if change.field == "arithmetic":
         formats = {get_arithmetic(name).acc_format for name in named_choices(held.base.program)[0]}
         return not held.is_foreign(change) and get_arithmetic(str(change.value)).acc_format in formats

@@ -59,7 +59,7 @@ class Fitted:
 
 
 def jacobian(predict: Predict, x: Array, which: NDArray[np.bool_], factor: float = STEP) -> Array:
-    """Return d ln t / d ln constant at ``x``, (measurements, constants), 0 but for ``which``: a prediction each.
+    """Return d ln t / d ln constant at ``x``, (measurements, constants), 0 except for ``which``: one prediction each.
 
     ``factor``: on each constant, that of the finite difference.
     """
@@ -115,8 +115,8 @@ def choose(jac: Array, residuals: Array, groups: Sequence[object], chosen: Array
     """Return the bundles to fit: ``chosen``, and one after the other the bundle that reduces the left-out error most.
 
     ``residuals``: at x = 0, to first order.  No bundle is chosen that makes the columns hard to distinguish (by their
-    singular values), reduces little, or has its best value out of bounds: it would replace another, and seem stable for
-    any left-out cases because the bound fixes it.
+    singular values), reduces little, or has its best value outside the bounds: it would replace another bundle, and
+    seem stable for all left-out cases because the bound fixes it.
     """
 
     def is_inside(listed: Array) -> bool:
@@ -149,7 +149,7 @@ def fit(predict: Predict, measured: Array, start: Array, step: float = STEP) -> 
     ``measured``: logarithms; ``step``: the factor of the slopes at the start, which are learnt from then on (Broyden),
     and of the returned ones: rounded to integers, small changes of cycles would spoil the derivatives.
 
-    Raises `SpecError` where there are no more measurements than constants.
+    Raises `SpecError` if there are not more measurements than constants.
     """
     limit, width = np.log(BOUND), len(start)
     if len(measured) <= width:

@@ -105,7 +105,7 @@ class GroupRank:
 
 @dataclass(frozen=True)
 class TimesReport:
-    """All residuals of a file, how many cases were left out, and why others have no prediction."""
+    """All residuals of a file, the number of excluded cases, and the reasons why others have no prediction."""
 
     source: str
     residuals: tuple[Residual, ...]
@@ -116,7 +116,8 @@ class TimesReport:
     not_predicted: int = 0  #: number of selected cases without a prediction
 
     def to_pandas(self) -> Any:
-        """Return the residuals as a `pandas.DataFrame`: a row a quantity, ``measured_low`` and ``measured_high`` apart.
+        """Return the residuals as a `pandas.DataFrame`: a row a quantity, with ``measured_low`` and ``measured_high``
+        as two columns.
 
         Raises `NpusimError` where pandas is not installed.
         """
@@ -151,7 +152,7 @@ class TimesReport:
 
     @property
     def within_band(self) -> float | None:
-        """The share of the quantities with a band that are inside it; None if none has one."""
+        """The share of the quantities with a band that are inside it; None if no quantity has a band."""
         judged = [r.is_inside for r in self.residuals if r.is_inside is not None]
         return sum(judged) / len(judged) if judged else None
 
@@ -183,8 +184,9 @@ def validate_times(
 ) -> TimesReport:
     """Return predictions for a measurement file, compared with the measured values.
 
-    A device that no packaged file describes is searched beside the measurements.  ``jobs`` processes work, or the
-    workers of a ``cluster`` (as in `npusim.explore`); ``progress`` gets the number of finished cases, and of all.
+    npusim searches for a device that no packaged file describes in the folder of the measurements.  ``jobs`` processes
+    work, or the workers of a ``cluster`` (as in `npusim.explore`); ``progress`` gets the number of finished cases, and
+    of all.
 
     Raises `SpecError` if the file is wrong, ``only`` selects nothing, or no selected case can be predicted: its
     schedule, device or tiling does not exist, its device has no timing model.  Where only some cannot, the report has
@@ -352,7 +354,7 @@ class Predictor:
         return times[case.kind] * MICROSECONDS
 
     def is_floor(self, case: MeasurementCase, quantity: str) -> bool:
-        """Whether a latency is the host's more than the device's: decided by its floor."""
+        """Whether the host limits a latency, not the device, judged by its floor."""
         if quantity != "latency_us" or case.kind not in ("back_to_back", "call"):
             return False
         timing = self.timing(case)

@@ -59,7 +59,7 @@ class _Candidate(NamedTuple):
 def nearest_problem(
     out: Rows, predicted: Rows, problem: Problem, source: HeadSource, place: Place, predict: Callable[[Problem], Rows]
 ) -> Neighbour | None:
-    """Return the neighbour that a kernel computes, by its rows (rows, dv) from a place on; None if it computes none.
+    """Return the neighbour that a kernel computes, judged by its rows (rows, dv) from a place; None if there is none.
 
     ``predicted``: the same rows of the schedule; ``predict`` returns the schedule's rows of another problem, from
     ``place`` on.  The nearest neighbour is one where the distance is no more than rounding.
