@@ -141,3 +141,14 @@ def turned_round(X, Y, n, m, B: tl.constexpr):
     row, c = tl.program_id(0), tl.arange(0, B)
     x = tl.load(X + row * n + n - 1 - c, mask=c < m, other=0.0)
     tl.store(Y + row * m + c, x * 2.0, mask=c < m)
+
+
+@triton.jit
+def scaled_groups(X, Scale, Y, SIZE: tl.constexpr, GROUP: tl.constexpr, B: tl.constexpr):
+    """Numbers of a row times a scale for each group of columns, block after block."""
+    row = tl.program_id(0)
+    for start in tl.static_range(0, SIZE, B):
+        columns = start + tl.arange(0, B)
+        x = tl.load(X + row * SIZE + columns)
+        scale = tl.load(Scale + row * (SIZE // GROUP) + columns // GROUP)
+        tl.store(Y + row * SIZE + columns, x * scale)

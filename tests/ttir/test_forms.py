@@ -160,3 +160,10 @@ def test_a_cumulative_sum_of_one_element_is_the_element() -> None:
     x = normal(1, 2, 1, 3)
     words = {"X": x, "Y": np.zeros_like(x), "length": 1, "heads": 3, "B": 1}
     check("sums_from_the_end", (6,), words, {"Y": x.astype(np.float64)}, "h200")
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_groups_of_a_row_that_is_stored_block_after_block(hw: str) -> None:
+    x, scale = normal(1, 4, 128), normal(2, 4, 8)
+    words = {"X": x, "Scale": scale, "Y": np.zeros_like(x), "SIZE": 128, "GROUP": 16, "B": 64}
+    check("scaled_groups", (4,), words, {"Y": x.astype(np.float64) * scale.repeat(16, 1)}, hw)

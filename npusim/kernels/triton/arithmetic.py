@@ -900,6 +900,9 @@ class Arithmetic(Draft, ABC):
         """Read cumulative sums along the last axis; elements that a mask hides stand behind those that it leaves."""
         inner = [o.name for o in op.body]
         is_sum = inner[:1] == ["arith.addf"] and len(inner) == 2
+        if is_sum and not others and isinstance(x, Floats) and shape_of(op.type)[0][op.number("axis")] == 1:
+            self._set(op, x)  # of one element it is the element
+            return
         is_reversed = "reverse = true" in op.text
         order = self.choices.orders.get(op.place, UNKNOWN) if self.choices.orders else ""
         lanes = re.match(r"(?:lanes|trees)_1x(\d+)", order)
@@ -910,9 +913,6 @@ class Arithmetic(Draft, ABC):
             return
         if not isinstance(x, Floats):
             raise op.fail("only tl.cumsum of floats is supported as a scan")
-        if shape_of(op.type)[0][op.number("axis")] == 1:
-            self._set(op, x)  # of one element it is the element
-            return
         if op.number("axis") != len(x.axes) - 1 or x.axes[-1] is None:
             raise op.fail("tl.cumsum is supported along the last axis only, and not of equal elements")
         self._refuse_anew(op, x.axes[-1])

@@ -423,10 +423,12 @@ class LaunchGrid:
             else:
                 self.walked = "split"
                 self._place_axis(load, "split", split, np.ones_like(split), (tensor.shape[SPLIT], 1), is_visited)
-        elif np.any((split != self.split)[is_visited]) and tensor.shape[SPLIT] > 1:
-            if not self.freedom or not isinstance(tensor, View):
+        elif tensor.shape[SPLIT] > 1:
+            is_own, is_free = not np.any((split != self.split)[is_visited]), self.freedom and isinstance(tensor, View)
+            if not is_own and not is_free:
                 raise self._fault(load.line, f"{load.of}: a program reads a split other than its own")
-            self._stack(load, split, is_visited, is_by_tile=False)
+            if is_free and not (is_own and self.out.is_split):  # without splits of the result, its first one is a place
+                self._stack(load, split, is_visited, is_by_tile=False)
         sides = self._sides(load.pointer, load.axes, load.left, load.dims)
         if self.is_row and sides[0][0] is not None and sides[1][0] is None:
             why = "a block is loaded along a column, in a kernel whose programs each store one row or one number"
