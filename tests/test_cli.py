@@ -530,7 +530,7 @@ def test_unwritable_folder_is_refused_before_the_simulation(elsewhere: Path, mon
     assert "file" in _error("run", "flash", "--out", "file/a")
     (elsewhere / "mine").mkdir()
     (elsewhere / "mine" / "thesis.tex").write_text("")
-    assert "holds 'thesis.tex'" in _error("run", "flash", "--out", "mine")
+    assert "contains 'thesis.tex'" in _error("run", "flash", "--out", "mine")
 
 
 # ---------------------------------------------------------------- compare, explore, check
@@ -759,7 +759,7 @@ def test_an_override_of_a_baseline_is_called_so(elsewhere: Path) -> None:
     )
     result = _npusim("check", "b.yaml")
     assert result.exit_code == 1
-    assert "overrides: clock=3: no key 'clock'. Did you mean `clock_hz`?" in result.stdout
+    assert "overrides: clock=3: there is no key 'clock'. Did you mean `clock_hz`?" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -833,7 +833,7 @@ def test_faulty_device_file_exits_with_2_and_names_the_line(elsewhere: Path) -> 
 
 def test_unknown_basis_and_key_of_a_device_are_refused() -> None:
     assert "vendor" in _error("hw", "show", "ascend_910b2", "--basis", "guessed")
-    assert "no number under --only 'nothing'" in _error("hw", "show", "ascend_910b2", "--only", "nothing")
+    assert "no number whose key starts with 'nothing'" in _error("hw", "show", "ascend_910b2", "--only", "nothing")
 
 
 def test_workloads_are_listed_shown_and_imported(elsewhere: Path) -> None:

@@ -206,7 +206,7 @@ def test_an_array_that_claims_more_than_its_file_holds_is_refused_by_size(packed
 def test_more_than_any_run_needs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("npusim.formats.archives.MOST_BYTES", 1000)
     np.savez_compressed(tmp_path / "a.npz", k=np.zeros(300, "float16"), q=np.zeros(300, "float16"))
-    with pytest.raises(TensorError, match=r"up to q have 1.2 KiB; files of 1000 B at most"):
+    with pytest.raises(TensorError, match=r"up to q have 1.2 KiB; allowed: 1000 B"):
         load_tensors(tmp_path / "a.npz")
 
 

@@ -115,7 +115,7 @@ def test_the_cubes_arithmetic_is_assumed_and_adds_up_in_its_format(
     assert engine.arithmetic_of("float16") == "ascend.cube.k16.f16.f32"
     assert {choice.basis for choice in engine.arithmetic.values()} == {"assumed"}
     other = engine.model_copy(update={"accumulator_format": "float16"})
-    assert fault(other.arithmetic_of, "float16").endswith("adds up in float32, but accumulator_format is float16")
+    assert fault(other.arithmetic_of, "float16").endswith("accumulates in float32, but accumulator_format is float16")
 
 
 def test_look_ups_name_what_there_is(device: DeviceSpec, fault: Callable[..., str]) -> None:

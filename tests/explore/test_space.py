@@ -73,7 +73,7 @@ def test_unknown_missing_and_empty_fields_are_refused() -> None:
 
 def test_more_points_than_a_search_can_have_are_refused_by_their_count() -> None:
     known, thousand = ["a", "b"], tuple(range(1001))
-    with pytest.raises(TilingError, match=r"a b: 1,002,001 points or more; .* at most; fix some .* a=\.\.\."):
+    with pytest.raises(TilingError, match=r"a b: 1,002,001 points or more; allowed: .*; fix some .* a=\.\.\."):
         checked_axes({"a": thousand, "b": thousand}, known)
 
 

@@ -101,7 +101,7 @@ def test_a_damaged_store_is_told_and_left_as_it_is(damage: Callable[[Path], None
     fill(path, [replace(ONE, index=n) for n in range(60)])
     damage(path)
     before = path.read_bytes()
-    words = r"s\.sqlite: is not a table of npusim explore or is damaged \(.+\): choose another file"
+    words = r"s\.sqlite: is not a store of npusim explore, or is damaged \(.+\): choose another file"
     with pytest.raises(SpecError, match=words):
         read_store(path)
     with pytest.raises(SpecError, match=words), open_store(path, ABOUT, resume=True) as store:

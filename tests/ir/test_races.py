@@ -346,7 +346,7 @@ def test_a_tensor_seen_as_another_is_refused(cut: Any, listed: bool) -> None:
         toy.op("store", a, steps=[Step(Opcode.COPY, HEADS.tile(0, 1, 2, 2), (mine,))]),
         toy.op("load", b, steps=[Step(Opcode.COPY, toy.scratch[b].part(0, 2), (cut,))]),
     ]
-    with pytest.raises(ProgramError, match=r"load on b takes tensor o for .* elsewhere"):
+    with pytest.raises(ProgramError, match=r"load on b uses the name o for .* elsewhere"):
         check(toy.program(items, tensors=[HEADS] if listed else []))
 
 
@@ -466,7 +466,7 @@ def test_a_slot_is_not_left() -> None:
     p, c = toy.queue("p"), toy.queue("c")
     ring = toy.ring("S", [p], [c])
     too_far = ring.fill(5, 64, "float32")
-    with pytest.raises(ProgramError, match=r"w on p touches bytes 0..1280 of a slot of ring S, which has 1024"):
+    with pytest.raises(ProgramError, match=r"w on p accesses bytes 0..1280 of a slot of ring S, which has 1024"):
         check(toy.program([toy.op("w", p, steps=[write(too_far)]), toy.op("r", c, front(ring))]))
 
 
@@ -519,7 +519,7 @@ def test_a_flag_that_is_set_again_before_it_is_waited_for_is_a_race(flag: str, e
     "tile", [ub(0, 2, 8, 7), ub(0, 2, 8, -8), replace(ub(0, 2, 8), stride=0), ub(0, 0), ub(-1 << 17)]
 )
 def test_tiles_whose_rows_overlap_or_are_none_are_refused(tile: Tile) -> None:
-    with pytest.raises(ProgramError, match=r"one on a touches .* rows -?\d+ elements apart; rows"):
+    with pytest.raises(ProgramError, match=r"one on a accesses .* rows -?\d+ elements apart; rows"):
         check(two_queues(lambda _t: write(tile), lambda _t: write(ub(0))))
 
 

@@ -146,6 +146,6 @@ def test_illegal_chains_are_refused() -> None:
 def test_an_exchange_that_is_not_allowed_is_refused_with_the_way_out() -> None:
     with pytest.raises(LayoutError, match=r"in 2x2: 64 of 128 .* not allowed; arranged 4x1 nothing"):
         chain(volta("f16").c, volta().a, arrangement=arrangement("2x2"), allow_exchange=False)
-    with pytest.raises(LayoutError, match=r"32 of 64 .* 4 a lane would .* f16 accumulators in 4x1"):
+    with pytest.raises(LayoutError, match=r"32 of 64 .* 4 per lane would .* f16 accumulators in 4x1"):
         chain(volta("f32").c, volta().a, allow_exchange=False)
     assert chain(volta("f16").c, volta().a, allow_exchange=False).moved == 0

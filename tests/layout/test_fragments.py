@@ -239,9 +239,9 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_tiles_that_do_not_divide_among_quad_pairs_and_warps_are_refused() -> None:
     volta, stacked = instruction("m8n8k4"), arrangement("4x1")
     assert stacked.repeats(volta.c, 128, 64, warps=(2, 1)) == (2, 8)
-    with pytest.raises(LayoutError, match=r"in 4x1: 48 rows are no multiple of 32 \(1 warps of 32\)"):
+    with pytest.raises(LayoutError, match=r"in 4x1: 48 rows are not a multiple of 32 \(1 warps of 32\)"):
         stacked.repeats(volta.c, 48, 64)
-    with pytest.raises(LayoutError, match=r"96 rows are no multiple of 64 \(2 warps of 32\)"):
+    with pytest.raises(LayoutError, match=r"96 rows are not a multiple of 64 \(2 warps of 32\)"):
         stacked.repeats(volta.c, 96, 64, warps=(2, 1))
     with pytest.raises(LayoutError, match="12 columns are no multiple of 8"):
         to_registers(volta.c, stacked, np.zeros((32, 12)))

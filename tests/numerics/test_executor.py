@@ -323,7 +323,7 @@ def test_outputs_that_no_block_writes_stay_nan(build_flash: Callable[..., TilePr
 def test_an_input_of_another_shape_than_the_programs_is_refused(build_flash: Callable[..., TileProgram]) -> None:
     fields: dict[str, Any] = {"heads": 1, "seq_q": 20, "seq_kv": 40, "head_dim": 16}
     tensors = draw(Problem(**{**fields, "seq_kv": 41}), seed=1)
-    with pytest.raises(TensorError, match=r"tensor k: \(41, 16\) given, \(40, 16\) needed"):
+    with pytest.raises(TensorError, match=r"tensor k: its values have shape \(41, 16\); needed: \(40, 16\)"):
         execute(build_flash(**fields), array_source(tensors))
 
 

@@ -165,7 +165,7 @@ def test_faults_of_a_family_are_told(tmp_path: Path) -> None:
     text = Path(HW).read_text(encoding="utf-8")
     for family, message in (
         ("unifed", "'rich' or 'unified'; an installed package brings one as an entry point npusim.machines"),
-        ("broken", "unified_core:CORE: entry point 'broken' of npusim.machines is no npusim.machine.Machine"),
+        ("broken", "unified_core:CORE: entry point 'broken' of npusim.machines is neither an npusim.machine.Machine"),
         ("renamed", "unified_core:UNIFIED: entry point 'renamed' of npusim.machines: its manifest is of family 'unif"),
         ("machineless", "rich_cores:RichFields: entry point 'machineless' of npusim.machines: <class 'rich_cores.Rich"),
     ):

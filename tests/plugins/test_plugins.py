@@ -612,7 +612,7 @@ def test_a_plain_kernel_without_a_float64_result_is_refused_with_what_it_needs(t
         npusim.run(named(own), **call)
     assert npusim.run(named(own), numerics=False, **call).latency_us > 0
     assert npusim.run(named(f"{own}, reference=reference"), **call).numerics.error.rmse == 0
-    with pytest.raises(TensorError, match=r"input x: attention has q, k, v.*problem=KernelProblem"):
+    with pytest.raises(TensorError, match=r"input x: the inputs of attention are q, k, v.*problem=KernelProblem"):
         npusim.run(
             named("reference=lambda q, k, v, problem, row, tiling: q"),
             hw="ascend_910b2",

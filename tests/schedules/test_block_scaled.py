@@ -96,7 +96,7 @@ def test_a_device_without_the_unit_names_those_that_have_it(hw: str) -> None:
 
 
 def test_pieces_of_k_are_whole_pairs_of_blocks() -> None:
-    with pytest.raises(TilingError, match="block_k: 16 is no multiple of 64"):
+    with pytest.raises(TilingError, match="block_k: 16 is not a multiple of 64"):
         program_of(GemmProblem(m=64, n=64, k=64, dtype="mxfp8"), block_k=16)
 
 
@@ -369,7 +369,7 @@ def test_precisions_that_do_not_fit_are_refused(precision: str, message: str) ->
 
 def test_tiles_of_keys_are_whole_pairs_of_blocks() -> None:
     problem, chosen = Problem(seq_q=64, seq_kv=64, heads=1, kv_heads=1, head_dim=64), find_schedule("flash", "ascend")
-    with pytest.raises(TilingError, match="keys of a tile: 48 is no multiple of 64"):
+    with pytest.raises(TilingError, match="keys of a tile: 48 is not a multiple of 64"):
         chosen.program(problem, build_tiling(chosen.tiling, {"block_kv": 48}), DEVICE, chosen.precision("mxfp8"))
 
 

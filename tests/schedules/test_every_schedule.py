@@ -197,7 +197,7 @@ def test_unfused_softmax_takes_no_powers_of_two() -> None:
 
 @pytest.mark.parametrize("schedule", ATTENTION)
 def test_causal_with_fewer_keys_than_queries_is_refused(schedule: str) -> None:
-    with pytest.raises(SpecError, match="64 causal queries but only 32 keys: the first 32 would"):
+    with pytest.raises(SpecError, match="64 causal queries but only 32 keys: the first 32 queries would"):
         run(schedule, seq_q=64, seq_kv=32, causal=True)
 
 

@@ -124,7 +124,7 @@ def test_a_gate_of_zero_is_named_where_it_makes_results_nan(hw: str) -> None:
 def test_a_tensor_that_nothing_reads_is_refused() -> None:
     for name in ("beta_", "below"):  # a name of none, and a constant of the kernel's own
         given = {**_integers(np.random.default_rng(2), 2, 0.06), name: np.ones((1, 2, 1, 80), np.float32)}
-        with pytest.raises(TensorError, match=f"nothing in gated_delta reads '{name}'.*beta"):
+        with pytest.raises(TensorError, match=f"gated_delta does not read '{name}'.*beta"):
             _run("gated_delta", "h200", tensors=given)
 
 
@@ -151,7 +151,7 @@ def test_one_warp_group_has_all_rows_of_a_tile_that_is_inverted() -> None:
     listed = gated_delta.gated_delta(problem, tiling, for_inputs(schedule.precision(), "float16", None), machine)
     kkt = next(phase for phase in listed if phase.name == "kkt")
     fields, _ = machine.compiled("gated_delta", kkt, tiling.model_copy(update={"warps": 8}))
-    with pytest.raises(TilingError, match=r"kkt: line \d+ inverts A, whose rows 2 warp groups share"):
+    with pytest.raises(TilingError, match=r"kkt: line \d+ inverts A, whose rows are shared by 2 warp groups"):
         machine.build("gated_delta", [(kkt, fields)], 1)
 
 

@@ -58,7 +58,7 @@ def test_the_largest_block_allowed_has_no_cut_that_masks_all_of_it_and_says_so()
     # rows + cols - 1 = 2M: every cut that starts right of the diagonal ends past the matrix.
     mask = TilingMask(2)
     mask.check(3, 2)
-    with pytest.raises(TilingError, match="a wholly masked block of 3x2 has no cut with M = 2"):
+    with pytest.raises(TilingError, match="a fully masked block of 3x2 has no cut with M = 2"):
         mask.cut(0, 3, 8, 2, 0)
 
 

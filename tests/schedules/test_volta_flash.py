@@ -280,7 +280,7 @@ def test_accumulators_can_be_explored() -> None:
         "volta_flash", {"acc_qk": ("float16",), "block_kv": (64,)}, precision="acc_fp32", problem=problem(512)
     )
     assert [o.cycles for o in mixed.outcomes] == [cycles["float16", "float32"]]
-    with pytest.raises(SpecError, match="'acc_fp8': no preset"):
+    with pytest.raises(SpecError, match="'acc_fp8': not a preset"):
         explore("volta_flash", {"precision": ("acc_fp16", "acc_fp8")}, problem=problem(512))
     bad = explore("volta_flash", {"acc_pv": ("bfloat16", "float16")}, problem=problem(512))
     assert ["accumulator bfloat16" in o.reason for o in bad.infeasible] == [True]

@@ -52,7 +52,7 @@ def test_a_limit_in_watts_needs_one_in_the_file() -> None:
         timed(PRODUCT, hw="l4", power_watts=50)
     with pytest.raises(SpecError, match=r"--clock 2.5e9: .*allowed: up to the device's 1,980 MHz"):
         timed(PRODUCT, clock=2.5e9)
-    with pytest.raises(SpecError, match=r"--clock 1.*read by available only for one device;"):
+    with pytest.raises(SpecError, match=r"--clock 1.*read by runs of one device only"):
         npusim.run("tiling_allreduce", hw="h200_x2", seq=1024, numerics=False, clock=1e9)
     with pytest.raises(SpecError, match=r"--clock 1e9.*the devices of a node use clock_hz"):
         npusim.run("tiling_allreduce", hw="h200_x2", seq=1024, overrides={"held_clock_hz": "1e9"})

@@ -317,7 +317,7 @@ def test_a_block_meets_itself_by_rows_and_columns(hw: str) -> None:
     wanted = np.where((difference <= 0) & (np.tri(16, 16, -1) > 0), np.exp(difference), 0)
     wanted = (wanted * (by_chunk @ by_chunk.swapaxes(-1, -2))).transpose(0, 2, 1, 3).reshape(64, 2, 16)
     assert np.abs(stored(result, given)["A"] - wanted).max() < 1e-4 * np.abs(wanted).max()
-    assert sum("loaded again there: times have both loads" in n for n in result.notes) == 1
+    assert sum("loads it twice and times both loads" in n for n in result.notes) == 1
 
 
 def test_a_block_that_meets_itself_is_not_loaded_again_where_the_kernel_stores_to_its_tensor() -> None:
@@ -326,7 +326,7 @@ def test_a_block_that_meets_itself_is_not_loaded_again_where_the_kernel_stores_t
     k, g = normal(0, 64, 2, 16).astype(np.float16), normal(1, 64, 2).astype(np.float32)
     with npusim.record(floats=True) as calls:
         kernels.gated_by_itself[(4, 2)](K=k, G=g, A=g, Z=k, H=2, S=16, C=16, IN_PLACE=True)
-    with pytest.raises(ProgramError, match=r"loaded_kernels\.py:\d+: the rows and columns of a tl.dot are the same"):
+    with pytest.raises(ProgramError, match=r"loaded_kernels\.py:\d+: the rows and the columns of a tl.dot's result are the same"):
         npusim.run(calls[0], hw="h200")
 
 

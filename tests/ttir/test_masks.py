@@ -113,7 +113,7 @@ def test_branches_that_programs_answer_by_their_number_are_kinds(hw: str) -> Non
     done = _run("shifted_rows", (2, 5), hw, X=x, Y=np.zeros_like(x), T=5, D=32)
     expected = np.concatenate([-x[:, :1], x[:, :-1] - x[:, 1:]], 1).astype(np.float64)
     assert _is_near(done, expected)
-    assert any("read as 2 kernels" in n for n in done.notes)
+    assert any("treats the kernel as 2 kernels" in n for n in done.notes)
 
 
 @pytest.mark.parametrize("hw", DEVICES)

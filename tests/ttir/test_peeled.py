@@ -134,7 +134,7 @@ def test_a_loop_that_stores_behind_a_store_is_a_kernel_of_its_own() -> None:
     wanted = x * np.where(np.arange(32) < 16, np.float32(3), np.float32(2))
     wanted[1, 16:] = np.nan
     assert np.array_equal(stored(done, words)["Y"], wanted, equal_nan=True)
-    assert any("read as 2 kernels, one for each store" in note for note in done.notes)
+    assert any("treats the kernel as 2 kernels, one for each store" in note for note in done.notes)
 
 
 def test_lanes_behind_a_gpus_loop_are_refused_by_their_line() -> None:

@@ -100,7 +100,7 @@ def test_more_operands_than_flags_are_refused_with_what_helps(tmp_path: Path) ->
     body = "    r = tl.program_id(0) * B + tl.arange(0, B)\n    x = tl.load(X0 + r)\n"
     (tmp_path / "k.py").write_text(f"{head.format(', '.join(names))}{body}{loads}\n    tl.store(O + r, x)\n")
     launch = f"{tmp_path}/k.py::nine[n // B]({', '.join(['tensor(n)'] * 10)}, B=256)"
-    with pytest.raises(FlagError, match=r"9 ids needed .*, 8 there; load fewer operands in a kernel: each has one"):
+    with pytest.raises(FlagError, match=r"9 ids needed .*, 8 available; load fewer operands in a kernel: each has one"):
         npusim.run(launch, hw="ascend_910b2", problem={"n": 1024})
 
 

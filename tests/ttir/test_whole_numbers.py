@@ -73,7 +73,7 @@ def test_programs_that_do_unlike_things_are_read_kind_by_kind(hw: str) -> None:
     done, made = _run("by_program", (8,), hw, X=x, Z=z, Y=np.zeros_like(x), N=60, B=64)
     wanted = np.where(p % 3 == 0, x - x.max(1, keepdims=True), np.where(p % 3 == 1, 2 * z, 0))
     assert np.array_equal(made["Y"], wanted)
-    assert [n for n in done.notes if "read as 3 kernels, of 3, 2, 3 programs" in n]
+    assert [n for n in done.notes if "treats the kernel as 3 kernels, of 3, 2, 3 programs" in n]
     _, made = _run("stored_by_program", (8,), hw, X=x, Z=z, Y=np.zeros_like(x), N=60, B=64)
     assert np.array_equal(made["Y"], np.where(p >= 5, 2 * x, x - z))
 
@@ -417,7 +417,7 @@ def test_results_of_8_bits_without_a_sign_are_the_low_bits_of_16() -> None:
     x[:2] = 3.0, 700.0  # 300, and 70,000, which becomes 65,535
     _, made = _run("in_unsigned_bytes", (2,), **words)
     assert made["C"][:2].tolist() == [300 % 256, 65535 % 256]
-    why = r"whole_kernels\.py:\d+: floats become integers without a sign, .* uint8 on GPUs only"
+    why = r"whole_kernels\.py:\d+: converting floats to unsigned integers .* to uint8, on GPUs"
     with pytest.raises(ProgramError, match=why):
         _run("in_unsigned_bytes", (2,), "ascend_910b2", **words)
 
