@@ -170,10 +170,7 @@ class Transfers:
         if isinstance(source, GlobalTile):
             name, held = source.tensor.name, self.residency
             pushed = held.read_pushes.get(name, 0.0) if self._evicts_at_once else 0.0
-            parts, factor = self.device.memory.gm.parts, 1.0
-            if parts is not None and source.piece_bytes < min(parts.line_bytes.value, source.payload_bytes):
-                factor = parts.read_factor.value
-            return ceil(source.payload_bytes * (held.read_misses[name] * factor + pushed))
+            return ceil(source.payload_bytes * (held.read_misses[name] + pushed))
         if isinstance(target, GlobalTile):
             name, held = target.tensor.name, self.residency
             evicted = held.write_misses[name] + held.write_pushes.get(name, 0.0)

@@ -272,7 +272,9 @@ def test_a_sum_of_products_is_stored_as_it_adds_up() -> None:
 
     a, b = _tensor("a", 32, 32), _tensor("b", 32, 32)
     blocks, sizes = grid(a, ("row", 32)), {"row": 32, "depth": 32, "col": 32}
-    with pytest.raises(ProgramError, match=r"\(a @ b \+ a @ b\)\.to\('float16'\): a sum of products is stored in the acc"):
+    with pytest.raises(
+        ProgramError, match=r"\(a @ b \+ a @ b\)\.to\('float16'\): a sum of products is stored in the acc"
+    ):
         halves.phase("halves", blocks, sizes, [_tensor("out", 32, 32, "output")], a=a, b=b)
 
 

@@ -77,7 +77,9 @@ def test_an_installed_package_brings_devices_and_nodes(offered: Path) -> None:
 
 def test_two_devices_of_one_name_are_refused_with_both_files_where_it_is_named(offered: Path) -> None:
     (offered / "v100.yaml").touch()
-    with pytest.raises(SpecError, match=r"vendor_devices/v100\.yaml: 'v100' is already the name of .*hwconfigs/v100\.yaml"):
+    with pytest.raises(
+        SpecError, match=r"vendor_devices/v100\.yaml: 'v100' is already the name of .*hwconfigs/v100\.yaml"
+    ):
         load_device("v100")
     assert load_device("h200").name == "h200"
 

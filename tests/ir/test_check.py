@@ -425,7 +425,11 @@ def test_a_block_is_dealt_once(dealt: Any) -> None:
     program = toy.program([toy.op("x", q)], blocks=range(3))
     for given in (dealt, ((0, 2), (1,))):
         program = replace(program, phases=(replace(program.phases[0], dealt=given),))
-        with pytest.raises(ProgramError, match=r"is distributed \d times") if given is distributed else contextlib.nullcontext():
+        with (
+            pytest.raises(ProgramError, match=r"is distributed \d times")
+            if given is distributed
+            else contextlib.nullcontext()
+        ):
             check(program)
 
 

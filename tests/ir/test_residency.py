@@ -245,12 +245,3 @@ def test_launches_on_the_same_bytes_find_what_a_device_says_stays_of_them(share:
     program = replace(touching([[read(K, head)] for head in range(8)]), l2="repeated")
     found = residency(program, 1, round(8 * HEAD / share), staying=(0.8, 1.05))
     assert found.read_misses["k"] == pytest.approx(missed, abs=1e-4)
-
-
-def test_a_part_of_a_matrix_lies_in_pieces_of_its_rows() -> None:
-    whole = GlobalTensor("x", 1, 2, 64, 256, "float16", "input")
-    beside = replace(whole, is_interleaved=True)
-    pieces = [tensor.tile(0, 0, 0, 16, 0, cols).piece_bytes for tensor in (whole, beside) for cols in (32, 256)]
-    assert pieces == [64, 16 * 512, 64, 512]
-    assert replace(whole, is_transposed=True).tile(0, 0, 0, 16, 0, 32).piece_bytes == 32
-    assert whole.tile(0, 0, 3, 1, 0, 32).piece_bytes == 64

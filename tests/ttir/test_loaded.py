@@ -326,7 +326,9 @@ def test_a_block_that_meets_itself_is_not_loaded_again_where_the_kernel_stores_t
     k, g = normal(0, 64, 2, 16).astype(np.float16), normal(1, 64, 2).astype(np.float32)
     with npusim.record(floats=True) as calls:
         kernels.gated_by_itself[(4, 2)](K=k, G=g, A=g, Z=k, H=2, S=16, C=16, IN_PLACE=True)
-    with pytest.raises(ProgramError, match=r"loaded_kernels\.py:\d+: the rows and the columns of a tl.dot's result are the same"):
+    with pytest.raises(
+        ProgramError, match=r"loaded_kernels\.py:\d+: the rows and the columns of a tl.dot's result are the same"
+    ):
         npusim.run(calls[0], hw="h200")
 
 

@@ -153,7 +153,9 @@ def test_what_no_rule_foresees_is_refused_with_file_and_line(monkeypatch: pytest
         raise KeyError("stray")
 
     monkeypatch.setattr(Reader, "_tt_store", stray)
-    with pytest.raises(NpusimError, match=r"plain_kernels\.py:1\d: tt\.store: npusim has no rule .* \(KeyError: 'stray'\)"):
+    with pytest.raises(
+        NpusimError, match=r"plain_kernels\.py:1\d: tt\.store: npusim has no rule .* \(KeyError: 'stray'\)"
+    ):
         added(ADD)
     monkeypatch.undo()
     monkeypatch.setattr(launches, "read_launch", stray)

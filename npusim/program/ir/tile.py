@@ -67,14 +67,6 @@ class Arranged(Protocol):
     def drawn(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return drawn values of a head, (rows, cols); rows that share one place in memory are equal."""
 
-    def piece(self, rows: int, cols: int) -> int:
-        """Return how many elements of a part of a matrix follow one another in memory."""
-
-
-def in_a_row(count: int, rows: int, pitch: int) -> int:
-    """Return how many elements follow one another of ``rows`` rows of ``count`` that begin ``pitch`` elements apart."""
-    return count * rows if rows == 1 or pitch == count else count
-
 
 @dataclass(frozen=True, slots=True)
 class GlobalTensor:
@@ -196,21 +188,6 @@ class GlobalTile:
     def payload_bytes(self) -> int:
         """Bytes of the elements of this tile."""
         return stored_format(self.tensor.fmt).bytes_of(ceil_div(self.rows, self.tensor.shared_rows) * self.cols)
-
-    @property
-    def piece_bytes(self) -> int:
-        """Bytes of this tile that follow one another in memory; all of them in fractals and where rows share one."""
-        whole, apart = self.tensor, 1
-        if whole.column or whole.shared_rows > 1:
-            return self.payload_bytes
-        if whole.view is not None:
-            return stored_format(whole.fmt).bytes_of(whole.view.piece(self.rows, self.cols))
-        if whole.is_interleaved:
-            apart = whole.heads * whole.packed
-        along = (
-            (self.rows, self.cols, whole.rows) if whole.is_transposed else (self.cols, self.rows, whole.cols * apart)
-        )
-        return stored_format(whole.fmt).bytes_of(in_a_row(*along))
 
 
 @record
