@@ -427,7 +427,7 @@ def test_a_block_is_dealt_once(dealt: Any) -> None:
         program = replace(program, phases=(replace(program.phases[0], dealt=given),))
         with (
             pytest.raises(ProgramError, match=r"is distributed \d times")
-            if given is distributed
+            if given is dealt
             else contextlib.nullcontext()
         ):
             check(program)

@@ -179,17 +179,6 @@ def measured_us(**sizes: Any) -> tuple[dict[str, Any], float]:
     return case, float(case["us"])
 
 
-@pytest.mark.parametrize(("m", "n", "k"), [(64, 64, 64), (64, 128, 32), (128, 64, 32)])
-def test_tiles_of_64_bytes_of_a_row_take_longer_from_memory(m: int, n: int, k: int, tmp_path: Path) -> None:
-    """Without the factor of parts of lines the last two are 26 % too fast; 128 x 64 was left out of its fit."""
-    product = import_module("reports.silicon.gathered_kernels").product
-    case, measured = measured_us(kernel="product", m=m, n=n, k=k, count=8, stages=2, blocks=1056, wide=1)
-    a, b = (np.zeros((1056 * size, 8 * k), ml_dtypes.bfloat16) for size in (m, n))
-    c, options = np.zeros((1056 * m, n), np.float32), {"num_warps": case["warps"]}
-    us = launch_us(product, 1056, a, b, c, 8, m, n, k, 2, True, folder=tmp_path, **options)
-    assert us == pytest.approx(measured, rel=0.09)
-
-
 def test_a_loop_that_loads_the_places_of_its_rows_waits_for_both(tmp_path: Path) -> None:
     """Two blocks a multiprocessor: 307 us for 162 of rows that follow one another without a list."""
     read = import_module("reports.silicon.gathered_kernels").read
