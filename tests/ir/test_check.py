@@ -51,7 +51,7 @@ def test_a_producer_that_runs_too_far_ahead_is_told_which_release_to_list_first(
     items = [Loop("tile", range(3), lambda _i: [toy.op("write", p, fill(ring))])]
     program = toy.program(items)
     with pytest.raises(
-        ProgramError, match=r"write on p \(tile=2\) comes too early.*list the release number 1 of ring S on c"
+        ProgramError, match=r"write on p \(tile=2\) comes too early.*put the release number 1 of ring S on c"
     ):
         check(program)
 

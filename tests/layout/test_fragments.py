@@ -243,7 +243,7 @@ def test_tiles_that_do_not_divide_among_quad_pairs_and_warps_are_refused() -> No
         stacked.repeats(volta.c, 48, 64)
     with pytest.raises(LayoutError, match=r"96 rows are not a multiple of 64 \(2 warps of 32\)"):
         stacked.repeats(volta.c, 96, 64, warps=(2, 1))
-    with pytest.raises(LayoutError, match="12 columns are no multiple of 8"):
+    with pytest.raises(LayoutError, match="12 columns are not a multiple of 8"):
         to_registers(volta.c, stacked, np.zeros((32, 12)))
     with pytest.raises(LayoutError, match="arrangement 2x1: m8n8k4 has 4 groups of lanes, not 2"):
         Arrangement(2, 1).tile(volta.c)

@@ -71,7 +71,7 @@ def test_each_number_of_the_host_changes_a_prediction(schedule: str, key: str, v
 def test_our_own_attention_takes_the_place_of_the_stated_one() -> None:
     assert us("offload_classic", tiling={"attention": "split_kv"}) < us("offload_classic")
     notes = npusim.run("offload_classic", problem=TOKEN, numerics=False).notes
-    assert any("our split_kv" in note and "of the memory's bandwidth" in note for note in notes)
+    assert any("simulated split_kv" in note and "of the memory's bandwidth" in note for note in notes)
 
 
 def test_in_prefill_keys_and_values_go_down_beside_the_attention() -> None:

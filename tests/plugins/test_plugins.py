@@ -569,7 +569,7 @@ def test_a_search_that_rejects_all_says_by_what(sigmoid: str, tmp_path: Path, mo
 
 def test_every_operation_says_what_it_reads_and_computes() -> None:
     assert Opcode.__doc__
-    told = re.findall(r"^ +([A-Z_]+)(?: \w+,?)*: ", Opcode.__doc__, re.MULTILINE)
+    told = re.findall(r"^ +([A-Z_]+)(?: [\w.]+,?)*: ", Opcode.__doc__, re.MULTILINE)
     assert told == [o.name for o in Opcode]
 
 

@@ -514,7 +514,7 @@ def test_splits_beyond_the_tiles_are_empty_and_change_no_bit(merge: str) -> None
         for n in (7, 13)
     )
     assert np.array_equal(seven.output, many.output)
-    assert any(n.startswith("splits: 13 of 7 tiles of 16 keys leave 6 empty") for n in many.notes)
+    assert any(n.startswith("splits: 13 splits of 7 tiles (16 keys each) leave 6 splits empty") for n in many.notes)
 
 
 @pytest.mark.parametrize(

@@ -173,11 +173,11 @@ def mapped_labels(items: Iterable[Item], found: set[str]) -> Iterable[None]:
 @pytest.mark.parametrize(
     ("precision", "tiling", "error", "message"),
     [
-        ("acc_fp32", {"block_kv": 128}, BufferOverflowError, r"registers: Q 32 \+ S and P 128 \+ O 64 .* at most 255"),
+        ("acc_fp32", {"block_kv": 128}, BufferOverflowError, r"registers: Q 32 \+ S and P 128 \+ O 64 .* allowed: 255"),
         ("acc_fp32", {"block_q": 1024, "warps": 32}, BufferOverflowError, r"multiprocessor has 65,536"),
-        ("acc_fp16", {"stages": 4, "block_kv": 96}, BufferOverflowError, r"shared memory: K .* > 96 KiB a block"),
-        ("acc_fp16", {"block_q": 96}, TilingError, r"96 rows are no multiple of 128 \(4 warps of 32\)"),
-        ("acc_fp16", {"block_kv": 56, "arrangement": "1x4", "block_q": 64}, TilingError, "no multiple of 32"),
+        ("acc_fp16", {"stages": 4, "block_kv": 96}, BufferOverflowError, r"shared memory: K .* > 96 KiB of a block"),
+        ("acc_fp16", {"block_q": 96}, TilingError, r"96 rows are not a multiple of 128 \(4 warps of 32\)"),
+        ("acc_fp16", {"block_kv": 56, "arrangement": "1x4", "block_q": 64}, TilingError, "not a multiple of 32"),
         ("acc_fp32", {"exchange": "none"}, TilingError, r"32 of 64 values are in the right lane.*not allowed"),
         ("acc_fp16", {"exchange": "none", "arrangement": "2x2"}, TilingError, "exchange is not allowed"),
         ("acc_fp16", {"padding": 4}, TilingError, r"136 bytes, so that accesses of 16 bytes \(LDS.128\) would be mis"),

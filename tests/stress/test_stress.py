@@ -188,7 +188,7 @@ def test_the_table_names_verdict_step_and_what_holds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("over", "message"),
     [
-        ("logitstd", "no such aspect. Did you mean `logit_std`"),
+        ("logitstd", "unknown aspect. Did you mean `logit_std`"),
         ("logit_std=1", ""),
         ("logit_std=4:1", "LOW below HIGH and above 0"),
         ("logit_std=0:1", "LOW below HIGH and above 0"),

@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -19,7 +18,6 @@ import npusim
 from npusim.machines.sm.group_work import GroupWork
 from npusim.program.ir.op import TileOp
 from npusim.program.timing.stream import Streams
-from reports.silicon.gathered import cases
 from ttir.marks import as_measured
 
 if TYPE_CHECKING:
@@ -161,31 +159,3 @@ def test_a_row_that_one_tile_covers_is_one_region_of_memory(block: int, tmp_path
     phase = npusim.run(f"{tmp_path / 'calls.npz'}::0", hw="h200", numerics=False).program.phases[0]
     regions = [touch.region for touch in phase.footprint(list(phase.alone[:1]))]
     assert sorted((region.rows, region.cols) for region in regions) == [(1, 1), (1, 1), (1, columns), (1, columns)]
-
-
-def launch_us(kernel: Any, blocks: int, *arguments: Any, folder: Path, **options: Any) -> float:
-    """Return the microseconds of one of many equal launches in a graph."""
-    with npusim.record() as calls:
-        kernel[(blocks, 1)](*arguments, **options)
-    calls.save(folder / "calls.npz")
-    timing = npusim.run(f"{folder / 'calls.npz'}::0", hw="h200", l2="repeated", numerics=False).timing
-    assert timing is not None
-    return float(timing.core_us + timing.stream_s * 1e6)
-
-
-def measured_us(**sizes: Any) -> tuple[dict[str, Any], float]:
-    """Return the one case of gathered.json of these sizes, and its time."""
-    (case,) = (c for c in cases() if sizes.items() <= c.items())
-    return case, float(case["us"])
-
-
-def test_a_loop_that_loads_the_places_of_its_rows_waits_for_both(tmp_path: Path) -> None:
-    """Two blocks a multiprocessor: 307 us for 162 of rows that follow one another without a list."""
-    read = import_module("reports.silicon.gathered_kernels").read
-    sizes = {"kernel": "read", "mib": 512, "piece": 256, "rows": 32, "stages": 1, "blocks": 264, "heads": 1}
-    case, measured = measured_us(order=1, **sizes)
-    rows = 512 * 2**20 // 256
-    x, places = np.zeros((rows, 128), ml_dtypes.bfloat16), np.random.default_rng(0).permutation(rows).astype(np.int32)
-    out, fixed = np.zeros((264, 128), np.float32), (case["count"], 128, 32, 128, 1, True)
-    us = launch_us(read, 264, x, places, out, *fixed, folder=tmp_path, num_warps=4)
-    assert us == pytest.approx(measured, rel=0.05)

@@ -159,5 +159,5 @@ def test_what_no_rule_foresees_is_refused_with_file_and_line(monkeypatch: pytest
         added(ADD)
     monkeypatch.undo()
     monkeypatch.setattr(launches, "read_launch", stray)
-    with pytest.raises(NpusimError, match=r"plain_kernels\.py:\d+: add: not read"):
+    with pytest.raises(NpusimError, match=r"plain_kernels\.py:\d+: add: npusim has no rule"):
         added(ADD)

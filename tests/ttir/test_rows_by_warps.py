@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -13,6 +15,10 @@ from npusim.program.timing import METHODS
 from npusim.simulation.chosen_tile import program_of
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request
+from reports.silicon.gathered import cases
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
 
@@ -49,3 +55,18 @@ def test_a_block_begins_when_the_one_in_its_place_has_ended_and_all_methods_agre
     turnover = plan.device.engine("sm", "WARPS").sharing.turnover_cycles.value  # type: ignore[union-attr]
     for (_, end), begin in zip(worked, begun[1:], strict=False):
         assert begin >= end + turnover
+
+
+def test_a_loop_that_loads_the_places_of_its_rows_waits_for_both(tmp_path: Path) -> None:
+    """Two blocks a multiprocessor: 307 us for 162 of rows that follow one another without a list."""
+    read = import_module("reports.silicon.gathered_kernels").read
+    sizes = {"kernel": "read", "mib": 512, "piece": 256, "rows": 32, "stages": 1, "blocks": 264, "heads": 1, "order": 1}
+    (case,) = (c for c in cases() if sizes.items() <= c.items())
+    rows = 512 * 2**20 // 256
+    x, places = np.zeros((rows, 128), ml_dtypes.bfloat16), np.random.default_rng(0).permutation(rows).astype(np.int32)
+    with npusim.record() as calls:
+        out, fixed = np.zeros((264, 128), np.float32), (case["count"], 128, 32, 128, 1, True)
+        read[(264, 1)](x, places, out, *fixed, num_warps=4)
+    calls.save(tmp_path / "calls.npz")
+    timing = npusim.run(f"{tmp_path / 'calls.npz'}::0", hw="h200", l2="repeated", numerics=False).timing
+    assert timing.core_us + timing.stream_s * 1e6 == pytest.approx(case["us"], rel=0.05)  # type: ignore[union-attr]

@@ -202,7 +202,7 @@ def test_what_is_stored_and_loaded_at_once_stays_with_a_program(hw: str) -> None
     weights = np.exp(scores - scores.max(1, keepdims=True))
     assert np.abs(np.reshape(result.output, (128, 32)) - weights @ v / weights.sum(1, keepdims=True)).max() < 2e-3
     assert "T" not in result.program.tensors
-    assert any("stores and loads again at once" in note for note in result.notes)
+    assert any("stores and immediately loads again" in note for note in result.notes)
 
 
 @pytest.mark.parametrize("hw", ["ascend_910b2", "h200"])

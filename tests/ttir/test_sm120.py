@@ -55,7 +55,7 @@ def test_gb10_has_the_code_of_the_others(call: Any) -> None:
 
 
 def test_a_configuration_beyond_99_kb_is_refused_with_the_stages_that_fit(call: Any) -> None:
-    with pytest.raises(TilingError, match=r"196,608 bytes needed, 101,376 available.*that fits.*: stages=2"):
+    with pytest.raises(TilingError, match=r"196,608 bytes needed, 101,376 available.*that fit.*: stages=2"):
         npusim.run(call, hw="rtx_5090", tiling={"config": 1}, numerics=False)
     fits = npusim.run(call, hw="rtx_5090", tiling={"config": 1, "stages": 2}, numerics=False, trace_groups=())
     assert fits.tiling.stages == 2

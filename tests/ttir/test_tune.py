@@ -176,7 +176,7 @@ def test_the_verb_takes_decorators_and_writes_picks(tmp_path: Path) -> None:
     assert [pick["fields"] for pick in picks] == [{"num_warps": 1, "num_stages": 3}] * 2
     assert "class A" in shown.stdout
     assert "\n  decorator  triton.Config({}, num_warps=1, num_stages=3)\n" in shown.stdout
-    assert re.search(r"times of softmax \(no products\) on h100, half are\s+expected within", shown.stdout)
+    assert re.search(r"times of softmax \(no products\) on h100: half of\s+such predictions are within", shown.stdout)
     run = shlex.split(picks[0]["run"])
     assert run[1] == "run"
     assert run[-8:] == ["--hw", "h100", "-t", "num_warps=1", "-t", "num_stages=3", "--l2", "steady"]

@@ -428,6 +428,6 @@ def test_a_sum_of_products_in_one_warp_that_columns_read_has_other_halves(
 ) -> None:
     x = _drawn(2 * columns)
     done, _ = _run("normalised_alone", (2,), hw, X=x, Y=np.zeros_like(x), B=columns)
-    said = [n for n in done.notes if "read another sum, whose last bits may differ" in n]
+    said = [n for n in done.notes if "use another sum, whose last bits may differ" in n]
     assert len(said) == (half is not None)
-    assert all(f"in compiled code columns from {half} on" in n for n in said)
+    assert all(f"in compiled code, columns {half} and up" in n for n in said)

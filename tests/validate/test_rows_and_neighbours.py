@@ -80,5 +80,5 @@ def test_rows_have_the_readers_columns_units_and_the_band() -> None:
     axes = {"heads": [2], "seq_q": [256], "head_dim": [64]}
     (row,) = csv.DictReader(io.StringIO(latency_rows("flash", axes, "msmodeling", hw="h200")[0]))
     assert row["Input Shapes"] == ";".join(["1,2,256,64"] * 3)
-    with pytest.raises(SpecError, match="--grid: sizes m: give m, n and k"):
+    with pytest.raises(SpecError, match="--grid: sizes m; needed: m, n and k"):
         latency_rows("gemm", {"m": [1]}, "aiconfigurator")
