@@ -51,7 +51,7 @@ VERBS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "diff": "a kernel's output against predicted bits",
             "invariant": "choices that change a call's bits, and the price of fixing them",
             "evaluate": "judge kernels: right or wrong, bits, time, trust",
-            "check": "compare cycles and tiles with accepted ones (CI); check a program's flags",
+            "check": "compare cycles and tiles with accepted ones (CI); check flags",
         },
         "Search and tune": {
             "explore": "the fastest tile, precision or schedule, with a proof",

@@ -146,7 +146,7 @@ def test_the_last_number_of_an_axis_that_nothing_has_a_part_of_is_refused() -> N
         return a * e
 
     a, g = _tensor("a", 32, 32, fmt=F32), _tensor("g", 1, 32, fmt=F32)
-    with pytest.raises(ProgramError, match="e is the last number along value, but neither a block nor a tile"):
+    with pytest.raises(ProgramError, match="e is the last number along value, but no block and no tile"):
         _phase(ends, a=a, e=Ends("value", g))
 
 

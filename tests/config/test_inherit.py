@@ -99,10 +99,10 @@ def test_numbers_of_another_chip_are_assumed_and_say_whose_they_are(write: Calla
     write("a: {b: {value: 1, basis: vendor, source: r}}\n" + kept.replace("b:", "d:", 1), "base.yaml")
     path = write("extends: {file: base, basis: assumed}\n" + kept.replace("facts", "f"))
     found = read_inherited(path, _beside).data
-    as_base = {"basis": "assumed", "source": "as on the base: "}
+    as_base = {"basis": "assumed", "source": "assumed to be as on the base: "}
     assert found == {
-        "a": {"b": {"value": 1, **as_base, "source": "as on the base: r"}},
-        "d": {"value": 2, **as_base, "source": "as on the base: s"},
+        "a": {"b": {"value": 1, **as_base, "source": "assumed to be as on the base: r"}},
+        "d": {"value": 2, **as_base, "source": "assumed to be as on the base: s"},
         "b": {"value": 2, "basis": "measured", "source": "s"},
         "f": {"c": {"value": 3, "basis": "vendor", "source": "t"}},
     }

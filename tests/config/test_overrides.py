@@ -45,9 +45,9 @@ def test_choices_names_and_unset_numbers_can_be_overridden() -> None:
         (
             "flags.cross_core_latency",
             "3",
-            "no key 'cross_core_latency' in flags. Did you mean `cross_core_latency_cycles`?",
+            "there is no key 'cross_core_latency' in flags. Did you mean `cross_core_latency_cycles`?",
         ),
-        ("clock", "3", "no key 'clock'. Did you mean `clock_hz`?"),
+        ("clock", "3", "there is no key 'clock'. Did you mean `clock_hz`?"),
         ("memory", "3", "not a single value; its keys: memory.gm, memory.l2, ..."),
         ("clock_hz", "fast", "expected a number, got 'fast'"),
         ("clock_hz", "", "expected a number, got ''"),
@@ -81,8 +81,8 @@ def test_a_value_that_is_neither_number_nor_text_is_refused(value: object, fault
 @pytest.mark.parametrize(
     ("hw", "key", "reader"),
     [
-        ("ascend_910b2", "memory.l2.line_bytes", "no model uses it yet; put it under `facts` with its source"),
-        ("ascend_910b2", "facts.memory.l2.line_bytes", "no model uses it yet; put it"),
+        ("ascend_910b2", "memory.l2.line_bytes", "no model yet; put it under `facts` with its source"),
+        ("ascend_910b2", "facts.memory.l2.line_bytes", "no model yet; put it"),
         ("ascend_910b2", "architecture", "people"),
         ("v100", "flags.cross_core_latency_cycles", "schedules of ascend devices, whose cores meet"),
     ],

@@ -57,7 +57,7 @@ def test_the_table_of_bank_conflicts_is_exact(access: str, head_dim: int) -> Non
 @pytest.mark.parametrize("access", [a for a in TABLE if a.endswith("128")])
 def test_rows_padded_by_4_halves_cannot_be_read_128_bits_at_a_time(access: str) -> None:
     # Rows 136 bytes apart: the table's 8 is a count, the hardware reports a misaligned address.
-    with pytest.raises(LayoutError, match="no multiple of 16 bytes"):
+    with pytest.raises(LayoutError, match="not a multiple of 16 bytes"):
         wavefronts(addresses(access, padded(32, 64, padding=4)), 16, VOLTA_BANKS)
 
 

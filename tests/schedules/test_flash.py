@@ -338,7 +338,7 @@ def test_a_kernel_may_have_the_functions_that_its_code_has(kernel: str) -> None:
 
 def test_functions_of_an_h200_are_assumed_elsewhere_and_refused_in_float16() -> None:
     (note,) = (n for n in run("flash", seq=64, hw="a100", precision=FAST).notes if "--use_fast_math" in n)
-    assert "instructions, assumed for a100," in note
+    assert "instructions of an H200, assumed for a100," in note
     with pytest.raises(NpusimError, match=r"div\.hopper_full"):
         run("flash", seq=64, hw="ascend_910b2", precision="fa16,div_variant=div.hopper_full")
     with pytest.raises(NpusimError, match=r"div_variant: 'fast' is not one of .*div\.hopper_full"):

@@ -104,13 +104,14 @@ def test_more_operands_than_flags_are_refused_with_what_helps(tmp_path: Path) ->
         npusim.run(launch, hw="ascend_910b2", problem={"n": 1024})
 
 
-SQUARE = ("own_square", (1,), drawn(64, 32, fmt="float16"), drawn(64, 64))
+IN_PLACE = drawn(64, 64, fmt="float16")
+SQUARE = ("own_square", (1,), IN_PLACE, IN_PLACE)
 KEYS = [drawn(128, 64, fmt="float16"), drawn(128, 64, fmt="float16"), drawn(128, fmt="float16"), drawn(64, 64), 128]
 
 
 @pytest.mark.parametrize(
     ("why", "call", "words"),
-    [("the rows and the columns of a tl.dot's result are the same axis; load its second", SQUARE, {"N": 64, "D": 32})],
+    [("the rows and the columns of a tl.dot's result are the same axis; load its second", SQUARE, {"N": 64, "D": 64})],
 )
 def test_what_is_not_read_is_named_by_its_mechanism(why: str, call: Any, words: Any) -> None:
     with pytest.raises(ProgramError, match=AT + why):
