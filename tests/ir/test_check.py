@@ -80,11 +80,11 @@ def test_binary_rings_need_an_id_a_slot_between_each_ordered_pair_of_pipes() -> 
     with pytest.raises(FlagError) as caught:
         check(flags_program([3, 4, 2], "binary"), AMPLE)
     assert str(caught.value) == (
-        "flags p -> c: 9 ids needed (r0 ready 3, r1 ready 4, r2 ready 2), 8 there; "
+        "flags p -> c: 9 ids needed (r0 ready 3, r1 ready 4, r2 ready 2), 8 available; "
         "fewer slots: buffers=1, slots=1, slots_l1a, slots_l1b or a smaller depth (--fields lists the schedule's), or "
         "fewer operands"
     )
-    with pytest.raises(FlagError, match=r"9 ids needed .*, 8 there; load fewer operands in a kernel: each has one"):
+    with pytest.raises(FlagError, match=r"9 ids needed .*, 8 available; load fewer operands in a kernel: each has one"):
         check(flags_program([1] * 9, "binary"), AMPLE)
 
 
