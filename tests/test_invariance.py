@@ -210,7 +210,11 @@ def test_a_planted_split_count_that_hangs_on_the_batch_is_named_and_priced(tmp_p
     assert batch["guarantee"] == "split_keys=160"  # 20 tiles in four parts
     assert batch["cost_us"] is not None
     changed = {t["what"] for t in batch["tried"] if t["difference"]}
-    assert changed == {"a batch of 2 times these lengths", "a batch of 8 times these lengths", "a neighbour of 1280 keys"}
+    assert changed == {
+        "a batch of 2 times these lengths",
+        "a batch of 8 times these lengths",
+        "a neighbour of 1280 keys",
+    }
 
 
 def test_a_tile_that_is_chosen_for_each_call_has_a_row_and_fails_what_is_required() -> None:

@@ -47,7 +47,9 @@ def test_overflow_names_every_tenant_and_the_bytes_needed_and_there() -> None:
     with pytest.raises(BufferOverflowError) as caught:
         a.check()
     # 2 x 1024 + 4 * 64 * 4 + 40 bytes
-    assert str(caught.value) == ("UB: S 2×1 KiB + O 1 KiB + m 40 B = 3.0 KiB > 3 KiB (3,112 bytes needed, 3,072 available)")
+    assert str(caught.value) == (
+        "UB: S 2×1 KiB + O 1 KiB + m 40 B = 3.0 KiB > 3 KiB (3,112 bytes needed, 3,072 available)"
+    )
 
 
 def test_overflow_names_every_memory_that_is_too_small() -> None:

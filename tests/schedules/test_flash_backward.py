@@ -487,7 +487,12 @@ def test_a_published_kernel_computes_the_gradients(kernel: str, gradient: str) -
 @pytest.mark.parametrize(
     ("hw", "fields", "size", "message"),
     [
-        ("h200", {"tile_q": 128}, {}, "tile_q: 128; kernel=cudnn has tiles of 64 x 128 with 8 warps, and the kernel sets"),
+        (
+            "h200",
+            {"tile_q": 128},
+            {},
+            "tile_q: 128; kernel=cudnn has tiles of 64 x 128 with 8 warps, and the kernel sets",
+        ),
         ("h200", {"method": "apart"}, {}, "method: apart; kernel=cudnn has"),
         ("h200", {}, {"key": 256, "value": 256}, "cudnn has no layout for head_dim 256"),
         (

@@ -171,7 +171,9 @@ def test_a_mask_hides_a_page_that_is_not_there(last: int) -> None:
     with npusim.record(floats=True) as calls:
         kernels.some_pages[(2,)](**given, n=3, D=size, BN=size)
     if last == 6:
-        with pytest.raises(ProgramError, match=r"K: program \(1, 0, 0\) reads index 111 of an axis of 96 .* T, .* has 6"):
+        with pytest.raises(
+            ProgramError, match=r"K: program \(1, 0, 0\) reads index 111 of an axis of 96 .* T, .* has 6"
+        ):
             _ran(calls[0])
         return
     wanted = np.zeros((2, size, size))
@@ -186,7 +188,10 @@ def test_a_mask_hides_a_page_that_is_not_there(last: int) -> None:
     ("index", "why"),
     [
         ("    i = 8 // p", r"arith\.divsi: program \(0, 0, 0\): a division by 0"),
-        ("    i = p >> (30 + p)", r"arith\.shrsi: program \(2, 0, 0\): a shift of an integer of 32 bits by 32 bits or more"),
+        (
+            "    i = p >> (30 + p)",
+            r"arith\.shrsi: program \(2, 0, 0\): a shift of an integer of 32 bits by 32 bits or more",
+        ),
         ("    i = (p * 2.0).to(tl.int32, bitcast=True)", "the bits of f32 as i32|to float an index"),
     ],
 )

@@ -30,7 +30,9 @@ def _drawn(*shape: int, seed: int = 0, fmt: str = "float32") -> Any:
     return np.random.default_rng(seed).standard_normal(shape).astype(fmt)
 
 
-@pytest.mark.parametrize(("sums", "why"), [(False, "a mask hides elements"), (True, "more values than the program stores")])
+@pytest.mark.parametrize(
+    ("sums", "why"), [(False, "a mask hides elements"), (True, "more values than the program stores")]
+)
 def test_a_mask_that_only_the_result_or_a_choice_has_is_refused(sums: bool, why: str) -> None:
     x = _drawn(6, 32)
     words = {"X": x, "Y": np.zeros_like(x), "N": 32, "B": 32, "SUMS": sums}
