@@ -13,7 +13,6 @@ import numpy as np
 from npusim.kernels.triton.integers import DIVISIONS, SHIFTS, NonlinearError, computed_of, without_sign, wrapped
 from npusim.kernels.triton.listed import elements_of, holds_of, known_of
 from npusim.kernels.triton.values import (
-    MOST_ELEMENTS,
     RELATIONS,
     Affine,
     Condition,
@@ -21,6 +20,7 @@ from npusim.kernels.triton.values import (
     Known,
     Listed,
     ListedMask,
+    refuse_many,
     truth,
 )
 
@@ -112,9 +112,4 @@ def _made(one: Elements, other: Elements, values: Integers, bits: int) -> Elemen
 
 def _refuse_many(op: Op, *values: Elements) -> None:
     """Raise `ProgramError` for more elements than npusim reads one by one."""
-    size = prod(np.broadcast_shapes(*(x.values.shape for x in values)))
-    if size > MOST_ELEMENTS:
-        raise op.fail(
-            f"npusim would have to evaluate {size:,} integers, those of all programs, one by one; allowed: "
-            f"{MOST_ELEMENTS:,}"
-        )
+    refuse_many(op, prod(np.broadcast_shapes(*(x.values.shape for x in values))))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from npusim.kernels.triton.values import (
     ListedMask,
     elements,
     known_elements,
+    refuse_many,
     truth,
 )
 
@@ -82,6 +84,7 @@ def elements_of(op: Op, x: Listed | Affine) -> Integers:
     """Return every element, (program, iteration, *axes); of one that a mask hides `Listed.beyond`, or any."""
     if isinstance(x, Affine):
         return elements(op, x)
+    refuse_many(op, prod(np.broadcast_shapes(x.rest.base.shape, x.at.base.shape)) * prod(x.shape))
     return np.asarray(elements(op, x.rest) + _entries(op, x.table, x.at, x.shape, x.beyond))
 
 
@@ -274,8 +277,9 @@ def compared_by_table(op: Op, relation: str, a: Listed | Affine, b: Listed | Aff
         pair, at = [ends, np.full_like(ends, number)], whole.at
         _refuse_signs(op, relation, *pair)
     else:
-        known = np.logical_and(_defined(op, a), _defined(op, b))
-        *pair, known = np.broadcast_arrays(elements_of(op, one), elements_of(op, other), known)
+        every = elements_of(op, one), elements_of(op, other)
+        refuse_many(op, prod(np.broadcast_shapes(*(x.shape for x in every))))
+        *pair, known = np.broadcast_arrays(*every, np.logical_and(_defined(op, a), _defined(op, b)))
         _refuse_signs(op, relation, *(x[known] for x in pair))
         made = table_of(op, pair[0] - pair[1], known, _shape(a, b), WIDE)
         pair, at = [made.table, np.zeros_like(made.table)], made.at

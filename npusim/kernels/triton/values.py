@@ -407,14 +407,19 @@ def bound_of(d: Affine, relation: str) -> tuple[int, Integers] | None:
     return along[0], np.clip(-d.base + (relation == "sle"), 0, d.shape[along[0]])
 
 
-def elements(op: Op, x: Affine) -> Integers:
-    """Return every element, (program, iteration, *axes); refuse more than `MOST_ELEMENTS`."""
-    if (size := x.base.size * prod(n for n, step in zip(x.shape, x.steps, strict=True) if step)) > MOST_ELEMENTS:
+def refuse_many(op: Op, size: int) -> None:
+    """Raise `ProgramError` for more than `MOST_ELEMENTS` integers of all programs."""
+    if size > MOST_ELEMENTS:
         count = f"{size:,}"
         raise op.fail(
             f"npusim would have to evaluate {count} integers, those of all programs, one by one; allowed: "
             f"{MOST_ELEMENTS:,}"
         )
+
+
+def elements(op: Op, x: Affine) -> Integers:
+    """Return every element, (program, iteration, *axes); refuse more than `MOST_ELEMENTS`."""
+    refuse_many(op, x.base.size * prod(n for n, step in zip(x.shape, x.steps, strict=True) if step))
     made = x.base.reshape(*x.base.shape, *(1 for _ in x.shape))
     for i, (step, n) in enumerate(zip(x.steps, x.shape, strict=True)):
         if step:
