@@ -18,7 +18,7 @@ import csv
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HERE = Path(__file__).resolve().parent
-DEVICE, FILE, OTHERS, L2 = "h200", "recorded.csv", "other_shapes.csv", "repeated"
+DEVICE, FILE, OTHERS = "h200", "recorded.csv", "other_shapes.csv"
+#: Launches of the sweep follow one another on the same inputs (measurements/README.md).
+L2: Final = "repeated"
 #: Configurations of a kernel: the most, and the fewest measured ones of which an order says something.
 MOST, FEWEST = 12, 6
 
