@@ -55,7 +55,7 @@ SECONDS: Mapping[str, int] = MappingProxyType(
         "tiling_mask": 3,
         "tune": 1,
         "sm120": 35,
-        "validation": 260,
+        "validation": 320,
         "volta": 25,
         "gallery": 18,
         "papers": 1,
