@@ -152,3 +152,12 @@ def scaled_groups(X, Scale, Y, SIZE: tl.constexpr, GROUP: tl.constexpr, B: tl.co
         x = tl.load(X + row * SIZE + columns)
         scale = tl.load(Scale + row * (SIZE // GROUP) + columns // GROUP)
         tl.store(Y + row * SIZE + columns, x * scale)
+
+
+@triton.jit
+def by_a_constant(X, Y, Z, d, D: tl.constexpr, B: tl.constexpr):
+    """Elements over a constant of the kernel, and over a number of the launch."""
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    x = tl.load(X + at)
+    tl.store(Y + at, x / D)
+    tl.store(Z + at, x / d)

@@ -167,3 +167,19 @@ def test_groups_of_a_row_that_is_stored_block_after_block(hw: str) -> None:
     x, scale = normal(1, 4, 128), normal(2, 4, 8)
     words = {"X": x, "Scale": scale, "Y": np.zeros_like(x), "SIZE": 128, "GROUP": 16, "B": 64}
     check("scaled_groups", (4,), words, {"Y": x.astype(np.float64) * scale.repeat(16, 1)}, hw)
+
+
+def test_a_division_by_a_constant_is_a_product_with_its_inverse_rounded_once() -> None:
+    """Triton writes div.full.f32 for both divisions, and ptxas a product for the first; 255: quantization on an H200."""
+    from ttir.form_kernels import by_a_constant
+    from ttir.stored import stored
+
+    x = normal(1, 256)
+    words = {"X": x, "Y": np.zeros_like(x), "Z": np.zeros_like(x), "d": 255.0, "D": 255.0, "B": 128}
+    with npusim.record(floats=True) as calls:
+        by_a_constant[(2,)](**words)
+    made = stored(npusim.run(calls[0], hw="h200", rows="all"), words)
+    inverse = np.float32(1.0) / np.float32(255.0)
+    assert np.array_equal(made["Y"].astype(np.float32), x * inverse)
+    assert not np.array_equal(made["Z"], made["Y"])
+    assert np.allclose(made["Z"], made["Y"], rtol=3e-7)

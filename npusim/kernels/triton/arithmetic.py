@@ -108,6 +108,8 @@ _JOINED = MappingProxyType({"andi": "&", "ori": "|", "xori": "^"})
 MASK = "i1"
 #: An exponent whose powers are beyond float32 for 2 and for e, and none of float64.
 _MOST_EXPONENT = 700.0
+#: Magnitudes of divisors that `div.full.f32` does not scale (PTX ISA, div).
+UNSCALED = 2.0**-126, 2.0**126
 
 
 def _root(x: float) -> float:
@@ -521,10 +523,20 @@ class Arithmetic(Draft, ABC):
         is_known = not isinstance(divisor, Number) or divisor.is_known
         return bool(form and fused and all(fused) and is_known and lines.issubset(self.choices.further))
 
+    def _constant_inverse(self, op: Op, divisor: Known) -> float:
+        """Return the inverse, rounded once, by which ptxas multiplies in place of a division by a constant; else 0.
+
+        A divisor that is known at a launch alone, or whose inverse needs a scale, is divided by.
+        """
+        is_known = isinstance(divisor, Number) and divisor.is_known and self.is_literal(op.operands[1])
+        if not is_known or not isinstance(divisor, Number) or not UNSCALED[0] <= abs(divisor.value) <= UNSCALED[1]:
+            return 0.0
+        return float(np.float32(1.0) / np.float32(divisor.value))
+
     def _inverse(self, op: Op, divisor: Known) -> str:
         """Return the inverse of a divisor that has a name or is a number."""
         if isinstance(divisor, Number):
-            return literal(float(div_full(1.0, divisor.value)))
+            return literal(self._constant_inverse(op, divisor) or float(div_full(1.0, divisor.value)))
         return self.choices.form(op.name, shape_of(op.type)[1], "").format("1.0", self.text(divisor))
 
     def _math_fma(self, op: Op, a: Known, b: Known, c: Known) -> None:
@@ -626,6 +638,8 @@ class Arithmetic(Draft, ABC):
             if isinstance(one, Floats) and one.factors and (one.fmt in ("f32", "f16") or stays is not None):
                 return f"fma({', '.join(one.factors)}, {self.text(other)}{form if how == '-' else ''})"
         if how == "/" and (form := self.choices.form(op.name, shape_of(op.type)[1], "")):
+            if inverse := self._constant_inverse(op, b):
+                return _written("*", self.text(a), literal(inverse))
             return form.format(self.text(a), self.text(b))
         return _written(how, self.text(a), self.text(b))
 

@@ -317,6 +317,12 @@ class Draft:
             sizes, strides = tuple(numbers[: len(block)]), tuple(numbers[len(block) :])
             self.values[name] = Descriptor(replace(constant(0), of=name), sizes, strides, block)
 
+    def is_literal(self, name: str) -> bool:
+        """Return whether a compiler knows a value: it is computed from constants of the kernel alone."""
+        leaves = {n for o in self._made if o.name == "arith.constant" for n in o.results}
+        of = self._sources.get(name, ())
+        return name in leaves or (bool(of) and all(map(self.is_literal, of)))
+
     def _count(self, operations: Sequence[Op]) -> None:
         for op in operations:
             ends = [body[-1].operands for body in (op.body, op.otherwise) if body]
