@@ -170,7 +170,7 @@ def test_groups_of_a_row_that_is_stored_block_after_block(hw: str) -> None:
 
 
 def test_a_division_by_a_constant_is_a_product_with_its_inverse_rounded_once() -> None:
-    """Triton writes div.full.f32 for both divisions, and ptxas a product for the first; 255: quantization on an H200."""
+    """Triton writes div.full.f32 for both, and ptxas a product for the first: 255 of quantization on an H200."""
     from ttir.form_kernels import by_a_constant
     from ttir.stored import stored
 
