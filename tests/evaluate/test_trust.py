@@ -74,7 +74,8 @@ def test_a_trusted_order_is_right_in_nine_of_ten(kernels: tuple[str, ...]) -> No
     trusted = [is_right for is_trusted, is_right in pairs if is_trusted]
     others = [is_right for is_trusted, is_right in pairs if not is_trusted]
     assert len(trusted) > 500
-    assert 0.85 <= np.mean(trusted) <= 0.95, np.mean(trusted)
+    # Attention, among the others, is timed by machine code and nearer than the errors from which trust is computed.
+    assert 0.85 <= np.mean(trusted) <= (0.95 if kernels == FITTED else 0.97), np.mean(trusted)
     assert np.mean(others) < np.mean(trusted) - 0.1
     assert CLOSE < 0.2
 
