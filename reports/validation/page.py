@@ -105,7 +105,7 @@ def _short() -> Section:
         "models_low": percent(max(r.error for r in models), sign="+"),
         "models_high": percent(min(r.error for r in models), sign="+"),
         "wrong": ", ".join(f"`{name}`" for name in study.wrong_signs(r.residual for r in rows)) or "none",
-        "faults": f"Without a prediction: {"; ".join(faults)}." if faults else "Every case has a prediction.",
+        "faults": f"Without a prediction: {faults[0]}." if faults else "Every case has a prediction.",
     }
     # As the table has them: another page that shows them must not round once more.
     summary = {
