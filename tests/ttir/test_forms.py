@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -12,10 +12,8 @@ from ml_dtypes import float8_e4m3fn
 import npusim
 from npusim.errors import ProgramError
 from tests.turns import in_turn
-from ttir.test_engines import CLOSE, normal
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from ttir.checked_launches import checked
+from ttir.test_engines import normal
 
 pytestmark = [
     pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]"),
@@ -24,25 +22,7 @@ pytestmark = [
 DEVICES = ("ascend_910b2", "h200")
 
 
-def check(kernel: str, grid: tuple[int, ...], words: dict[str, Any], wanted: Mapping[str, Any], hw: str) -> Any:
-    """Run a launch on a device; each tensor is near its values in float64, or equal where these are integers."""
-    from ttir import form_kernels
-    from ttir.stored import stored
-
-    with npusim.record(floats=True) as calls:
-        getattr(form_kernels, kernel)[grid](**words)
-    done = npusim.run(calls[0], hw=hw, rows="all")
-    made = stored(done, words)
-    for name, values in wanted.items():
-        right = np.asarray(values, np.float64)
-        assert np.array_equal(np.isnan(made[name]), np.isnan(right)), name
-        seen = ~np.isnan(right)
-        if np.asarray(words[name]).dtype.kind in "iub":
-            assert np.array_equal(made[name][seen], right[seen]), name
-            continue
-        error = np.sqrt(((made[name][seen] - right[seen]) ** 2).sum() / (right[seen] ** 2).sum())
-        assert error < CLOSE[str(words[name].dtype)], (name, error)
-    return done
+check = partial(checked, "form_kernels")
 
 
 @pytest.mark.parametrize("hw", in_turn(DEVICES))

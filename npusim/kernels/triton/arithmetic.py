@@ -528,8 +528,9 @@ class Arithmetic(Draft, ABC):
 
         A divisor that is known at a launch alone, or whose inverse needs a scale, is divided by.
         """
-        is_known = isinstance(divisor, Number) and divisor.is_known and self.is_literal(op.operands[1])
-        if not is_known or not isinstance(divisor, Number) or not UNSCALED[0] <= abs(divisor.value) <= UNSCALED[1]:
+        if not isinstance(divisor, Number) or not divisor.is_known or op.operands[1] not in self._literals:
+            return 0.0
+        if not UNSCALED[0] <= abs(divisor.value) <= UNSCALED[1]:
             return 0.0
         return float(np.float32(1.0) / np.float32(divisor.value))
 

@@ -292,8 +292,8 @@ class Draft:
         #: The values that each value is computed from, and the operations that load integers.
         self._sources: dict[str, tuple[str, ...]] = {}
         self._looks: dict[str, Op] = {}
-        self._stores: list[str] = []  # pointers
-        self._store_masks: list[str] = []
+        self._literals = set[str]()  # values that a compiler knows, computed from constants of the kernel alone
+        self._stores, self._store_masks = list[str](), list[str]()  # pointers and masks
         #: Comparisons with 0 that masks of stores are made of, of lanes that are the same in all programs.
         self.stored_lanes = set[tuple[str, int, tuple[int, ...]]]()
         self.hides_first_lanes = False  #: whether a mask hides lanes before those that it leaves
@@ -317,18 +317,15 @@ class Draft:
             sizes, strides = tuple(numbers[: len(block)]), tuple(numbers[len(block) :])
             self.values[name] = Descriptor(replace(constant(0), of=name), sizes, strides, block)
 
-    def is_literal(self, name: str) -> bool:
-        """Return whether a compiler knows a value: it is computed from constants of the kernel alone."""
-        leaves = {n for o in self._made if o.name == "arith.constant" for n in o.results}
-        of = self._sources.get(name, ())
-        return name in leaves or (bool(of) and all(map(self.is_literal, of)))
-
     def _count(self, operations: Sequence[Op]) -> None:
         for op in operations:
             ends = [body[-1].operands for body in (op.body, op.otherwise) if body]
-            self._sources |= dict.fromkeys(op.results, (*op.operands, *chain(*ends)))
+            of = *op.operands, *chain(*ends)
+            self._sources |= dict.fromkeys(op.results, of)
             if op.name == "scf.for":
                 self._sources |= {n: (start, *chain(*ends)) for n, start in zip(*_carried(op), strict=True)}
+            if op.name == "arith.constant" or (of and self._literals.issuperset(of)):
+                self._literals.update(op.results)
             if op.name == "tt.load" and shape_of(op.type)[1] not in FORMATS:
                 self._looks[op.results[0]] = op
             if op.name in ("tt.store", "tt.descriptor_store"):
