@@ -226,10 +226,17 @@ class Growing:
         return plain(other) / operator.index(self)
 
     def __rfloordiv__(self, other: object) -> int:
-        return plain(other) // operator.index(self)
+        return 0 if self._exceeds(other) else plain(other) // self.value
 
     def __rmod__(self, other: object) -> int:
-        return plain(other) % operator.index(self)
+        return plain(other) if self._exceeds(other) else plain(other) % self.value
+
+    def _exceeds(self, other: object) -> bool:
+        """Return whether this divisor is above a number that is not negative, as it is from some length on."""
+        is_above = self > other
+        if plain(other) < 0 or (not is_above and min(self.slopes) < 0):
+            self.growth.refuse("a quotient by an integer that grows")
+        return is_above and plain(other) >= 0
 
     def __hash__(self) -> int:
         return hash(operator.index(self))
