@@ -18,6 +18,7 @@ import numpy as np
 
 from npusim.formats import get_format
 from npusim.kernels.triton.ttir_text import FORMATS, shape_of
+from npusim.program.ir.tile import in_a_row
 
 if TYPE_CHECKING:
     from npusim.kernels.triton.ttir_text import Op
@@ -49,6 +50,15 @@ class Tensor:
     def steps(self) -> tuple[int, ...]:
         """Elements from one to the next along each axis."""
         return self.strides or tuple(prod(self.shape[i + 1 :]) for i in range(len(self.shape)))
+
+    def piece(self, rows: int, cols: int) -> int:
+        """Return how many elements of a part of a matrix follow one another in memory."""
+        *_, down, across = self.steps
+        if self.is_transposed and not self.strides:
+            down, across = 1, self.shape[-2]
+        if across == 1:
+            return in_a_row(cols, rows, down)
+        return in_a_row(rows, cols, across) if down == 1 else 1
 
     @property
     def is_interleaved(self) -> bool:
