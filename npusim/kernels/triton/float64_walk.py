@@ -22,6 +22,7 @@ from npusim import formats
 from npusim.errors import ProgramError
 from npusim.kernels.triton.added_parts import has_atomics
 from npusim.kernels.triton.arithmetic import BINARY, LIBDEVICE, NUMBERS, TO_WHOLE
+from npusim.kernels.triton.integers import high_bits_of
 from npusim.kernels.triton.own_maxima import with_maxima
 from npusim.kernels.triton.reloaded import with_values_kept
 from npusim.kernels.triton.rolled_rows import with_scratch_kept
@@ -57,6 +58,12 @@ def _unsigned(function: Callable[..., Array]) -> Callable[..., Array]:
     return of
 
 
+def _high_bits(a: Array, b: Array) -> Array:
+    """Return the upper halves of the bits of products of integers without a sign."""
+    bits = a.dtype.itemsize * 8
+    return np.asarray(high_bits_of(a.astype(np.int64), b.astype(np.int64), bits), a.dtype)
+
+
 def _quotient(a: Array, b: Array) -> Array:
     return np.asarray((a - np.fmod(a, b)) // b, a.dtype)
 
@@ -68,7 +75,7 @@ _INTEGERS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     | {"andi": np.bitwise_and, "ori": np.bitwise_or, "xori": np.bitwise_xor}
     | {"shli": np.left_shift, "shrsi": np.right_shift, "shrui": _unsigned(np.right_shift)}
     | {"minsi": np.minimum, "maxsi": np.maximum, "divui": _unsigned(np.floor_divide), "remui": _unsigned(np.remainder)}
-    | {"minui": _unsigned(np.minimum), "maxui": _unsigned(np.maximum)}
+    | {"minui": _unsigned(np.minimum), "maxui": _unsigned(np.maximum), "mulhiui": _high_bits}
 )
 _RELATIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal}
@@ -288,7 +295,7 @@ class ExactProgram:
         x = [self.env[n] for n in op.operands]
         if (method := getattr(self, f"_{family}_{name}", None)) is not None:
             return method(op, *x)
-        if family == "arith" and name in _INTEGERS:
+        if family in ("arith", "tt") and name in _INTEGERS:
             return np.asarray(_INTEGERS[name](*x))
         if op.name in BINARY:
             return np.asarray(NUMBERS[BINARY[op.name]](*x, F64))

@@ -33,6 +33,10 @@ class NonlinearError(ProgramError):
     """Integers of a block that are not linear along its axes, nor by a list along one."""
 
 
+class WrapsError(NonlinearError):
+    """Integers of a block that wrap within it: linear up to there, and no addresses."""
+
+
 def _quotient(x: Integers, y: Integers) -> Integers:
     return (x - np.fmod(x, y)) // y  # toward 0, as C has it
 
@@ -52,8 +56,8 @@ _SIGNED: Mapping[str, Callable[..., Any]] = MappingProxyType(
 _UNSIGNED: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {"divui": np.floor_divide, "remui": np.mod, "minui": np.minimum, "maxui": np.maximum, "shrui": np.right_shift}
 )
-#: Operations whose result may be beyond its type, where it wraps.
-_WRAPPING = ("addi", "subi", "muli", "shli")
+#: Half of the bits of a 64-bit integer, and the lower half.
+_HALF, _LOWER = np.uint64(32), np.uint64((1 << 32) - 1)
 #: Operations by their second operand: one that is 0 has no result, and one that is the number of bits or more.
 DIVISIONS, SHIFTS = ("divsi", "divui", "remsi", "remui"), ("shli", "shrsi", "shrui")
 
@@ -78,6 +82,16 @@ def wrapped(values: Integers, bits: int) -> Integers:
 def without_sign(values: Integers, bits: int) -> Unsigned:
     """Return integers of a type as numbers without a sign."""
     return values.astype(np.int64).view(np.uint64) & np.uint64((1 << bits) - 1)
+
+
+def _high_bits(x: Unsigned, y: Unsigned, bits: int) -> Unsigned:
+    """Return the upper half of the bits of products of integers without a sign."""
+    if bits <= WIDE // 2:
+        return (x * y) >> np.uint64(bits)
+    (high, low), (other_high, other_low) = ((each >> _HALF, each & _LOWER) for each in (x, y))
+    first, second = high * other_low, low * other_high
+    carried = ((low * other_low) >> _HALF) + (first & _LOWER) + (second & _LOWER)
+    return np.asarray(high * other_high + (first >> _HALF) + (second >> _HALF) + (carried >> _HALF), np.uint64)
 
 
 def integers(op: Op, a: Affine, b: Affine, *, begins: bool = True) -> tuple[Affine, NDArray[np.bool_] | None]:
@@ -124,6 +138,11 @@ def _nonlinear(op: Op, why: str) -> NonlinearError:
     return NonlinearError(f"{op.line}: {why}")
 
 
+def high_bits_of(x: Integers, y: Integers, bits: int) -> Integers:
+    """Return the upper halves of the bits of products of integers of a type without a sign, as its integers."""
+    return wrapped(_high_bits(without_sign(x, bits), without_sign(y, bits), bits).view(np.int64), bits)
+
+
 def computed_of(op: Op, name: str, x: Integers, y: Integers, bits: int) -> Integers:
     """Return an operation (``divsi``, ...) of integers by their elements, in a type of so many bits."""
     with np.errstate(all="ignore"):
@@ -131,6 +150,8 @@ def computed_of(op: Op, name: str, x: Integers, y: Integers, bits: int) -> Integ
             return wrapped(function(x, y), bits)
         if name in _UNSIGNED:
             return wrapped(_UNSIGNED[name](*(without_sign(z, bits) for z in (x, y))).view(np.int64), bits)
+        if name == "mulhiui":
+            return high_bits_of(x, y, bits)
     raise op.fail(
         f"{op.name} of integers is not supported; allowed: sums, products, quotients, shifts, minima and maxima"
     )
@@ -213,7 +234,8 @@ def within(op: Op, x: Affine) -> Affine:
         return made
     along = [i for i, e in enumerate(ends) if e]
     if len(along) != 1 or falls or x.bits >= WIDE:
-        raise op.fail(f"{op.name}: the indices of a block overflow {x.bits} bits and wrap within the block")
+        why = f"the indices of a block overflow {x.bits} bits and wrap within the block"
+        raise WrapsError(f"{op.line}: {op.name}: {why}")
     fits = (high - made.base) // steps[along[0]] + 1
     left = [lesser(each, fits) if i == along[0] else each for i, each in enumerate(x.limits())]
     return replace(made, left=tuple(map(_ended, left, x.shape)))

@@ -16,7 +16,7 @@ import numpy as np
 from npusim.errors import ProgramError
 from npusim.kernels.form.lowering import Kernel
 from npusim.kernels.triton.integers import bits_of, limits_of
-from npusim.kernels.triton.ttir_text import FORMATS, WHOLE, Function, Line, Op, shape_of
+from npusim.kernels.triton.ttir_text import EXACT_BITS, EXACT_FORMAT, FORMATS, WHOLE, Function, Line, Op, shape_of
 from npusim.kernels.triton.values import (
     Affine,
     Booleans,
@@ -119,7 +119,9 @@ class Choices:
 
     def fmt(self, name: str) -> str:
         """Return the format that TTIR calls by a name."""
-        return "float64" if self.is_exact else (FORMATS.get(name) or WHOLE[name])
+        if self.is_exact:
+            return "float64"
+        return EXACT_FORMAT if name == EXACT_BITS else FORMATS.get(name) or WHOLE[name]
 
 
 @dataclass

@@ -22,7 +22,7 @@ from npusim.kernels.triton.element_wise import elements_in
 from npusim.kernels.triton.integers import bits_of, computed_of, limits_of, without_sign, wrapped
 from npusim.kernels.triton.kernel_draft import Choices
 from npusim.kernels.triton.tensor_axes import IntegerTensor, MaskView, View
-from npusim.kernels.triton.ttir_text import WHOLE, Function, Op, makers, shape_of
+from npusim.kernels.triton.ttir_text import EXACT_BITS, WHOLE, Function, Op, makers, shape_of
 from npusim.kernels.triton.values import (
     AXES,
     Affine,
@@ -133,7 +133,7 @@ class WholeNumbers(Arithmetic, ABC):
             )
         if is_bytes:
             self.notes.append(f"{op.line}: {of}: the stored bytes are FP8 numbers, and these are the values here")
-        elif kind not in WHOLE:
+        elif kind not in WHOLE and kind != EXACT_BITS:
             raise op.fail(f"tl.store of integers of {kind} is not supported; allowed: {', '.join(WHOLE)}")
         self._said_as(op, of, kind)
         ones, memory = (1,) * len(AXES), (tensor.storage, tensor.offset)
