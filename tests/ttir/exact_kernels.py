@@ -76,3 +76,74 @@ def weighted_by_place(X, Y, n, B: tl.constexpr):
         x = tl.load(X + tl.program_id(0) * n + at, mask=at < n, other=0.0)
         out += x * (at * at).to(tl.float32)
     tl.store(Y + tl.program_id(0), tl.sum(out, 0))
+
+
+@triton.jit
+def exponents(X, E, Y, n, B: tl.constexpr):
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    inside = at < n
+    x = tl.load(X + at, mask=inside, other=1.0)
+    bits = x.to(tl.int32, bitcast=True)
+    exponent = ((bits >> 23) & 0xFF) - 127
+    tl.store(E + at, exponent, mask=inside)
+    tl.store(Y + at, x * ((127 - exponent) << 23).to(tl.float32, bitcast=True), mask=inside)
+
+
+@triton.jit
+def rounded_by_hand(X, Y, n, B: tl.constexpr):
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    bits = tl.load(X + at, mask=at < n).to(tl.uint32, bitcast=True)
+    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+    tl.store(Y + at, bits.to(tl.float32, bitcast=True), mask=at < n)
+
+
+@triton.jit
+def scaled_by_powers(X, Y, S, G: tl.constexpr):
+    at = tl.program_id(0) * G + tl.arange(0, G)
+    x = tl.load(X + at).to(tl.float32)
+    bits = tl.max(tl.abs(x), 0).to(tl.uint32, bitcast=True)
+    exponent = (bits >> 23) & 0xFF
+    exponent += tl.where((bits & 0x7FFFFF) != 0, 1, 0)
+    tl.store(S + tl.program_id(0), exponent.to(tl.uint8))
+    tl.store(Y + at, x / (exponent << 23).to(tl.float32, bitcast=True))
+
+
+@triton.jit
+def hashed(X, Y, Z, n, B: tl.constexpr):
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    inside = at < n
+    x = tl.load(X + at, mask=inside, other=0.0)
+    bits = x.to(tl.int32, bitcast=True) * 16777619
+    bits = (bits ^ (bits >> 15)) // 7 + bits % 5
+    tl.store(Y + at, tl.where(bits > 100, bits, -bits), mask=inside)
+    upper = x.to(tl.uint32, bitcast=True)
+    tl.store(Z + at, upper.to(tl.float32) * tl.where(upper > 0x80000000, 1.0, 2.0), mask=inside)
+
+
+@triton.jit
+def summed_integers(X, Y, Z, n, B: tl.constexpr):
+    at = tl.arange(0, B)
+    row = tl.program_id(0) * n + at
+    x = tl.load(X + row, mask=at < n, other=0.0)
+    whole = (x * 1e8).to(tl.int32)
+    tl.store(Y + tl.program_id(0), tl.sum(whole, 0))
+    tl.store(Z + row, (whole - 1).to(tl.int64), mask=at < n)
+
+
+@triton.jit
+def either(a, b):
+    return a | b
+
+
+@triton.jit
+def packed(W, Y, N: tl.constexpr, BITS: tl.constexpr):
+    at = tl.arange(0, N)
+    values = tl.load(W + tl.program_id(0) * N + at).to(tl.int32)
+    tl.store(Y + tl.program_id(0), tl.reduce(values << (at * BITS), 0, either))
+
+
+@triton.jit
+def halves(X, E, n, B: tl.constexpr):
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    bits = tl.load(X + at, mask=at < n, other=0.0).to(tl.int16, bitcast=True)
+    tl.store(E + at, ((bits >> 10) & 0x1F).to(tl.int32) - 15, mask=at < n)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ml_dtypes import bfloat16
 
 from tests.turns import in_turn
 from ttir.checked_launches import checked
@@ -96,3 +97,60 @@ def test_places_in_a_row_as_numbers_in_a_loop(hw: str) -> None:
     x = normal(1, 3, 200)
     words = {"X": x, "Y": np.zeros(3, np.float32), "n": 200, "B": 64}
     check("weighted_by_place", (3,), words, {"Y": (x.astype(float) * np.arange(200.0) ** 2).sum(1)}, hw)
+
+
+@pytest.mark.parametrize("hw", in_turn(DEVICES))
+def test_exponents_are_read_from_bits_and_made_of_them(hw: str) -> None:
+    x = normal(1, 100)
+    mantissa, exponent = np.frexp(x)
+    words = {"X": x, "E": np.zeros(100, np.int32), "Y": np.zeros_like(x), "n": 100, "B": 64}
+    check("exponents", (2,), words, {"E": exponent - 1, "Y": mantissa * 2}, hw)
+
+
+@pytest.mark.parametrize("hw", in_turn(DEVICES, start=1))
+def test_bits_rounded_by_hand_to_bfloat16(hw: str) -> None:
+    x = normal(1, 100)
+    words = {"X": x, "Y": np.zeros_like(x), "n": 100, "B": 64}
+    check("rounded_by_hand", (2,), words, {"Y": x.astype(bfloat16).astype(np.float32)}, hw, close=1e-12)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_scales_of_powers_of_two_are_stored_as_bytes(hw: str) -> None:
+    x = normal(1, 4, 32).astype(np.float16)
+    exponent = np.ceil(np.log2(np.abs(x.astype(float)).max(1)))
+    words = {"X": x, "Y": np.zeros((4, 32), np.float32), "S": np.zeros(4, np.uint8), "G": 32}
+    check("scaled_by_powers", (4,), words, {"S": exponent + 127, "Y": x / 2.0 ** exponent[:, None]}, hw, close=1e-12)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_integers_of_32_bits_wrap_and_are_divided_toward_0(hw: str) -> None:
+    x = normal(1, 100)
+    bits = (x.view(np.int32).astype(np.int64) * 16777619).astype(np.int32).astype(np.int64)
+    mixed = bits ^ (bits >> 15)
+    mixed = (np.sign(mixed) * (np.abs(mixed) // 7) + np.fmod(bits, 5)).astype(np.int32)
+    upper = x.view(np.uint32)
+    wanted = upper.astype(np.float32) * np.where(upper > 0x80000000, 1, 2).astype(np.float32)
+    words = {"X": x, "Y": np.zeros(100, np.int32), "Z": np.zeros_like(x), "n": 100, "B": 64}
+    check("hashed", (2,), words, {"Y": np.where(mixed > 100, mixed, -mixed), "Z": wanted}, hw, close=1e-12)
+
+
+@pytest.mark.parametrize("hw", in_turn(DEVICES))
+def test_sums_of_integers_of_any_magnitude(hw: str) -> None:
+    x = normal(1, 3, 50)
+    whole = (x * np.float32(1e8)).astype(np.int64)
+    words = {"X": x, "Y": np.zeros(3, np.int32), "Z": np.zeros((3, 50), np.int64), "n": 50, "B": 64}
+    check("summed_integers", (3,), words, {"Y": whole.sum(1).astype(np.int32), "Z": whole - 1}, hw)
+
+
+@pytest.mark.parametrize("hw", in_turn(DEVICES, start=1))
+def test_integers_that_a_row_packs_into_one(hw: str) -> None:
+    w = np.random.default_rng(1).integers(0, 16, (6, 8)).astype(np.uint8)
+    wanted = (w.astype(np.int64) << (4 * np.arange(8))).sum(1).astype(np.int32)
+    check("packed", (6,), {"W": w, "Y": np.zeros(6, np.int32), "N": 8, "BITS": 4}, {"Y": wanted}, hw)
+
+
+@pytest.mark.parametrize("hw", in_turn(DEVICES))
+def test_bits_of_halves(hw: str) -> None:
+    x = normal(1, 100).astype(np.float16)
+    words = {"X": x, "E": np.zeros(100, np.int32), "n": 100, "B": 64}
+    check("halves", (2,), words, {"E": np.frexp(x.astype(float))[1] - 1}, hw)

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from npusim import formats
 from npusim.errors import ProgramError
+from npusim.formats.whole import bits_of_floats, floats_of_bits, whole_operation
 from npusim.kernels.triton.added_parts import has_atomics
 from npusim.kernels.triton.arithmetic import BINARY, LIBDEVICE, NUMBERS, TO_WHOLE
-from npusim.kernels.triton.integers import high_bits_of
 from npusim.kernels.triton.own_maxima import with_maxima
 from npusim.kernels.triton.reloaded import with_values_kept
 from npusim.kernels.triton.rolled_rows import with_scratch_kept
@@ -61,7 +61,7 @@ def _unsigned(function: Callable[..., Array]) -> Callable[..., Array]:
 def _high_bits(a: Array, b: Array) -> Array:
     """Return the upper halves of the bits of products of integers without a sign."""
     bits = a.dtype.itemsize * 8
-    return np.asarray(high_bits_of(a.astype(np.int64), b.astype(np.int64), bits), a.dtype)
+    return np.asarray(whole_operation("mulhiui", a.astype(np.int64), b.astype(np.int64), bits), a.dtype)
 
 
 def _quotient(a: Array, b: Array) -> Array:
@@ -96,7 +96,7 @@ _REDUCTIONS: Mapping[str, Callable[[Array], Any]] = MappingProxyType(
     }
 )
 #: Operations without rounding, and what gives a block its shape.
-_SHAPED = ("arith.truncf", "arith.extf", "tt.fp_to_fp", "tt.bitcast", "ttg.convert_layout", "tt.broadcast", "tt.splat")
+_SHAPED = ("arith.truncf", "arith.extf", "tt.fp_to_fp", "ttg.convert_layout", "tt.broadcast", "tt.splat")
 _NOTHING = ("llvm.intr.assume", "tt.assert", "gpu.barrier", "block")
 
 
@@ -350,6 +350,15 @@ class ExactProgram:
         return np.asarray(x).astype(_DTYPES[shape_of(op.type)[1]])
 
     _arith_extsi = _arith_trunci = _arith_index_cast = _arith_sitofp = _converted
+
+    def _tt_bitcast(self, op: Op, x: Array) -> Elements:
+        """Read bits as those of another type: of floats those of their format, to which they are rounded."""
+        of, to = (shape_of(t)[1] for t in op.text.partition(" : ")[2].split(" -> "))
+        if of in FORMATS and to not in FORMATS and not of.startswith("f8"):  # bytes of FP8 are stored as its numbers
+            return np.asarray(bits_of_floats(np.asarray(x), FORMATS[of], F64)).astype(_DTYPES[to])
+        if to in FORMATS and of not in FORMATS:
+            return floats_of_bits(np.asarray(x), FORMATS[to], F64)
+        return self._shaped(op, x)
 
     def _arith_extui(self, op: Op, x: Array) -> Array:
         x = np.asarray(x)

@@ -8,25 +8,23 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from npusim.errors import ProgramError
+from npusim.formats.whole import WHOLE_OPERATIONS, WIDE, whole_limits, whole_operation, wrapped
 from npusim.kernels.triton.ttir_text import shape_of
 from npusim.kernels.triton.values import Affine, Condition, Integers, affine, elements, known_elements, lesser
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from npusim.kernels.triton.ttir_text import Op
 
-#: Bits of an address, and of an index.
-WIDE = 64
 _TOP = np.int64(-(1 << (WIDE - 1)))
-Unsigned = NDArray[np.uint64]
 
 
 class NonlinearError(ProgramError):
@@ -37,27 +35,6 @@ class WrapsError(NonlinearError):
     """Integers of a block that wrap within it: linear up to there, and no addresses."""
 
 
-def _quotient(x: Integers, y: Integers) -> Integers:
-    return (x - np.fmod(x, y)) // y  # toward 0, as C has it
-
-
-_SIGNED: Mapping[str, Callable[..., Any]] = MappingProxyType(
-    {
-        "divsi": _quotient,
-        "remsi": np.fmod,
-        "minsi": np.minimum,
-        "maxsi": np.maximum,
-        "shrsi": np.right_shift,
-        "andi": np.bitwise_and,
-        "ori": np.bitwise_or,
-        "xori": np.bitwise_xor,
-    }
-)
-_UNSIGNED: Mapping[str, Callable[..., Any]] = MappingProxyType(
-    {"divui": np.floor_divide, "remui": np.mod, "minui": np.minimum, "maxui": np.maximum, "shrui": np.right_shift}
-)
-#: Half of the bits of a 64-bit integer, and the lower half.
-_HALF, _LOWER = np.uint64(32), np.uint64((1 << 32) - 1)
 #: Operations by their second operand: one that is 0 has no result, and one that is the number of bits or more.
 DIVISIONS, SHIFTS = ("divsi", "divui", "remsi", "remui"), ("shli", "shrsi", "shrui")
 
@@ -66,32 +43,6 @@ def bits_of(type_: str) -> int:
     """Return the bits of a type of integers, a scalar's, a block's or what pointers point to; of an index `WIDE`."""
     match = re.fullmatch(r"i(\d+)", shape_of(type_)[1])
     return int(match[1]) if match else WIDE
-
-
-def limits_of(bits: int) -> tuple[int, int]:
-    """Return the smallest and the largest integer of a type, with its sign; 0 and 1 of one bit."""
-    return (0, 1) if bits == 1 else (-1 << (bits - 1), (1 << (bits - 1)) - 1)
-
-
-def wrapped(values: Integers, bits: int) -> Integers:
-    """Return the last bits of integers, as numbers with a sign."""
-    low = limits_of(bits)[0]
-    return values if bits >= WIDE else ((values - low) & ((1 << bits) - 1)) + low
-
-
-def without_sign(values: Integers, bits: int) -> Unsigned:
-    """Return integers of a type as numbers without a sign."""
-    return values.astype(np.int64).view(np.uint64) & np.uint64((1 << bits) - 1)
-
-
-def _high_bits(x: Unsigned, y: Unsigned, bits: int) -> Unsigned:
-    """Return the upper half of the bits of products of integers without a sign."""
-    if bits <= WIDE // 2:
-        return (x * y) >> np.uint64(bits)
-    (high, low), (other_high, other_low) = ((each >> _HALF, each & _LOWER) for each in (x, y))
-    first, second = high * other_low, low * other_high
-    carried = ((low * other_low) >> _HALF) + (first & _LOWER) + (second & _LOWER)
-    return np.asarray(high * other_high + (first >> _HALF) + (second >> _HALF) + (carried >> _HALF), np.uint64)
 
 
 def integers(op: Op, a: Affine, b: Affine, *, begins: bool = True) -> tuple[Affine, NDArray[np.bool_] | None]:
@@ -128,38 +79,22 @@ def integers(op: Op, a: Affine, b: Affine, *, begins: bool = True) -> tuple[Affi
     return _by_elements(op, name, a, b, Affine(a.base, a.steps, shape, "", left, bits, said)), None
 
 
-#: Functions of integers that wrap, for blocks that are no linear ones.
-_MODULAR: Mapping[str, Callable[..., Any]] = MappingProxyType(
-    {"addi": np.add, "subi": np.subtract, "addptr": np.add, "muli": np.multiply, "shli": np.left_shift}
-)
-
-
 def _nonlinear(op: Op, why: str) -> NonlinearError:
     return NonlinearError(f"{op.line}: {why}")
 
 
-def high_bits_of(x: Integers, y: Integers, bits: int) -> Integers:
-    """Return the upper halves of the bits of products of integers of a type without a sign, as its integers."""
-    return wrapped(_high_bits(without_sign(x, bits), without_sign(y, bits), bits).view(np.int64), bits)
-
-
 def computed_of(op: Op, name: str, x: Integers, y: Integers, bits: int) -> Integers:
     """Return an operation (``divsi``, ...) of integers by their elements, in a type of so many bits."""
-    with np.errstate(all="ignore"):
-        if (function := _SIGNED.get(name) or _MODULAR.get(name)) is not None:
-            return wrapped(function(x, y), bits)
-        if name in _UNSIGNED:
-            return wrapped(_UNSIGNED[name](*(without_sign(z, bits) for z in (x, y))).view(np.int64), bits)
-        if name == "mulhiui":
-            return high_bits_of(x, y, bits)
-    raise op.fail(
-        f"{op.name} of integers is not supported; allowed: sums, products, quotients, shifts, minima and maxima"
-    )
+    if name not in WHOLE_OPERATIONS:
+        raise op.fail(
+            f"{op.name} of integers is not supported; allowed: sums, products, quotients, shifts, minima and maxima"
+        )
+    return whole_operation(name, x, y, bits)
 
 
 def _by_elements(op: Op, name: str, a: Affine, b: Affine, like: Affine) -> Affine:
     """Return the result of an operation without a linear form, of all elements; it has to be linear all the same."""
-    if name in _UNSIGNED:
+    if name.endswith("ui"):
         like = replace(like, overflow="")  # integers without a sign wrap as they are meant to
 
     def computed(x: Integers, y: Integers) -> Integers:
@@ -211,7 +146,7 @@ def _typed(
     op: Op, x: Affine, a: Affine, b: Affine, function: Callable[[Any, Any], Any]
 ) -> tuple[Affine, NDArray[np.bool_] | None]:
     """Return a function of two integers, computed in 64 bits, as its type has it, and where it wraps."""
-    (least, most), (low, high) = _reach(a, b, function), limits_of(x.bits)
+    (least, most), (low, high) = _reach(a, b, function), whole_limits(x.bits)
     if low <= least and most <= high:
         return x, None
     made = within(op, x)
@@ -225,7 +160,7 @@ def within(op: Op, x: Affine) -> Affine:
 
     Raises `ProgramError` where other elements wrap.
     """
-    low, high = limits_of(x.bits)
+    low, high = whole_limits(x.bits)
     steps = tuple(int(wrapped(np.array(s & ((1 << WIDE) - 1), np.uint64).view(np.int64), x.bits)) for s in x.steps)
     made = replace(x, base=wrapped(x.base, x.bits), steps=steps)
     ends = [s * (n - 1) for s, n in zip(steps, x.shape, strict=True)]
@@ -294,7 +229,7 @@ def _difference(op: Op, a: Affine, b: Affine) -> Affine:
     steps = tuple(x - y for x, y in zip(a.steps, b.steps, strict=True))
     low, high = _reach(a, b, lambda x, y: x - y)
     shape = tuple(map(min, a.shape, b.shape))
-    if limits_of(WIDE)[0] <= low and high <= limits_of(WIDE)[1]:
+    if whole_limits(WIDE)[0] <= low and high <= whole_limits(WIDE)[1]:
         return Affine(a.base - b.base, steps, shape)
     if any(a.steps) or any(b.steps):
         raise op.fail("a comparison of a block's indices that differ by more than 64 bits is not supported")

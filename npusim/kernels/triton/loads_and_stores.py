@@ -9,9 +9,10 @@ from itertools import chain, count
 import numpy as np
 
 from npusim.errors import ProgramError
+from npusim.formats.whole import wrapped
 from npusim.kernels.triton.calls import INTEGERS
 from npusim.kernels.triton.exact_integers import ExactIntegers
-from npusim.kernels.triton.integers import bits_of, wrapped
+from npusim.kernels.triton.integers import bits_of
 from npusim.kernels.triton.kernel_draft import Load, Stored
 from npusim.kernels.triton.listed import by_one_list, elements_of, first_ones, rows_of, table_of, where_held
 from npusim.kernels.triton.tensor_axes import NO_GROUPS, GatheredView, IntegerTensor, MaskView, View
