@@ -523,6 +523,26 @@ class ExactProgram:
         return self._run(op.body if condition else op.otherwise) or []
 
 
+def values_of(function: Function, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a kernel's parameters where a program begins."""
+    values, parameters = dict[str, Any](), list(function.parameters.items())
+    while parameters:
+        name, kind = parameters.pop(0)
+        x = arguments[name]
+        if kind.startswith("!tt.tensordesc"):
+            count = 2 * len(shape_of(kind)[0])  # its sizes and strides are parameters behind it
+            values[name] = DescribedBlock(Pointer(name, np.asarray(0)), x.described, x.described_by, shape_of(kind)[0])
+            numbers = (np.asarray(n, np.int64) for n in (*x.described, *x.described_by))
+            values |= zip([n for n, _ in parameters[:count]], numbers, strict=True)
+            del parameters[:count]
+        elif "ptr" in kind:
+            values[name] = Pointer(name, np.asarray(0, np.int64))
+        else:
+            number = np.float32(x) if kind in FORMATS else x  # as a launch passes it
+            values[name] = np.asarray(number).astype(_DTYPES[kind])
+    return values
+
+
 class ExactLaunch:
     """The results of a launch in float64, by the programs that store them."""
 
@@ -546,24 +566,7 @@ class ExactLaunch:
         self._latest: tuple[Any, dict[tuple[str, int, int], Array]] | None = None
         #: Of the latest results that were wanted together: their rows, and all of them.
         self._together: tuple[list[KeptResult], dict[tuple[str, int, int], Array]] | None = None
-        self.values = dict[str, Any]()
-        parameters = list(function.parameters.items())
-        while parameters:
-            name, kind = parameters.pop(0)
-            x = arguments[name]
-            if kind.startswith("!tt.tensordesc"):
-                count = 2 * len(shape_of(kind)[0])  # its sizes and strides are parameters behind it
-                self.values[name] = DescribedBlock(
-                    Pointer(name, np.asarray(0)), x.described, x.described_by, shape_of(kind)[0]
-                )
-                numbers = (np.asarray(n, np.int64) for n in (*x.described, *x.described_by))
-                self.values |= zip([n for n, _ in parameters[:count]], numbers, strict=True)
-                del parameters[:count]
-            elif "ptr" in kind:
-                self.values[name] = Pointer(name, np.asarray(0, np.int64))
-            else:
-                number = np.float32(x) if kind in FORMATS else x  # as a launch passes it
-                self.values[name] = np.asarray(number).astype(_DTYPES[kind])
+        self.values = values_of(function, arguments)
 
     def rows(self, inputs: HeadSource, batch: int, head: int, row: int, rows: int) -> NDArray[np.float64]:
         """Return rows (rows, columns) of the first result's head, NaN where no program of the launch stores."""
