@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from npusim.errors import FormatError, ProgramError
 from npusim.formats import BLOCK_FORMATS, MAX_NANS, RELATIONS, combine_of, get_format, get_scale_rule, stored_format
 from npusim.formats.scans import INVERSE_ORDERS, SCAN_ORDERS
+from npusim.formats.whole import WHOLE_OPERATIONS
 from npusim.late_methods import dataclass
 from npusim.program.ir.op import COMPARED, MASK, PLAIN, REVERSE, Attributes, Opcode
 from npusim.program.ir.opaque import varying
@@ -68,6 +69,8 @@ WRITTEN: Mapping[Opcode, str] = MappingProxyType(
         Opcode.MIN: "minimum({}, {})",
         Opcode.COMPARE: "compare({}, {}, {variant!r})",
         Opcode.LOGIC: "({} {variant} {})",
+        Opcode.INTEGER: "integers({}, {}, {variant!r})",
+        Opcode.BITS: "bits({}, {variant!r})",
         Opcode.SELECT: "where({}, {}, {})",
     }
 )
@@ -691,6 +694,27 @@ def compare(a: Source, b: Source, relation: str) -> Value:
     if relation not in RELATIONS:
         fail(f"compare({a}, {b}, {relation!r}): unknown relation; allowed: {', '.join(RELATIONS)}")
     return _binary(Opcode.COMPARE, a, b, Attributes(variant=relation), MASK)
+
+
+def integers(a: Source, b: Source, how: str) -> Value:
+    """Return an operation of integers, or of whole numbers; ``how``: LLVM's name and the bits of the type in which it
+    wraps, as ``addi.32``.
+    """
+    name, _, width = how.partition(".")
+    if name not in WHOLE_OPERATIONS or not width.isdigit():
+        fail(f"integers({a}, {b}, {how!r}): unknown operation; allowed: {', '.join(WHOLE_OPERATIONS)}, each with .BITS")
+    return _binary(Opcode.INTEGER, a, b, Attributes(variant=how))
+
+
+def bits(a: Value, how: str, fmt: str) -> Value:
+    """Return the bits of floats of a format as integers (``bits.FORMAT``), or the floats of these bits
+    (``floats.FORMAT``), in ``fmt``.
+    """
+    way, _, of = how.partition(".")
+    if way not in ("bits", "floats") or not isinstance(a, Value):
+        fail(f"bits({a}, {how!r}): a value is read by 'bits.FORMAT' or 'floats.FORMAT'")
+    _checked(of)
+    return _rows(Opcode.BITS, a.axes, _checked(fmt), (a,), Attributes(variant=how))
 
 
 def where(mask: Value | tuple[Value, ...] | None, kept: Source, other: Source, fmt: str = "") -> Value:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from npusim import formats
 from npusim.errors import ProgramError
+from npusim.formats.whole import bits_of_floats, floats_of_bits, whole_operation
 from npusim.kernels.triton.added_parts import has_atomics
 from npusim.kernels.triton.arithmetic import BINARY, LIBDEVICE, NUMBERS, TO_WHOLE
 from npusim.kernels.triton.own_maxima import with_maxima
@@ -57,6 +58,12 @@ def _unsigned(function: Callable[..., Array]) -> Callable[..., Array]:
     return of
 
 
+def _high_bits(a: Array, b: Array) -> Array:
+    """Return the upper halves of the bits of products of integers without a sign."""
+    bits = a.dtype.itemsize * 8
+    return np.asarray(whole_operation("mulhiui", a.astype(np.int64), b.astype(np.int64), bits), a.dtype)
+
+
 def _quotient(a: Array, b: Array) -> Array:
     return np.asarray((a - np.fmod(a, b)) // b, a.dtype)
 
@@ -68,7 +75,7 @@ _INTEGERS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     | {"andi": np.bitwise_and, "ori": np.bitwise_or, "xori": np.bitwise_xor}
     | {"shli": np.left_shift, "shrsi": np.right_shift, "shrui": _unsigned(np.right_shift)}
     | {"minsi": np.minimum, "maxsi": np.maximum, "divui": _unsigned(np.floor_divide), "remui": _unsigned(np.remainder)}
-    | {"minui": _unsigned(np.minimum), "maxui": _unsigned(np.maximum)}
+    | {"minui": _unsigned(np.minimum), "maxui": _unsigned(np.maximum), "mulhiui": _high_bits}
 )
 _RELATIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal}
@@ -89,7 +96,7 @@ _REDUCTIONS: Mapping[str, Callable[[Array], Any]] = MappingProxyType(
     }
 )
 #: Operations without rounding, and what gives a block its shape.
-_SHAPED = ("arith.truncf", "arith.extf", "tt.fp_to_fp", "tt.bitcast", "ttg.convert_layout", "tt.broadcast", "tt.splat")
+_SHAPED = ("arith.truncf", "arith.extf", "tt.fp_to_fp", "ttg.convert_layout", "tt.broadcast", "tt.splat")
 _NOTHING = ("llvm.intr.assume", "tt.assert", "gpu.barrier", "block")
 
 
@@ -288,7 +295,7 @@ class ExactProgram:
         x = [self.env[n] for n in op.operands]
         if (method := getattr(self, f"_{family}_{name}", None)) is not None:
             return method(op, *x)
-        if family == "arith" and name in _INTEGERS:
+        if family in ("arith", "tt") and name in _INTEGERS:
             return np.asarray(_INTEGERS[name](*x))
         if op.name in BINARY:
             return np.asarray(NUMBERS[BINARY[op.name]](*x, F64))
@@ -343,6 +350,15 @@ class ExactProgram:
         return np.asarray(x).astype(_DTYPES[shape_of(op.type)[1]])
 
     _arith_extsi = _arith_trunci = _arith_index_cast = _arith_sitofp = _converted
+
+    def _tt_bitcast(self, op: Op, x: Array) -> Elements:
+        """Read bits as those of another type: of floats those of their format, to which they are rounded."""
+        of, to = (shape_of(t)[1] for t in op.text.partition(" : ")[2].split(" -> "))
+        if of in FORMATS and to not in FORMATS and not of.startswith("f8"):  # bytes of FP8 are stored as its numbers
+            return np.asarray(bits_of_floats(np.asarray(x), FORMATS[of], F64)).astype(_DTYPES[to])
+        if to in FORMATS and of not in FORMATS:
+            return floats_of_bits(np.asarray(x), FORMATS[to], F64)
+        return self._shaped(op, x)
 
     def _arith_extui(self, op: Op, x: Array) -> Array:
         x = np.asarray(x)
@@ -507,6 +523,26 @@ class ExactProgram:
         return self._run(op.body if condition else op.otherwise) or []
 
 
+def values_of(function: Function, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a kernel's parameters where a program begins."""
+    values, parameters = dict[str, Any](), list(function.parameters.items())
+    while parameters:
+        name, kind = parameters.pop(0)
+        x = arguments[name]
+        if kind.startswith("!tt.tensordesc"):
+            count = 2 * len(shape_of(kind)[0])  # its sizes and strides are parameters behind it
+            values[name] = DescribedBlock(Pointer(name, np.asarray(0)), x.described, x.described_by, shape_of(kind)[0])
+            numbers = (np.asarray(n, np.int64) for n in (*x.described, *x.described_by))
+            values |= zip([n for n, _ in parameters[:count]], numbers, strict=True)
+            del parameters[:count]
+        elif "ptr" in kind:
+            values[name] = Pointer(name, np.asarray(0, np.int64))
+        else:
+            number = np.float32(x) if kind in FORMATS else x  # as a launch passes it
+            values[name] = np.asarray(number).astype(_DTYPES[kind])
+    return values
+
+
 class ExactLaunch:
     """The results of a launch in float64, by the programs that store them."""
 
@@ -530,24 +566,7 @@ class ExactLaunch:
         self._latest: tuple[Any, dict[tuple[str, int, int], Array]] | None = None
         #: Of the latest results that were wanted together: their rows, and all of them.
         self._together: tuple[list[KeptResult], dict[tuple[str, int, int], Array]] | None = None
-        self.values = dict[str, Any]()
-        parameters = list(function.parameters.items())
-        while parameters:
-            name, kind = parameters.pop(0)
-            x = arguments[name]
-            if kind.startswith("!tt.tensordesc"):
-                count = 2 * len(shape_of(kind)[0])  # its sizes and strides are parameters behind it
-                self.values[name] = DescribedBlock(
-                    Pointer(name, np.asarray(0)), x.described, x.described_by, shape_of(kind)[0]
-                )
-                numbers = (np.asarray(n, np.int64) for n in (*x.described, *x.described_by))
-                self.values |= zip([n for n, _ in parameters[:count]], numbers, strict=True)
-                del parameters[:count]
-            elif "ptr" in kind:
-                self.values[name] = Pointer(name, np.asarray(0, np.int64))
-            else:
-                number = np.float32(x) if kind in FORMATS else x  # as a launch passes it
-                self.values[name] = np.asarray(number).astype(_DTYPES[kind])
+        self.values = values_of(function, arguments)
 
     def rows(self, inputs: HeadSource, batch: int, head: int, row: int, rows: int) -> NDArray[np.float64]:
         """Return rows (rows, columns) of the first result's head, NaN where no program of the launch stores."""

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npusim.errors import ProgramError
+from npusim.formats.whole import whole_limits
 from npusim.kernels.form.lowering import Kernel
-from npusim.kernels.triton.integers import bits_of, limits_of
-from npusim.kernels.triton.ttir_text import FORMATS, WHOLE, Function, Line, Op, shape_of
+from npusim.kernels.triton.integers import bits_of
+from npusim.kernels.triton.ttir_text import EXACT, FORMATS, WHOLE, Function, Line, Op, shape_of
 from npusim.kernels.triton.values import (
     Affine,
     Booleans,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 #: Words of the language that a kernel of tiles is written in.
 LANGUAGE = (
     *("exp", "log", "rsqrt", "sqrt", "tanh", "erf", "fma", "divided", "folded", "scanned"),
+    *("integers", "bits"),
     *("maximum", "minimum", "compare", "where", "tiles", "full", "initial", "filled"),
 )
 #: Numbers of that language that have a name.
@@ -119,7 +121,9 @@ class Choices:
 
     def fmt(self, name: str) -> str:
         """Return the format that TTIR calls by a name."""
-        return "float64" if self.is_exact else (FORMATS.get(name) or WHOLE[name])
+        if self.is_exact:
+            return "float64"
+        return FORMATS.get(name) or EXACT.get(name) or WHOLE[name]
 
 
 @dataclass
@@ -371,7 +375,7 @@ class Draft:
 
     def _whole(self, name: str, value: Any, bits: int) -> Affine:
         """Return an integer argument; one without a sign may have the highest bit of its type."""
-        low, high = limits_of(bits)
+        low, high = whole_limits(bits)
         if not isinstance(value, int) or not low <= value <= (high if bits == 1 else 2 * high + 1):
             raise ProgramError(f"{self.function.name}: {name}: {value!r}; allowed: an integer of {bits} bits")
         return constant(value if value <= high else value - (1 << bits), bits=bits)

@@ -37,6 +37,7 @@ from npusim.kernels.triton.compiled_choices import UNKNOWN
 from npusim.kernels.triton.compiler import OPTIONS, POINTERS, Compiled, Source, compiled, function_of, source_of
 from npusim.kernels.triton.float64_walk import ExactLaunch
 from npusim.kernels.triton.kernel_draft import Choices, UnlikeProgramsError
+from npusim.kernels.triton.known_kernels import known_kernels
 from npusim.kernels.triton.launch_axes import UnplacedError
 from npusim.kernels.triton.launch_phases import LaunchGrid, placed
 from npusim.kernels.triton.own_maxima import with_maxima
@@ -491,6 +492,25 @@ def launched(
 
     Raises `ProgramError` for a kernel that none of these is read of.
     """
+    try:
+        return _launched_floats(function, arguments, grid, choices)
+    except ProgramError:
+        if not (known := known_kernels(function, arguments, grid)):
+            raise
+    made = list[LaunchGrid]()
+    for i, (own, given, size) in enumerate(known):
+        one = placed(read_launch(own, given, size, choices))
+        one.number, one.known = i + 1 if i else 0, (own, given, size)
+        made.append(one)
+    why = "the kernel computes integers alone, which are known at launch; the time is that of storing them"
+    made[0].reader.notes.append(f"{function.name}: {why}, not of the kernel")
+    return made
+
+
+def _launched_floats(
+    function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices
+) -> list[LaunchGrid]:
+    """Return the blocks of a launch that are read operation by operation, as `launched`."""
     function, maxima = with_maxima(function)
     function, arguments, kept = with_values_kept(function, arguments)
     made = _launched(function, arguments, grid, choices, MOST_KINDS)
@@ -749,6 +769,8 @@ def read_as(
 def exact_launch(ttir: str, name: str, line: Line, arguments: Mapping[str, Any], grid: tuple[int, ...]) -> ExactLaunch:
     """Return the results of a launch in float64."""
     blocks = read_as(ttir, name, line, arguments, grid, EXACT)
+    if (known := blocks[0].known) is not None:
+        return ExactLaunch(known[0], known[1], known[2], blocks)
     return ExactLaunch(read(ttir), arguments, grid, blocks)
 
 

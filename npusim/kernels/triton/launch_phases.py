@@ -56,7 +56,7 @@ from npusim.units import ceil_div
 if TYPE_CHECKING:
     from npusim.config.problem import AnyProblem, Problem
     from npusim.kernels.triton.reader import Reader
-    from npusim.kernels.triton.ttir_text import Line
+    from npusim.kernels.triton.ttir_text import Function, Line
 
 #: What a place along each axis of a tensor is called.
 SIDES = ("batch", "head", "split", "row", "column")
@@ -160,6 +160,8 @@ class LaunchGrid:
         self.freedom = freedom
         #: Of several kernels that one is read as: from 2 for each but the first, whose tensors have the plain names.
         self.number = 0
+        #: The kernel, with its arguments and grid, whose results in float64 these are; None: the launch's.
+        self.known: tuple[Function, Mapping[str, Any], tuple[int, ...]] | None = None
         self.reader, self.stored, ids = reader, reader.stored[0], reader.ids
         #: Recorded views with all of their axes; the result's is given.
         self._views: dict[str, View] = {} if result is None else {self.stored.pointer.of: result}

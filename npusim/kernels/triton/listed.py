@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npusim.kernels.triton.integers import DIVISIONS, WIDE, NonlinearError, computed_of, limits_of
+from npusim.formats.whole import WIDE, whole_limits
+from npusim.kernels.triton.integers import DIVISIONS, NonlinearError, computed_of
 from npusim.kernels.triton.tensor_axes import GatheredView, View, gathered
 from npusim.kernels.triton.values import (
     RELATIONS,
@@ -229,7 +230,7 @@ def _refuse_zero(op: Op, name: str, values: Integers) -> None:
 
 def _in_bits(op: Op, x: Listed) -> Listed:
     """Return a list; raise `ProgramError` for one beyond its type."""
-    (low, high), rest = limits_of(x.rest.bits), x.rest
+    (low, high), rest = whole_limits(x.rest.bits), x.rest
     ends = [s * (n - 1) for s, n in zip(rest.steps, rest.shape, strict=True)]
     entries = x.table if x.beyond is None else np.append(x.table, x.beyond)
     least = int(rest.base.min()) + sum(min(0, e) for e in ends) + int(entries.min(initial=0))

@@ -9,8 +9,10 @@ from itertools import chain, count
 import numpy as np
 
 from npusim.errors import ProgramError
+from npusim.formats.whole import wrapped
 from npusim.kernels.triton.calls import INTEGERS
-from npusim.kernels.triton.integers import bits_of, wrapped
+from npusim.kernels.triton.exact_integers import ExactIntegers
+from npusim.kernels.triton.integers import bits_of
 from npusim.kernels.triton.kernel_draft import Load, Stored
 from npusim.kernels.triton.listed import by_one_list, elements_of, first_ones, rows_of, table_of, where_held
 from npusim.kernels.triton.tensor_axes import NO_GROUPS, GatheredView, IntegerTensor, MaskView, View
@@ -41,13 +43,12 @@ from npusim.kernels.triton.values import (
     one_hot,
     truth,
 )
-from npusim.kernels.triton.whole_numbers import WholeNumbers
 
 #: What leaves a block's elements in their order, or exchanges its axes.
 CONVERSIONS = ("arith.truncf", "arith.extf", "tt.fp_to_fp", "tt.trans", "ttg.convert_layout")
 
 
-class Memory(WholeNumbers):
+class Memory(ExactIntegers):
     """Operations that load and store blocks."""
 
     def _tt_load(self, op: Op, pointer: Known, mask: Known | None = None, other: Known | None = None) -> None:

@@ -755,7 +755,13 @@ class Reader(Memory):
         if made is None or not is_sum or readers or not shape_of(made.type)[0]:
             return None
         by = next((o for o in op.body if made.operands[1] in o.results), None)
-        return made if by is not None and by.name == "arith.extui" else None
+        is_known = by is not None and by.name == "arith.extui" and not self._is_of_floats(by.operands[0])
+        return made if is_known else None
+
+    def _is_of_floats(self, name: str) -> bool:
+        """Return whether a mask compares floats."""
+        made = set(self._made_of(name))
+        return any(o.name == "arith.cmpf" and made.intersection(o.results) for o in self._made)
 
     def _count_up(self, op: Op, end: str, walk: Walk) -> None:
         """Set a counter behind its loop: what it begins with, and in how many iterations a mask holds in each lane."""

@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 
 from npusim.errors import ProgramError
+from npusim.formats.whole import whole_limits, without_sign, wrapped
 from npusim.kernels.triton.arithmetic import MASK, TO_WHOLE, Arithmetic
 from npusim.kernels.triton.element_wise import elements_in
-from npusim.kernels.triton.integers import bits_of, computed_of, limits_of, without_sign, wrapped
+from npusim.kernels.triton.integers import bits_of, computed_of
 from npusim.kernels.triton.kernel_draft import Choices
 from npusim.kernels.triton.tensor_axes import IntegerTensor, MaskView, View
-from npusim.kernels.triton.ttir_text import WHOLE, Function, Op, makers, shape_of
+from npusim.kernels.triton.ttir_text import EXACT, WHOLE, Function, Op, makers, shape_of
 from npusim.kernels.triton.values import (
     AXES,
     Affine,
@@ -133,7 +134,7 @@ class WholeNumbers(Arithmetic, ABC):
             )
         if is_bytes:
             self.notes.append(f"{op.line}: {of}: the stored bytes are FP8 numbers, and these are the values here")
-        elif kind not in WHOLE:
+        elif kind not in WHOLE and kind not in EXACT:
             raise op.fail(f"tl.store of integers of {kind} is not supported; allowed: {', '.join(WHOLE)}")
         self._said_as(op, of, kind)
         ones, memory = (1,) * len(AXES), (tensor.storage, tensor.offset)
@@ -351,14 +352,14 @@ class WholeNumbers(Arithmetic, ABC):
         is_stored = any(o.name not in _OF_WIDE for o in self._uses.get(op.results[0], []))
         is_read = any(o.name in _OF_WIDE for o in self._readers(op))
         wide = self._within(op, given, "i16") if is_read else None
-        pad = None if x.pad is None or not abs(x.pad) <= limits_of(8)[1] else x.pad + 0.0
+        pad = None if x.pad is None or not abs(x.pad) <= whole_limits(8)[1] else x.pad + 0.0
         low = Floats(f"{given.text}.to({WHOLE['i8']!r}, overflow='low_bits')", x.axes, "i8", pad)
         wide = self._named(op, wide) if wide is not None else None
         self._set(op, replace(self._named(op, low) if is_stored else low, wide=wide))
 
     def _set_within(self, op: Op, x: Floats, kind: str) -> None:
         """Set whole numbers as integers: those beyond the limits are these, NaN is 0, and -0 is +0."""
-        (low, most), fmt = limits_of(int(kind[1:])), self.choices.fmt(kind)
+        (low, most), fmt = whole_limits(int(kind[1:])), self.choices.fmt(kind)
         high = float(most) if self.choices.is_exact else float(np.float32(most))
         how = "as GPUs convert them" if self.choices.converts_wide else "compiled code may give other numbers"
         how += "" if most == high else f"; {most} is {high:.0f} in float32"
@@ -373,7 +374,7 @@ class WholeNumbers(Arithmetic, ABC):
 
     def _within(self, op: Op, x: Floats, kind: str) -> Floats:
         """Return whole numbers of floats within the limits of integers."""
-        low, most = map(float, limits_of(int(kind[1:])))
+        low, most = map(float, whole_limits(int(kind[1:])))
         high = most if self.choices.is_exact else float(np.float32(most))
         pad = None if x.pad is None or math.isnan(x.pad) else min(max(x.pad, low), high) + 0.0
         made = self._named(op, x)
@@ -392,7 +393,7 @@ class WholeNumbers(Arithmetic, ABC):
             return
         kind = shape_of(op.type)[1]
         x = x.wide if x.wide and op.name == "arith.extsi" else x
-        has_room = kind in WHOLE and 0 < x.most <= limits_of(int(kind[1:]))[1]
+        has_room = kind in WHOLE and 0 < x.most <= whole_limits(int(kind[1:]))[1]
         if kind not in WHOLE or (int(kind[1:]) < int(x.fmt[1:]) and not has_room) or op.name == "arith.extui":
             raise op.fail(
                 f"values of a tile of {x.fmt} cannot be converted to {kind}; allowed: signed integers of as many "
@@ -522,10 +523,10 @@ class WholeNumbers(Arithmetic, ABC):
         """Read a maximum with its index, the first of equal ones, beside other reductions."""
         inner = {o.name for o in op.body}
         is_indexed = len(others) == 1 and isinstance(x, Floats) and isinstance(others[0], Affine)
-        if not others and isinstance(x, Affine | Listed | Elements) and self._walk is None and _of_integers(op):
+        if not others and isinstance(x, Affine | Listed | Elements) and self._walk is None and of_integers(op):
             self._known_reduced(op, x)
             return
-        if not others and isinstance(x, Floats) and x.most and _of_integers(op):
+        if not others and isinstance(x, Floats) and x.most and of_integers(op):
             self._joined_integers(op, x)
             return
         if not is_indexed or "arith.cmpf" not in inner:
@@ -561,7 +562,7 @@ class WholeNumbers(Arithmetic, ABC):
 
     def _known_reduced(self, op: Op, x: Affine | Listed | Elements) -> None:
         """Read a reduction of integers that are known at launch, by their elements."""
-        given, at, name = elements_in(op, x), op.number("axis"), _of_integers(op)
+        given, at, name = elements_in(op, x), op.number("axis"), of_integers(op)
         values = np.moveaxis(given.values, at + 2, 0)
         made = reduce(partial(computed_of, op, name, bits=given.bits), values)
         self._set(op, affine(made) or Elements(made, given.bits, given.work + len(values), given.why))
@@ -570,7 +571,7 @@ class WholeNumbers(Arithmetic, ABC):
 
     def _joined_integers(self, op: Op, x: Floats) -> None:
         """Write a reduction of integers of a known magnitude: their sums are exact, of 0 and 1 ``or`` is a maximum."""
-        name, (shape, _) = _of_integers(op), shape_of("tensor" + op.text.rpartition("(tensor")[2])
+        name, (shape, _) = of_integers(op), shape_of("tensor" + op.text.rpartition("(tensor")[2])
         most = x.most * (shape[op.number("axis")] if name == "addi" else 1)
         word = {"addi": "addf", "maxsi": "maxnumf", "minsi": "minnumf"} | (
             {"ori": "maxnumf", "andi": "minnumf"} if x.most == 1 else {}
@@ -625,7 +626,7 @@ def _most_of(x: Known) -> int | None:
     return (x.most or None) if isinstance(x, Floats) else None
 
 
-def _of_integers(op: Op) -> str:
+def of_integers(op: Op) -> str:
     """Return the one operation of integers by which a reduction joins elements (``addi``, ...); empty for others."""
     inner = [o.name.partition(".")[2] for o in op.body]
     return inner[0] if len(inner) == 2 and inner[0] in _REDUCED else ""

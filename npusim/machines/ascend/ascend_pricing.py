@@ -539,6 +539,8 @@ VECTOR_COSTS: Mapping[Opcode, Callable[[Step, VectorEngine], Instructions]] = Ma
         Opcode.EXP: _elementwise("exp"),
         Opcode.LOG: _elementwise("log"),
         **dict.fromkeys(registers.MADE_OF, _made_of),
+        Opcode.INTEGER: _elementwise("binary"),
+        Opcode.BITS: _elementwise("copy"),
         Opcode.SELECT: _elementwise("select"),
         Opcode.ROW_MAX: _reduction,
         Opcode.ROW_SUM: _reduction,

@@ -52,6 +52,8 @@ INSTRUCTIONS: Mapping[Opcode, str] = MappingProxyType(
         Opcode.SQRT: "sqrt",
         Opcode.TANH: "tanh",
         Opcode.ERF: "erf",
+        Opcode.INTEGER: "add",
+        Opcode.BITS: "",
         Opcode.SELECT: "select",
         Opcode.ROW_MAX: "max",
         Opcode.ROW_SUM: "add",

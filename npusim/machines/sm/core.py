@@ -64,6 +64,11 @@ FENCE = Charge(f"{WARPS}.sharing.fence_cycles")
 INSTRUCTION, LIBRARY = f"{WARPS}.sharing.warp_issue_cycles", f"{WARPS}.library"
 
 
+def priced_as(opcode: Opcode) -> str:
+    """Return what device files call an operation; integers are compared, added and shifted at one rate."""
+    return "compare" if opcode is Opcode.INTEGER else opcode.name.lower()
+
+
 def barriers(decided: GpuDecisions, count: int = 1) -> tuple[Charge, ...]:
     """Return the cost of ``count`` barriers that all warps of a block pass."""
     of_block, each = max(1, decided.consumers) * decided.warps, f"{WARPS}.sharing.barrier"

@@ -35,6 +35,7 @@ from npusim.machines.sm.core import (
     Tally,
     engine_of,
     listed_as,
+    priced_as,
     special,
 )
 from npusim.machines.sm.group_cost import ACCESS_BYTES, shared
@@ -174,7 +175,7 @@ class LaneModel:
 
     def _element_wise(self, step: Step, plan: WarpPlan, tally: Tally) -> None:
         pipe = MUFU if step.opcode in SPECIAL else FMA
-        name = listed_as(step.opcode.name.lower(), step.attributes.variant, self.lanes[pipe])
+        name = listed_as(priced_as(step.opcode), step.attributes.variant, self.lanes[pipe])
         source = step.srcs[0]
         if step.opcode in ALONG:
             self._along(step, plan, tally)

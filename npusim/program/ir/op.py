@@ -58,6 +58,9 @@ class Opcode(Enum):
     SCAN a, ...: the same of each element of a row and all before it
     INVERSE a: for each square of a (the squares are stacked), the inverse of I + L in the named order; L is the
         strictly lower triangle of the square
+    INTEGER a, b: an operation of integers (``addi.32`` in ``variant``: LLVM's name and the bits in which it wraps),
+        with or without a sign as the name says
+    BITS a: the bits of floats as integers (``bits.float32``), or the floats of these bits (``floats.float32``)
     SELECT mask, a, b: a where the mask (int8) is not zero, else b, bit for bit; a and b may be constants.
         ``variant`` ``compared``: the mask is a result of COMPARE; else it is a mask of positions
     """
@@ -87,6 +90,8 @@ class Opcode(Enum):
     FOLD = "fold"
     SCAN = "scan"
     INVERSE = "inverse"
+    INTEGER = "integer"
+    BITS = "bits"
     SELECT = "select"
 
     #: Compared by identity, not by name, because it is a part of many keys.
@@ -100,10 +105,10 @@ class Opcode(Enum):
 SOURCES: Mapping[Opcode, tuple[int, ...]] = MappingProxyType(
     {
         **dict.fromkeys((Opcode.COPY, Opcode.CAST, Opcode.FILL, Opcode.ROW_MAX), (1,)),
-        **dict.fromkeys((Opcode.CUMSUM, Opcode.INVERSE), (1,)),
+        **dict.fromkeys((Opcode.CUMSUM, Opcode.INVERSE, Opcode.BITS), (1,)),
         **dict.fromkeys((Opcode.EXP, Opcode.LOG, Opcode.RSQRT, Opcode.SQRT, Opcode.TANH, Opcode.ERF), (1,)),
         **dict.fromkeys((Opcode.MATMUL, Opcode.ADD, Opcode.SUB, Opcode.MUL, Opcode.DIV), (2,)),
-        **dict.fromkeys((Opcode.COMPARE, Opcode.LOGIC, Opcode.MAX, Opcode.MIN), (2,)),
+        **dict.fromkeys((Opcode.COMPARE, Opcode.LOGIC, Opcode.MAX, Opcode.MIN, Opcode.INTEGER), (2,)),
         Opcode.ROW_SUM: (1, 2),
         **dict.fromkeys((Opcode.FOLD, Opcode.SCAN), (1, 2, 3, 4)),
         **dict.fromkeys((Opcode.SELECT, Opcode.FMA), (3,)),
@@ -120,8 +125,8 @@ class Attributes:
     transpose_b: bool = False
     arithmetic: str = ""  #: registry name of the matrix arithmetic, of an inverse's products too
     #: Named function (of EXP, LOG, RSQRT, SQRT, TANH, ERF); signs of an FMA; scale rule; relation of a COMPARE,
-    #: function of a LOGIC, FOLD and SCAN, NaN rule of MAX, MIN and ROW_MAX, kind of mask of a SELECT, direction of a
-    #: CUMSUM.
+    #: function of a LOGIC, INTEGER, BITS, FOLD and SCAN, NaN rule of MAX, MIN and ROW_MAX, kind of mask of a SELECT,
+    #: direction of a CUMSUM.
     variant: str = ""
     axis: int = -1  #: along which the blocks of a CAST are formed: -1 columns, -2 rows
     order: str = ""  #: order of a row sum, of cumulative sums, of an inverse, a FOLD and a SCAN

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from npusim import formats
 from npusim.errors import FormatError, ProgramError, UnknownOpcodeError
 from npusim.formats.float_format import format_of_dtype
+from npusim.formats.whole import bits_of_floats, floats_of_bits, whole_step
 from npusim.program.ir.op import REVERSE, Attributes, Opcode
 
 Array = NDArray[Any]
@@ -102,6 +103,8 @@ def _extreme(function: Callable[..., Array]) -> Semantics:
 
 
 def _row_max(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
+    if formats.get_format(fmt).is_integer:
+        return np.asarray(sources[0].max(axis=-1, keepdims=True))
     return _extreme(formats.reduce_max)(sources, _before, fmt, attributes)[..., None]
 
 
@@ -109,6 +112,8 @@ def _row_sum(sources: Sequence[Array], _before: Array, fmt: str, attributes: Att
     order: Any = attributes.order
     if not order:
         raise ProgramError("a row sum must name its order")
+    if formats.get_format(fmt).is_integer:  # it wraps, the same in any order
+        return np.asarray(sources[0].sum(axis=-1, keepdims=True, dtype=sources[0].dtype))
     return formats.reduce_sum(sources[0], fmt, order, times=sources[1] if len(sources) > 1 else None)[..., None]
 
 
@@ -138,6 +143,8 @@ def _fma(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attribu
 def _compare(sources: Sequence[Array], _before: Array, _fmt: str, attributes: Attributes) -> Array:
     (first, second), fmt = sources, format_of_dtype(sources[0].dtype)
     assert fmt is not None
+    if fmt.is_integer:
+        first, second, fmt = first.astype(np.float64), second.astype(np.float64), formats.FORMATS["float64"]
     return formats.compare(first, second, attributes.variant, fmt)
 
 
@@ -147,6 +154,15 @@ _LOGIC: Mapping[str, np.ufunc] = MappingProxyType({"and": np.bitwise_and, "or": 
 def _logic(sources: Sequence[Array], _before: Array, _fmt: str, attributes: Attributes) -> Array:
     first, second = (source != 0 for source in sources)
     return np.asarray(_LOGIC[attributes.variant](first, second), np.int8)
+
+
+def _integer(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
+    return whole_step(attributes.variant, sources[0], sources[1], fmt)
+
+
+def _bits(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
+    way, _, of = attributes.variant.partition(".")
+    return {"bits": bits_of_floats, "floats": floats_of_bits}[way](sources[0], of, fmt)
 
 
 def _select(sources: Sequence[Array], _before: Array, _fmt: str, _attributes: Attributes) -> Array:
@@ -181,6 +197,8 @@ SEMANTICS: Mapping[Opcode, Semantics] = MappingProxyType(
         Opcode.FOLD: _fold,
         Opcode.SCAN: _scan,
         Opcode.INVERSE: _inverse,
+        Opcode.INTEGER: _integer,
+        Opcode.BITS: _bits,
         Opcode.SELECT: _select,
     }
 )
