@@ -82,7 +82,8 @@ class Choices:
     ``chooses_lanes``: lanes that a mask hides in all programs alike are chosen behind a load of all lanes: ``first``
     ones, before those that it leaves, or ``all``.
     ``parts_by_loops``: the part of a tensor that a loop visits is separate.  ``cuts``: a block that has some columns
-    of a tensor, the same in all programs, is of a part with these alone.  ``programs``: the programs that are read, by
+    of a tensor, the same in all programs, is of a part with these alone; blocks of a tensor's flat indices are of the
+    part between the first and the last one.  ``programs``: the programs that are read, by
     their numbers in the grid; empty: all.  ``multiplied``: formats of factors that the
     matrix unit multiplies; empty: any.  FP8 that it does not multiply becomes float16, which has all of its numbers.
     ``converts_wide``: floats become integers of 8 bits as ones of 16, of which a store has the low 8 (PTX).

@@ -423,16 +423,20 @@ class Memory(WholeNumbers):
         if not self.choices.cuts or type(view) is not View or not steps:
             return None
         (step, i), left = min(steps), self._left(op, mask, pointer)
-        axis = next((a for a, by in enumerate(view.by) if by == step), None)
+        plain = replace(view, groups=NO_GROUPS, fixed=()).assigned()
+        if len(steps) == len(pointer.shape) == step == pointer.base.shape[1] == 1:  # elements may be one row
+            plain = plain.flat() or plain
+        axis = next((a for a, by in enumerate(plain.by) if by == step), None)
         counts, first = np.broadcast_arrays(np.minimum(left[i], pointer.shape[i]), pointer.base)
         counts, first = counts[counts > 0], first[counts > 0]
-        if axis is None or not counts.size or np.ptp(counts) or view.groups[ROWS] == (axis,):
+        if axis is None or not counts.size or view.groups[ROWS] == (axis,):
             return None
-        at = view.index((axis,), first)
-        width, start = int(counts[0]), int(at[0])
-        if np.ptp(at) or start + width > view.sizes[axis] or width == view.sizes[axis]:
+        at = plain.index((axis,), first)
+        is_one = not (np.ptp(counts) or np.ptp(at))
+        width, start = int((at + counts).max() - at.min()), int(at.min())
+        is_row = len(plain.sizes) == pointer.base.shape[1] == 1
+        if not (is_one or is_row) or start + width > plain.sizes[axis] or width == plain.sizes[axis]:
             return None
-        plain = replace(view, groups=NO_GROUPS, fixed=()).assigned()
         for name in (f"{pointer.of}.{k}" for k in count(2)):
             part = plain.part(name, axis, start, width)
             known = self.arguments.setdefault(name, part)
@@ -672,6 +676,10 @@ class Memory(WholeNumbers):
         if not np.any(beyond := self._is_beyond(pointer, left)) or not isinstance(tensor, View):
             return
         ends = _ends_of(pointer, left)
+        if tensor.cut is not None:
+            lines = {str(x.line) for x in (*self.stored, *self.loads.values()) if x.of == pointer.of}
+            why = f"{tensor.parameter} is stored to and also accessed elsewhere; pass another tensor"
+            raise op.fail(f"{why}; it is accessed at {', '.join(sorted({*lines, str(op.line)}))}")
         beyond = np.broadcast_to(beyond, (len(self.ids), beyond.shape[1]))
         program, time = (int(i) for i in np.argwhere(beyond)[0])
         step, size = max(zip(tensor.by, tensor.sizes, strict=True))

@@ -140,7 +140,8 @@ def check_programs(readers: Sequence[Reader]) -> None:
     loads = ((r, x) for r in readers for x in r.loads.values())
     for reader, x in ((r, x) for r, x in loads if not _root(r, x.of).is_workspace):  # of a launch before it
         for of, stored in stores:
-            if reader is not of or _root(reader, x.of).name != _root(of, stored.of).name:
+            is_other_part = x.of != stored.of and _is_cut(reader, x.of) and _is_cut(of, stored.of)
+            if reader is not of or _root(reader, x.of).name != _root(of, stored.of).name or is_other_part:
                 _check_pair(reader, x, of, stored)
     for (reader, x), (of, stored) in combinations(stores, 2):
         if reader is not of:
@@ -150,6 +151,12 @@ def check_programs(readers: Sequence[Reader]) -> None:
             if reader is not of and _memory(reader, name) == _memory(of, stored.of):
                 why = f"{name}: some programs load these integers, and others store to them at {stored.line}"
                 raise ProgramError(f"{line}: {why}; pass a copy to the kernel")
+
+
+def _is_cut(reader: Reader, of: str) -> bool:
+    """Return whether a tensor of a reader is the part of an argument that has some indices of an axis alone."""
+    view = reader.arguments[of]
+    return isinstance(view, View) and view.cut is not None
 
 
 def _root(reader: Reader, of: str) -> Tensor:

@@ -1,0 +1,50 @@
+"""Kernels with forms that libraries' kernels have: which tensor by the program, flat copies, blocks down columns."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def stacked(A, B, C, Y, rows_a, rows_b, rows_c, columns, BLOCK: tl.constexpr):
+    """Tensors copied below each other: the program's number chooses the tensor."""
+    which = tl.program_id(1)
+    x = tl.where(which == 0, A, B)
+    x = tl.where(which == 2, C, x)
+    rows = tl.where(which == 0, rows_a, rows_b)
+    rows = tl.where(which == 2, rows_c, rows)
+    first = tl.where(which == 0, 0, rows_a)
+    first = tl.where(which == 2, rows_a + rows_b, first)
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = i < rows * columns
+    tl.store(Y + first * columns + i, tl.load(x + i, mask=mask), mask=mask)
+
+
+@triton.jit
+def either_norm(Q, K, OutQ, OutK, WQ, WK, eps, NQ: tl.constexpr, NK: tl.constexpr, BLOCK: tl.constexpr):
+    """Rows of one of two tensors divided by their root mean square."""
+    row = tl.program_id(0)
+    if tl.program_id(1) == 0:
+        N = NQ
+        x, w, y = Q + row * NQ, WQ, OutQ + row * NQ
+    else:
+        N = NK
+        x, w, y = K + row * NK, WK, OutK + row * NK
+    i = tl.arange(0, BLOCK)
+    values = tl.load(x + i, mask=i < N, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(values * values, axis=0) / N + eps)
+    weights = tl.load(w + i, mask=i < N, other=0.0).to(tl.float32)
+    tl.store(y + i, (values * scale * weights).to(OutQ.dtype.element_ty), mask=i < N)
+
+
+@triton.jit
+def behind(X, Y, n, first, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(Y + first + i, tl.load(X + i, mask=i < n), mask=i < n)
+
+
+@triton.jit
+def further(X, n, first, BLOCK: tl.constexpr):
+    """A part of a tensor that other programs store to: its elements have no defined value."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    j = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(X + i, tl.load(X + first + j, mask=j < n), mask=i < n)

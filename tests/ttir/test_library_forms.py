@@ -1,0 +1,69 @@
+"""Forms that kernels of engines and libraries have, beside values in float64."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+
+import npusim
+from npusim.errors import ProgramError
+from ttir.checked_launches import checked
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]"),
+    pytest.mark.usefixtures("without_warp_code"),
+]
+DEVICES = ("ascend_910b2", "h200")
+
+
+def normal(seed: int, *shape: int, fmt: str = "float32") -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(fmt)
+
+
+def refused(name: str, grid: tuple[int, ...], match: str, hw: str = "h200", **words: Any) -> None:
+    """Record a launch of a kernel, which npusim refuses."""
+    from ttir import library_kernels
+
+    with npusim.record(floats=True) as calls:
+        getattr(library_kernels, name)[grid](**words)
+    with pytest.raises(ProgramError, match=match):
+        npusim.run(calls[0], hw=hw, rows="all")
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_tensor_that_the_program_chooses(hw: str) -> None:
+    a, b, c = (normal(i, rows, 32, fmt="float16") for i, rows in enumerate((8, 3, 5)))
+    words = {"A": a, "B": b, "C": c, "Y": np.zeros((16, 32), np.float16), "columns": 32, "BLOCK": 128}
+    words |= {"rows_a": 8, "rows_b": 3, "rows_c": 5}
+    checked("library_kernels", "stacked", (2, 3), words, {"Y": np.concatenate([a, b, c])}, hw)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_results_that_the_program_chooses_have_the_errors_of_their_own_tensors(hw: str) -> None:
+    q, k = normal(0, 6, 96, fmt="float16"), normal(1, 6, 32, fmt="float16")
+    wq, wk = normal(2, 96), normal(3, 32)
+    words = {"Q": q, "K": k, "OutQ": np.zeros_like(q), "OutK": np.zeros_like(k), "WQ": wq, "WK": wk}
+    words |= {"eps": 1e-6, "NQ": 96, "NK": 32, "BLOCK": 128}
+    wanted = {
+        name: x / np.sqrt((x * x).mean(1, keepdims=True) + 1e-6) * w
+        for name, x, w in (("OutQ", q.astype(np.float64), wq), ("OutK", k.astype(np.float64), wk))
+    }
+    done = checked("library_kernels", "either_norm", (6, 2), words, wanted, hw)
+    assert all(x.rmse < 1e-3 for x in (done.numerics, *done.numerics.others.values()))
+
+
+@pytest.mark.parametrize(("shape", "n", "first"), [((8, 64), 512, 1024), ((8, 64), 500, 704), ((512,), 512, 1000)])
+def test_flat_elements_behind_others_of_a_tensor(shape: tuple[int, ...], n: int, first: int) -> None:
+    x, y = normal(0, *shape), np.zeros((24, 64), np.float32)
+    wanted = np.full(y.size, np.nan)
+    wanted[first : first + n] = x.reshape(-1)[:n]
+    words = {"X": x, "Y": y, "n": n, "first": first, "BLOCK": 256}
+    checked("library_kernels", "behind", (2,), words, {"Y": wanted.reshape(y.shape)}, "h200")
+
+
+@pytest.mark.parametrize("first", [128, 256])
+def test_parts_of_a_tensor_that_other_programs_store_to(first: int) -> None:
+    refused("further", (2,), "accessed elsewhere", X=normal(0, 1100), n=512, first=first, BLOCK=256)
