@@ -48,3 +48,18 @@ def further(X, n, first, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     j = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK + tl.arange(0, BLOCK)
     tl.store(X + i, tl.load(X + first + j, mask=j < n), mask=i < n)
+
+
+@triton.jit
+def converted_columns(X, S, Y, Z, T, C: tl.constexpr, D: tl.constexpr, BC: tl.constexpr):
+    """Products of matrices that are loaded down their columns, scaled by column and by row, hidden and converted."""
+    b = tl.program_id(0)
+    m, d, c = tl.arange(0, C), tl.arange(0, D), tl.arange(0, BC)
+    total = tl.zeros((C, D), tl.float32)
+    for i in range(0, C, BC):
+        x = tl.load(X + b * C * C + m[:, None] + (i + c)[None, :] * C)
+        s = tl.load(S + b * C + i + c)
+        x = tl.where(x > 0, x, x * 0.5) * s[None, :]
+        y = tl.load(Y + b * C * D + (i + c)[:, None] * D + d[None, :])
+        total += tl.dot(x.to(tl.float16), y)
+    tl.store(Z + b * C * D + m[:, None] * D + d[None, :], total)

@@ -67,3 +67,12 @@ def test_flat_elements_behind_others_of_a_tensor(shape: tuple[int, ...], n: int,
 @pytest.mark.parametrize("first", [128, 256])
 def test_parts_of_a_tensor_that_other_programs_store_to(first: int) -> None:
     refused("further", (2,), "accessed elsewhere", X=normal(0, 1100), n=512, first=first, BLOCK=256)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_blocks_that_are_loaded_down_columns_and_converted(hw: str) -> None:
+    x, s, y = normal(0, 2, 64, 64), normal(1, 2, 64), normal(2, 2, 64, 32, fmt="float16")
+    words = {"X": x, "S": s, "Y": y, "Z": np.zeros((2, 64, 32), np.float32), "T": 64, "C": 64, "D": 32, "BC": 16}
+    factor = np.where(x > 0, x, x * 0.5) * s[:, :, None]
+    exact = np.swapaxes(factor.astype(np.float16).astype(np.float64), 1, 2) @ y.astype(np.float64)
+    checked("library_kernels", "converted_columns", (2,), words, {"Z": exact}, hw)

@@ -497,7 +497,9 @@ class LaunchGrid:
                 self.rows = np.minimum(self.rows, count)
                 self.sizes["row"] = int(self.rows.max())
             if np.any(((at != self.row) | (count < self.rows))[is_visited]):
-                raise self._fault(load.line, f"{load.of}: the program must load all rows that it stores, and no others")
+                raise UnplacedError(
+                    f"{load.line}: {load.of}: the program must load all rows that it stores, and no others", load.of
+                )
         elif called == "value" and (self.is_cut or np.any(at[is_visited]) or min(size, whole) < self.sizes["value"]):
             if np.any(((at != self.col) | (count < self.cols))[is_visited]):
                 raise self._fault(load.line, f"{load.of}: the program loads columns other than those that it stores")

@@ -37,11 +37,12 @@ from npusim.kernels.triton.rolled_rows import rolled, with_scale_before_maximum,
 from npusim.kernels.triton.tensor_axes import Access, GatheredView, View
 from npusim.kernels.triton.third_axis import without_axis_of_one, without_third_axis
 from npusim.kernels.triton.ttir_text import FORMATS, TYPES, Function, Line, Op, refusing, shape_of
-from npusim.kernels.triton.turned_blocks import with_turned_blocks
+from npusim.kernels.triton.turned_blocks import with_axes_exchanged, with_turned_blocks
 from npusim.kernels.triton.values import (
     RELATIONS,
     Affine,
     Booleans,
+    Condition,
     Elements,
     Floats,
     HeldState,
@@ -51,6 +52,7 @@ from npusim.kernels.triton.values import (
     Number,
     answers,
     lesser,
+    reshaped,
 )
 
 #: Operations that are refused, and what to do instead.
@@ -71,6 +73,8 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
 )
 #: Loops, whose operands name values of their regions too.
 _LOOPS = ("scf.for", "scf.while")
+#: Elementwise operations, which blocks that are loaded transposed may be operands of.
+_TURNING = (*BINARY, *UNARY, "arith.truncf", "arith.extf", "tt.fp_to_fp", "arith.select")
 #: Pointers to integers, of which loads decide addresses.
 _INTEGERS = re.compile(r"ptr<i(?:32|64)>")
 _IGNORED = ("llvm.intr.assume", "tt.assert", "gpu.barrier", "tt.return", "scf.yield", "scf.condition", "block")
@@ -487,7 +491,9 @@ class Reader(Memory):
                 raise op.fail(why)
         operands = [] if op.name in _LOOPS else [self.values[n] for n in op.operands]
         method = getattr(self, f"_{family}_{name}", None)
-        if op.name in BINARY:
+        if op.name in _TURNING and any(map(_is_turned, operands)) and all(map(_can_turn, operands)):
+            self._on_turned(op, operands)
+        elif op.name in BINARY:
             self._binary(op, BINARY[op.name])
         elif op.name in UNARY:
             self._function(op, operands[0], op.name)
@@ -499,6 +505,15 @@ class Reader(Memory):
             self._integer(op, *operands)
         else:
             raise op.fail(f"{op.name} is not supported: {op.text[:80]}")
+
+    def _on_turned(self, op: Op, operands: Sequence[Known]) -> None:
+        """Read an elementwise operation of blocks that are loaded transposed, on the blocks as they are loaded."""
+        names = [f"{n}@turned" for n in op.operands]
+        self.values |= {n: _transposed(x) for n, x in zip(names, operands, strict=True)}
+        self._operation(replace(with_axes_exchanged(op), operands=names))
+        for n in names:
+            self.values.pop(n, None)
+        self._set(op, _transposed(self.values[op.results[0]]))
 
     def _scf_if(self, op: Op, condition: Known) -> None:
         every, none = answers(self._condition(op, condition))
@@ -1003,6 +1018,26 @@ class Reader(Memory):
         if one != other or more:
             raise UnlikeLoopsError
         first.lines = first.lines if first.mask else second.lines
+
+
+def _is_turned(x: Known) -> bool:
+    """Return whether a value is a block along two axes that is loaded transposed."""
+    return isinstance(x, Floats) and x.is_transposed and all(x.axes)
+
+
+def _can_turn(x: Known) -> bool:
+    """Return whether a value can be an operand beside blocks that are loaded transposed."""
+    if isinstance(x, Floats):
+        return _is_turned(x) or not (len(x.axes) == 2 and all(x.axes))
+    return isinstance(x, Number | Condition)
+
+
+def _transposed(x: Known) -> Known:
+    """Return a value with its two axes exchanged; a block that is loaded transposed is as it is loaded."""
+    if isinstance(x, Floats):
+        is_transposed = x.is_transposed != (len(x.axes) == 2 and all(x.axes))
+        return replace(x, axes=x.axes[::-1], is_transposed=is_transposed)
+    return reshaped(x, x.shape[::-1], lambda s, _: s[::-1]) if isinstance(x, Number | Condition) else x
 
 
 def _continued(blocks: Mapping[str, list[Op]], one: str, other: str) -> list[Op]:
