@@ -63,3 +63,32 @@ def converted_columns(X, S, Y, Z, T, C: tl.constexpr, D: tl.constexpr, BC: tl.co
         y = tl.load(Y + b * C * D + (i + c)[:, None] * D + d[None, :])
         total += tl.dot(x.to(tl.float16), y)
     tl.store(Z + b * C * D + m[:, None] * D + d[None, :], total)
+
+
+@triton.jit
+def advanced(Lengths, Table, Slots, stride, most, PAGE: tl.constexpr):
+    """Each sequence's length, one more in place, and the slot of its next token by a table of pages."""
+    i = tl.program_id(0)
+    length = tl.load(Lengths + i)
+    is_over = length + 1 >= most
+    at = tl.where(is_over, 0, length)
+    slot = tl.load(Table + i * stride + at // PAGE) * PAGE + at % PAGE
+    tl.store(Slots + i, tl.where(is_over, -1, slot))
+    tl.store(Lengths + i, tl.minimum(length + 1, most))
+
+
+@triton.jit
+def passed_on(Lengths, Slots):
+    """The length of the program behind this one, which that one stores: its value is not defined."""
+    i = tl.program_id(0)
+    length = tl.load(Lengths + (i + 1) % tl.num_programs(0))
+    tl.store(Slots + i, length)
+    tl.store(Lengths + i, length + 1)
+
+
+@triton.jit
+def counted_twice(Lengths, Slots):
+    """A length that is loaded again behind its store."""
+    i = tl.program_id(0)
+    tl.store(Lengths + i, tl.load(Lengths + i) + 1)
+    tl.store(Slots + i, tl.load(Lengths + i) * 2)

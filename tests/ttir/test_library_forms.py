@@ -76,3 +76,20 @@ def test_blocks_that_are_loaded_down_columns_and_converted(hw: str) -> None:
     factor = np.where(x > 0, x, x * 0.5) * s[:, :, None]
     exact = np.swapaxes(factor.astype(np.float16).astype(np.float64), 1, 2) @ y.astype(np.float64)
     checked("library_kernels", "converted_columns", (2,), words, {"Z": exact}, hw)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_integers_that_a_program_loads_and_stores(hw: str) -> None:
+    rng = np.random.default_rng(0)
+    lengths, table = rng.integers(1, 60, 8).astype(np.int32), rng.integers(0, 99, (8, 4)).astype(np.int32)
+    lengths[3] = 63
+    words = {"Lengths": lengths, "Table": table, "Slots": np.zeros(8, np.int64), "stride": 4, "most": 64, "PAGE": 16}
+    slots = np.where(lengths + 1 >= 64, -1, table[np.arange(8), lengths // 16].astype(np.int64) * 16 + lengths % 16)
+    wanted = {"Slots": slots, "Lengths": np.minimum(lengths + 1, 64)}
+    checked("library_kernels", "advanced", (8,), words, wanted, hw)
+
+
+@pytest.mark.parametrize("kernel", ["passed_on", "counted_twice"])
+def test_integers_that_another_program_or_an_earlier_store_may_change(kernel: str) -> None:
+    words = {"Lengths": np.arange(8, dtype=np.int32), "Slots": np.zeros(8, np.int64)}
+    refused(kernel, (8,), "pass a copy", **words)

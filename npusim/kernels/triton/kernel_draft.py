@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from inspect import signature
 from itertools import chain, count
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -121,6 +121,17 @@ class Choices:
     def fmt(self, name: str) -> str:
         """Return the format that TTIR calls by a name."""
         return "float64" if self.is_exact else (FORMATS.get(name) or WHOLE[name])
+
+
+class LookedAt(NamedTuple):
+    """Elements of a tensor of integers that programs load: the programs' numbers in the grid, and (programs, elements).
+
+    -1 where a mask hides an element.
+    """
+
+    ids: Integers
+    places: Integers
+    line: Line
 
 
 @dataclass
@@ -279,6 +290,8 @@ class Draft:
         self.line = Line("", 0)  #: of the operation at hand
         #: Tensors of integers of which loads decide addresses and masks.
         self.looked: dict[str, Line] = {}
+        #: Which of their elements each program loads so; None for a tensor of which these are not known.
+        self.looked_at: dict[str, list[LookedAt] | None] = {}
         self.returned = 0  #: programs that return early
         #: Blocks by which recorded views are accessed, by argument.
         self.accesses: dict[str, list[Access]] = {}

@@ -11,11 +11,12 @@ import numpy as np
 from npusim.errors import ProgramError
 from npusim.kernels.triton.calls import INTEGERS
 from npusim.kernels.triton.integers import bits_of, wrapped
-from npusim.kernels.triton.kernel_draft import Load, Stored
+from npusim.kernels.triton.kernel_draft import Load, LookedAt, Stored
 from npusim.kernels.triton.listed import by_one_list, elements_of, first_ones, rows_of, table_of, where_held
 from npusim.kernels.triton.tensor_axes import NO_GROUPS, GatheredView, IntegerTensor, MaskView, View
-from npusim.kernels.triton.ttir_text import FORMATS, WHOLE, Op, shape_of
+from npusim.kernels.triton.ttir_text import FORMATS, WHOLE, Line, Op, shape_of
 from npusim.kernels.triton.values import (
+    MOST_ELEMENTS,
     AXES,
     COLUMNS,
     RELATIONS,
@@ -54,16 +55,14 @@ class Memory(WholeNumbers):
         if not isinstance(pointer, Affine | Listed):
             raise op.fail("a tl.load from an address that is computed from floats is not supported")
         of = pointer.rest.of if isinstance(pointer, Listed) else pointer.of
+        if of in self.bytes_of and any(x.of.partition(".")[0] == of for x in self.stored):
+            why = "the kernel both stores and loads these integers, which is not supported"
+            raise op.fail(f"{of}: {why}; pass a copy to the kernel")
         if isinstance(tensor := self.arguments[of], IntegerTensor):
             if self._is_of_values(op):
                 self._load_numbers(op, tensor, pointer, mask, other)
                 return
             self.looked.setdefault(of, op.line)
-            if any(x.of == of for x in self.stored):
-                raise op.fail(
-                    f"{of}: the kernel both stores and loads these integers, which is not supported; pass a copy "
-                    "to the kernel"
-                )
             self._set(op, self._looked_up(op, tensor, pointer, mask, other))
             return
         if isinstance(mask, ListedMask) and self._is_scattered(op, mask):
@@ -435,7 +434,7 @@ class Memory(WholeNumbers):
         is_one = not (np.ptp(counts) or np.ptp(at))
         width, start = int((at + counts).max() - at.min()), int(at.min())
         is_row = len(plain.sizes) == pointer.base.shape[1] == 1
-        if not (is_one or is_row) or start + width > plain.sizes[axis] or width == plain.sizes[axis]:
+        if not (is_one or is_row) or start < 0 or start + width > plain.sizes[axis] or width == plain.sizes[axis]:
             return None
         for name in (f"{pointer.of}.{k}" for k in count(2)):
             part = plain.part(name, axis, start, width)
@@ -650,6 +649,7 @@ class Memory(WholeNumbers):
             program = program if len(places) > 1 else 0
             why = f"{self.program(program)} reads element {at} of {len(tensor.data)}, and no mask prevents it"
             raise op.fail(f"{of}: {why}{self._looked(op, program, 0)}")
+        self._note_looked(of, places, known, op.line)
         values = wrapped(tensor.data[np.where(known, places, 0)], bits := bits_of(op.type))
         is_whole = all(x is None for x in limits)
         if (
@@ -669,6 +669,15 @@ class Memory(WholeNumbers):
             table = np.where(is_used, wrapped(tensor.data, bits), 0)
             return Listed(rest, table, replace(pointer, left=ends), _number_of(other))
         return replace(made, left=ends, bits=bits)
+
+    def _note_looked(self, of: str, places: Integers, known: Booleans, line: Line) -> None:
+        """Note which integers of a tensor each program loads; of a loop over tiles, or of many, they are not known."""
+        noted, count = self.looked_at.setdefault(of, []), places[0].size * len(self.ids)
+        if noted is None or self._walk is not None or count > MOST_ELEMENTS:
+            self.looked_at[of] = None
+            return
+        at = np.where(known, places, -1).reshape(len(places), -1)
+        noted.append(LookedAt(self.ids, np.broadcast_to(at, (len(self.ids), at.shape[1])), line))
 
     def _check_indices(self, op: Op, pointer: Affine, left: Sequence[Integers]) -> None:
         """Raise `ProgramError` for an address beyond a recorded view, whose integers may be data."""

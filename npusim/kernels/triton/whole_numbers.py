@@ -126,7 +126,8 @@ class WholeNumbers(Arithmetic, ABC):
                 raise op.fail(f"{of}: bytes of FP8 numbers and other ones are stored to a tensor; store one kind")
             return
         self.bytes_of[of] = kind if is_bytes else ""
-        if of in self.looked or any(x.of.partition(".")[0] == of for x in self.loads.values()):
+        is_unknown = of in self.looked and (self._walk is not None or self.looked_at.get(of) is None)
+        if is_unknown or any(x.of.partition(".")[0] == of for x in self.loads.values()):
             raise op.fail(
                 f"{of}: the kernel both loads and stores these integers, which is not supported; pass a copy to "
                 "the kernel"
