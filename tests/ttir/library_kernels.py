@@ -92,3 +92,27 @@ def counted_twice(Lengths, Slots):
     i = tl.program_id(0)
     tl.store(Lengths + i, tl.load(Lengths + i) + 1)
     tl.store(Slots + i, tl.load(Lengths + i) * 2)
+
+
+@triton.jit
+def placed_counts(Counts, First, Last, Ends, n, B: tl.constexpr):
+    """Where each expert's tokens begin and end among all, by counts that are known at launch."""
+    e, i = tl.program_id(0), tl.arange(0, B)
+    counts = tl.load(Counts + i, mask=i < n, other=0)
+    ends = tl.cumsum(counts, 0)
+    tl.store(First + e, tl.sum(tl.where(i == e, ends - counts, 0)))
+    tl.store(Last + e, tl.sum(tl.where(i == e, tl.cumsum(counts, 0, reverse=True), 0)))
+    tl.store(Ends + e * B + i, ends)
+
+
+@triton.jit
+def scaled_twice(X, Y, T, BT: tl.constexpr, TIMES: tl.constexpr):
+    """Sums of the rows of tiles that a loop within the loop scales."""
+    r, d = tl.program_id(0) * 16 + tl.arange(0, 16), tl.arange(0, BT)
+    total = tl.zeros((16,), tl.float32)
+    for t in range(0, T, BT):
+        x = tl.load(X + r[:, None] * T + (t + d)[None, :])
+        for k in range(TIMES):
+            x = x * 0.5 + k
+        total += tl.sum(x, 1)
+    tl.store(Y + r, total)

@@ -93,3 +93,26 @@ def test_integers_that_a_program_loads_and_stores(hw: str) -> None:
 def test_integers_that_another_program_or_an_earlier_store_may_change(kernel: str) -> None:
     words = {"Lengths": np.arange(8, dtype=np.int32), "Slots": np.zeros(8, np.int64)}
     refused(kernel, (8,), "pass a copy", **words)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_cumulative_sums_of_integers_that_are_known_at_launch(hw: str) -> None:
+    counts = np.array([3, 0, 7, 1, 5], np.int32)
+    words = {"Counts": counts, "First": np.zeros(5, np.int32), "Last": np.zeros(5, np.int32), "n": 5, "B": 8}
+    padded = np.concatenate([counts, np.zeros(3, np.int32)])
+    wanted = {"First": np.cumsum(counts) - counts, "Last": np.cumsum(counts[::-1])[::-1]}
+    wanted |= {"Ends": np.tile(np.cumsum(padded), (5, 1))}
+    checked("library_kernels", "placed_counts", (5,), words | {"Ends": np.zeros((5, 8), np.int32)}, wanted, hw)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_loop_of_few_iterations_within_a_loop(hw: str) -> None:
+    x = normal(0, 32, 128)
+    words = {"X": x, "Y": np.zeros(32, np.float32), "T": 128, "BT": 32, "TIMES": 3}
+    wanted = (((x * 0.5) * 0.5 + 1) * 0.5 + 2).astype(np.float64).sum(1)
+    checked("library_kernels", "scaled_twice", (2,), words, {"Y": wanted}, hw)
+
+
+def test_a_loop_of_many_iterations_within_a_loop() -> None:
+    words = {"X": normal(0, 32, 128), "Y": np.zeros(32, np.float32), "T": 128, "BT": 32, "TIMES": 9}
+    refused("scaled_twice", (2,), "a loop within a loop .* at most 4", **words)

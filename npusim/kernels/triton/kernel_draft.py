@@ -288,10 +288,9 @@ class Draft:
         self.down: set[str | None] = set()
         self.notes: list[str] = []
         self.line = Line("", 0)  #: of the operation at hand
-        #: Tensors of integers of which loads decide addresses and masks.
-        self.looked: dict[str, Line] = {}
-        #: Which of their elements each program loads so; None for a tensor of which these are not known.
-        self.looked_at: dict[str, list[LookedAt] | None] = {}
+        #: Tensors of integers of which loads decide addresses and masks, and which elements each program loads so;
+        #: None for a tensor of which these are not known.
+        self.looked, self.looked_at = dict[str, Line](), dict[str, list[LookedAt] | None]()
         self.returned = 0  #: programs that return early
         #: Blocks by which recorded views are accessed, by argument.
         self.accesses: dict[str, list[Access]] = {}

@@ -16,9 +16,9 @@ from npusim.kernels.triton.listed import by_one_list, elements_of, first_ones, r
 from npusim.kernels.triton.tensor_axes import NO_GROUPS, GatheredView, IntegerTensor, MaskView, View
 from npusim.kernels.triton.ttir_text import FORMATS, WHOLE, Line, Op, shape_of
 from npusim.kernels.triton.values import (
-    MOST_ELEMENTS,
     AXES,
     COLUMNS,
+    MOST_ELEMENTS,
     RELATIONS,
     ROWS,
     Affine,

@@ -713,7 +713,8 @@ class Reader(Memory):
         if _is_of_integers(op) and self._counted(op):
             return
         if self._walk is not None:
-            raise op.fail("a loop within a loop is not supported here; move the outer loop into the grid")
+            self._within_loop(op)
+            return
         number, low, high, step, *carried = op.operands
         bounds = [self.values[n] for n in (low, high, step)]
         first, end, each = (x.base if isinstance(x, Affine) else np.ones((1, 1), np.int64) for x in bounds)
@@ -761,6 +762,19 @@ class Reader(Memory):
         self.values |= zip(op.results, done, strict=True)
         if len(self.walks) > 1:
             self._compare(op)
+
+    def _within_loop(self, op: Op) -> None:
+        """Read a loop within a loop: one of few iterations, as many each time, one iteration after another."""
+        bounds = [self.values[n] for n in op.operands[1:4]]
+        known = [x.base for x in bounds if isinstance(x, Affine) and not any(x.steps)]
+        if len(known) < len(bounds) or " unsigned " in op.text or np.any(known[2] <= 0):
+            raise op.fail("a loop within a loop is not supported here; move the outer loop into the grid")
+        first, end, each = known
+        counts = np.maximum(0, -(-(end - first) // each))
+        if np.ptp(counts) or counts.flat[0] > MOST_UNROLLED:
+            why = f"unless it has the same number of iterations each time, at most {MOST_UNROLLED}"
+            raise op.fail(f"a loop within a loop is not supported here, {why}; move the outer loop into the grid")
+        self._unroll(op, int(counts.flat[0]), first, each)
 
     def _counter(self, op: Op, inner: str, end: str) -> Op | None:
         """Return the addition of a counter of a block's lanes, that nothing else of its loop reads; None for others."""
