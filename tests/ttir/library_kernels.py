@@ -116,3 +116,22 @@ def scaled_twice(X, Y, T, BT: tl.constexpr, TIMES: tl.constexpr):
             x = x * 0.5 + k
         total += tl.sum(x, 1)
     tl.store(Y + r, total)
+
+
+@triton.jit
+def summed_heads(X, S, G, Y, Z, H, P: tl.constexpr, N: tl.constexpr, BM: tl.constexpr, ADDS: tl.constexpr):
+    """Products of each head, scaled by row and added up; with ``ADDS`` the sums of their rows are added to a tensor."""
+    m, n, k = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, N), tl.arange(0, P)
+    x, s = X + m[:, None] * H * P + k[None, :], S + k[:, None] * N + n[None, :]
+    g, z = G + m, Z + m
+    total = tl.zeros((BM, N), tl.float32)
+    for _ in range(H):
+        made = tl.dot(tl.load(x), tl.load(s)) * tl.load(g)[:, None]
+        if ADDS:
+            tl.atomic_add(z, tl.sum(made, axis=1))
+        total += made
+        x += P
+        s += P * N
+        g += tl.num_programs(0) * BM
+        z += tl.num_programs(0) * BM
+    tl.store(Y + m[:, None] * N + n[None, :], total)

@@ -116,3 +116,14 @@ def test_a_loop_of_few_iterations_within_a_loop(hw: str) -> None:
 def test_a_loop_of_many_iterations_within_a_loop() -> None:
     words = {"X": normal(0, 32, 128), "Y": np.zeros(32, np.float32), "T": 128, "BT": 32, "TIMES": 9}
     refused("scaled_twice", (2,), "a loop within a loop .* at most 4", **words)
+
+
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("hw", DEVICES)
+def test_products_of_all_heads_and_atomic_additions_of_each(hw: str, adds: bool) -> None:
+    x, s, g = normal(0, 64, 4, 32, fmt="float16"), normal(1, 4, 32, 16, fmt="float16"), normal(2, 4, 64)
+    words = {"X": x, "S": s, "G": g, "Y": np.zeros((64, 16), np.float32), "Z": np.zeros((4, 64), np.float32)}
+    made = np.einsum("mhp,hpn->hmn", x.astype(np.float64), s.astype(np.float64)) * g[:, :, None]
+    wanted = {"Y": made.sum(0)} | ({"Z": made.sum(2)} if adds else {})
+    words |= {"H": 4, "P": 32, "N": 16, "BM": 32, "ADDS": adds}
+    checked("library_kernels", "summed_heads", (2,), words, wanted, hw)

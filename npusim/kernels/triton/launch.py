@@ -602,6 +602,9 @@ def _added(
     except PartsError as error:
         apart = parts_apart(function, arguments, error.count)
         makers = _launched(apart.before, apart.arguments, grid, choices, kinds)
+    if any(each.out.name in apart.arguments and each.out.shape[-1] == 1 < each.out.shape[-2] for each in makers):
+        apart = parts_apart(function, arguments, apart.count, by_element=True)  # numbers of rows, one below the other
+        makers = _launched(apart.before, apart.arguments, grid, choices, kinds)
     makers += _launched(apart.others, arguments, grid, choices, kinds) if apart.others else []
     adder = placed(read_launch(apart.after, apart.arguments, apart.grid, replace(choices, orders={}, sums={})))
     why = (

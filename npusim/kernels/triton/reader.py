@@ -590,6 +590,13 @@ class Reader(Memory):
         every = replace(pointer, base=np.broadcast_to(pointer.base, (len(self.ids), pointer.base.shape[1])))
         self._set(op, part_of(op, base, every, self.arguments[base.of]))
 
+    def _npusim_into_part(self, op: Op, base: Known, pointer: Known) -> None:
+        """Read the addresses in a program's part of an atomic addition."""
+        self._npusim_part(op, base, pointer)
+        part = self.values[op.results[0]]
+        assert isinstance(part, Affine) and isinstance(pointer, Affine)
+        self._set(op, replace(pointer, of=part.of, base=pointer.base + part.base))
+
     def _npusim_scale(self, op: Op, x: Known) -> None:
         if not isinstance(x, Number) or not x.value > 0:
             raise UnlikeLoopsError(f"{op.line}: a scale must be above 0")
