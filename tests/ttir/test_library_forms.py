@@ -91,7 +91,7 @@ def test_integers_that_a_program_loads_and_stores(hw: str) -> None:
 
 @pytest.mark.parametrize("kernel", ["passed_on", "counted_twice"])
 def test_integers_that_another_program_or_an_earlier_store_may_change(kernel: str) -> None:
-    words = {"Lengths": np.arange(8, dtype=np.int32), "Slots": np.zeros(8, np.int64)}
+    words: dict[str, Any] = {"Lengths": np.arange(8, dtype=np.int32), "Slots": np.zeros(8, np.int64)}
     refused(kernel, (8,), "pass a copy", **words)
 
 
@@ -114,7 +114,7 @@ def test_a_loop_of_few_iterations_within_a_loop(hw: str) -> None:
 
 
 def test_a_loop_of_many_iterations_within_a_loop() -> None:
-    words = {"X": normal(0, 32, 128), "Y": np.zeros(32, np.float32), "T": 128, "BT": 32, "TIMES": 9}
+    words: dict[str, Any] = {"X": normal(0, 32, 128), "Y": np.zeros(32, np.float32), "T": 128, "BT": 32, "TIMES": 9}
     refused("scaled_twice", (2,), "a loop within a loop .* at most 4", **words)
 
 

@@ -101,20 +101,8 @@ def parts_apart(
     """
     every = [*function.operations, *inside(function.operations)]
     atomics = [o for o in every if o.name.startswith("tt.atomic")]
-    line, read_names = atomics[0].line, {n for o in every for n in o.operands}
-    if any(not o.text.startswith(_ADDS) or read_names.intersection(o.results) for o in atomics):
-        why = "the only supported atomic is tl.atomic_add of floats, and no use of the old value that it returns"
-        raise atomics[0].fail(f"{why}; store each program's part, and add the parts in a second kernel")
-    sources = sources_of(function.operations)
-    roots = set[str]().union(*(roots_of(o.operands[0], sources) for o in atomics))
-    accessed = {r for o in every if o.name in ("tt.load", "tt.store") for r in roots_of(o.operands[0], sources)}
-    (root, *more), view = sorted(roots), arguments.get(min(roots))
-    if more or not isinstance(view, View) or roots & accessed or len(atomics) > 1:
-        why = "a kernel may have only one tl.atomic_add, to a tensor that it neither loads nor stores"
-        raise atomics[0].fail(f"{why}; write a separate kernel for each")
+    line, (root, view) = atomics[0].line, _added_tensor(function, arguments, every, atomics)
     span = prod(view.sizes)
-    if tuple(view.by) != tuple(prod(view.sizes[i + 1 :]) for i in range(len(view.sizes))):
-        raise atomics[0].fail(f"{root}: tl.atomic_add to a tensor that is not contiguous is not supported")
     (fmt,) = {n for n, f in FORMATS.items() if f == _format(function, root)}
     name, total = f"{root}_parts", f"{root}_sum"
     own = replace(view, is_workspace=True, storage=-1, described=(), described_by=())
@@ -159,6 +147,26 @@ def parts_apart(
     return PartsApart(before, others, after, {**arguments, **given}, (span // columns, 1, 1), count)
 
 
+def _added_tensor(
+    function: Function, arguments: Mapping[str, Any], every: Sequence[Op], atomics: Sequence[Op]
+) -> tuple[str, View]:
+    """Return the tensor that atomic additions go to, and its name; raise `ProgramError` for other ones."""
+    read_names = {n for o in every for n in o.operands}
+    if any(not o.text.startswith(_ADDS) or read_names.intersection(o.results) for o in atomics):
+        why = "the only supported atomic is tl.atomic_add of floats, and no use of the old value that it returns"
+        raise atomics[0].fail(f"{why}; store each program's part, and add the parts in a second kernel")
+    sources = sources_of(function.operations)
+    roots = set[str]().union(*(roots_of(o.operands[0], sources) for o in atomics))
+    accessed = {r for o in every if o.name in ("tt.load", "tt.store") for r in roots_of(o.operands[0], sources)}
+    (root, *more), view = sorted(roots), arguments.get(min(roots))
+    if more or not isinstance(view, View) or roots & accessed or len(atomics) > 1:
+        why = "a kernel may have only one tl.atomic_add, to a tensor that it neither loads nor stores"
+        raise atomics[0].fail(f"{why}; write a separate kernel for each")
+    if tuple(view.by) != tuple(prod(view.sizes[i + 1 :]) for i in range(len(view.sizes))):
+        raise atomics[0].fail(f"{root}: tl.atomic_add to a tensor that is not contiguous is not supported")
+    return root, view
+
+
 def _into_parts(
     op: Op, pointer: str, names: tuple[str, str], fmt: str, span: int, made: Mapping[str, Op]
 ) -> tuple[list[Op], str]:
@@ -169,7 +177,7 @@ def _into_parts(
     root, name = names
     text, own = f"npusim.part {{span = {span}}}", f"{name}@own"
     origin = pointer
-    while origin in made:
+    while origin in made and made[origin].operands:
         origin = made[origin].operands[0]
     if origin == root:
         chain, into = pointers_into(pointer, root, own, fmt, made)
