@@ -135,3 +135,22 @@ def summed_heads(X, S, G, Y, Z, H, P: tl.constexpr, N: tl.constexpr, BM: tl.cons
         g += tl.num_programs(0) * BM
         z += tl.num_programs(0) * BM
     tl.store(Y + m[:, None] * N + n[None, :], total)
+
+
+@triton.jit
+def added_to_rows(X, W, Y, Ids, Experts, Rows, pairs, R: tl.constexpr, N: tl.constexpr, BM: tl.constexpr):
+    """Products of sorted pairs of tokens and experts, added in place to the rows that a table has for them."""
+    half = tl.program_id(0) % 2
+    block = tl.program_id(0) // 2
+    expert = tl.load(Experts + block)
+    if expert == -1:
+        return
+    ids = tl.load(Ids + block * BM + tl.arange(0, BM))
+    k, n = tl.arange(0, R), half * (N // 2) + tl.arange(0, N // 2)
+    is_pair = ids < pairs
+    rows = tl.load(Rows + ids, mask=is_pair, other=0)
+    at = Y + rows[:, None] * N + n[None, :]
+    x = tl.load(X + ids[:, None] * R + k[None, :], mask=is_pair[:, None], other=0.0)
+    made = tl.dot(x, tl.load(W + expert * R * N + k[:, None] * N + n[None, :]))
+    y = tl.load(at, mask=is_pair[:, None], other=0.0).to(tl.float32)
+    tl.store(at, (y + made).to(Y.dtype.element_ty), mask=is_pair[:, None])

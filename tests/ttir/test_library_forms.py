@@ -127,3 +127,39 @@ def test_products_of_all_heads_and_atomic_additions_of_each(hw: str, adds: bool)
     wanted = {"Y": made.sum(0)} | ({"Z": made.sum(2)} if adds else {})
     words |= {"H": 4, "P": 32, "N": 16, "BM": 32, "ADDS": adds}
     checked("library_kernels", "summed_heads", (2,), words, wanted, hw)
+
+
+def _sorted_pairs(rows: Any) -> tuple[dict[str, Any], Any]:
+    """Return a launch's arguments for pairs of tokens and experts, and the result in float64."""
+    pairs, ids, experts = 20, np.full(64, 20, np.int32), np.array([2, 0, 1, -1], np.int32)
+    ids[:12], ids[16:19], ids[32:37] = range(12), range(12, 15), range(15, 20)
+    x, w, y = (
+        normal(0, pairs, 16, fmt="float16"),
+        normal(1, 3, 16, 64, fmt="float16"),
+        normal(2, pairs, 64, fmt="float16"),
+    )
+    wanted = np.full(y.shape, np.nan)
+    for place, pair in enumerate(ids.tolist()):
+        if pair < pairs:
+            made = x[pair].astype(np.float64) @ w[experts[place // 16]].astype(np.float64)
+            wanted[rows[pair]] = y[rows[pair]].astype(np.float64) + made
+    words = {"X": x, "W": w, "Y": y, "Ids": ids, "Experts": experts, "Rows": rows, "pairs": pairs}
+    return words | {"R": 16, "N": 64, "BM": 16}, wanted
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_rows_by_two_tables_are_loaded_and_stored_in_place(hw: str) -> None:
+    words, wanted = _sorted_pairs(np.random.default_rng(0).permutation(20).astype(np.int32))
+    done = checked("library_kernels", "added_to_rows", (8,), words, {"Y": wanted}, hw)
+    assert done.numerics.nan_count == 0
+
+
+def test_rows_that_two_programs_store_are_not_loaded_in_place() -> None:
+    rows = np.random.default_rng(0).permutation(20).astype(np.int32)
+    rows[19] = rows[0]
+    refused(
+        "added_to_rows",
+        (8,),
+        "loads an element that another program may store to|writes the same row",
+        **_sorted_pairs(rows)[0],
+    )

@@ -38,7 +38,7 @@ class PartsError(ProgramError):
 class PartsApart(NamedTuple):
     """The kernel that stores the parts, the one that adds them with its grid, and the arguments of both.
 
-    ``others``: the kernel of the other results; None where there is none.  ``count``: parts of each element.
+    ``others``: the kernel of the other results; None where there is none.  ``parts``: of each element.
     """
 
     before: Function
@@ -46,7 +46,7 @@ class PartsApart(NamedTuple):
     after: Function
     arguments: dict[str, Any]
     grid: tuple[int, ...]
-    count: int
+    parts: int
 
 
 def has_atomics(function: Function) -> bool:

@@ -78,6 +78,7 @@ class Choices:
     ``lists_elements``: elements by loaded integers, one in each program, are a list of all programs.
     ``listed_rows``: tensors of which the rows of each block are a list of all programs, whatever its addresses are;
     with a point behind the name, those of the block's part of a longer row.
+    ``lists_in_order``: lists of rows have the rows of one program after those of another, in the programs' order.
     ``lists_remainders``: a block's remainders that restart within it are a list of all programs.
     ``chooses_lanes``: lanes that a mask hides in all programs alike are chosen behind a load of all lanes: ``first``
     ones, before those that it leaves, or ``all``.
@@ -103,6 +104,7 @@ class Choices:
     lists_elements: bool = False
     parts_by_loops: bool = False
     listed_rows: frozenset[str] = frozenset()
+    lists_in_order: bool = False
     cuts: bool = False
     lists_remainders: bool = False
     chooses_lanes: str = ""

@@ -527,6 +527,7 @@ class Memory(WholeNumbers):
         if not isinstance(source := self.arguments[of], View):
             raise op.fail(f"{of}: loaded integers select rows, so that npusim needs their values; record the call")
         pointer = self._without_hidden(op, by_one_list(op, pointer, self._kinds_of_all), mask)
+        pointer = self._in_order(pointer, mask, op) if self.choices.lists_in_order else pointer
         is_read_alone = self._is_read_first(op, of)
         for name in chain((f"{of}.rows",), (f"{of}.rows{i}" for i in count(2))):
             made, view = rows_of(op, pointer, source, name)
@@ -553,6 +554,21 @@ class Memory(WholeNumbers):
                 self.notes.append(f"{op.line}: {of}: {why}")
             self.arguments[name] = view
         return made
+
+    def _in_order(self, x: Listed, mask: Known | None, op: Op) -> Listed:
+        """Return pointers by a table of each program's entries, alike programs' once, in the order of the programs."""
+        axis = next((i for i, (s, n) in enumerate(zip(x.at.steps, x.shape, strict=True)) if s and n > 1), None)
+        if axis is None or x.at.base.shape[1] > 1:
+            return x
+        lanes, most = np.arange(n := x.shape[axis]), self._lanes(op, mask, x.at)[axis].min(1, keepdims=True)
+        at, is_left = np.broadcast_arrays(x.at.base + x.at.steps[axis] * lanes, lanes < most)
+        at = np.broadcast_to(np.where(is_left & (at >= 0) & (at < len(x.table)), at, -1), (len(self.ids), n))
+        entries = np.where(at < 0, -1, x.table[at])
+        _, first, of_each = np.unique(entries, axis=0, return_index=True, return_inverse=True)
+        order = np.argsort(first, kind="stable")
+        base = np.argsort(order)[of_each.reshape(-1)][:, None] * n
+        steps = tuple(int(i == axis) for i in range(len(x.shape)))
+        return replace(x, table=entries[first[order]].reshape(-1), at=replace(x.at, base=base, steps=steps))
 
     def _without_hidden(self, op: Op, x: Listed, mask: Known | None) -> Listed:
         """Return pointers by a table of indices without the lanes behind the last that a mask leaves in any program.

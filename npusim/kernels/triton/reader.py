@@ -34,6 +34,7 @@ from npusim.kernels.triton.neighbours_apart import half_of, with_neighbours_apar
 from npusim.kernels.triton.passed_states import with_states_passed
 from npusim.kernels.triton.peeled_loops import with_loops_joined, with_loops_turned
 from npusim.kernels.triton.rolled_rows import rolled, with_scale_before_maximum, with_scratch_kept
+from npusim.kernels.triton.shared_memory import are_elements_own
 from npusim.kernels.triton.tensor_axes import Access, GatheredView, View
 from npusim.kernels.triton.third_axis import without_axis_of_one, without_third_axis
 from npusim.kernels.triton.ttir_text import FORMATS, TYPES, Function, Line, Op, refusing, shape_of
@@ -258,7 +259,8 @@ class Reader(Memory):
                 raise ProgramError(f"{x.line}: {why}; it is accessed at {', '.join(sorted(others))}")
             for y in self.loads.values():
                 is_one = y.of.partition(".")[0] == x.of.partition(".")[0]
-                if is_one and isinstance(self.arguments[y.of], GatheredView) and not self._are_own(x, y):
+                is_listed = is_one and isinstance(self.arguments[y.of], GatheredView)
+                if is_listed and not (self._are_own(x, y) or are_elements_own(self, x, y)):
                     why = f"{x.pointer.of}: a program loads an element that another program may store to"
                     raise ProgramError(
                         f"{y.line}: {why}, at {x.line}: their order is undefined; pass a copy to the kernel"

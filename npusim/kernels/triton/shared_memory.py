@@ -172,6 +172,24 @@ def _check_looked(reader: Reader, name: str, line: Line, of: Reader, stored: Loa
             raise ProgramError(f"{each.line}: {why}; pass a copy to the kernel")
 
 
+def are_elements_own(reader: Reader, stored: Load, load: Load) -> bool:
+    """Return whether no program loads an element of a tensor that another one stores to, by each element's address.
+
+    False where these are too many to look at.
+    """
+    if any(len(reader.ids) * x.pointer.base.shape[1] * prod(x.pointer.shape) > MOST_ELEMENTS for x in (stored, load)):
+        return False
+    width = _bits(reader, stored)
+    written = [np.concatenate(x) for x in zip(*_addresses(reader, stored, width), strict=True)]
+    order = np.argsort(written[1], kind="stable")
+    owner, stored_at = written[0][order], written[1][order]
+    for program, place in _addresses(reader, load, width) if len(stored_at) else ():
+        found = np.minimum(np.searchsorted(stored_at, place), len(stored_at) - 1)
+        if np.any((stored_at[found] == place) & (owner[found] != program)):
+            return False
+    return len(np.unique(stored_at)) == len(stored_at)
+
+
 def _is_cut(reader: Reader, of: str) -> bool:
     """Return whether a tensor of a reader is the part of an argument that has some indices of an axis alone."""
     view = reader.arguments[of]
