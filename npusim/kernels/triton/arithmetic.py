@@ -1179,6 +1179,9 @@ class Arithmetic(Draft, ABC):
         a, b = self._as_integers(a), self._as_integers(b)
         if isinstance(a, Number) and isinstance(b, Number) and not b.value and a.value <= LOW:
             mask, a, b = ~mask, b, a  # the number is where the mask does not hold
+        if isinstance(a, Affine) and isinstance(b, Affine) and a.of != b.of and not np.any(~every & ~none):
+            why = "tl.where chooses pointers to different tensors in different iterations, which is not supported"
+            raise self.unlike(op, f"{why}; use a loop for each tensor", every)
         if isinstance(a, Affine) and isinstance(b, Affine):
             linear, rules, pair = partial(self._chosen_or_listed, op, mask, a, b), mask, (a, b)
             self._set(op, or_elements(linear, lambda: chosen_elements(op, rules, *pair)))

@@ -379,8 +379,12 @@ class ExactProgram:
             return np.full(np.shape(a), relation == "true")
         return np.asarray(formats.compare(np.asarray(a), np.asarray(b), relation, F64) != 0)
 
-    def _arith_select(self, _op: Op, mask: Array, a: Elements, b: Elements) -> Elements:
+    def _arith_select(self, op: Op, mask: Array, a: Elements, b: Elements) -> Elements:
         if isinstance(a, Pointer) and isinstance(b, Pointer):
+            if a.of != b.of:
+                if np.any(mask) and not np.all(mask):
+                    raise op.fail("a tl.where chooses pointers to different tensors within a block")
+                return a if np.all(mask) else b
             return a._replace(at=np.where(mask, a.at, b.at))
         return np.where(mask, a, b)  # type: ignore[arg-type]
 

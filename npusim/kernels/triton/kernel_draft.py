@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from inspect import signature
 from itertools import chain, count
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -80,11 +80,13 @@ class Choices:
     ``lists_elements``: elements by loaded integers, one in each program, are a list of all programs.
     ``listed_rows``: tensors of which the rows of each block are a list of all programs, whatever its addresses are;
     with a point behind the name, those of the block's part of a longer row.
+    ``lists_in_order``: lists of rows have the rows of one program after those of another, in the programs' order.
     ``lists_remainders``: a block's remainders that restart within it are a list of all programs.
     ``chooses_lanes``: lanes that a mask hides in all programs alike are chosen behind a load of all lanes: ``first``
     ones, before those that it leaves, or ``all``.
     ``parts_by_loops``: the part of a tensor that a loop visits is separate.  ``cuts``: a block that has some columns
-    of a tensor, the same in all programs, is of a part with these alone.  ``programs``: the programs that are read, by
+    of a tensor, the same in all programs, is of a part with these alone; blocks of a tensor's flat indices are of the
+    part between the first and the last one.  ``programs``: the programs that are read, by
     their numbers in the grid; empty: all.  ``multiplied``: formats of factors that the
     matrix unit multiplies; empty: any.  FP8 that it does not multiply becomes float16, which has all of its numbers.
     ``converts_wide``: floats become integers of 8 bits as ones of 16, of which a store has the low 8 (PTX).
@@ -104,6 +106,7 @@ class Choices:
     lists_elements: bool = False
     parts_by_loops: bool = False
     listed_rows: frozenset[str] = frozenset()
+    lists_in_order: bool = False
     cuts: bool = False
     lists_remainders: bool = False
     chooses_lanes: str = ""
@@ -124,6 +127,17 @@ class Choices:
         if self.is_exact:
             return "float64"
         return FORMATS.get(name) or EXACT.get(name) or WHOLE[name]
+
+
+class LookedAt(NamedTuple):
+    """Elements of a tensor of integers that programs load: the programs' numbers in the grid, and (programs, elements).
+
+    -1 where a mask hides an element.
+    """
+
+    ids: Integers
+    places: Integers
+    line: Line
 
 
 @dataclass
@@ -280,8 +294,9 @@ class Draft:
         self.down: set[str | None] = set()
         self.notes: list[str] = []
         self.line = Line("", 0)  #: of the operation at hand
-        #: Tensors of integers of which loads decide addresses and masks.
-        self.looked: dict[str, Line] = {}
+        #: Tensors of integers of which loads decide addresses and masks, and which elements each program loads so;
+        #: None for a tensor of which these are not known.
+        self.looked, self.looked_at = dict[str, Line](), dict[str, list[LookedAt] | None]()
         self.returned = 0  #: programs that return early
         #: Blocks by which recorded views are accessed, by argument.
         self.accesses: dict[str, list[Access]] = {}

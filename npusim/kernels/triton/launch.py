@@ -548,6 +548,7 @@ def _launched(
         single = results_apart(function, by_store=True)
         ways += [(choices, single), (listed, single)]
         ways += [(replace(choices, cuts=True), parts) for parts in ([function], each, single)]
+        ways.append((replace(listed, lists_in_order=True), [function]))
         for how, parts in ways:
             try:
                 made = made or [placed(read_launch(part, arguments, grid, how)) for part in parts]
@@ -621,6 +622,9 @@ def _added(
         makers = _launched(apart.before, apart.arguments, grid, choices, kinds)
     except PartsError as error:
         apart = parts_apart(function, arguments, error.count)
+        makers = _launched(apart.before, apart.arguments, grid, choices, kinds)
+    if any(each.out.name in apart.arguments and each.out.shape[-1] == 1 < each.out.shape[-2] for each in makers):
+        apart = parts_apart(function, arguments, apart.parts, by_element=True)  # numbers of rows, one below the other
         makers = _launched(apart.before, apart.arguments, grid, choices, kinds)
     makers += _launched(apart.others, arguments, grid, choices, kinds) if apart.others else []
     adder = placed(read_launch(apart.after, apart.arguments, apart.grid, replace(choices, orders={}, sums={})))

@@ -33,7 +33,7 @@ from npusim.kernels.triton.kernel_draft import (
     UnlikeProgramsError,
     Walk,
 )
-from npusim.kernels.triton.launch_axes import Result, TensorUse, UnplacedError, matched, readings
+from npusim.kernels.triton.launch_axes import NO_PAGES, Result, TensorUse, UnplacedError, matched, readings
 from npusim.kernels.triton.masks import Rule, mask_of_plain
 from npusim.kernels.triton.tensor_axes import GatheredView, MaskView, View
 from npusim.kernels.triton.ttir_text import refusing
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 #: What a place along each axis of a tensor is called.
 SIDES = ("batch", "head", "split", "row", "column")
 #: Of readings of views (`npusim.kernels.triton.launch_axes.matched`).
-MOST_FREEDOM = 3
+MOST_FREEDOM = NO_PAGES
 
 
 class Written(NamedTuple):
@@ -499,7 +499,9 @@ class LaunchGrid:
                 self.rows = np.minimum(self.rows, count)
                 self.sizes["row"] = int(self.rows.max())
             if np.any(((at != self.row) | (count < self.rows))[is_visited]):
-                raise self._fault(load.line, f"{load.of}: the program must load all rows that it stores, and no others")
+                raise UnplacedError(
+                    f"{load.line}: {load.of}: the program must load all rows that it stores, and no others", load.of
+                )
         elif called == "value" and (self.is_cut or np.any(at[is_visited]) or min(size, whole) < self.sizes["value"]):
             if np.any(((at != self.col) | (count < self.cols))[is_visited]):
                 raise self._fault(load.line, f"{load.of}: the program loads columns other than those that it stores")

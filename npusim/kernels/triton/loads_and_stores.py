@@ -13,13 +13,14 @@ from npusim.formats.whole import wrapped
 from npusim.kernels.triton.calls import INTEGERS
 from npusim.kernels.triton.exact_integers import ExactIntegers
 from npusim.kernels.triton.integers import bits_of
-from npusim.kernels.triton.kernel_draft import Load, Stored
+from npusim.kernels.triton.kernel_draft import Load, LookedAt, Stored
 from npusim.kernels.triton.listed import by_one_list, elements_of, first_ones, rows_of, table_of, where_held
 from npusim.kernels.triton.tensor_axes import NO_GROUPS, GatheredView, IntegerTensor, MaskView, View
-from npusim.kernels.triton.ttir_text import FORMATS, WHOLE, Op, shape_of
+from npusim.kernels.triton.ttir_text import FORMATS, WHOLE, Line, Op, shape_of
 from npusim.kernels.triton.values import (
     AXES,
     COLUMNS,
+    MOST_ELEMENTS,
     RELATIONS,
     ROWS,
     Affine,
@@ -55,16 +56,14 @@ class Memory(ExactIntegers):
         if not isinstance(pointer, Affine | Listed):
             raise op.fail("a tl.load from an address that is computed from floats is not supported")
         of = pointer.rest.of if isinstance(pointer, Listed) else pointer.of
+        if of in self.bytes_of and any(x.of.partition(".")[0] == of for x in self.stored):
+            why = "the kernel both stores and loads these integers, which is not supported"
+            raise op.fail(f"{of}: {why}; pass a copy to the kernel")
         if isinstance(tensor := self.arguments[of], IntegerTensor):
             if self._is_of_values(op):
                 self._load_numbers(op, tensor, pointer, mask, other)
                 return
             self.looked.setdefault(of, op.line)
-            if any(x.of == of for x in self.stored):
-                raise op.fail(
-                    f"{of}: the kernel both stores and loads these integers, which is not supported; pass a copy "
-                    "to the kernel"
-                )
             self._set(op, self._looked_up(op, tensor, pointer, mask, other))
             return
         if isinstance(mask, ListedMask) and self._is_scattered(op, mask):
@@ -424,16 +423,20 @@ class Memory(ExactIntegers):
         if not self.choices.cuts or type(view) is not View or not steps:
             return None
         (step, i), left = min(steps), self._left(op, mask, pointer)
-        axis = next((a for a, by in enumerate(view.by) if by == step), None)
+        plain = replace(view, groups=NO_GROUPS, fixed=()).assigned()
+        if len(steps) == len(pointer.shape) == step == pointer.base.shape[1] == 1:  # elements may be one row
+            plain = plain.flat() or plain
+        axis = next((a for a, by in enumerate(plain.by) if by == step), None)
         counts, first = np.broadcast_arrays(np.minimum(left[i], pointer.shape[i]), pointer.base)
         counts, first = counts[counts > 0], first[counts > 0]
-        if axis is None or not counts.size or np.ptp(counts) or view.groups[ROWS] == (axis,):
+        if axis is None or not counts.size or view.groups[ROWS] == (axis,):
             return None
-        at = view.index((axis,), first)
-        width, start = int(counts[0]), int(at[0])
-        if np.ptp(at) or start + width > view.sizes[axis] or width == view.sizes[axis]:
+        at = plain.index((axis,), first)
+        is_one = not (np.ptp(counts) or np.ptp(at))
+        width, start = int((at + counts).max() - at.min()), int(at.min())
+        is_row = len(plain.sizes) == pointer.base.shape[1] == 1
+        if not (is_one or is_row) or start < 0 or start + width > plain.sizes[axis] or width == plain.sizes[axis]:
             return None
-        plain = replace(view, groups=NO_GROUPS, fixed=()).assigned()
         for name in (f"{pointer.of}.{k}" for k in count(2)):
             part = plain.part(name, axis, start, width)
             known = self.arguments.setdefault(name, part)
@@ -525,6 +528,7 @@ class Memory(ExactIntegers):
         if not isinstance(source := self.arguments[of], View):
             raise op.fail(f"{of}: loaded integers select rows, so that npusim needs their values; record the call")
         pointer = self._without_hidden(op, by_one_list(op, pointer, self._kinds_of_all), mask)
+        pointer = self._in_order(pointer, mask, op) if self.choices.lists_in_order else pointer
         is_read_alone = self._is_read_first(op, of)
         for name in chain((f"{of}.rows",), (f"{of}.rows{i}" for i in count(2))):
             made, view = rows_of(op, pointer, source, name)
@@ -551,6 +555,21 @@ class Memory(ExactIntegers):
                 self.notes.append(f"{op.line}: {of}: {why}")
             self.arguments[name] = view
         return made
+
+    def _in_order(self, x: Listed, mask: Known | None, op: Op) -> Listed:
+        """Return pointers by a table of each program's entries, alike programs' once, in the order of the programs."""
+        axis = next((i for i, (s, n) in enumerate(zip(x.at.steps, x.shape, strict=True)) if s and n > 1), None)
+        if axis is None or x.at.base.shape[1] > 1:
+            return x
+        lanes, most = np.arange(n := x.shape[axis]), self._lanes(op, mask, x.at)[axis].min(1, keepdims=True)
+        at, is_left = np.broadcast_arrays(x.at.base + x.at.steps[axis] * lanes, lanes < most)
+        at = np.broadcast_to(np.where(is_left & (at >= 0) & (at < len(x.table)), at, -1), (len(self.ids), n))
+        entries = np.where(at < 0, -1, x.table[at])
+        _, first, of_each = np.unique(entries, axis=0, return_index=True, return_inverse=True)
+        order = np.argsort(first, kind="stable")
+        base = np.argsort(order)[of_each.reshape(-1)][:, None] * n
+        steps = tuple(int(i == axis) for i in range(len(x.shape)))
+        return replace(x, table=entries[first[order]].reshape(-1), at=replace(x.at, base=base, steps=steps))
 
     def _without_hidden(self, op: Op, x: Listed, mask: Known | None) -> Listed:
         """Return pointers by a table of indices without the lanes behind the last that a mask leaves in any program.
@@ -647,6 +666,7 @@ class Memory(ExactIntegers):
             program = program if len(places) > 1 else 0
             why = f"{self.program(program)} reads element {at} of {len(tensor.data)}, and no mask prevents it"
             raise op.fail(f"{of}: {why}{self._looked(op, program, 0)}")
+        self._note_looked(of, places, known, op.line)
         values = wrapped(tensor.data[np.where(known, places, 0)], bits := bits_of(op.type))
         is_whole = all(x is None for x in limits)
         if (
@@ -667,12 +687,25 @@ class Memory(ExactIntegers):
             return Listed(rest, table, replace(pointer, left=ends), _number_of(other))
         return replace(made, left=ends, bits=bits)
 
+    def _note_looked(self, of: str, places: Integers, known: Booleans, line: Line) -> None:
+        """Note which integers of a tensor each program loads; of a loop over tiles, or of many, they are not known."""
+        noted, count = self.looked_at.setdefault(of, []), places[0].size * len(self.ids)
+        if noted is None or self._walk is not None or count > MOST_ELEMENTS:
+            self.looked_at[of] = None
+            return
+        at = np.where(known, places, -1).reshape(len(places), -1)
+        noted.append(LookedAt(self.ids, np.broadcast_to(at, (len(self.ids), at.shape[1])), line))
+
     def _check_indices(self, op: Op, pointer: Affine, left: Sequence[Integers]) -> None:
         """Raise `ProgramError` for an address beyond a recorded view, whose integers may be data."""
         tensor: Tensor = self.arguments[pointer.of]
         if not np.any(beyond := self._is_beyond(pointer, left)) or not isinstance(tensor, View):
             return
         ends = _ends_of(pointer, left)
+        if tensor.cut is not None:
+            lines = {str(x.line) for x in (*self.stored, *self.loads.values()) if x.of == pointer.of}
+            why = f"{tensor.parameter} is stored to and also accessed elsewhere; pass another tensor"
+            raise op.fail(f"{why}; it is accessed at {', '.join(sorted({*lines, str(op.line)}))}")
         beyond = np.broadcast_to(beyond, (len(self.ids), beyond.shape[1]))
         program, time = (int(i) for i in np.argwhere(beyond)[0])
         step, size = max(zip(tensor.by, tensor.sizes, strict=True))

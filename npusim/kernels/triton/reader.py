@@ -34,14 +34,16 @@ from npusim.kernels.triton.neighbours_apart import half_of, with_neighbours_apar
 from npusim.kernels.triton.passed_states import with_states_passed
 from npusim.kernels.triton.peeled_loops import with_loops_joined, with_loops_turned
 from npusim.kernels.triton.rolled_rows import rolled, with_scale_before_maximum, with_scratch_kept
+from npusim.kernels.triton.shared_memory import are_elements_own
 from npusim.kernels.triton.tensor_axes import Access, GatheredView, View
 from npusim.kernels.triton.third_axis import without_axis_of_one, without_third_axis
 from npusim.kernels.triton.ttir_text import FORMATS, TYPES, Function, Line, Op, refusing, shape_of
-from npusim.kernels.triton.turned_blocks import with_turned_blocks
+from npusim.kernels.triton.turned_blocks import with_axes_exchanged, with_turned_blocks
 from npusim.kernels.triton.values import (
     RELATIONS,
     Affine,
     Booleans,
+    Condition,
     Elements,
     Floats,
     HeldState,
@@ -51,6 +53,7 @@ from npusim.kernels.triton.values import (
     Number,
     answers,
     lesser,
+    reshaped,
 )
 
 #: Operations that are refused, and what to do instead.
@@ -71,6 +74,8 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
 )
 #: Loops, whose operands name values of their regions too.
 _LOOPS = ("scf.for", "scf.while")
+#: Elementwise operations, which blocks that are loaded transposed may be operands of.
+_TURNING = (*BINARY, *UNARY, "arith.truncf", "arith.extf", "tt.fp_to_fp", "arith.select")
 #: Pointers to integers, of which loads decide addresses.
 _INTEGERS = re.compile(r"ptr<i(?:32|64)>")
 _IGNORED = ("llvm.intr.assume", "tt.assert", "gpu.barrier", "tt.return", "scf.yield", "scf.condition", "block")
@@ -254,7 +259,8 @@ class Reader(Memory):
                 raise ProgramError(f"{x.line}: {why}; it is accessed at {', '.join(sorted(others))}")
             for y in self.loads.values():
                 is_one = y.of.partition(".")[0] == x.of.partition(".")[0]
-                if is_one and isinstance(self.arguments[y.of], GatheredView) and not self._are_own(x, y):
+                is_listed = is_one and isinstance(self.arguments[y.of], GatheredView)
+                if is_listed and not (self._are_own(x, y) or are_elements_own(self, x, y)):
                     why = f"{x.pointer.of}: a program loads an element that another program may store to"
                     raise ProgramError(
                         f"{y.line}: {why}, at {x.line}: their order is undefined; pass a copy to the kernel"
@@ -487,7 +493,9 @@ class Reader(Memory):
                 raise op.fail(why)
         operands = [] if op.name in _LOOPS else [self.values[n] for n in op.operands]
         method = getattr(self, f"_{family}_{name}", None)
-        if op.name in BINARY:
+        if op.name in _TURNING and any(map(_is_turned, operands)) and all(map(_can_turn, operands)):
+            self._on_turned(op, operands)
+        elif op.name in BINARY:
             self._binary(op, BINARY[op.name])
         elif op.name in UNARY:
             self._function(op, operands[0], op.name)
@@ -499,6 +507,15 @@ class Reader(Memory):
             self._integer(op, *operands)
         else:
             raise op.fail(f"{op.name} is not supported: {op.text[:80]}")
+
+    def _on_turned(self, op: Op, operands: Sequence[Known]) -> None:
+        """Read an elementwise operation of blocks that are loaded transposed, on the blocks as they are loaded."""
+        names = [f"{n}@turned" for n in op.operands]
+        self.values |= {n: _transposed(x) for n, x in zip(names, operands, strict=True)}
+        self._operation(replace(with_axes_exchanged(op), operands=names))
+        for n in names:
+            self.values.pop(n, None)
+        self._set(op, _transposed(self.values[op.results[0]]))
 
     def _scf_if(self, op: Op, condition: Known) -> None:
         every, none = answers(self._condition(op, condition))
@@ -574,6 +591,13 @@ class Reader(Memory):
             )
         every = replace(pointer, base=np.broadcast_to(pointer.base, (len(self.ids), pointer.base.shape[1])))
         self._set(op, part_of(op, base, every, self.arguments[base.of]))
+
+    def _npusim_into_part(self, op: Op, base: Known, pointer: Known) -> None:
+        """Read the addresses in a program's part of an atomic addition."""
+        self._npusim_part(op, base, pointer)
+        part = self.values[op.results[0]]
+        assert isinstance(part, Affine) and isinstance(pointer, Affine)
+        self._set(op, replace(pointer, of=part.of, base=pointer.base + part.base))
 
     def _npusim_scale(self, op: Op, x: Known) -> None:
         if not isinstance(x, Number) or not x.value > 0:
@@ -698,7 +722,8 @@ class Reader(Memory):
         if _is_of_integers(op) and self._counted(op):
             return
         if self._walk is not None:
-            raise op.fail("a loop within a loop is not supported here; move the outer loop into the grid")
+            self._within_loop(op)
+            return
         number, low, high, step, *carried = op.operands
         bounds = [self.values[n] for n in (low, high, step)]
         first, end, each = (x.base if isinstance(x, Affine) else np.ones((1, 1), np.int64) for x in bounds)
@@ -746,6 +771,19 @@ class Reader(Memory):
         self.values |= zip(op.results, done, strict=True)
         if len(self.walks) > 1:
             self._compare(op)
+
+    def _within_loop(self, op: Op) -> None:
+        """Read a loop within a loop: one of few iterations, as many each time, one iteration after another."""
+        bounds = [self.values[n] for n in op.operands[1:4]]
+        known = [x.base for x in bounds if isinstance(x, Affine) and not any(x.steps)]
+        if len(known) < len(bounds) or " unsigned " in op.text or np.any(known[2] <= 0):
+            raise op.fail("a loop within a loop is not supported here; move the outer loop into the grid")
+        first, end, each = known
+        counts = np.maximum(0, -(-(end - first) // each))
+        if np.ptp(counts) or counts.flat[0] > MOST_UNROLLED:
+            why = f"unless it has the same number of iterations each time, at most {MOST_UNROLLED}"
+            raise op.fail(f"a loop within a loop is not supported here, {why}; move the outer loop into the grid")
+        self._unroll(op, int(counts.flat[0]), first, each)
 
     def _counter(self, op: Op, inner: str, end: str) -> Op | None:
         """Return the addition of a counter of a block's lanes, that nothing else of its loop reads; None for others."""
@@ -1009,6 +1047,26 @@ class Reader(Memory):
         if one != other or more:
             raise UnlikeLoopsError
         first.lines = first.lines if first.mask else second.lines
+
+
+def _is_turned(x: Known) -> bool:
+    """Return whether a value is a block along two axes that is loaded transposed."""
+    return isinstance(x, Floats) and x.is_transposed and all(x.axes)
+
+
+def _can_turn(x: Known) -> bool:
+    """Return whether a value can be an operand beside blocks that are loaded transposed."""
+    if isinstance(x, Floats):
+        return _is_turned(x) or not (len(x.axes) == 2 and all(x.axes))
+    return isinstance(x, Number | Condition)
+
+
+def _transposed(x: Known) -> Known:
+    """Return a value with its two axes exchanged; a block that is loaded transposed is as it is loaded."""
+    if isinstance(x, Floats):
+        is_transposed = x.is_transposed != (len(x.axes) == 2 and all(x.axes))
+        return replace(x, axes=x.axes[::-1], is_transposed=is_transposed)
+    return reshaped(x, x.shape[::-1], lambda s, _: s[::-1]) if isinstance(x, Number | Condition) else x
 
 
 def _continued(blocks: Mapping[str, list[Op]], one: str, other: str) -> list[Op]:

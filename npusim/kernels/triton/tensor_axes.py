@@ -229,8 +229,34 @@ class View(Tensor):
 
         The outer axis is nothing yet.
         """
-        group = self.groups[role]
-        return self.halved(group[0], inner) if len(group) == 1 else None
+        view = self._merged(self.groups[role])
+        return view.halved(view.groups[role][0], inner) if view is not None else None
+
+    def flat(self) -> View | None:
+        """Return the view, none of whose axes is anything yet, with all of them as one; None where gaps are between."""
+        return self._merged(tuple(range(len(self.sizes))))
+
+    def _merged(self, group: Group) -> View | None:
+        """Return the view with neighbouring axes of a group, without a gap, as one axis; None where they are others."""
+        if not group or any(b != a + 1 or self.by[a] != self.by[b] * self.sizes[b] for a, b in pairwise(group)):
+            return None
+        first, last = group[0], group[-1]
+        gone = last - first
+
+        def one(values: Sequence[int], merged: int) -> tuple[int, ...]:
+            return (*values[:first], merged, *values[last + 1 :])
+
+        def number(axis: int) -> int:
+            return axis if axis <= first else max(first, axis - gone)
+
+        view = replace(
+            self,
+            sizes=one(self.sizes, prod(self.sizes[first : last + 1])),
+            by=one(self.by, self.by[last]),
+            groups=tuple(tuple(dict.fromkeys(map(number, of))) for of in self.groups),
+            fixed=tuple((number(i), at) for i, at in self.fixed),
+        )
+        return view if gone else self
 
     def every(self, bases: Integers, *, is_part: bool = False) -> View:
         """Return the view where its further axes are accessed at every so many-th index alone: that one is fixed.

@@ -123,9 +123,15 @@ def _exchanged(op: Op, turned: set[str]) -> Op:
     is_turned = [n in turned for n in (*op.operands[:1], *op.results[:1])]
     if op.name == "tt.trans":
         return op if all(is_turned) else replace(op, name=_SAME)
-    text, type_ = (_TYPE.sub(r"tensor<\2x\1x\3>", t) for t in (op.text, op.type))
+    op = with_axes_exchanged(op)
     if op.name in ("tt.expand_dims", *_ALONG) and is_turned[op.name == "tt.expand_dims"]:
-        text = re.sub(r"\baxis = \d+", f"axis = {1 - op.number('axis')}", text)
+        op = replace(op, text=re.sub(r"\baxis = \d+", f"axis = {1 - op.number('axis')}", op.text))
+    return op
+
+
+def with_axes_exchanged(op: Op) -> Op:
+    """Return an operation whose blocks of two axes have these exchanged."""
+    text, type_ = (_TYPE.sub(r"tensor<\2x\1x\3>", t) for t in (op.text, op.type))
     return replace(op, text=text, type=type_)
 
 
@@ -141,5 +147,4 @@ def _product(op: Op, turned: set[str]) -> list[Op]:
         made.append(Op("tt.trans", [factors[-1]], [name], "tt.trans", "", op.line))
     if not is_turned:
         return [*made, replace(op, operands=[*factors, *op.operands[2:]])]
-    text, type_ = (_TYPE.sub(r"tensor<\2x\1x\3>", t) for t in (op.text, op.type))
-    return [*made, replace(op, operands=[*factors[::-1], *op.operands[2:]], text=text, type=type_)]
+    return [*made, replace(with_axes_exchanged(op), operands=[*factors[::-1], *op.operands[2:]])]

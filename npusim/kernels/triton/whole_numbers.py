@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any
 
@@ -127,7 +128,8 @@ class WholeNumbers(Arithmetic, ABC):
                 raise op.fail(f"{of}: bytes of FP8 numbers and other ones are stored to a tensor; store one kind")
             return
         self.bytes_of[of] = kind if is_bytes else ""
-        if of in self.looked or any(x.of.partition(".")[0] == of for x in self.loads.values()):
+        is_unknown = of in self.looked and (self._walk is not None or self.looked_at.get(of) is None)
+        if is_unknown or any(x.of.partition(".")[0] == of for x in self.loads.values()):
             raise op.fail(
                 f"{of}: the kernel both loads and stores these integers, which is not supported; pass a copy to "
                 "the kernel"
@@ -566,6 +568,20 @@ class WholeNumbers(Arithmetic, ABC):
         values = np.moveaxis(given.values, at + 2, 0)
         made = reduce(partial(computed_of, op, name, bits=given.bits), values)
         self._set(op, affine(made) or Elements(made, given.bits, given.work + len(values), given.why))
+        if isinstance(known := self.values[op.results[0]], Affine):
+            self._set(op, replace(known, bits=given.bits))
+
+    def _tt_scan(self, op: Op, x: Known, *others: Known) -> None:
+        """Read cumulative sums, and other scans, of integers that are known at launch by their elements."""
+        name = _of_integers(op)
+        if others or not name or not isinstance(x, Affine | Listed | Elements) or self._walk is not None:
+            super()._tt_scan(op, x, *others)
+            return
+        given, at, is_reversed = elements_in(op, x), op.number("axis"), "reverse = true" in op.text
+        values = np.moveaxis(given.values, at + 2, 0)[:: -1 if is_reversed else 1]
+        made = [*accumulate(values, partial(computed_of, op, name, bits=given.bits))][:: -1 if is_reversed else 1]
+        scanned = np.moveaxis(np.array(made), 0, at + 2)
+        self._set(op, affine(scanned) or Elements(scanned, given.bits, given.work + len(values), given.why))
         if isinstance(known := self.values[op.results[0]], Affine):
             self._set(op, replace(known, bits=given.bits))
 
