@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from npusim import formats
 from npusim.errors import FormatError, ProgramError, UnknownOpcodeError
 from npusim.formats.float_format import format_of_dtype
-from npusim.program.ir.op import REVERSE, Attributes, Opcode
+from npusim.program.ir.op import DOWN, REVERSE, Attributes, Opcode
 
 Array = NDArray[Any]
 #: (sources, destination before the step, destination's format, attributes) -> result
@@ -101,15 +101,28 @@ def _extreme(function: Callable[..., Array]) -> Semantics:
     return lambda sources, _before, fmt, attributes: function(*sources, fmt, nan=attributes.variant or "number")
 
 
+def _reduced(function: Semantics) -> Semantics:
+    """Return a reduction of rows to one column, or of columns (``axis`` `DOWN`) to one row."""
+
+    def run(sources: Sequence[Array], before: Array, fmt: str, attributes: Attributes) -> Array:
+        if attributes.axis != DOWN:
+            return function(sources, before, fmt, attributes)[..., None]
+        shape = np.broadcast_shapes(*(np.shape(x) for x in sources))
+        turned = [np.ascontiguousarray(np.broadcast_to(x, shape).swapaxes(-1, -2)) for x in sources]
+        return function(turned, before, fmt, attributes)[..., None, :]
+
+    return run
+
+
 def _row_max(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
-    return _extreme(formats.reduce_max)(sources, _before, fmt, attributes)[..., None]
+    return _extreme(formats.reduce_max)(sources, _before, fmt, attributes)
 
 
 def _row_sum(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
     order: Any = attributes.order
     if not order:
         raise ProgramError("a row sum must name its order")
-    return formats.reduce_sum(sources[0], fmt, order, times=sources[1] if len(sources) > 1 else None)[..., None]
+    return formats.reduce_sum(sources[0], fmt, order, times=sources[1] if len(sources) > 1 else None)
 
 
 def _cumsum(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
@@ -118,7 +131,7 @@ def _cumsum(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attr
 
 
 def _fold(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
-    return formats.folded(sources, fmt, attributes.variant, attributes.order)[..., None]
+    return formats.folded(sources, fmt, attributes.variant, attributes.order)
 
 
 def _scan(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
@@ -175,10 +188,10 @@ SEMANTICS: Mapping[Opcode, Semantics] = MappingProxyType(
         Opcode.SQRT: _named("square root", {"sqrt": formats.sqrt}),
         Opcode.TANH: _named("hyperbolic tangent", {"tanh": formats.tanh}),
         Opcode.ERF: _named("error function", {"erf": formats.erf}),
-        Opcode.ROW_MAX: _row_max,
-        Opcode.ROW_SUM: _row_sum,
+        Opcode.ROW_MAX: _reduced(_row_max),
+        Opcode.ROW_SUM: _reduced(_row_sum),
         Opcode.CUMSUM: _cumsum,
-        Opcode.FOLD: _fold,
+        Opcode.FOLD: _reduced(_fold),
         Opcode.SCAN: _scan,
         Opcode.INVERSE: _inverse,
         Opcode.SELECT: _select,
