@@ -58,3 +58,11 @@ def norm_backward(DY, X, W, DX, DW, N: tl.constexpr, B: tl.constexpr, ROWS: tl.c
         tl.store(DX + at, dx)
         dw += tl.sum(dy * hat, axis=0)
     tl.store(DW + p * N + c, dw)
+
+
+@triton.jit
+def centred_products(X, Y, N: tl.constexpr):
+    p, c = tl.program_id(0), tl.arange(0, N)
+    x = tl.load(X + p * N + c)
+    x = x - tl.sum(x) / N
+    tl.store(Y + p * N * N + c[:, None] * N + c[None, :], x[:, None] * x[None, :])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import npusim
+from npusim.errors import ProgramError
 from npusim.formats import reduce_sum
 from npusim.program.ir.op import DOWN, Attributes, Opcode
 from npusim.program.numerics.semantics import apply
@@ -87,3 +88,8 @@ class TestKernels:
         hat, scaled = x * rstd, w * dy.astype(np.float64)
         assert np.allclose(made["DX"], (scaled - hat * (hat * scaled).mean(1, keepdims=True)) * rstd, atol=1e-5)
         assert np.allclose(made["DW"], (dy * hat).reshape(2, 16, 64).sum(1), atol=1e-5)
+
+    def test_a_row_that_is_reduced_and_meets_itself_down_a_block_is_refused(self, hw: str) -> None:
+        words = {"X": drawn(4, 16), "Y": np.zeros((4, 16, 16), np.float32), "N": 16}
+        with pytest.raises(ProgramError, match=r"down_kernels\.py:\d+: "):
+            launched("centred_products", (4,), words, hw)

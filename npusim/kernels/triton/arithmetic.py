@@ -75,6 +75,7 @@ from npusim.kernels.triton.values import (
     bound_of,
     constant,
     elements,
+    folded_inverse,
     lesser,
     literal,
     number_of,
@@ -108,8 +109,6 @@ _JOINED = MappingProxyType({"andi": "&", "ori": "|", "xori": "^"})
 MASK = "i1"
 #: An exponent whose powers are beyond float32 for 2 and for e, and none of float64.
 _MOST_EXPONENT = 700.0
-#: Magnitudes of divisors that `div.full.f32` does not scale (PTX ISA, div).
-UNSCALED = 2.0**-126, 2.0**126
 
 
 def _root(x: float) -> float:
@@ -530,9 +529,7 @@ class Arithmetic(Draft, ABC):
         """
         if not isinstance(divisor, Number) or not divisor.is_known or op.operands[1] not in self._literals:
             return 0.0
-        if not UNSCALED[0] <= abs(divisor.value) <= UNSCALED[1]:
-            return 0.0
-        return float(np.float32(1.0) / np.float32(divisor.value))
+        return folded_inverse(divisor.value)
 
     def _inverse(self, op: Op, divisor: Known) -> str:
         """Return the inverse of a divisor that has a name or is a number."""
@@ -980,7 +977,8 @@ class Arithmetic(Draft, ABC):
         self.reduced.append((axes[-1], op.line))
         forms = Functions(BINARY, _written, {n: text for n, (text, _) in UNARY.items()}, LIBDEVICE)
         numbers = {n: x.text for n, x in self.values.items() if isinstance(x, Number) and x.is_known and not x.shape}
-        body, pads = combined_text(op, self.choices, forms, numbers), [x or 0.0 for x in hidden]
+        literals = {n: x.value for n, x in self.values.items() if isinstance(x, Number) and n in self._literals}
+        body, pads = combined_text(op, self.choices, forms, numbers, literals), [x or 0.0 for x in hidden]
         order = self._order_of_function(op, shape[-1], is_scan=is_scan)
         if not is_scan and self.choices.orders:
             self._note_other_lanes(op, body, len(blocks), order)

@@ -426,6 +426,10 @@ class Draft:
         axes = values[0].axes
         for other in values[1:]:
             axes = tuple(map(self._join, axes, other.axes))
+        roots = [self.root(a) for a in axes if a is not None]
+        if len(set(roots)) < len(roots):
+            why = "a block has the same axis as its rows and as its columns, as in x[:, None] * x[None, :]"
+            raise ProgramError(f"{self.line}: {why}; load x again through a pointer of its own")
         return axes
 
     def _unique(self, name: str, but: frozenset[str] = frozenset()) -> str:

@@ -912,7 +912,8 @@ class LaunchGrid:
         b, h, splits, rows, cols = t.shape
         is_result = of == self.stored.pointer.of and not t.is_workspace and not load and not self.number
         is_changed = is_stored and any(of == x.of for x in self.reader.loads.values())  # in place: two tensors here
-        name = "o" if is_result else f"{t.name}_" if is_changed or t.name == "o" else t.name
+        is_other_o = t.name == "o" or (is_stored and t.name == "O" and len(self.stored.value.axes) > 1)
+        name = "o" if is_result else f"{t.name}_" if is_changed or is_other_o else t.name
         name = f"{name}_{self.number}" if self.number and not t.is_workspace else name
         rows, shared = (self.out.shape[ROWS],) * 2 if load in self.shared else (rows, 1)
         more: Any = {"is_transposed": t.is_transposed, "shared_rows": shared}
