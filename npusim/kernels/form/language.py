@@ -24,7 +24,7 @@ from npusim.formats import BLOCK_FORMATS, MAX_NANS, RELATIONS, combine_of, get_f
 from npusim.formats.scans import INVERSE_ORDERS, SCAN_ORDERS
 from npusim.formats.whole import WHOLE_OPERATIONS
 from npusim.late_methods import dataclass
-from npusim.program.ir.op import COMPARED, MASK, PLAIN, REVERSE, Attributes, Opcode
+from npusim.program.ir.op import COMPARED, DOWN, MASK, PLAIN, REVERSE, Attributes, Opcode
 from npusim.program.ir.opaque import varying
 
 if TYPE_CHECKING:
@@ -288,24 +288,29 @@ class Value:
             fmt, how = _checked(fmt), Attributes(overflow=overflow)
         return TRACE.get().record(Opcode.CAST, Value(self.axes, fmt), (self,), how)
 
-    def max(self, nan: MaxNan = "number") -> Value:
-        """Return the maximum of each row; ``nan`` as in `maximum`."""
-        return _rows(Opcode.ROW_MAX, self.axes[:1], self.fmt, (self,), _by_nan(nan))
+    def max(self, nan: MaxNan = "number", *, down: bool = False) -> Value:
+        """Return the maximum of each row; ``nan`` as in `maximum`; ``down`` as in `sum`."""
+        return _rows(Opcode.ROW_MAX, _left(self.axes, down), self.fmt, (self,), _along(_by_nan(nan), down))
 
-    def sum(self, order: str = "", *, times: Source | None = None) -> Value:
+    def sum(self, order: str = "", *, times: Source | None = None, down: bool = False) -> Value:
         """Return the sum of each row, in a named order (default: the core's).
+
+        ``down``: the sum of each column, from the first row to the last one: one row with the tile's columns; of a
+        vector of rows one number.  One vector core, or one warp group, must have all rows of the tile.
 
         ``times``: a value of the same format, or a number. The result is then the sum of products: each lane adds a
         product without rounding it first (fma), except for one of its first two products (`npusim.formats.reduce_sum`).
         """
         if times is None:
-            return _rows(Opcode.ROW_SUM, self.axes[:1], self.fmt, (self,), Attributes(order=order))
+            how = _along(Attributes(order=order), down)
+            return _rows(Opcode.ROW_SUM, _left(self.axes, down), self.fmt, (self,), how)
         if isinstance(times, Value) and times.fmt != self.fmt:
             fail(
                 f"{self}.sum(times={times}): {times.fmt} differs from {self.fmt}; convert one of them with .to(format)"
             )
         axes = _joined(f"{self}.sum(times={times})", [x for x in (self, times) if isinstance(x, Value)])
-        return _rows(Opcode.ROW_SUM, axes[:1], self.fmt, (self, times), Attributes(order=order))
+        how = _along(Attributes(order=order), down)
+        return _rows(Opcode.ROW_SUM, _left(axes, down), self.fmt, (self, times), how)
 
     def cumsum(self, order: str = "", *, every: int = 0, reverse: bool = False) -> Value:
         """Return the cumulative sums of each row, in a named order (default: the core's).
@@ -508,6 +513,15 @@ def _by_nan(nan: str) -> Attributes:
     return Attributes(variant="" if nan == MAX_NANS[0] else nan)
 
 
+def _left(axes: tuple[str, ...], down: bool) -> tuple[str, ...]:
+    """Return the axes of a reduction of rows, or ``down`` of columns."""
+    return (ONE, *axes[1:]) if down else axes[:1]
+
+
+def _along(how: Attributes, down: bool) -> Attributes:
+    return replace(how, axis=DOWN) if down else how
+
+
 def _rows(
     opcode: Opcode, axes: tuple[str, ...], fmt: str, srcs: tuple[Any, ...], how: Attributes = PLAIN, only: str = ""
 ) -> Value:
@@ -617,14 +631,15 @@ def inverse(a: Value, order: str = "") -> Value:
     return _rows(Opcode.INVERSE, a.axes, a.fmt, (a,), Attributes(order=order))
 
 
-def folded(values: tuple[Source, ...], text: str, order: str = "sequential") -> Value:
+def folded(values: tuple[Source, ...], text: str, order: str = "sequential", *, down: bool = False) -> Value:
     """Return a result of a reduction of each row by a function of two elements, in a named order.
 
     ``values``: one to four values of one format, or numbers; an element is one of each. ``text``: the function, as
-    `npusim.formats.combine_text` makes it; ``order``: as of `npusim.formats.folded`.
+    `npusim.formats.combine_text` makes it; ``order``: as of `npusim.formats.folded`; ``down`` as in `Value.sum`.
     """
     axes, fmt = _of_elements("folded", values, text)
-    return _rows(Opcode.FOLD, axes[:1], fmt, values, Attributes(variant=text, order=order))
+    how = _along(Attributes(variant=text, order=order), down)
+    return _rows(Opcode.FOLD, _left(axes, down), fmt, values, how)
 
 
 def scanned(values: tuple[Source, ...], text: str, order: str = "sequential") -> Value:

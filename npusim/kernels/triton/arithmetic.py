@@ -75,6 +75,7 @@ from npusim.kernels.triton.values import (
     bound_of,
     constant,
     elements,
+    folded_inverse,
     lesser,
     literal,
     number_of,
@@ -108,8 +109,6 @@ _JOINED = MappingProxyType({"andi": "&", "ori": "|", "xori": "^"})
 MASK = "i1"
 #: An exponent whose powers are beyond float32 for 2 and for e, and none of float64.
 _MOST_EXPONENT = 700.0
-#: Magnitudes of divisors that `div.full.f32` does not scale (PTX ISA, div).
-UNSCALED = 2.0**-126, 2.0**126
 
 
 def _root(x: float) -> float:
@@ -530,9 +529,7 @@ class Arithmetic(Draft, ABC):
         """
         if not isinstance(divisor, Number) or not divisor.is_known or op.operands[1] not in self._literals:
             return 0.0
-        if not UNSCALED[0] <= abs(divisor.value) <= UNSCALED[1]:
-            return 0.0
-        return float(np.float32(1.0) / np.float32(divisor.value))
+        return folded_inverse(divisor.value)
 
     def _inverse(self, op: Op, divisor: Known) -> str:
         """Return the inverse of a divisor that has a name or is a number."""
@@ -775,10 +772,14 @@ class Arithmetic(Draft, ABC):
             return
         if not kind or len(inner) != 2 or not isinstance(x, Floats):
             raise op.fail("only tl.sum, tl.max and tl.min of floats are supported as reductions")
-        if (axis := x.axes[at := op.number("axis")]) is not None and at != len(x.axes) - 1:
+        axis = x.axes[at := op.number("axis")]
+        is_down = axis is not None and (at != len(x.axes) - 1 or (bool(self.choices.turns) and self._is_of_rows(x)))
+        if is_down and not self.choices.turns:
             raise op.fail(
                 "a reduction along axis 0 is not supported here, only along the last axis; transpose the loaded block"
             )
+        if is_down and self._has_unlike_rows(axis):
+            x = replace(x, pad=None)
         self._refuse_anew(op, axis)
         self._check_hidden(op, x, kind, neutral)
         floor = self._hidden_maximum(x, axis) if kind == "max" else None
@@ -791,19 +792,26 @@ class Arithmetic(Draft, ABC):
             factors = x.factors if length == 1 else None
             self._set(op, replace(x, axes=(*x.axes[:at], *x.axes[at + 1 :]), factors=factors))
             return
-        self._leave_rows(op, axis, x.axes[:-1])
-        self.reduced.append((axis, op.line))
-        how = self._order(op) if kind == "sum" else nan
-        text = f"{self.text(x)}.{kind}({how and repr(how)})"
+        if is_down:
+            self.goes_down.append(op.line)
+        else:
+            self._leave_rows(op, axis, x.axes[:-1])
+            self.reduced.append((axis, op.line))
+        how, down = self._order(op) if kind == "sum" else nan, "down=True" if is_down else ""
+        text = f"{self.text(x)}.{kind}({', '.join(filter(None, (how and repr(how), down)))})"
         if x.factors and self._sums_products(op, x.place):
             one, other = x.factors if x.factors[0].isidentifier() else reversed(x.factors)
-            text = f"{one}.sum({how!r}, times={other})"
+            text = f"{one}.sum({', '.join(filter(None, (repr(how), f'times={other}', down)))})"
             self._note_halves(op, how)
         elif self._sums_products(op, x.place):
             why = "compiled code fuses the products of this sum with its additions (fma), so its bits differ"
             self.notes.append(f"{op.line}: {why}: here each product is rounded before it is added")
         text = text if floor is None else _written(f"maximum {nan}".strip(), text, literal(floor))  # of hidden lanes
-        self._bind(op, Floats(text, x.axes[:-1], x.fmt))
+        self._bind(op, Floats(text, (*x.axes[:at], *x.axes[at + 1 :]), x.fmt))
+
+    def _is_of_rows(self, x: Floats) -> bool:
+        """Return whether a vector has an element for each row of a block: a reduction along the block leaves it."""
+        return len(x.axes) == 1 and self.root(x.axes[0]) in map(self.root, self.left)
 
     def _note_halves(self, op: Op, order: str) -> None:
         """Note a sum of products in one warp, one element a lane, that a block reads: its halves have other sums."""
@@ -969,7 +977,8 @@ class Arithmetic(Draft, ABC):
         self.reduced.append((axes[-1], op.line))
         forms = Functions(BINARY, _written, {n: text for n, (text, _) in UNARY.items()}, LIBDEVICE)
         numbers = {n: x.text for n, x in self.values.items() if isinstance(x, Number) and x.is_known and not x.shape}
-        body, pads = combined_text(op, self.choices, forms, numbers), [x or 0.0 for x in hidden]
+        literals = {n: x.value for n, x in self.values.items() if isinstance(x, Number) and n in self._literals}
+        body, pads = combined_text(op, self.choices, forms, numbers, literals), [x or 0.0 for x in hidden]
         order = self._order_of_function(op, shape[-1], is_scan=is_scan)
         if not is_scan and self.choices.orders:
             self._note_other_lanes(op, body, len(blocks), order)

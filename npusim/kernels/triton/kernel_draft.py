@@ -89,6 +89,7 @@ class Choices:
     part between the first and the last one.  ``programs``: the programs that are read, by
     their numbers in the grid; empty: all.  ``multiplied``: formats of factors that the
     matrix unit multiplies; empty: any.  FP8 that it does not multiply becomes float16, which has all of its numbers.
+    ``turns``: which blocks are turned, as `npusim.kernels.triton.turned_blocks` has it.
     ``converts_wide``: floats become integers of 8 bits as ones of 16, of which a store has the low 8 (PTX).
     """
 
@@ -113,6 +114,7 @@ class Choices:
     programs: tuple[tuple[int, ...], ...] = ()
     multiplied: frozenset[str] = frozenset()
     converts_wide: bool = False
+    turns: str = ""
 
     def form(self, name: str, fmt: str, usual: str) -> str:
         """Return how a function of a format is written; ``usual``: where nothing computes it in a way of its own."""
@@ -287,9 +289,9 @@ class Draft:
         self.precision, self.hidden = "", HiddenLanes(unsteady)
         #: Axes of blocks with elements that are loaded, but not known here.
         self.anew: set[str | None] = set()
-        #: Masks outside of walked axes that leave a first part of an axis, and sums and maxima along an axis.
+        #: Masks outside of walked axes that leave a first part of an axis; sums and maxima along an axis, down rows.
         self.bounds: list[tuple[str | None, Integers, Line]] = []
-        self.reduced: list[tuple[str | None, Line]] = []
+        self.reduced, self.goes_down = list[tuple[str | None, Line]](), list[Line]()
         #: Axes along which vectors have a value for each row of a tile.
         self.down: set[str | None] = set()
         self.notes: list[str] = []
@@ -443,6 +445,10 @@ class Draft:
         axes = values[0].axes
         for other in values[1:]:
             axes = tuple(map(self._join, axes, other.axes))
+        roots = [self.root(a) for a in axes if a is not None]
+        if len(set(roots)) < len(roots):
+            why = "a block has the same axis as its rows and as its columns, as in x[:, None] * x[None, :]"
+            raise ProgramError(f"{self.line}: {why}; load x again through a pointer of its own")
         return axes
 
     def _unique(self, name: str, but: frozenset[str] = frozenset()) -> str:

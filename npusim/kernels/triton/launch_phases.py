@@ -96,16 +96,6 @@ def kernel_of(written: Written) -> Kernel:
     return Kernel(names[name], written.results, axes, keeps_factors=keeps, computes_factors=True)
 
 
-def is_row(reader: Reader) -> bool:
-    """Return whether a program's blocks are one row, which has no axis."""
-    if len(stored := reader.stored[0].value.axes) >= 2:
-        return False
-    blocks = [x.axes[x.dims.index(ROWS)] for x in reader.loads.values() if len(x.axes) == 2]
-    # A state of one row has no axis of rows, nor has a number that is stored.
-    blocks += [axes[0] for _, axes, _ in reader.states.values() if len(axes) == 2 and axes[0] is not None]
-    return not any(reader.root(axis) == reader.root(stored[0]) for axis in blocks if stored)
-
-
 def is_part(reader: Reader, view: View) -> bool:
     """Return whether a kernel accesses a view's tensor elsewhere too, as another part."""
     accessed = {x.pointer.of for x in (*reader.loads.values(), *reader.stored)}
@@ -124,7 +114,7 @@ def placed(reader: Reader) -> LaunchGrid:
         return LaunchGrid(reader)
     most, faults = [int(n.max()) for n in stored.left], list[ProgramError]()
     rows, columns = (0, 0, *most)[-2:]
-    how: Any = {"is_row": is_row(reader), "is_part": is_part(reader, view), "rows": rows, "columns": columns}
+    how: Any = {"is_row": reader.is_of_one_row, "is_part": is_part(reader, view), "rows": rows, "columns": columns}
     ways = list(readings(view, stored.pointer.base, **how))
     for freedom, result in product(range(MOST_FREEDOM + 1), ways):
         try:
@@ -169,7 +159,7 @@ class LaunchGrid:
         self.stores = _stores(reader)
         self.is_visited = _visited(reader, self.stores)
         self.is_summed = any(w.is_sum for w in reader.walks)
-        self.is_row = is_row(reader)
+        self.is_row = reader.is_of_one_row
         self.out = self._tensor(self.stored.pointer.of)
         places = self.out.places(
             np.broadcast_to(self.stored.pointer.base, (len(ids), self.stored.pointer.base.shape[1]))
@@ -780,13 +770,13 @@ class LaunchGrid:
         if walk.loads and not self.is_summed:
             for name in walk.states:
                 start, of, fmt = self.reader.states[name]
-                if not self.called(of):
+                if not self.called(of) and not self.reader.goes_down:
                     raise self._fault(
                         first,
                         f"{name}: a loop carries a single number together with blocks of several rows, "
                         "which is not supported",
                     )
-                how = f"full({self.called(of)!r}, {start.text}, {self.reader.choices.fmt(fmt)!r})"
+                how = f"full({self.called(of) or language.ONE!r}, {start.text}, {self.reader.choices.fmt(fmt)!r})"
                 yield (f"    {name} = {how if isinstance(start, Number) else f'initial({start.text})'}", first.number)
             walked = list(dict.fromkeys(walk.loads))
             of_all = ", ".join(names[n] for n in walked)
@@ -926,7 +916,8 @@ class LaunchGrid:
         b, h, splits, rows, cols = t.shape
         is_result = of == self.stored.pointer.of and not t.is_workspace and not load and not self.number
         is_changed = is_stored and any(of == x.of for x in self.reader.loads.values())  # in place: two tensors here
-        name = "o" if is_result else f"{t.name}_" if is_changed or t.name == "o" else t.name
+        is_other_o = t.name == "o" or (is_stored and t.name == "O" and len(self.stored.value.axes) > 1)
+        name = "o" if is_result else f"{t.name}_" if is_changed or is_other_o else t.name
         name = f"{name}_{self.number}" if self.number and not t.is_workspace else name
         rows, shared = (self.out.shape[ROWS],) * 2 if load in self.shared else (rows, 1)
         more: Any = {"is_transposed": t.is_transposed, "shared_rows": shared}

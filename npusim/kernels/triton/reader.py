@@ -38,9 +38,10 @@ from npusim.kernels.triton.shared_memory import are_elements_own
 from npusim.kernels.triton.tensor_axes import Access, GatheredView, View
 from npusim.kernels.triton.third_axis import without_axis_of_one, without_third_axis
 from npusim.kernels.triton.ttir_text import FORMATS, TYPES, Function, Line, Op, refusing, shape_of
-from npusim.kernels.triton.turned_blocks import with_axes_exchanged, with_turned_blocks
+from npusim.kernels.triton.turned_blocks import WAYS, reduces_down, with_axes_exchanged, with_turned_blocks
 from npusim.kernels.triton.values import (
     RELATIONS,
+    ROWS,
     Affine,
     Booleans,
     Condition,
@@ -152,6 +153,9 @@ def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[in
                 continue
             reader.notes.append(f"{function.name}: {why}")
             return reader
+        for way in WAYS[1:] if reduces_down(function) else ():
+            with suppress(ProgramError):
+                return _read(function, arguments, grid, replace(choices, turns=way))
         raise fault from None
 
 
@@ -182,7 +186,7 @@ def _read(
     function = with_elements_chosen(function)
     operations, scratch = with_scratch_kept(with_states_passed(function, arguments))
     function = function._replace(operations=with_masked_terms(rolled(operations)))
-    function = with_turned_blocks(function) or function
+    function = with_turned_blocks(function, choices.turns) or function
     alike = function._replace(operations=with_scale_before_maximum(function.operations))
     ways: tuple[tuple[Function, dict[str, Any]], ...] = (
         (function, {}),
@@ -250,6 +254,9 @@ class Reader(Memory):
             raise ProgramError(f"{self.stored[0].line}: a loop stores a vector before a tile; store the tile first")
         if all(x.is_one_row or len(x.axes) < 2 for x in self.stored):
             self._drop_rows()
+        if self.goes_down and self.is_of_one_row:
+            why = "a reduction along axis 0 is not supported in a kernel that stores one row"
+            raise ProgramError(f"{self.goes_down[0]}: {why}; transpose the loaded block")
         self._join_free()
         accessed = [x.pointer.of for x in self.stored] + [x.of for x in self.loads.values()]
         for x in self.stored:
@@ -265,6 +272,16 @@ class Reader(Memory):
                     raise ProgramError(
                         f"{y.line}: {why}, at {x.line}: their order is undefined; pass a copy to the kernel"
                     )
+
+    @property
+    def is_of_one_row(self) -> bool:
+        """Whether a program's blocks are one row, which has no axis."""
+        if len(stored := self.stored[0].value.axes) >= 2:
+            return False
+        blocks = [x.axes[x.dims.index(ROWS)] for x in self.loads.values() if len(x.axes) == 2]
+        # A state of one row has no axis of rows, nor has a number that is stored.
+        blocks += [axes[0] for _, axes, _ in self.states.values() if len(axes) == 2 and axes[0] is not None]
+        return not any(self.root(axis) == self.root(stored[0]) for axis in blocks if stored)
 
     @property
     def placed_by_loads(self) -> frozenset[Line]:

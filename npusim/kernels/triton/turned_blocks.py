@@ -25,13 +25,21 @@ _GIVEN = ("tt.load", "tt.descriptor_load", "tt.trans", "tt.dot", "scf.", "arith.
 _SAME = "ttg.convert_layout"
 
 
-def with_turned_blocks(function: Function) -> Function | None:
-    """Return a kernel with blocks turned that are summed down their rows alone, or whose transpose is a left factor.
+#: Which blocks are turned: those that are reduced down their rows alone, also those that are reduced along them too,
+#: or all.  In all ways but ``""``, what is still reduced down its rows then is reduced so.
+ALONE, DOWN, TOO, ALL = WAYS = ("", "down", "too", "all")
 
-    None where there is no such block.
+
+def with_turned_blocks(function: Function, way: str = ALONE) -> Function | None:
+    """Return a kernel with blocks turned that are summed down their rows, or whose transpose is a left factor.
+
+    ``way``: of `WAYS`; a reduction of a turned block along its rows goes down the rows of the result.  None where there
+    is no such block.
     """
     every = _all(function.operations)
     if not any(o.name in _ALONG and _is_down(o) for o in every) and not _left_factors(every):
+        return None
+    if way == ALL and any(o.name == "tt.dot" for o in every):
         return None
     operations = with_own_axes(function.operations)
     every = _all(operations)
@@ -40,10 +48,19 @@ def with_turned_blocks(function: Function) -> Function | None:
     down = {roots(o.operands[0]) for o in every if o.name in _ALONG and _is_down(o)}
     down |= {roots(n) for n in _left_factors(every)}
     along = {roots(o.operands[0]) for o in every if o.name in _ALONG and not _is_down(o)}
-    turned = {n for n, rank in ranks.items() if rank == 2 and roots(n) in down}
-    if down & along or any(o.name.startswith(_OTHERS) and turned & {*o.operands, *o.results} for o in every):
+    turned = {n for n, rank in ranks.items() if rank == 2 and (roots(n) in down or way == ALL)}
+    if (
+        (down & along and way in (ALONE, DOWN))
+        or (way == TOO and not down & along)
+        or any(o.name.startswith(_OTHERS) and turned & {*o.operands, *o.results} for o in every)
+    ):
         return None
     return function._replace(operations=_changed(operations, turned))
+
+
+def reduces_down(function: Function) -> bool:
+    """Return whether a kernel reduces a block down its rows."""
+    return any(o.name == "tt.reduce" and _is_down(o) for o in _all(function.operations))
 
 
 def _left_factors(operations: Sequence[Op]) -> set[str]:

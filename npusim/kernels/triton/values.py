@@ -522,3 +522,17 @@ def number_of(op: Op) -> tuple[float | int, tuple[int, ...], str]:
 def literal(value: float) -> str:
     """Return a number as the kernel of tiles writes it, where ``inf`` and ``nan`` are names."""
     return repr(value)
+
+
+#: Magnitudes of divisors that `div.full.f32` does not scale (PTX ISA, div).
+UNSCALED = 2.0**-126, 2.0**126
+
+
+def folded_inverse(divisor: float) -> float:
+    """Return the inverse, rounded once, by which ptxas multiplies in place of a division by a constant of float32.
+
+    0 where the inverse needs a scale: the division stays one.
+    """
+    if not UNSCALED[0] <= abs(divisor) <= UNSCALED[1]:
+        return 0.0
+    return float(np.float32(1.0) / np.float32(divisor))

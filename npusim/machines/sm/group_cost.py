@@ -24,7 +24,6 @@ from npusim.machines.sm.core import (
     INSTRUCTION,
     LSU,
     MUFU,
-    REDUCTIONS,
     SM,
     SPECIAL,
     SPILL,
@@ -39,7 +38,7 @@ from npusim.machines.sm.core import (
 )
 from npusim.machines.sm.polynomials import POLYNOMIAL_COMPARISONS, polynomial_multiplies
 from npusim.machines.sm.scans_in_tiles import ALONG, along_passes, applied
-from npusim.program.ir.op import Opcode
+from npusim.program.ir.op import REDUCTIONS, Opcode
 from npusim.program.ir.tile import Tile, memory_of
 from npusim.program.ir.tile_program import Cost, Share
 from npusim.units import ceil_div

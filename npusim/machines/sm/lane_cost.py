@@ -42,7 +42,7 @@ from npusim.machines.sm.group_cost import ACCESS_BYTES, shared
 from npusim.machines.sm.lanes import MMA, accumulator, arranged, chained, fragments, lane_values
 from npusim.machines.sm.polynomials import POLYNOMIAL_COMPARISONS, polynomial_multiplies
 from npusim.machines.sm.scans_in_tiles import ALONG, along_passes, applied
-from npusim.program.ir.op import Opcode
+from npusim.program.ir.op import REDUCTIONS, Opcode
 from npusim.program.ir.tile import GlobalTile, RingTile, Tile, memory_of
 from npusim.program.ir.tile_program import Cost
 from npusim.units import ceil_div, chunks, round_up

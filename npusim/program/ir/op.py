@@ -55,6 +55,7 @@ class Opcode(Enum):
         ``reverse`` from the last element to the first
     FOLD a, ...: (rows, 1), one result of a reduction of each row by the function of two elements ``variant``
         (`npusim.formats.combine_text`) in the named order; with several operands an element is one of each
+    ROW_MAX, ROW_SUM and FOLD with ``axis`` `DOWN`: (1, columns), the same of each column from the first row to the last
     SCAN a, ...: the same of each element of a row and all before it
     INVERSE a: for each square of a (the squares are stacked), the inverse of I + L in the named order; L is the
         strictly lower triangle of the square
@@ -101,6 +102,10 @@ class Opcode(Enum):
         return self.name
 
 
+#: Operations that reduce rows, or with `DOWN` columns, to one element each.
+REDUCTIONS = frozenset({Opcode.ROW_MAX, Opcode.ROW_SUM, Opcode.FOLD})
+
+
 #: Number of sources of an operation; a row sum may also have the factor of its elements.
 SOURCES: Mapping[Opcode, tuple[int, ...]] = MappingProxyType(
     {
@@ -128,7 +133,7 @@ class Attributes:
     #: function of a LOGIC, INTEGER, BITS, FOLD and SCAN, NaN rule of MAX, MIN and ROW_MAX, kind of mask of a SELECT,
     #: direction of a CUMSUM.
     variant: str = ""
-    axis: int = -1  #: along which the blocks of a CAST are formed: -1 columns, -2 rows
+    axis: int = -1  #: along which the blocks of a CAST are formed, and a reduction goes: -1 columns, `DOWN` rows
     order: str = ""  #: order of a row sum, of cumulative sums, of an inverse, a FOLD and a SCAN
     every: int = 0  #: columns after which cumulative sums restart; 0: not within a row
     overflow: str = ""
@@ -145,6 +150,8 @@ class Attributes:
 
 
 PLAIN = Attributes()
+#: `Attributes.axis` of what goes down the rows of a tile.
+DOWN = -2
 #: Format of masks.
 MASK = "int8"
 #: Whether a SELECT's mask comes from comparisons of values.
@@ -152,6 +159,11 @@ COMPARED = "compared"
 #: Whether cumulative sums go from the last element of a row to the first.
 REVERSE = "reverse"
 Source = Operand | float
+
+
+def goes_down(opcode: Opcode, attributes: Attributes) -> bool:
+    """Return whether an operation reduces each column of a tile, and so needs all of its rows."""
+    return opcode in REDUCTIONS and attributes.axis == DOWN
 
 
 @record

@@ -18,7 +18,7 @@ from npusim import formats
 from npusim.errors import FormatError, ProgramError, UnknownOpcodeError
 from npusim.formats.float_format import format_of_dtype
 from npusim.formats.whole import bits_of_floats, floats_of_bits, whole_step
-from npusim.program.ir.op import REVERSE, Attributes, Opcode
+from npusim.program.ir.op import DOWN, REVERSE, Attributes, Opcode
 
 Array = NDArray[Any]
 #: (sources, destination before the step, destination's format, attributes) -> result
@@ -102,10 +102,23 @@ def _extreme(function: Callable[..., Array]) -> Semantics:
     return lambda sources, _before, fmt, attributes: function(*sources, fmt, nan=attributes.variant or "number")
 
 
+def _reduced(function: Semantics) -> Semantics:
+    """Return a reduction of rows to one column, or of columns (``axis`` `DOWN`) to one row."""
+
+    def run(sources: Sequence[Array], before: Array, fmt: str, attributes: Attributes) -> Array:
+        if attributes.axis != DOWN:
+            return function(sources, before, fmt, attributes)[..., None]
+        shape = np.broadcast_shapes(*(np.shape(x) for x in sources))
+        turned = [np.ascontiguousarray(np.broadcast_to(x, shape).swapaxes(-1, -2)) for x in sources]
+        return function(turned, before, fmt, attributes)[..., None, :]
+
+    return run
+
+
 def _row_max(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
     if formats.get_format(fmt).is_integer:
-        return np.asarray(sources[0].max(axis=-1, keepdims=True))
-    return _extreme(formats.reduce_max)(sources, _before, fmt, attributes)[..., None]
+        return np.asarray(sources[0].max(axis=-1))
+    return _extreme(formats.reduce_max)(sources, _before, fmt, attributes)
 
 
 def _row_sum(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
@@ -113,8 +126,8 @@ def _row_sum(sources: Sequence[Array], _before: Array, fmt: str, attributes: Att
     if not order:
         raise ProgramError("a row sum must name its order")
     if formats.get_format(fmt).is_integer:  # it wraps, the same in any order
-        return np.asarray(sources[0].sum(axis=-1, keepdims=True, dtype=sources[0].dtype))
-    return formats.reduce_sum(sources[0], fmt, order, times=sources[1] if len(sources) > 1 else None)[..., None]
+        return np.asarray(sources[0].sum(axis=-1, dtype=sources[0].dtype))
+    return formats.reduce_sum(sources[0], fmt, order, times=sources[1] if len(sources) > 1 else None)
 
 
 def _cumsum(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
@@ -123,7 +136,7 @@ def _cumsum(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attr
 
 
 def _fold(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
-    return formats.folded(sources, fmt, attributes.variant, attributes.order)[..., None]
+    return formats.folded(sources, fmt, attributes.variant, attributes.order)
 
 
 def _scan(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
@@ -191,10 +204,10 @@ SEMANTICS: Mapping[Opcode, Semantics] = MappingProxyType(
         Opcode.SQRT: _named("square root", {"sqrt": formats.sqrt}),
         Opcode.TANH: _named("hyperbolic tangent", {"tanh": formats.tanh}),
         Opcode.ERF: _named("error function", {"erf": formats.erf}),
-        Opcode.ROW_MAX: _row_max,
-        Opcode.ROW_SUM: _row_sum,
+        Opcode.ROW_MAX: _reduced(_row_max),
+        Opcode.ROW_SUM: _reduced(_row_sum),
         Opcode.CUMSUM: _cumsum,
-        Opcode.FOLD: _fold,
+        Opcode.FOLD: _reduced(_fold),
         Opcode.SCAN: _scan,
         Opcode.INVERSE: _inverse,
         Opcode.INTEGER: _integer,
