@@ -258,7 +258,9 @@ def added_beyond(X, T, n, most, OTHER: tl.constexpr, B: tl.constexpr):
 
 @triton.jit
 def masked_in_two_loops(Q, K, V, O, S, D: tl.constexpr, B: tl.constexpr, G: tl.constexpr):
-    """Products of scores without weights: keys before the block by groups of G, the others by another rule."""
+    """Products of scores without weights: keys before the block by groups of G, or for 0 by a diagonal; the others by
+    another diagonal.
+    """
     rows = tl.program_id(0) * B + tl.arange(0, B)
     d, n = tl.arange(0, D), tl.arange(0, B)
     q = tl.load(Q + rows[:, None] * D + d[None])
@@ -266,7 +268,10 @@ def masked_in_two_loops(Q, K, V, O, S, D: tl.constexpr, B: tl.constexpr, G: tl.c
     for j in range(0, tl.program_id(0) * B, B):
         k = tl.load(K + (j + n)[:, None] * D + d[None])
         s = tl.dot(q, tl.trans(k))
-        s = tl.where((rows // G)[:, None] % 2 == ((j + n) // G)[None] % 2, s, 0.0)
+        if G:
+            s = tl.where((rows // G)[:, None] % 2 == ((j + n) // G)[None] % 2, s, 0.0)
+        else:
+            s = tl.where(rows[:, None] >= (j + n)[None] + 8, s, 0.0)
         acc = tl.dot(s.to(q.dtype), tl.load(V + (j + n)[:, None] * D + d[None]), acc)
     for j in range(tl.program_id(0) * B, S, B):
         k = tl.load(K + (j + n)[:, None] * D + d[None])

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from npusim.errors import ProgramError
+from npusim.kernels.tilelang.float_flags import with_float_flags
 from npusim.kernels.tilelang.statements import (
     TYPES,
     Applied,
@@ -235,7 +236,7 @@ class _PrimFuncReader:
     def kernel(self, node: tirx.For, number: int) -> TileKernel:
         """Return one launch; ``number``: that of several, else 0."""
         self.begin()
-        body = with_parts_apart(self.in_order(self.statements(node)))
+        body = with_float_flags(with_parts_apart(self.in_order(self.statements(node))))
         used = [p for p in (*self.parameters, *self.scratch) if not isinstance(p, TileBuffer) or p in self.accessed]
         return TileKernel(
             name_of(self.function) + (f"_{number}" if number else ""),

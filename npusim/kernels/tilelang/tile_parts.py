@@ -64,9 +64,7 @@ def with_parts_apart(body: Sequence[Statement]) -> Body:
 
 def _buffers_of(s: Statement) -> Iterator[TileBuffer]:
     """Yield the buffers that a statement itself accesses."""
-    inside = [replace(s, body=())] if isinstance(s, SerialLoop) else [s]
-    inside = [replace(s, then=(), otherwise=())] if isinstance(s, Conditional) else inside
-    for e in expressions_in(inside):
+    for e in expressions_in([with_bodies(s, lambda _: ())]):
         yield from (x.buffer for x in parts_of(e) if isinstance(x, BufferElement))
     if isinstance(s, ParallelNest):
         yield from (x.buffer for x in s.body if isinstance(x, Elementwise))
@@ -174,17 +172,15 @@ class _PartTiles:
         """Return a statement on the tiles: of parallel loops over several parts one for each."""
         if isinstance(s, ParallelNest):
             return tuple(map(self.nest, self.cut(s))) if _elements(s, self.buffer, self.axis) else (s,)
-        inner = with_bodies(s, self.statements)
-        (own,) = changed([with_bodies(inner, lambda _: ())], lambda e: self.value(e, {}))
-        own = with_bodies(own, lambda body: body)
         if isinstance(s, MatrixProduct):
-            return (replace(own, a=self.part(s.a), b=self.part(s.b), c=self.part(s.c)),)  # type: ignore[call-arg]
-        if isinstance(s, TileReduction):
-            return (replace(own, source=self.part(s.source), target=self.part(s.target)),)  # type: ignore[call-arg]
-        if isinstance(inner, SerialLoop) and isinstance(own, SerialLoop):
-            return (replace(own, body=inner.body),)
-        if isinstance(inner, Conditional) and isinstance(own, Conditional):
-            return (replace(own, then=inner.then, otherwise=inner.otherwise),)
+            s = replace(s, a=self.part(s.a), b=self.part(s.b), c=self.part(s.c))
+        elif isinstance(s, TileReduction):
+            s = replace(s, source=self.part(s.source), target=self.part(s.target))
+        (own,) = changed([with_bodies(s, lambda _: ())], lambda e: self.value(e, {}))
+        if isinstance(s, SerialLoop) and isinstance(own, SerialLoop):
+            return (replace(own, body=self.statements(s.body)),)
+        if isinstance(s, Conditional) and isinstance(own, Conditional):
+            return (replace(own, then=self.statements(s.then), otherwise=self.statements(s.otherwise)),)
         return (own,)
 
     def nest(self, s: ParallelNest) -> ParallelNest:

@@ -158,7 +158,8 @@ def _mask_of_elements(grid: LaunchGrid, kind: MaskKind | None) -> tuple[ElementM
     """
     line, walks = grid.stored.line, grid.reader.walks
     assert grid.walk is not None
-    masks = [w.mask and elements_in(Op("scf.for", [], [], "a mask", "", line), w.mask) for w in walks]
+    loop = Op("scf.for", [], [], "a mask", "", line)
+    masks = [None if w.mask is None else elements_in(loop, w.mask) for w in walks]
     rows, (starts, counts) = grid.out.shape[-2], grid.walk
     keys = int(np.where(grid.is_visited, starts + counts, 0).max())
     count, tables, kinds = len(grid.reader.ids), list[Booleans](), list[int | None]()
@@ -167,11 +168,10 @@ def _mask_of_elements(grid: LaunchGrid, kind: MaskKind | None) -> tuple[ElementM
         raise ProgramError(
             f"{line}: npusim would have to evaluate {size} elements of a mask; allowed: {MOST_ELEMENTS:,}"
         )
-    of_tile = [
-        (mask and np.broadcast_to(mask.values, (count, w.most, *mask.shape)) != 0, i)
-        for w, mask in zip(walks, masks, strict=True)
-        for i in range(w.most)
-    ]
+    of_tile = list[tuple[Booleans | None, int]]()
+    for w, mask in zip(walks, masks, strict=True):
+        each = None if mask is None else np.broadcast_to(mask.values, (count, w.most, *mask.shape)) != 0
+        of_tile += [(each, i) for i in range(w.most)]
     taken = list[dict[int, bytes]]()
     for i in range(count):
         row, height = int(grid.row[i, 0]), int(grid.rows[i, 0])
