@@ -313,3 +313,22 @@ def test_warp_groups_that_do_not_wait_are_refused() -> None:
         NpusimError, match=r"tile_kernels\.py:\d+: a copy may count for the phase before of its barrier"
     ):
         npusim.run(call, hw="h200")
+
+
+def test_events_of_a_tracer_have_no_values_and_a_note() -> None:
+    from tests.tile_language.tile_kernels import torch, with_events
+
+    a = torch.rand(128)
+    call = recorded(lambda: with_events(128)(a, torch.zeros(128)))
+    assert error(call, "h200", "C", (a + 1.0).numpy()) == 0
+    assert any("events of tilelang.tools.cuda.iket take time on a GPU" in n for n in call.configurations[0].notes)
+
+
+@pytest.mark.parametrize("hw", ["h200", "ascend_910b2"])
+def test_a_tile_that_is_accessed_in_two_parts_is_two_tiles(hw: str) -> None:
+    from tests.tile_language.tile_kernels import drawn, product_of_two_parts, torch
+
+    a, b, c = drawn((64, 48), (64, 32), (64, 16))
+    call = recorded(lambda: product_of_two_parts(64, 64, 32, 16)(a, b, c, torch.zeros(64, 64)))
+    right = np.concatenate([b.numpy(), c.numpy()], 1).astype(np.float64)
+    assert error(call, hw, "C", 2.0 * a.numpy().astype(np.float64) @ right.T) < 1e-6

@@ -8,6 +8,7 @@ import numpy as np
 import tilelang
 import tilelang.language as T
 import torch
+from tilelang.tools.cuda import iket
 
 LOG2_E = 1.44269504
 
@@ -560,5 +561,49 @@ def product_of_warp_groups(rows: int, columns: int, depth: int, slots: int, wait
                     T.mbarrier_arrive(mbarrier=barriers[k % slots + slots])
             with T.ws(1):
                 T.copy(total, C[by * tile, bx * tile])
+
+    return product
+
+
+@tilelang.jit
+def with_events(size: int):
+    """Events that record times, around an assignment and in it."""
+
+    @T.prim_func
+    def above(A: T.Tensor((size,), "float32"), C: T.Tensor((size,), "float32")):
+        with T.Kernel(T.ceildiv(size, 64), threads=64) as bx, iket.range("all"):
+            for i in T.Parallel(64):
+                iket.mark("store", payload=iket.payload(bx * 64 + i, dtype="int32"))
+                C[bx * 64 + i] = A[bx * 64 + i] + 1.0
+
+    return above
+
+
+@tilelang.jit
+def product_of_two_parts(rows: int, columns: int, depth: int, tail: int):
+    """A tile whose parts are copied, scaled together and multiplied apart."""
+
+    @T.prim_func
+    def product(
+        A: T.Tensor((rows, depth + tail), "float16"),
+        B: T.Tensor((columns, depth), "float16"),
+        B_tail: T.Tensor((columns, tail), "float16"),
+        C: T.Tensor((rows, columns), "float32"),
+    ):
+        with T.Kernel(rows // 32, threads=128) as bx:
+            left = T.alloc_shared((32, depth + tail), "float16")
+            right = T.alloc_shared((columns, depth), "float16")
+            right_tail = T.alloc_shared((columns, tail), "float16")
+            total = T.alloc_fragment((32, columns), "float32")
+            T.copy(A[bx * 32 : (bx + 1) * 32, :depth], left[:, :depth])
+            T.copy(A[bx * 32 : (bx + 1) * 32, depth:], left[:, depth:])
+            T.copy(B, right)
+            T.copy(B_tail, right_tail)
+            for i, j in T.Parallel(32, depth + tail):
+                left[i, j] = left[i, j] * 2
+            T.clear(total)
+            T.gemm(left[:, :depth], right, total, transpose_B=True)
+            T.gemm(left[:, depth:], right_tail, total, transpose_B=True)
+            T.copy(total, C[bx * 32, 0])
 
     return product

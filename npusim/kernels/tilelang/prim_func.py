@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from npusim.errors import ProgramError
+from npusim.kernels.tilelang.float_flags import with_float_flags
 from npusim.kernels.tilelang.statements import (
     TYPES,
     Applied,
@@ -43,6 +44,7 @@ from npusim.kernels.tilelang.statements import (
     walked,
     with_inner,
 )
+from npusim.kernels.tilelang.tile_parts import with_parts_apart
 from npusim.kernels.tilelang.tile_slots import without_slots
 from npusim.kernels.tilelang.ttir_writer import BY_ITSELF, part_as_nest
 from npusim.kernels.tilelang.warp_groups import in_text_order
@@ -77,6 +79,9 @@ _QUIET = frozenset(
     | {"wait_wgmma", "warpgroup_arrive", "print", "device_assert", "annotate_producer_reg_dealloc"}
     | {"annotate_consumer_reg_alloc", "fence_proxy_async"}
 )
+#: Calls that record times of the GPU, and have no effect on values.
+_EVENTS = frozenset({"TL_IKET_EVENT", "TL_IKET_EVENT_PAYLOAD_U32", "TL_IKET_EVENT_PAYLOAD_F32"})
+_EVENTS_NOTE = "events of tilelang.tools.cuda.iket take time on a GPU; npusim ignores them"
 #: Annotations and attributes that change only the time, which npusim ignores.
 TIME_ALONE: Mapping[str, str] = MappingProxyType(
     {"threadblock_swizzle_pattern": "the order of blocks (T.use_swizzle)", "layout_map": "T.annotate_layout"}
@@ -98,6 +103,7 @@ CONFIGURATIONS = frozenset(
     | {"tl.disable_data_race_check", "tl.disable_buffer_init_check", "tl.disable_prelower_semantic_check"}
     | {"tl.Simplify", "tl.enable_reducer_plan_verbose", "tl.disable_dynamic_tail_split"}
     | {"tl.dynamic_alignment", "tl.debug_merge_shared_memory_allocations", "tl.disable_rng_guard"}
+    | {"tl.layout_visualization_enable", "tl.layout_visualization_formats"}
     | {"tl.disable_wgmma", "tl.disable_shuffle_elect", "tir.disable_cse_tir", "tir.enable_equiv_terms_in_cse_tir"}
 )
 _POLICY, _ALONE = "the policy of T.gemm", " changes only the time; npusim ignores it"
@@ -230,7 +236,7 @@ class _PrimFuncReader:
     def kernel(self, node: tirx.For, number: int) -> TileKernel:
         """Return one launch; ``number``: that of several, else 0."""
         self.begin()
-        body = self.in_order(self.statements(node))
+        body = with_float_flags(with_parts_apart(self.in_order(self.statements(node))))
         used = [p for p in (*self.parameters, *self.scratch) if not isinstance(p, TileBuffer) or p in self.accessed]
         return TileKernel(
             name_of(self.function) + (f"_{number}" if number else ""),
@@ -464,7 +470,7 @@ class _PrimFuncReader:
                 whole = rule if condition is None else Applied("and", (condition, rule))
                 made_of += self.in_nest(body, axes, whole)
             return made_of
-        if kind == "Evaluate" and _word(s.value) in _QUIET:
+        if kind == "Evaluate" and self.is_without_effect(_word(s.value)):
             return []
         if kind == "Evaluate" and (width := _ADDITIONS.get(_word(s.value))):
             return [self.added(s.value, axes, condition, width)]
@@ -522,7 +528,7 @@ class _PrimFuncReader:
     def called(self, node: tirx.Call) -> tuple[Statement, ...]:
         """Return a call that is a statement."""
         word = _word(node)
-        if word in _QUIET:
+        if self.is_without_effect(word):
             return ()
         known = dict(getattr(node, "annotations", None) or {})
         if word in _STEPS or "barrier" in known:
@@ -560,6 +566,12 @@ class _PrimFuncReader:
             x = self.added(node, (), None, width)
             return (ParallelNest((), (x,), self.line),)
         raise self.refuse(f"npusim has no rule for T.{word}")
+
+    def is_without_effect(self, word: str) -> bool:
+        """Return whether a call has no effect on values; a note names one that has an effect on the time."""
+        if word in _EVENTS:
+            self.note(_EVENTS_NOTE)
+        return word in _QUIET | _EVENTS
 
     def at_barrier(self, word: str, node: tirx.Call, known: dict[object, object]) -> BarrierStep:
         """Return a wait for a barrier, an arrival there, or a copy that a phase of it ends after."""

@@ -1405,7 +1405,7 @@ class Arithmetic(Draft, ABC):
             return False
         rows, first = (x[..., None, None] for x in self._read_of_tile(a, mask.shape))
         down, along = np.arange(mask.shape[0])[:, None], np.arange(mask.shape[1])
-        is_visited = (np.arange(walk.most)[None] < walk.counts)[..., None, None]
+        is_visited = self.is_read(walk.most)[..., None, None]
         return not np.any((mask.values != 0) & (down < rows) & (along >= first) & is_visited)
 
     def _is_loaded_so(self, op: Op, axis: str | None, most: Integers) -> bool:
@@ -1431,7 +1431,7 @@ class Arithmetic(Draft, ABC):
     def _leaves_unread(self, axis: str | None, most: Integers) -> bool:
         """Return whether a mask leaves more elements along an axis than some load of a block along it reads."""
         walk = self._walk
-        is_visited = np.arange(walk.most)[None] < walk.counts if walk else np.ones((1, 1), bool)
+        is_visited = self.is_read(walk.most) if walk else np.ones((1, 1), bool)
         for load in self.loads.values():
             for own, n, left in zip(load.axes, load.pointer.shape, load.left, strict=True):
                 is_of_it = own is not None and self.root(own) == self.root(axis)

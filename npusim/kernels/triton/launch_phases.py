@@ -307,7 +307,7 @@ class LaunchGrid:
     ) -> list[tuple[str | None, int, Any]]:
         """Return axis, size and elements left of a block along its tensor's rows and columns."""
         of = dict(zip(dims[-len(axes) :], zip(axes, pointer.shape, left, strict=True), strict=False))
-        if len(axes) == 1 and not self.is_row and self._is_of_rows(axes):
+        if COLUMNS in of and len(axes) == 1 and not self.is_row and self._is_of_rows(axes):
             of = {ROWS: of[COLUMNS]}
         return [of.get(d, (None, 1, 1)) for d in (ROWS, COLUMNS)]
 
