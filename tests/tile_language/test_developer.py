@@ -142,6 +142,19 @@ def test_attention_to_chosen_keys_is_that_of_float64(order: str) -> None:
     assert distance(computed(kernel, Q=q, KV=kv, I=chosen)["O"], wanted) < CLOSE
 
 
+@pytest.mark.parametrize(("how", "count"), [("two loops", 4), ("zeros", 3), ("zeros", 0)])
+def test_a_product_that_first_iterations_clear_is_that_of_float64(how: str, count: int) -> None:
+    a, b = drawn(32, 128), drawn(128, 32, seed=1)
+    made = computed(read("cleared_once", how=how), A=a, B=b, N=np.array([count], np.int32))["C"]
+    wanted = a.astype(np.float64)[:, : 32 * count] @ b.astype(np.float64)[: 32 * count]
+    assert distance(made, wanted) < CLOSE if count else not made.any()
+
+
+def test_a_result_that_an_if_may_not_clear_is_refused() -> None:
+    with pytest.raises(NpusimError, match=r"developer_programs\.py:\d+: total is read before it is written"):
+        written(read("cleared_once", how="if"))
+
+
 def test_a_name_in_a_loop_begins_with_the_value_before_it() -> None:
     x, kernel = drawn(64, 32, fmt="float32"), read("shadowed")
     assert kernel.grid == (4,)

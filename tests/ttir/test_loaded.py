@@ -11,7 +11,7 @@ import pytest
 
 import npusim
 from npusim.errors import ProgramError
-from npusim.kernels.triton.listed import lowest_bit
+from npusim.kernels.triton.listed import lowest_bit, unlike_rows
 from npusim.kernels.triton.ttir_text import Line, Op
 from npusim.kernels.triton.values import Affine, Listed, constant
 from ttir.test_engines import Launch, check, in_turns, normal
@@ -330,6 +330,14 @@ def test_a_block_that_meets_itself_is_not_loaded_again_where_the_kernel_stores_t
         ProgramError, match=r"loaded_kernels\.py:\d+: the rows and the columns of a tl.dot's result are the same"
     ):
         npusim.run(calls[0], hw="h200")
+
+
+def test_unlike_rows_are_in_the_order_of_their_integers() -> None:
+    rows = np.random.default_rng(0).integers(-2, 2, (40, 3)) * (1 << 40)
+    kinds, of_each = unlike_rows(rows)
+    wanted, numbers = np.unique(rows, axis=0, return_inverse=True)
+    assert np.array_equal(kinds, wanted)
+    assert np.array_equal(of_each, numbers.reshape(-1))
 
 
 def _groups(size: int, end: int, *, masked: bool) -> tuple[Any, dict[str, Any]]:

@@ -67,7 +67,7 @@ def table_of(
     programs, times, n = *values.shape[:2], shape[wide[0]]
     flat = np.where(known, values, 0).reshape(programs, times * n)
     if kinds_of is None:
-        kinds, of_each = np.unique(flat, axis=0, return_inverse=True)
+        kinds, of_each = unlike_rows(flat)
     else:
         first, of_each = kinds_of(flat)
         kinds = flat[first]
@@ -79,6 +79,21 @@ def table_of(
     left = tuple(count if step and np.any(count < n) else None for step in steps)
     rest = Affine(np.zeros((1, 1), np.int64), (0,) * len(shape), shape, bits=bits)
     return Listed(rest, kinds.reshape(-1), Affine(base, steps, shape, left=left))
+
+
+def unlike_rows(rows: Integers) -> tuple[Integers, Integers]:
+    """Return the unlike rows of integers in ascending order, and for each row its number among these.
+
+    As ``numpy.unique`` along axis 0, which compares long rows by one element after another.
+    """
+    unsigned = rows.astype(np.int64, copy=False).view(np.uint64) ^ np.uint64(1 << 63)
+    keys = [row.tobytes() for row in unsigned.astype(">u8")]  # as bytes they have the order of the integers
+    first = dict[bytes, int]()
+    for i, key in enumerate(keys):
+        first.setdefault(key, i)
+    ordered = sorted(first)
+    number = {key: i for i, key in enumerate(ordered)}
+    return rows[[first[key] for key in ordered]], np.array([number[key] for key in keys], np.int64)
 
 
 def elements_of(op: Op, x: Listed | Affine) -> Integers:
