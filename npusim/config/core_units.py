@@ -332,7 +332,8 @@ class ScalarEngine(SpecModel):
     issue_cycles: Quantity | None = Field(default=None, description="time to issue one instruction")
 
 
-# ---------------------------------------------------------------- a streaming multiprocessor A warp lives on one
+# ---------------------------------------------------------------- a streaming multiprocessor
+# A warp lives on one
 # sub-core; all sub-cores are equal.  Numbers of lanes describe one sub-core.
 
 
