@@ -333,8 +333,7 @@ class ScalarEngine(SpecModel):
 
 
 # ---------------------------------------------------------------- a streaming multiprocessor
-# A warp lives on one
-# sub-core; all sub-cores are equal.  Numbers of lanes describe one sub-core.
+# A warp runs on one sub-core; all sub-cores are equal.  Numbers of lanes describe one sub-core.
 
 
 class GapSpec(SpecModel):

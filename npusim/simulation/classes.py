@@ -202,7 +202,7 @@ def _deciding(phase: Phase, arithmetic: str) -> set[str]:
                 axes |= set(phase.names[row.dst].axes)
             elif row.opcode is Opcode.FOLD:
                 axes |= {a for n in row.srcs if not isinstance(n, float) for a in phase.names[n].axes[-1:]}
-            elif row.opcode in (Opcode.CUMSUM, Opcode.SCAN):  # on the last axis: sums end at the end of a tile
+            elif row.opcode in (Opcode.CUMSUM, Opcode.SCAN):  # along the last axis: where a tile of it ends, sums do
                 axes.add(phase.names[row.dst].axes[-1])
             elif row.opcode is Opcode.ROW_SUM and not isinstance(row.srcs[0], float):
                 axes |= set(phase.names[row.srcs[0]].axes) - set(phase.names[row.dst].axes)
