@@ -109,9 +109,8 @@ SAMPLE_ELEMENTS = 1 << 25
 #: Number of rows of a head in the default sample, whatever the tile, so that tilings are compared on the same rows;
 #: fewer if these are long (`sample_rows`).
 SAMPLE_ROWS, LEAST_ROWS, SAMPLE_OUTPUTS = 128, 8, 1 << 17
-#: Number of rows on which variants and presets are compared.  Measured for presets of six schedules and devices, the
-#: relative standard error of a ratio of errors is 0.25 / sqrt(rows), here 3 %: the second digit is accurate to one or
-#: two units.
+#: Rows on which variants and presets are compared.  Measured for presets of six schedules and devices, the relative
+#: standard error of a ratio of errors is 0.25 / sqrt(rows), here 3 %: the second digit is known to a unit or two.
 COMPARED_ROWS = 64
 
 
@@ -421,7 +420,7 @@ def needed_blocks(
 
 
 def _from_row(block: Any, output: GlobalTensor, row: int, heads: Container[int]) -> Any:
-    """Return a block reduced to the rows of the chosen heads from ``row`` on, with the rows between the heads."""
+    """Return a block cut to the rows of the chosen heads from ``row`` on, with the rows between the heads."""
     wanted = [(at + row - r, at + n) for h, r, n, at in _parts(block, output) if h in heads and r <= row < r + n]
     first, last = wanted[0][0], wanted[-1][1]
     return block if last - first == block.rows else block.part(first, last - first)
@@ -521,7 +520,7 @@ def _heads(phase: ProgramPhase) -> int:
 
 
 def _needed(phase: ProgramPhase, blocks: Sequence[OutputBlock], heads: int, *, is_cut: bool) -> list[Any]:
-    """Return the blocks of ``phase`` that the output's ``blocks`` need, reduced to their rows if ``is_cut``.
+    """Return the blocks of ``phase`` that the output's ``blocks`` need, cut to their rows if ``is_cut``.
 
     ``heads``: heads of the output's blocks; several may share one head of the phase.
     """

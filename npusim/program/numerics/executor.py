@@ -471,19 +471,19 @@ POISON = 0xFF
 class BufferStore:
     """One core group's memories for ``lanes`` blocks that run in step, as bytes.
 
-    ``kept``: memories of finished lanes, by name, for reuse: filling one is faster than allocating one.
+    ``kept``: memories of finished lanes, by name, for reuse: to fill one is faster than to allocate one.
     """
 
     def __init__(self, program: TileProgram, lanes: int, kept: dict[str, Array]) -> None:
         self.lanes, self._used, self._kept = lanes, program.used_bytes, kept
         self._bytes: dict[str, Array] = {}
-        #: Values in block formats, by memory: an element and its scale, at twice the address if a byte contains two
+        #: Values in block formats, by memory: an element and its scale, at twice the address if a byte holds two
         #: elements.
         self._pairs: dict[str, Array] = {}
         self._views: dict[tuple[str, int, int, int, int, str], Array] = {}
 
     def view(self, space: str, offset: int, tile: Tile | RingTile) -> Array:
-        """Return the elements of a tile that begins at this address, (lanes, rows, cols), as a view of memory."""
+        """Return the elements of a tile that begins there, (lanes, rows, cols), as a view of memory."""
         key = space, offset, tile.rows, tile.cols, tile.stride, tile.fmt
         view = self._views.get(key)
         if view is None:
