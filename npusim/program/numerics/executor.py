@@ -232,11 +232,11 @@ def execute(
     variants: Sequence[Alternative] = (),
     is_counted: bool = True,
 ) -> Execution:
-    """Execute ``blocks`` of each phase (all blocks if a phase is not named) and return tensors and events.
+    """Execute ``blocks`` of each phase (all where not named) and return tensors and events.
 
-    ``inputs(name, batch, head)`` returns one head's matrix of an input tensor in its own dtype; ``observers`` are
-    called after every step, ``progress`` with the completed share of blocks; without ``is_counted`` no events are
-    recorded.
+    ``inputs(name, batch, head)`` gives one head's matrix of an input tensor in its own dtype;
+    ``observers`` are called after every step, ``progress`` with the share of blocks that are done; without
+    ``is_counted`` no event is looked for.
     """
     stores = [TensorStore(variant.program, inputs) for variant in variants]
     tensors = TensorStore(program, inputs)
@@ -518,7 +518,7 @@ class TensorStore:
         self._heads: dict[tuple[str, int, int], Array] = {}
 
     def head(self, tensor: GlobalTensor, batch: int, head: int) -> Array:
-        """Return one head's matrix; outputs and workspaces initially contain NaN."""
+        """Return one head's matrix; outputs and workspaces start as NaN."""
         key = (tensor.name, batch, head)
         matrix = self._heads.get(key)
         if matrix is None:

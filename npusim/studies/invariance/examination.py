@@ -303,7 +303,7 @@ class _Examination:
         self.on_tried, self.count, self.total = on_tried, 0, 0
         self._made: dict[tuple[int, Place, bool], _Bits] = {}
         self._keys: dict[tuple[int, Place], _AsAsked[Hashable]] = {}
-        #: Programs with which others are compared; their bits and keys are stored.
+        #: Programs that others are compared with, whose bits and keys are stored.
         self._kept: dict[int, TileProgram] = {id(base.program): base.program}
         self._calls_fixed: dict[str, BuiltPlan] = {}
         self.plan = plan
