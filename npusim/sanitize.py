@@ -39,7 +39,7 @@ def regular_file(path: Path, most_bytes: int, error: type[Exception]) -> Path:
     if status.st_size < _LFS_BYTES:
         with path.open("rb") as file:
             if file.read(len(_LFS)) == _LFS:
-                raise error(f"{path}: a pointer of Git LFS, not the file: git lfs pull fetches it")
+                raise error(f"{path}: this is a pointer of Git LFS, not the file; git lfs pull fetches the file")
     return path
 
 

@@ -418,11 +418,15 @@ class SpecialisedSpec(IssueSpec):
 class LoopSpec(SpecModel):
     """Costs that instructions of a compiled loop and products of other warps on the same core cause each other."""
 
-    issue_beside_cycles: Quantity = Field(description="cycles more until the next instruction, beside a product")
-    narrow_beside_cycles: Quantity = Field(description="the same of the pipe of half the width")
-    special_beside_cycles: Quantity = Field(description="the same of the pipe of special functions")
-    product_delay_cycles: Quantity = Field(description="cycles by which an instruction delays a product beside it")
-    fill_bytes_per_cycle: Positive = Field(description="rate at which what comes from L2 enters shared memory or L1")
+    issue_beside_cycles: Quantity = Field(
+        description=("additional cycles until the next instruction while a product runs")
+    )
+    narrow_beside_cycles: Quantity = Field(description="the same for the pipe of half the width")
+    special_beside_cycles: Quantity = Field(description="the same for the pipe of special functions")
+    product_delay_cycles: Quantity = Field(
+        description=("cycles by which an instruction delays a product that runs at the same time")
+    )
+    fill_bytes_per_cycle: Positive = Field(description="rate at which data from L2 enter shared memory or L1")
 
 
 class SharingSpec(IssueSpec):
@@ -514,7 +518,7 @@ class LibrarySpec(SpecModel):
         description="time of a product's tile from the end of the previous tile to its first operand"
     )
     unaligned_product_cycles: Positive = Field(
-        description="time of a multiply-add if rows are no multiple of 16 bytes, which asynchronous copies require"
+        description=("time of a multiply-add if rows are not a multiple of 16 bytes, which asynchronous copies require")
     )
     unaligned_store_cycles: Positive = Field(
         description="time of an element of such a product's result, in addition to memory"

@@ -111,9 +111,14 @@ class L2Spec(SpecModel):
             "rate of many cores that read the same bytes at the same time, relative to their rate for different bytes"
         ),
     )
-    same_data_cores_count: PositiveWhole | None = Field(default=None, description="number of cores that counts as many")
+    same_data_cores_count: PositiveWhole | None = Field(
+        default=None, description=("smallest number of cores that counts as many")
+    )
     stays: StaysSpec | None = Field(
-        default=None, description="what launches on the same bytes find in the L2 cache; absent: 0.885 and 1.3275"
+        default=None,
+        description=(
+            "how much of their inputs launches on the same bytes find in the L2 cache; absent: 0.885 and 1.3275"
+        ),
     )
 
     def dirty_bytes(self) -> float:
@@ -138,8 +143,8 @@ class CatchUpSpec(SpecModel):
     compute.
     """
 
-    idle_cycles: WholeQuantity = Field(description="longest idle time that is made up later")
-    rate_factor: PositiveWhole = Field(description="additional rate while idle time is made up, as a share")
+    idle_cycles: WholeQuantity = Field(description="longest idle time that the link recovers later")
+    rate_factor: PositiveWhole = Field(description="additional rate while the link recovers idle time, as a share")
 
 
 class LinkSpec(SpecModel):
@@ -226,7 +231,8 @@ class PowerSpec(SpecModel):
     exponent_factor: Positive
     pause_s: Quantity = Field(description="idle time before each call; 0: calls follow one another without a pause")
     settle_s: Positive | None = Field(
-        default=None, description=("time constant in which the clock falls to that of the limit; missing: immediately")
+        default=None,
+        description=("time constant with which the clock falls to the clock at the limit; missing: immediately"),
     )
     calls_count: PositiveWhole | None = Field(
         default=None,
@@ -300,7 +306,11 @@ class LaunchSpec(SpecModel):
         description="time of a call that the host waits for, in addition to the time of the cores"
     )
     products_overhead_s: Quantity | None = Field(
-        default=None, description="this time for a call with products; missing: kernel_overhead_s"
+        default=None,
+        description=(
+            "time of a call with products that the host waits for, in addition to the time "
+            "of the cores; missing: kernel_overhead_s"
+        ),
     )
     products_s: Quantity | None = Field(
         default=None,
@@ -315,12 +325,13 @@ class LaunchSpec(SpecModel):
         "core group",
     )
     task_all_s: Quantity | None = Field(
-        default=None, description=("this time on all core groups; absent: as on one group")
+        default=None, description=("dispatch and end of a kernel on all core groups; absent: as on one group")
     )
     attention_s: Quantity | None = Field(
         default=None,
         description=(
-            "this time of the vendor's fused attention, on any number of core groups; absent: that of other kernels"
+            "dispatch and end of the vendor's fused attention, on any number of core groups; absent: those of "
+            "other kernels"
         ),
     )
     masked_s: Quantity | None = Field(

@@ -207,7 +207,7 @@ class KernelTimes(SpecModel):
 class CpuSpec(SpecModel):
     """The host's processors and memory, where they compute attention."""
 
-    device: Text = Field(description="name of a hardware file, for their arithmetic")
+    device: Text = Field(description="name of the hardware file that states the arithmetic of the cores")
     sockets_count: PositiveWhole
     cores_count: PositiveWhole = Field(description="number of cores of a socket")
     clock_hz: Positive

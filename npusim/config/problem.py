@@ -599,7 +599,7 @@ class Problem(Sizes, CallFields):
             raise fault_at("query_lengths", f"{count}, but lengths has {len(self.lengths)}")
         for number, (queries, keys) in enumerate(zip(self.query_lengths, self.lengths, strict=False)):
             if queries > keys:
-                raise fault_at("query_lengths", f"{queries} queries of sequence {number}, which has only {keys} keys")
+                raise fault_at("query_lengths", f"sequence {number} has {queries} queries but only {keys} keys")
         sizes = {"batch": len(self.lengths), "seq_kv": max(self.lengths)}
         sizes |= {"seq_q": max(self.query_lengths)} if self.query_lengths else {}
         for name, size in (sizes | {"causal_offset": self.seq_kv - self.seq_q}).items():

@@ -346,7 +346,7 @@ class PasaOptions(Blocks):
     )
     scale_in: Literal["matrix", "queries", "scores"] = Field(
         default="matrix",
-        description="where 1/sqrt(d) goes: into M, onto Q before the products, or onto S' after its store",
+        description="where 1/sqrt(d) is applied: to M, to Q before the products, or to S' after its store",
     )
     preset: Literal["paper"] | None = Field(
         default=None,

@@ -190,7 +190,7 @@ def layers_on_host(problem: ModelProblem, tiling: LayerTiling, device: NodeDevic
         raise TilingError(f"gpu_layers, cpu_layers: {gpu} + {cpu} = {gpu + cpu}, but the model has {layers} layers")
     for name, count in (("gpu_layers", gpu), ("cpu_layers", cpu)):
         if count is not None and count > layers:
-            raise TilingError(f"{name}: {count} of only {layers} layers")
+            raise TilingError(f"{name}: {count}, but the model has only {layers} layers")
     asked = cpu if cpu is not None else None if gpu is None else layers - gpu
     if tiling.offload == "none":
         if asked:

@@ -257,7 +257,7 @@ class _Execution:
         alone = {n: x for n, x in stored.items() if x.storage not in loaded}
         found = dict(self.made.results) or alone or stored
         if not found:
-            raise SpecError("a wrapper that returns no tensor, and whose launches store to none of its arguments")
+            raise SpecError("the wrapper returns no tensor, and its launches store to none of its arguments")
         for n, x in found.items():
             if x.storage not in memory.writers:
                 why = "no launch stores it, because kernels do not run while npusim records a wrapper"

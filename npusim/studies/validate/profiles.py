@@ -283,8 +283,8 @@ def _ncu(path: Path) -> Iterator[KernelLaunch]:
     for row in launches:
         if not mark and re.fullmatch(r"\d{1,3}[.,]\d{3}", row[name]):
             raise SpecError(
-                f"{path}: {name}: {row[name]!r} {units[name]}: is the separator one of thousands or of "
-                f"a fraction? {_LOCALE}"
+                f"{path}: {name}: {row[name]!r} {units[name]}: does the separator mark thousands or a fraction? "
+                f"{_LOCALE}"
             )
         if mark == ",":
             row[name] = row[name].translate(str.maketrans(".,", ",."))
