@@ -43,7 +43,7 @@ __all__ = [
 
 __version__ = "0.2.0"
 
-#: Public functions and classes by the module that holds them; public submodules name themselves.
+#: Public functions and classes by the module that defines them; public submodules name themselves.
 _HOMES = MappingProxyType(
     {
         "NpusimError": "npusim.errors",
@@ -65,8 +65,8 @@ _SUBMODULES = frozenset({"errors", "formats"})
 
 
 class _Package(ModuleType):
-    """Module type that loads public names on first use; where a submodule has the name of a function, the name stays
-    the function.
+    """Module type that loads public names on first use; if a submodule has the name of a function, the name remains the
+    function.
 
     The import system binds ``npusim.run`` to the module of that name as soon as anyone imports it;
     users mean the function.

@@ -1,9 +1,9 @@
 """The cache folder: machine code of kernels, parsed YAML files, and chosen tiles.
 
-It is the folder that ``NPUSIM_CACHE`` names (of several, as of ``PATH``, each is searched); else the package's
-``__pycache__``, the user's cache folder, or a private temporary one, whichever can be written.  Its files are used
-without further checks (machine code is run), so a file is used only if its content is the stored one, and a temporary
-folder only if no other user may write to it.
+It is the folder that ``NPUSIM_CACHE`` names (if it names several, as ``PATH`` does, each is searched); otherwise the
+package's ``__pycache__``, the user's cache folder, or a private temporary one: the first that can be written.  Its
+files are used without further checks (machine code is run), so a file is used only if its content is the stored one,
+and a temporary folder only if no other user may write to it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 try:
     import fcntl
-except ImportError:  # another system than Unix: no locks
+except ImportError:  # a system other than Unix: no locks
     fcntl = None  # type: ignore[assignment]
 
 
@@ -85,7 +85,7 @@ def alone(name: str) -> Iterator[None]:
 
 
 def is_kept(prefix: str, stamp: bytes, at: Path | None = None) -> bool:
-    """Return whether any data are stored with a stamp under a name that begins so; ``at``: as for `load`."""
+    """Return whether any data are stored with a stamp under a name with this beginning; ``at``: as for `load`."""
     return any(
         (content := _content(file)) is not None and content.startswith(stamp)
         for place in (folders() if at is None else (at,))
@@ -94,7 +94,7 @@ def is_kept(prefix: str, stamp: bytes, at: Path | None = None) -> bool:
 
 
 def folder() -> Path | None:
-    """Return the folder for stored data; None where none can be written."""
+    """Return the folder for stored data; None if none can be written."""
     return next(filter(_is_writable, folders()), None)
 
 
@@ -150,7 +150,7 @@ def _write(file: Path, rest: bytes) -> None:
 def private_folder() -> Path | None:
     """Return this user's temporary cache folder, created (with a message) if missing; None if unsafe.
 
-    It is a folder, no link, owned by this user, and no other user may enter it (mode 0700).
+    It is a folder, not a link, it belongs to this user, and no other user may enter it (mode 0700).
     """
     user = os.geteuid() if hasattr(os, "geteuid") else "user"
     private = Path(tempfile.gettempdir()) / f"npusim-cache-{user}"
@@ -178,5 +178,5 @@ def private_folder() -> Path | None:
 
 @functools.cache
 def say_once(text: str) -> None:
-    """Write a line to the standard error, once a process."""
+    """Write a line to the standard error, once per process."""
     sys.stderr.write(f"npusim: {text}\n")

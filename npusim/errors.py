@@ -1,4 +1,4 @@
-"""Every error npusim raises on purpose, in one tree.
+"""Every error that npusim raises on purpose, in one tree.
 
 A message names the thing, the value, the limit and the place.  ``cli`` turns any
 :class:`NpusimError` into exit code 2 (1 for :class:`CheckFailedError`).
@@ -22,7 +22,7 @@ class TilingError(NpusimError):
 
 
 class BufferOverflowError(TilingError):
-    """The tenants of one on-chip buffer need more bytes than it has."""
+    """The contents of one on-chip buffer need more bytes than it has."""
 
 
 class TensorError(NpusimError):
@@ -38,11 +38,11 @@ class LayoutError(NpusimError):
 
 
 class FlagError(NpusimError):
-    """A flag is set twice, never set, or one more id is needed than the hardware has."""
+    """A flag is set twice or never set, or the hardware has too few flag ids."""
 
 
 class RaceError(NpusimError):
-    """Two operations touch the same bytes and no chain of flags orders them."""
+    """Two operations access the same bytes and no chain of flags orders them."""
 
 
 class DeadlockError(NpusimError):

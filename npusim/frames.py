@@ -1,4 +1,4 @@
-"""Results as pandas' frames, where pandas is installed."""
+"""Results as pandas' frames, if pandas is installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["frame"]
 
 
 def frame(rows: Iterable[Mapping[str, object]]) -> Any:
-    """Return a `pandas.DataFrame` of rows, a column a key; raise `NpusimError` where pandas is not installed."""
+    """Return a `pandas.DataFrame` of rows, with one column per key; raise `NpusimError` if pandas is not installed."""
     try:
         import pandas
     except ImportError:

@@ -63,7 +63,7 @@ class RunResult(run_result.RunData):
     """
 
     def sensitivity(self) -> tuple[Sensitivity, ...]:
-        """Return how the latency moves with each assumed or fitted constant, the strongest first."""
+        """Return how the latency changes with each assumed or fitted constant, the strongest first."""
         return sensitivity(self)
 
     def pipes(self) -> Mapping[str, Sequence[object]]:

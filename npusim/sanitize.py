@@ -1,6 +1,6 @@
 """Checks files before they are read, and escapes text from outside where it is shown.
 
-A terminal obeys control sequences, a spreadsheet runs cells that look like formulas: both are written out instead.
+A terminal obeys control sequences, and a spreadsheet runs cells that look like formulas: both are escaped.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 
-#: Unicode categories that are no text: controls, directions of writing, halves of surrogates, line ends.
+#: Unicode categories that are not text: control characters, writing directions, surrogate halves, line ends.
 _NO_TEXT = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
-#: What a spreadsheet takes for the beginning of a formula.
+#: Characters that a spreadsheet interprets as the beginning of a formula.
 _FORMULA = tuple("=+-@\t\r")
-#: What a pointer of Git LFS begins with, and its most bytes (git-lfs, docs/spec.md).
+#: The beginning of a pointer of Git LFS, and its largest number of bytes (git-lfs, docs/spec.md).
 _LFS, _LFS_BYTES = b"version https://git-lfs.github.com/spec/", 1024
 _JSON_CONTROLS = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def regular_file(path: Path, most_bytes: int, error: type[Exception]) -> Path:
-    """Return the path of a file that can be read whole; raise ``error`` for an endless or too large one.
+    """Return the path of a file that can be read completely; raise ``error`` for an endless or too large one.
 
     It also raises for a pointer of Git LFS, which replaces a file that was not fetched.  Every reader of files that a
-    user names calls this first.  `OSError` where there is no such file.
+    user names calls this first.  It raises `OSError` if there is no such file.
     """
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
@@ -39,12 +39,12 @@ def regular_file(path: Path, most_bytes: int, error: type[Exception]) -> Path:
     if status.st_size < _LFS_BYTES:
         with path.open("rb") as file:
             if file.read(len(_LFS)) == _LFS:
-                raise error(f"{path}: a pointer of Git LFS, not the file: git lfs pull fetches it")
+                raise error(f"{path}: this is a pointer of Git LFS, not the file; git lfs pull fetches the file")
     return path
 
 
 def visible(text: str) -> str:
-    r"""Return ``text`` with control characters written out, except line ends: ``\x1b[31m`` colours nothing.
+    r"""Return ``text`` with control characters escaped, except line ends: ``\x1b[31m`` then colours nothing.
 
     Examples
     --------
@@ -61,7 +61,7 @@ def _written_out(character: str) -> str:
 
 
 def csv_cell(value: object) -> object:
-    """Return a CSV cell that no spreadsheet runs: text that begins like a formula gets a quote before it.
+    """Return a CSV cell that no spreadsheet runs: text that begins like a formula gets a quote in front.
 
     Numbers, and text that is a number (``-1``), are unchanged.
     """
@@ -85,5 +85,7 @@ def csv_text(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
 
 
 def json_safe(text: str) -> str:
-    """Return JSON text with controls and halves of surrogates escaped that JSON itself allows; it means the same."""
+    """Return JSON text in which control characters and surrogate halves that JSON itself allows are escaped; its
+    meaning is the same.
+    """
     return _JSON_CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

@@ -31,7 +31,7 @@ def round_up(value: int, multiple: int) -> int:
 
 
 def plural(count: int, noun: str) -> str:
-    """Return a noun as it follows a count: ``case`` after 1, else ``cases``; ``launches``, ``processes``."""
+    """Return a noun in the form after a count: ``case`` after 1, else ``cases``; ``launches``, ``processes``."""
     return noun if count == 1 else f"{noun}{'es' if noun.endswith(('s', 'ch')) else 's'}"
 
 
@@ -42,7 +42,7 @@ def chunks(total: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def spans(indices: Iterable[int]) -> list[tuple[int, int]]:
-    """Return rising indices as runs of consecutive ones, ``(first, last)``.
+    """Return ascending indices as runs of consecutive ones, ``(first, last)``.
 
     Examples
     --------
@@ -56,9 +56,9 @@ def spans(indices: Iterable[int]) -> list[tuple[int, int]]:
     return runs
 
 
-#: Suffixes of counts: ``8k`` tokens are 8,192, as the field says it.
+#: Suffixes of counts: ``8k`` tokens are 8,192, as is usual in the field.
 _COUNTS = MappingProxyType({"": 1, "k": KIB, "ki": KIB, "m": MIB, "mi": MIB, "g": 1024 * MIB, "gi": 1024 * MIB})
-#: Suffixes of bytes: with an i powers of two, without one of ten.
+#: Suffixes of bytes: with an i powers of two, without one powers of ten.
 _BYTES = MappingProxyType({"b": 1, "kib": KIB, "mib": MIB, "gib": 1024 * MIB, "kb": 10**3, "mb": 10**6, "gb": 10**9})
 
 

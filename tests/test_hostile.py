@@ -93,7 +93,7 @@ def test_pointers_of_git_lfs_are_named(command: str, elsewhere: Path) -> None:
             (elsewhere / word.format("file")).write_text(pointer)
     code, out, error = _npusim(*command.replace("{}", "file").split())
     assert code == 2
-    assert "a pointer of Git LFS, not the file: git lfs pull fetches it" in out + error
+    assert "this is a pointer of Git LFS, not the file; git lfs pull fetches the file" in out + error
 
 
 @pytest.mark.parametrize("command", READERS, ids=" ".join)

@@ -18,12 +18,12 @@ def main() -> None:
     """Run the command line; ends the process with exit code 0, 1, 2 or 130."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            # The caller closed it (>&-). A new file gets the lowest free number, which is that of this stream.
+            # The caller closed it (>&-). A new file gets the lowest free number, which is the number of this stream.
             nowhere = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(nowhere, True)  # so that workers have a stream too
             setattr(sys, name, os.fdopen(nowhere, mode, encoding="utf-8"))
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # to look for some took a thirtieth of a run
-    gc.set_threshold(1_000_000)  # modules and programs stay: looking through them again and again took a tenth of a run
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # a search for some took a thirtieth of a run
+    gc.set_threshold(1_000_000)  # modules and programs live long: searching them repeatedly took a tenth of a run
     try:
         from npusim.cli.app import app
 
@@ -35,4 +35,4 @@ def main() -> None:
         sys.exit(f"npusim: error: {error.strerror or error}")
     finally:
         if "triton" not in sys.modules:  # whose bindings (nanobind, from 3.9 on) report each frozen object as a leak
-            gc.freeze()  # the process ends: nothing is left to look through
+            gc.freeze()  # the process ends: nothing is left to search

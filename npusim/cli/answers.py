@@ -1,6 +1,6 @@
 """Answers to questions of programs, as JSON data, computed in processes with limits.
 
-A process that has run foreign code ends with its answer; one process stays for all questions about packaged kernels.
+A process that has run foreign code ends with its answer; one process remains for all questions about packaged kernels.
 """
 
 from __future__ import annotations
@@ -84,5 +84,5 @@ def programmed(question: Question) -> dict[str, Any]:
 
 
 def in_words(error: NpusimError) -> str:
-    """Return an error for a program that has asked."""
+    """Return an error in the form for a program."""
     return f"{type(error).__name__}: {error}"

@@ -83,14 +83,14 @@ VERBS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 
 @contextmanager
 def _usage_errors() -> Iterator[None]:
-    """Print an error in an option or argument as all other errors, folded at a terminal's width, after the usage.
+    """Print an error in an option or argument like all other errors, wrapped to the terminal's width, after the usage.
 
     Printing help because a verb is missing does not count as an error.
     """
     try:
         yield
     except typer.TyperException as error:
-        if getattr(type(error), "show", None) is not typer.BadParameter.show:  # an error other than one of usage
+        if getattr(type(error), "show", None) is not typer.BadParameter.show:  # an error other than a usage error
             raise
         fault = cast("Any", error)
         if (ctx := fault.ctx) is not None:

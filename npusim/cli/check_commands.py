@@ -32,7 +32,7 @@ app = Verbs()
 
 #: Number of changed parts of units that a table shows; JSON has them all.
 _SHOWN = 6
-#: Keys in JSON of a part of a unit that moved.
+#: Keys in JSON of a part of a unit that changed.
 _MOVED = ("unit", "name", "old", "new")
 
 _FILES = """
@@ -148,7 +148,7 @@ class _Accepted:
 
 
 def _check_baselines(asked: _Accepted) -> None:
-    """Compare a folder of baselines; raise `CheckFailedError` where one is not met."""
+    """Compare a folder of baselines; raise `CheckFailedError` if a comparison fails."""
     from npusim.cli import ci
     from npusim.report.output import check_file_writable
     from npusim.studies.baseline import check_baselines

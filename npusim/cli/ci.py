@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 if TYPE_CHECKING:
     from npusim.studies.baseline import CheckOutcome
 
-#: GitHub's escapes of a message, and those that a property needs besides (actions/toolkit, command.ts).
+#: GitHub's escapes of a message, and the additional ones of a property (actions/toolkit, command.ts).
 _MESSAGE = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
 _PROPERTY = str.maketrans({**{chr(c): t for c, t in _MESSAGE.items()}, ":": "%3A", ",": "%2C"})
 #: The start of a fault in a file.
@@ -32,7 +32,7 @@ def github_lines(outcomes: Iterable[CheckOutcome], why: Mapping[str, Sequence[st
 
 
 def junit(outcomes: Sequence[CheckOutcome], why: Mapping[str, Sequence[str]]) -> str:
-    """Return the outcomes as one suite of JUnit: a case that does not run is an error, one that moved a failure."""
+    """Return the outcomes as one suite of JUnit: a case that does not run is an error, a changed case is a failure."""
     failed = [o for o in outcomes if not o.passed]
     errors = sum(o.status == "failed" for o in failed)
     counts = {"tests": str(len(outcomes)), "failures": str(len(failed) - errors), "errors": str(errors)}

@@ -56,7 +56,7 @@ def compare(
     from npusim.report.plot import picture
 
     if html is not None:
-        altair()  # refuses before the work, not afterwards
+        altair()  # refuses before the work, not after it
         check_file_writable(html)
     refuse({"--markdown": (json and markdown) or None}, "--json prints JSON; remove one of them")
     read = compared_runs(runs, lambda word: o.Worded.of(word).on(request), request.changed(), _watched)
@@ -74,7 +74,7 @@ def compare(
 
 @contextmanager
 def _watched(word: str) -> Iterator[Callable[[float], None]]:
-    """Yield the function that the run of a word tells its progress, which the terminal shows."""
+    """Yield the function that receives the progress of a word's run, which the terminal shows."""
     with progress(f"simulating {word}") as advance:
         yield in_percent(advance)
 

@@ -24,7 +24,7 @@ def _fields(ctx: typer.Context) -> "tuple[TilingField, ...]":
 
     try:
         return tiling_fields(_request(ctx).find_schedule().tiling)
-    except NpusimError:  # a name that is not typed to its end
+    except NpusimError:  # a name that is not typed completely
         return ()
 
 

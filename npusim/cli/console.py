@@ -1,6 +1,6 @@
 """The only place that prints: tables and JSON to stdout, progress and errors to stderr.
 
-Colour is used on a terminal only, and not where ``NO_COLOR`` is set; the words are the same.
+Colour is used only on a terminal, and not if ``NO_COLOR`` is set; the words are the same.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _STYLES = MappingProxyType(
 def show(blocks: Iterable[Block]) -> None:
     """Print a table: in colour on a terminal, as plain text elsewhere.
 
-    It is wrapped to a terminal's width, and to ``COLUMNS`` where that is set; lines in a file are not wrapped.
+    It is wrapped to a terminal's width, and to ``COLUMNS`` if that is set; lines in a file are not wrapped.
     """
     show_lines([(text, _STYLES[style]) for text, style in line] for line in lines(blocks, terminal_width()))
 
@@ -94,7 +94,8 @@ def write(file: Path, content: str | bytes, note: str = "") -> None:
 
 @contextmanager
 def progress(message: str) -> Iterator[Callable[..., None]]:
-    """Yield ``advance(done, total, note, left_s)``: a bar on stderr if that is a terminal, else now and then a line.
+    """Yield ``advance(done, total, note, left_s)``: a bar on stderr if that is a terminal, otherwise a line from time
+    to time.
 
     Both state the remaining time: ``left_s``, or an estimate from the time so far and the finished share. Lines are
     printed at regular times; without news they state the seconds so far. Work without a note prints nothing before
@@ -203,7 +204,7 @@ def said_late(message: str) -> Iterator[Callable[..., object]]:
 def in_percent(
     advance: Callable[..., None], go_on: Callable[..., object] = bool, then: str = ""
 ) -> Callable[[float], None]:
-    """Return a function that is called with the share that is done, 0 to 1, and calls the function of `progress`.
+    """Return a function that receives the finished share, 0 to 1, and calls the function of `progress`.
 
     ``go_on``: the function of `said_late`, which prints ``then`` while the share is 0 and ends at the first larger one.
     """

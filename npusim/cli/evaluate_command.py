@@ -1,4 +1,4 @@
-"""``npusim evaluate``: whether kernels are right, their bits, their times, and whether to trust these."""
+"""``npusim evaluate``: whether kernels are right, their bits, their times, and whether to trust the times."""
 
 import os
 from pathlib import Path

@@ -26,7 +26,7 @@ new = Verbs(
     epilog=examples(("npusim new schedule mine", "writes mine.py, which npusim run mine.py:mine runs")),
 )
 
-#: Comments before a block of code: the name of the file that it is, which a reader needs too; others, for tests.
+#: Comments before a block of code: one names the file that the block is, which a reader needs; others are for tests.
 _FILE, _MARK = (re.compile(rf"^<!--{words}-->\n", re.MULTILINE) for words in (r" file: (\S+) ", ".*?"))
 
 #: The topic whose text is not a file: the options of a problem, as the command line declares them.
@@ -91,7 +91,7 @@ def show_guide(ctx: typer.Context, topic: Topic = None, json: o.Json = False) ->
     text = _MARK.sub("", _FILE.sub(r"File `\1`:\n\n", known[topic]))
     if json:
         show_json(document("help", topic=topic, title=titles.get(topic, topic), text=text))
-    elif (columns := terminal_width()) is None or topic == PROBLEM:  # whose lines have their width already
+    elif (columns := terminal_width()) is None or topic == PROBLEM:  # these lines are wrapped already
         typer.echo(text, nl=False)
     else:
         show_lines(_wrapped(text, columns))

@@ -49,7 +49,7 @@ def examples(*commands: tuple[str, str]) -> str:
 
 
 def _brief(text: str, most: int) -> str:
-    """Return the first sentence of an option's help, or of a long one the clauses that fit into ``most`` characters."""
+    """Return the first sentence of an option's help; for a long one, the clauses that fit into ``most`` characters."""
     sentence = re.split(r"(?<=[^.]{3})\.(?=\s|$)|;|  \[", text, maxsplit=1)[0].rstrip(".")
     ends = [m.start() for m in re.finditer(r"[,:](?=\s)| \(|$", sentence)]
     fitting = [
@@ -59,7 +59,7 @@ def _brief(text: str, most: int) -> str:
 
 
 def text_of(function: Callable[..., Any]) -> str | None:
-    """Return a verb's docstring, from its source where Python runs without docstrings (``-OO``)."""
+    """Return a verb's docstring, from its source if Python runs without docstrings (``-OO``)."""
     if function.__doc__ is not None:
         return function.__doc__
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
@@ -100,8 +100,8 @@ class Command(TyperCommand):
     """A verb whose options are listed under the headings that they name (``rich_help_panel``); none of their values may
     be empty.
 
-    ``first``: names of the options that a short help shows, where not all of them.  ``describes_problem``: whether a
-    long help describes the options of a problem, which one verb does for all, or names them.
+    ``first``: names of the options that a short help shows, if not all.  ``describes_problem``: whether a long help
+    describes the options of a problem; one verb describes them for all, the others name them.
     """
 
     first: tuple[str, ...] = ()
@@ -201,7 +201,7 @@ class Group(TyperGroup):
     """A verb with verbs below it, each with its complete summary; examples are not wrapped."""
 
     def format_commands(self, ctx: typer.Context, formatter: Formatter) -> None:  # type: ignore[override]
-        """Write each verb's first sentence, wrapped where it is long, never cut."""
+        """Write each verb's first sentence, wrapped if it is long, never cut."""
         rows = []
         for name in self.list_commands(ctx):
             command = self.get_command(ctx, name)

@@ -88,7 +88,7 @@ def show_device(
 
 
 def _unread_keys(family: str) -> "Mapping[str, str]":
-    """Return `define.unread_keys`, imported only where a number is changed, because the import takes a second."""
+    """Return `define.unread_keys`, imported only if a number is changed, because the import takes a second."""
     from npusim.kernels.declare.define import unread_keys
 
     return unread_keys(family)

@@ -20,7 +20,7 @@ from npusim.simulation.request import refuse
 app = Verbs()
 export = Verbs(name="export", no_args_is_help=True, help="Predictions in the forms that other tools read.")
 
-#: Shapes without a row that are named.
+#: Number of shapes without a row that are listed.
 _SHOWN = 5
 
 

@@ -49,7 +49,8 @@ def option(
 ) -> Any:
     """Return an option of a verb; ``usage`` are its names and the placeholder of its value: ``--out -o DIR``.
 
-    ``shown`` is the default as the help text shows it: by default none for a flag, for others the value itself.
+    ``shown`` is the default as the help text shows it: by default none for a flag, and the value itself for other
+    options.
     """
     names, metavar = names_and_metavar(usage)
     is_shown = bool(metavar) if shown is None else shown
@@ -96,7 +97,7 @@ Json = Annotated[bool, option("--json", "Print JSON instead of a table.")]
 
 
 def _checked_plot(file: Path | None) -> Path | None:
-    """Return the file of a picture; raise where it could not be written, before the work."""
+    """Return the file of a picture; raise if it could not be written, before the work."""
     if file is not None:
         from npusim.report.plot import check_plot
 
@@ -157,7 +158,7 @@ def _kind(name: str, option: Option) -> Any:
 def takes(
     options: type = RunOptions, *but: str, own_first: bool = False, schedule: bool = True
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add ``options`` of a request, except ``but``, to a verb; its function receives them as a parsed `Request`.
+    """Add the ``options`` of a request, except ``but``, to a verb; its function receives them as a parsed `Request`.
 
     The request comes first; the function's other arguments are the verb's options, shown last unless ``own_first``.
     Without ``schedule`` the verb has other arguments in place of a schedule's name, and the request has no schedule.
@@ -208,7 +209,7 @@ def words(text: str) -> list[str]:
 
 
 def names(text: str, option: str, known: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the names of ``a,b``; raise `SpecError` where one is empty, or not in ``known``."""
+    """Return the names of ``a,b``; raise `SpecError` if one is empty, or not in ``known``."""
     listed = tuple(name.strip() for name in text.split(","))
     if not all(listed):
         raise SpecError(f"{option} {text}: a name is empty; separate names with commas")
@@ -405,7 +406,7 @@ def _hertz(text: str, option: str) -> float:
 def numbers(
     text: str, option: str, how: str, allowed: Callable[[list[float]], bool], between: str = ","
 ) -> list[float]:
-    """Return the numbers of a text; raise `SpecError` with their form where they are not allowed."""
+    """Return the numbers of a text; raise `SpecError` with their form if they are not allowed."""
     try:
         values = [float(part) for part in ascii_digits(text).split(between)]
     except ValueError:

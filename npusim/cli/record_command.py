@@ -89,7 +89,7 @@ class _Script:
 
 
 def _recorded(script: _Script, hw: str, *, floats: bool) -> "Calls":
-    """Return the calls of a program; raise `SpecError` where it fails, or launches nothing."""
+    """Return the calls of a program; raise `SpecError` if it fails, or launches nothing."""
     from npusim.kernels.tilelang.ascend_recording import is_ascend_program
 
     path, function, seq = script.path, script.function, script.seq
@@ -176,7 +176,7 @@ def _size(text: str) -> int:
 
 
 def _place(error: Exception, path: Path) -> str:
-    """Return the last line of the program that an error came through."""
+    """Return the last line of the program on the way to an error."""
     place, at = f"{path}", error.__traceback__
     while at is not None:
         if Path(at.tb_frame.f_code.co_filename).resolve() == path.resolve():

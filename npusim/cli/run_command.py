@@ -138,7 +138,7 @@ def run(
     if not {"attention", "bits"} <= plan.features:
         refuse({"--save-output": save_output or None}, NEEDS["bits"])
     _refuse_unwritten(written, no_save=no_save, has_timeline=trace is not False or report)
-    if not no_save:  # before a simulation of some minutes
+    if not no_save:  # before a simulation of several minutes
         out = RUNS / folder_of(plan) if out is None else out
         check_writable(out, None if force else digest_of(plan))
     if report:
@@ -178,7 +178,7 @@ def _refuse_unwritten(written: dict[str, Any], *, no_save: bool, has_timeline: b
 def _is_run_in_sequence(request: Request, options: dict[str, Any], *, as_json: bool) -> bool:
     """Run the launches of a file of several calls one after another, and list them; return whether it is such a file.
 
-    ``options`` are of a single run, and refused.
+    ``options`` apply to a single run, and are refused.
     """
     if not is_recorded(request.schedule):
         return False

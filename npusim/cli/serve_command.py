@@ -1,4 +1,4 @@
-"""``npusim serve``: a process that stays and answers programs over the Model Context Protocol."""
+"""``npusim serve``: a long-lived process that answers programs over the Model Context Protocol."""
 
 import gc
 import os
@@ -9,7 +9,7 @@ from npusim.cli.help import Verbs
 from npusim.errors import SpecError
 
 app = Verbs()
-#: New objects between two searches for garbage: a command that ends soon searches for none, a server must.
+#: Number of new objects between two garbage collections: a command that ends soon needs none, a server does.
 GARBAGE = 1000
 
 

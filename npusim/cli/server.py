@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from npusim.studies.evaluate.limits import Limits
 
 Value = TypeVar("Value")
-#: Candidates of one call, and characters of a text in it.
+#: Largest number of candidates of one call, and of characters of a text in it.
 MOST_KERNELS, MOST_TEXT = 256, 100_000
 #: Hosts that need no token.
 LOCAL = frozenset(("127.0.0.1", "localhost", "::1"))
-#: Bytes of a request over HTTP.
+#: Largest number of bytes of a request over HTTP.
 MOST_BYTES = 1 << 20
 
 
@@ -139,7 +139,7 @@ def server_of(limits: Limits, jobs: int) -> MCPServer[Any]:
 
 
 def _offer_answers(server: MCPServer[Any], asked: Callable[..., Awaitable[dict[str, Any]]], limits: Limits) -> None:
-    """Add the tools that ask about one kernel; ``asked`` awaits the answer of a child."""
+    """Add the tools for questions about one kernel; ``asked`` awaits the answer of a child."""
 
     @server.tool()
     async def predict(kernel: str, call: ServedCall = ServedCall()) -> Microseconds:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from npusim.config.model import SpecModel
     from npusim.config.tiling import Tiling
 
-#: The table of errors, which ``reports/validation/bands.py`` writes from all measured cases.
+#: The table of the errors of all measured cases; ``reports/validation/bands.py`` writes it.
 FILE = "validated.csv"
 #: The value of a field that leaves a choice to the program.
 OWN = "auto"
@@ -42,28 +42,28 @@ OWN = "auto"
 SIZES = ("batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim", "hidden", "m", "n", "k", "bytes", "count")
 #: The schedule of all launches of Triton kernels.
 LAUNCHES = "triton"
-#: Shapes that a class has at least.
+#: Smallest number of shapes of a class.
 FEWEST = 3
-#: Number of nearest shapes whose errors are stated if no shape is similar to a run: nine have a rank of nine in ten.
+#: Number of nearest shapes whose errors are stated if no shape is similar to a run: with nine shapes, the largest error
+#: bounds nine in ten.
 NEAREST = 9
 #: Shares of new errors within the two ends of a band.
 HALF, MOST = 0.5, 0.9
-#: Student's t at 0.95 by degrees of freedom: of as few shapes none has the rank of nine in ten.
+#: Student's t at 0.95 by degrees of freedom, for numbers of shapes too small for a rank of nine in ten.
 STUDENT = MappingProxyType({3: 2.353, 4: 2.132, 5: 2.015, 6: 1.943, 7: 1.895, 8: 1.860})
-#: How much wider a band is for each doubling of a size beyond those measured: the largest factor with which as many of
-#: the left-out classes have their share of cases in the band as without widening, minus 1
-#: (``reports/validation/bands.py``).
+#: Widening of a band for each doubling of a size beyond the measured sizes: the largest factor with which the share of
+#: left-out cases within the band is the same as without widening, minus 1 (``reports/validation/bands.py``).
 A_DOUBLING = 0.03
 #: The class of a GPU's tile that does not fit its registers: errors there are up to four times as large.
 SPILLED = "spilled registers"
-#: Columns of a product's tile on Ascend up to which its rows in memory are a block of 32 bytes: errors there are up to
-#: four times as large.
+#: Columns of a product's tile on Ascend up to which each of its rows in memory is one block of 32 bytes: errors there
+#: are up to four times as large.
 FEWEST_COLUMNS = 16
 #: Facts and settings of a board, which are not numbers of the model.
 OF_NO_MODEL = ("facts.", "held_")
-#: A sum of shares is rounded so much.
+#: Rounding that a sum of shares may have.
 ROUNDING = 1e-9
-#: Largest factor between the sizes of a case and those of one like it.
+#: Largest factor between the sizes of a case and those of a similar case.
 LIKE = 4.0
 
 
@@ -72,7 +72,7 @@ class MeasuredCase(NamedTuple):
 
     ``cores``: the pool of its device (`cores_of`); ``group``: cases of one group are left out together; ``is_fitted``:
     a constant of its device was fitted on it; ``estimated_error``: the error with estimated registers, None where
-    registers decide nothing; ``kind``: the kind of its kernel (`kind_of`); ``tile``: the class of its tile (`tile_of`).
+    registers have no effect; ``kind``: the kind of its kernel (`kind_of`); ``tile``: the class of its tile (`tile_of`).
     """
 
     device: str
@@ -116,8 +116,8 @@ class Validated:
     ``lacks`` states why there is no band: too few ``shapes`` on which no constant was fitted, or no case ``like`` the
     run; ``median_error`` and ``most_error`` are then the median and the largest error of the family.  Without cases,
     the family was never measured on the device, or (``is_changed``) the device's numbers differ from those of the
-    validation.  ``kind``: the kind of kernel.  ``nearest_error``: of a run that no case is like, the end of nine in ten
-    by the shapes of the class that are nearest to it.
+    validation.  ``kind``: the kind of kernel.  ``nearest_error``: for a run without a similar case, the error that nine
+    in ten of the nearest shapes of the class do not exceed.
     """
 
     cases: int = 0
@@ -155,7 +155,7 @@ class Validated:
 
     @property
     def short(self) -> str:
-        """The band, or that of the nearest shapes, in a column's words; empty where neither is known."""
+        """The band, or the band of the nearest shapes, as a column shows it; empty where neither is known."""
         if self.band is not None:
             return f"± {self.band * 100:.0f} %"
         return "" if self.nearest_error is None else f"nearest ± {self.nearest_error * 100:.0f} %"
@@ -165,7 +165,7 @@ class Validated:
         return f"{time}{', ' if self.band is None else ' '}{self.verdict}"
 
     def text(self, schedule: str, device: str) -> str:
-        """Return it in words."""
+        """Return the band in words."""
         family = f"{schedule} ({self.kind})" if self.kind else schedule
         if self.median_error is None or self.most_error is None:
             return f"{self.missing}: no time of {family} on {device} was measured"
@@ -208,7 +208,9 @@ def measured_cases(cores: str) -> tuple[MeasuredCase, ...]:
 
 
 def cores_of(device: DeviceSpec) -> str:
-    """Return the pool of a device: its cores' architecture, or that it is a node of devices with such cores."""
+    """Return the pool of a device: the architecture of its cores; nodes of devices with such cores have a pool of their
+    own.
+    """
     return f"nodes of {device.architecture}" if device.family == NODE_FAMILY else device.architecture
 
 
@@ -244,7 +246,8 @@ def sizes_of(problem: SpecModel | None) -> dict[str, int]:
 
 
 def kind_of(tiling: Tiling | None) -> str:
-    """Return whose kernel a tiling means: a published one's name, ``library``, or empty for a kernel by its tile.
+    """Return the origin of a tiling's kernel: the name of a published kernel, ``library``, or empty for a kernel that
+    its tile defines.
 
     A library's stages are open, or stated as ``library``.  For a program of several kernels it is the attention that
     the caller named.
@@ -282,10 +285,10 @@ def band(
     is_estimated: bool,
     device: str = "",
 ) -> Validated:
-    """Return the band that the measured cases of a schedule give a run of a kind of kernel (None: of any).
+    """Return the band that the measured cases of a schedule give for a run of one kind of kernel (None: of any kind).
 
     Without ``sizes``, sizes are not compared; without a kind, the band covers all classes of tiles.  Where ``device``
-    has `FEWEST` shapes or more, no end is below that rank of its own errors.
+    has `FEWEST` shapes or more, the band is no narrower than the same rank of its own errors.
     """
     family = [case for case in pool if kind in (None, case.kind)]
     if not family:
@@ -315,13 +318,15 @@ def band(
 
 
 def _nearest(cases: Sequence[MeasuredCase], sizes: Mapping[str, int], *, is_estimated: bool) -> list[list[float]]:
-    """Return the absolute errors of the shapes nearest to some sizes: a factor counts in either direction."""
+    """Return the absolute errors of the shapes nearest to the given sizes: a factor above and a factor below count
+    alike.
+    """
     shapes = sorted(by_shape(cases), key=lambda listed: _away(listed[0], sizes))
     return [_errors(listed, is_estimated=is_estimated) for listed in shapes[:NEAREST]]
 
 
 def _away(case: MeasuredCase, sizes: Mapping[str, int]) -> float:
-    """Return the doublings of sizes between a case and others."""
+    """Return the distances, in doublings of sizes, between a case and others."""
     return sum(abs(log2(max(1, size) / max(1, case.sizes.get(name, size)))) for name, size in sizes.items())
 
 
@@ -347,17 +352,20 @@ def by_shape(cases: Iterable[MeasuredCase]) -> list[list[MeasuredCase]]:
 
 
 def _errors(cases: Iterable[MeasuredCase], *, is_estimated: bool) -> list[float]:
-    """Return the absolute errors of cases, with estimated registers where these are asked for and matter."""
+    """Return the absolute errors of cases; with estimated registers where the caller requests them and they have an
+    effect.
+    """
     errors = ((case.estimated_error if is_estimated else None, case.error) for case in cases)
     return [abs(known if estimated is None else estimated) for estimated, known in errors]
 
 
 def within(shapes: Sequence[Sequence[float]], share: float) -> float:
-    """Return the error within which a ``share`` of a new shape's errors is expected, by the absolute errors of shapes.
+    """Return the error within which a ``share`` of a new shape's errors is expected, from the absolute errors of known
+    shapes.
 
-    With enough shapes it is a rank: each shape has the same weight, and so has the new one, whose errors may be larger
-    than all others (hierarchical conformal prediction: Lee, Barber and Willett 2023).  Of fewer shapes the interval of
-    Student's t about zero.
+    With enough shapes the error is a rank: each shape has the same weight, and so has the new one, whose errors may be
+    larger than all others (hierarchical conformal prediction: Lee, Barber and Willett 2023).  With fewer shapes it is
+    the interval of Student's t about zero.
     """
     need = share * (len(shapes) + 1)
     if need > len(shapes):
@@ -377,7 +385,7 @@ def rank(shapes: Sequence[Sequence[float]], need: float) -> float:
 
 
 def distance(cases: Iterable[MeasuredCase], sizes: Mapping[str, int]) -> tuple[float, str]:
-    """Return the largest factor by which a size is outside the measured range, and the same in words."""
+    """Return the largest factor by which a size is outside the measured range, as a number and in words."""
     factor, words = 1.0, ""
     listed = list(cases)
     for name, size in sizes.items():
@@ -396,7 +404,7 @@ def is_like(case: MeasuredCase, sizes: Mapping[str, int]) -> bool:
 
 
 def numbers_of(device: DeviceSpec) -> str:
-    """Return a hash of all numbers and choices that affect predictions; descriptions and sources do not count."""
+    """Return a hash of all numbers and choices that affect predictions; it does not cover descriptions and sources."""
     facts = ((key, getattr(fact, "value", None)) for key, fact in device.facts() if not key.startswith(OF_NO_MODEL))
     # a key that a later version adds does not count as an edit
     values = [(key, value) for key, value in facts if value is not None]

@@ -1,4 +1,4 @@
-"""Files of cases: a run and its result, which is a measured time, or accepted cycles and decisions.
+"""Files of cases: each case is a run and its result, which is a measured time, or accepted cycles and decisions.
 
 ``npusim.measurements/1`` holds measured cases, with which predictions are compared; ``npusim.baseline/1`` (cycles) and
 ``npusim.decision/1`` (the schedule and tile that win a space) hold one case each, which ``npusim check`` runs.
@@ -113,7 +113,7 @@ class Measured(SpecModel):
         return self
 
     def items(self) -> Iterator[tuple[str, Interval]]:
-        """Yield the quantities that were measured, by name."""
+        """Yield the measured quantities by name."""
         for name, value in self:
             if value is not None:
                 yield name, value
@@ -132,7 +132,7 @@ _OF_CALL = MappingProxyType({n: _or_none(f) for n, f in CallFields.model_fields.
 
 
 class RunSizes(create_model("OfCall", __base__=SpecModel, **_OF_CALL), SpecModel):  # type: ignore[misc]
-    """Sizes of a run, those that `npusim.run` accepts besides a workload's name, for the whole layer."""
+    """Sizes of a run for the whole layer: those that `npusim.run` accepts besides a workload's name."""
 
     seq: Count | None = Field(default=None, description="queries and keys of a named workload")
     seq_q: Count | None = None
@@ -155,8 +155,9 @@ _OF_MODEL = MappingProxyType(
 
 
 class MeasuredWorkload(create_model("OfModel", __base__=RunSizes, **_OF_MODEL), RunSizes):  # type: ignore[misc]
-    """The computation of a case: a workload by name, or the fields of its file, with the sizes of attention; sizes of a
-    matrix product (``m n k``), of a copy (``bytes``), or, by name, of a schedule of plain tensors (``sizes``).
+    """What a case computes: a workload by name, or the fields of its file, with the sizes of attention; the sizes of a
+    matrix product (``m n k``) or of a copy (``bytes``); or the sizes of a schedule of plain tensors by name
+    (``sizes``).
     """
 
     name: Text | None = Field(default=None, description="a workload by name or file, as -w takes it")
@@ -232,8 +233,8 @@ class MeasuredWorkload(create_model("OfModel", __base__=RunSizes, **_OF_MODEL), 
 class _Options(SpecModel):
     """Options of a run besides its schedule and its sizes.
 
-    The words of ``npusim run`` serve too: ``hw`` for ``device``, a name for ``workload`` with
-    ``seq``, ``batch``, ..., ``problem`` for sizes of a launch or a product; ``tiling: auto`` (or ``declared``).
+    The option names of ``npusim run`` are accepted too: ``hw`` for ``device``, a name for ``workload`` with ``seq``,
+    ``batch``, ..., ``problem`` for sizes of a launch or a product; ``tiling: auto`` (or ``declared``).
     """
 
     @model_validator(mode="before")
@@ -403,7 +404,7 @@ def load_measurements(path: str | Path) -> MeasurementFile:
 
 
 def measurements_text(file: str, source: str, cases: Sequence[Mapping[str, object]]) -> str:
-    """Return a file of measurements, a case a line; raise `SpecError` as reading it as ``file`` would."""
+    """Return a file of measurements with one case per line; raise `SpecError` as for a ``file``."""
     lines = [f"  - {json.dumps(case)}\n" for case in cases]
     text = f"schema: npusim.measurements/1\nsource: {json.dumps(source)}\ncases:\n{''.join(lines)}"
     validated(MeasurementFile, parse_document(text, file=file))
@@ -511,7 +512,7 @@ class BaselineFile(Case):
 
 
 class Candidate(SpecModel):
-    """A schedule that may win: the values to try of its fields, of its precision's too."""
+    """A schedule that may win: the values to try for its fields and for the fields of its precision."""
 
     schedule: Text
     fields: dict[str, tuple[TilingValue, ...]] = Field(min_length=1, description="write the values to try")
@@ -525,7 +526,7 @@ class Candidate(SpecModel):
 
 
 class ExpectedChoice(SpecModel):
-    """The best point of one candidate; ``cycles`` of every point of its space, in the order of the grid."""
+    """The best point of one candidate; ``cycles`` of every point of its space, in grid order."""
 
     candidate: Text
     point: dict[str, TilingValue] | None = Field(description="null: no point fits")
@@ -614,7 +615,7 @@ def accepted_text(
     # Round trip: ruamel's default loader preserves comments, order and quotes.
     yaml = YAML()
     yaml.preserve_quotes = True
-    yaml.width = 1 << 20  # a key that is broken over lines is not a key
+    yaml.width = 1 << 20  # a key that is split over lines is not a key
     text = io.StringIO()
     accepted = Acceptance(npusim=version, reason=reason, digest=digest_of(case, expected))
     source = read_text(path)

@@ -20,9 +20,9 @@ class RouteSpec(SpecModel):
 
     One of the buffers belongs to the engine's core; the other may belong to another core of its group, by name.
 
-    ``latency_cycles`` is the time from issue to the arrival of the last byte, less the transfer time of the bytes; to
-    or from ``GM`` it is that of an L2 hit.  ``links`` are shared with other cores:
-    all bytes cross ``l2``, and bytes that miss it cross ``hbm`` as well.
+    ``latency_cycles`` is the time from issue to the arrival of the last byte, without the transfer time of the bytes;
+    to or from ``GM`` it is the latency of an L2 hit.  ``links`` are shared with other cores: all bytes cross ``l2``,
+    and bytes that miss it cross ``hbm`` as well.
     """
 
     source: Text = Field(description="source: a buffer of this core or of another core in its group, or GM")
@@ -78,13 +78,15 @@ class RouteSpec(SpecModel):
 
 
 class RatedUnit(SpecModel):
-    """Fields of all units whose operations take time by a rate."""
+    """Fields of all units whose operation times follow from a rate."""
 
     rate_factor: Positive | None = Field(default=None, description="factor of the rate, set by --scale; missing: 1")
 
     @property
     def rate(self) -> float:
-        """The rate over the one that the other numbers state: 0.5 doubles the cycles of the unit's operations."""
+        """The rate relative to the rate that the other numbers describe: 0.5 doubles the cycles of the unit's
+        operations.
+        """
         return 1.0 if self.rate_factor is None else float(self.rate_factor.value)
 
 
@@ -118,7 +120,7 @@ class DmaEngine(_MoverSpec):
 
 
 class FixpipeEngine(_MoverSpec):
-    """The pipe that drains the accumulator and casts on the way: FIXP."""
+    """The pipe that drains the accumulator and casts during the copy: FIXP."""
 
     model: Literal["fixpipe"]
     elements_per_cycle: Positive = Field(description="accumulator elements read in a cycle")
@@ -141,8 +143,8 @@ class FractalSpec(SpecModel):
 class MatrixEngine(_QueueSpec):
     """The matrix unit: CUBE.
 
-    Cycles of a product are ``ceil(M/m) * ceil(N/n) * ceil(K/k) * cycles_per_fractal`` and a
-    start-up.  ``arithmetic`` names how it adds, per input format (`npusim.formats`).
+    Cycles of a product are ``ceil(M/m) * ceil(N/n) * ceil(K/k) * cycles_per_fractal`` plus a start-up.  ``arithmetic``
+    names how it adds, per input format (`npusim.formats`).
     """
 
     model: Literal["matrix"]
@@ -159,13 +161,13 @@ class MatrixEngine(_QueueSpec):
         return entry(self.fractals, input_format, f"the matrix unit does not multiply {input_format}; it has: ")
 
     def fractal_cycles(self, _input_format: str) -> float:
-        """Return the cycles of a step for a format, where the format is multiplied."""
+        """Return the cycles of a step for a format; each format may have a different rate."""
         return float(self.cycles_per_fractal.value) / self.rate
 
     def arithmetic_of(self, input_format: str) -> str:
-        """Return the registry name of the arithmetic; raise `SpecError` where none that fits is stated.
+        """Return the registry name of the arithmetic; raise `SpecError` if the file states none that fits.
 
-        Factors of float32 are multiplied as tf32 where the unit has that: their low 13 bits are dropped.
+        float32 factors are multiplied as tf32 where the unit supports it: their low 13 bits are dropped.
         """
         from npusim.formats import get_arithmetic
 
@@ -185,9 +187,9 @@ class MatrixEngine(_QueueSpec):
 
 
 class VectorOpSpec(SpecModel):
-    """``head + slope * repeats + tail``; a repeat is ``repeat_bytes`` of the wider operand.
+    """Cost of an instruction: ``head + slope * repeats + tail``; a repeat is ``repeat_bytes`` of the wider operand.
 
-    The conflict slopes hold where operands share banks of UB; absent: no bank effect is known.
+    The conflict slopes apply where operands share banks of UB; absent: the file describes no bank effect.
     """
 
     slope_cycles_per_repeat: Positive
@@ -251,15 +253,17 @@ class VectorEngine(_QueueSpec):
         return self
 
     def op(self, name: str) -> VectorOpSpec:
-        """Return the cost of a vector instruction; raise `SpecError` with the known ones if there is none."""
+        """Return the cost of a vector instruction; raise `SpecError` with the known instructions if there is none of
+        this name.
+        """
         return entry(self.ops, name, f"unknown vector op {name!r}; allowed: ")
 
 
 class RegisterOpSpec(SpecModel):
-    """One instruction of a vector unit with registers, on one register.
+    """One instruction of a vector unit with registers; it processes one register.
 
-    ``plain`` ones start at two a cycle, or as many as the unit issues, ``single`` ones at one a cycle, ``long`` ones go
-    through a unit of their own; ``load`` and ``store`` reach the buffer.
+    ``plain`` instructions start at two a cycle, or at the unit's issue rate, ``single`` ones at one a cycle; ``long``
+    ones use a separate unit; ``load`` and ``store`` access the buffer.
     """
 
     kind: Literal["plain", "single", "long", "load", "store"]
@@ -317,7 +321,7 @@ class RegisterVectorEngine(_QueueSpec):
     ops: dict[str, RegisterOpSpec]
 
     def op(self, name: str) -> RegisterOpSpec:
-        """Return an instruction; raise `SpecError` with the known ones if there is none."""
+        """Return an instruction; raise `SpecError` with the known instructions if there is none of this name."""
         return entry(self.ops, name, f"unknown vector op {name!r}; allowed: ")
 
 
@@ -328,8 +332,8 @@ class ScalarEngine(SpecModel):
     issue_cycles: Quantity | None = Field(default=None, description="time to issue one instruction")
 
 
-# ---------------------------------------------------------------- a streaming multiprocessor A warp lives on one
-# sub-core; all sub-cores are equal.  Numbers on lanes are those of one sub-core.
+# ---------------------------------------------------------------- a streaming multiprocessor
+# A warp runs on one sub-core; all sub-cores are equal.  Numbers of lanes describe one sub-core.
 
 
 class GapSpec(SpecModel):
@@ -384,12 +388,12 @@ class IssueSpec(SpecModel):
 
     @property
     def slowing(self) -> float:
-        """Additional time of all arithmetic beside running products, as a share of its time."""
+        """Slowdown of all arithmetic while products run, as a share of its time."""
         return 0.0
 
 
 class SpecialisedSpec(IssueSpec):
-    """The same constants of kernels whose warps specialise: one group copies, others take turns (cuDNN's,
+    """The same constants for kernels with specialised warps: one group copies, others take turns (cuDNN's,
     FlashAttention-3's).
     """
 
@@ -407,22 +411,26 @@ class SpecialisedSpec(IssueSpec):
 
     @property
     def slowing(self) -> float:
-        """Additional time of all arithmetic beside running products, as a share of its time."""
+        """Slowdown of all arithmetic while products run, as a share of its time."""
         return self.product_slowing_factor.value
 
 
 class LoopSpec(SpecModel):
-    """What instructions of a compiled loop and products of other warps on the same core cost each other."""
+    """Costs that instructions of a compiled loop and products of other warps on the same core cause each other."""
 
-    issue_beside_cycles: Quantity = Field(description="cycles more until the next instruction, beside a product")
-    narrow_beside_cycles: Quantity = Field(description="the same of the pipe of half the width")
-    special_beside_cycles: Quantity = Field(description="the same of the pipe of special functions")
-    product_delay_cycles: Quantity = Field(description="cycles by which an instruction delays a product beside it")
-    fill_bytes_per_cycle: Positive = Field(description="rate at which what comes from L2 enters shared memory or L1")
+    issue_beside_cycles: Quantity = Field(
+        description=("additional cycles until the next instruction while a product runs")
+    )
+    narrow_beside_cycles: Quantity = Field(description="the same for the pipe of half the width")
+    special_beside_cycles: Quantity = Field(description="the same for the pipe of special functions")
+    product_delay_cycles: Quantity = Field(
+        description=("cycles by which an instruction delays a product that runs at the same time")
+    )
+    fill_bytes_per_cycle: Positive = Field(description="rate at which data from L2 enter shared memory or L1")
 
 
 class SharingSpec(IssueSpec):
-    """The sharing of units for kernels in general; where it is stated, all blocks of a core share its pipes."""
+    """How kernels in general share units; where it is stated, all blocks of a core share its pipes."""
 
     step_instructions_count: WholeQuantity = Field(
         description="instructions of a warp in an iteration for addresses and control"
@@ -461,18 +469,20 @@ class SharingSpec(IssueSpec):
     specialised: SpecialisedSpec | None = Field(default=None, description="constants of kernels with specialised warps")
 
     def of(self, consumers: int) -> SharingSpec | SpecialisedSpec:
-        """Return how warp groups issue: ``consumers`` of a block whose warps specialise, or of a kernel in general."""
+        """Return how warp groups issue: as ``consumers`` in a block with specialised warps, or as in kernels in
+        general.
+        """
         return self.specialised if consumers and self.specialised is not None else self
 
 
 class RowSpec(SpecModel):
-    """A kernel over rows of a matrix, at one length of row."""
+    """A kernel over the rows of a matrix, for one row length."""
 
     row_cycles: Positive = Field(description="time of a row on a multiprocessor on which all blocks work")
 
 
 class CodeSpec(SpecModel):
-    """Code that a block runs once, from its start to its end, and that the next block runs again."""
+    """Code that a block runs once from its start to its end; the next block runs it again."""
 
     cached_count: WholeQuantity = Field(
         description=("number of instructions of a kernel that fit in the cache next to the warps")
@@ -493,7 +503,7 @@ class CodeSpec(SpecModel):
 
 
 class AccessSpec(SpecModel):
-    """The arithmetic of a thread of an eager PyTorch operator for each access to memory."""
+    """The instructions of a thread of an eager PyTorch operator for each memory access."""
 
     instructions_count: PositiveWhole = Field(
         description=("number of instructions, each of which uses an issue slot of its warp")
@@ -508,7 +518,7 @@ class LibrarySpec(SpecModel):
         description="time of a product's tile from the end of the previous tile to its first operand"
     )
     unaligned_product_cycles: Positive = Field(
-        description="time of a multiply-add if rows are no multiple of 16 bytes, which asynchronous copies require"
+        description=("time of a multiply-add if rows are not a multiple of 16 bytes, which asynchronous copies require")
     )
     unaligned_store_cycles: Positive = Field(
         description="time of an element of such a product's result, in addition to memory"
@@ -543,7 +553,7 @@ class LibrarySpec(SpecModel):
 
 
 class LocalMemoryPipe(RatedUnit):
-    """Local memory, where spilled registers go."""
+    """Local memory, which holds spilled registers."""
 
     model: Literal["local_memory"]
     bytes_per_cycle: Positive = Field(description="rate of stores and loads of the multiprocessor")
@@ -565,7 +575,7 @@ class LocalMemoryPipe(RatedUnit):
 
 
 class TurnoverPipe(RatedUnit):
-    """How fast a multiprocessor ends blocks and begins others in their place."""
+    """Costs at the end of one block and the start of the next block in its place."""
 
     model: Literal["turnover"]
     block_cycles: Positive = Field(
@@ -574,7 +584,7 @@ class TurnoverPipe(RatedUnit):
 
 
 class SyncProductSpec(SpecModel):
-    """Products of one warp, operands in its registers (mma.sync)."""
+    """Products of one warp with operands in its registers (mma.sync)."""
 
     m_elements: PositiveWhole
     n_elements: PositiveWhole
@@ -599,21 +609,21 @@ class SyncProductSpec(SpecModel):
 
     @model_validator(mode="after")
     def _shape_is_known(self) -> Self:
-        # m8n8k4 is four products side by side, 16 x 16 in all (PTX ISA).
+        # m8n8k4 is four concurrent products, 16 x 16 in all (PTX ISA).
         if (self.m_elements.value, self.n_elements.value) not in ((16, 8), (16, 16)):
             shape, known = f"m{self.m_elements.value}n{self.n_elements.value}", "m16n8, and m16n16 as four m8n8k4"
             raise fault_at("m_elements", f"unknown instruction shape {shape}; mma.sync has {known} (PTX ISA)")
         return self
 
     def rate(self, operand: str, accumulator: str) -> tuple[str, float]:
-        """Return the cycles of the pipe for an instruction of two formats, after the key that states them."""
+        """Return the pipe's cycles for an instruction of two formats; its key in the file names both."""
         if (cycles := self.format_cycles.get(name := f"{operand}_into_{accumulator}")) is None:
             return "pipe_cycles", float(self.pipe_cycles.value)
         return f"format_cycles.{name}", float(cycles.value)
 
 
 class GroupProductSpec(SpecModel):
-    """Products of a warp group of four warps (wgmma), B and as a rule A in shared memory."""
+    """Products of a warp group of four warps (wgmma); B, and usually A, are in shared memory."""
 
     m_elements: PositiveWhole
     elements_per_cycle: Positive = Field(description="columns of B of one product")
@@ -641,9 +651,10 @@ class GroupProductSpec(SpecModel):
 
 
 class GroupMatrixEngine(MatrixEngine):
-    """The matrix units of a multiprocessor: products of a warp, on Hopper also of a warp group.
+    """The matrix units of a multiprocessor: products of a warp, on Hopper also products of a warp group.
 
-    ``fractals`` are a warp's product by input format; `SyncProductSpec` and `GroupProductSpec` say how long.
+    ``fractals`` are the products of one warp by input format; `SyncProductSpec` and `GroupProductSpec` state their
+    durations.
     """
 
     model: Literal["group_matrix"]  # type: ignore[assignment]
@@ -660,7 +671,7 @@ class GroupMatrixEngine(MatrixEngine):
         return self
 
     def fractal_cycles(self, input_format: str) -> float:
-        """Return the cycles of a step for a format, at the rate of the instruction into the usual accumulators."""
+        """Return the cycles of a step for a format, at the rate of the instruction with the usual accumulators."""
         _, cycles = self.mma.rate(input_format, self.accumulator_format)
         return super().fractal_cycles(input_format) * cycles / float(self.mma.pipe_cycles.value)
 
@@ -717,7 +728,7 @@ class LaneOpSpec(SpecModel):
 
 
 class LanePipe(RatedUnit):
-    """A pipe that works element by element, a warp instruction at a time: FMA, MUFU."""
+    """A pipe that processes elements one warp instruction at a time: FMA, MUFU."""
 
     model: Literal["lanes"]
     lanes_count: PositiveWhole = Field(description="elements in a cycle")
@@ -730,7 +741,9 @@ class LanePipe(RatedUnit):
     ops: dict[str, LaneOpSpec]
 
     def op(self, name: str) -> LaneOpSpec:
-        """Return the cost of an operation; raise `SpecError` with the known ones if there is none."""
+        """Return the cost of an operation; raise `SpecError` with the known operations if there is none of this
+        name.
+        """
         return entry(self.ops, name, f"no operation {name!r} on this pipe; it has: ")
 
     def packed(self, name: str, fmt: str) -> int:
@@ -740,7 +753,7 @@ class LanePipe(RatedUnit):
 
 
 class PairSpec(SpecModel):
-    """Lanes that can share a return."""
+    """Two lanes whose results can return in the same cycle."""
 
     distance_count: PositiveWhole = Field(description="XOR of the numbers of the two lanes")
 
@@ -771,7 +784,7 @@ VectorUnit = VectorEngine | RegisterVectorEngine
 
 
 def _has_style(data: object) -> str:
-    """Return which vector unit a mapping or a unit is: one without registers states no style."""
+    """Return which kind of vector unit a mapping or a unit describes; a unit without registers states no style."""
     style = data.get("style") if isinstance(data, dict) else getattr(data, "style", None)
     return "memory" if style is None else "registers"
 

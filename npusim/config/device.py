@@ -20,7 +20,7 @@ from npusim.errors import SpecError
 
 GM = "GM"
 
-#: Links are simulated in 2**-20 byte a cycle: below this, a rate would be rounded by more than a thousandth.
+#: Links are simulated in units of 2**-20 byte a cycle: a lower rate would have a rounding error above a thousandth.
 SLOWEST_BYTES_PER_CYCLE = 2**-10
 
 
@@ -40,7 +40,7 @@ Facts = TypeAliasType("Facts", "dict[str, Quantity | Choice[str] | Facts]")
 
 
 class BankSpec(SpecModel):
-    """Banks of an on-chip buffer: banks in groups, each bank a column of rows."""
+    """Banks of an on-chip buffer: groups of banks, where each bank is a column of rows."""
 
     group_count: PositiveWhole
     rows_count: PositiveWhole = Field(description="number of rows of one bank")
@@ -77,12 +77,12 @@ class GlobalMemorySpec(SpecModel):
 #: after a series of equal launches: on other inputs (``steady``) each launch moves the data that it reads and writes;
 #: on the same inputs (``repeated``) a launch finds the inputs that fit (`npusim.program.ir.residency`).
 L2State = Literal["clean", "dirty", "warm", "steady", "repeated"]
-#: The states in which another launch follows.
+#: The states that mean that another launch follows.
 FOLLOWED: frozenset[L2State] = frozenset({"steady", "repeated"})
 
 
 class StaysSpec(SpecModel):
-    """What launches on the same bytes, one behind the other, find of their inputs in L2 (``repeated``)."""
+    """The shares of inputs that successive launches on the same bytes find in L2 (``repeated``)."""
 
     whole_factor: Positive = Field(description="share of the capacity up to which all inputs stay")
     none_factor: Positive = Field(
@@ -121,13 +121,18 @@ class L2Spec(SpecModel):
             "rate of many cores that read the same bytes at the same time, relative to their rate for different bytes"
         ),
     )
-    same_data_cores_count: PositiveWhole | None = Field(default=None, description="number of cores that counts as many")
+    same_data_cores_count: PositiveWhole | None = Field(
+        default=None, description=("smallest number of cores that counts as many")
+    )
     stays: StaysSpec | None = Field(
-        default=None, description="what launches on the same bytes find in the L2 cache; absent: 0.885 and 1.3275"
+        default=None,
+        description=(
+            "how much of their inputs launches on the same bytes find in the L2 cache; absent: 0.885 and 1.3275"
+        ),
     )
 
     def dirty_bytes(self) -> float:
-        """Return the number of other data's bytes that must still be written back if L2 is dirty."""
+        """Return the number of bytes of other data that must still be written back if L2 is dirty."""
         if self.dirty_factor is None:
             raise SpecError(
                 "l2: dirty: the device file does not state which share has to be written back "
@@ -144,10 +149,12 @@ class MemorySpec(SpecModel):
 
 
 class CatchUpSpec(SpecModel):
-    """The catching up of a link after idle time: cores that were served late request again while others compute."""
+    """How a link compensates idle time: cores whose data arrived late issue their next requests while other cores
+    compute.
+    """
 
-    idle_cycles: WholeQuantity = Field(description="longest idle time that is made up later")
-    rate_factor: PositiveWhole = Field(description="additional rate while idle time is made up, as a share")
+    idle_cycles: WholeQuantity = Field(description="longest idle time that the link recovers later")
+    rate_factor: PositiveWhole = Field(description="additional rate while the link recovers idle time, as a share")
 
 
 class LinkSpec(SpecModel):
@@ -161,12 +168,12 @@ class LinkSpec(SpecModel):
 
     @property
     def rate(self) -> float:
-        """The bandwidth that runs have, in bytes a second."""
+        """The bandwidth that runs use, in bytes a second."""
         return float(self.bytes_per_s.value) * self.factor
 
     @property
     def factor(self) -> float:
-        """The bandwidth over ``bytes_per_s``."""
+        """The bandwidth relative to ``bytes_per_s``."""
         return 1.0 if self.rate_factor is None else float(self.rate_factor.value)
 
 
@@ -207,16 +214,17 @@ class CoreSpec(SpecModel):
     buffers: dict[str, BufferSpec]
 
     def buffer(self, name: str) -> BufferSpec:
-        """Return a buffer; raise `SpecError` with the core's buffers if there is none of this name."""
+        """Return a buffer; raise `SpecError` with the core's buffers if it has none of this name."""
         return entry(self.buffers, name, f"no buffer {name!r} in this core; its buffers: ")
 
 
 class PowerSpec(SpecModel):
-    """The clock under the limit of power, as a share: (limit / (products' share of peak x of time)) ** exponent.
+    """The clock under the power limit, as a share of the full clock: (limit / (products' share of peak x time share))
+    ** exponent.
 
     The limit is ``limit_w / load_w``, or ``limit_factor`` at ``board_w`` watts; a board that is set to other watts has
-    a limit in proportion.  The law gives the clock over ``load_clock_hz``: a board with a lower fixed clock draws less
-    power and reaches the limit later.
+    a limit in proportion.  The formula gives the clock relative to ``load_clock_hz``: a board with a lower fixed clock
+    draws less power and reaches the limit later.
     """
 
     limit_factor: Positive | None = Field(
@@ -233,7 +241,8 @@ class PowerSpec(SpecModel):
     exponent_factor: Positive
     pause_s: Quantity = Field(description="idle time before each call; 0: calls follow one another without a pause")
     settle_s: Positive | None = Field(
-        default=None, description=("time constant in which the clock falls to that of the limit; missing: immediately")
+        default=None,
+        description=("time constant with which the clock falls to the clock at the limit; missing: immediately"),
     )
     calls_count: PositiveWhole | None = Field(
         default=None,
@@ -246,18 +255,20 @@ class PowerSpec(SpecModel):
     )
 
     def clock(self, load: float, seconds: float, watts: float = 1.0) -> float:
-        """Return the clock over the full one at a load (share of the peak) that lasts for so long; no upper end.
+        """Return the clock relative to the full clock at a load (share of the peak) of this duration; it has no upper
+        limit.
 
-        ``watts``: the limit that the board is set to over the one of the file.
+        ``watts``: the power limit that the board is set to, relative to the file's limit.
         """
         average = load * seconds / (seconds + self.pause_s.value)
         return float((self.limit * watts / average) ** self.exponent_factor.value)
 
     def mean_clock(self, share: float, seconds: float) -> float:
-        """Return the mean clock of calls with this duration in seconds, as a share of the full clock; ``share`` is that
-        of the limit's clock.
+        """Return the mean clock of calls with this duration in seconds, as a share of the full clock; ``share`` is the
+        clock at the limit.
 
-        Where the clock falls to it with a time constant, the mean of ``calls_count`` calls from the full clock on.
+        Where the clock falls to the limit with a time constant: the mean over ``calls_count`` calls that begin at the
+        full clock.
         """
         if self.settle_s is None or self.calls_count is None or share >= 1:
             return share
@@ -290,7 +301,7 @@ class PowerSpec(SpecModel):
 
     @property
     def limit(self) -> float:
-        """Share of the tensor cores' peak that the full clock sustains."""
+        """Share of the tensor cores' peak that the full clock can sustain."""
         if self.limit_factor is not None:
             return float(self.limit_factor.value)
         assert self.limit_w is not None
@@ -299,13 +310,17 @@ class PowerSpec(SpecModel):
 
 
 class LaunchSpec(SpecModel):
-    """Costs of starting kernels, by the observer who measures each; absent: unknown for this device."""
+    """Costs of starting kernels, by the observer that measures each; an absent cost is unknown for this device."""
 
     kernel_overhead_s: Quantity = Field(
         description="time of a call that the host waits for, in addition to the time of the cores"
     )
     products_overhead_s: Quantity | None = Field(
-        default=None, description="this time for a call with products; missing: kernel_overhead_s"
+        default=None,
+        description=(
+            "time of a call with products that the host waits for, in addition to the time "
+            "of the cores; missing: kernel_overhead_s"
+        ),
     )
     products_s: Quantity | None = Field(
         default=None,
@@ -320,12 +335,13 @@ class LaunchSpec(SpecModel):
         "core group",
     )
     task_all_s: Quantity | None = Field(
-        default=None, description=("this time on all core groups; absent: as on one group")
+        default=None, description=("dispatch and end of a kernel on all core groups; absent: as on one group")
     )
     attention_s: Quantity | None = Field(
         default=None,
         description=(
-            "this time of the vendor's fused attention, on any number of core groups; absent: that of other kernels"
+            "dispatch and end of the vendor's fused attention, on any number of core groups; absent: those of "
+            "other kernels"
         ),
     )
     masked_s: Quantity | None = Field(
@@ -359,9 +375,10 @@ class LaunchSpec(SpecModel):
 
         ``core_s`` is the time of the cores; ``shares``: for each kernel, the fraction of the core groups that work in
         addition to the first, 0 to 1; ``is_masked``: whether one of the kernels loads a mask; ``is_attention``: whether
-        the first is the vendor's fused attention; ``clears`` of memory before them have no dispatch and end of a
-        kernel. The host issues kernels one after the other and waits once, so that the slower of host and device limits
-        a call of several.  Where a file states a single cost of a launch, each kernel pays it.
+        the first is the vendor's fused attention; ``clears``: memory fills before the kernels, which have neither the
+        dispatch nor the end of a kernel. The host issues kernels one after the other and waits once, so that a call of
+        several kernels takes the time of the slower of host and device.  Where a file states a single cost of a launch,
+        each kernel pays it.
         """
         masked = float(self.masked_s.value) if is_masked and self.masked_s is not None else 0.0
         overhead, kernels, busy_s = float(self.kernel_overhead_s.value), len(shares) + clears, core_s + masked
@@ -512,7 +529,7 @@ class DeviceSpec(HardwareModel):
         )
 
     def engines(self) -> Iterator[tuple[str, EngineSpec]]:
-        """Yield all engines, each with the kind of its core."""
+        """Yield all engines with the kinds of their cores."""
         yield from ((name, engine) for name, core in self.cores.items() for engine in core.engines.values())
 
     def link(self, name: str) -> LinkSpec:
@@ -559,7 +576,9 @@ class DeviceSpec(HardwareModel):
 
     @property
     def is_timed(self) -> bool:
-        """Whether the file has the numbers of a simulation of time, not only arithmetic and buffers."""
+        """Whether the file has the numbers that a simulation of time needs, not only those of arithmetic and
+        buffers.
+        """
         return self.flags is not None and self.launch is not None
 
     def timed_flags(self) -> FlagsSpec:
@@ -601,8 +620,8 @@ class DeviceSpec(HardwareModel):
 
     @property
     def arithmetic_choices(self) -> dict[str, Choice[Any]]:
-        """Possible arithmetics of the matrix units, by the key in the file: by input format, or by the steps of an
-        accumulator.
+        """Possible arithmetics of the matrix units by key in the file: one per input format, or one per accumulator
+        format.
         """
         facts = ((key, fact) for key, fact in self.facts() if ".arithmetic" in key and not key.startswith("facts."))
         return {key: fact for key, fact in facts if isinstance(fact, Choice)}
@@ -650,7 +669,7 @@ class DeviceSpec(HardwareModel):
             update["launch"] = launch.model_copy(update={"products_s": None})
         changed = self.model_copy(update=update)
         changed._free_hz = float((clock or self.clock_hz).value)
-        changed._clock_share = changed._free_hz / self.clock_hz.value  # a locked clock is that of all units
+        changed._clock_share = changed._free_hz / self.clock_hz.value  # a locked clock applies to all units
         return changed
 
     @property
@@ -671,7 +690,7 @@ class DeviceSpec(HardwareModel):
         is_attention: bool = False,
         clears: int = 0,
     ) -> tuple[dict[str, float], float]:
-        """Return `LaunchSpec.times` of a call whose kernels have the given numbers of blocks."""
+        """Return the result of `LaunchSpec.times` for a call whose kernels have the given numbers of blocks."""
         most = self.group_count.value
         shares = [(min(n, most) - 1) / max(1, most - 1) for n in blocks]
         how = {"is_masked": is_masked, "is_attention": is_attention}
@@ -700,7 +719,7 @@ class DeviceSpec(HardwareModel):
         kind, engine = next(iter(self.matrix_engines.items()))
         busy = max(busy_cycles.get(f"{kind}.{name}", 0) for name, e in self.core(kind).engines.items() if e is engine)
         share = busy / self.clock_hz.value / seconds
-        # Products of narrower formats do more operations in the same cycles, at the power of the cycles.
+        # Products of narrower formats do more operations in the same number of cycles at the same power.
         load = min(flops / seconds / peak, share) if busy else flops / seconds / peak
         watts = self.power.watts(self.held_power_w)
         clock = self.power.clock(load, seconds, watts)

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from npusim.config.packaged import read_table
 
-#: Words for registers that are not a compiler's.
+#: Origins of registers that are not a compiler's.
 ESTIMATED = "estimated"
 #: Columns of an architecture's table of registers that identify the kernel of a row.
 _KERNEL_COLUMNS = ("schedule", "dtype", "head_dim", "causal", "block_q", "block_kv", "stages", "warps")
@@ -44,10 +44,11 @@ def _of_recurrences(architecture: str) -> dict[tuple[str, ...], dict[int, tuple[
 def recurrence_registers(
     architecture: str, schedule: str, phase: str, dtype: str, sizes: tuple[int, int, int], warps: int, stages: int
 ) -> tuple[int, int, int] | None:
-    """Return registers of a thread, spilled ones and shared bytes of a recurrence's kernel, None if it is not listed.
+    """Return the registers per thread, spilled registers and shared bytes of a recurrence's kernel; None if it is not
+    listed.
 
-    ``sizes``: tokens of a chunk, channels of keys and of values of a block.  A kernel that its library compiles for
-    only one number of stages has the registers of that number.
+    ``sizes``: tokens of a chunk, channels of keys and of values of a block.  If a library compiles a kernel for only
+    one number of stages, the kernel has the registers of that number.
     """
     table = _of_recurrences(architecture)
     formats = [dtype, *(f for f, same in _SAME_SIZE.items() if same == dtype)]
@@ -59,9 +60,10 @@ def recurrence_registers(
 def compiled_registers(
     architecture: str, kernel: str, dtype: str, d: int, causal: bool, rows: int, keys: int, stages: int, warps: int
 ) -> tuple[int, int, int, int] | None:
-    """Return registers of a thread, spilled ones, shared bytes, and an iteration's loads and stores of spilled ones.
+    """Return the registers per thread, spilled registers, shared bytes, and the loads and stores of spilled registers
+    per iteration.
 
-    None where no compiler was asked.
+    None where no compiler was run.
     """
     table, sizes = _registers(architecture), tuple(map(str, (d, causal, rows, keys, stages, warps)))
     same_size = table.get((kernel, _SAME_SIZE.get(dtype, dtype), *sizes))

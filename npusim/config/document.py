@@ -1,4 +1,4 @@
-"""YAML files as plain data, with the file and line of every key, and with the files that each one ``extends``.
+"""YAML files as plain data, with the file and line of every key, and with the files that each file ``extends``.
 
 A file is parsed once; its data stay in the cache folder as long as its text is unchanged.
 
@@ -7,8 +7,8 @@ choice (a mapping with ``value``) is replaced completely, so that a changed valu
 A key of the file may be dotted; ``null`` removes a key of the other file, which may have removed it already.
 
 ``extends: {file: <name>, basis: assumed}`` is for another chip: every number from the other file is marked as an
-assumption, and loses its basis for that chip.  ``facts`` are then not inherited. ``keys``: patterns of the inherited
-keys (``flags.*``), which exclude costs of mechanisms that this chip lacks.
+assumption, because its basis does not apply to that chip.  ``facts`` are then not inherited. ``keys``: patterns of the
+inherited keys (``flags.*``), which exclude costs of mechanisms that this chip lacks.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from npusim.late_methods import dataclass
 from npusim.sanitize import regular_file
 from npusim.units import MIB, ascii_digits
 
-#: Size of one file; a larger file cannot be a file of npusim, and reading it would only take long. Profilers' tables
-#: may be longer.
+#: Size of one file; a larger file cannot be a file of npusim, and would take long to read. Profilers' tables may be
+#: larger.
 MOST_BYTES, MOST_TABLE_BYTES = 16 * MIB, 256 * MIB
 #: A number with commas between thousands.
 _GROUPED = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
@@ -52,7 +52,7 @@ class FilePosition(NamedTuple):
 class Document:
     """A parsed file: plain data, and the place of each dotted key (``""`` is the file itself).
 
-    ``removed``: dotted keys that the file, or one that it extends, has removed from another.
+    ``removed``: dotted keys of an extended file that this file, or a file that it extends, has removed.
     """
 
     file: str
@@ -62,7 +62,7 @@ class Document:
 
     @functools.cached_property
     def text(self) -> str:
-        """The text of its data: equal for files with equal data."""
+        """The text of the data: equal for files with equal data."""
         return repr(self.data)
 
     def position_of(self, key: str) -> FilePosition:
@@ -72,7 +72,7 @@ class Document:
         return self.places[key]
 
     def error(self, key: str, text: str) -> SpecError:
-        """Return a `SpecError` that starts ``file:line  dotted.key: ``."""
+        """Return a `SpecError` that starts with ``file:line  dotted.key: ``."""
         return SpecError(self.line(key, text))
 
     def line(self, key: str, text: str) -> str:
@@ -99,7 +99,7 @@ def read_document(path: Path) -> Document:
 
 @functools.cache
 def _parser() -> str:
-    """Return the source code that parses documents: a stored result is used only while it is unchanged."""
+    """Return the source code that parses documents; stored results are valid only while it is unchanged."""
     return Path(__file__).with_name("yaml_text.py").read_text(encoding="utf-8")
 
 
@@ -117,10 +117,10 @@ def read_csv(
 ) -> tuple[list[str], list[dict[str, str]]]:
     """Return the names of the columns, without spaces around them, and the rows of a CSV file; missing cells are empty.
 
-    Lines before the first line that begins with ``start`` are skipped: tools print messages there.  Columns that
-    are ``renamed`` get their new name, where no column has it.
+    Lines before the first line that begins with ``start`` are skipped: tools print messages there.  ``renamed`` columns
+    get their new names where no column has that name.
 
-    Raises `SpecError` where the file cannot be read, or lacks columns that are ``needed`` (lists its columns).
+    Raises `SpecError`, with the file's columns, if the file cannot be read or lacks columns that are ``needed``.
     """
     lines = read_text(path, MOST_TABLE_BYTES).removeprefix("\ufeff").splitlines(keepends=True)
     first = next((n for n, line in enumerate(lines) if line.lstrip('"').startswith(start)), 0)
@@ -159,7 +159,7 @@ def cell_number(row: Mapping[str, object], column: str, where: str) -> float | N
 
 
 def parse_document(text: str, *, file: str) -> Document:
-    """Return the content of YAML text, which errors call ``file``; raises as `read_document`."""
+    """Return the content of YAML text, which error messages call ``file``; raises as `read_document`."""
     from npusim.config.yaml_text import parse_mapping
 
     return _document(file, *parse_mapping(text, file=file))
@@ -211,7 +211,9 @@ def _is_listed(keys: object) -> TypeGuard[list[str]]:
 
 
 def _matching(data: dict[str, object], patterns: list[str], matched: set[str], path: str = "") -> dict[str, object]:
-    """Return the keys that ``patterns`` match, in their mappings; ``matched`` gets the patterns that match any."""
+    """Return the keys that ``patterns`` match, in their mappings; adds to ``matched`` the patterns that match any
+    key.
+    """
     values: dict[str, object] = {}
     for key, value in data.items():
         at = f"{path}.{key}" if path else key
@@ -233,7 +235,7 @@ def _assumed(data: dict[str, object], name: str) -> dict[str, object]:
 
 
 class _Merge:
-    """One file's keys written over another's, the places of keys along with them."""
+    """The keys of one file written over the keys of another, with the places of the keys."""
 
     def __init__(self, base: Document, override: Document) -> None:
         self.base = base
@@ -251,7 +253,7 @@ class _Merge:
     def _with(self, path: str, node: dict[str, object], steps: list[str], key: str, value: object) -> dict[str, object]:
         """Return ``node``, which is at ``path``, with ``value`` at ``steps`` below it.
 
-        ``key`` is how the overriding file spells it.  Nothing is written to: anchors may share mappings.
+        ``key`` is the spelling in the overriding file.  No mapping is modified: anchors may share mappings.
         """
         name, *below = steps
         path = f"{path}.{name}" if path else name
@@ -279,7 +281,7 @@ class _Merge:
 
 
 def _is_another(old: dict[str, object], value: dict[str, object]) -> bool:
-    """Return whether a unit's mapping has another model or style, whose prices cannot be merged."""
+    """Return whether a unit's mapping has another model or style, so that its costs cannot be merged."""
     return any(key in value and value[key] != old.get(key) for key in ("model", "style"))
 
 

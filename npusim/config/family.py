@@ -35,12 +35,13 @@ _NODE = "npusim.machines.node_family:NODE"
 
 #: Kinds of processors, by which kernels state defaults and presets that differ.
 Processor = Literal["npu", "gpu", "cpu"]
-#: Kinds of kernels, for which a machine adds tiling fields to the kernel's.  ``attention``: all of a tile of
-#: attention; ``splits``: the same where keys are split; ``stages``: how stages run whose blocks the kernel states;
-#: ``chunks``: a recurrence, chunk by chunk; ``compiled``: code from a compiler; ``product``, ``rows``, ``operators``: a
-#: product, rows, and operators of a framework; ``plain``: any other.
+#: Kinds of kernels, for which a machine adds tiling fields to the kernel's.  ``attention``: an attention kernel, whose
+#: whole tile the machine describes; ``splits``: attention with split keys; ``stages``: a kernel that states its blocks
+#: itself; ``chunks``: a recurrence that is computed chunk by chunk; ``compiled``: code from a compiler; ``product``,
+#: ``rows``, ``operators``: matrix products, operations on rows, and operators of a framework; ``plain``: any other
+#: kernel.
 Kind = Literal["attention", "splits", "stages", "chunks", "compiled", "product", "rows", "operators", "plain"]
-#: Settings of fields for a call to try, in groups; the call uses the best of each group.
+#: Settings of fields that a call tries, in groups; the call uses the best of each group.
 Settings = Sequence[Sequence[Mapping[str, object]]]
 #: The value of a preset's field that means the family's value.
 AS_FAMILY = "as the family"
@@ -55,7 +56,7 @@ class CoreFamily:
     name
         Name of the family in device files, and of its entry point.
     machine
-        Class of the machine, or ``module:Name``, which is imported at the first use.
+        Class of the machine, or ``module:Name``, which is imported at its first use.
     processor
         Kind of the devices (``npu``, ``gpu``, ``cpu``). Kernels state fields and presets by this kind.
     decisions
@@ -64,12 +65,12 @@ class CoreFamily:
         Tiling fields of the machine by kind of kernel, as classes or ``module:Name``. Empty: kernels need no fields but
         their own. Schedules of a kind that is not listed do not run on the family.
     usual
-        Published kernel whose choices apply to an attention for which neither the tiling nor the preset names a kernel.
+        Published kernel whose choices apply to an attention if neither the tiling nor the preset names a kernel.
     presets
         Values of the preset fields that are `AS_FAMILY`: ``exp_variant``, ``sum_order``, ``accumulate``.
     layer_attention
-        Attention of a layer's prefill for which the user names none: a schedule with its fields, or
-        ``module:function``, which returns one for a problem and a device.
+        Attention of a layer's prefill if the user names none: a schedule with its fields, or ``module:function``, which
+        returns one for a problem and a device.
     settings
         Settings that a call tries in addition to its declared tile, by a name that the machine defines; ``attention``
         by default.
@@ -77,12 +78,12 @@ class CoreFamily:
         Keys of device files (patterns) that have no effect on the family, each with the feature that would read it.
         ``-C`` refuses these keys.
     cores, sole, parts
-        Kinds of core that a device file must describe; kinds of which a core group has exactly one; further required
+        Kinds of core that a device file must describe; kinds of which a core group has exactly one; other required
         parts of the file, ``flags`` or ``launch``.
     issued
-        ``module:Class`` that times programs which state their instructions, flags and barriers themselves. The class is
-        constructed from the path of a file and a device; its method ``time`` receives the instructions of a core group.
-        Empty: the family times no such programs.
+        ``module:Class`` that times programs with explicit instructions, flags and barriers. The class is constructed
+        from the path of a file and a device; its method ``time`` receives the instructions of a core group. Empty: the
+        family times no such programs.
 
     Raises `SpecError` if the manifest lacks a field or contradicts itself.
     """
@@ -107,7 +108,7 @@ class CoreFamily:
             raise SpecError(f"core family {self.name or 'without a name'}: {fault}")
 
     def fields_of(self, kind: Kind) -> type[Tiling] | None:
-        """Return the machine's tiling fields for a kind of kernel; None if kernels need no fields but their own.
+        """Return the machine's tiling fields for a kind of kernel; None if its kernels need no fields but their own.
 
         Raises `SpecError` for a kind that the family does not run, or if the manifest names no tiling fields.
         """
@@ -120,7 +121,7 @@ class CoreFamily:
         raise SpecError(f"core family {self.name}: fields of {kind!r}: {named} is not a Tiling")
 
     def attention_of(self, problem: Problem, device: DeviceSpec) -> str:
-        """Return the attention of a layer's prefill for which the user names none: a schedule with its fields."""
+        """Return the attention of a layer's prefill if the user names none: a schedule with its fields."""
         chosen = self.layer_attention
         return str(resolved(chosen)(problem, device)) if "." in chosen else chosen
 
@@ -130,7 +131,7 @@ class CoreFamily:
 
 
 def _fault(family: CoreFamily) -> str:
-    """Return what a manifest misses or contradicts; empty: nothing."""
+    """Return what a manifest lacks or contradicts; empty if it has no fault."""
     if not family.name:
         return "name: missing; it is the name of the family in device files"
     if not isinstance(family.machine, type) and ":" not in family.machine:
@@ -163,7 +164,9 @@ def _has_defaults(decisions: type[Any]) -> bool:
 
 
 def resolved(named: str | type[Any]) -> Any:
-    """Return what ``module:Name`` names, None if the module has no such name; a class is returned unchanged."""
+    """Return the object that ``module:Name`` names, None if the module has no such name; a class is returned
+    unchanged.
+    """
     if isinstance(named, type):
         return named
     module, _, wanted = named.partition(":")
@@ -202,7 +205,7 @@ def running(kind: Kind) -> tuple[str, ...]:
 
 @lru_cache
 def _registered(name: str, place: str) -> CoreFamily:
-    """Return a manifest; an entry point that is a machine gives a manifest with defaults for everything else."""
+    """Return a manifest; for an entry point that is a machine, a manifest with defaults for all other fields."""
     value = resolved(place)
     if isinstance(value, type):
         return CoreFamily(name=name, machine=value, unread=getattr(value, "unread", {}))

@@ -11,8 +11,8 @@ from npusim.late_methods import dataclass
 
 
 def alibi_slopes(heads: int) -> tuple[float, ...]:
-    """Return each head's slope: 2^(-8 (h + 1) / n) for a power of two n; else those of the power below, then every
-    second one of the power above (Press et al. 2022, section 3; their code).
+    """Return each head's slope: 2^(-8 (h + 1) / n) if n is a power of two; else the slopes of the next lower power,
+    then every second slope of the next higher power (Press et al. 2022, section 3; their code).
     """
     below = 1 << (heads.bit_length() - 1)
     slopes = [2.0 ** (-8 * (h + 1) / below) for h in range(below)]
@@ -20,9 +20,11 @@ def alibi_slopes(heads: int) -> tuple[float, ...]:
     return tuple((slopes + above)[:heads])
 
 
-@lru_cache(maxsize=4096)  # rows: each block of keys needs the same ones
+@lru_cache(maxsize=4096)  # stored by rows: each block of keys needs the same rows
 def bias_row(head: int, query: int, keys: int) -> Any:
-    """Return the addend of the scores of a head's query, (keys,), drawn standard normal in float32."""
+    """Return the values added to the scores of a head's query, (keys,), drawn from a standard normal distribution in
+    float32.
+    """
     import numpy as np
 
     return np.random.default_rng([head, query]).standard_normal(keys, np.float32)
@@ -30,19 +32,21 @@ def bias_row(head: int, query: int, keys: int) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class GivenBias:
-    """A given bias, (heads or 1, queries, keys); biases of one digest are equal."""
+    """A given bias, (heads or 1, queries, keys); biases with the same digest are equal."""
 
     values: Any = field(compare=False, repr=False)
     digest: str
 
     def row(self, head: int, query: int, keys: int) -> Any:
-        """Return the row of a query of any sequence: beyond the last row that, beyond its keys 0."""
+        """Return the bias row of a query of any sequence: queries beyond the last row have the last row, keys beyond
+        its end have 0.
+        """
         row = self.values[head, min(query, self.values.shape[1] - 1)][:keys].astype("float64")
         row.resize(keys, refcheck=False)
         return row
 
 
 def sink_logits(heads: int) -> tuple[float, ...]:
-    """Return a drawn score for each head, standard normal: a model's are in its weights."""
+    """Return a drawn score for each head, from a standard normal distribution: a model has them in its weights."""
     draw = random.Random(heads)
     return tuple(draw.gauss(0.0, 1.0) for _ in range(heads))

@@ -1,4 +1,4 @@
-"""Workloads from a Hugging Face ``config.json``, by a small model of its many spellings.
+"""Workloads from a Hugging Face ``config.json``; one model class reads its many spellings.
 
 Values that a file leaves to the library are filled in by model type: the defaults are those of the configuration
 classes of Hugging Face transformers (4.5x), which write only differences from them into a file: Gemma 3's text part
@@ -27,7 +27,7 @@ from npusim.config.model import HeadCount, NonNegativeInt, PositiveInt, StrictBo
 from npusim.config.workload import OF_PROBLEM, WORKLOAD_SCHEMA, Unmodelled, Workload, shared_heads
 from npusim.errors import SpecError
 
-# Tokens of an imported decoder, unless the caller says otherwise: the other workloads' default.
+# Tokens of an imported decoder if the caller states none: the default of the other workloads.
 _DEFAULT_SEQ = 4096
 
 _GATED_ACTIVATIONS = frozenset(("silu", "swish", "swiglu", "geglu"))
@@ -53,19 +53,20 @@ TWO_MATRIX_DECODERS = frozenset(
         *("mpt", "opt", "pangu", "pangu_alpha", "phi", "starcoder2"),
     )
 )
-#: Gated with any activation; with silu every FFN is gated, except those above.
+#: Activations that imply a gate whatever the model type; with silu every FFN is gated, except those of the models
+#: above.
 GATED = frozenset(("gemma", "gemma2", "gemma3_text", "gemma3n_text", "modernbert", "nomic_bert"))
 #: Every n-th layer of these models sees all keys, even if the file does not say so.
 WINDOW_PATTERNS = MappingProxyType({"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6, "cohere2": 4})
-#: These add a bias that grows with the distance of query and key, and have no option for it.
+#: These models add a bias that grows with the distance of query and key, and have no option for it.
 ALIBI = frozenset(("bloom",))
-#: These have a learned score in every softmax that belongs to no key.
+#: These models have a learned score in every softmax that belongs to no key.
 SINKS = frozenset(("gpt_oss",))
-#: The embedding and the output projection share one matrix, even if the file does not say so.
+#: The embedding and the output projection of these models share one matrix, even if the file does not say so.
 TIED = frozenset(("bloom", "cohere", "cohere2", "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "mpt", "opt"))
-#: In these models every token passes through one further expert, as wide as the others, which no key states.
+#: In these models every token also passes through one additional expert, as wide as the others, which no key states.
 SHARED_EXPERT = frozenset(("llama4_text",))
-#: Entries of ``layer_types`` that are attention as npusim computes it, or that with a window.
+#: Entries of ``layer_types`` that mean attention as npusim computes it, or the same with a window.
 LAYER_KINDS = frozenset(("full_attention", "sliding_attention", "global", "local", "attention"))
 
 
@@ -112,7 +113,7 @@ _DTYPE_KEYS = ("torch_dtype", "dtype")
 
 PositiveNumber = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 WholeNumber = Annotated[int, Field(strict=True)]
-#: MPT states these keys in a separate part, other models at the top.
+#: MPT states these keys in a separate dictionary, other models at the top level.
 _OF_MPT = MappingProxyType(
     {"kv_n_heads": "num_key_value_heads", "softmax_scale": "attention_multiplier", "alibi": "alibi"}
 )
@@ -126,7 +127,7 @@ def _named(default: object, *names: str) -> Any:
 
 
 class HuggingFaceConfig(BaseModel):
-    """The keys of a ``config.json`` that are read; `unread_keys` lists other keys that may matter."""
+    """The keys of a ``config.json`` that are read; `unread_keys` lists other keys that may have an effect."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
@@ -184,21 +185,21 @@ class HuggingFaceConfig(BaseModel):
     unread: tuple[str, ...] = ()
 
 
-#: Keys that a workload file omits at their defaults; a data recipe needs its kind, and is omitted completely.
+#: Keys that a workload file omits at their defaults; a data recipe must state its kind, and is only omitted as a whole.
 _LEFT_OUT = ("batch", "data", "unmodelled", "unread")
 
 
-#: Fields whose spellings may differ: they decide whether an FFN is gated, and the tokens of a run that names none.
+#: Fields whose spellings may differ: whether an FFN is gated, and the tokens of a run that names none.
 _MAY_DIFFER = ("activation", "max_positions")
 #: Sizes of latent attention that have no effect if a file has no rank of K and V.
 _OF_LATENTS = frozenset(("q_lora_rank", "qk_rope_head_dim"))
-#: Keys beside a text part that apply to it too, and keys of images.
+#: Keys outside a text part that apply to it too, and keys of images.
 _INHERITED = ("quantization_config", "tie_word_embeddings", "is_causal", "causal")
 _OF_IMAGES = ("image_size", "patch_size")
 
 
 def _spellings() -> dict[str, tuple[str, ...]]:
-    """Return the names of each field in files."""
+    """Return the names that files use for each field."""
     aliases = {n: f.validation_alias or n for n, f in HuggingFaceConfig.model_fields.items() if n != "unread"}
     return {n: tuple(map(str, a.choices)) if isinstance(a, AliasChoices) else (str(a),) for n, a in aliases.items()}
 
@@ -228,7 +229,7 @@ def with_defaults(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text_part(data: Mapping[str, Any], read: Collection[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return the text model of a config, and the keys beside it that are ``read`` in others and not in this one."""
+    """Return the text model of a config, and the outer keys that are ``read`` in other configs but not in this one."""
     inner = data.get("text_config")
     if not isinstance(inner, dict) or "num_attention_heads" in data:
         return dict(data), []
@@ -308,7 +309,7 @@ def _workload_of(config: HuggingFaceConfig, path: Path, text: str, options: Mapp
     head_dim, value_head_dim, latent = _head_sizes(config)
     heads = config.heads
     kv_heads = heads if latent else _kv_heads(config)
-    # Before the workload checks it: this fault is the command line's, not the file's.
+    # Checked before the workload checks it: this fault is the command line's, not the file's.
     shared_heads(heads, kv_heads, options["tensor_parallel"])
     window, chunk, local_layers = _windows(config)
     positions = config.position_embedding_type
@@ -355,7 +356,7 @@ def workload_yaml(workload: Workload) -> str:
     from ruamel.yaml import YAML
 
     yaml = YAML()
-    yaml.width = 10_000  # one line a value, however long its text
+    yaml.width = 10_000  # one line per value, however long its text
     stream = StringIO()
     data = workload.model_dump(mode="json", by_alias=True, exclude_none=True)
     # Not by `exclude_defaults`: a data recipe needs its kind.
@@ -364,7 +365,7 @@ def workload_yaml(workload: Workload) -> str:
             del data[key]
     if not workload.local_layers:
         del data["local_layers"]
-    # Which model it is comes first.
+    # The name of the model comes first.
     yaml.dump({key: data[key] for key in sorted(data, key=OF_PROBLEM.__contains__)}, stream)
     return stream.getvalue()
 
@@ -374,7 +375,7 @@ def _json_object(path: Path, text: str) -> dict[str, Any]:
         data = json.loads(text)
     except json.JSONDecodeError as error:
         raise SpecError(f"{path}:{error.lineno}  not valid JSON: {error.msg}") from None
-    except (RecursionError, ValueError) as error:  # nested too deeply; a number of 5,000 digits
+    except (RecursionError, ValueError) as error:  # nested too deeply, or a number of 5,000 digits
         raise SpecError(f"{path}:1  not readable: {error}") from None
     if not isinstance(data, dict):
         raise SpecError(f"{path}:1  expected a JSON object, as in a model's config.json")
@@ -388,7 +389,7 @@ def _line(text: str, key: str) -> int:
 
 
 def _head_sizes(config: HuggingFaceConfig) -> tuple[int, int, LatentAttention | None]:
-    """Return the sizes of query/key heads and of value heads, and MLA's ranks if it is MLA."""
+    """Return the head sizes of Q and K and of V, and the ranks of MLA if it is MLA."""
     nope, rope, value = config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim
     if config.kv_lora_rank is not None:
         if nope is None or rope is None or value is None:
@@ -466,7 +467,7 @@ def _is_gated(config: HuggingFaceConfig) -> bool:
 
 
 def _says_gated(config: HuggingFaceConfig) -> bool:
-    """Return whether the model type decides that an FFN has a gating matrix, whatever its activation."""
+    """Return whether the model type decides that an FFN has a gating matrix, whatever its activation is."""
     return config.model_type in GATED | ENCODERS | TWO_MATRIX_DECODERS
 
 
@@ -488,7 +489,7 @@ def _experts(config: HuggingFaceConfig) -> Experts | None:
     sparse = freq if isinstance(freq, tuple) else [i % freq == 0 for i in range(config.layers)]
     if len(sparse) != config.layers:
         raise fault_at("moe_layer_freq", f"has {len(sparse)} entries, but the model has {config.layers} layers")
-    # Qwen and Llama 4 count layers from 1, DeepSeek from 0; a list says it of each layer.
+    # Qwen and Llama 4 count layers from 1, DeepSeek from 0; other models list a value per layer.
     dense = [
         i < config.first_dense or i in config.dense_layers or (i + 1) % config.sparse_step or not sparse[i]
         for i in range(config.layers)
@@ -516,15 +517,18 @@ def _assumed(config: HuggingFaceConfig, chosen: str | None) -> Iterator[str]:
 
 
 def _stored_bits(spec: Mapping[str, Any]) -> float | None:
-    """Return the bits of a quantised weight with its share of scales and zeros; None where they are not known."""
+    """Return the bits of a quantised weight with its share of scales and zero points; None where they are not known."""
     method, bits, group = (spec.get(key) for key in ("quant_method", "bits", "group_size"))
     if method not in ("awq", "gptq") or type(bits) is not int or bits < 1:
         return _STORED_BITS.get(str(method))
-    return bits + ((16 + bits) / group if isinstance(group, int) and group > 0 else 0.0)  # a scale and a zero a group
+    # one scale and one zero point per group
+    return bits + ((16 + bits) / group if isinstance(group, int) and group > 0 else 0.0)
 
 
 def _stored(config: HuggingFaceConfig) -> StoredWeights | None:
-    """Return how weights are stored, None if in the format of Q, K and V; MXFP4 is used only for experts (gpt_oss)."""
+    """Return how weights are stored, None if they have the format of Q, K and V; MXFP4 is used only for experts
+    (gpt_oss).
+    """
     spec = config.quantization or {}
     bits = _stored_bits(spec)
     return StoredWeights(bits=bits, of="experts" if spec["quant_method"] == "mxfp4" else "layers") if bits else None
@@ -558,7 +562,7 @@ def _scale(config: HuggingFaceConfig, head_dim: int) -> float | None:
 
 
 def _number_of(scaling: Mapping[str, object], key: str) -> float:
-    """Return a number of YaRN's; raise an error for another value."""
+    """Return a number of YaRN's parameters; raise an error for another value."""
     value = scaling.get(key, 1.0)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise fault_at(f"rope_scaling.{key}", f"expected a finite number, got {value!r}")
@@ -570,7 +574,7 @@ def _unmodelled(config: HuggingFaceConfig) -> tuple[Unmodelled, ...]:
     scaling, positions = config.rope_scaling or {}, config.position_embedding_type or ""
     present: dict[Unmodelled, object] = {
         "bias": positions.startswith("relative") or config.relative_attention_num_buckets is not None,
-        # The frequencies depend on the present length: each call rotates the stored keys again.
+        # The frequencies depend on the current length: each call rotates the stored keys again.
         "rotary": any("dynamic" in (part.get("rope_type"), part.get("type")) for part in rotary_parts(scaling)),
         "sparse": config.index_topk is not None,
         "layers": not set(config.layer_types or ()) <= LAYER_KINDS | {"chunked_attention"},

@@ -1,4 +1,4 @@
-"""The model types and keys of a ``config.json`` that are understood: all others may change the computation."""
+"""The model types and keys of a ``config.json`` that npusim understands: all others may change the computation."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-#: Types whose layers are attention and an FFN (or experts) as their keys say: configuration and modeling files of
-#: Hugging Face transformers 4.5x.  Without albert, gpt_neo, modernbert and mpnet, which do more than their files state.
+#: Types whose layers are attention and an FFN (or experts) as their keys say, by the configuration and modeling files
+#: of Hugging Face transformers 4.5x.  albert, gpt_neo, modernbert and mpnet are excluded, because they do more than
+#: their files state.
 MODEL_TYPES = frozenset(
     (
         *("PanguEmbedded", "apertus", "arcee", "beit", "bert", "bloom", "clip_vision_model", "cohere", "cohere2"),
@@ -45,9 +46,9 @@ MODEL_TYPES = frozenset(
         *("starcoder2", "vit", "vit_mae", "xlm-roberta"),
     )
 )
-#: Keys that change neither attention nor caches, nor the weights that are counted (norms and biases are not): names and
+#: Keys that change neither attention nor caches, nor the counted weights (norms and biases are not): names and
 #: versions; how a library runs, trains and generates; norms, biases, positions, factors outside attention; routing;
-#: heads behind a model; other inputs than text.
+#: heads after a model; inputs other than text.
 _NEUTRAL = re.compile(
     r"""
     _?(name_or_path|commit_hash|flash_attn_2_enabled)|_?attn_implementation\w*|architectures|auto_map|\w*version|id2label
@@ -117,11 +118,11 @@ _WITHOUT_EFFECT: Mapping[str, object] = MappingProxyType(
 def unread_keys(config: Mapping[str, Any], read: Collection[str]) -> Iterator[str]:
     """Yield the keys of a config that nothing reads and that may change the computation; an unknown ``model_type``.
 
-    ``read``: keys that are read.  A key that is null, false, 0 or empty is off.
+    ``read``: keys that npusim reads.  A key that is null, false, 0 or empty is off.
     """
     if str(config.get("model_type")) not in MODEL_TYPES:
         yield "model_type"
-    # Widths that change nothing where they are the hidden size.
+    # Widths that change nothing if they equal the hidden size.
     same = {**_WITHOUT_EFFECT, **dict.fromkeys(("word_embed_proj_dim", "embedding_size"), config.get("hidden_size"))}
     for key, value in config.items():
         is_neutral = len(key) <= _LONGEST and _NEUTRAL.fullmatch(key)
@@ -150,7 +151,7 @@ def rotary_parts(part: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 def spelled_once(
     config: Mapping[str, Any], defaults: Mapping[str, Any], spellings: Iterable[tuple[str, ...]]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return a config with one key for each value, and the keys that state another value for it.
+    """Return a config with one key for each value, and the keys that state a different value for it.
 
     ``spellings`` lists the names of each value.  The first name with a value is used; ``defaults`` apply if the file
     has none of the names.

@@ -12,7 +12,7 @@ from npusim.errors import SpecError
 
 RecordType = TypeVar("RecordType")
 
-#: Seconds that a file has in microseconds; converting it there and back gives the file's number again, to the last bit.
+#: Converts seconds to the microseconds of a file; there and back gives the file's number again, to the last bit.
 Microseconds = Annotated[float, AfterValidator(lambda us: us / 1e6), PlainSerializer(lambda s: s * 1e6, float)]
 
 
@@ -27,15 +27,15 @@ def written_as(document: Any, kind: Any) -> Any:
 
 
 def record_document(kind: type[RecordType], record: RecordType) -> dict[str, Any]:
-    """Return the fields of ``kind`` as JSON data, without fields that a subclass adds."""
+    """Return the fields of ``kind`` as JSON data, without the fields that a subclass adds."""
     document: dict[str, Any] = TypeAdapter(kind).dump_python(record, mode="json", by_alias=True)
     return document
 
 
 def read_record(kind: type[RecordType], text: str, file: Path) -> RecordType:
-    """Return JSON text as the dataclass ``kind``; unknown keys are ignored.
+    """Return JSON text as an instance of the dataclass ``kind``; unknown keys are ignored.
 
-    Raises `SpecError`, a line for each key that is missing or of another type: ``file  dotted.key: ``.
+    Raises `SpecError` with one line, ``file  dotted.key: ``, for each key that is missing or of another type.
     """
     try:
         record: RecordType = TypeAdapter(kind).validate_json(text, strict=True)

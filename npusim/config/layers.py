@@ -17,7 +17,9 @@ LOCAL = ("window", "sinks", "chunk")
 
 
 class LatentAttention(SpecModel):
-    """Sizes of multi-head latent attention; prefill runs it as plain attention, 192/128, decoding absorbed."""
+    """Sizes of multi-head latent attention; prefill runs it as plain attention with heads of 192 and 128, decoding in
+    absorbed form.
+    """
 
     q_lora_rank: PositiveInt | None = None
     kv_lora_rank: PositiveInt
@@ -48,16 +50,18 @@ class Experts(SpecModel):
         return self
 
     def touched(self, tokens: int) -> int:
-        """Return the expected number of different experts of ``tokens`` tokens, rounded.
+        """Return the expected number of different experts that ``tokens`` tokens use, rounded.
 
-        Each token uses ``per_token`` different ones, all equally likely and independent of other tokens: ``count (1 -
-        (1 - per_token / count)^tokens)``.
+        Each token uses ``per_token`` different experts, all equally likely and independent of other tokens: ``count (1
+        - (1 - per_token / count)^tokens)``.
         """
         return round(self.count * (1.0 - (1.0 - self.per_token / self.count) ** tokens))
 
 
 class StoredWeights(SpecModel):
-    """How the matrices of a model's layers are stored, where not in 16 bits; the vocabulary's are not stored so."""
+    """Formats of the matrices of a model's layers if they do not have 16 bits; they do not apply to the vocabulary's
+    matrices.
+    """
 
     bits: PositiveFloat = Field(description="bits of a weight, including its share of the scales")
     of: Literal["layers", "experts"] = Field(
@@ -67,7 +71,9 @@ class StoredWeights(SpecModel):
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Weights of a model's matrices, all of them and those that one token uses; without norms and biases."""
+    """Numbers of weights in a model's matrices: all weights, and those that one token uses; without norms and
+    biases.
+    """
 
     layers: int
     layers_active: int
@@ -75,36 +81,38 @@ class Parameters:
 
     @property
     def total(self) -> int:
-        """Return all of them."""
+        """Return the number of all weights."""
         return self.layers + self.vocabulary
 
     @property
     def active(self) -> int:
-        """Return the weights that one token uses, with the vocabulary's, by the convention of model names."""
+        """Return the number of weights that one token uses, including the vocabulary's, by the convention of model
+        names.
+        """
         return self.layers_active + self.vocabulary
 
 
 class ModelProblem(LayerProblem):
-    """``layers`` layers, each attention and an FFN of width ``intermediate`` or ``experts``, and a vocabulary.
+    """A model of ``layers`` layers, each attention and an FFN of width ``intermediate`` or ``experts``, and a
+    vocabulary.
 
     gated
         Whether an FFN has a third matrix.
     vocab, tied
-        Size of the vocabulary, 0: unknown, without a matrix; whether one matrix serves as both embedding and output
-        matrix.
+        Size of the vocabulary (0: unknown, no matrix); whether one matrix serves as both embedding and output matrix.
     model_kv_heads
-        KV heads of the model, if devices store copies of heads and hence more of them. 0: the number that the devices
-        store.
+        Number of KV heads of the model if devices store copies, so that their total is larger. 0: the total that the
+        devices store.
     layers, parameters
         Number of layers; number of parameters that the model states, 0: the sum of the shapes.
     latent
         Q, K and V are results of low-rank products. A cache stores latents, and the queries of a decoding step are
         multiplied directly with the latents.
     stored
-        Formats of weights that do not have 16 bits.
+        Formats of the weights that do not have 16 bits.
     local, local_layers
-        Attention of the local layers, of the same sizes but with a window or chunk; the number of such layers, which
-        are assumed to be distributed evenly.
+        Attention of the local layers, with the same sizes but a window or chunk; the number of such layers, which are
+        assumed to be distributed evenly.
     """
 
     features: ClassVar[frozenset[str]] = LayerProblem.features | {"models"}
@@ -124,7 +132,7 @@ class ModelProblem(LayerProblem):
 
     @property
     def are_local(self) -> list[bool]:
-        """Whether each layer is a local one."""
+        """Whether each layer is a local layer."""
         shares = [layer * self.local_layers // self.layers for layer in range(self.layers + 1)]
         return [before < after for before, after in pairwise(shares)]
 
@@ -170,7 +178,7 @@ class ModelProblem(LayerProblem):
         return self.layers if self.experts is None else self.experts.dense_layers
 
     def projections(self) -> tuple[tuple[str, int, int], ...]:
-        """Return the products that compute Q, K and V on one device: name, columns and length of the sum of each.
+        """Return the products that compute Q, K and V on one device: name, number of columns and length of each sum.
 
         A product whose result is a latent is computed completely on every device.
         """
@@ -199,12 +207,12 @@ class ModelProblem(LayerProblem):
         return self.attention.flops() + self.rows * (product + self.ffn_flops(is_dense=is_dense))
 
     def flops(self) -> int:
-        """Return the operations of one layer on one device; of a layer with experts if the model has such layers."""
+        """Return the operations of one layer on one device; of a layer with experts if the model has any."""
         return self.layer_flops(is_dense=not self.dense_layers < self.layers)
 
     @property
     def copied(self) -> int:
-        """Return the number of parameters in copies of KV heads: heads that another device stores too."""
+        """Return the number of parameters in copies of KV heads, that is, heads that another device stores too."""
         copies = self.ranks * self.kv_heads - (self.model_kv_heads or self.ranks * self.kv_heads)
         return 0 if self.latent else self.layers * copies * (self.head_dim + self.value_head_dim) * self.hidden
 
@@ -224,8 +232,8 @@ class ModelProblem(LayerProblem):
         return Parameters(layers + routed, layers + active, vocabulary)
 
     def stored_bytes(self, bits: float = 16) -> float:
-        """Return the bytes of the layers' weights on all devices; ``bits``: bits of weights that are not in
-        `stored`.
+        """Return the bytes of the layers' weights on all devices; ``bits``: bits of the weights for which `stored` has
+        no format.
         """
         weights, experts, stored = self.weights(), self.experts, self.stored
         total = self.parameters - weights.vocabulary if self.parameters else weights.layers

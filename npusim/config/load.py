@@ -1,6 +1,6 @@
-"""Hardware and workload files, by packaged name or by path, strictly; ``-C key=value``: single values changed.
+"""Strict reading of hardware and workload files, by packaged name or by path; ``-C key=value`` changes single values.
 
-Every fault of a file is a `SpecError` whose lines start ``file:line  dotted.key: ``.
+Every fault of a file is a `SpecError` whose lines start with ``file:line  dotted.key: ``.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def list_workloads() -> list[str]:
 def validated(model: type[ModelType], document: Document) -> ModelType:
     """Return ``document`` as ``model``; raise `SpecError` with a line for each fault.
 
-    For a file of another kind only its schema is reported, not its keys.
+    For a file of another kind only its schema is reported as wrong, not its keys.
     """
     field, schema = model.model_fields.get("schema_id"), document.data.get("schema")
     expected = str(get_args(field.annotation)[0]) if field is not None else ""
@@ -84,7 +84,7 @@ def validated(model: type[ModelType], document: Document) -> ModelType:
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """A document's data, equal to any document's with the same text."""
+    """The data of a document; equal to the data of any document with the same text."""
 
     text: str
     path: tuple[str, ...]
@@ -109,7 +109,7 @@ def read_spec(what: str, name_or_path: str | Path) -> Document:
 
 @lru_cache(maxsize=64)
 def _read_packaged(what: str, path: Path, _stamp: object) -> Document:
-    """Return a packaged file, parsed once a process as long as no file of its folder changes."""
+    """Return a packaged file; each process parses it once, as long as no file of its folder changes."""
     return _read(what, path)
 
 
@@ -127,9 +127,9 @@ def _stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
 
 # ---------------------------------------------------------------- -C key=value
 
-#: Keys that are read of a device that is described for its values only.
+#: Keys that npusim reads for a device whose file describes only its values.
 _OF_VALUES = ("name", "group_count", "cores.*.buffers.*", "cores.*.engines.*.arithmetic.*")
-#: Further keys of such a device in a node whose file has the times of its kernels.
+#: Additional keys of such a device in a node whose file has the times of its kernels.
 _OF_A_NODE = ("clock_hz", "links.hbm.*", "cores.*.per_group_count")
 #: Key that a node's plan of memory reads for every family.
 _OF_A_PLAN = "memory.gm.capacity_bytes"
@@ -140,14 +140,14 @@ _OPTIONS = MappingProxyType({"held_clock_hz": "--clock ", "held_power_w": "--pow
 _LABELS = ("schema", "description", "architecture")
 
 
-#: Keys without effect on a core family, by its name, and the feature that would read them: ``define.unread_keys``.
+#: Keys without effect on a core family, by its name, each with the feature that would read it: ``define.unread_keys``.
 UnreadKeys = Callable[[str], Mapping[str, str]]
 
 
 def reader_of(device: DeviceSpec, key: str, unread: UnreadKeys | None = None, *, in_node: bool = False) -> str | None:
     """Return the option that would read a key that changes no prediction on ``device``; None if the key changes one.
 
-    ``in_node``: the device is one of a node.
+    ``in_node``: the device belongs to a node.
     """
     if key.startswith("facts."):
         return "no model yet; put it under `facts` with its source"
@@ -169,13 +169,14 @@ def reader_of(device: DeviceSpec, key: str, unread: UnreadKeys | None = None, *,
 def apply_overrides(
     device: ModelType, overrides: Mapping[str, object], unread: UnreadKeys | None = None, *, in_node: bool = False
 ) -> ModelType:
-    """Return the device or node with values changed; each gets basis ``assumed``, source ``command line``.
+    """Return the device or node with changed values; each changed value gets basis ``assumed`` and source ``command
+    line``.
 
     Keys are dotted and name a number or a choice (``flags.cross_core_latency_cycles``), or plain
     text (``name``); a value is a number, or text in the form of ``-C``.
 
-    Raises `SpecError` with ``-C key=value: `` and the fault: no such key (with the nearest), a value of the wrong
-    kind, or a key that changes nothing on this device (with the option that would read it).
+    Raises `SpecError` with ``-C key=value: `` and the fault: an unknown key (with the nearest name), a value of the
+    wrong kind, or a key that changes nothing on this device (with the option that would read it).
     """
     if not overrides:
         return device
@@ -200,12 +201,13 @@ def apply_overrides(
 
 
 def scaled(device: DeviceSpec, scale: Mapping[str, object]) -> DeviceSpec:
-    """Return the device with rates of units and links changed by factors: ``{"VECTOR": 0.5}``; itself if they are so.
+    """Return the device with the rates of units and links multiplied by factors, ``{"VECTOR": 0.5}``; the same object
+    if nothing changes.
 
     A unit that several kinds of core have is changed in all of them.
 
-    Raises `SpecError` with ``--scale unit=factor: `` and the fault: no such unit (with those of the device), a factor
-    that is no number above 0, or a factor that the device's file or ``-C`` states otherwise.
+    Raises `SpecError` with ``--scale unit=factor: `` and the fault: an unknown unit (with the device's units), a factor
+    that is not a number above 0, or a factor that differs from the one in the device's file or ``-C``.
     """
     if not device.is_timed or device.family == "node":
         what = "a node, whose devices have the rates in their files" if device.family == "node" else "not timed"
@@ -284,5 +286,5 @@ def _override_fault(key: str, text: str, overrides: Mapping[str, str]) -> str:
 
 
 def _setting(key: str, text: str) -> str:
-    """Return the words of the command line that set a key."""
+    """Return the command-line option that sets a key."""
     return f"{_OPTIONS.get(key, f'-C {key}=')}{text}"

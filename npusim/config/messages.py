@@ -52,11 +52,11 @@ def suggest(wrong: str, allowed: Sequence[str]) -> str:
     """Return ``. Did you mean `x`?`` for a near miss, else the list of allowed values."""
     from difflib import get_close_matches
 
-    # A key without its unit is the likeliest slip in a hardware file: `clock` for `clock_hz`.
+    # A key without its unit is the most likely slip in a hardware file: `clock` for `clock_hz`.
     near = [name for name in allowed if name.startswith(f"{wrong}_") and has_unit(name)]
     near += get_close_matches(wrong, allowed, n=1, cutoff=0.6)
     near += [name for name in allowed if name.lower() == wrong.lower() or (len(name) > 2 and wrong.startswith(name))]
-    if not near and len(wrong) > 2:  # a device without its maker: 910B for ascend_910b2
+    if not near and len(wrong) > 2:  # a device name without its vendor: 910B for ascend_910b2
         near = [name for name in allowed if wrong.lower() in name.lower()]
     if near:
         return f". Did you mean `{near[0]}`?"
@@ -100,7 +100,7 @@ def _descriptions(fields: Mapping[str, FieldInfo]) -> Mapping[str, str]:
 
 
 def _path_in_data(details: ErrorDetails, data: object) -> tuple[str | int, ...]:
-    """Return the keys that lead to a fault, without the union tags that pydantic adds to them."""
+    """Return the keys that lead to a fault, without pydantic's union tags."""
     parts = details["loc"]
     absent_is_a_key = len(parts) - 1 if details["type"] == "missing" else None
     path: list[str | int] = []

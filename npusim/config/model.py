@@ -1,4 +1,4 @@
-"""The base of every model that is read from a file: frozen, and refusing keys it does not know."""
+"""The base of every model that is read from a file: frozen, and without unknown keys."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from npusim.units import ascii_digits, parse_count
 
 EntryType = TypeVar("EntryType")
 
-# Sizes are exact as float64 too.
+# Sizes that float64 represents exactly.
 PositiveInt = Annotated[int, Field(strict=True, gt=0, le=2**53)]
-# Far above any model; messages list the divisors of a head count.
+# Far above the number of any model; messages list the divisors of a head count.
 HeadCount = Annotated[int, Field(strict=True, gt=0, le=2**20)]
 NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
 
 
 def _counted(value: object) -> object:
-    """Return the number of a text such as ``8k``, anything else unchanged: the number's check names the fault."""
+    """Return the number of a text such as ``8k``; other values are unchanged, so that the check of the number names the
+    fault.
+    """
     try:
         return parse_count(value) if isinstance(value, str) and value[-1:].isalpha() else value  # '2' is not a number
     except ValueError:
@@ -44,11 +46,11 @@ def percent_or_share(value: object) -> object:
         return value
 
 
-#: A relative error that is allowed: 0.15, or 15%.
+#: An allowed relative error: 0.15, or 15%.
 Band = Annotated[PositiveFloat, Field(lt=1), BeforeValidator(percent_or_share)]
 StrictBool = Annotated[bool, Field(strict=True)]
 Text = Annotated[str, Field(min_length=1)]
-#: Longest name: with a schedule, a length and an ending it is still a valid file name.
+#: Longest name that is still a valid file name with a schedule, a length and an ending.
 LONGEST_NAME = 100
 _NOT_IN_NAMES = frozenset('/\\:*?"<>|')
 
@@ -81,7 +83,7 @@ Name = Annotated[Text, AfterValidator(file_name)]
 class SpecModel(BaseModel):
     """A frozen model; an unknown key is reported before anything else, with the allowed keys.
 
-    The check runs first because a misspelt key would otherwise be reported as a missing one.
+    This check is first because a misspelt key would otherwise be reported as a missing key.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -94,7 +96,7 @@ class SpecModel(BaseModel):
         allowed = cls.file_keys()
         unknown = [key for key in data if key not in allowed]
         if unknown:
-            # The text is written in `messages`, which knows the place; this is for direct callers.
+            # The text for users is written in `messages`, which knows the place; this text is for direct callers.
             raise PydanticCustomError(
                 "unknown_keys", "unknown keys {unknown}; allowed: {allowed}", {"unknown": unknown, "allowed": allowed}
             )
@@ -102,7 +104,7 @@ class SpecModel(BaseModel):
 
     @classmethod
     def file_keys(cls) -> list[str]:
-        """Return the keys of this model as they are written in a file."""
+        """Return the keys of this model in the spelling of a file."""
         return [field.alias or name for name, field in cls.model_fields.items()]
 
 
@@ -114,5 +116,5 @@ def entry(table: Mapping[str, EntryType], name: str, fault: str) -> EntryType:
 
 
 def fault_at(key: str, text: str) -> PydanticCustomError:
-    """Return an error about a dotted key below the model being checked; `messages` reads it."""
+    """Return an error about a dotted key below the model that is being checked; `messages` reads it."""
     return PydanticCustomError("at_key", "{text}", {"key": key, "text": text})

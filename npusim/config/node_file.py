@@ -25,8 +25,8 @@ LinkModel = Literal["full_mesh", "switch", "edges"]
 class NodeLink(SpecModel):
     """Links between devices of one kind, equal in both directions.
 
-    ``full_mesh`` is one link for each ordered pair, ``switch`` a port into and one out of a switch
-    for each device, ``edges`` the pairs listed (a pair listed twice has twice the bandwidth).
+    ``full_mesh`` is one link for each ordered pair, ``switch`` one input port and one output port for each device,
+    ``edges`` the listed pairs (a pair that is listed twice has twice the bandwidth).
     """
 
     model: LinkModel
@@ -42,7 +42,7 @@ class NodeLink(SpecModel):
 
 
 class TunerSpec(SpecModel):
-    """A library's estimate of a mode, by which it chooses: a start, a time for each round, and a rate."""
+    """A library's estimate for a mode, by which the library chooses: a start, a time for each round, and a rate."""
 
     base_s: Quantity = Field(description="time before the first round")
     step_s: Quantity = Field(description="time of each round in addition to its bytes")
@@ -52,8 +52,8 @@ class TunerSpec(SpecModel):
 class DriverMode(SpecModel):
     """One way (protocol) in which a driver moves data.
 
-    A transfer costs ``transfer_start_s`` and is cut into ``chunk_bytes`` (missing: one piece) of
-    which ``chunks_in_flight_count`` are on their way at once.
+    A transfer costs ``transfer_start_s`` and is cut into ``chunk_bytes`` (absent: one piece), of which
+    ``chunks_in_flight_count`` are in flight at once.
     """
 
     start_s: Quantity = Field(description="time of a collective before its first byte")
@@ -78,15 +78,15 @@ class DriverMode(SpecModel):
 
     @property
     def local_s_per_byte(self) -> float:
-        """Return the time of a byte that is only copied."""
+        """Return the time of a byte that is copied and not reduced."""
         return 0.0 if self.local_bytes_per_s is None else 1.0 / float(self.local_bytes_per_s.value)
 
     def transfer_bytes_per_s(self, most: int, ranks: int, size_bytes: int | None) -> float:
-        """Return the rate of those engines, out of ``most``, that serve a message of ``size_bytes`` for each rank;
-        None: of all.
+        """Return the rate of the engines, out of ``most``, that serve a message of ``size_bytes`` for each rank; None:
+        the rate of all engines.
 
-        NCCL uses complete channels; here the last one serves in part, since with complete ones alone a message would be
-        slower than a slightly longer one.  Multiples of the step have the same value.
+        NCCL uses complete channels; here a fraction of the last one serves, since with complete channels alone a
+        message would be slower than a slightly longer one.  Multiples of the step have the same value.
         """
         least, engines = self.engine_least_bytes, float(most)
         if least is not None and size_bytes is not None:
@@ -114,7 +114,7 @@ class DriverSpec(SpecModel):
 
     @model_validator(mode="after")
     def _is_comparable(self) -> Self:
-        """Refuse estimates of a library for some modes only: no mode could be chosen with these."""
+        """Refuse a library's estimates for only some modes: the library could choose no mode with them."""
         without = [name for name, mode in self.modes.items() if mode.tuner is None]
         if 0 < len(without) < len(self.modes):
             raise ValueError(
@@ -130,7 +130,7 @@ class DriverSpec(SpecModel):
 
 
 class HostSpec(SpecModel):
-    """Time the host needs to issue an operation; it runs ahead of the device."""
+    """Time that the host needs to issue an operation; the host runs ahead of the device."""
 
     attention_issue_s: Quantity
     linear_issue_s: Quantity
@@ -139,7 +139,9 @@ class HostSpec(SpecModel):
 
 
 class SplitTimes(SpecModel):
-    """Attention of few blocks, whose keys FlashAttention-2 splits (`num_splits_heuristic`) and merges after."""
+    """Attention of few blocks, for which FlashAttention-2 splits the keys (`num_splits_heuristic`) and merges the
+    results.
+    """
 
     block_rows_count: PositiveWhole
     block_keys_count: PositiveWhole
@@ -171,14 +173,14 @@ class LinearTimes(SpecModel):
 
 
 class DecodeTimes(SpecModel):
-    """Attention of single queries by a kernel of which only the time is known."""
+    """Attention of single queries by a kernel with a known time only."""
 
     start_s: Quantity
     bytes_per_s: Positive = Field(description="rate of reading keys and values")
 
 
 class RoofTimes(SpecModel):
-    """Kernels that no schedule has a mapping for: bytes over the device's memory, or operations."""
+    """Kernels for which no schedule has a mapping: bytes over the device's memory, or operations."""
 
     flops_per_s: Positive = Field(description="rate of matrix products of the whole device")
     memory_factor: Positive = Field(description="share of the memory's bandwidth that such kernels reach")
@@ -205,7 +207,7 @@ class KernelTimes(SpecModel):
 class CpuSpec(SpecModel):
     """The host's processors and memory, where they compute attention."""
 
-    device: Text = Field(description="name of a hardware file, for their arithmetic")
+    device: Text = Field(description="name of the hardware file that states the arithmetic of the cores")
     sockets_count: PositiveWhole
     cores_count: PositiveWhole = Field(description="number of cores of a socket")
     clock_hz: Positive
@@ -288,7 +290,7 @@ class NodeSpec(HardwareModel):
         return self
 
 
-#: Links that a node's file states with the host to which they belong.
+#: Links of a node's file that belong to the host.
 _HOST_LINKS = MappingProxyType(
     {"links.pcie.bytes_per_s": "pcie.bytes_per_s", "links.dram.bytes_per_s": "cpu.dram_bytes_per_s"}
 )
@@ -320,7 +322,7 @@ class NodeDevice(DeviceSpec):
 
     @classmethod
     def alone(cls, device: DeviceSpec) -> NodeDevice:
-        """Return a single device as a node without links and without a host; a node is returned unchanged."""
+        """Return a single device as a node without links and host; a node is returned unchanged."""
         if isinstance(device, NodeDevice):
             return device
         count = WholeQuantity(value=1, basis="derived", source="one device")
@@ -346,12 +348,12 @@ class NodeDevice(DeviceSpec):
 
 
 def is_node(name_or_path: object) -> bool:
-    """Return whether a node is meant: a name like ``<device>_x<count>``, or a file with its schema."""
+    """Return whether ``name`` means a node: a name like ``<device>_x<count>``, or a file with a node's schema."""
     if not isinstance(name_or_path, str | Path):
         return isinstance(name_or_path, NodeSpec | NodeDevice)
     path = Path(name_or_path)
     if path.suffix in (".yaml", ".yml") and path.is_file():
-        # Its first lines show the kind; a file that is not text is refused when it is read.
+        # The first lines show the kind; a file that is not text is refused when it is read.
         with path.open(encoding="utf-8", errors="replace") as file:
             return f"schema: {NODE_SCHEMA}" in file.read(_HEAD_BYTES)
     return is_node_name(path.stem)
@@ -381,11 +383,11 @@ def load_node_device(
     overrides: Mapping[str, object] | None = None,
     unread: UnreadKeys | None = None,
 ) -> NodeDevice:
-    """Return a node with its device; ``overrides`` are ``-C key=value`` for either of their files.
+    """Return a node with its device; ``overrides`` are ``-C key=value`` for either file.
 
-    Keys of the node's file come first (``links.hccs.bytes_per_s``, also written ``node.links...``; the
-    host's links ``pcie`` and ``dram`` by either of their names),
-    all others are the device's.  Raises `SpecError` like `load_node`, and for a faulty override.
+    The node's file has precedence (``links.hccs.bytes_per_s``, also written ``node.links...``; the host's links
+    ``pcie`` and ``dram`` by either of their names), all other keys belong to the device.  Raises `SpecError` like
+    `load_node`, and for a faulty override.
     """
     node = hw.node if isinstance(hw, NodeDevice) else hw if isinstance(hw, NodeSpec) else load_node(hw)
     of_node, of_device = {}, {}
@@ -416,12 +418,12 @@ def load_machine(
 ) -> DeviceSpec:
     """Return a device, or a node with its device, by packaged name or path, or unchanged if it is loaded already.
 
-    ``overrides`` are ``-C key=value``; keys that are ``unread`` are refused.  Raises `SpecError` like `load_device`
-    and `load_node_device`.
+    ``overrides`` are ``-C key=value``; ``unread`` keys are refused.  Raises `SpecError` like `load_device` and
+    `load_node_device`.
     """
     if isinstance(hw, NodeSpec | NodeDevice):
         return load_node_device(hw, overrides, unread)
     if isinstance(hw, DeviceSpec):
         return apply_overrides(hw, overrides or {}, unread)
-    resolve("device or node", hw)  # an unknown name lists both
+    resolve("device or node", hw)  # the error for an unknown name lists both
     return (load_node_device if is_node(hw) else load_device)(hw, overrides, unread)

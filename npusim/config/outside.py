@@ -1,4 +1,4 @@
-"""Values that live outside the package: ``my_file.py:name`` and ``module:name``; errors name file and line."""
+"""Values from outside the package: ``my_file.py:name`` and ``module:name``; errors name file and line."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import ModuleType
 
-#: Exceptions that are not faults of foreign code; all others are, including `SystemExit`.
+#: Exceptions that are not faults of foreign code; all others are such faults, including `SystemExit`.
 PASSED_ON = (KeyboardInterrupt, GeneratorExit)
 
 
-#: When npusim was imported, and where Python's files, installed packages and npusim are.
+#: Time at which npusim was imported, and the folders of Python, of installed packages and of npusim.
 _BEGUN = time.time()
 _INSTALLED = (*(sysconfig.get_path(n) for n in ("stdlib", "purelib", "platlib")), str(Path(__file__).parents[1]))
 
@@ -52,14 +52,14 @@ def load(name: str, what: str) -> tuple[ModuleType, str]:
 
 @cache
 def _file(path: str, _changed: int) -> ModuleType:
-    """Return a file as a module, read again when it has changed."""
+    """Return a file as a module; it is loaded again when it has changed."""
     spec = importlib.util.spec_from_file_location(f"npusim_plugin_{Path(path).stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module  # dataclasses and pydantic look their module up
+    sys.modules[module.__name__] = module  # dataclasses and pydantic look up their module
     if (folder := str(Path(path).parent)) not in sys.path:
-        sys.path.append(folder)  # files in the same folder may be imported, as for a script
+        sys.path.append(folder)  # may import files of the same folder, as a script may
     try:
         spec.loader.exec_module(module)
     except PASSED_ON:
@@ -82,8 +82,8 @@ def module(name: str) -> ModuleType:
 def sources(files: Iterable[str]) -> dict[str, str] | None:
     """Return a digest, by path, of each file from outside that Python has loaded, and of ``files``.
 
-    An installed package counts where one of ``files`` belongs to it.  None where a file cannot be read, or has changed
-    since npusim was imported, so that the loaded code may differ.
+    An installed package is included if one of ``files`` belongs to it.  None where a file cannot be read, or has
+    changed since npusim was imported, so that the loaded code may differ.
     """
     modules = [(n.partition(".")[0], str(getattr(m, "__file__", None))) for n, m in list(sys.modules.items())]
     names = {name for name, file in modules if file in files}
@@ -108,7 +108,7 @@ def digest_of(file: str) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """Return an error in words; its kind too, where the words are not ours."""
+    """Return an error in words, with its kind if the words are not npusim's."""
     near = ""
     if isinstance(error, AttributeError) and error.name and error.obj is not None:
         near = suggest(error.name, [name for name in dir(error.obj) if not name.startswith("_")]).partition("; ")[0]
@@ -116,7 +116,7 @@ def describe(error: BaseException) -> str:
 
 
 def place_of(error: BaseException, path: str) -> str:
-    """Return ``file:line`` of the last step in ``path`` on the way to an error; the file alone if no step is in it."""
+    """Return ``file:line`` of the last step in ``path`` on the way to an error; only the file if no step is in it."""
     if isinstance(error, SyntaxError) and error.filename == path:
         return f"{path}:{error.lineno}"
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
@@ -133,9 +133,10 @@ def origin_of(function: object) -> str:
 def with_origin(origin: str, called: str = "") -> Iterator[None]:
     """Prefix errors inside with the file and line of the fault, or of ``origin`` if no line of that file is involved.
 
-    ``called``: the owner of the fault, in words, after the line.
+    ``called``: a description of the owner of the fault, after the line.
 
-    An error of a program that does not fit is unchanged: smaller tiles are tried.  So is every error without an origin.
+    An error of a program that does not fit is unchanged, because smaller tiles are then tried.  Every error without an
+    origin is unchanged too.
     """
     try:
         yield

@@ -34,12 +34,12 @@ def _entries(group: str, _path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
 
 
 def installed(group: str) -> dict[str, str]:
-    """Return ``{name: "package.module:thing"}`` of a group."""
+    """Return the entries ``{name: "package.module:thing"}`` of a group."""
     return {entry.name: entry.value for entry in entries(group)}
 
 
 def clash(group: str, name: str, *, is_ours: bool) -> str:
-    """Return in words who bring a name together, npusim among them or not; empty where at most one does."""
+    """Return, in words, which packages provide a name, npusim included; empty if at most one does."""
     sources = ["npusim itself"] if is_ours else []
     for entry in entries(group):
         if entry.name == name:
@@ -68,7 +68,7 @@ def list_packaged(kind: str) -> list[str]:
 
 
 def _files(kind: str) -> dict[str, list[str]]:
-    """Return the paths of a kind's files by name: more than one where packages bring the same."""
+    """Return the paths of the files of a kind by name: several where packages provide the same name."""
     files: dict[str, list[str]] = {}
     for folder in (packaged_folder(kind), *(installed_folders() if kind == "hwconfigs" else ())):
         for entry in yaml_files(folder):
@@ -77,8 +77,8 @@ def _files(kind: str) -> dict[str, list[str]]:
 
 
 def yaml_files(folder: Path) -> list[os.DirEntry[str]]:
-    """Return the YAML files of a folder by name; creating and sorting paths of all of them would take many times as
-    long.
+    """Return the YAML files of a folder by name; creating and sorting the paths of all its files would take many times
+    as long.
     """
     if not folder.is_dir():
         return []
@@ -87,7 +87,9 @@ def yaml_files(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def read_table(name: str) -> list[dict[str, str]]:
-    """Return the rows of a CSV table in the folder of the packaged hardware files, without comments, if any."""
+    """Return the rows of a CSV table in the folder of the packaged hardware files, without comments; empty if there is
+    no table.
+    """
     path = packaged_folder("hwconfigs") / name
     if not path.is_file():
         return []
@@ -111,7 +113,7 @@ def broken_entries() -> list[str]:
 
 
 def _folders(package: str) -> list[Path]:
-    """Return the folders of a package, of which nothing is imported."""
+    """Return the folders of a package without importing anything of it."""
     top, *below = package.split(".")
     try:
         spec = find_spec(top)
@@ -127,18 +129,19 @@ def is_node_name(name: str) -> bool:
 
 
 def resolve(what: str, name_or_path: str | Path, *, beside: Path | None = None) -> Path:
-    """Return the file of a name or a path: of a device, a node, a "device or node", or a workload.
+    """Return the file of a name or a path: ``kind`` is a device, a node, a "device or node", or a workload.
 
     A string that ends in ``.yaml`` or ``.yml`` or contains a separator is a path (relative to
     ``beside`` if given), everything else a packaged name; ``-`` and ``_`` are the same in names.
 
-    Raises `SpecError` if there is no such file or name (it names the nearest, or all), or if two files have one name.
+    Raises `SpecError` if there is no such file or name (the message has the nearest name, or all names), or if two
+    files have one name.
     """
     text = str(name_or_path)
     if isinstance(name_or_path, Path) or text.endswith((".yaml", ".yml")) or "/" in text:
         try:
             path = Path(text).expanduser()
-        except RuntimeError:  # no such user
+        except RuntimeError:  # there is no such user
             path = Path(text)
         path = beside / path if beside is not None else path
         if not path.is_file():

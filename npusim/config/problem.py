@@ -26,33 +26,34 @@ from npusim.config.seen import KeyRanges, pairs_seen
 from npusim.errors import SpecError
 from npusim.units import ceil_div
 
-# Sides of the Cube's fractal: head sizes fill whole fractals.
+# Side of a fractal of the Cube: head sizes fill complete fractals.
 FRACTAL = 16
 NonNegativeFloat = Annotated[StrictFloat, Field(ge=0)]
-#: Formats of Q, K and V; float32 isolates what later casts do, float64 checks schedules only.
+#: Formats of Q, K and V; float32 isolates the effects of later casts, float64 only checks schedules.
 Dtype = Literal["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float32", "float64"]
-#: The formats of 8 bits, whose values may have scales.
+#: The 8-bit formats, whose values may have scales.
 SCALED = ("float8_e4m3fn", "float8_e5m2")
-#: Formats in blocks of 32 with a scale each, along k; the format of their product is `GemmProblem.output_dtype`.
+#: Formats with a scale for each block of 32 values along k; the format of their product is `GemmProblem.output_dtype`.
 BlockDtype = Literal["mxfp8", "mxfp8_e5m2", "mxfp4", "nvfp4"]
 #: Layouts of a product's A and B in memory (`GemmProblem.operands`).
 Operands = Literal["nd", "nt", "nz"]
-#: Narrower formats that K and V may be stored in.
+#: Narrower formats in which K and V may be stored.
 CacheFormat = Literal["float8_e4m3fn", "int8"]
-#: Keys that a query sees, itself included; or how many before it and after it, as in FlashAttention (-1: all).
+#: Number of keys that a query sees, including its own; or the numbers before and after it, as in FlashAttention (-1:
+#: all).
 _Side = Annotated[int, Field(strict=True, ge=-1)]
 Window = PositiveInt | tuple[_Side, _Side]
-#: Keys of a KV head that share a scale in such a cache: one, all, or a block of this size; or one scale for each
-#: channel.
+#: Keys of a KV head that share a scale in such a cache: one key, all keys, or a block of this size; or one scale for
+#: each channel.
 ScaledKeys = Literal["token", "head", "channel"] | PositiveInt
-#: The result of a query that sees no key: 0, as in FlashAttention; NaN, 0 over 0; or the mean of all V, as it follows
-#: from a finite number in place of hidden scores.
+#: The result of a query that sees no key: 0, as in FlashAttention; NaN, from 0 / 0; or the mean of all V, which results
+#: if hidden scores have a finite number.
 Unseen = Literal["zero", "nan", "mean"]
 _UNSEEN = ", ".join(get_args(Unseen))
 #: Suffixes of the names of K and V for their parts in such a cache.
 STORED, SCALES = "_stored", "_scale"
-#: Layout of inputs and output in memory: the rows of a head together, or heads within a token (which
-#: is what CANN's BSND, BSH and TND have in common).
+#: Layout of inputs and output in memory: the rows of a head together, or heads within a token (the common property of
+#: CANN's BSND, BSH and TND).
 Layout = Literal["bnsd", "bsnd"]
 #: Scales by which stored float8 values are multiplied, one for each tensor.
 InputScale = Annotated[PositiveFloat, Field(description="factor of a stored value")]
@@ -93,10 +94,10 @@ class HybridData(_SeededData):
 
 
 class SinkData(_SeededData):
-    """Scores N(0, 1), and on the first ``sinks`` keys ``gap`` more; V normal (P-Cast, section 3.1).
+    """Scores N(0, 1), increased by ``gap`` on the first ``sinks`` keys; V normal (P-Cast, section 3.1).
 
-    Realised in Q and K: every query has length 1/scale in all dimensions but the last, so that its
-    scores on normal keys are N(0, 1) exactly; the last dimension carries the gap.
+    Implemented in Q and K: every query has length 1/scale in all dimensions but the last, so that its scores on normal
+    keys are N(0, 1) exactly; the last dimension adds the gap.
     """
 
     kind: Literal["sink"]
@@ -131,7 +132,7 @@ class AmplifiedData(SpecModel):
     gain: PositiveFloat
 
 
-# A new recipe is a new member here; its generator is with the others in `numerics`.
+# A new recipe is a new member here; its generator is next to the others in `numerics`.
 DataRecipe = Annotated[
     NormalData | UniformData | HybridData | SinkData | ResonanceData | AmplifiedData, Field(discriminator="kind")
 ]
@@ -141,14 +142,16 @@ DataRecipe = Annotated[
 
 
 def element_bytes(fmt: str) -> int:
-    """Return the bytes of an element; a function, because formats load arrays, which a problem's sizes do not need."""
+    """Return the bytes of an element; a function, because formats import arrays, which the sizes of a problem do not
+    need.
+    """
     from npusim.formats import get_format
 
     return get_format(fmt).size_bytes
 
 
 def stored_bytes(fmt: str, elements: int) -> int:
-    """Return the bytes of some elements, with the bytes of their scales."""
+    """Return the bytes of a number of elements, with the bytes of their scales."""
     from npusim.formats import stored_format
 
     return stored_format(fmt).bytes_of(elements)
@@ -167,18 +170,18 @@ def check_kv_heads(heads: int, kv_heads: int) -> None:
 
 
 class Sizes(SpecModel):
-    """Sizes of a computation; built in code and from options: a fault is the user's, a `SpecError`.
+    """Sizes of a computation, created in code and from options; a fault is the user's, a `SpecError`.
 
-    Runs ask a problem for these facts; the answers of this class are those of a problem without bits or inputs.
+    Facts that runs request of a problem; the answers of this class are those of a problem without bits or inputs.
     """
 
-    #: Words of `npusim.simulation.request.NEEDS` that a run of the problem meets.
+    #: Words of `npusim.simulation.request.NEEDS` that describe a run of the problem.
     features: ClassVar[frozenset[str]] = frozenset()
-    #: Whether runs compute bits of the problem.
+    #: Whether runs compute the bits of the problem.
     has_bits: ClassVar[bool] = False
     #: Whether inputs are plain tensors, which a caller that computes bits may pass by name.
     is_plain: ClassVar[bool] = False
-    #: How the problem is asked for, in an error.
+    #: The options that request the problem, for error messages.
     asked_with: ClassVar[str] = "sizes of a layer (-w, --seq) on a node"
 
     if not TYPE_CHECKING:
@@ -191,13 +194,13 @@ class Sizes(SpecModel):
                 raise SpecError("\n".join(lines)) from None
 
     def flops(self) -> int:
-        """Return operations of matrix products, 2 a multiply-add; 0 for other problems, and where a kernel counts
+        """Return the operations of matrix products, 2 per multiply-add; 0 for other problems, and if a kernel counts
         them.
         """
         return 0
 
     def dense_flops(self) -> int:
-        """Return operations of matrix products without a mask."""
+        """Return the operations of matrix products without a mask."""
         return self.flops()
 
     @property
@@ -222,7 +225,7 @@ class Sizes(SpecModel):
 
     @property
     def drawn(self) -> tuple[str, ...]:
-        """Tensors beside the inputs of the recipe that npusim draws for the problem if they are not given."""
+        """Tensors other than the recipe's inputs that npusim draws for the problem if they are not given."""
         return ()
 
     @property
@@ -232,7 +235,7 @@ class Sizes(SpecModel):
 
     @property
     def drawn_seed(self) -> int:
-        """The seed of plain tensors that are drawn."""
+        """The seed of drawn plain tensors."""
         return 0
 
     @property
@@ -258,15 +261,17 @@ class Sizes(SpecModel):
         return 0
 
     def with_seed(self, _seed: int) -> Self:
-        """Return the problem with inputs of another seed; itself where nothing is drawn."""
+        """Return the problem with inputs of another seed; the same problem if nothing is drawn."""
         return self
 
     def stored_as(self, _layout: str, _scales: Mapping[str, float]) -> Self:
-        """Return the problem of inputs in this order of axes, with these scales; itself where it has neither."""
+        """Return the problem with inputs in this order of axes and with these scales; the same problem if it has
+        neither.
+        """
         return self
 
     def with_bias(self, given: GivenBias, _kind: str = "") -> Problem:
-        """Return the problem with a bias that is given, in place of a drawn one.
+        """Return the problem with a given bias in place of a drawn bias.
 
         Raises `SpecError` if the problem has no bias of this kind (``shared``, ``head``; empty: any).
         """
@@ -277,7 +282,9 @@ class Sizes(SpecModel):
         return self
 
     def with_usual(self, _usual: Mapping[str, float]) -> Self:
-        """Return the problem with a schedule's usual sizes in place of missing ones; itself where it misses none."""
+        """Return the problem with a schedule's usual sizes in place of missing ones; the same problem if none is
+        missing.
+        """
         return self
 
     def named_sizes(self) -> dict[str, Any] | None:
@@ -285,11 +292,11 @@ class Sizes(SpecModel):
         return self.model_dump(exclude_defaults=True)
 
     def resized(self, sizes: Mapping[str, Any]) -> AnyProblem:
-        """Return the problem with other sizes by name; raise `SpecError` for other sizes."""
+        """Return the problem with other sizes by name; raise `SpecError` for sizes that it does not have."""
         return problem_of({**self.model_dump(exclude_unset=True), **sizes})
 
     def folder(self, _title: str) -> str:
-        """Return the sizes in the name of a run's folder; empty for sizes by name; ``_title``: the workload's."""
+        """Return the sizes in the name of a run's folder; empty for sizes by name; ``_title``: the workload's title."""
         return ""
 
     def run_name(self, schedule: str, _title: str, _sizes: str) -> str:
@@ -302,16 +309,16 @@ class Sizes(SpecModel):
 
 
 def _where_stated(default: object, description: str) -> Any:
-    """Return a field that records omit at its default."""
+    """Return a field that records omit if it has its default."""
     return Field(default=default, description=description, exclude_if=lambda value: value == default)
 
 
-#: Error if a bias is passed but the problem has none; the kind of the bias.
+#: Error for a bias that the problem does not have; the kinds of bias.
 _NO_BIAS = "bias: the tensors have a bias{}, which only attention on one device uses; remove the key"
 
 
 class CallFields(SpecModel):
-    """Fields of a call: keys that are seen, scores, lengths, and the storage of K and V."""
+    """Fields of a call: visible keys, scores, lengths, and the storage of K and V."""
 
     window: Window | None = _where_stated(None, "keys that a query sees, itself included, or keys before and after it")
     sinks: NonNegativeInt = _where_stated(0, "first keys that are visible in addition to the window")
@@ -337,16 +344,16 @@ class CallFields(SpecModel):
 class Problem(Sizes, CallFields):
     """``softmax(scale * Q K^T + mask) V`` for ``batch`` sequences; immutable and hashable.
 
-    Shapes: Q ``(batch, heads, seq_q, head_dim)``, K ``(batch, kv_heads, seq_kv, head_dim)``,
-    V ``(batch, kv_heads, seq_kv, value_head_dim)``, O ``(batch, heads, seq_q, value_head_dim)``.
-    With ``causal``, query ``i`` sees the keys ``j <= i + causal_offset``; of these the last ``window`` and the first
-    ``sinks``, and always the first ``prefix``, all of its own document or chunk (`npusim.config.seen`).  Float8 inputs
-    are stored divided by ``q_scale``, ``k_scale``, ``v_scale``.
+    Shapes: Q ``(batch, heads, seq_q, head_dim)``, K ``(batch, kv_heads, seq_kv, head_dim)``, V ``(batch, kv_heads,
+    seq_kv, value_head_dim)``, O ``(batch, heads, seq_q, value_head_dim)``. With ``causal``, query ``i`` sees the keys
+    ``j <= i + causal_offset``.  Of these it sees the last ``window`` and the first ``sinks``; it always sees the first
+    ``prefix`` keys, and all keys of its own document or chunk (`npusim.config.seen`).  Float8 inputs are stored divided
+    by ``q_scale``, ``k_scale``, ``v_scale``.
 
-    With ``lengths`` sequence b has ``lengths[b]`` keys, and its last ``seq_q`` tokens (all, if it has fewer) are
-    its queries: further rows are padding, or absent (packed).  ``batch`` and ``seq_kv`` follow.  K and V may be
-    stored in pages of ``page`` keys, and V may be the first ``value_head_dim`` columns of K.  With ``cache`` they are
-    stored in this format, each token of a head divided by a float32 scale, and products read ``dtype``.
+    With ``lengths``, sequence b has ``lengths[b]`` keys, and its last ``seq_q`` tokens (all, if it has fewer) are its
+    queries; rows beyond them are padding, or absent (packed).  ``batch`` and ``seq_kv`` follow.  K and V may be stored
+    in pages of ``page`` keys, and V may be the first ``value_head_dim`` columns of K.  With ``cache`` they are stored
+    in this format, each token of a head divided by a float32 scale, and products read ``dtype``.
 
     Raises
     ------
@@ -440,7 +447,7 @@ class Problem(Sizes, CallFields):
         return self.heads * self.pairs()
 
     def with_seed(self, seed: int) -> Self:
-        """Return the problem with inputs of another seed; raise `SpecError` where they are not drawn."""
+        """Return the problem with inputs of another seed; raise `SpecError` if its inputs are not drawn."""
         if "seed" not in type(self.data).model_fields:
             raise SpecError(f"seed: inputs of kind {self.data.kind} are not drawn; remove it")
         if seed < 0:
@@ -498,7 +505,7 @@ class Problem(Sizes, CallFields):
     @model_validator(mode="before")
     @classmethod
     def _fill_heads(cls, data: object) -> object:
-        """Fill head sizes up to multiples of 16, as kernels do; the scale is that of the stated size."""
+        """Increase head sizes to multiples of 16, as kernels do; the scale is that of the stated size."""
         if not isinstance(data, dict) or not isinstance(size := data.get("head_dim"), int):
             return data
         sizes = size, data.get("value_head_dim", size)
@@ -592,7 +599,7 @@ class Problem(Sizes, CallFields):
             raise fault_at("query_lengths", f"{count}, but lengths has {len(self.lengths)}")
         for number, (queries, keys) in enumerate(zip(self.query_lengths, self.lengths, strict=False)):
             if queries > keys:
-                raise fault_at("query_lengths", f"{queries} queries of sequence {number}, which has only {keys} keys")
+                raise fault_at("query_lengths", f"sequence {number} has {queries} queries but only {keys} keys")
         sizes = {"batch": len(self.lengths), "seq_kv": max(self.lengths)}
         sizes |= {"seq_q": max(self.query_lengths)} if self.query_lengths else {}
         for name, size in (sizes | {"causal_offset": self.seq_kv - self.seq_q}).items():
@@ -676,7 +683,7 @@ class Problem(Sizes, CallFields):
             return pairs_seen(self.seen, self.causal_offset, self.seq_q)
         if not self.causal:
             return self.seq_q * self.seq_kv
-        # Rows up to `full` see one key more than the row before, all later rows see every key.
+        # Rows up to `full` see one key more than the previous row, all later rows see every key.
         full = min(self.seq_q, max(0, self.seq_kv - self.causal_offset))
         growing = full * (self.causal_offset + 1) + full * (full - 1) // 2
         return growing + (self.seq_q - full) * self.seq_kv
@@ -731,8 +738,8 @@ class GemmProblem(Sizes):
     """``C (m, n) = A (m, k) B (k, n)`` on one device; ``count``: number of such products in a call, such as one per
     expert.
 
-    ``operands``: order of A and B in memory. Row by row; B transposed, (n, k), as the weights of linear layers are
-    (NT); or in columns of the width of a fractal, row by row within a column (NZ).
+    ``operands``: order of A and B in memory. Either row by row; or B transposed, (n, k), as the weights of linear
+    layers are (NT); or in columns with the width of a fractal, row by row within a column (NZ).
     """
 
     m: PositiveInt
@@ -798,8 +805,8 @@ class RowsProblem(Sizes):
 
 
 class OperatorProblem(Sizes):
-    """One operator of PyTorch between products, run as a kernel over ``rows`` rows of ``cols`` elements; it has only a
-    time.
+    """One operator of PyTorch between products, run as a kernel over ``rows`` rows of ``cols`` elements; npusim
+    predicts only its time.
 
     ``what``, with inputs and result in float32: ``widen`` and ``narrow`` convert ``dtype`` to float32 and back,
     ``square``, ``mean`` (of each row), ``column`` (an operation on one number per row) and ``rescale`` (a product with
@@ -818,7 +825,7 @@ class OperatorProblem(Sizes):
     dtype: Dtype = "bfloat16"
 
     def bytes_moved(self) -> int:
-        """Return the bytes of inputs of the operator's size and of its result, each once."""
+        """Return the bytes of the operator's full-size inputs and of its result, each once."""
         own, wide = element_bytes(self.dtype), element_bytes("float32")
         matrices = {"widen": own + wide, "narrow": own + wide, "mean": wide}
         matrices |= dict.fromkeys(("square", "column", "rescale"), 2 * wide)
@@ -831,16 +838,16 @@ NamedSize = StrictBool | StrictInt | StrictFloat
 
 
 class KernelProblem(Sizes):
-    """Sizes of a launch on plain tensors, numbers by the names of the launch's arguments, and the recipe of its inputs.
+    """Sizes of a launch on plain tensors: numbers by the names of the launch's arguments, and the recipe of its inputs.
 
-    ``dtype``: format of tensors for which the launch states none.
+    ``dtype``: format of the tensors for which the launch states none.
     """
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, NamedSize]
     dtype: Dtype = "float16"
     seed: NonNegativeInt = 0
-    features: ClassVar[frozenset[str]] = frozenset(("plain",))  # no need of an option by itself
+    features: ClassVar[frozenset[str]] = frozenset(("plain",))  # does not need an option by itself
     has_bits: ClassVar[bool] = True
     is_plain: ClassVar[bool] = True
     asked_with: ClassVar[str] = "sizes, with the names in its launch: --problem M=4096,N=4096"
@@ -848,11 +855,11 @@ class KernelProblem(Sizes):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown_keys(cls, data: object) -> object:
-        return data  # any name is a size's
+        return data  # any name may be a size
 
     @classmethod
     def of(cls, problem: Mapping[str, Any] | SpecModel | None) -> KernelProblem:
-        """Return the sizes given by name, or the sizes of another problem."""
+        """Return the sizes by name, or the sizes of another problem."""
         if isinstance(problem, cls):
             return problem
         sizes = problem.model_dump(exclude_defaults=True) if isinstance(problem, SpecModel) else problem
@@ -895,9 +902,9 @@ class KernelProblem(Sizes):
 
 
 def problem_of(sizes: Mapping[str, Any]) -> AnyProblem:
-    """Return the problem of sizes by name: a product, a copy, attention where all are its fields, else a launch.
+    """Return the problem of sizes by name: a product, a copy, attention if all are its fields, else a launch.
 
-    Raises `SpecError` for a size that the problem does not have, or that is outside its limits.
+    Raises `SpecError` for a size that the problem does not have or that exceeds its limits.
     """
     if (kernel := kernel_problem(sizes)) is not None:
         return kernel
@@ -919,7 +926,7 @@ def launch_problem(
     """Return the problem with these sizes: of a product, of a copy, or with ``is_plain`` of a schedule of plain
     tensors.
 
-    Raises `SpecError` for names of none of them.
+    Raises `SpecError` if the names belong to none of them.
     """
     if not is_plain and (problem := kernel_problem(sizes, dtype)) is not None:
         return problem

@@ -24,11 +24,11 @@ Basis = Literal["vendor", "measured", "derived", "fitted", "assumed"]
 BASES: tuple[str, ...] = get_args(Basis)
 ChoiceValue = TypeVar("ChoiceValue", bound=str | bool)
 
-# Beyond it an integer is not representable as a float; infinities and NaN fail the comparison too.
+# An integer beyond this limit is not representable as a float; infinities and NaN fail the comparison too.
 LARGEST = sys.float_info.max
 
-#: The units that keys of numbers end in, the longest ending first, each with its least and largest value; a key
-#: decides itself whether it may be 0.
+#: The units at the ends of numbers' keys, the longest first, each with its least and largest value; each key decides
+#: itself whether it may be 0.
 RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
     {
         "group_count": (1, 4096),
@@ -74,7 +74,7 @@ def _check_whole_number(value: object) -> int:
 
 
 class Sourced(SpecModel):
-    """The fields of a fact besides its value."""
+    """The fields of a fact other than its value."""
 
     basis: Basis = Field(description="evidence for the number")
     source: Text = Field(description="source of the value")
@@ -121,7 +121,7 @@ class WholeQuantity(Quantity):
 
 @contextmanager
 def reads(quantities: Iterable[tuple[str, Quantity]]) -> Iterator[set[str]]:
-    """Yield a set that collects the keys of the numbers whose values are read meanwhile."""
+    """Yield a set that collects the keys of the numbers that are read in the meantime."""
     keys, read = {id(quantity): key for key, quantity in quantities}, set[str]()
 
     def attribute(self: Quantity, name: str) -> object:
@@ -137,7 +137,7 @@ def reads(quantities: Iterable[tuple[str, Quantity]]) -> Iterator[set[str]]:
 
 
 class Choice(Sourced, Generic[ChoiceValue]):
-    """A named alternative with its basis and source: which arithmetic, who blocks on a wait."""
+    """A named alternative with its basis and source, such as an arithmetic, or the engine that blocks on a wait."""
 
     value: ChoiceValue = Field(description="the alternative chosen")
 
@@ -181,13 +181,15 @@ class HardwareModel(SpecModel):
         yield from _facts("", self)
 
     def digest(self) -> str:
-        """Return a short hash of the content, the same for equal files: for a result's provenance."""
+        """Return a short hash of the content, equal for equal files, for a result's provenance."""
         # Absent keys are omitted, so that a key that a later version adds does not count as an edit.
         return hashlib.sha256(self.model_dump_json(by_alias=True, exclude_none=True).encode()).hexdigest()[:12]
 
 
 def _with_bytes(node: object, key: str = "") -> object:
-    """Return a part of a file in which bytes with a unit are numbers; other text is unchanged and later refused."""
+    """Return a part of a file in which sizes with a unit, such as ``192KiB``, are numbers; other text is unchanged and
+    later refused.
+    """
     if isinstance(node, list | tuple):
         return [_with_bytes(child) for child in node]
     if not isinstance(node, Mapping):
@@ -217,5 +219,5 @@ def _facts(prefix: str, node: object) -> Iterator[tuple[str, Sourced]]:
 
 
 def format_limit(value: float) -> str:
-    """Return a limit as messages write it: ``4,096``, ``1.76e+06``."""
+    """Return a limit in the form of messages: ``4,096``, ``1.76e+06``."""
     return f"{value:,.0f}" if 1 <= value < 1e6 or not value else f"{value:.3g}"

@@ -1,8 +1,8 @@
 """The keys that a query sees: ranges of keys as a function of the query's position in its sequence.
 
 The query at position p has the position of key p; query row i of a call is at position i + ``causal_offset``, the last
-one on the last key.  Everything else is of ranges: which tiles are visited, which of them need a mask, how many pairs
-count.
+one on the last key.  Everything else follows from ranges: which tiles are visited, which of them need a mask, and how
+many pairs count.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from npusim.late_methods import dataclass
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-#: First key of each range and the one past its last, ascending, disjoint and not adjacent.
+#: First key of each range and the key after its last; ranges are ascending, disjoint and not adjacent.
 Ranges = tuple[tuple[int, int], ...]
 #: ``sees(q, k)``: whether queries at positions q of a sequence see the keys at k; int64 arrays that broadcast.
 Sees = Callable[[Any, Any], Any]
@@ -28,7 +28,7 @@ MOST_SEEN = 1 << 28
 
 
 def joined(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """Return ranges in order, without empty ones; ranges that touch or overlap become one."""
+    """Return ranges in ascending order, without empty ranges; ranges that touch or overlap become one."""
     result: list[tuple[int, int]] = []
     for start, end in sorted(r for r in ranges if r[0] < r[1]):
         if result and start <= result[-1][1]:
@@ -40,12 +40,12 @@ def joined(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 @dataclass(frozen=True, slots=True)
 class KeyRanges:
-    """Visible keys by the fields of a problem: at most two ranges a query, whose ends never decrease from query to
+    """Visible keys by the fields of a problem: at most two ranges per query, whose ends never decrease from query to
     query.
 
-    A query at p sees keys of its range (its document, or its chunk of that; else all ``keys``): the ``window`` that
-    ends with p (None: all before), ``after`` keys after p (None: all), and the first ``sinks`` and ``prefix`` keys of
-    the range; sinks are limited by ``after``.
+    A query at p sees keys of its range (its document, or its chunk of the document; else all ``keys``): the ``window``
+    that ends with p (None: all before), ``after`` keys after p (None: all), and the first ``sinks`` and ``prefix`` keys
+    of the range; ``after`` also limits sinks.
     """
 
     keys: int
@@ -58,7 +58,7 @@ class KeyRanges:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a query sees all keys, or all up to its key."""
+        """Whether a query sees all keys, or all keys up to its own."""
         return self.window is None and not self.after and not self.prefix and not self.documents and self.chunk is None
 
     @property
@@ -68,11 +68,12 @@ class KeyRanges:
 
     @property
     def index_work(self) -> tuple[int, int]:
-        """Numbers of the operations on positions that decide whether a key is seen, and of the operands that they read.
+        """Numbers of the operations on positions that decide whether a key is visible, and of the operands that they
+        read.
 
-        One comparison for each; a window needs a difference too, and its mask is joined with that of the other end.  In
-        Triton's code for sm_90 (eight tiles) a window has 2.3 to 3.6 instructions more than a causal mask, a chunk 0.8
-        to 1, sinks none.
+        Each limit is one comparison; a window needs a difference too, and its mask is joined with the mask of the other
+        end.  In Triton's code for sm_90 (eight tiles) a window has 2.3 to 3.6 instructions more than a causal mask, a
+        chunk 0.8 to 1, sinks none.
         """
         bounds = self.prefix, self.documents, self.chunk
         steps = (self.after is not None) + 3 * (self.window is not None) + sum(bool(bound) for bound in bounds)
@@ -100,7 +101,7 @@ class KeyRanges:
         return joined(((base, shown), (low, max(high, shown_last))))
 
     def common(self, first: int, last: int) -> Ranges:
-        """Return the keys that all of them see."""
+        """Return the keys that all queries at these positions see."""
         base, shown, _, high = self.ends_at(first)
         base_last, _, low, _ = self.ends_at(last)
         return joined(((base, shown), (low, high))) if base == base_last else ()
@@ -110,7 +111,7 @@ class KeyRanges:
         return _matrix(self, first, rows, col, cols)
 
 
-@lru_cache(maxsize=256)  # tiles, since blocks of other heads need the same ones
+@lru_cache(maxsize=256)  # stored by tiles, since blocks of other heads need the same tiles
 def _matrix(seen: KeyRanges, first: int, rows: int, col: int, cols: int) -> npt.NDArray[Any]:
     import numpy as np
 
@@ -120,7 +121,7 @@ def _matrix(seen: KeyRanges, first: int, rows: int, col: int, cols: int) -> npt.
     return seen_keys
 
 
-@lru_cache(maxsize=64)  # one entry a document mask
+@lru_cache(maxsize=64)  # one entry per document mask
 def _ends(lengths: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(accumulate(lengths))
 
@@ -139,13 +140,13 @@ class KeyFunction:
         return _ranges(self._block(first, last).any(axis=0))
 
     def common(self, first: int, last: int) -> Ranges:
-        """Return the keys that all of them see."""
+        """Return the keys that all queries at these positions see."""
         return _ranges(self._block(first, last).all(axis=0))
 
     def matrix(self, first: int, rows: int, col: int, cols: int) -> npt.NDArray[Any]:
         """Return the keys that each position sees, (rows, cols) bool.
 
-        Raises `SpecError` for a function that disagrees.
+        Raises `SpecError` for a function that contradicts itself.
         """
         import numpy as np
 
@@ -176,7 +177,7 @@ def _ranges(row: npt.NDArray[Any]) -> Ranges:
     return tuple(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
 
-@lru_cache(maxsize=64)  # one entry a problem
+@lru_cache(maxsize=64)  # one entry per problem
 def pairs_seen(seen: Seen, first: int, rows: int) -> int:
     """Return the number of visible pairs of a query and a key for ``rows`` positions from ``first`` on."""
     if isinstance(seen, KeyFunction):

@@ -39,8 +39,8 @@ __all__ = [
     "word_of",
 ]
 
-#: The value of a field that needs the least work and memory; ``any``: neither depends on it, only the assignment of
-#: work.
+#: The value of a field that needs the least work and memory; ``any``: the field affects only the assignment of work,
+#: not its amount nor the memory.
 Lightest = Literal["least", "most", "any"]
 #: The owner of a field.  Runs and searches may choose fields of the tile.  A field of the model states what is
 #: computed: no run chooses it, and a search varies it only by name (``-f``). The same is true for a field of a kernel's
@@ -62,12 +62,11 @@ class Tiling(BaseModel):
 
     @property
     def published(self) -> Any:
-        """The published kernel that the fields name; None for fields without one."""
+        """The published kernel that the fields name; None if no field names one."""
         return None
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[object, ...]:
-        # The class of a schedule's tilings is composed where it is first used: so that it is not an attribute of a
-        # module.
+        # The class of a schedule's tilings is composed at its first use, so it is not an attribute of a module.
         kind = type(self)
         if getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind:
             return super().__reduce_ex__(protocol)
@@ -75,8 +74,8 @@ class Tiling(BaseModel):
 
 
 class NamedValues(Tiling):
-    """Values of named fields, the form in which another process receives a tiling; `build_tiling` returns a tiling of
-    the schedule's class.
+    """Values of named fields, which is the form that another process receives; `build_tiling` returns a tiling of the
+    schedule's class.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -95,7 +94,7 @@ class Blocks(Tiling):
 
 TilingType = TypeVar("TilingType", bound=Tiling)
 ValueType = TypeVar("ValueType")
-#: ``names(schedule)``: names, and the description of each.
+#: ``names(schedule)``: the names, and the description of each.
 Names = Callable[[str], Mapping[str, object]]
 
 
@@ -129,9 +128,9 @@ def _check_name(names: Names, schedule: str, value: str) -> str:
 
 
 def of_schedule(cls: type[Tiling], schedule: str) -> type[Tiling]:
-    """Return the class of tilings of a schedule: fields of `one_of` take the names of this one.
+    """Return the class of tilings of a schedule: fields of `one_of` accept only this schedule's names.
 
-    The class itself where these are all the names.
+    The class is unchanged if these are all the names.
     """
     fields: dict[str, Any] = {}
     for n, info in cls.model_fields.items():
@@ -151,7 +150,7 @@ def names_of(info: FieldInfo) -> Mapping[str, object]:
 
 
 def _names_of(info: FieldInfo) -> tuple[Names, str]:
-    """Return the function for the names of a field of `one_of`, and the schedule; of other fields none."""
+    """Return the function for the names of a `one_of` field, and the schedule; None for other fields."""
     kinds = (info.annotation, *get_args(info.annotation))
     rules = [getattr(rule, "func", None) for k in kinds for rule in getattr(k, "__metadata__", ())]
     return next((rule.args for rule in rules if isinstance(rule, partial)), (lambda _: {}, ""))
@@ -205,7 +204,7 @@ def build_tiling(cls: type[TilingType], values: Mapping[str, object] | Tiling) -
 
 
 def with_own_names(cls: type[Tiling], values: Mapping[str, ValueType]) -> dict[str, ValueType]:
-    """Return values by the names of fields, where users write another name for a field (``also``).
+    """Return values by the names of fields, with users' other names (``also``) replaced.
 
     Raises `TilingError` for a field that is named twice.
     """
@@ -227,9 +226,9 @@ def _schema(extra: object) -> Mapping[str, Any]:
     return extra if isinstance(extra, dict) else {}
 
 
-#: Key of a field's schema: values that a search uses if it names no field.
+#: Key of a field's schema: the values that a search tries if it names no field.
 SEARCHED = "searched"
-#: The word for None of a field with such values: the value whose predicted time is the least.
+#: The word for None of a field with such values: None chooses the value with the smallest predicted time.
 BEST = "best"
 
 
@@ -254,10 +253,10 @@ def composed(
     *,
     is_own_first: bool = False,
 ) -> type[Tiling]:
-    """Return the class of a kernel's ``own`` fields and its machine's, on a kind of processor.
+    """Return the class with a kernel's ``own`` fields and the machine's fields, for a kind of processor.
 
     ``usual``: the kernel's defaults, or declarations, of the machine's fields; names that the machine does not have are
-    ignored.  The class itself where nothing is added.
+    ignored.  Returns the class unchanged if nothing is added.
     """
     fields = _on_processor(own, processor) if own is not None else {}
     bases = tuple([cls for cls in (own, machine) if cls is not None])
@@ -272,7 +271,7 @@ def composed(
 
 
 def _on_processor(own: type[Tiling], processor: str) -> dict[str, Any]:
-    """Return the declarations of the fields that state what they are on a kind of processor."""
+    """Return the declarations of the fields whose declaration depends on the kind of processor."""
     others = {n: _schema(info.json_schema_extra).get(_ON, {}) for n, info in own.model_fields.items()}
     return {n: _changed(own.model_fields[n], of[processor]) for n, of in others.items() if processor in of}
 
@@ -302,7 +301,7 @@ def with_fields(name: str, fields: Mapping[str, tuple[object, object]]) -> type[
 
 
 def declared_as(fields: type[Tiling], kind: Kind) -> type[Tiling]:
-    """Return a class of fields that belong to ``kind`` where a field names none.
+    """Return a class of fields that belong to ``kind`` unless a field states otherwise.
 
     A field that declares its lightest value belongs to the tile.
     """
@@ -334,7 +333,7 @@ class TilingField:
     choices: tuple[object, ...]
     lightest: Lightest | None = None
     kind: str = "tile"
-    none: str | None = None  #: the word that names None
+    none: str | None = None  #: the word for None
     is_power: bool = False  #: whether the value is a power of two
 
     def takes(self, value: object) -> bool:
@@ -399,7 +398,7 @@ def declared(tiling: type[Tiling]) -> dict[str, tuple[Number, ...]]:
 
 
 def _declared(field: TilingField, kind: type) -> tuple[Number, ...]:
-    if field.choices and field.default is not None:  # fields that a preset decides stay undecided
+    if field.choices and field.default is not None:  # fields that a preset decides are not chosen here
         return tuple(c for c in field.choices if isinstance(c, str | int))
     if kind is bool:
         return ("false", "true")
@@ -418,5 +417,5 @@ def _declared(field: TilingField, kind: type) -> tuple[Number, ...]:
 
 @lru_cache(maxsize=64)
 def tile_fields(cls: type[Tiling]) -> frozenset[str]:
-    """Return the names of the fields of a tiling class that belong to the tile, which an automatic choice may set."""
+    """Return the names of a tiling class's fields that belong to the tile, which an automatic choice may set."""
     return frozenset(f.name for f in tiling_fields(cls) if f.kind == "tile")

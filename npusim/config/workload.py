@@ -1,4 +1,4 @@
-"""A model's attention layer as its workload file describes it, and the problem one device gets."""
+"""A model's attention layer as its workload file describes it, and the problem of one device."""
 
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
@@ -34,13 +34,13 @@ UNMODELLED: Mapping[str, str] = MappingProxyType(
         "sparse": "a selection of keys at run time",
     }
 )
-#: Keys of a config.json that mean more than others where nothing reads them.
+#: Keys of a config.json that matter more than others if nothing reads them.
 UNREAD: Mapping[str, str] = MappingProxyType({"model_type": "an unknown type of model"})
-#: Features that npusim computes but that a run may ignore like others, with a description of the run without them.
+#: Features that npusim computes but that a run may ignore like others, each with a description of the run without it.
 OPTIONAL = ("window", "chunk", "softcap", "alibi", "sink_logits")
-#: Names that a run may be asked to ignore.
+#: Names of features that a run may ignore.
 IGNORABLE = (*OPTIONAL, *UNMODELLED)
-#: Fields that a problem has too, and a call may change.
+#: Fields that a problem has too, and that a call may change.
 OF_PROBLEM = tuple(name for name in CallFields.model_fields if name != "lengths")
 #: Sizes that a call may give in place of a workload's.
 _SIZES = (
@@ -138,13 +138,14 @@ class Workload(CallFields):
     ) -> Problem:
         """Return the problem of one device; every argument replaces a value of the workload.
 
-        Arguments are sizes (`_SIZES`) and other fields of `Problem`, `OF_PROBLEM`; None is no argument.  ``seq`` stands
-        for both ``seq_q`` and ``seq_kv``; ``seq_q=1`` alone is a decoding step over the workload's keys.  ``lengths``:
-        keys of sequences of different length, in place of ``seq``, ``seq_kv`` and ``batch``; without ``seq_q`` each has
-        as many queries.  ``heads``, ``kv_heads`` and the head sizes describe one device's share, as the user's tensors
-        do: ``heads`` is not divided.  ``is_absorbed``: queries of a decoding step are multiplied with latents directly
-        (W_UK and W_UV are multiplied into Q and the output's projection).  ``kind``: the kind of layer, by default the
-        one that sees most keys; ``ignore``: the fields of `OPTIONAL` to omit.
+        Arguments are sizes (`_SIZES`) and other fields of `Problem` (`OF_PROBLEM`); None means not given.  ``seq``
+        stands for both ``seq_q`` and ``seq_kv``; ``seq_q=1`` alone is a decoding step over the workload's keys.
+        ``lengths``: numbers of keys of sequences of different lengths, in place of ``seq``, ``seq_kv`` and ``batch``;
+        without ``seq_q`` each sequence has as many queries as keys.  ``heads``, ``kv_heads`` and the head sizes
+        describe one device's share, as the user's tensors do: ``heads`` is not divided.  ``is_absorbed``: queries of a
+        decoding step are multiplied with latents directly (W_UK and W_UV are multiplied into Q and the output's
+        projection).  ``kind``: the kind of layer, by default the one that sees most keys; ``ignore``: the fields of
+        `OPTIONAL` to omit.
 
         Raises `SpecError` if lengths contradict other arguments, heads cannot be shared among ``tensor_parallel``
         devices (lists the divisors), or the sizes are refused by `Problem`.
@@ -185,7 +186,9 @@ class Workload(CallFields):
     def _of_kind(
         self, kind: LayerKind | None, ignore: Collection[str], asked: Mapping[str, object]
     ) -> dict[str, object]:
-        """Return the visible keys and the functions of scores of a layer: as requested, else as stated for its kind."""
+        """Return the visible keys and the functions of scores of a layer: the requested ones, else those of its
+        kind.
+        """
         kind = kind or next(iter(self.kinds))
         if kind not in self.kinds:
             raise SpecError(f"kind: {self.name} has no {kind} layers; allowed: {', '.join(self.kinds)}")
@@ -197,7 +200,8 @@ class Workload(CallFields):
         return {name: value for name, value in (stated | dict(asked)).items() if value is not None}
 
     def model(self, attention: Problem, ranks: int, local: Problem | None = None) -> ModelProblem:
-        """Return the model on ``ranks`` devices; ``attention``: that of one device; ``local``: that of local layers.
+        """Return the model on ``ranks`` devices; ``attention``: the attention of one device; ``local``: the attention
+        of local layers.
 
         Raises `SpecError` where the workload does not state a property of a model's layers that is needed.
         """
@@ -214,7 +218,7 @@ class Workload(CallFields):
         )
 
     def expanded_cache(self, problem: Problem) -> str:
-        """Return the note on K and V that are expanded from a latent cache and read back; empty for other caches."""
+        """Return the note on K and V that are expanded from a latent cache and read again; empty for other caches."""
         if self.latent is None or problem.values_in_keys or problem.seq_q >= problem.seq_kv:
             return ""
         elements = problem.kv_heads * (problem.head_dim + problem.value_head_dim)
@@ -230,9 +234,11 @@ class Workload(CallFields):
         return {name: UNMODELLED[name] for name in self.unmodelled} | unread
 
     def ignored(self, ignore: Collection[str], models: Collection[str] = ()) -> tuple[str, ...]:
-        """Return the features that a run omits, in the words of a table; ``models``: those that its schedule computes.
+        """Return the features that a run omits, in the words of a table; ``models``: the features that its schedule
+        computes.
 
-        Raises `SpecError` for a feature that is not modelled and not in ``ignore``, and for an unknown name there.
+        Raises `SpecError` for a feature that is not modelled and not in ``ignore``, and for an unknown name in
+        ``ignore``.
         """
         known = (*IGNORABLE, *self.unread)
         unknown = [name for name in ignore if name not in known]
@@ -251,10 +257,10 @@ class Workload(CallFields):
 
 
 def shared_heads(heads: int, kv_heads: int, devices: int) -> tuple[int, int]:
-    """Return query and KV heads of one of ``devices`` (tensor parallel).
+    """Return the numbers of query and KV heads of one of ``devices`` (tensor parallel).
 
-    With more devices than KV heads, several devices store the same KV head.  Raises `SpecError`
-    listing the divisors where the heads cannot be shared equally.
+    With more devices than KV heads, several devices store the same KV head.  Raises `SpecError` with the divisors if
+    the heads cannot be shared equally.
     """
     fault = _share_fault(heads, kv_heads, devices)
     if fault:

@@ -48,12 +48,12 @@ def _composed(yaml: YAML, text: str, file: str) -> object:
     """Return the root node of YAML text, None if it is empty; raise `SpecError` if it is faulty."""
     try:
         with warnings.catch_warnings():
-            # A second anchor of one name would silently change what later aliases mean.
+            # A second anchor with the same name would silently change the meaning of later aliases.
             warnings.simplefilter("error", ReusedAnchorWarning)
             root: object = yaml.compose(text)
             return root
     except ReusedAnchorWarning as error:
-        # Its text: "found duplicate anchor 'x' first occurrence ... second occurrence ... line 3".
+        # The text of the error: "found duplicate anchor 'x' first occurrence ... second occurrence ... line 3".
         line = re.findall(r"line (\d+)", str(error))[-1]
         name = re.findall(r"anchor (\S+)", str(error))[0]
         raise SpecError(f"{file}:{line}  duplicate anchor {name}") from None
@@ -81,7 +81,7 @@ def parse_scalar(text: str) -> object:
 
 
 class _Builder:
-    """Plain values from composed nodes; notes the line of each key, refuses a key given twice."""
+    """Plain values from composed nodes; stores the line of each key, and refuses a duplicate key."""
 
     def __init__(self, file: str, lines: dict[str, int], constructor: SafeConstructor) -> None:
         self.file = file

@@ -1,4 +1,4 @@
-"""Reads ``.npz`` files of others: no pickles, and nothing larger than the file can hold."""
+"""Reads ``.npz`` files from others: no pickles, and nothing larger than the file can contain."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def read_archive(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def check_archive(path: Path) -> None:
-    """Raise `TensorError` if it is no file, if an array's header claims more bytes than its member has, or if
-    the file or all arrays together have more than `MOST_BYTES`; nothing is allocated to find out.
+    """Raise `TensorError` if it is not a file, if an array's header claims more bytes than its member has, or if the
+    file or all arrays together have more than `MOST_BYTES`; the check allocates nothing.
     """
     total = 0
     with zipfile.ZipFile(regular_file(path, MOST_BYTES, TensorError)) as archive:
@@ -60,7 +60,7 @@ def check_archive(path: Path) -> None:
 
 
 def _claimed_bytes(stream: IO[bytes]) -> int:
-    """Return how many bytes of data an array's header speaks of; raise `ValueError` if it is no header."""
+    """Return the number of bytes of data that an array's header states; raise `ValueError` if it is not a header."""
     version = np.lib.format.read_magic(stream)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = read(stream)

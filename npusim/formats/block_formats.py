@@ -66,12 +66,12 @@ class BlockFormat:
 
     @property
     def max_element(self) -> float:
-        """Largest element, its unit counted; of int8 127, so that both signs reach alike."""
+        """Largest element, in its unit; for int8 127, so that the range is symmetric."""
         return get_format(self.element).max_finite * self.unit
 
     @property
     def bits_per_value(self) -> float:
-        """Bits of storage a value, its share of the scale counted."""
+        """Bits of storage per value, including its share of the scale."""
         scale_bits = 32 if self.scale == "float32" else 8
         return get_format(self.element).bits + scale_bits / self.block
 
@@ -97,7 +97,7 @@ class BlockArray:
     scales
         The same shape with ``ceil(length / block)`` along ``axis``; dtype of the scale's format.
     tensor_scale
-        float32 that all values are multiplied by; 1 where the rule has none.
+        float32 by which all values are multiplied; 1 if the rule has none.
     """
 
     fmt: BlockFormat
@@ -113,7 +113,9 @@ class BlockArray:
         return scale_values(self.scales)
 
     def values(self) -> Array:
-        """Return the values as float64: exact but for the tensor scale (rounded once); NaN in blocks of scale NaN."""
+        """Return the values as float64: exact except for the tensor scale (rounded once); NaN in blocks whose scale is
+        NaN.
+        """
         wide = np.repeat(self.block_scales.astype(np.float64), self.fmt.block, axis=self.axis)
         length = self.elements.shape[self.axis]
         wide = np.take(wide, np.arange(length), axis=self.axis)
@@ -151,7 +153,7 @@ class ScaleRule:
     ``apply(blocks, amax, fmt, tensor_amax)`` takes float32 blocks (..., blocks, block), their largest magnitudes (...,
     blocks), the format and the largest magnitude of the tensor; it returns the quotients (not yet rounded to the
     element's format), scales in their dtype and the tensor's scale.  ``reads_tensor``: scales depend on the tensor's
-    magnitude, so that no tile can be converted by itself.
+    magnitude, so that a single tile cannot be converted.
     """
 
     name: str
@@ -170,7 +172,7 @@ class ScaleRule:
 def _powers(
     exponent: Callable[[Array, FloatFormat, float], Array], infinity: int
 ) -> Callable[[Array, Array, BlockFormat, Any], tuple[Array, Array, Any]]:
-    """Return a rule that scales by a power of two; ``infinity``: the code where a block holds Inf."""
+    """Return a rule that scales by a power of two; ``infinity``: the code for a block with Inf."""
 
     def apply(blocks: Array, amax: Array, fmt: BlockFormat, _: object) -> tuple[Array, Array, Any]:
         element = get_format(fmt.element)
@@ -408,9 +410,9 @@ BLOCK_FORMATS: Mapping[str, BlockFormat] = MappingProxyType(
 
 
 def get_block_format(name: str | BlockFormat) -> BlockFormat:
-    """Return the block format called ``name``; a :class:`BlockFormat` is returned as it is.
+    """Return the block format called ``name``; a :class:`BlockFormat` is returned unchanged.
 
-    Raises `FormatError` if the name is unknown; lists near names.
+    Raises `FormatError` if the name is unknown; the message lists near names.
     """
     return name if isinstance(name, BlockFormat) else lookup(BLOCK_FORMATS, name, "block format")
 
@@ -427,10 +429,10 @@ def get_scale_rule(name: str | ScaleRule, fmt: BlockFormat) -> ScaleRule:
 
 
 def _lost(scales: Array, quotients: Array | None) -> str:
-    """Return which parts of a tensor a rule makes NaN, empty where it makes none.
+    """Return the parts of a tensor that a rule turns into NaN, empty if there are none.
 
     torchao divides by the tensor's scale.  In float32 that scale is 0 below 2688 x 2^-150, and its inverse is Inf below
-    2688 x 2^-128: what the cast to FP4 makes of 0 times Inf differs between instruction and library.
+    2688 x 2^-128: instruction and library cast 0 times Inf to FP4 in different ways.
     """
     if np.isnan(scale_values(scales)).any():
         return "scales are NaN, because the tensor's scale is 0 in float32,"

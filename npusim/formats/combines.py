@@ -1,8 +1,8 @@
 """Reductions and scans by a function of two elements, of one or several rows at once, in the order of lanes and warps.
 
-The function is text: statements in the language of kernels, of the first elements ``a0, a1, ...`` and the second ones
-``b0, b1, ...`` of as many rows, and behind the last semicolon the result's elements.  Before it stands which of these
-is wanted, and how rows are filled up:
+The function is text: statements in the language of kernels, on the first elements ``a0, a1, ...`` and the second ones
+``b0, b1, ...`` of one or several rows; the result's elements follow the last semicolon.  The text begins with the index
+of the requested result, and the values that fill rows up:
 
 >>> text = combine_text("c = (a1 * b0); (a0 * b0), (c + b1)", take=1, size=4, pads=(1.0, 0.0))
 >>> x = np.array([[1, 2, 3, 4]], np.float32)
@@ -45,7 +45,7 @@ _NUMBERS = MappingProxyType({"inf": math.inf, "nan": math.nan})
 
 
 class Combine(NamedTuple):
-    """A function of two elements, which of its results is wanted, and the elements that fill rows up to a size."""
+    """A function of two elements, the requested one of its results, and the elements that fill rows up to a size."""
 
     statements: tuple[tuple[str, ast.expr], ...]
     results: tuple[ast.expr, ...]
@@ -56,14 +56,14 @@ class Combine(NamedTuple):
 
     @property
     def work(self) -> float:
-        """Operations of one application, of which each result has an equal share."""
+        """Number of operations of one application; each result has an equal share."""
         every = [n for _, one in self.statements for n in ast.walk(one)]
         every += [n for one in self.results for n in ast.walk(one)]
         return sum(isinstance(n, ast.BinOp | ast.UnaryOp | ast.Call) for n in every) / len(self.results)
 
 
 def combine_text(body: str, *, take: int, size: int, pads: Sequence[float], is_reversed: bool = False) -> str:
-    """Return the text of a function with what is wanted of it."""
+    """Return the text of a function with the requested result."""
     numbers = ",".join(repr(float(x)) for x in pads)
     return f"take={take} size={size} pads={numbers}{' reverse' if is_reversed else ''}: {body}"
 
@@ -97,9 +97,10 @@ def folded(values: Sequence[Array], fmt: str | FloatFormat, text: str, order: st
     values
         Rows, ``(..., n)`` each, that broadcast; n is at most the function's ``size``, up to which rows are filled.
     order
-        As of `npusim.formats.reduce_sum`: ``sequential``, ``lanes_*``, ``trees_*`` or ``mma_lanes``.  Each lane
-        combines its own elements; then a lane's result is the first, and that of the lane half as many lanes behind it
-        the second one, and so on with warps (Triton 3.6: shfl.bfly; H200: every bit).
+        As in `npusim.formats.reduce_sum`: ``sequential``, ``lanes_*``, ``trees_*`` or ``mma_lanes``.  Each lane
+        combines its own elements; then the first operand is a lane's result, and the second one is the result of the
+        lane at half the number of lanes after it; warps continue in the same way (Triton 3.6: shfl.bfly; H200: every
+        bit).
 
     Returns
     -------
@@ -124,10 +125,10 @@ def folded(values: Sequence[Array], fmt: str | FloatFormat, text: str, order: st
 def scanned(values: Sequence[Array], fmt: str | FloatFormat, text: str, order: str) -> Array:
     """Return one of the results of a scan along the last axis: element i combines all elements up to i.
 
-    ``values``, ``order``: as of `folded`.  In lanes (Triton 3.6): each lane combines its neighbours from the first on;
-    the lanes' last ones combine with those 1, 2, 4, ... lanes before them, as these are before the step; of what stands
-    before a warp, all combined from the first on, and a lane's last element that is the next; and a lane's other
-    elements combine with the last one of the lane before it.
+    ``values``, ``order``: as in `folded`.  In lanes (Triton 3.6): each lane combines its neighbours from the first on.
+    The lanes' last elements combine with those 1, 2, 4, ... lanes before them, with their values before the step. Then
+    come the combined elements of all previous warps, from the first on, with the last element of each lane.  Finally a
+    lane's other elements combine with the last one of the previous lane.
 
     Returns ``(..., n)``; raises `FormatError` for another order, or a text that is no function.
     """

@@ -1,9 +1,9 @@
 """Functions and divisions of float32 as CUDA's instructions and its library, libdevice, compute them.
 
 The special function unit of an H200 was measured on every input (`reports/silicon/special_functions.py`): its results
-are at most 2 ulp from the correctly rounded ones, by differences that repeat from binade to binade.  ptxas makes
-``div.full`` and ``ex2`` of these instructions; libdevice makes logarithms, the hyperbolic tangent, erf and expf of them
-and of fused multiply-adds.  All have the NaN, the zeros and the subnormals of the machine.
+are at most 2 ulp from the correctly rounded ones, by differences that repeat from binade to binade.  ptxas assembles
+``div.full`` and ``ex2`` from these instructions; libdevice computes logarithms, the hyperbolic tangent, erf and expf
+with them and with fused multiply-adds.  All have the NaN, the zeros and the subnormals of the machine.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ TANH_POLYNOMIAL = tuple(map(_bits, (0x3C80F082, 0xBD563CAE, 0x3E085941, 0xBEAAA9
 #: expf: x log2(e) / 252 + 1/2, clamped to [0, 1], times 252, rounded down, is the power of two; log2(e) has two parts.
 EXP_SHARE, EXP_STEPS, EXP_SHIFT, EXP_BACK = map(_bits, (0x3BBB989D, 0x437C0000, 0x4B400001, 0xCB40007F))
 LOG2_E_LOW = _bits(0x32A57060)
-#: erff: from where on it is 1 - 2**p; coefficients of p, and of the polynomial in x**2 below that, from the highest.
+#: erff: the argument from which on it is 1 - 2**p; coefficients of p, and of the polynomial in x**2 below that, from
+#: the highest.
 ERF_LARGE = _bits(0x3F8060FE)
 ERF: Array = np.array(
     [
@@ -84,7 +85,7 @@ ERF: Array = np.array(
 
 @functools.cache
 def difference(key: str) -> Array:
-    """Return a packaged table of measured patterns less correctly rounded ones (read-only)."""
+    """Return a packaged table of the differences between measured and correctly rounded patterns (read-only)."""
     from importlib.resources import files
 
     path = files("npusim.formats").joinpath("hopper_unary.npz")
@@ -95,7 +96,7 @@ def difference(key: str) -> Array:
 
 
 def flushed(x: Array) -> Array:
-    """Return float32 with zeros of its signs for subnormals, as ``.ftz`` reads and writes them."""
+    """Return float32 with signed zeros for subnormals, as ``.ftz`` reads and writes them."""
     return np.where(np.abs(x) < TINY, np.copysign(np.float32(0), x), x)
 
 
@@ -111,7 +112,7 @@ def _polynomial(x: Array, coefficients: Iterable[Any]) -> Array:
 
 
 def ex2(x: Array) -> Array:
-    """Return ``ex2.approx.ftz.f32``: the argument is cut to 23 bits behind the point, and a step lower where it is
+    """Return ``ex2.approx.ftz.f32``: the argument is cut to 23 bits after the point, and is one step lower if it is
     negative and has a fraction.
 
     Flat float32; subnormal results are 0.
@@ -130,7 +131,7 @@ def ex2(x: Array) -> Array:
 
 
 def ex2_subnormal(x: Array) -> Array:
-    """Return ``ex2.approx.f32``: where the result would be subnormal, the square of that of half the argument."""
+    """Return ``ex2.approx.f32``: if the result would be subnormal, the square of the result for half the argument."""
     is_low = x < LOWEST_EXPONENT
     power = ex2(np.where(is_low, x * np.float32(0.5), x))
     return np.where(is_low, power * power, power)
@@ -146,7 +147,7 @@ def rcp(x: Array) -> Array:
 
 
 def _of_binades(name: str, x: Array, correct: Array) -> Array:
-    """Return a root of flat float32, 0 standing for subnormals; its table has the two binades from 1 on."""
+    """Return a root of flat float32, with 0 for subnormals; its table has the two binades from 1 on."""
     place = x.view(np.int32) - (BIAS << BITS) & 2 * BINADE - 1
     near = (correct.view(np.int32) + difference(f"{name}_float32")[place]).view(np.float32)
     return np.where((x > 0) & np.isfinite(x), near, correct)
@@ -165,7 +166,7 @@ def sqrt(x: Array) -> Array:
 
 
 def div_full(x: ArrayLike, y: ArrayLike) -> Array:
-    """Return ``div.full.f32``: both scaled where 1/y would not be normal, x times ``rcp`` of y.
+    """Return ``div.full.f32``: x times ``rcp`` of y, both scaled if 1/y would not be normal.
 
     ``x`` and ``y`` broadcast and are float32 (or Python numbers, converted first).  At most 2 ulp from the correctly
     rounded quotient; NaN is canonical.

@@ -1,4 +1,4 @@
-"""Elementwise arithmetic in a named format: one IEEE rounding an operation, hardware NaN rules."""
+"""Elementwise arithmetic in a named format: one IEEE rounding per operation, with the hardware's NaN rules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NATIVE = ("float32", "float64")
 _ORDERED: Mapping[str, np.ufunc] = MappingProxyType(
     {"eq": np.equal, "gt": np.greater, "ge": np.greater_equal, "lt": np.less, "le": np.less_equal, "ne": np.not_equal}
 )
-#: Relations of two numbers, as LLVM names them: ``o``: false if one is NaN, ``u``: true then.
+#: Relations of two numbers, named as in LLVM: ``o`` is false if one is NaN, ``u`` is true then.
 RELATIONS = (*(f"{side}{r}" for side in "ou" for r in _ORDERED), "ord", "uno")
 
 
@@ -91,12 +91,14 @@ def _combined(operation: int, operands: Sequence[Array], fmt: FloatFormat) -> Ar
 
 @functools.cache
 def _plan_of(name: str) -> tuple[int, ...]:
-    """Return how results of a format are rounded, as kernels read it; a format's hash takes longer than its name's."""
+    """Return the rounding of a format's results in the form that kernels read; hashing a format takes longer than
+    hashing its name.
+    """
     return plan_cast(get_format(name), None, "canonical").numbers
 
 
 def _rows(values: Array, shape: tuple[int, ...], columns: int) -> Array:
-    """Return an operand's patterns as rows of ``columns``; one row where it is one number, one column where that is."""
+    """Return an operand's patterns as rows of ``columns``; one row if it is one number, and one column likewise."""
     if values.size == 1:
         return values.reshape(1, 1).view(np.int16)
     if values.shape == shape:
@@ -172,11 +174,11 @@ def _add_to_odd(x: Array, y: Array) -> Array:
 
 
 def compare(x: Array | float, y: Array | float, relation: str, fmt: str | FloatFormat) -> Array:
-    """Return where a relation holds, int8: 1 where it does, else 0; exact.
+    """Return where a relation is true, int8: 1 where it is, else 0; exact.
 
     ``x`` and ``y`` broadcast and have the format's dtype (or are Python numbers, converted first).  ``relation``: one
-    of `RELATIONS`: ``oeq ogt oge olt ole one`` hold of numbers alone, ``ueq ugt uge ult ule une`` also where one is
-    NaN, ``ord`` where none is NaN, ``uno`` where one is.  -0 equals +0.
+    of `RELATIONS`: ``oeq ogt oge olt ole one`` are true only for numbers, ``ueq ugt uge ult ule une`` also if one is
+    NaN, ``ord`` if none is NaN, ``uno`` if one is.  -0 equals +0.
 
     Raises `FormatError` for an unknown format or relation or an operand of another dtype.
 

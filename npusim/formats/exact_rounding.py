@@ -1,4 +1,4 @@
-"""Exact rounding of rationals, and elementary functions to any precision (the slow, sure path).
+"""Exact rounding of rationals, and elementary functions to any precision (the slow, reliable path).
 
 ``decimal`` gives exp, ln and square root correctly rounded to the working precision; arguments whose result is rational
 are answered exactly, all other results are irrational, so that enough digits always decide the side of a rounding
@@ -28,7 +28,9 @@ _PI = Decimal("3.141592653589793238462643383279502884197169399375105820974944592
 
 
 def round_fraction(value: Fraction, fmt: FloatFormat) -> int:
-    """Return the code (sign bit apart) of ``abs(value)`` rounded to nearest even; beyond ``fmt.max_code``: overflow."""
+    """Return the code (without the sign bit) of ``abs(value)`` rounded to nearest even; beyond ``fmt.max_code``:
+    overflow.
+    """
     magnitude = abs(value)
     if magnitude == 0:
         return 0
@@ -93,7 +95,7 @@ def _tanh(x: Fraction) -> Fraction:
     if x == 0:
         return Fraction(0)
     if abs(x) > 200:
-        # 1 - tanh(x) < 10**-170: nothing distinguishes it from just below one.
+        # 1 - tanh(x) < 10**-170: no format distinguishes it from the number just below one.
         return Fraction(1 if x > 0 else -1) * (1 - Fraction(1, 10**150))
     context = Context(prec=DIGITS + 60, Emin=-(10**9), Emax=10**9)
     if abs(x) < Fraction(1, 10**20):

@@ -82,7 +82,7 @@ def _log_parts(x: Array) -> tuple[Array, Array]:
 
 
 def _log(x: Array, joined: Callable[[Array, Array], Array]) -> Array:
-    """Return the ``joined`` parts of a logarithm where x is positive and finite; of 0 -Inf, of negatives NaN."""
+    """Return the ``joined`` parts of a logarithm if x is positive and finite; -Inf for 0, NaN for negatives."""
     value = joined(*_log_parts(np.where((x > 0) & np.isfinite(x), x, 1.0)))
     out = np.where(x > 0, value, np.where(x == 0, -np.inf, np.nan))
     return np.asarray(np.where(np.isposinf(x), np.inf, out))
@@ -110,8 +110,9 @@ def tanh64(x: Array) -> Array:
 def erf64(x: Array) -> Array:
     """Return the error function, float64 in and out; -0 stays -0.
 
-    Below 0.85 its Taylor series, beyond it 1 - erfc by the trapezoidal rule in steps of 1/2 (Chiarella and Reichel
-    1968), which leaves out less than 2**-56: sums of terms of one sign, and the contribution of the integrand's pole.
+    Below 0.85 its Taylor series, above it 1 - erfc by the trapezoidal rule in steps of 1/2 (Chiarella and Reichel
+    1968), whose truncation error is less than 2**-56: sums of terms with one sign, and the contribution of the
+    integrand's pole.
     """
     magnitude = np.minimum(np.abs(x), 6.0)  # erf(6) is 1 to 55 bits; NaN passes through
     near, far = np.minimum(magnitude, 0.85), np.maximum(magnitude, 0.85)

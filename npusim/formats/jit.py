@@ -1,8 +1,8 @@
 """Kernels: functions that numba compiles once, whose machine code is stored and called by address.
 
-A kernel has contiguous arrays, whole numbers, floats, truth values, None and tuples of these as arguments, and returns
-nothing or a whole number; it allocates nothing, so that its machine code needs nothing but the processor.  LLVM alone
-loads stored code: numba, whose import needs a third of a second, is imported only where something is compiled.
+A kernel's arguments are contiguous arrays, whole numbers, floats, truth values, None and tuples of these; it returns
+nothing or a whole number. It allocates nothing, so that its machine code needs nothing but the processor.  LLVM alone
+loads stored code: numba, whose import needs a third of a second, is imported only if something is compiled.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _C_TYPES: Mapping[str, Any] = MappingProxyType(
     {"i": ctypes.c_int64, "d": ctypes.c_double, "b": ctypes.c_uint8, "n": ctypes.c_void_p}
 )
 _LETTERS: Mapping[type, str] = MappingProxyType({int: "i", float: "d", bool: "b", type(None): "n"})
-#: An array: whose memory it is (nobody's), its size, the bytes of an element, its address, then shape and strides.
+#: An array: the owner of its memory (none), its size, the bytes of an element, its address, then shape and strides.
 _C_ARRAY = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
 
 float32_bits: Any = Intrinsic("float32", "uint32")
@@ -72,7 +72,7 @@ def kernel(function: Function) -> Function:
 
 
 class Table:
-    """The addresses of a named tuple of arrays, which it keeps alive: one pointer for a kernel."""
+    """The addresses of a named tuple of arrays, which it also references: one pointer for a kernel."""
 
     __slots__ = ("address", "arrays", "kind", "words")
 
@@ -117,7 +117,7 @@ def _flatten(value: Any, words: list[Any]) -> ArgumentType:
 
 @functools.cache
 def _letters(kinds: tuple[type, ...]) -> tuple[str, ...] | None:
-    """Return the letters of a tuple of numbers by their types; None where anything else is in it."""
+    """Return the letters of a tuple of numbers by their types; None if it contains anything else."""
     letters = tuple(_LETTERS.get(kind, "") for kind in kinds)
     return letters if all(letters) else None
 
@@ -202,8 +202,7 @@ class CompiledKernel:
 def sources_stamp(path: Path) -> tuple[tuple[str, str], ...]:
     """Return the name and digest of a source file, and of the files that it imports from its folder or this one.
 
-    These are all files that a kernel's code can come from: an edit of a function that it calls must not leave stale
-    code.
+    A kernel's code can come from any of these files: an edit of a function that it calls must not leave stale code.
     """
     digests: dict[Path, str] = {}
     left = [path, HERE / "jit.py", HERE / "numba_internals.py"]
@@ -229,7 +228,7 @@ def _places() -> Iterator[tuple[tuple[str, ...], Path | None]]:
 
 @functools.cache
 def _machine() -> tuple[str, ...]:
-    """Return the processor and the compiler versions that machine code is valid for."""
+    """Return the processor and the compiler versions for which machine code is valid."""
     import llvmlite.binding as llvm
 
     if os.environ.get(shipped.VARIABLE) == shipped.BASELINE:
@@ -284,7 +283,7 @@ def _loaded(content: bytes, kinds: ArgumentType) -> Callable[[list[Any]], int | 
 
 @functools.cache
 def _compiler() -> Any:
-    """Return `npusim.formats.numba_internals`; None, with a note, where this numba's internals differ."""
+    """Return `npusim.formats.numba_internals`; None, with a note, if this numba's internals differ."""
     import numba
 
     if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]

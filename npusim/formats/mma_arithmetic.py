@@ -1,12 +1,12 @@
 """The result of one matrix instruction, to the last bit, by name ``<arch>.<op>.k<K>.<in>.<acc>``.
 
-Source of the NVIDIA rows: microsoft/MMA-Sim and north-numerical-computing/MATLAB-tensor-core
-(parameters only), confirmed by golden vectors where ``evidence`` says so.  No bit-level description of the Ascend cube
-is public: its rows are assumptions, and marked so.
+Source of the NVIDIA rows: microsoft/MMA-Sim and north-numerical-computing/MATLAB-tensor-core (parameters only),
+confirmed by golden vectors if ``evidence`` says so.  No bit-level description of the Ascend cube is public: its rows
+are assumptions, and marked as such.
 
-Where those two models differ, an H200 decided (492,000 outputs, a choice of them in
-``tests/formats/corner_h200.npz``): zero products and a zero c have no influence on the alignment, a
-negative sum that rounds to zero gives +0, and a subnormal float16 c has exponent -14.
+Where those two models differ, an H200 decided (492,000 outputs, a selection of them in
+``tests/formats/corner_h200.npz``): zero products and a zero c have no influence on the alignment, a negative sum that
+rounds to zero gives +0, and a subnormal float16 c has exponent -14.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class MmaArithmetic:
     runs of ``group`` products that share their scales are added exactly and multiplied by the scales' significands,
     and these sums, not the products, are the terms: aligned by the exponents of their scales alone, truncated.
 
-    Where the unit takes scales, products are multiplied by the scales of their blocks inside the alignment, exactly: of
+    If the unit has scales, products are multiplied by the scales of their blocks inside the alignment, exactly: for
     ``fused`` and ``exact`` a scale adds to a product's exponent.
 
     Attributes
@@ -50,7 +50,7 @@ class MmaArithmetic:
     a_format, b_format, acc_format
         Formats of A, B and of C and D.
     k
-        Products one instruction adds per output; K of a matmul is a multiple of it.
+        Number of products that one instruction adds per output; K of a matmul is a multiple of it.
     block
         Products added in one rounding; ``k`` is a multiple of it.
     fraction_bits
@@ -62,8 +62,8 @@ class MmaArithmetic:
     index_groups
         The block of each k of an instruction, if blocks are not ascending runs.
     c_mode
-        ``aligned``: c takes part in the first block; ``late``: the blocks start from 0 and c is
-        added last, with an IEEE addition to nearest even in ``acc_format``.
+        ``aligned``: c is a term of the first block; ``late``: the blocks start from 0 and c is added last, with an IEEE
+        addition to nearest even in ``acc_format``.
     min_alignment_exponent
         Alignment never uses a smaller exponent than this; None: no limit.
     scale_format, scale_block
@@ -167,14 +167,14 @@ def formats_of_inputs(inputs: str) -> tuple[str, str]:
 
 
 def input_name(a: str, b: str) -> str:
-    """Return how a registry name calls the formats of A and B."""
+    """Return the names of the formats of A and B in a registry name."""
     short = {name: key for key, name in _FORMAT_OF_INPUT.items()}
     first, second = (lookup(short, name, "input format") for name in (a, b))
     return first if a == b else first + second
 
 
 def row_for(name: str, a: str, b: str) -> str:
-    """Return the row of the unit of ``name`` that multiplies formats A and B; ``name`` where there is none."""
+    """Return the row of the unit of ``name`` that multiplies formats A and B; ``name`` if there is none."""
     if a == b or not {a, b} <= set(_FORMAT_OF_INPUT.values()):
         return name
     unit, _, rest = name.rpartition(f".{input_name(a, a)}.")
@@ -225,12 +225,12 @@ def _fp8(unit: str, ks: tuple[int, ...], block: int, fraction: int, **more: Any)
         yield replace(row, kept_fraction_bits=13 if (fraction, acc) == (13, "f32") else None, **more)
 
 
-#: The k of two 16-wide dot-adds that one register of four FP8 factors a lane takes part in, pair by pair.
+#: The k of two 16-wide dot-adds to which one register of four FP8 factors of a lane contributes, pair by pair.
 _PAIRS = tuple(tuple(k for k in range(32) if k % 4 // 2 == half) for half in (0, 1))
 #: ``mma.sync`` FP8 on Hopper and Blackwell: two 16-wide dot-adds, c added last.
 _TWO_STEPS = MappingProxyType({"index_groups": _PAIRS, "c_mode": "late"})
-#: Two chained ``mma.sync`` of float16: how Triton's code for Hopper multiplies FP8 where wgmma has too many rows.  Of
-#: `triton_h200.npz` all 12,288 outputs of a fused MoE in FP8 are equal.
+#: Two chained ``mma.sync`` of float16: how Triton's code for Hopper multiplies FP8 if wgmma has too many rows.  All
+#: 12,288 outputs of a fused MoE in FP8 in `triton_h200.npz` are equal.
 _AS_HALF = MappingProxyType(
     {
         "index_groups": _PAIRS,
@@ -275,7 +275,7 @@ def _ascend() -> Iterator[MmaArithmetic]:
 
 
 def _block_scaled(unit: str, pairs: tuple[str, ...]) -> Iterator[MmaArithmetic]:
-    """Yield Blackwell's products with a scale a block: mxf8f6f4, mxf4 and nvf4 (block_scaled.md section 3)."""
+    """Yield Blackwell's products with one scale per block: mxf8f6f4, mxf4 and nvf4 (block_scaled.md section 3)."""
     for inputs in pairs:
         row = _fused(f"{unit}_mxf8f6f4.k32.{inputs}.f32", block=32, fraction=25)
         yield replace(
@@ -306,7 +306,7 @@ def _ascend_mx() -> Iterator[MmaArithmetic]:
 
 
 def _chains() -> Iterator[MmaArithmetic]:
-    """Yield plain IEEE chains of fused multiply-adds, and chains of a lane of AVX-512, whose float16 operands are
+    """Yield plain IEEE chains of fused multiply-adds, and chains in a lane of AVX-512, whose float16 operands are
     widened.
     """
     for width, short in (("float64", "f64"), ("float32", "f32")):
@@ -380,7 +380,7 @@ def get_arithmetic(name: str | MmaArithmetic) -> MmaArithmetic:
     """Return the arithmetic called ``name``; an :class:`MmaArithmetic` is returned unchanged.
 
     ``unit.<in>.<acc>:<tree>:<part>-<value>...`` states its own parameters (`AdditionTree`); the slow exact path
-    computes such a unit.  Raises `FormatError` if the name is unknown; lists near names.
+    computes such a unit.  Raises `FormatError` if the name is unknown; the message lists near names.
 
     Examples
     --------

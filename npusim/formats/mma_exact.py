@@ -3,8 +3,8 @@
 Works in float64 lanes.  A block's sum is known to be right if every term is a multiple of one power of two and the
 terms span at most 51 bits (then no addition rounds), or if its error bound cannot move it across a float32 rounding
 boundary.  Other rows are summed again together with the rounding error of every addition, and the errors of those sums;
-outputs that are still undecided (outliers that cancel at three scales, each 2**53 apart) are added in as many parts as
-necessary.
+outputs that are still undecided (outliers that cancel at three scales, with a ratio of 2**53 between them) are added in
+as many parts as necessary.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def exact_block(operands: Any, where: Any, c: Any, parts: Any) -> Any:
 
 
 def scratch(columns: int) -> tuple[Any, ...]:
-    """Return the scratch arrays of the kernel for so many columns."""
+    """Return the scratch arrays of the kernel for this number of columns."""
     of_columns = np.empty(columns, np.float32), np.empty(columns), np.empty(columns, np.bool_)
     return *of_columns, tuple(np.empty((5, columns))), np.empty(PARTS)
 

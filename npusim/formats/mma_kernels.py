@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 #: Exponent of zero operands: two of them, or one and any other, stay below ``NO_PRODUCT``.
 ZERO_EXPONENT = -1000
 NO_PRODUCT = -500
-#: Columns worked on at a time: 16 rows of operands and exponents stay in a 32 KiB L1 cache.
+#: Columns that are processed at a time: 16 rows of operands and exponents fit into a 32 KiB L1 cache.
 COLUMNS = 256
 
 
@@ -136,7 +136,7 @@ def finish_float32(sums: NDArray[Any], exponents: NDArray[Any], c: NDArray[Any],
         bits = np.int32(bits - np.int32(1)) if away else bits
         result = bits_float32(np.uint32(np.int32(bits & keep)))
         result = nearest if abs(value) >= 2.0**128 else result
-        # Adding 0 makes an underflowed -0 the +0 of the hardware.  A c of Inf or NaN is unchanged, because every
+        # Adding 0 turns an underflowed -0 into the +0 of the hardware.  A c of Inf or NaN is unchanged, because every
         # product here is finite.
         c[j] = result + np.float32(0.0) if abs(old) < infinity else old
 
@@ -154,7 +154,7 @@ def finish_float16(sums: NDArray[Any], exponents: NDArray[Any], c: NDArray[Any],
 
 @inline
 def special_row(operands: tuple[NDArray[Any], ...], where: Any, c: NDArray[Any], out: NDArray[Any]) -> None:
-    """Write the IEEE sum of a row's NaN and Inf terms (0 where it has none) to ``out``.
+    """Write the IEEE sum of a row's NaN and Inf terms (0 if it has none) to ``out``.
 
     ``where`` = (row of A, first k, last k + 1); products of finite lanes are finite.
     """
@@ -176,7 +176,7 @@ def replace_specials(special: NDArray[Any], c: NDArray[Any]) -> None:
 
 
 def scratch(columns: int, lane: type[np.floating[Any]]) -> tuple[Any, ...]:
-    """Return the scratch arrays of the kernel for so many columns; ``lane`` is the dtype of its operands."""
+    """Return the scratch arrays of the kernel for this number of columns; ``lane`` is the dtype of its operands."""
     names = np.int16, np.int32, lane
     sums = np.zeros((2, columns), np.int32)
     return *(np.empty(columns, dtype) for dtype in names), sums, np.empty(columns, np.float32)

@@ -1,7 +1,7 @@
 """Numba kernel of truncating fused dot-adds in 32 bits: sums of a block as integers, results in float32's normal range.
 
-The terms of a block are whole numbers of the unit 2**(E - F).  Where all of them and C together are 32 bits and a sign,
-and no power of two leaves float32's normal range, nothing needs float64: twice as many columns are worked on at a time.
+The terms of a block are whole numbers of the unit 2**(E - F).  If all of them and C together fit 32 bits and a sign,
+and no power of two leaves float32's normal range, nothing needs float64: twice as many columns are processed at a time.
 Other products are those of `mma_kernels`, with the same bits.
 """
 
@@ -26,7 +26,7 @@ LARGEST_EXPONENT = 62
 
 
 def is_narrow(block: int, fraction: int) -> bool:
-    """Return whether a block's terms, each below 4 units of 2**F, and C together are 32 bits and a sign."""
+    """Return whether a block's terms, each below 4 units of 2**F, and C together fit 32 bits and a sign."""
     return (4 * block + 2) << fraction <= 1 << 32
 
 
@@ -76,7 +76,7 @@ def scaled_float16(mask: np.int32, magnitude: np.uint32, down: np.float32) -> np
 
 
 def scratch(columns: int) -> tuple[Any, ...]:
-    """Return the scratch arrays of the kernel for so many columns."""
+    """Return the scratch arrays of the kernel for this number of columns."""
     return np.empty(columns, np.int16), *np.empty((2, columns), np.float32)
 
 

@@ -33,7 +33,7 @@ C = -1
 NO_EXPONENT = -9999
 #: Length of a tree's text, and its additions: enough for 64 products that are added one by one.
 MOST_TEXT, MOST_NODES = 4096, 256
-#: Most fraction bits of an alignment: 64 terms of so many bits are exact in float64.
+#: Largest number of fraction bits of an alignment: 64 terms with this number of bits are exact in float64.
 MOST_FRACTION_BITS = 45
 ROUNDED: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
     {
@@ -65,7 +65,7 @@ class AdditionTree:
     late
         Rounding of a node without products, which aligns nothing.
     lowest
-        No smaller exponent is aligned to; None: no limit.
+        Smallest exponent to which terms are aligned; None: no limit.
     flush
         Subnormals that become 0: ``none``, ``in`` (of operands), ``out`` (of results), ``both``.
     overflow
@@ -167,7 +167,7 @@ def _read_tree(text: str) -> Tree:
 
 
 def leaf_count(tree: Tree) -> int:
-    """Return how many products a tree adds."""
+    """Return the number of products that a tree adds."""
     return sum(leaf != C for leaf in leaves_of(tree))
 
 
@@ -227,7 +227,7 @@ def _exponent(x: Array, lowest: int) -> Array:
 
 
 def operand_of(x: Array, fmt: FloatFormat, unit: AdditionTree) -> Array:
-    """Return the operands as a unit reads them: float64 values of ``fmt``, cut or flushed."""
+    """Return the operands in the form that a unit reads: float64 values of ``fmt``, cut or flushed."""
     if unit.input_bits is not None:
         x = round_to(x, fmt, unit.input_rounding, unit.input_bits)
     if unit.flush in ("in", "both"):
@@ -270,7 +270,7 @@ def compute(unit: AdditionTree, formats: Formats, a: Array, b: Array, c: Array) 
         return node(unit.tree)
 
 
-#: Products worked on at a time.
+#: Number of products that are processed at a time.
 CHUNK = 1 << 18
 
 

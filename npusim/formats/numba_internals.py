@@ -1,18 +1,18 @@
 """Functions of numba beyond its documented interface; no other module of the package imports its internals.
 
-**Parts.**  numba optimises every function by itself, emits machine code and wrappers for it, and repeats this at
-each level of calls: a function five calls deep is optimised five times.  A part is only translated; the kernel
-that calls it, directly or through other parts, links all of them once and optimises the whole once.  Passes over
-constructs that no kernel has (`_NEEDLESS`) are left out of both.
+**Parts.**  numba optimises every function separately, emits machine code and wrappers for it, and repeats this at each
+level of calls: a function five calls deep is optimised five times.  A part is only translated; the kernel that calls
+it, directly or through other parts, links all of them once and optimises the whole once.  Passes over constructs that
+no kernel has (`_NEEDLESS`) are omitted in both.
 
-**Machine code.**  numba stores its own in a form that only numba reads, and importing it needs a third of a second.
-A kernel's object code is called by address instead (`npusim.formats.jit`), without the wrappers for Python.  Without
+**Machine code.**  numba stores its own in a form that only numba reads, and its import needs a third of a second. A
+kernel's object code is called by address instead (`npusim.formats.jit`), without the wrappers for Python.  Without
 numba's runtime (``_nrt``) nothing is counted or allocated, and the code needs nothing but the processor.
 
-**Arrays by address.**  A tuple of arrays that is passed from function to function costs numba hundreds of values a
-call, to translate and to optimise: 4 s more of the first compilation, and runs that are 1.65 times as long.  A
-`Table` of addresses and lengths passes one pointer in a call, and reading one of its fields is a load of a value that
-never changes.  Indices are not negative, and nothing checks them.
+**Arrays by address.**  A tuple of arrays that is passed from function to function costs numba hundreds of values per
+call, to translate and to optimise: the first compilation takes 4 s longer, and runs 1.65 times as long.  A `Table` of
+addresses and lengths passes one pointer in a call, and a read of one of its fields loads a value that never changes.
+Indices are not negative, and nothing checks them.
 
 `npusim.formats.jit` works without this module where numba's compiler has changed.
 """
@@ -136,7 +136,7 @@ class _NoEntry(dict[str, str]):
 
 
 class _NoColours:
-    """Gives messages as they are: numba words one for each overload that does not fit, and nobody reads it."""
+    """Returns messages unchanged: numba composes one for each overload that does not fit, and nobody reads it."""
 
     def __getattr__(self, _colour: str) -> Any:
         return str
@@ -286,7 +286,7 @@ class _Len(AbstractTemplate):
 
 @lower_getattr_generic(TableType)
 def _field(context: BaseContext, builder: ir.IRBuilder, table: TableType, value: ir.Value, name: str) -> Any:
-    """Read where a field's array is and how long: the same for as long as the kernel runs."""
+    """Read the address and the length of a field's array: they are constant as long as the kernel runs."""
     words, at = builder.bitcast(value, WORD.as_pointer()), table.first_word[name]
     rows = cgutils.create_struct_proxy(table.fields[name])(context, builder)
 

@@ -11,9 +11,9 @@ from npusim.formats.jit import bits_float64, float64_bits, fma64, inline, kernel
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: Rows summed side by side, one per vector lane.
+#: Number of rows summed at the same time, one per vector lane.
 ROWS = 64
-#: Rows and columns of a product that are worked on while they are near.
+#: Rows and columns of a product that are processed while they are in a cache.
 NEAR_ROWS, NEAR_COLUMNS = 8, 256
 
 
@@ -119,7 +119,7 @@ def sum_products(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any]) -> None:
 
 @inline
 def narrowed(value: Any, plan: Any) -> Any:
-    """Return a lane as the format of ``plan`` has it; as it is where that is None."""
+    """Return a lane in the format of ``plan``; unchanged if that is None."""
     if plan is None:
         return value
     mantissa_bits, min_exponent, limit = plan
@@ -128,7 +128,7 @@ def narrowed(value: Any, plan: Any) -> Any:
 
 @kernel
 def fold_rows(x: NDArray[Any], row: NDArray[Any], out: NDArray[Any], of_neighbours: Any, plan: Any) -> None:
-    """Tree of each row until one element is left, each sum `narrowed`; ``row`` has the lanes it is worked out in.
+    """Tree of each row until one element is left, each sum `narrowed`; ``row`` has the lanes in which it is computed.
 
     x[i] + x[i + half], or ``of_neighbours`` x[2i] + x[2i + 1]; an element without a partner waits.
     """

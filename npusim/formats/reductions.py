@@ -119,7 +119,7 @@ def reduce_sum(
 
 
 def rows_order(order: str, columns: int, of_sums: str) -> str:
-    """Return the order of sums of rows of so many ``columns``, and then ``of_sums`` of these.
+    """Return the order of sums of rows of this number of ``columns``, and then ``of_sums`` of these.
 
     >>> rows_order("lanes_2x32x1", 64, "sequential")
     'lanes_2x32x1/64+sequential'
@@ -142,7 +142,9 @@ def _of_rows(
 
 
 def lane_layout(order: str) -> tuple[int, int, int, int] | None:
-    """Return neighbours, lanes, warps and columns of a warp; None for an order that names none, or no powers of two."""
+    """Return neighbours, lanes, warps and columns of a warp; None for an order that names none, or numbers that are not
+    powers of two.
+    """
     if (match := LANES.fullmatch(order)) is None:
         return None
     neighbours, lanes, warps = map(int, match.groups()[:3])
@@ -152,7 +154,8 @@ def lane_layout(order: str) -> tuple[int, int, int, int] | None:
 
 
 def lanes_order(neighbours: int, lanes: int, warps: int, columns: int = 0) -> str:
-    """Return the order of lanes and warps of so many neighbouring ``columns`` each; 0: those that its lanes hold once.
+    """Return the order of lanes and warps with this number of neighbouring ``columns`` each; 0: the number that its
+    lanes hold once.
 
     >>> lanes_order(2, 4, 4, 8), lanes_order(2, 4, 2, 64)
     ('lanes_2x4x4', 'lanes_2x4x2_64')
@@ -171,7 +174,8 @@ def in_trees(order: str) -> str:
 
 
 def normal_order(order: str, size: int) -> str:
-    """Return the order of a sum of so many elements without the lanes and warps that hold copies of others' elements.
+    """Return the order of a sum of this number of elements without the lanes and warps that hold copies of others'
+    elements.
 
     >>> normal_order("lanes_1x32x16", 128), normal_order("lanes_2x4x2_64", 64)
     ('lanes_1x32x4', 'mma_lanes')
@@ -202,7 +206,7 @@ def _start_of(values: Array, target: FloatFormat, start: ArrayLike | None) -> Ar
 
 
 def _plan(target: FloatFormat) -> tuple[int, int, float] | None:
-    """Return the plan that rounds a lane to ``target``; None where the lane has that format."""
+    """Return the plan that rounds a lane to ``target``; None if the lane has that format."""
     if target.name in ("float32", "float64"):
         return None
     return target.mantissa_bits, target.min_exponent, target.max_finite
@@ -246,7 +250,9 @@ def _tree(values: Array, target: FloatFormat, *, of_neighbours: bool = False) ->
 
 
 def _filled(values: Array, multiple: int, empty: float = -0.0) -> Array:
-    """Return rows as long as a multiple of some columns, the last ones ``empty``: -0 is the one that changes no sum."""
+    """Return rows whose length is a multiple of a number of columns, with ``empty`` as the last ones: -0 is the value
+    that changes no sum.
+    """
     missing = -values.shape[-1] % multiple
     if not missing:
         return values
@@ -279,7 +285,9 @@ def _of_products(
     layout: tuple[int, int, int, int] | None,
     first: Array | None,
 ) -> Array:
-    """Return the sum of products: as `_of_lanes` and `_sequential`, with one ``fma`` for each lane's own additions."""
+    """Return the sum of products: as in `_of_lanes` and `_sequential`, with one ``fma`` for each lane's
+    own additions.
+    """
     (y,) = check_operands((times,), target)
     x, y = np.broadcast_arrays(x, y)
     if order == "sequential":

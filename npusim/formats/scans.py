@@ -16,13 +16,13 @@ from npusim.formats.reductions import reduce_sum
 if TYPE_CHECKING:
     from npusim.formats.cast import Array
 
-#: Orders of a cumulative sum, the first of which needs no lanes.
+#: Orders of a cumulative sum; the first needs no lanes.
 SCAN_ORDERS = ("sequential", "warps")
 #: Orders of the inverse of a triangular tile.
 INVERSE_ORDERS = ("rows", "blocks")
 #: Lanes of a warp that add the value of the lane 1, 2, 4, ... places before them.
 WARP = 32
-#: Products of float32 that are multiply-adds, rounded once, k after k.
+#: Arithmetic of float32 products that are multiply-adds, rounded once, in the order of k.
 IEEE = "ieee.f32"
 #: Edge of the blocks whose inverses come first (flash-linear-attention, ``solve_tril``: BC).
 BLOCK = 16

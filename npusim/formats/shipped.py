@@ -1,9 +1,9 @@
-"""Machine code that a wheel carries, so that a first run compiles nothing: for the least processor of a kind.
+"""Machine code in a wheel, so that a first run compiles nothing: for the minimal processor of a kind.
 
 A wheel that is built with code has the files that `npusim warm` stores, compiled for a baseline instead of the
-builder's processor.  A file begins with the digest of the sources that it was compiled from: code of other sources is
-not used.  Code for the baseline is slower than code for the processor that runs it (products at 0.7 to 0.8 of the
-speed); `npusim warm` compiles the latter, which has precedence.
+builder's processor.  A file begins with the digest of its sources: code of other sources is not used.  Code for the
+baseline is slower than code for the processor that runs it (products at 0.7 to 0.8 of the speed); `npusim warm`
+compiles the latter, which has precedence.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BASELINE, NATIVE = "baseline", "native"
 
 
 class LeastProcessor(NamedTuple):
-    """The least processor that code of a wheel runs on: LLVM's name, and the features that it needs."""
+    """The minimal processor for the code of a wheel: LLVM's name, and the features that it needs."""
 
     name: str
     features: tuple[str, ...]
@@ -44,12 +44,12 @@ FOLDER = Path(__file__).parent / "shipped" / platform.machine()
 
 
 def baseline() -> LeastProcessor | None:
-    """Return the baseline of this kind of processor; None where no wheel has code for it."""
+    """Return the baseline of this kind of processor; None if no wheel has code for it."""
     return BASELINES.get(platform.machine()) if sys.platform == "linux" else None
 
 
 def environment() -> dict[str, str]:
-    """Return the variables with which a process compiles for the baseline; none where there is no baseline."""
+    """Return the variables with which a process compiles for the baseline; none if there is no baseline."""
     known = baseline()
     if known is None:
         return {}
@@ -58,7 +58,7 @@ def environment() -> dict[str, str]:
 
 
 def processor() -> tuple[str, ...]:
-    """Return the name under which code for the baseline is stored, whatever compiler it was made by."""
+    """Return the name under which code for the baseline is stored, whatever compiler compiled it."""
     known = baseline()
     return (BASELINE, *(known.name, *known.features)) if known else ()
 
@@ -76,7 +76,7 @@ def compiling_natively() -> Iterator[None]:
 
 
 def is_used() -> bool:
-    """Return whether this processor runs the package's code, and no variable asks for another processor's."""
+    """Return whether this processor runs the package's code, and no variable requests another processor's."""
     known = baseline()
     if known is None or os.environ.get(VARIABLE) or os.environ.get("NUMBA_CPU_NAME") or not FOLDER.is_dir():
         return False

@@ -66,7 +66,8 @@ def _measured(formats: tuple[str, ...], table: str | None, instruction: str) -> 
     return UnaryVariant(formats, table, "hardware-vectors", source)
 
 
-#: Each polynomial of 2**x: coefficients from the highest power to the first, then the x up to which it is 0.
+#: Each polynomial of 2**x: coefficients from the highest power to the first, then the largest x for which the result is
+#: 0.
 POLYNOMIALS: Mapping[str, tuple[tuple[float, ...], float]] = MappingProxyType(
     {
         "exp2p": (
@@ -93,7 +94,8 @@ POLYNOMIALS: Mapping[str, tuple[tuple[float, ...], float]] = MappingProxyType(
         ),
     }
 )
-#: Ascend C's Erf: x held to 3.92 times one polynomial of its square over another, from the highest power to the first.
+#: Ascend C's Erf: x limited to 3.92, times one polynomial of its square divided by another, from the highest power to
+#: the first.
 ASCEND_ERF = (
     (0.053443748819, 0.75517016694e1, 0.10162808918e3, 0.13938061484e4, 0.50637915060e4, 0.29639384698e5),
     (1.0, 0.31212858877e2, 0.39856963806e3, 0.30231248150e4, 0.13243365831e5, 0.26267224157e5),
@@ -132,7 +134,7 @@ _OTHERS: Mapping[str, Mapping[str, UnaryVariant]] = MappingProxyType(
         "erf": {"libdevice": _library(), "ascend_c": UnaryVariant(("float32",), None, "published-model", _ASCEND_ERF)},
     }
 )
-#: Whose implementations of functions and divisions of float32 compiled code has.
+#: Origins of the implementations of functions and divisions of float32 in compiled code.
 LIBRARIES = ("correct", "cuda", "ascend_c")
 #: Divisions by name: rounded once, and a GPU's ``div.full.f32`` (`npusim.formats.cuda_functions.div_full`).
 DIVISIONS = ("div.correct", "div.hopper_full")
@@ -155,7 +157,7 @@ def _rounded(name: str, x: Array, fmt: FloatFormat) -> Array:
 
 
 def _settle(name: str, x: Array, where: Array, bits: Array, fmt: FloatFormat) -> None:
-    """Write the exact results of ``x[where]``; each value once, since millions may be equal."""
+    """Write the exact results of ``x[where]``; each value is computed once, since millions may be equal."""
     values, index = np.unique(x[where], return_inverse=True)
     exact = [_exact_bits(name, float(value), fmt) for value in values]
     bits[where] = np.array(exact, bits.dtype)[index]
@@ -217,7 +219,7 @@ def _gathered(table: Array, values: Array, target: FloatFormat) -> Array:
 
 
 def _polynomial(flat: Array, variant: str) -> Array:
-    """Return a polynomial of `POLYNOMIALS`, a fused multiply-add a power."""
+    """Return a polynomial of `POLYNOMIALS`, with one fused multiply-add per power."""
     from npusim.formats import elementwise_kernels
 
     coefficients, lowest = POLYNOMIALS[variant]
@@ -296,12 +298,12 @@ def exp2(x: ArrayLike, fmt: str | FloatFormat, *, variant: str = "correct") -> A
 
 
 def log(x: ArrayLike, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
-    """Return the natural logarithm in ``fmt``; of ±0 -Inf, of negatives NaN; see :func:`exp`."""
+    """Return the natural logarithm in ``fmt``; -Inf for ±0, NaN for negatives; see :func:`exp`."""
     return _apply("log", x, fmt, variant)
 
 
 def log2(x: ArrayLike, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
-    """Return the binary logarithm in ``fmt``; of ±0 -Inf, of negatives NaN; see :func:`exp`."""
+    """Return the binary logarithm in ``fmt``; -Inf for ±0, NaN for negatives; see :func:`exp`."""
     return _apply("log2", x, fmt, variant)
 
 
@@ -316,9 +318,9 @@ def rsqrt(x: ArrayLike, fmt: str | FloatFormat, *, variant: str = "correct") -> 
 
 
 def sqrt(x: ArrayLike, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
-    """Return the square root in ``fmt``; sqrt(-0) is -0, of other negatives NaN; see :func:`exp`.
+    """Return the square root in ``fmt``; sqrt(-0) is -0, NaN for other negatives; see :func:`exp`.
 
-    ``hopper_approx`` (float32) is a GPU's ``sqrt.approx.ftz``: within 1 ulp, of subnormals 0.
+    ``hopper_approx`` (float32) is a GPU's ``sqrt.approx.ftz``: within 1 ulp, 0 for subnormals.
     """
     return _apply("sqrt", x, fmt, variant)
 
@@ -329,7 +331,7 @@ def tanh(x: ArrayLike, fmt: str | FloatFormat, *, variant: str = "correct") -> A
 
 
 def erf(x: ArrayLike, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
-    """Return the error function in ``fmt``; erf(-0) is -0, of ±Inf ±1; see :func:`exp`.
+    """Return the error function in ``fmt``; erf(-0) is -0, erf(±Inf) is ±1; see :func:`exp`.
 
     ``libdevice`` (float32) is CUDA's ``erff``, ``ascend_c`` (float32) Ascend C's ``Erf``.
     """

@@ -1,7 +1,7 @@
-"""The library: kernels as files, each written with the public surface alone; every file of the folder is one.
+"""The library: kernels as files, each written with the public interface alone; every file of the folder is a kernel.
 
-``find_schedule(name, family)`` returns the entry of the registry; ``SCHEDULES`` lists all;
-``default_hw`` names the device that a schedule is for.
+``find_schedule(name, family)`` returns the entry of the registry; ``SCHEDULES`` lists all of them; ``default_hw`` names
+the device that a schedule is for.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ def _declared(file: str) -> tuple[Schedule, ...]:
 
 @cache
 def packaged(name: str) -> Mapping[str, Schedule]:
-    """Return the packaged schedules of a name by core family, none for another name.
+    """Return the packaged schedules of a name by core family; empty for an unknown name.
 
-    The file of that name is imported; all files are where none has it.  The fields of a packaged schedule take the
-    published kernels that compute it alone; a user's may be written as any published kernel.
+    The file with this name is imported; if there is none, all files are.  The fields of a packaged schedule accept only
+    the published kernels that compute it; a user's schedule may follow any published kernel.
     """
     files = () if not name.isidentifier() else (name,) if name in _files() else _files()
     schedules = {s.family: s for file in files for s in _declared(file) if s.name == name}
@@ -79,10 +79,10 @@ SCHEDULES: Mapping[tuple[str, str], Schedule] = _Packaged()
 
 
 def schedules_called(name: str) -> dict[str, Schedule]:
-    """Return the schedules of a name, by core family: ours, an installed package's, or a file's.
+    """Return the schedules of a name by core family: packaged ones, an installed package's, or a file's.
 
-    A package may offer one of our names for its core family.  Raises :class:`SpecError` where a file or
-    package offers no schedule, or uses one of our names for one of our families.
+    A package may offer a schedule with a packaged name for its core family.  Raises :class:`SpecError` if a file or
+    package offers no schedule, or uses a packaged name for one of npusim's families.
     """
     ours = packaged(name)
     plugins.refuse_twice(name)
@@ -102,7 +102,7 @@ def schedules_called(name: str) -> dict[str, Schedule]:
 
 
 def is_of_models(name: str) -> bool:
-    """Return whether a schedule runs models: on a node, or on a device alone as a node of one."""
+    """Return whether a schedule runs models: on a node, or on a single device as a node of one."""
     return any("models" in s.problem.features for s in schedules_called(name).values())
 
 
@@ -117,7 +117,7 @@ def names_sizes(name: str) -> bool:
 
 
 def default_hw(name: str, usual: str) -> str:
-    """Return the packaged device that a schedule is for: ``usual``, if it names none."""
+    """Return the packaged device that a schedule is for: ``usual`` if the schedule names none."""
     devices = [s.hw for s in schedules_called(name).values()]
     return devices[0] if all(devices) and devices else usual
 
@@ -125,7 +125,7 @@ def default_hw(name: str, usual: str) -> str:
 def find_schedule(name: str, family: str) -> Schedule:
     """Return the schedule called ``name`` for a core family.
 
-    Raises :class:`SpecError` naming the near names, or the families that have it.
+    Raises :class:`SpecError` with the nearest names, or with the families that have the schedule.
     """
     families = schedules_called(name)
     if family in families:

@@ -1,4 +1,4 @@
-"""AllReduce alone."""
+"""An AllReduce without compute."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from npusim.machine import RowBlock, node_program
 
 
 class AllReduceTiling(CollectiveTiling):
-    """Fields of a collective by itself."""
+    """Fields of a collective without compute."""
 
     kind: Literal["allreduce", "reduce_scatter", "all_gather"] = Field(
         default="allreduce", description="which collective"
@@ -35,7 +35,7 @@ class AllReduceTiling(CollectiveTiling):
 def _collective(
     problem: CopyProblem, tiling: AllReduceTiling, device: NodeDevice, _precision: PartialSums
 ) -> TileProgram:
-    """Return a collective over all devices of a node, ``problem.bytes`` on each."""
+    """Return a collective over all devices of a node, with ``problem.bytes`` on each."""
     node = device.node
     ranks = node.device_count.value
     way = communication(node, ranks, tiling, problem.bytes)

@@ -23,7 +23,7 @@ from npusim.machine import Machine
 
 
 class CopyFields(Tiling):
-    """Bytes of one transfer; from 16 KiB on Ascend's guide promises full bandwidth."""
+    """Bytes of one transfer; from 16 KiB, says Ascend's guide, transfers reach full bandwidth."""
 
     block_bytes: int = Field(
         default=32768,

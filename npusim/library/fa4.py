@@ -1,4 +1,4 @@
-"""FlashAttention-4: sums are rescaled where a maximum grows by 2^8, and powers of two are polynomials."""
+"""FlashAttention-4: sums are rescaled when a maximum grows by 2^8, and polynomials compute powers of two."""
 
 from __future__ import annotations
 
@@ -37,15 +37,16 @@ FA4_GROWTH = 8.0
 
 @dataclass(frozen=True, slots=True)
 class Fa4Precision(FlashPrecision):
-    """FlashAttention's formats, and FlashAttention-4's fractions for time, 0 to 1; bits follow from the exact cases.
+    """FlashAttention's formats, and FlashAttention-4's fractions for the time, 0 to 1; bits follow from the exact
+    cases.
 
     rescaled
         Fraction of tiles in which O is rescaled: a run states the fraction of its sample in which a maximum changed.
     polynomial
-        Fraction of the weights' powers of two that the polynomial computes, the rest special functions.
+        Fraction of the weights' powers of two that the polynomial computes; special-function units compute the rest.
     growth
-        Powers of two by which a row's maximum grows before the reference follows; 0: always; -1: FlashAttention-4's
-        rule, `FA4_GROWTH` for inputs of 16 bits and 0 for those of 8.
+        Growth of a row's maximum, in powers of two, from which the reference follows it; 0: always; -1:
+        FlashAttention-4's rule, `FA4_GROWTH` for 16-bit inputs and 0 for 8-bit inputs.
     """
 
     rescaled: float = 1.0
@@ -65,12 +66,12 @@ def fa4(
     before: float = 1.0,
     unseen: Unseen | None = None,
 ) -> Value:
-    """FlashAttention-4: a maximum is followed where it grows by more than ``growth``, so that P reaches 2^growth.
+    """FlashAttention-4: the reference follows a maximum that grows by more than ``growth``, so that P reaches 2^growth.
 
-    Of inputs of 8 bits it is followed always unless a growth is named, since P begins at 2^8 (flash_fwd_sm100.py, "Low
-    Precision Scaling"); a P of 8 bits saturates, as the conversion instruction does.
-    Scores stay unscaled: the scale is in the multiply-add before the exponential (flash_attn/cute/softmax.py).  Where
-    something is done to them they are scaled ``before``, and log2 e alone is left (compute_softmax_scale_log2).
+    For 8-bit inputs it always follows unless a growth is named, since P begins at 2^8 (flash_fwd_sm100.py, "Low
+    Precision Scaling"); a P of 8 bits saturates, as the conversion instruction does. Scores stay unscaled: the scale is
+    in the multiply-add before the exponential (flash_attn/cute/softmax.py).  If the kernel changes scores, they are
+    scaled ``before``, and only log2 e remains (compute_softmax_scale_log2).
     """
     check_scale(p.p_scale)
     more = math.log(p.p_scale) * exponent_factor(p.exp_variant)
@@ -96,9 +97,9 @@ def fa4(
     return (o / divisor(l, unseen)).to(p.output)
 
 
-#: FlashAttention-4's choices on inputs of 16 bits, except the order of row sums; there the polynomial computes some
-#: elements, here all.  The time includes every polynomial and every rescaling, except for the shares that a precision
-#: states.
+#: FlashAttention-4's choices for 16-bit inputs, except the order of row sums. There the polynomial computes some
+#: elements, here all.  The time includes every polynomial and every rescaling, except for the fractions that a
+#: precision states.
 FA4 = attention(
     "fa4",
     fa4,

@@ -1,4 +1,4 @@
-"""FlashAttention-2, as the vendors' kernels run it.
+"""FlashAttention-2 in the form of the vendors' kernels.
 
 On Ascend: Q block 128, KV block 512, scores and P and O_tmp through slots in global memory, pre-launch depth 2, rows
 split over the two AIVs, softmax in slices of 16 rows (CATLASS, ascend.md section 2.1).

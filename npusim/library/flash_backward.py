@@ -1,9 +1,9 @@
 """FlashAttention's backward pass: dQ, dK and dV of softmax(scale Q K^T) V, given dO.
 
-Sizes: ``--problem batch=..,heads=..,tokens=..,key=..,value=..,causal=1``, and ``kv_heads=..``,
-``window=..``, ``softcap=..`` as in `Problem`; missing ones are `SIZES`, 0 for none.  O and LSE of the forward pass are
-inputs, as in the paper; where they are not given they follow from Q, K and V.  Errors are against the gradient of
-softmax in float64.
+Sizes: ``--problem batch=..,heads=..,tokens=..,key=..,value=..,causal=1``, and ``kv_heads=..``, ``window=..``,
+``softcap=..`` as in `Problem`; missing sizes have the values of `SIZES`, and 0 means none.  O and LSE of the forward
+pass are inputs, as in the paper; if they are not given, they follow from Q, K and V.  Errors are relative to the
+gradient of softmax in float64.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ from npusim.machine import GradientKernel, Machine, find_kernel, kernels
 F32 = "float32"
 
 
-#: Kernel that adds up dQ: a separate one whose blocks have queries, or one whose blocks have keys, which adds in
-#: memory: into one sum by atomic additions, or into a sum of each launched block, which works off several blocks of
-#: keys in turn; as many are launched as fill the cores once (FlashAttention-2 without ``deterministic`` and with it:
-#: flash_api.cpp, mha_bwd).
+#: The kernel that adds up dQ. It is a separate kernel with blocks of queries, or the kernel with blocks of keys, which
+#: adds in memory: either into one sum by atomic additions, or into one sum per launched block, where each launched
+#: block processes several blocks of keys in turn, and the launched blocks fill the cores once (FlashAttention-2 without
+#: and with ``deterministic``: flash_api.cpp, mha_bwd).
 Method = Literal["apart", "added", "deterministic"]
 
 
@@ -80,11 +80,11 @@ class BackwardPrecision(NamedFormats):
     scores
         Both products of a tile, P, dS and the sums dQ, dK and dV.
     factor
-        P and dS as products read them.
+        P and dS in the form that products read.
     output
         The gradients.
     exp_variant, sum_order, accumulate, arithmetic
-        Named choices, as in `FlashPrecision`; ``accumulate`` is that of the three gradients.
+        Named choices, as in `FlashPrecision`; ``accumulate`` applies to the three gradients.
     """
 
     name: str
@@ -129,17 +129,17 @@ class Scores:
         return tanh(s * (self.scale / self.cap)) if self.cap else s
 
     def weights(self, s: Value, lse: Value, mask: Value) -> Value:
-        """Return P of `capped` scores: their exponential, without the row's sum; hidden ones are 0."""
+        """Return P of `capped` scores: their exponential without division by the row's sum; hidden ones are 0."""
         factor = (self.cap or self.scale) * self.base
         return exp(where(mask, s * factor - (lse if self.base == 1 else lse * self.base), -inf))
 
     def slopes(self, weight: Value, difference: Value, s: Value) -> Value:
-        """Return dS of P, dP - delta and `capped` scores, by scores that are scaled and not capped."""
+        """Return dS from P, dP - delta and `capped` scores, for scores that are scaled and not capped."""
         return weight * difference * (1.0 - s * s) if self.cap else weight * difference
 
 
 def added(total: Value, product: Product, p: BackwardPrecision) -> Value:
-    """Return a gradient and the next tile's part of it: in the matrix unit, or stored and added."""
+    """Return a gradient plus the next tile's part of it, added in the matrix unit, or stored and then added."""
     return total + (product if p.accumulate == "chained" else product.to(p.scores))
 
 
@@ -174,7 +174,7 @@ def _of_tile(
     of: Scores,
     p: BackwardPrecision,
 ) -> tuple[Value, Value, Value]:
-    """Return the sums dK and dV with a tile's parts, and dS of the tile, keys by queries."""
+    """Return the sums dK and dV with a tile's parts added, and dS of the tile, keys by queries."""
     (qi, oi, li, di), (dk, dv) = tile, sums
     s, dp = of.capped((k @ qi.T).to(p.scores)), (v @ oi.T).to(p.scores)
     e = of.weights(s, li, mask)
@@ -212,7 +212,7 @@ def keys_values(
 def all_parts(
     k: Value, v: Value, q: Value, do: Value, lse: Value, delta: Value, mask: Value, of: Scores, p: BackwardPrecision
 ) -> Any:
-    """Return dK and dV of a block of keys, and for each tile of queries the block's part of dQ without its factor."""
+    """Return dK and dV of a block of keys and, for each tile of queries, the block's part of dQ without its factor."""
     dk, dv = full("key key_dim", 0.0, p.scores), full("key value", 0.0, p.scores)
     for tile in tiles(q, do, lse, delta):
         dk, dv, ds = _of_tile(k, v, tile, mask, (dk, dv), of, p)
@@ -237,7 +237,7 @@ def summed(parts: Value, scale: float, p: BackwardPrecision) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class BackwardTensors:
-    """Q, K, V, dO, the forward's O and LSE, delta, and the gradients."""
+    """Q, K, V, dO, O and LSE of the forward pass, delta, and the gradients."""
 
     q: GlobalTensor
     k: GlobalTensor
@@ -252,7 +252,7 @@ class BackwardTensors:
 
 
 def backward_tensors(problem: Problem, output: str, judged: str) -> BackwardTensors:
-    """Return the tensors of a call; the gradient whose errors a run reports is called o."""
+    """Return the tensors of a call; the gradient whose errors a run reports is named o."""
     group, sizes = problem.group_size, (problem.head_dim, problem.dtype, "input")
     q = GlobalTensor("q", problem.batch, problem.kv_heads, group * problem.seq_q, *sizes, packed=group)  # type: ignore[arg-type]
     k = replace(q, name="k", rows=problem.seq_kv, packed=1)
@@ -266,7 +266,7 @@ def backward_tensors(problem: Problem, output: str, judged: str) -> BackwardTens
 
 @dataclass(frozen=True, slots=True)
 class BackwardTile:
-    """Queries and keys of a tile for blocks of queries, then for blocks of keys; rows of blocks of delta."""
+    """Queries and keys of a tile for blocks of queries, then the same for blocks of keys; rows of a block of delta."""
 
     block_q: int
     block_kv: int
@@ -284,9 +284,10 @@ def backward(
     method: Method,
     places: int,
 ) -> list[Phase]:
-    """Return the kernels: of delta, then of dQ and of dK and dV, or of all three, of which dQ is added up in memory.
+    """Return the kernels: one of delta, then either those of dQ and of dK and dV, or one of all three that adds up dQ
+    in memory.
 
-    ``places``: blocks that a device runs at a time, which decide the number of sums of ``deterministic``.
+    ``places``: number of blocks that a device runs concurrently, which is the number of sums with ``deterministic``.
     """
     widths = {"key_dim": problem.head_dim, "value": problem.value_head_dim}
     of = Scores(problem.scale, problem.softcap or 0.0, exponent_factor(p.exp_variant))
@@ -335,8 +336,8 @@ def _in_memory(
 ) -> Iterator[Phase]:
     """Yield the kernels of delta, of all three gradients, and of the sums of several blocks' parts.
 
-    Parts are added to zeros, which the kernel of delta writes for one sum, a separate kernel for several. A block of
-    keys has one query head; dK and dV of each head are stored, and a kernel adds those of a group.
+    Parts are added to zeros: the kernel of delta writes them for one sum, a separate kernel for several sums. A block
+    of keys has one query head; dK and dV of each head are stored, and a kernel adds those of a group.
     """
     turns, group = ceil_div(ceil_div(problem.seq_kv, tile.tile_kv), sums), problem.group_size
     parts = replace(t.q, name="parts", batch=problem.batch * sums * turns, fmt=F32, role="workspace", added=turns)
@@ -373,12 +374,16 @@ def _in_memory(
 
 
 def _read_once(tensor: GlobalTensor) -> GlobalTensor:
-    """Return a tensor under another name, for a kernel of rows: its reads find less in L2 than those of tiles do."""
+    """Return a tensor under another name, for a kernel of rows: its reads find less data in L2 than those of
+    tiles do.
+    """
     return replace(tensor, name=f"{tensor.name}_rows", of=tensor)
 
 
 def _operations(problem: Problem, *channels: str) -> int:
-    """Return operations over the pairs of the mask of a product along each axis of ``channels``."""
+    """Return the operations of a product along each axis of ``channels``, over the pairs that the mask does not
+    hide.
+    """
     widths = {"key_dim": problem.head_dim, "value": problem.value_head_dim}
     return 2 * problem.heads * problem.pairs() * sum(widths[axis] for axis in channels)
 
@@ -391,14 +396,14 @@ def _summed(name: str, result: GlobalTensor, parts: Stacked, scale: float, rows:
     return summed.phase(name, with_columns(cells, parts.count, 1), parts=parts, **more)
 
 
-#: Default sizes of a problem: a layer of 2048 channels, and tokens whose bits take a few seconds.
+#: Default sizes of a problem: a layer of 2048 channels, with a number of tokens whose bits take a few seconds.
 SIZES: Mapping[str, float] = MappingProxyType(
     {"batch": 1, "heads": 16, "tokens": 1024, "key": 128, "value": 128, "causal": False}
     | {"kv_heads": 0, "window": 0, "softcap": 0.0}
 )
 
 
-#: Elements of a slice of a vector core: UB holds two tiles of scores and two of what products read of them.
+#: Elements of a slice of a vector core: UB contains two tiles of scores and two tiles of product operands.
 SLICE = 4096
 
 
@@ -407,9 +412,9 @@ DELTA_ELEMENTS = 8192
 
 
 class BackwardFields(Tiling):
-    """Tiles of both kernels; which gradient a run's bits and errors are of.
+    """Tiles of both kernels; the gradient whose bits and errors a run reports.
 
-    On a GPU the tile that is fastest of 11 in Triton on an H100 (reports/recurrences).
+    On a GPU: the fastest of 11 tiles in Triton on an H100 (reports/recurrences).
     """
 
     block_q: int = Field(
@@ -441,7 +446,7 @@ class BackwardFields(Tiling):
 
 
 class GpuBackwardFields(BackwardFields):
-    """The same, and whose kernel computes all gradients."""
+    """The same fields, and the published kernel that computes all gradients."""
 
     kernel: Annotated[str, one_of(partial(kernels, GpuKernel))] | None = Field(
         default=None, description="published kernel, or your own FILE.py:NAME, with blocks of keys; default: none"
@@ -449,7 +454,7 @@ class GpuBackwardFields(BackwardFields):
 
     @property
     def published(self) -> GradientKernel | None:
-        """The kernel of gradients of the published kernel that the fields name."""
+        """The gradient kernel of the published kernel that the fields name."""
         named = find_kernel(GpuKernel, self.kernel)
         if named is None:
             return None
@@ -469,7 +474,7 @@ DEPTH = Field(
 
 
 def problem_of(problem: KernelProblem) -> Problem:
-    """Return the attention whose gradients are asked for; raise `SpecError` for other sizes."""
+    """Return the attention whose gradients are requested; raise `SpecError` for other sizes."""
     sizes = {**SIZES, **problem.sizes}
     for name in ("key", "value"):
         if sizes[name] % FRACTAL:
@@ -523,7 +528,9 @@ def forward(problem: KernelProblem, inputs: HeadInputs, batch: int, head: int) -
 
 
 def gradients(call: Problem, inputs: HeadInputs, batch: int, head: int) -> dict[str, NDArray[np.float64]]:
-    """Return dQ of a query head and its parts of dK and dV, in float64: of softmax of its scores times V, with dO."""
+    """Return dQ of a query head and its parts of dK and dV, in float64: gradients of softmax of its scores times V,
+    given dO.
+    """
     q, do = (inputs(n, batch, head) for n in ("q", "do"))
     k, v = (inputs(n, batch, head // call.group_size) for n in "kv")
     scores = _scores(call, inputs, batch, head)
@@ -536,7 +543,7 @@ def gradients(call: Problem, inputs: HeadInputs, batch: int, head: int) -> dict[
 
 
 def gradient(problem: KernelProblem, output: Any, inputs: HeadInputs, tiling: BackwardFields) -> NDArray[np.float64]:
-    """Return the gradient that is asked for, (batch, heads, rows, columns), in float64; dK and dV of groups."""
+    """Return the requested gradient, (batch, heads, rows, columns), in float64; dK and dV are summed over groups."""
     call = problem_of(problem)
     heads = [[gradients(call, inputs, b, h)[tiling.gradient] for h in range(call.heads)] for b in range(call.batch)]
     each = np.array(heads)
@@ -545,9 +552,11 @@ def gradient(problem: KernelProblem, output: Any, inputs: HeadInputs, tiling: Ba
 
 
 def grows(problem: KernelProblem, tiling: BackwardFields) -> tuple[str, ...]:
-    """Return the sizes by which a call may grow without another gradient of its queries: later ones see earlier keys.
+    """Return the sizes by which a call may grow without a change of its queries' gradients, because only later queries
+    see the new keys.
 
-    Keys have a part of their gradients from every later query; without ``causal`` every query has one from every key.
+    The gradient of a key has a part from every later query; without ``causal`` the gradient of a query has one from
+    every key.
     """
     is_prefix = tiling.gradient == "dq" and bool({**SIZES, **problem.sizes}["causal"])
     return "batch", "heads", *(("tokens",) if is_prefix else ())

@@ -61,7 +61,7 @@ def fp8(
     sink: Value | None = None,
     unseen: Unseen | None = None,
 ) -> Value:
-    """FlashAttention-2 with P cast to E4M3, saturating as the conversion instructions do, after its row sum."""
+    """FlashAttention-2 with P cast to E4M3 after its row sum; the cast saturates as the conversion instructions do."""
 
     def narrow(e: Value) -> Value:
         scaled = e * p_scale if p_scale != 1 else e
@@ -72,11 +72,12 @@ def fp8(
     return (result * unscale if unscale != 1 else result).to(p.output)
 
 
-#: Formats of 8 bits that inputs have; P is E4M3 with both (PTX wgmma: each operand has its own).
+#: 8-bit formats of inputs; P is E4M3 with both (PTX wgmma: each operand has its own format).
 FP8 = (E4M3, "float8_e5m2")
 
 
-#: Elements of a slice of a vector core: half the usual, as the cast P needs room in UB beside P itself.
+#: Elements of a slice of a vector core: half of the usual number, because the cast P needs space in UB in addition to
+#: P.
 SLICE = 4096
 
 
@@ -121,7 +122,7 @@ PRESETS = (
 
 PRECISIONS = MappingProxyType(
     {
-        # The 910B has no path for a chained P V, and row sums are in its vector unit's order.
+        # The 910B cannot chain P V in its accumulator, and row sums are in its vector unit's order.
         "npu": tuple(replace(p, accumulate="fresh", sum_order="", output="float16") for p in PRESETS),
         "gpu": PRESETS,
     }
@@ -129,7 +130,7 @@ PRECISIONS = MappingProxyType(
 
 
 def _is_study(device: DeviceSpec) -> bool:
-    """Return whether a device without FP8 products computes P's cast, as a study of its numerics."""
+    """Return whether a device without FP8 products computes the cast of P as a study of its numerics."""
     return registered(device.family).processor == "npu"
 
 
@@ -160,7 +161,8 @@ def _checked(problem: Problem, p: Fp8Precision, device: DeviceSpec) -> tuple[str
 
 
 def phases(problem: Problem, tiling: Any, precision: Fp8Precision, machine: Machine) -> Phases:
-    """Return the attention; on Ascend without FP8 products a study of P's cast, its product in the inputs' format.
+    """Return the attention; on Ascend without FP8 products it is a study of P's cast, with a product in the inputs'
+    format.
 
     Products of float32 are plain IEEE sums unless the precision names an arithmetic.
     """
@@ -194,7 +196,7 @@ def phases(problem: Problem, tiling: Any, precision: Fp8Precision, machine: Mach
 
 
 def study(problem: Problem, device: DeviceSpec) -> str:
-    """Return why the time on an Ascend device is that of no real kernel; empty where products are FP8."""
+    """Return why no real kernel has the predicted time on an Ascend device; empty if its products are FP8."""
     if not _is_study(device) or problem.dtype in FP8:
         return ""
     why = f"was given {problem.dtype}, not {E4M3}" if multiplies(device, E4M3) else "has no FP8 matrix unit"
@@ -206,7 +208,7 @@ def study(problem: Problem, device: DeviceSpec) -> str:
 
 
 def inputs(device: DeviceSpec) -> Dtype | None:
-    """Return the format that Q, K and V have where a call does not say: E4M3 where products are FP8."""
+    """Return the default format of Q, K and V: E4M3 if products are FP8."""
     return "float8_e4m3fn" if multiplies(device, E4M3) else None
 
 

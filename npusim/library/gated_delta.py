@@ -1,9 +1,9 @@
 """The gated delta rule (Yang et al. 2025) in its WY form, chunk by chunk, with the kernels of flash-linear-attention.
 
-S_t = a_t S_(t-1) + beta_t k_t^T (v_t - k_t a_t S_(t-1)) and o_t = q_t S_t.  K with rows of length 1, sums of log
-decays, A and (I + A)^-1 (one kernel on GPUs, two on Ascend, as PTO has them), W and U, the states before the chunks,
-results.  Sizes: ``--problem``, missing ones `SIZES`; ``unit=0`` leaves K unchanged.  Errors are against the recurrence,
-token after token in float64.
+S_t = a_t S_(t-1) + beta_t k_t^T (v_t - k_t a_t S_(t-1)) and o_t = q_t S_t.  The kernels compute K with rows of length
+1, sums of log decays, A and (I + A)^-1 (one kernel on GPUs; two on Ascend, as in PTO), W and U, the states before the
+chunks, and the results.  Sizes: ``--problem``; missing sizes have the values of `SIZES`; ``unit=0`` leaves K unchanged.
+Errors are relative to the recurrence, computed token by token in float64.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from npusim.kernel import (
 )
 from npusim.machine import AscendKernel, Machine, find_kernel, kernels
 
-#: Added to the square of a row's length before it is divided by.  source: flash-linear-attention, ``l2norm``: eps
+#: Added to the squared length of a row before the division.  source: flash-linear-attention, ``l2norm``: eps
 LEAST_LENGTH = 1e-6
 
 
@@ -109,7 +109,9 @@ def solved(a: Value, p: StatePrecision) -> Any:
 
 @kernel(results="w u", t="row token", k="token key", v="token value", beta="1 token", g="1 token", walks="row token")
 def wy(t: Value, k: Value, v: Value, beta: Value, g: Value, p: StatePrecision) -> Any:
-    """Return W = T (beta e^g K) and U = T (beta V) of a chunk: columns of T are multiplied, not rows of K and V."""
+    """Return W = T (beta e^g K) and U = T (beta V) of a chunk: columns of T are multiplied instead of rows of K
+    and V.
+    """
     scaled = t.to(F32) * beta
     of_v, of_k = scaled.to(p.factor), (scaled * exp(g)).to(p.factor)
     return (of_k @ k).to(p.factor), (of_v @ v).to(p.factor)
@@ -119,10 +121,10 @@ def wy(t: Value, k: Value, v: Value, beta: Value, g: Value, p: StatePrecision) -
 def delta_states(
     k: Value, w: Value, u: Value, g: Value, end: Value, first: Value, p: StatePrecision, as_pto: bool = False
 ) -> Any:
-    """Return S before each chunk, X = U - W S of its tokens, and S behind the last chunk.
+    """Return S before each chunk, X = U - W S of its tokens, and S after the last chunk.
 
-    ``end``: g of a chunk's last token; ``first``: S before the first chunk; ``as_pto``: K has the decays, computed
-    while W S is under way, not X.
+    ``end``: g of a chunk's last token; ``first``: S before the first chunk; ``as_pto``: the decays are multiplied into
+    K while W S is computed, not into X.
     """
     s = initial(first)
     for kj, wj, uj, gj, ej in tiles(k, w, u, g, end):
@@ -136,7 +138,7 @@ def delta_states(
 
 
 class DeltaFields(GatedFields):
-    """The same with whose kernels they are."""
+    """The same fields, and the published kernel that the schedule follows."""
 
     kernel: Annotated[str, one_of(partial(kernels, AscendKernel))] | None = Field(
         default=None, description="published kernel whose decisions apply, or your own FILE.py:NAME; default: none"
@@ -149,14 +151,14 @@ class DeltaFields(GatedFields):
 
 
 class SolvedFields(GatedFields):
-    """The same fields with the number of warps of the kernel that inverts; each warp computes all of a block of 16."""
+    """The same fields with the number of warps of the inverting kernel; each warp computes a complete block of 16."""
 
     solve_warps: Annotated[int, power_of_two()] = Field(
         default=1, ge=1, le=4, description="warps of the kernel for (I + A)^-1: one warp is as fast as four"
     )
 
 
-#: Default sizes of a problem; ``unit``: whether rows of K are brought to length 1.
+#: Default sizes of a problem; ``unit``: whether rows of K are normalised to length 1.
 SIZES: Mapping[str, int] = MappingProxyType({**STATE_SIZES, "tokens": 1024, "unit": True})
 
 
@@ -174,7 +176,9 @@ def strengths(problem: KernelProblem, _inputs: object, batch: int, head: int) ->
 
 
 def gated_delta(problem: KernelProblem, tiling: Any, p: StatePrecision, machine: Machine) -> Phases:
-    """Return the kernels; a block has all columns of W and U, or ``block_value`` of the state and of results."""
+    """Return the kernels; a block has all columns of W and U, or ``block_value`` columns of the state and of
+    results.
+    """
     (*sizes, unit), fmt = sizes_of(problem, SIZES), problem.dtype
     of = Chunks.of(sizes, tiling)
     wide, one = of.spans(of.value), partial(of.tensor, rows=1, cols=of.tokens, fmt=F32)
@@ -204,12 +208,13 @@ def gated_delta(problem: KernelProblem, tiling: Any, p: StatePrecision, machine:
         results: Sequence[GlobalTensor | Stacked],
         **bound: Any,
     ) -> None:
-        masks = {t.name for n, t in bound.items() if n == "below"}  # tokens before one, and for results itself
+        # the tokens before each token, and for results the token itself
+        masks = {t.name for n, t in bound.items() if n == "below"}
         known = {n: below_diagonal(of.chunk, n == "seen") for n in masks}
         phases.append(kernel.phase(called, cells, spans, results, values=known, p=p, arithmetic=p.arithmetic, **bound))
 
     met = {"ki": k, "kj": k, "beta": beta, "g": g, "gt": g, "below": below}
-    if machine.row_cores > 1:  # cores that share the rows of a product, only one of which inverts
+    if machine.row_cores > 1:  # cores that share the rows of a product; only one of them inverts
         whole = of.stack("A", of.chunk, of.chunk, p.factor)
         phase(kkt, "kkt", blocks, wide, [whole], **met, as_pto=as_pto)
         phase(solved, "solve", blocks, wide, [t], a=whole)
@@ -228,7 +233,7 @@ def gated_delta(problem: KernelProblem, tiling: Any, p: StatePrecision, machine:
 def recurrence_of(
     problem: KernelProblem, _b: int, _h: int, read: Callable[[str], NDArray[np.float64]]
 ) -> NDArray[np.float64]:
-    """Return o, (tokens, channels of values), of a head's inputs by name, token after token in float64."""
+    """Return o, (tokens, channels of values), from a head's inputs by name, token by token in float64."""
     q, k, v, state = map(read, ("q", "k", "v", "first"))
     a, beta, rows = np.exp(read("a")[0]), read("beta")[0], []
     if dict(zip(SIZES, sizes_of(problem, SIZES), strict=True))["unit"]:

@@ -18,7 +18,7 @@ from npusim.machine import Machine
 
 
 def product(problem: GemmProblem, tiling: Any, p: FlashPrecision, machine: Machine) -> Phases:
-    """Return C = A B, as many as there are: heads of one tensor."""
+    """Return C = A B for each product of the call: heads of one tensor."""
     m, n, k, fmt = problem.m, problem.n, problem.k, problem.dtype
     check_multiplied(machine.device, fmt)
     column = machine.column(fmt) if problem.operands == "nz" else 0

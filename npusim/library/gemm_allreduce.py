@@ -18,7 +18,7 @@ from npusim.machine import NodeKernel, RowBlock, cut_rows, node_program
 
 
 class GemmAllReduceTiling(OverlapTiling):
-    """Row blocks of a product and who drives the collective."""
+    """Row blocks of a product and the driver of its collective."""
 
     collective: str = Field(
         default="auto",
@@ -28,14 +28,15 @@ class GemmAllReduceTiling(OverlapTiling):
         ),
     )
 
-    # pto-isa's kernel hands over tile by tile (ascend.md section 1.8); few blocks come near it.
+    # pto-isa's kernel transfers its result tile by tile (ascend.md section 1.8); a small number of blocks is nearly
+    # equivalent.
     blocks: int = Field(default=4, ge=1, description="number of blocks of rows; 1: no overlap")
 
 
 def _gemm_allreduce(
     problem: GemmProblem, tiling: GemmAllReduceTiling, device: NodeDevice, precision: PartialSums
 ) -> TileProgram:
-    """Return ``C = sum over ranks of A B``; ``problem`` is each rank's product.
+    """Return ``C = sum over ranks of A B``; ``problem`` is the product of one rank.
 
     Raises `TilingError` for more blocks than rows.
     """

@@ -32,7 +32,7 @@ from npusim.kernel import (
 )
 from npusim.machine import Machine
 
-#: What the times of this schedule do not include.  source: measurements/h100_recurrences.csv, operation gla
+#: Costs that the times of this schedule do not include.  source: measurements/h100_recurrences.csv, operation gla
 ANOTHER = (
     "gates: here they are multiplied into Q and K, whose product then gives the scores; flash-linear-attention "
     "uses another algorithm, whose time this is not: it computes scores by sub-blocks of 16 tokens and sums gates "
@@ -42,7 +42,7 @@ ANOTHER = (
 
 @kernel(results="qe ke kd", q="row key", k="row key", b="row key", rest="row key")
 def gated(q: Value, k: Value, b: Value, rest: Value, p: StatePrecision) -> Any:
-    """Q e^b, K e^-b and K e^(last - b): the sums b of a chunk's log gates on both sides of the scores."""
+    """Q e^b, K e^-b and K e^(last - b): the sums b of a chunk's log gates are applied on both sides of the scores."""
     wide = k.to(F32)
     return (q.to(F32) * exp(b)).to(p.factor), (wide * exp(-b)).to(p.factor), (wide * exp(rest)).to(p.factor)
 
@@ -60,7 +60,7 @@ def _lasts(sums: NDArray[np.float64], chunk: int) -> NDArray[np.float64]:
 
 
 def gla(problem: KernelProblem, tiling: Any, p: StatePrecision, machine: Machine) -> Phases:
-    """Return the kernel that multiplies gates into Q and K, and the two kernels that follow; sums of a chunk's log
+    """Return the kernel that multiplies gates into Q and K, and the two kernels that follow it; sums of a chunk's log
     gates are inputs.
     """
     sizes, chunk = sizes_of(problem), tiling.chunk

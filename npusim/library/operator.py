@@ -1,10 +1,10 @@
-"""Operators of PyTorch between products, each the kernel that eager PyTorch launches on a GPU: their time alone.
+"""Operators of PyTorch between products, each as the kernel that eager PyTorch launches on a GPU: only their times.
 
-How a kernel accesses memory decides its time.  Contiguous tensors of one format have vectors of 16 bytes, all of a
-thread's under way at once (vectorized_elementwise_kernel).  Parts of tensors and broadcast operands have an index for
-each element, computed by divisions, before its access, and a thread processes its elements one after the other
-(elementwise_kernel, unrolled_elementwise_kernel, CatArrayBatchedCopy); so does a sum of rows (reduce_kernel).  What
-rows or heads share is read once, from then on from a cache, and is left out.
+The kind of memory access of a kernel decides its time.  Contiguous tensors of one format use vectors of 16 bytes, and
+all vectors of a thread are in flight at once (vectorized_elementwise_kernel).  Parts of tensors and broadcast operands
+need an index for each element, computed by divisions before its access, and a thread processes its elements one after
+the other (elementwise_kernel, unrolled_elementwise_kernel, CatArrayBatchedCopy); so does a sum of rows (reduce_kernel).
+Data that rows or heads share are read once and then come from a cache; those reads are omitted.
 
 Source: pytorch/pytorch, aten/src/ATen/native/cuda: CUDALoops.cuh, Reduce.cuh, Shape.cu; grids and blocks of torch 2.11
 on an H200 (measurements/h200_layer.csv).
@@ -43,7 +43,7 @@ from npusim.machine import Machine
 
 @kernel(results="y", x="row col")
 def one(x: Value, fmt: str, does: str) -> Iterator[Value]:
-    """One operand's element at a time."""
+    """One element of one operand at a time."""
     for xj in tiles(x):
         if does == "square":
             yield (xj * xj).to(fmt)
@@ -57,7 +57,7 @@ def one(x: Value, fmt: str, does: str) -> Iterator[Value]:
 
 @kernel(results="y", x="row col", other="row col")
 def two(x: Value, other: Value, fmt: str, does: str) -> Iterator[Value]:
-    """An element of each of two operands at a time."""
+    """One element of each of two operands at a time."""
     for xj, oj in tiles(x, other):
         yield (xj * oj if does == "times" else xj + oj).to(fmt)
 
@@ -76,7 +76,7 @@ Access = Literal["vectors", "indexed", "pairs", "joined", "rows"]
 
 @dataclass(frozen=True, slots=True)
 class EagerOperator:
-    """An operator: how it accesses memory, its operands of one size, and which side is float32."""
+    """An operator: its kind of memory access, its operands of full size, and which side is float32."""
 
     access: Access
     operands: int = 1
@@ -103,13 +103,13 @@ OPERATORS: Mapping[str, EagerOperator] = MappingProxyType(
         "gelu": EagerOperator("vectors"),
     }
 )
-#: Elements of a block at a time, and how often.  source: CUDALoops.cuh, as above
+#: Elements of a block at a time, and number of repetitions.  source: CUDALoops.cuh, as above
 TILES: Mapping[str, tuple[int, int]] = MappingProxyType({"vectors": (1024, 1), "indexed": (128, 4), "pairs": (128, 2)})
-#: Blocks of a multiprocessor up to which each is simulated by itself.
+#: Number of blocks of a multiprocessor up to which each block is simulated separately.
 ROUNDS = 64
-#: CatArrayBatchedCopy: threads of a block, blocks a multiprocessor for each operand, operands.  source: Shape.cu
+#: CatArrayBatchedCopy: threads of a block, blocks per multiprocessor for each operand, operands.  source: Shape.cu
 JOINED, JOINED_BLOCKS, JOINED_OPERANDS = 512, 2, 2
-#: reduce_kernel: threads of a block, its most rows, elements of a vector.  source: Reduce.cuh
+#: reduce_kernel: threads of a block, its largest number of rows, elements of a vector.  source: Reduce.cuh
 SUMMED, SUMMED_ROWS, SUMMED_VECTOR = 512, 16, 4
 
 
@@ -136,7 +136,7 @@ def operator(problem: OperatorProblem, _tiling: object, _precision: FlashPrecisi
         steps = ceil_div(count, width * most)
     else:
         width, steps = TILES[of.access]
-        # Successive blocks in one place are one block here.
+        # Successive blocks in one slot are one block here.
         steps *= max(1, count // (width * steps * machine.device.group_count.value * ROUNDS))
     width = min(width, count)
     total = width * min(steps, ceil_div(count, width))

@@ -1,12 +1,12 @@
-"""PASA's steps on one tile of shifted scores (PASA, Algorithm 1), for any allocation of formats.
+"""PASA's steps on one tile of shifted scores (PASA, Algorithm 1), for any choice of formats.
 
-K' = M K has keys minus the fraction beta of their block's mean, so scores S' need no scale and stay small.  The row
-mean of S' measures the shift of a block; all blocks are corrected to its running mean F.
+K' = M K contains the keys minus the fraction beta of their block's mean, so that scores S' need no scale and stay
+small.  The row mean of S' measures the shift of a block; all blocks are corrected to its running mean F.
 
-The first block has nothing before it to correct: F^1 is its own mean (equation 7) and Delta m'_0
-stays 0 (line 9).  m starts at minus infinity.  With the printed 0 the first maximum is
-max(0, rowmax S'): the same result while exp(rowmax S') is above 0, which in float64 it is down to
--745, but in float16 only down to -17; rows of scores below that end as 0/0.
+Before the first block there is nothing to correct: F^1 is its own mean (equation 7), and Delta m'_0 is 0 (line 9).  m
+starts at minus infinity.  With the paper's printed 0 the first maximum is max(0, rowmax S'). The result is the same
+while exp(rowmax S') is above 0, which is true down to -745 in float64, but only down to -17 in float16; rows whose
+scores are all lower become 0/0.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class PasaPrecision(NamedFormats):
         Correct all blocks to the first block's mean, stored as small differences, instead of to a running mean
         (reports/pasa_numerics).
     operands, exp_variant, sum_order, rounding, multiply_add, accumulate, arithmetic, scale_rule
-        As in `FlashPrecision`; for K, K' is converted to ``operands``.
+        As in `FlashPrecision`; instead of K, K' is converted to ``operands``.
     """
 
     name: str
@@ -99,9 +99,9 @@ class PasaPrecision(NamedFormats):
 
 @dataclass(frozen=True, slots=True)
 class ShiftingMatrix:
-    """M = (I - (beta / n) J) / alpha with entries rounded to ``fmt``, and the correction it needs.
+    """M = (I - (beta / n) J) / alpha with entries rounded to ``fmt``, and the correction that it requires.
 
-    ``alpha`` is 1 where the scale 1/sqrt(d) is applied elsewhere.
+    ``alpha`` is 1 if the scale 1/sqrt(d) is applied elsewhere.
     """
 
     keys: int
@@ -121,10 +121,10 @@ class ShiftingMatrix:
 
     @property
     def mean_kept(self) -> float:
-        """The remaining fraction of a block's mean, times 1 / alpha: a - bn of the rounded entries.
+        """The remaining fraction of a block's mean, times 1 / alpha: a - bn for the rounded entries.
 
-        a is the diagonal plus b, b the off-diagonal's size: the actual effect of M on a row
-        (reports/pasa_numerics, table 3).  Zero or less where rounding takes beta to 1 or beyond.
+        a is the diagonal plus b, and b the absolute value of an off-diagonal entry: the actual effect of M on a row
+        (reports/pasa_numerics, table 3).  Zero or negative if rounding increases beta to 1 or more.
         """
         b = -self.off_diagonal
         return self.diagonal + b - b * self.keys
@@ -138,18 +138,18 @@ class ShiftingMatrix:
         return matrix
 
     def correction(self, *, is_ideal: bool) -> float:
-        """Return Inva: bn / (a - bn) of the rounded entries, or beta / (1 - beta)."""
+        """Return Inva: bn / (a - bn) for the rounded entries, or beta / (1 - beta)."""
         if is_ideal:
             return self.beta / (1 - self.beta)
         return -self.off_diagonal * self.keys / self.mean_kept
 
 
 def optimal_beta(beta: float, keys: int, fmt: str = "float16", *, rounds: int = 16) -> float:
-    """Return the beta next to ``beta`` whose ideal correction equals that of the rounded matrix.
+    """Return the beta next to ``beta`` whose ideal correction equals the correction of the rounded matrix.
 
-    Fixed point of beta = 1 - (a - b n) with the entries of M at alpha = 1 rounded to ``fmt``, in
-    float64 (PASA, equations 20 to 22, simplified in reports/pasa_numerics, table 3); one step unless the
-    entries are rounded again (16 at most).  1 or more where they take the whole mean.
+    Fixed point of beta = 1 - (a - b n) with the entries of M at alpha = 1 rounded to ``fmt``, in float64 (PASA,
+    equations 20 to 22, simplified in reports/pasa_numerics, table 3); one step unless the entries are rounded again (16
+    at most).  The result is 1 or more if the rounded entries remove the whole mean.
     """
     for _ in range(rounds):
         rounded = 1 - ShiftingMatrix(keys, beta, 1.0, fmt).mean_kept
@@ -161,9 +161,10 @@ def optimal_beta(beta: float, keys: int, fmt: str = "float16", *, rounds: int = 
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """How the keys were shifted: beta, the factor folded into M, which correction undoes it, and M's format.
+    """How the keys were shifted: beta, the factor that M includes, the correction that undoes the shift, and M's
+    format.
 
-    ``alpha`` is 1 where the scale 1/sqrt(d) is applied elsewhere; ``scale`` is a factor of S' instead.
+    ``alpha`` is 1 if the scale 1/sqrt(d) is applied elsewhere; ``scale`` is then a factor of S'.
     """
 
     beta: float
@@ -173,11 +174,11 @@ class Shift:
     fmt: str
 
     def inva(self, keys: int) -> float:
-        """Return the factor that undoes the shift of a block of so many keys, times its mean (Inva)."""
+        """Return the factor of the mean that undoes the shift of a block with this number of keys (Inva)."""
         return ShiftingMatrix(keys, self.beta, self.alpha, self.fmt).correction(is_ideal=self.is_ideal)
 
     def inva_before(self, index: float, keys: int) -> float:
-        """Return the same for the blocks before: before the first there is no F, and Delta m'_0 = 0."""
+        """Return the factor for the previous blocks: before the first block there is no F, and Delta m'_0 = 0."""
         return self.inva(keys) if index else 0.0
 
 
@@ -193,7 +194,7 @@ def shifted_scores(q: Value, kj: Value, p: PasaPrecision, shift: Shift) -> Value
 
 
 def tile_weights(s: Value, mask: Value, lowest: float, *, is_hidden: bool) -> tuple[Value, Value]:
-    """Return the row maxima of a tile and e^(S' - m); ``is_hidden``: maxima of rows that see nothing are finite too."""
+    """Return the row maxima of a tile and e^(S' - m); ``is_hidden``: maxima of rows that see no key are finite too."""
     m_tile = s.max()
     m_seen = maximum(m_tile, lowest, only=mask)
     return (m_seen if is_hidden else m_tile), exp(s - m_seen)
@@ -205,9 +206,9 @@ def pasa(
 ) -> Value:
     """PASA (Algorithm 1): scores shifted by their block's mean, corrected to a running mean F of all blocks.
 
-    The mean is the sum of S' / n: a sum of n scores could leave float16's range (reports/pasa_numerics).  A row that
-    the mask takes wholly has P = 0 and keeps its m of minus infinity out of every maximum; where it may be hidden
-    before it has seen a key, m starts at a finite number, low enough to weigh nothing and to take every correction.
+    The mean is the sum of S' / n: a sum of n scores could exceed float16's range (reports/pasa_numerics).  A row that
+    the mask hides completely has P = 0, and its m of minus infinity enters no maximum. If a row may be hidden before it
+    has seen a key, m starts at a finite number, which is low enough to have no weight and to allow every correction.
     """
     m, l = full("row", lowest if is_hidden else -math.inf, p.vector), full("row", 0.0, p.vector)
     o, f = full("row value", 0.0, p.vector), full("row", 0.0, p.mean)
@@ -235,7 +236,7 @@ def pasa(
 def pasa_fixed(
     q: Value, k: Value, v: Value, mask: Value, p: PasaPrecision, shift: Shift, lowest: float, is_hidden: bool
 ) -> Value:
-    """PASA corrected to the first block's mean F, to which later tiles add 0; they keep small distances from it."""
+    """PASA corrected to the first block's mean F; later tiles add 0 to F and store small distances from it."""
     m, l = full("row", lowest if is_hidden else -math.inf, p.vector), full("row", 0.0, p.vector)
     o, f = full("row value", 0.0, p.vector), full("row", 0.0, p.mean)
     for kj, vj in tiles(k, v):
@@ -291,7 +292,9 @@ def pasa_attention(
 def shift_keys(
     keys: GlobalTensor, shifted: GlobalTensor, matrices: Mapping[int, ShiftingMatrix], block: int, arithmetic: str
 ) -> Phase:
-    """Return K' = M K for each block of keys, M by the block's length; stored once in K's format."""
+    """Return K' = M K for each block of keys, where M depends on the block's length; it is stored once in K's
+    format.
+    """
     cells = tuple(
         replace(c, spans=(("key", c.row, c.rows), ("other", c.row, c.rows))) for c in grid(keys, ("key", block))
     )
@@ -314,7 +317,7 @@ PAPER: Mapping[str, Any] = MappingProxyType({"correction": "ideal", "optimise": 
 
 
 class PasaOptions(Blocks):
-    """Options of PASA; ``block_kv`` is also the block whose mean is shifted away.
+    """Options of PASA; ``block_kv`` is also the block whose mean is subtracted.
 
     Blocks are smaller on a GPU: every tile of a block is in one multiprocessor's registers.
     """
@@ -343,7 +346,7 @@ class PasaOptions(Blocks):
     )
     scale_in: Literal["matrix", "queries", "scores"] = Field(
         default="matrix",
-        description="where 1/sqrt(d) goes: into M, onto Q before the products, or onto S' after its store",
+        description="where 1/sqrt(d) is applied: to M, to Q before the products, or to S' after its store",
     )
     preset: Literal["paper"] | None = Field(
         default=None,
@@ -371,7 +374,7 @@ PRESETS = (
     PasaPrecision("fp32_mean", mean="float32"),
     PasaPrecision("fixed_reference", is_fixed_reference=True),
     PasaPrecision("mxfp8", operands="mxfp8", operand="mxfp8"),
-    # For checking the algorithm only: only float64 rounds.
+    # Only for checks of the algorithm: nothing but float64 rounds.
     replace(PasaPrecision("float64", **ALL_WIDE), arithmetic="ieee.f64"),
 )
 
@@ -381,7 +384,7 @@ PRECISIONS = MappingProxyType({"npu": PRESETS, "gpu": tuple(replace(p, sum_order
 
 
 def _check_rounded(matrices: Iterable[ShiftingMatrix], beta: float) -> None:
-    """Raise `TilingError` where the rounded entries of a matrix take the whole mean, as beta = 1 would."""
+    """Raise `TilingError` if the rounded entries of a matrix remove the whole mean, as beta = 1 would."""
     for m in matrices:
         if m.mean_kept <= 0:
             raise TilingError(
@@ -423,16 +426,16 @@ def _checked(problem: Problem, tiling: PasaOptions, precision: PasaPrecision) ->
 
 
 def phases(problem: Problem, tiling: PasaOptions, precision: PasaPrecision, machine: Machine) -> Phases:
-    """Return PASA phase by phase, the loop over key blocks last.
+    """Return PASA phase by phase; the loop over key blocks is last.
 
-    Inputs are cast or scaled first where the products need it: the matrix unit reads global memory, so that neither is
-    possible on the way to it.
+    Inputs are first cast or scaled if the products need it: the matrix unit reads global memory, so neither is possible
+    during the load.
     """
     fmt = _checked(problem, tiling, precision)
     n = min(tiling.block_kv, problem.seq_kv)
     beta = tiling.beta
     if tiling.optimise:
-        # Equation 21 rounds to the inputs' format, bfloat16 too, for any format of M.
+        # Equation 21 rounds to the inputs' format, also to bfloat16, for any format of M.
         _check_rounded((ShiftingMatrix(n, beta, 1.0, problem.dtype),), beta)
         beta = optimal_beta(beta, n, problem.dtype)
     alpha = 1 / problem.scale if tiling.scale_in == "matrix" else 1.0

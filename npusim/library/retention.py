@@ -32,7 +32,7 @@ def log_decay(heads: int) -> NDArray[np.float64]:
 
 
 def retention(problem: KernelProblem, tiling: Any, p: StatePrecision, _machine: object) -> Phases:
-    """Return both kernels; the decay within a chunk is a matrix of each head, which is loaded."""
+    """Return both kernels; the decay within a chunk is one matrix per head, which is loaded."""
     sizes, chunk = sizes_of(problem), tiling.chunk
     (_, heads, _, key, _), at = sizes, np.arange(chunk)
     gamma = log_decay(heads)[None, :, None, None]

@@ -33,7 +33,7 @@ from npusim.kernel import (
 )
 from npusim.machine import Machine
 
-#: Factor of a difference of probabilities beyond which its exponential counts for nothing.
+#: Factor of a difference of probabilities, large enough that the exponential of the product is negligible.
 STEEP = 1e6
 
 
@@ -65,7 +65,7 @@ def norm_by_pieces(x: Value, update: Value, fmt: str, mean: float) -> Iterator[t
 
 @kernel(results="sum y", x="row col", update="row col", cos="row col", sin="row col")
 def rotary(x: Value, update: Value, cos: Value, sin: Value) -> tuple[Value, Value]:
-    """Halves of a head turned by an angle a row and column (Su et al. 2021)."""
+    """Halves of a head, rotated by an angle for each row and column (Su et al. 2021)."""
     a, b = x * cos, update * sin
     low = a - b
     a, b = update * cos, x * sin
@@ -92,7 +92,7 @@ def gelu(x: Value, fmt: str) -> Value:
 
 @kernel(results="y", x="row col")
 def route(x: Value, fmt: str, parts: int) -> Value:
-    """The ``parts`` largest of a row's softmax: one after the other is selected, and lowered by 1."""
+    """The ``parts`` largest values of a row's softmax: one after the other is selected, and then reduced by 1."""
     wide = x.to(WIDE)
     e = exp(wide - wide.max())
     share = e / e.sum()
@@ -116,8 +116,8 @@ WHOLE_ROWS = ("norm", "route")
 
 
 def pointwise(what: str, shape: tuple[int, int, int], fmt: str, tile: tuple[int, int], parts: int = 1) -> Phase:
-    """Return the elementwise operation ``what`` of ``shape`` (heads, rows, columns), a ``tile`` of rows and columns a
-    block.
+    """Return the elementwise operation ``what`` of ``shape`` (heads, rows, columns), with a ``tile`` of rows and
+    columns per block.
 
     A norm's block has complete rows; with a narrower ``tile`` it processes them column by column.
     """
@@ -147,7 +147,7 @@ def pointwise(what: str, shape: tuple[int, int, int], fmt: str, tile: tuple[int,
     )
 
 
-#: Columns that pieces of rows are multiples of: of 16 bits, 32 bytes.
+#: Number of columns of which pieces of rows are multiples: 32 bytes at 16 bits.
 COLUMNS = 16
 
 
@@ -159,7 +159,7 @@ def rows_of_layer(problem: RowsProblem, tiling: Any, _precision: FlashPrecision,
     if p.what == "norm" and in_slices and p.cols > tiling.piece:
         width = round_up(ceil_div(p.cols, ceil_div(p.cols, tiling.piece)), COLUMNS)
     rows = max(1, tiling.elements // width)
-    most = ceil_div(p.rows * p.heads * ceil_div(p.cols, width), machine.places)  # few rows on all cores
+    most = ceil_div(p.rows * p.heads * ceil_div(p.cols, width), machine.places)  # distributes few rows over all cores
     height = min(p.rows, max(1, min(rows * (tiling.slices if in_slices else 1) * machine.row_cores, most)))
     phase = pointwise(p.what, (p.heads, p.rows, p.cols), p.dtype, (height, width), p.parts)
     return [replace(phase, slice_elements=rows * width)]

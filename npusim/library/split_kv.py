@@ -1,7 +1,7 @@
-"""Split-KV attention (flash-decoding): the keys of a query among several blocks, then a merge.
+"""Split-KV attention (flash-decoding): several blocks share the keys of a query, then their results are merged.
 
-`flash` with its phase cut along the keys; one split is flash itself.  How many splits there are follows from a
-device's file (`best_splits`), or from the rule of a published kernel (`split_rules`).
+It is `flash` with its phase split along the keys; with one split it is flash itself.  The number of splits follows from
+a device's file (`best_splits`), or from the rule of a published kernel (`split_rules`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SplitFields(Tiling):
 
 
 def phases(problem: Problem, tiling: Any, p: SplitPrecision, machine: Machine) -> Phases:
-    """Return FlashAttention-2 cut along the keys, and the merge of splits."""
+    """Return FlashAttention-2 split along the keys, and the merge of the splits."""
     cutting = Cutting(*(getattr(tiling, name) for name in Cutting._fields))
     return cut_phases(problem, cutting, p, machine, machine.mask_kind(tiling))
 

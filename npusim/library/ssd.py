@@ -1,9 +1,9 @@
 """Mamba-2's chunk scan (Dao and Gu 2024, state-space duality), with the steps of their listing 1 as kernels.
 
-S_t = e^(dt_t A) S_(t-1) + B_t^T dt_t x_t and y_t = C_t S_t + D x_t; A and D are numbers by head, a group of heads has
-one B and C.  Kernels: sums of dt A, each chunk's addend to the state, the states before the chunks, results.  In names
-of tensors C is q, B is k and x is v. Sizes: ``--problem``, missing ones `SIZES`.  Errors are against the recurrence,
-token after token in float64.
+S_t = e^(dt_t A) S_(t-1) + B_t^T dt_t x_t and y_t = C_t S_t + D x_t; A and D are one number per head, and a group of
+heads has one B and one C.  Kernels: sums of dt A, each chunk's addend to the state, the states before the chunks,
+results.  In the names of tensors C is q, B is k and x is v. Sizes: ``--problem``; missing sizes have the values of
+`SIZES`.  Errors are relative to the recurrence, computed token by token in float64.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from npusim.kernel import (
 
 @kernel(results="s", k="token key", v="token value", g="token", end="1")
 def chunk_states(k: Value, v: Value, g: Value, end: Value, p: StatePrecision) -> Any:
-    """Return the addend of a chunk to the state, each token decayed to the chunk's end."""
+    """Return the addend of a chunk to the state, with each token decayed to the chunk's end."""
     s = full("key value", 0.0, p.state)
     for kj, vj, gj, ej in tiles(k, v, g, end, axis="token"):
         s = s + p.left(kj.T @ (vj.to(F32) * exp(ej - gj)).to(p.factor), p.state)
@@ -73,7 +73,7 @@ def passed(s: Value, end: Value, first: Value, p: StatePrecision) -> Any:
 STEP = 0.1
 
 
-#: Default sizes of a problem: Mamba-2's heads of 64 channels, a state of 128, B and C of one group.
+#: Default sizes of a problem: Mamba-2's heads of 64 channels, a state of 128, and one group of B and C.
 SIZES: Mapping[str, int] = MappingProxyType(
     {"batch": 1, "heads": 16, "tokens": 2048, "key": 128, "value": 64, "groups": 1}
 )
@@ -87,7 +87,8 @@ def steps(problem: KernelProblem, _inputs: object, batch: int, head: int) -> NDA
 
 
 def rate(_problem: KernelProblem, _inputs: object, _batch: int, head: int) -> NDArray[np.float64]:
-    """Return a head's A, (1, 1): -1 - 15 u, u the fraction of h (sqrt(5) - 1) / 2, whatever other heads there are.
+    """Return a head's A, (1, 1): -1 - 15 u, where u is the fractional part of h (sqrt(5) - 1) / 2, independent of the
+    other heads.
 
     source: state-spaces/mamba, ``Mamba2``: A_init_range=(1, 16), drawn uniformly there.
     """
@@ -100,7 +101,7 @@ def skip(_problem: KernelProblem, _inputs: object, _batch: int, _head: int) -> N
 
 
 def ssd(problem: KernelProblem, tiling: GatedFields, p: StatePrecision, _machine: object) -> Phases:
-    """Return the kernels, ``block_value`` columns of the state a block."""
+    """Return the kernels, with ``block_value`` columns of the state per block."""
     (*sizes, groups), fmt = sizes_of(problem, SIZES), problem.dtype
     of = Chunks.of(sizes, tiling)
     if of.heads % groups:
@@ -140,7 +141,7 @@ def ssd(problem: KernelProblem, tiling: GatedFields, p: StatePrecision, _machine
 def recurrence_of(
     _problem: KernelProblem, _b: int, _h: int, read: Callable[[str], NDArray[np.float64]]
 ) -> NDArray[np.float64]:
-    """Return y, (tokens, channels of values), of a head's inputs by name, token after token in float64."""
+    """Return y, (tokens, channels of values), from a head's inputs by name, token by token in float64."""
     q, k, v, state = map(read, ("q", "k", "v", "first"))
     dt, a, d, rows = read("dt")[0], read("by").item(), read("skip").item(), []
     for at in range(len(q)):

@@ -1,8 +1,8 @@
-"""Unfused attention: scores and probabilities through global memory.
+"""Unfused attention: scores and probabilities pass through global memory.
 
-S = Q K^T, then scale and mask, then softmax, then P V, each over the complete matrix; a causal mask
-saves no work.  As four kernels, the fewest passes there can be; or eager, as frameworks run it: every
-operator is a kernel (`OPERATORS`).  The values are the same.
+S = Q K^T, then scale and mask, then softmax, then P V, each over the complete matrix; a causal mask saves no work.  It
+runs as four kernels, the smallest possible number of passes; or eager, as frameworks run it: every operator is a kernel
+(`OPERATORS`).  The values are the same.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class UnfusedPrecision(NamedFormats):
     """Formats that frameworks store between kernels; ``input`` stands for the format of Q, K and V.
 
     scores
-        S after each kernel that writes it; softmax itself works in float32.
+        S after each kernel that writes it; softmax itself computes in float32.
     operand
         P as softmax stores it.
     output
@@ -70,7 +70,7 @@ class UnfusedPrecision(NamedFormats):
         Named choices: an exponential to the base e, the order of row sums, the matrix arithmetic
         (both empty: the device's).
     scale_in
-        The place of the factor of scores, as in `FlashPrecision`.
+        The place where the factor of scores is applied, as in `FlashPrecision`.
     """
 
     name: str
@@ -87,7 +87,7 @@ class UnfusedPrecision(NamedFormats):
 
 @kernel(x="row col", mask="row col")
 def masked(x: Value, mask: Value | None, fill: float = -math.inf) -> Iterator[Value]:
-    """Masked scores; without a mask a copy, which one then fills."""
+    """Masked scores; without a mask a copy of the scores, which is then filled."""
     for xj in tiles(x):
         yield where(mask, xj, fill)
 
@@ -116,9 +116,9 @@ def softmax_chunked(s: Value, fmt: str, start: float, unseen: Unseen | None = No
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """One kernel between the two products (none: softmax), the tensor it leaves and its format.
+    """One kernel between the two products (none: softmax), the tensor that it writes, and its format.
 
-    ``is_masked``: it takes the mask.
+    ``is_masked``: it reads the mask.
     """
 
     label: str
@@ -131,7 +131,7 @@ class Operator:
 _SCALE = Operator("scale", "s_scaled", scaled)
 
 
-#: ``masked_fill`` of PyTorch fills a copy of its input; neither it nor a cast is fused with anything.
+#: PyTorch's ``masked_fill`` fills a copy of its input; neither it nor a cast is fused with another operator.
 _MASK = Operator("clone", "s_copied", masked), Operator("mask", "s_masked", masked, is_masked=True)
 
 
@@ -174,8 +174,8 @@ def unfused(
 ) -> list[Any]:
     """Return attention as products with a list of `OPERATORS` between them, each a phase over the complete matrix.
 
-    ``product(label, a, b, c, ...)`` returns a machine's phases of C = A B; the kernels between take blocks of
-    ``sizes`` = (rows, columns).  ``reshapes``: a product of a framework takes each head's rows together.
+    ``product(label, a, b, c, ...)`` returns a machine's phases of C = A B; the kernels between them process blocks of
+    ``sizes`` = (rows, columns).  ``reshapes``: a framework's product reads the rows of each head contiguously.
     """
     io, first, last = attention_tensors(problem, p.output), list[Phase](), list[Phase]()
     if operators != "fused" and reshapes:
@@ -198,7 +198,7 @@ def unfused(
         )
     for one in OPERATORS[operators]:
         if one.kernel is masked and mask is None:
-            continue  # it masks, or prepares for that
+            continue  # it masks, or prepares the masking
         out = replace(raw, name=one.leaves, fmt={"scores": p.scores, "operand": p.operand}.get(one.fmt, one.fmt))
         if one.kernel is None:
             start = -math.inf if problem.seen.is_plain and not problem.unseen else LOWEST
@@ -222,7 +222,9 @@ def unfused(
 
 
 def _reshaped(tensor: GlobalTensor, heads: int) -> GlobalTensor:
-    """Return the operand of a framework's batched product for a tensor: each head's rows together, a head for each."""
+    """Return the operand of a framework's batched product for a tensor: contiguous rows of each head, one head per
+    product.
+    """
     if tensor.heads == heads and not tensor.is_interleaved:
         return tensor
     label = f"{tensor.name}_contiguous" if tensor.heads == heads else f"{tensor.name}_repeated"
@@ -239,8 +241,8 @@ def softmax(
 ) -> Phase:
     """Return the softmax of stored scores: rows of ``sizes[1]`` columns at once, longer ones in two passes.
 
-    ``start``: the start of their maximum; finite where a mask may hide all first columns of a row.  ``unseen``: the
-    result of a row that is completely hidden.
+    ``start``: the start of their maximum; finite if a mask may hide all first columns of a row.  ``unseen``: the result
+    of a row that is completely hidden.
     """
     blocks = with_columns(grid(source, ("row", sizes[0])), source.cols, sizes[1])
     kernel = softmax_whole if source.cols <= sizes[1] else softmax_chunked
@@ -274,14 +276,15 @@ class StandardTiling(Tiling):
     )
 
 
-#: Scores of a block, at least those of a warp's row of softmax, and blocks of a multiprocessor: enough to be even.
+#: Scores of a block (at least those of a softmax row of a warp), and number of blocks per multiprocessor, enough for an
+#: even distribution.
 LEAST_ELEMENTS, MOST_ELEMENTS, BLOCKS = 1024, 131072, 32
 
 
 def phases(problem: Problem, tiling: Any, p: UnfusedPrecision, machine: Machine) -> Phases:
-    """Return unfused attention, a kernel an operator.
+    """Return unfused attention with one kernel per operator.
 
-    A mask that is added is an operand that exists, the same for every head.
+    A mask that is added is an operand in memory, the same for every head.
     """
     if not p.exp_variant.startswith("exp."):
         raise TilingError(f"exp_variant: unfused softmax uses exponentials to the base e, not {p.exp_variant}")
@@ -292,7 +295,7 @@ def phases(problem: Problem, tiling: Any, p: UnfusedPrecision, machine: Machine)
         )
     if machine.slice_elements:
         sizes = tiling.block_rows, min(problem.seq_kv, machine.slice_elements)
-    else:  # a softmax has complete rows; elementwise kernels have the same blocks
+    else:  # a softmax needs complete rows; elementwise kernels have the same blocks
         elements = tiling.block_elements or _block_elements(problem, machine.places)
         sizes = max(1, min(problem.seq_q, elements // problem.seq_kv)), problem.seq_kv
 
@@ -305,7 +308,9 @@ def phases(problem: Problem, tiling: Any, p: UnfusedPrecision, machine: Machine)
 
 
 def _block_elements(p: Problem, cores: int) -> int:
-    """Return how many scores a block has by default: a power of two, 32 blocks a multiprocessor if there are."""
+    """Return the default number of scores of a block: a power of two that gives 32 blocks per multiprocessor, if
+    possible.
+    """
     few = p.batch * p.heads * p.seq_q * p.seq_kv // (BLOCKS * cores)
     return max(LEAST_ELEMENTS, min(MOST_ELEMENTS, 1 << max(0, few.bit_length() - 1)))
 

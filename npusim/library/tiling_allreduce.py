@@ -1,9 +1,9 @@
 """Collectives of a node, alone and concurrent with the kernels of the next rows, and the common part of node schedules.
 
-``tiling_allreduce`` is FastAttention's: the B x S rows are cut into blocks; while the collective of one
-block is on the links, the cores work on the next one.  The first block's compute and the last block's
-collective stay exposed.  Tiled blocks run attention and projection in one launch, as the paper's fused
-kernel; the baseline (``blocks: 1``) is three calls.  (FastAttention section 4.2, appendix B equations 15 to 18.)
+``tiling_allreduce`` is FastAttention's: the B x S rows are cut into blocks; while the links transfer the collective of
+one block, the cores compute the next one.  The first block's compute and the last block's collective are not hidden.
+Tiled blocks run attention and projection in one launch, like the paper's fused kernel; the baseline (``blocks: 1``) is
+three calls.  (FastAttention section 4.2, appendix B equations 15 to 18.)
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _tiling_allreduce(
 ) -> TileProgram:
     """Return attention, projection and AllReduce of one layer on ``problem.ranks`` devices.
 
-    Raises `TilingError` for more blocks than rows, or more ranks than devices.
+    Raises `TilingError` for more blocks than rows, or for more ranks than devices.
     """
     comm = communication(device.node, problem.ranks, tiling, problem.hidden, element_bytes(precision))
     product = GemmProblem(m=problem.rows, n=problem.hidden, k=problem.width, dtype=problem.dtype)

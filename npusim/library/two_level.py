@@ -1,8 +1,8 @@
-"""FastAttention's tilings on Ascend, which are flash: two levels, and one block for both units.
+"""FastAttention's tilings on Ascend, variants of flash: two levels, and one block for both units.
 
-Two-level tiling: Q in blocks of B_r rows, K and V in tiles of B_c keys for the matrix unit; the vector
-cores take each B_r x B_c tile of scores in slices of B_b rows, both levels double buffered.  Unified tiling has one
-block b for both units, so that cores hand over after every b x b tile.  (Section 4.1 and appendix B; without the
+Two-level tiling: Q in blocks of B_r rows, K and V in tiles of B_c keys for the matrix unit; the vector cores process
+each B_r x B_c tile of scores in slices of B_b rows, and both levels are double buffered.  Unified tiling has one block
+b for both units, so that the cores exchange data after every b x b tile.  (Section 4.1 and appendix B; without the
 inverse printed in equation 12.)
 """
 
@@ -12,8 +12,8 @@ from types import MappingProxyType
 
 from npusim.kernel import ATTENTION_PRECISIONS, Field, Tiling, attention, build_tiling, flash, lightest
 
-#: B_r x B_c for the matrix unit, B_b rows for the vector cores: one tile of scores ahead, two slots between the cores,
-#: is the paper's double buffering.
+#: B_r x B_c for the matrix unit, B_b rows for the vector cores. One tile of scores ahead, with two slots between the
+#: cores, is the paper's double buffering.
 TWO_LEVEL = MappingProxyType(
     {
         "depth": Field(

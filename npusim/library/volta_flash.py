@@ -39,10 +39,11 @@ def _needs_lanes(device: DeviceSpec) -> str:
     return f"{device.name} has no m8n8k4; use `flash` there" if machine_of(device).has_groups else ""
 
 
-# Q Kᵀ is TN and P V is TT (volta.md section 1.1): both operands are read as they lie, by rows of the head.  S and O
-# stay in the accumulators of the tensor cores; S leaves its accumulator unscaled, so that float16 ones overflow at
-# 65504 as they do on the machine.  With float16 accumulators and quad pairs stacked 4x1 P lies where P V needs it;
-# everything else moves values across lanes (FastAttention section 4.3 and appendix C; `npusim.formats.layout.chain`).
+# Q Kᵀ is TN and P V is TT (volta.md section 1.1): both operands are read in their memory order, by rows of the head.  S
+# and O are in the accumulators of the tensor cores; S is not scaled before it leaves its accumulator, so that float16
+# accumulators overflow at 65504 as they do on the machine.  With float16 accumulators and quad pairs stacked 4x1, P is
+# in the registers that P V reads; all other combinations move values across lanes (FastAttention section 4.3 and
+# appendix C; `npusim.formats.layout.chain`).
 VOLTA_FLASH = attention(
     "volta_flash",
     flash,

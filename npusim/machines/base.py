@@ -46,7 +46,7 @@ class AttentionPace(NamedTuple):
     residents: int = 1
 
 
-#: Share of L2 for the keys and values of heads that are worked on together: 32 of 50 MiB in FlashAttention-3.
+#: Share of L2 for the keys and values of heads that are processed together: 32 of 50 MiB in FlashAttention-3.
 L2_SHARE = 0.64
 
 
@@ -58,26 +58,26 @@ class Machine:
 
     #: Whether a kernel may consist of rows only, and whether a framework's product reads each head's rows together.
     has_rows_kernels = reshapes_operands = True
-    #: Whether cores hold the result of rows before a loop as a left factor in the loop.
+    #: Whether cores store the result of rows before a loop as a left factor in the loop.
     keeps_factors = False
     #: Whether warp groups run concurrently.
     has_groups = False
     #: Cores that share the rows of a block.
     row_cores = 1
-    #: Whether a library's kernels besides attention run.
+    #: Whether kernels of a library other than attention run.
     has_library = True
-    #: Elements of a slice of rows on a core that works through rows in slices; 0: it does not.
+    #: Elements of a slice of rows on a core that processes rows in slices; 0: it does not.
     slice_elements = 0
-    #: The node that the machine is; None for a single device.
+    #: The node that the machine represents; None for a single device.
     node: NodeSpec | None = None
 
     def __init__(self, device: DeviceSpec) -> None:
         self.device = device
         #: The manifest of the device's family.
         self.family = registered(device.family)
-        #: One device: this, or one of a node's.
+        #: One device: this one, or one of a node's devices.
         self.single = device
-        #: Blocks that run at a time at full speed.
+        #: Number of blocks that run at full speed at the same time.
         self.places = device.group_count.value
 
     def fitted(self, tiling: Tiling, _problem: AnyProblem | None, _precision: object) -> tuple[Any, tuple[str, ...]]:
@@ -143,7 +143,9 @@ class Machine:
         return getattr(tiling, "mask", None)
 
     def mask_block(self, _tiling: Tiling) -> int:
-        """Return the side of the squares of queries and keys for which a kernel decides visits and masks; 0: a tile."""
+        """Return the side of the squares of queries and keys for which a kernel decides visits and masks; 0: the
+        tile's.
+        """
         return 0
 
     def fields_for(self, _called: str, _phase: Phase, tiling: Tiling) -> tuple[Any, str]:
@@ -204,7 +206,7 @@ class Machine:
         pricing: Callable[[TileProgram, DeviceSpec], Pricing],
         **more: Any,
     ) -> TileProgram:
-        """Return the program of ``built`` phases; ``queues`` and ``allocator`` are of one core group.
+        """Return the program of ``built`` phases; ``queues`` and ``allocator`` belong to one core group.
 
         ``more``: other attributes of the program, ``flops`` and ``notes``.
         """
@@ -225,11 +227,12 @@ class Machine:
 
 
 def serving(phases: Sequence[Phase]) -> list[Serves]:
-    """Return, for each phase, the rows of the output that need a block of it: its own, all of heads on its KV head, or
-    none.
+    """Return, for each phase, the rows of the output that need a block of it: its own rows, all rows of heads on its KV
+    head, or none.
 
-    All rows need data that a phase reads other than by its own rows, data that another writes other than by its own,
-    and everything that is read by a phase that all need; none needs a phase after the one that writes the output.
+    All rows need data that a phase reads other than by its own rows, and data that another phase writes other than by
+    its own. They also need everything that such a phase reads. No row needs a phase after the one that writes the
+    output.
     """
     serves: list[Serves] = []
     whole, read_later = set[str](), set[str]()

@@ -1,4 +1,4 @@
-"""The decisions of kernels: one value a kernel, which a phase's tiling and its operations carry and pricing reads.
+"""The decisions of kernels: one value per kernel, which a phase's tiling and its operations contain and pricing reads.
 
 A decision that a tiling names replaces the kernel's; no other class repeats a decision.  They are named tuples, which
 are cheap to compare: they are part of the key of a price.
@@ -11,10 +11,10 @@ from typing import Literal, NamedTuple
 # ---------------------------------------------------------------- an Ascend device
 
 
-#: Barriers between a vector core's instructions: PTO's kernels have them where needed, CANN 8.0's and CATLASS's
-#: behind every one (pto_macro_fa_softmax.hpp; block_epilogue_online_softmax_no_mask.hpp).
+#: Barriers between a vector core's instructions: PTO's kernels have them where needed, CANN 8.0's and CATLASS's after
+#: every one (pto_macro_fa_softmax.hpp; block_epilogue_online_softmax_no_mask.hpp).
 Barriers = Literal["needed", "every"]
-#: In which order the stages of tiles follow one another.
+#: The order in which the stages of tiles follow one another.
 StageOrder = Literal["rolling", "groups", "serial"]
 #: The route of a tile from vector cores to the matrix unit.
 Route = Literal["chip", "gm"]
@@ -115,9 +115,9 @@ Generation = Literal["mma", "wgmma"]
 Roles = Literal["alike", "copying", "alternating"]
 #: Operations that alternating warp groups do one after the other.
 Turns = Literal["exponentials", "products"]
-#: When a kernel pays: at a block's start or end; in an iteration, there for registers in local memory or beyond L2, or
-#: for each slice of a sum; for each element that rows make, that a block's end makes, or of scores; for each
-#: multiply-add.
+#: The event at which a kernel has a cost: at a block's start or end; in an iteration, also one with registers in local
+#: memory or beyond L2, or for each slice of a sum; for each element that rows compute, that the end of a block
+#: computes, or of scores; for each multiply-add.
 Due = Literal[
     "block", "end", "tile", "access", "local", "beyond", "slice", "element", "output", "score", "multiply_add"
 ]  # fmt: skip
@@ -174,12 +174,12 @@ class CodeWork(NamedTuple):
 
 
 class LoopWork(NamedTuple):
-    """Work of a block in an iteration of a compiled loop around products, by its machine code.
+    """Work of a block in an iteration of a compiled loop around products, from its machine code.
 
     ``before``, ``after``: cycles of a block alone on its core before the first copy of a later tile, and from there on;
-    ``held``: cycles of the core that it takes where blocks share it.  Cycles of a sub-core: ``issued`` instructions,
-    the pipe of half the width (``narrow``), ``special`` functions, products (``product``); of the multiprocessor:
-    shared memory, spilled registers (``local``).
+    ``held``: cycles of the core that it uses if blocks share it.  Cycles of a sub-core: ``issued`` instructions, the
+    pipe of half the width (``narrow``), ``special`` functions, products (``product``); of the multiprocessor: shared
+    memory, spilled registers (``local``).
     """
 
     before: float = 0.0
@@ -193,7 +193,7 @@ class LoopWork(NamedTuple):
     local: float = 0.0
 
     def part(self, cycles: float) -> LoopWork:
-        """Return the part of the work that takes so many of its cycles alone."""
+        """Return the part of the work that takes this number of its cycles alone."""
         share = cycles / max(1.0, self.before + self.after)
         return LoopWork(cycles, 0.0, *(n * share for n in self[2:]))
 

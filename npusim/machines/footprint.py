@@ -29,7 +29,7 @@ class Footprint(ColumnScan):
     Two footprints are equal if they give the same regions for the same blocks (`Frame.regions_key`).
 
     reread
-        Operands, each with a number of rows: every group of so many rows of a block reads the operand completely.
+        Every group of this number of rows of a block reads the operand completely.
     views
         Operands that are loaded as parts of other operands.
     parts
@@ -179,7 +179,7 @@ def _place(block: WorkTile, rows: int) -> object:
 
 
 def neighbours(blocks: Sequence[WorkTile]) -> Iterator[tuple[WorkTile, int]]:
-    """Yield blocks with their number of rows, blocks that follow one another in a head as one."""
+    """Yield blocks with their number of rows; consecutive blocks of a head are combined."""
     first: WorkTile | None = None
     rows = 0
     for block in blocks:

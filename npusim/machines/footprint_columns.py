@@ -1,4 +1,4 @@
-"""Regions of global tensors that the blocks of a phase touch, computed for all blocks at once."""
+"""Regions of global tensors that the blocks of a phase access, computed for all blocks at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def touches_of(
     frame: Frame, rereads: Mapping[str, int], views: frozenset[str], blocks: WorkTable, group_count: int
 ) -> list[Touches]:
-    """Return the regions that blocks touch, ``group_count`` of them in step, as `Footprint` yields them for a step."""
+    """Return the regions that blocks access, ``group_count`` of them in step, as `Footprint` yields them for a step."""
     has_products = any(s.is_product for s in frame.stages)
     is_joined = has_products and bool(frame.loop_axis)
     read = [{n for s in loop.stages for n in s.read} for loop in frame.phase.loops]
@@ -96,7 +96,9 @@ def _neighbours(blocks: WorkTable, steps: Integers) -> _Joined:
 def _held(
     frame: Frame, n: str, name: int, blocks: WorkTable, steps: Integers, joined: _Joined, each: int
 ) -> Iterator[Touches]:
-    """Yield the parts of an operand or result that stay for a whole block, of neighbours as one."""
+    """Yield the parts of an operand or result that stay for a whole block; parts of neighbouring blocks are
+    combined.
+    """
     sizes, which = distinct(joined.rows[:, None])
     for numbers, block in blocks.in_columns(joined.firsts, which):
         # A walk reads as much of a separate matrix as its largest tile contains.
@@ -143,14 +145,16 @@ def _visited(
 
 
 class _Merged(NamedTuple):
-    """Equal rows as one, in the order of their first ones: the last row of each, and which of them each row is."""
+    """Equal rows combined, in the order of their first occurrences: the last row of each, and the index of each row's
+    equal.
+    """
 
     last: Integers
     which: Integers
 
     @classmethod
     def of(cls, rows: Integers) -> _Merged:
-        """Return equal rows as one."""
+        """Return equal rows combined."""
         _, which = distinct(rows)
         count = int(which.max(initial=-1)) + 1
         first, last = np.full(count, len(rows), np.int64), np.zeros(count, np.int64)
@@ -175,7 +179,7 @@ class _Merged(NamedTuple):
 
 
 def tiles_of(frame: Frame, n: str, block: WorkTile) -> list[Visit]:
-    """Return visits that together touch all that a block does of a name's tensor."""
+    """Return visits that together access everything that a block accesses of a name's tensor."""
     if not block.runs or any(n in s.written for s in frame.phase.finish):
         return [WHOLE]
     if n in frame.phase.by_tile:

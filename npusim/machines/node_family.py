@@ -20,7 +20,7 @@ class NodeMachine(Machine):
 
     @property
     def flags(self) -> None:
-        """A node's queues wait for one another in software: nothing limits their flags."""
+        """A node's queues wait for one another in software: the number of their flags has no limit."""
         return
 
 

@@ -1,4 +1,4 @@
-"""The choices of a published kernel as one value; each is a file of the library or of the user."""
+"""The choices of a published kernel as one value; each kernel is a file of the library or of the user."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 #: What a published kernel computes.
 Computes = Literal["attention", "recurrence"]
-#: Return types of a kernel's functions, by the field; charges are checked where they are paid.
+#: Return types of a kernel's functions, by field; charges are checked where they are applied.
 RETURNS: Mapping[str, type] = MappingProxyType(
     {
         **dict.fromkeys(("variants", "fields"), Mapping),
@@ -83,7 +83,7 @@ class KernelUse(NamedTuple):
 
     @property
     def is_ragged(self) -> bool:
-        """Whether rows or keys are no multiple of a tile, so that a kernel must check their ends."""
+        """Whether rows or keys are not multiples of a tile, so that a kernel must check their ends."""
         sizes, phase = self.phase.sizes, self.phase
         rows, keys = sizes[phase.row_axis], sizes[phase.loop_axis]
         return any(b.rows % rows or any(r.cols % keys for r in b.runs) for b in phase.cells)

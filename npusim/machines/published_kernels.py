@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 KernelType = TypeVar("KernelType", bound=PublishedKernel)
 #: The package with a file for each kernel.
 ROOM = "npusim.library.published"
-#: A kernel that decides nothing.
+#: A kernel that makes no decisions.
 _BARE = GpuKernel(name="", whose="")
 
 
@@ -34,7 +34,9 @@ def _packaged() -> dict[str, PublishedKernel]:
 
 
 def kernels(kind: type[KernelType], schedule: str = "") -> Mapping[str, KernelType]:
-    """Return the packaged kernels of a kind by the name that ``kernel=`` takes, of one ``schedule`` if it is given."""
+    """Return the packaged kernels of a kind by the names that ``kernel=`` accepts, for one ``schedule`` if it
+    is given.
+    """
     of_kind = {name: kernel for name, kernel in _packaged().items() if isinstance(kernel, kind)}
     return {n: k for n, k in of_kind.items() if not (schedule and k.computes) or schedule in k.computes}
 
@@ -54,9 +56,9 @@ def home(name: object) -> str:
 
 def find_kernel(kind: type[KernelType], name: str | None, of: Computes | None = None) -> KernelType | None:
     """Return the kernel of a kind that ``kernel=NAME`` or ``kernel=FILE.py:NAME`` means; None for no name and for names
-    of others.
+    of other kinds.
 
-    Raises `SpecError` for a file that cannot be read or fails, `TilingError` where it has no such kernel.
+    Raises `SpecError` for a file that cannot be read or fails, `TilingError` if it has no such kernel.
     """
     if name is None or not outside.is_outside(name):
         return kernels(kind).get(name or "")

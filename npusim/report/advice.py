@@ -1,7 +1,7 @@
-"""Advice on a run: the finding of the first matching rule in its counts, and a change that was simulated and helps.
+"""Advice on a run: the first rule that matches its counts gives the finding, and a change that was simulated and helps.
 
 A rule reads the run's counts, names the finding, and lists changes of the tiling that may help.  They are simulated,
-and the best is named with the time of the changed run; where none helps, none is named.
+and the best is named with the time of the changed run; if none helps, none is named.
 """
 
 from __future__ import annotations
@@ -30,24 +30,26 @@ if TYPE_CHECKING:
     from npusim.report.result_json import RunRecord
     from npusim.simulation.run_result import RunData
 
-#: Core groups whose mean end is below this share of the last end are unevenly loaded.
+#: Share of the last end below which the mean end of core groups means an uneven load.
 EVEN_SHARE = 0.85
-#: Cause of a stall where a queue is empty: its scalar unit has issued nothing for it.
+#: Cause of a stall in which a queue is empty: its scalar unit has issued nothing for it.
 _EMPTY = "no instruction"
-#: The most queries of a decoding step: one a sequence, or some more where tokens are speculated.
+#: Largest number of queries of a decoding step: one per sequence, or more if tokens are speculated.
 DECODED_QUERIES = 16
-#: Start-up of instructions worth mentioning, as a share of the vector unit's time.
+#: Smallest start-up of instructions that is mentioned, as a share of the vector unit's time.
 STARTUP_SHARE = 0.2
 
 
-#: Pairs of query and key of a call on which changes are tried: each takes some tenths of a second.
+#: Pairs of query and key of a call up to which changes are tried: each takes some tenths of a second.
 MOST_PAIRS = 4 * PAIRS
 #: Fields of a tiling by name.
 Fields = Mapping[str, object]
 
 
 class Advice(NamedTuple):
-    """The finding in the counts, the changes that may help, the command of the one that does, the name of the rule."""
+    """The finding in the counts, the changes that may help, the command of the change that does, and the name of the
+    rule.
+    """
 
     text: str
     changes: Callable[[Fields], Iterable[Fields]] | None = None
@@ -56,7 +58,7 @@ class Advice(NamedTuple):
 
 
 def advise(record: RunRecord, trial: Trial | None = None) -> Advice | None:
-    """Return the advice of the first rule that applies, led by its name: ``[vector] ...``.
+    """Return the advice of the first rule that applies, preceded by its name: ``[vector] ...``.
 
     If ``trial`` (only for a run in this process) returns a change that makes the run faster, the text ends with the
     change, its time and its gain, and the advice has its command.
@@ -85,7 +87,8 @@ def decoding(record: RunRecord) -> str | None:
         return None
     lines, fields = [], record.tiling
     kernel = find_kernel(PublishedKernel, str(fields.get("kernel")))
-    if isinstance(kernel, GpuKernel) and kernel.split_rule is not None:  # it cuts keys and packs heads by its rules
+    # it splits keys and packs heads by its own rules
+    if isinstance(kernel, GpuKernel) and kernel.split_rule is not None:
         return None
     working, groups = len(timing.group_ends), record.device.group_count
     if working < groups:
@@ -106,7 +109,7 @@ def decoding(record: RunRecord) -> str | None:
 
 def _few_blocks(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Advice | None:
     working, groups = len(timing.group_ends), record.device.group_count
-    # On a node, the user chose how many devices share a layer: no block is missing.
+    # On a node, the user chose how many devices share a layer: blocks are not missing.
     if working >= groups or decoding(record) or timing.overlap is not None:
         return None
     text = f"only {working} of {groups} core groups have a block to run"
@@ -177,7 +180,7 @@ def _transfers(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Ad
 
 def _waiting(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Advice | None:
     stall = busiest.main_stall
-    # No other rule can name constants of a node's queue; where a pipe or a link is the limit, none waits.
+    # Only this rule can name constants of a node's queue; where a pipe or a link is the limit, no queue waits.
     if stall is None or timing.limit(record.device.link_bytes_per_s).is_limit:
         return None
     cause, cycles = stall
@@ -189,14 +192,16 @@ def _waiting(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Advi
 
 
 def _costs_of(timing: TimingRecord, busiest: QueueUse) -> dict[str, float]:
-    """Return the cycles of the busiest pipe by the constant that determines them; its key is relative to the pipe's."""
+    """Return the cycles of the busiest pipe by the constant that determines them; the keys of constants are relative to
+    the pipe's key.
+    """
     core = busiest.queue.partition(".")[0].rstrip("0123456789")
     prefix = f"cores.{core}.engines.{busiest.pipe}."
     return {c.key.removeprefix(prefix): c.cycles for c in timing.constants if c.key.startswith(prefix)}
 
 
 def _routes(timing: TimingRecord, busiest: QueueUse) -> dict[str, float]:
-    """Return the links of its routes; none for an operation without transfers."""
+    """Return the links of an operation's routes; none for an operation without transfers."""
     costs = _costs_of(timing, busiest)
     return {key.partition(".")[2]: cycles for key, cycles in costs.items() if key.startswith("routes.")}
 
@@ -212,7 +217,7 @@ def _scaled(fields: Fields, names: Iterable[str], factors: Iterable[float]) -> I
 
 def _smaller_blocks(fields: Fields) -> Iterator[Fields]:
     yield from _scaled(fields, ("block_q", "block"), (1 / 2, 1 / 4))
-    if "arrangement" in fields:  # a warp's quad pairs cover fewer rows side by side
+    if "arrangement" in fields:  # a warp's quad pairs cover fewer rows next to one another
         yield {"block_q": 64, "arrangement": "2x2"}
 
 
@@ -235,7 +240,7 @@ def _further_ahead(fields: Fields) -> Iterator[Fields]:
     yield from _scaled(fields, ("block_kv", "block"), (2,))
 
 
-#: In the order of their precedence; a rule returns None where it does not apply.
+#: In the order of their precedence; a rule returns None if it does not apply.
 RULES: Mapping[str, Callable[[RunRecord, TimingRecord, QueueUse], Advice | None]] = MappingProxyType(
     {
         "few blocks": _few_blocks,
@@ -249,7 +254,7 @@ RULES: Mapping[str, Callable[[RunRecord, TimingRecord, QueueUse], Advice | None]
 )
 
 
-# ---------------------------------------------------------------- trying them
+# ---------------------------------------------------------------- trials of changes
 
 
 class Gain(NamedTuple):
@@ -272,7 +277,7 @@ class Trial:
 
     @cached_property
     def fields(self) -> Fields:
-        """The run's fields, including the numbers that their defaults mean."""
+        """The run's fields, including the numbers that its defaults mean."""
         tiling = self._result.tiling
         return {name: effective(tiling, name) or value for name, value in tiling.model_dump().items()}
 
@@ -296,7 +301,7 @@ class Trial:
         return None
 
     def _latency_us(self, fields: Fields, *, is_open: bool = False, is_checked: bool = False) -> float:
-        """Return the time of the run with other fields; infinity where they do not fit, or a check refuses them."""
+        """Return the time of the run with other fields; infinity if they do not fit, or if a check refuses them."""
         r = self._result
         request = Request(r.schedule, problem=r.problem, hw=r.device, tiling=fields, precision=r.precision)
         request = replace(request, l2=r.program.l2)

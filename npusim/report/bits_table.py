@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 #: What an arithmetic of TF32 factors does with float32.
 _TRUNCATED = "; float32 without its low 13 bits"
-#: Largest distance in ULP that is printed: as many steps as a format of 16 bits has numbers.  A float32 output is
-#: further away only from a value so near to 0 that the count means nothing.
+#: Largest distance in ULP that is printed: the number of values of a 16-bit format.  A float32 output is further away
+#: only from a value so near to 0 that the count means nothing.
 COMPARABLE_ULP = 1 << 16
-#: Ranges of a diagnosis by what they are of; keys end in ``_min`` and ``_max``.
+#: Ranges of a diagnosis by their subject; their keys end in ``_min`` and ``_max``.
 _RANGES = (("K", "key"), ("K'", "shifted_key"), ("Q K^T", "raw_score"), ("in the accumulator", "score"))
 
 ERRORS = Columns(
@@ -85,7 +85,7 @@ def bits_facts(record: RunRecord, *, is_full: bool = False) -> Iterator[Fact]:
 
 
 def _why(event: NumericEvent, bits: NumericRecord) -> str:
-    """Return why a row has a NaN, where its scores or their maximum are all -Inf."""
+    """Return why a row has a NaN, if its scores or their maximum are all -Inf."""
     if event.cause != "-inf - -inf":
         return ""
     why = "no score of the row is finite up to this tile"
@@ -95,7 +95,7 @@ def _why(event: NumericEvent, bits: NumericRecord) -> str:
 
 
 def presets_facts(record: RunRecord) -> Iterator[Fact]:
-    """Yield the results of the schedule's other presets: time, and error over the run's on the same rows."""
+    """Yield the results of the schedule's other presets: time, and error relative to the run's on the same rows."""
     rows, of_run = [], next((p.relative_rmse for p in record.presets if p.precision == record.precision), None)
     for p in record.presets:
         if of_run and p.precision == record.precision:
@@ -111,7 +111,9 @@ def presets_facts(record: RunRecord) -> Iterator[Fact]:
 
 
 def _plus_minus(value: float, relative: float) -> str:
-    """Return the standard error of a figure with two decimals, from its relative one; nothing below half a unit."""
+    """Return the standard error of a figure with two decimals, from its relative one; nothing if it is below half a
+    unit.
+    """
     return f" \N{PLUS-MINUS SIGN} {value * relative:.2f}" if value * relative >= 0.005 else ""
 
 
@@ -120,7 +122,7 @@ def _compared(record: RunRecord) -> str:
 
 
 def _diagnosis_lines(figures: Mapping[str, float]) -> Iterator[str]:
-    """Yield a line each on ranges, resonance, underflow, and saturation."""
+    """Yield one line each on ranges, resonance, underflow, and saturation."""
     ranges = [
         f"{name} [{figures[f'{key}_min']:,.4g}, {figures[f'{key}_max']:,.4g}]"
         for name, key in _RANGES
@@ -159,7 +161,7 @@ def _of_other(error: ErrorSummary | None) -> str:
 
 
 def _error(bits: ErrorSummary) -> str:
-    """Return the errors, or the counts of NaN and Inf of an output that has some."""
+    """Return the errors, or the counts of NaN and Inf of an output that has any."""
     if not bits.is_finite:
         return (
             f"not finite: {whole(bits.nan_count)} NaN in the output "
@@ -173,7 +175,7 @@ def _error(bits: ErrorSummary) -> str:
 
 
 def _finite(record: RunRecord, bits: NumericRecord) -> tuple[Cell, ...]:
-    """Return the choices that are finite on the same sample where the output is not."""
+    """Return the choices that are finite on the same sample if the output is not."""
     is_node = record.timing is not None and record.timing.overlap is not None
     if is_node or bits.is_finite:
         return ()  # presets of a node are formats of sums: none was tried
@@ -207,7 +209,7 @@ def _reach(spreads: Sequence[Spread]) -> str:
 
 
 def errors_figure(record: RunRecord, drawn: dict[str, Any]) -> Figure:
-    """Return the errors of the rows that were computed, and where elements overflowed."""
+    """Return the errors of the computed rows, and where elements overflowed."""
     rows = drawn["rows"]
     broken, overflowed = sum(r["nonfinite_rows"] for r in rows), sum(r["overflows"] for r in rows)
     finite = [r for r in rows if r["error"] is not None]

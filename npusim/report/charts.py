@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 Spec = dict[str, Any]
 Row = dict[str, Any]
-#: Number of colours that successive tiles cycle through.
+#: Number of colours through which successive tiles cycle.
 TILE_COLOURS = 5
 #: Pixels of a letter of a label, and most letters of one line of a row's name.
 LETTER, NAME_LETTERS = 6.4, 24
-#: Widths in pixels from which on the names of a front are placed again.
+#: Widths in pixels above which the names of a front are placed again.
 FRONT_WIDTHS = (0, 240, 340, 460, 620, 840, 1060)
 #: Possible positions of a name relative to its point, in pixels, the best first.
 _BESIDE = (
@@ -34,7 +34,7 @@ _BESIDE = (
     *((dx, dy, align) for dy in (-15, 15) for dx, align in ((-6, "left"), (6, "right"))),
 )
 ROW_HEIGHT, CHART_HEIGHT = 26, 280
-#: Width of charts that stand one below the other.
+#: Width of charts that are placed one below the other.
 PANEL_WIDTH = 560
 
 
@@ -146,8 +146,9 @@ def tooltip(**fields: str) -> list[Any]:
 def tracks(slices: Sequence[Row], start_us: float, end_us: float, width: str = "width") -> Spec:
     """Return slices on their tracks: operations coloured by tile, waits as thin bars, numeric events as crosses.
 
-    A slice is a row of ``figures.json``: ``track``, ``name``, ``kind``, ``start_us``, ``end_us``, ``tile``, ...
-    A name is written where it has room; ``width`` is the chart's, of one in a column of several its pixels.
+    A slice is a row of ``figures.json``: ``track``, ``name``, ``kind``, ``start_us``, ``end_us``, ``tile``, ... A name
+    is written if there is space for it; ``width`` is the chart's width, or the number of pixels of a chart in a column
+    of several.
     """
     alt = altair()
     room = f"(datum.end_us - datum.start_us) * {width} > {LETTER * (end_us - start_us)} * (length(datum.name) + 1)"
@@ -186,7 +187,9 @@ def tracks(slices: Sequence[Row], start_us: float, end_us: float, width: str = "
 
 
 def stacked_bars(rows: Sequence[Row], kinds: Sequence[str]) -> Spec:
-    """Return the time of each ``track``, cut by ``kind``: rows ``track``, ``kind``, ``cause``, ``value``, ``share``."""
+    """Return the time of each ``track``, split by ``kind``: rows ``track``, ``kind``, ``cause``,
+    ``value``, ``share``.
+    """
     alt = altair()
     names, order = names_of(rows, "track"), {kind: at for at, kind in enumerate(kinds)}
     ordered = [{**row, "order": order[row["kind"]]} for row in rows]
@@ -207,10 +210,11 @@ def stacked_bars(rows: Sequence[Row], kinds: Sequence[str]) -> Spec:
 
 
 def bars(rows: Sequence[Row]) -> Spec:
-    """Return one bar a ``name`` with its latency, ``value``, as a label; ``text`` is the rest of its tooltip."""
+    """Return one bar for each ``name`` with its latency, ``value``, as a label; ``text`` is the rest of its tooltip."""
     alt, form = altair(), ",.2f"
     names = names_of(rows, "name")
-    scale = {"domain": [0, 1.25 * max(row["value"] for row in rows) or 1], "nice": False}  # room for what is beside
+    # space for what is next to it
+    scale = {"domain": [0, 1.25 * max(row["value"] for row in rows) or 1], "nice": False}
     base = chart_of("rows").encode(
         x=alt.X("value:Q", title="latency, us", axis={"format": ",.2~f", "tickCount": 6}, scale=scale),
         y=rows_axis(names, "name"),
@@ -221,11 +225,13 @@ def bars(rows: Sequence[Row]) -> Spec:
 
 
 def errors(rows: Sequence[Row], limit: float) -> Spec:
-    """Return a point a ``name`` at its relative error, ``value``, on a logarithm, and a line at ``limit``."""
+    """Return one point for each ``name`` at its relative error, ``value``, on a logarithmic axis, and a line at
+    ``limit``.
+    """
     alt, form = altair(), ".1e"
     names = names_of(rows, "name")
     domain = _log_domain([limit, *(row["value"] for row in rows)])
-    scale = {"domain": [domain[0], domain[1] * 2], "nice": False, "type": "log"}  # room for what is beside
+    scale = {"domain": [domain[0], domain[1] * 2], "nice": False, "type": "log"}  # space for what is next to it
     x = alt.X("value:Q", title="relative RMSE", scale=scale, axis=alt.Axis(format="~e", tickCount=5))
     base = chart_of("rows").encode(
         x=x, y=rows_axis(names, "name"), tooltip=[*tooltip(name="input"), alt.Tooltip("value:Q", format=form)]
@@ -265,7 +271,9 @@ def sizes(rows: Sequence[Row], limit: float, limit_name: str) -> Spec:
 
 
 def curves(rows: Sequence[Row], x_title: str) -> Spec:
-    """Return latencies over a size, a line a ``name``, on logarithms: rows ``name``, ``size``, ``latency_us``."""
+    """Return latencies over a size, with one line for each ``name``, on logarithmic axes: rows ``name``, ``size``,
+    ``latency_us``.
+    """
     alt = altair()
     names, sizes_ = names_of(rows, "name"), sorted({row["size"] for row in rows})
     ends = _log_domain([row["latency_us"] for row in rows])
@@ -318,9 +326,9 @@ def changes(rows: Sequence[Row]) -> Spec:
 
 
 def front(points: Sequence[Row], title: str = "") -> Spec:
-    """Return latency against error: rows ``name``, ``latency_us``, ``error``; points with ``is_front`` are joined.
+    """Return latency over error: rows ``name``, ``latency_us``, ``error``; points with ``is_front`` are joined.
 
-    Names are placed where they cover neither one another nor a point, at any width; names without room are in the
+    Names are placed where they cover neither one another nor a point, at any width; names without space are in the
     tooltip.
     """
     alt = altair()
@@ -356,7 +364,7 @@ def _domain(values: Sequence[float]) -> list[float]:
 
 
 def _log_domain(values: Sequence[float]) -> list[float]:
-    """Return a domain that is a factor of two at least."""
+    """Return a domain that covers at least a factor of two."""
     margin = max((max(values) / min(values)) ** 0.12, math.sqrt(2 * min(values) / max(values)))
     return [min(values) / margin, max(values) * margin]
 
@@ -405,8 +413,8 @@ def _meet(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
 def roofline(levels: Sequence[Row], peak: float) -> Spec:
     """Return roofs and the run's points under them, both axes logarithmic.
 
-    A level is ``name``, ``bytes_per_s``, ``intensity`` (operations a byte that crossed it) and ``attained``
-    (operations a second); ``peak`` is that of the matrix units.
+    A level is ``name``, ``bytes_per_s``, ``intensity`` (operations per byte that crossed it) and ``attained``
+    (operations per second); ``peak`` is the rate of the matrix units.
     """
     alt = altair()
     ridges = [peak / level["bytes_per_s"] for level in levels]
@@ -428,7 +436,8 @@ def roofline(levels: Sequence[Row], peak: float) -> Spec:
     scale = alt.Scale(type="log", nice=False)
     x = alt.X("x:Q", scale=scale, title="operations a byte", axis={"format": "~s", "tickCount": 6})
     lowest = min(point["y"] for point in (*roofs, *marks))
-    heights = {"type": "log", "domain": [lowest / 2.5, peak / 1e12 * 2], "nice": False}  # names stand above and below
+    # names are placed above and below
+    heights = {"type": "log", "domain": [lowest / 2.5, peak / 1e12 * 2], "nice": False}
     y = alt.Y("y:Q", scale=heights, title="TFLOP/s", axis={"format": "~g"})
     colour = alt.Color("name:N", scale={"range": "category"}, legend={"orient": "top", "title": "roof of"})
     dash = alt.StrokeDash("name:N", legend=None)
@@ -491,8 +500,8 @@ def grid_of_errors(rows: Sequence[Row]) -> Spec:
 def heatmap(cells: Sequence[Row], x_title: str, y_title: str) -> Spec:
     """Return values over two axes.
 
-    Rows: ``x``, ``y`` (text, in order), ``what`` (the status), and a ``value``, or the ``bound`` below it, or neither
-    (a cross).
+    Rows: ``x``, ``y`` (text, in order), ``what`` (the status), and a ``value``, or the lower ``bound`` of it, or
+    neither (a cross).
     """
     alt = altair()
     columns, lines = names_of(cells, "x"), names_of(cells, "y")

@@ -95,7 +95,7 @@ def compared_runs(
 
 
 def stored_run(word: str) -> Path | None:
-    """Return the file or folder that a word names (``@1``: the last run), or None where it names a schedule."""
+    """Return the file or folder that a word names (``@1``: the last run), or None if it names a schedule."""
     if is_launch(word) or word.endswith(".py"):
         return None
     return kept_run(word) or (Path(word) if _is_file(word) else None)

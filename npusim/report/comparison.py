@@ -51,18 +51,18 @@ Kind = Literal["time", "cycles", "count", "share", "bytes", "error", "text"]
 _NEAR = (0.5, 2.0)
 #: Numbers of parts and of changes that the terminal shows, and of parts that a chart shows; JSON has them all.
 SHOWN, DRAWN = 10, 8
-#: Letters of the longest label that heads a column: three such runs fit a terminal.
+#: Letters of the longest label above a column: three runs with such labels fit a terminal.
 LABEL_LETTERS = 10
 POINTS = Columns(
     Column("run", "name"), Column("latency us", "latency_us", ",.2f"), Column("relative RMSE", "error", ".2e")
 )
-#: A part of a unit's time in JSON, of the part itself, and of a change that has one.
+#: The time of a part of a unit in JSON; for a part itself, and for a change that has one.
 _PART = keyed("kind", "name", "cycles", "givers")
 STEP = Columns(
     Column("moved: unit", "unit", style="label", key="unit"),
     *(replace(column, value=attrgetter(f"part.{column.key}")) for column in _PART),
 )
-#: A change of a unit: tables have the cycles of each run between its columns.
+#: A change of a unit: tables insert the cycles of each run between its columns.
 MOVED = Columns(
     *STEP.columns,
     Column("operation, or wait", "part", str),
@@ -85,7 +85,7 @@ class ComparedFigure:
     values: tuple[Value, ...]
 
     def relative_change(self, run: int = 1) -> float | None:
-        """(new - old) / old against the first run; None for text, for missing figures and where old is 0."""
+        """(new - old) / old relative to the first run; None for text, for missing figures, and if old is 0."""
         old, new = self.values[0], self.values[run]
         if not isinstance(old, int | float) or not isinstance(new, int | float):
             return None
@@ -133,7 +133,7 @@ class Comparison:
     moved : tuple of Moved
         Changes of all units in the core group that ends last, in cycles, the largest first.
     chains : tuple of tuple of Moved
-        For each run the operations that cause its first cause, if that is a wait.
+        For each run the operations that lead to its first cause, if that is a wait.
     sheets : tuple of Sheet
         The runs in the form in which they are compared.
 
@@ -158,7 +158,7 @@ class Comparison:
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """Heads of columns: the labels, or A, B, ... where one of them is longer than `LABEL_LETTERS`."""
+        """Heads of columns: the labels, or A, B, ... if one of them is longer than `LABEL_LETTERS`."""
         if max(map(len, self.labels)) <= LABEL_LETTERS or len(self.labels) > len(ascii_uppercase):
             return self.labels
         return tuple(ascii_uppercase[: len(self.labels)])
@@ -400,7 +400,7 @@ def _beside(
     value_style: Callable[[Any], Style] = lambda row: "",
     **changes: Callable[[Any, int], str],
 ) -> Iterator[Column]:
-    """Yield the columns of each run: its value, and against the first run its changes, by their titles."""
+    """Yield the columns of each run: its value, and its changes relative to the first run, by their titles."""
     for run, title in enumerate(titles):
         yield Column(title, _of(run, value), align=">", style=value_style)
         for name, change in changes.items() if run else ():
@@ -428,7 +428,7 @@ def part_columns(latency: Breakdown, labels: Sequence[str]) -> Columns:
 
 
 def _parts_grid(latency: Breakdown, heads: Sequence[str]) -> Grid:
-    """Return the parts that moved, the largest first, the rest as one, and their sum."""
+    """Return the parts that changed, the largest first, the others combined, and their sum."""
     runs = range(1, len(latency.sheets))
     moved = [p for p in latency.ranked if any(latency.change_us(p, i) for i in runs)]
     shown = moved[:SHOWN]

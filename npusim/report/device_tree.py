@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.config.quantity import Sourced
 
-#: Ends of keys, and the units of their values; the longest end that fits counts.
+#: Ends of keys, and the units of their values; the longest end that matches counts.
 _UNITS: Mapping[str, str] = MappingProxyType(
     {
         "bytes_per_cycle": "B/cycle",
@@ -70,7 +70,9 @@ def quantity_text(key: str, value: object) -> str:
 def device_table(
     device: DeviceSpec, only: str = "", basis: str | None = None, *, has_sources: bool = False
 ) -> tuple[Block, ...]:
-    """Return the numbers of a device whose keys start with ``only``, or of one basis; raise `SpecError` for none."""
+    """Return the numbers of a device whose keys start with ``only``, or of one basis; raise `SpecError` if there are
+    none.
+    """
     if basis is not None and basis not in BASES:
         raise SpecError(f"--basis {basis}{suggest(basis, BASES)}")
     rows = [(key, fact) for key, fact in device.facts() if key.startswith(only) and basis in (None, fact.basis)]

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from npusim.studies.evaluate.evaluation import Microseconds
 
 _STYLES: Mapping[str, Style] = MappingProxyType({"right": "good", "wrong": "bad", "unproved": "warn"})
-#: Times on a device, the first wrong element, the worst judged call, and what is not read: JSON has them by these keys.
+#: Times on a device, the first wrong element, the worst judged call, and constructs that are not read: JSON has them
+#: under these keys.
 TIME = Columns(
     *keyed("low", "mid", "high", "limit", "limit_share", "registers", "spilled", "errors"),
     *keyed("key", "reason", "tile", "is_ranked", "warps", "is_link", "block_warps"),
@@ -64,7 +65,7 @@ def _text(us: Microseconds) -> str:
 
 
 def evaluated_table(evaluations: Sequence[Evaluation]) -> Iterator[Block]:
-    """Yield the candidates, a row each, and the facts of those that are not right."""
+    """Yield the candidates, one row each, and the facts of those that are not right."""
     devices = list(dict.fromkeys(device for e in evaluations for device in e.us))
     yield Heading(f"{len(evaluations)} {plural(len(evaluations), 'kernel')} judged", ", ".join(devices))
     yield candidate_columns(devices).grid(evaluations)

@@ -50,7 +50,7 @@ SCHEMA_VERSION = 1
 SHOWN = 5
 
 
-# ---------------------------------------------------------------- what the time depends on
+# ---------------------------------------------------------------- dependence of the time
 
 
 def _change(share: float) -> str:
@@ -70,7 +70,9 @@ SHOWN_CHANGE = 0.0005
 
 
 def sensitivity_table(constants: Sequence[Sensitivity]) -> tuple[Block, ...]:
-    """Return one line a constant that changes the latency by `SHOWN_CHANGE` or more, and the number of the others."""
+    """Return one line for each constant that changes the latency by `SHOWN_CHANGE` or more, and the number of the
+    others.
+    """
     shown = [s for s in constants if max(abs(s.lower), abs(s.higher)) >= SHOWN_CHANGE]
     left_out = len(constants) - len(shown)
     text = f"{left_out} more {plural(left_out, 'constant')} in --json, each with a change below {SHOWN_CHANGE:.2%}"
@@ -79,11 +81,11 @@ def sensitivity_table(constants: Sequence[Sensitivity]) -> tuple[Block, ...]:
 
 
 def sensitivity_document(constants: Iterable[Sensitivity]) -> list[dict[str, object]]:
-    """Return one entry a constant, the strongest first."""
+    """Return one entry for each constant, the strongest first."""
     return SENSITIVITY.records(constants)
 
 
-# ---------------------------------------------------------------- what changes bits
+# ---------------------------------------------------------------- changes of bits
 
 VERDICTS: Mapping[str, tuple[str, Style]] = MappingProxyType(
     {
@@ -172,7 +174,8 @@ def invariance_table(invariance: Invariance) -> tuple[Block, ...]:
 
 
 def _verdict(findings: Sequence[Finding]) -> Iterator[Cell]:
-    """Yield the aspects that change bits, with the fields that prevent it and their cost; then all others, a line each.
+    """Yield the aspects that change bits, with the fields that prevent it and their cost; then all others, one line
+    each.
 
     Fields of the kernel itself (`OWN`) come last: these bits are fixed only if the field is named.
     """
@@ -346,7 +349,7 @@ def _quantity(r: Residual) -> str:
 
 
 def residuals(report: TimesReport) -> Columns:
-    """Return the columns of the report's residuals: with their tile where one was chosen."""
+    """Return the columns of the report's residuals; with their tile if one was chosen."""
     tile = "chosen tile" if any(r.tile for r in report.residuals) else None
     return Columns(
         Column("case", "name", key="name"),
@@ -375,7 +378,7 @@ def validation_document(report: TimesReport) -> dict[str, object]:
     return document("validate", version=SCHEMA_VERSION, cases=cases, summary=summary)
 
 
-#: Recordings by name, with how many outputs are equal.
+#: Recordings by name, with the number of equal outputs.
 BITS = Columns(
     Column("name", 0),
     Column(

@@ -1,4 +1,4 @@
-"""Latencies of a grid of shapes as the tables that serving simulators read: predicted, with the band as a column.
+"""Latencies of a grid of shapes in the tables that serving simulators read: predicted, with the band as a column.
 
 ``aiconfigurator``: columns of its ``gemm_perf``, ``context_attention_perf`` and ``generation_attention_perf`` files,
 latency in ms.  ``msmodeling``: columns of its profiling database, shapes as text, duration in us.
@@ -46,7 +46,7 @@ def latency_rows(
     ``axes``: values of ``m n k``, or of ``batch heads kv_heads seq_q seq_kv head_dim`` (causal unless an option says
     otherwise); ``form``: ``aiconfigurator`` or ``msmodeling``.  ``on_time`` receives each shape and its latency, us.
 
-    Raises `SpecError` for sizes of neither kind, a schedule without a time, or where no shape has a prediction.
+    Raises `SpecError` for sizes of neither kind, for a schedule without a time, or if no shape has a prediction.
     """
     sizes = set(axes)
     if sizes != {"m", "n", "k"} and not {"heads", "seq_q", "head_dim"} <= sizes <= set(_ATTENTION):
@@ -76,7 +76,9 @@ def latency_rows(
 
 
 def drawn_size(axes: Mapping[str, Sequence[int]]) -> str:
-    """Return the size over which latencies are drawn, that with most values; raise `SpecError` where none has two."""
+    """Return the size over which latencies are drawn, the one with the most values; raise `SpecError` if none
+    has two.
+    """
     over = max(axes, key=lambda name: len(set(axes[name])), default="")
     if len(set(axes.get(over, ()))) < 2:
         raise SpecError(
@@ -88,7 +90,7 @@ def drawn_size(axes: Mapping[str, Sequence[int]]) -> str:
 def latencies_figure(
     schedule: str, hw: str, axes: Mapping[str, Sequence[int]], times: Sequence[tuple[Mapping[str, int], float]]
 ) -> Figure:
-    """Return the latencies of a grid over the size with most values, a line for each combination of the others.
+    """Return the latencies of a grid over the size with the most values, one line for each combination of the others.
 
     ``times``: sizes, and the latency in us.  Raises `SpecError` as `drawn_size`.
     """

@@ -20,8 +20,8 @@ from npusim.units import plural
 if TYPE_CHECKING:
     from npusim.formats.layout.instruction import MmaInstruction
 
-#: Degrees on the colour circle, then four shades of each: 32 colours that stay apart, and leave
-#: black text readable, where a terminal has only 256.
+#: Degrees on the colour circle, then four shades of each: 32 colours that are distinguishable, and on which black text
+#: is readable, if a terminal has only 256 colours.
 _HUES = (220, 25, 130, 325, 55, 275, 185, 95)
 _SHADES = (0.84, 0.77, 0.70, 0.64)
 _SATURATION = 0.7
@@ -29,7 +29,7 @@ _SATURATION = 0.7
 
 @dataclass(frozen=True, slots=True)
 class Square:
-    """One element: the lane that holds it, the number of its value in the lane, and the other lanes that need it."""
+    """One element: the lane that holds it, the index of its value in the lane, and the other lanes that need it."""
 
     lane: int
     value: int
@@ -38,7 +38,9 @@ class Square:
     is_in_place: bool = True
 
     def __str__(self) -> str:
-        """Return ``T5V2``, value 2 of lane (thread) 5; ``T0V2>T2`` must move there, ``T0V0+T8`` is needed there too."""
+        """Return ``T5V2``, value 2 of lane (thread) 5; ``T0V2>T2`` must move to lane 2, ``T0V0+T8`` is also needed in
+        lane 8.
+        """
         others = ",".join(f"T{lane}" for lane in self.needed_by)
         return f"T{self.lane}V{self.value}{('+' if self.is_in_place else '>') + others if others else ''}"
 
@@ -57,7 +59,7 @@ class Picture:
     legend: str = ""
 
 
-# ---------------------------------------------------------------- what is drawn
+# ---------------------------------------------------------------- contents of pictures
 
 
 def fragment_picture(instruction: MmaInstruction, operand: str, arrangement: Arrangement | None = None) -> Picture:
@@ -73,9 +75,9 @@ def fragment_picture(instruction: MmaInstruction, operand: str, arrangement: Arr
 
 
 def chain_picture(instruction: MmaInstruction, operand: str, arrangement: Arrangement | None = None) -> Picture:
-    """Return the picture of an accumulator and of the values that its next product needs moved.
+    """Return the picture of an accumulator and of the values that must move for its next product.
 
-    Raises `LayoutError` where they cannot be chained or the arrangement does not fit.
+    Raises `LayoutError` if they cannot be chained or if the arrangement does not fit.
     """
     fragment = instruction.operand(operand)
     linked = chain(instruction.c, fragment, arrangement=arrangement)
@@ -101,7 +103,7 @@ def _squares(
     arrangement: Arrangement | None,
     square: Callable[[Source], Square],
 ) -> tuple[tuple[Square, ...], ...]:
-    """Return the squares of the warp where it is arranged, else of its first group."""
+    """Return the squares of the warp if it is arranged, otherwise those of its first group."""
     drawn = {at: seat for at, seat in seats.items() if arrangement or not fragment.group(seat[0])}
     rows, columns = (1 + max(axis) for axis in zip(*drawn, strict=True))
     return tuple(tuple(square(drawn[r, c]) for c in range(columns)) for r in range(rows))

@@ -85,7 +85,7 @@ def formats_document() -> dict[str, object]:
 
 
 def element_table(fmt: FloatFormat, values: Sequence[float]) -> list[Block]:
-    """Return a format's fields, its code points where they are few, and ``values`` cast to it."""
+    """Return a format's fields, its code points if they are few, and ``values`` cast to it."""
     facts = [
         ("fields", cells(_fields(fmt))),
         ("largest", cells(f"{fmt.max_finite:.6g}")),
@@ -148,7 +148,7 @@ def _quantized(fmt: BlockFormat, rule: str | None, values: Sequence[float]) -> B
 
 
 def block_steps(made: BlockArray, values: Sequence[float]) -> list[tuple[float, ...]]:
-    """Return x, x over its scales, element, its code, value and error of each of ``values``."""
+    """Return, for each of ``values``: x, x divided by its scales, the element, its code, its value and its error."""
     scale = float(made.block_scales.flat[0]) * float(made.tensor_scale)
     elements = get_format(made.fmt.element).values[made.elements.view(np.uint8)] * made.fmt.unit
     restored = made.values()
@@ -159,7 +159,7 @@ def block_steps(made: BlockArray, values: Sequence[float]) -> list[tuple[float, 
 
 
 def block_document(fmt: BlockFormat, rule: str | None, values: Sequence[float]) -> dict[str, object]:
-    """Return a block format and the block quantised as JSON data."""
+    """Return a block format and the quantised block as JSON data."""
     quantised = _quantized(fmt, rule, values)
     return document(
         "format",
@@ -177,7 +177,7 @@ def block_document(fmt: BlockFormat, rule: str | None, values: Sequence[float]) 
 
 
 def element_document(fmt: FloatFormat) -> dict[str, object]:
-    """Return a format as JSON data; code points where they are few (NaN and Inf as text)."""
+    """Return a format as JSON data; with its code points if they are few (NaN and Inf as text)."""
     codes = fmt.values[: 1 << fmt.bits] if fmt.bits <= int(math.log2(FEW_CODES)) else ()
     points = [float(v) if math.isfinite(v) else str(v) for v in codes]
     return document(

@@ -30,9 +30,9 @@ TENSOR_FILE = "output.safetensors"
 #: Files of a run folder; a folder with any other file is not replaced.
 _RUN_FILES = frozenset({RESULT_FILE, FIGURES_FILE, PIPES_FILE, TENSOR_FILE, REPORT_FILE, TRACE_FILE})
 
-#: Where the header of a safetensors file begins, behind its length.
+#: Offset of the header in a safetensors file, after its length.
 _HEADER_AT = 8
-#: Seconds after which a file that was not finished is one of a process that was killed.
+#: Seconds after which an unfinished file is assumed to belong to a process that was killed.
 _LEFT_S = 3600
 
 #: Default folder of runs.
@@ -45,7 +45,7 @@ def kept_run(word: str) -> Path | None:
 
     A kind is the beginning of its folders' names, up to a dash.  None for a word of another form.
 
-    Raises `SpecError` if there are fewer runs (states the number).
+    Raises `SpecError`, with the number of runs, if there are fewer.
     """
     match = _COUNTED.fullmatch(word)
     if match is None or Path(word).exists():
@@ -60,7 +60,7 @@ def kept_run(word: str) -> Path | None:
 
 
 def check_writable(folder: Path, digest: str | None = None) -> None:
-    """Raise `OutputError` if a run could not be written to ``folder``; creates no file.
+    """Raise `OutputError` if a run could not be written to ``folder``; this creates no file.
 
     ``digest`` is the run's: a folder with another run is refused; None: any run in the folder will be replaced. Call
     this before a long simulation.
@@ -95,7 +95,7 @@ def _digest_in(file: Path) -> str | None:
 
 
 def check_file_writable(file: Path) -> None:
-    """Raise `OutputError` if `write_whole` could not write a file; creates no file."""
+    """Raise `OutputError` if `write_whole` could not write a file; this creates no file."""
     _check_target(file)
     if file.is_dir():
         raise OutputError(f"{file}: cannot be written: there is a folder of that name")

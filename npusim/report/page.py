@@ -36,7 +36,7 @@ TEMPLATES = Path(__file__).with_name("template")
 TABLES = (".csv", ".sqlite")
 #: Numbers that a line of a page must not break: ``4.00e-05``, and a number with its unit.
 NUMBER = re.compile(r"[-+]?\d[\d.,]*(?:e[-+]\d+|(?:\.\.\d+)? (?:%|us|ms|GHz|[KMG]iB|TFLOP/s))")
-#: Windows of a timeline that a page of several runs leaves out, to stay small.
+#: Windows of a timeline that a page of several runs omits, to stay small.
 LEFT_OUT = ("Prologue", "Epilogue")
 
 
@@ -73,7 +73,9 @@ def saved_page(runs: Sequence[Path]) -> str:
 
 
 def comparison_page(comparison: Comparison, drawn: Sequence[dict[str, Any] | None] = ()) -> str:
-    """Return the page of runs side by side, then of each; ``drawn`` are their ``figures.json``, where known."""
+    """Return the page of several runs and their differences, then of each; ``drawn`` are their ``figures.json``, if
+    known.
+    """
     parts = [comparison_part(comparison)]
     figures_known = (*drawn, *(None for _ in comparison.sheets))
     for number, (sheet, figures) in enumerate(zip(comparison.sheets, figures_known, strict=False), start=1):
@@ -107,7 +109,7 @@ def theme(name: str) -> dict[str, Any]:
 
 
 def page_html(title: str, parts: Sequence[PagePart]) -> str:
-    """Return a page as HTML; raise `NpusimError` where a library of the extra ``report`` is missing."""
+    """Return a page as HTML; raise `NpusimError` if a library of the extra ``report`` is missing."""
     altair()
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup, escape
@@ -159,7 +161,7 @@ def _vega() -> str:
     code = "window.vegaEmbed = vegaEmbed;"
     stamp = cache.digest(code, version("vl-convert-python"))
     if (library := cache.load("vega.js", stamp)) is None:
-        library = vl_convert.javascript_bundle(code).encode()  # without the notices of its parts; takes seconds
+        library = vl_convert.javascript_bundle(code).encode()  # without the notices of its parts, which take seconds
         cache.store("vega.js", stamp, library, is_silent=True)
     text = library.decode()
     notices = (TEMPLATES / "licences.txt").read_text(encoding="utf-8")

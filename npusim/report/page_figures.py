@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FIGURES_FILE = "figures.json"
 SCHEMA_VERSION = 1
 KIND = "npusim.figures"
-#: Operations that a window shows: as many as a reader can distinguish on a page.
+#: Number of operations that a window shows: as many as a reader can distinguish on a page.
 WINDOW_OPERATIONS = 90
 #: Parts of the rows for which errors are stored.
 PARTS = 60
@@ -116,7 +116,7 @@ def _memories(result: RunData) -> Iterator[dict[str, object]]:
     listed = set()
     for name, (used, capacity) in result.program.occupancy_bytes().items():
         short = name.rpartition(".")[2]
-        if used and (short, used) not in listed:  # two cores of a kind are alike
+        if used and (short, used) not in listed:  # two cores of a kind are equal
             listed.add((short, used))
             yield {"name": short, "used_bytes": used, "capacity_bytes": capacity}
 
@@ -125,8 +125,8 @@ def _memories(result: RunData) -> Iterator[dict[str, object]]:
 
 
 def _rows(result: RunData, bits: NumericResult) -> Iterator[dict[str, object]]:
-    """Yield the errors of the rows computed, a few rows of one head together, and the number of values that overflowed
-    there.
+    """Yield the errors of the computed rows, for a few rows of one head together, and the number of values that
+    overflowed there.
     """
     if not bits.row_errors:
         return
@@ -154,7 +154,7 @@ def _rows(result: RunData, bits: NumericResult) -> Iterator[dict[str, object]]:
 
 
 def _overflows(result: RunData, bits: NumericResult) -> Iterator[tuple[int, int, int, int]]:
-    """Yield batch, head and row of the first of each operation's overflows, and how many elements they are."""
+    """Yield batch, head and row of the first of each operation's overflows, and the number of these elements."""
     overflowed = {e.block for e in bits.events if e.kind == "overflow"}
     blocks = {str(b): b for p in result.program.phases if p.serves == "rows" for b in p.blocks if str(b) in overflowed}
     for event in bits.events:

@@ -1,9 +1,10 @@
 """``pipes.csv``: pipe use of every core under the column names of the vendor's profiler.
 
 One row per core that has work, as in ``PipeUtilization.csv`` of ``msprof op``, so that a measured and a predicted file
-can be joined on ``block_id`` and ``sub_block_id``.  Times are of the core's run (ratios are of its cycles), without the
-launch.  Columns for which npusim has no queue (scalar time, instruction-cache misses) are omitted instead of written as
-0; the last two columns, the method of simulation and the largest distance from exact cycles, are npusim's additions.
+can be joined on ``block_id`` and ``sub_block_id``.  Times are those of the core's run (ratios are shares of its
+cycles), without the launch.  Columns for which npusim has no queue (scalar time, instruction-cache misses) are omitted
+instead of written as 0; the last two columns, the method of simulation and the largest distance from exact cycles, are
+npusim's additions.
 
 Source: CANN documentation, msprof op, "PipeUtilization".
 """
@@ -44,7 +45,7 @@ class MeasuredPipes(NamedTuple):
 
 
 def pipe_columns(record: RunRecord) -> PipeColumns:
-    """Return the columns by name, one value per core; None where a column is another core's.
+    """Return the columns by name, one value per core; None if a column belongs to another core.
 
     A run without a time has no rows.
     """
@@ -62,7 +63,7 @@ def pipe_columns(record: RunRecord) -> PipeColumns:
 
 
 def pipes_csv(record: RunRecord) -> str:
-    """Return the columns as CSV text, ``NA`` where a column is another core's."""
+    """Return the columns as CSV text, ``NA`` if a column belongs to another core."""
     columns = pipe_columns(record)
     rows = zip(*columns.values(), strict=True)
     return csv_text(columns, ([_NOT_APPLICABLE if v is None else v for v in row] for row in rows))
@@ -94,7 +95,7 @@ def _kind(queue: str) -> str:
 def read_pipes(file: Path) -> MeasuredPipes:
     """Return the longest block of a profiler's ``PipeUtilization.csv``, or of a ``pipes.csv``.
 
-    Raises `SpecError` where the file cannot be read, or lacks a column or a number that is needed.
+    Raises `SpecError` if the file cannot be read, or lacks a column or a number that is needed.
     """
     columns, rows = read_csv(file)
     kinds = [c.removesuffix(_TOTAL) for c in columns if c.endswith(_TOTAL)]
@@ -134,7 +135,7 @@ def read_pipes(file: Path) -> MeasuredPipes:
 def _busy(
     row: Mapping[str, str], columns: Iterable[str], kind: str, core: str, total: float, where: str
 ) -> Iterator[tuple[str, int]]:
-    """Yield the pipes of one core of a row, with their busy cycles: by their times, else by their ratios."""
+    """Yield the pipes of one core of a row, with their busy cycles: from their times, otherwise from their ratios."""
     duration_us = cell_number(row, f"{kind}_time(us)", where)
     for column in columns:
         ratio = re.fullmatch(rf"{kind}_(\w+)_ratio", column)

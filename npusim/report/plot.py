@@ -28,7 +28,8 @@ def check_plot(file: Path) -> None:
 
 
 def picture(figures: Iterable[Figure], suffix: str, subject: str = "", first: Iterable[str] = ()) -> bytes:
-    """Return a chart of ``figures`` as a file with that ending: one whose key begins as in ``first``, else the first.
+    """Return a chart of ``figures`` as a file with that ending: the first whose key begins as in ``first``, else the
+    first of all.
 
     The title is ``subject`` and the figure's, with its meaning below.  The title of an axis that does not start at 0
     states the start.  Raises `SpecError` where no figure has a chart.
@@ -48,7 +49,7 @@ def svg(spec: Spec, width: int = WIDTH) -> str:
     import vl_convert
 
     text = vl_convert.vegalite_to_svg(_document(spec, width))
-    # Clip paths are numbered through all pictures of a process; a file has separate numbers.
+    # Clip paths are numbered over all pictures of a process; a file gets numbers of its own.
     numbers = {name: n for n, name in enumerate(dict.fromkeys(re.findall(r"\bclip\d+\b", text)))}
     return re.sub(r"\bclip\d+\b", lambda found: f"clip{numbers[found[0]]}", text) + "\n"
 

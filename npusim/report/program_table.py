@@ -75,12 +75,14 @@ class Printed:
 
     @classmethod
     def of(cls, name: str, program: TileProgram, device: str) -> Printed:
-        """Return a program's listing under a name; raises `ProgramError` where a body looks at its loop's index."""
+        """Return a program's listing under a name; raises `ProgramError` if a body reads the value of its
+        loop's index.
+        """
         return cls(name, device, listing_of(program))
 
 
 def program_table(printed: Printed) -> Iterator[Block]:
-    """Yield the table of a program: its rings, then the operations of the commonest block of each phase."""
+    """Yield the table of a program: its rings, then the operations of the most frequent block of each phase."""
     rings = printed.listing.rings
     inner = sum(is_inner(ring) for ring in rings)
     also = f"; {inner} from a queue to itself are not listed" if inner else ""
@@ -113,7 +115,7 @@ def program_figures(tables: Sequence[Mapping[str, Any]]) -> Iterator[Figure]:
 
 
 def program_document(printed: Printed) -> dict[str, object]:
-    """Return a program as JSON data: every ring, and the operations of the commonest block of each phase."""
+    """Return a program as JSON data: every ring, and the operations of the most frequent block of each phase."""
     rings, phases = RINGS.records(printed.listing.rings), PHASES.records(printed.listing.phases)
     return document("program", schedule=printed.name, device=printed.device, rings=rings, phases=phases)
 
@@ -132,7 +134,7 @@ def _about(phase: ListedPhase) -> str:
 
 
 def is_inner(ring: ListedRing) -> bool:
-    """Return whether one queue fills and empties a ring: the queue's order is enough, no queue waits."""
+    """Return whether one queue fills and empties a ring: the queue's order suffices, and no queue waits."""
     return ring.producers == ring.consumers and not ring.peeks
 
 
@@ -159,7 +161,7 @@ def _of_neighbours(text: str) -> str:
 
 
 def _listed_core(text: str, alike: Mapping[str, str]) -> str:
-    """Return a memory or queues, with a core named like an equal one, unless both occur."""
+    """Return a memory or queues, with a core named like an equal one unless both occur."""
     for core, other in alike.items():
         if other not in text:
             text = re.sub(rf"\b{re.escape(core)}\b", other, text)
@@ -185,7 +187,7 @@ def _rows(items: Sequence[ListedItem], longest: ListedLoop | None, depth: int) -
         if isinstance(item, ListedOp):
             times = f"{count} x " if count > 1 else ""
             queue, label, *others = OPERATIONS.texts(item)
-            if any(others):  # else it only has a place in the order of its queue, and costs nothing
+            if any(others):  # otherwise it only has a place in the order of its queue, and costs nothing
                 yield (f"{indent}{queue}", f"{times}{label}", *others)
             continue
         text, listed = ("", item.items) if longest in (None, item) else _difference(item, longest)
@@ -254,7 +256,7 @@ def _without(items: Sequence[ListedItem], cores: Mapping[str, str]) -> tuple[Lis
 
 
 def _folded(items: Sequence[ListedItem]) -> Iterator[tuple[ListedItem, int]]:
-    """Yield the items, each with 1; operations that repeat in a period once each, with their number."""
+    """Yield the items, each with 1; operations that repeat in a period are yielded once each, with their number."""
     keys = [(i.queue, i.label, i.computes) if isinstance(i, ListedOp) else id(i) for i in items]
     at = 0
     while at < len(items):
@@ -265,7 +267,9 @@ def _folded(items: Sequence[ListedItem]) -> Iterator[tuple[ListedItem, int]]:
 
 
 def _period(keys: Sequence[object]) -> tuple[int, int]:
-    """Return the period at the beginning of ``keys`` that saves most lines, and its repetitions: (1, 1) for none."""
+    """Return the period at the beginning of ``keys`` that saves the most lines, and its repetitions; (1, 1) if there is
+    none.
+    """
 
     def times(period: int) -> int:
         count = 1
@@ -298,7 +302,7 @@ class ProgramDifference:
 
 
 def program_difference(first: Printed, second: Printed) -> ProgramDifference:
-    """Return the differences of the rings and the commonest blocks of two programs."""
+    """Return the differences of the rings and the most frequent blocks of two programs."""
     a, b = ({name: rows for name, _, _, rows in _sections(p.listing)} for p in (first, second))
     sections = {name: list(_changed(a.get(name, []), b.get(name, []))) for name in dict.fromkeys((*a, *b))}
     names = first.name, second.name

@@ -56,8 +56,8 @@ class DeviceRecord:
 class RunRecord:
     """One run; the keys of ``result.json`` are these fields.
 
-    ``timing`` is None on a device described for its values only, ``numerics`` where no bits were computed; ``orders``:
-    a node's partial sums added in other orders; ``ignored``: omitted features of the workload's attention; ``digest``:
+    ``timing`` is None on a device described for its values only, ``numerics`` if no bits were computed; ``orders``: a
+    node's partial sums added in other orders; ``ignored``: omitted features of the workload's attention; ``digest``:
     hash of everything that affected the prediction.
     """
 

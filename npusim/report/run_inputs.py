@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from npusim.report.result_json import RunRecord
     from npusim.simulation.sequence import SequenceRun
 
-#: Number of sequence lengths that a line names.
+#: Number of sequence lengths that a line lists.
 LENGTHS = 6
 
 
 def problem_text(problem: dict[str, object]) -> str:
-    """Return sizes as the field writes them: ``B1 N5 S4096 d128 causal float16``.
+    """Return sizes in the usual notation: ``B1 N5 S4096 d128 causal float16``.
 
     A matrix product is ``m128 n128 k64 float16``, a copy ``1 MiB``, a recorded launch ``X, Y (4096, 512) float16``.
     """
@@ -191,7 +191,7 @@ SEQUENCE = Columns(
 
 
 def sequence_table(path: str, runs: Sequence[SequenceRun]) -> tuple[Block, ...]:
-    """Return the runs of launches one after another, and the time of all."""
+    """Return the runs of launches one after another, and their total time."""
     times = [r.result.latency_us for r in runs]
     total = sum(t for t in times if t is not None)
     of_all = f"{total:,.2f} us, each launch timed by itself" if None not in times else "bits alone"
@@ -211,7 +211,7 @@ def _unread(call: Call) -> str:
 
 
 def device_summary(device: DeviceSpec) -> str:
-    """Return how many numbers of a device rest on which basis."""
+    """Return how many numbers of a device have each basis."""
     bases = Counter(fact.basis for _, fact in device.facts())
     numbers = ", ".join(f"{count} {basis}" for basis, count in bases.items())
     return f"{device.name}, {numbers}, digest {device.digest()}"
@@ -265,7 +265,7 @@ def fields_table(
 ) -> tuple[Block, ...]:
     """Return the tiling fields and precision presets of a schedule on cores of its family.
 
-    ``chosen``: fields that a run chooses where they are not named, with their declared values.
+    ``chosen``: fields that a run chooses if they are not named, with their declared values.
     """
     rule = "the value in brackets, or that of another simulated tile that is at least 1 % faster"
     presets = [

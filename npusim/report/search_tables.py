@@ -1,6 +1,6 @@
 """A search: the ranking and its proof, fronts, gains of another device; as text, and as a page.
 
-The page uses the rows of a search's table, so that one written by another version, or by hand, is shown too.
+The page uses the rows of a search's table, so that a table written by another version, or by hand, is shown too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from npusim.studies.explore.search import Progress
 
 STORE = ".sqlite"
-#: Reasons of infeasible points that are shown, the commonest first.
+#: Number of reasons of infeasible points that are shown, the most frequent first.
 _SHOWN_REASONS = 3
 #: Numbers of points that a chart names and that a table lists, and of pairs of axes that are drawn.
 NAMED, LISTED, MAPS = 15, 200, 3
@@ -55,7 +55,7 @@ def _method(row: Row) -> str:
     return (row["method"] or "") + (f" ±{percent(row['band'])}" if row["band"] else "")
 
 
-#: A point of a search, its row as `_row` has it: each figure as tables write it and as JSON has it.
+#: A point of a search, as a row of `_row`: each figure in the form of tables and in the form of JSON.
 POINT = Columns(
     *keyed("tiling"),
     Column("status", "status", key="status"),
@@ -94,8 +94,8 @@ def exploration_table(
 ) -> tuple[Block, ...]:
     """Return the ranking of each problem and device, the fastest first, and the outcomes of the other points.
 
-    ``exploration`` is None where the search was interrupted: ``outcomes`` are then the finished ones among the points
-    that ``last``, the search's last report, counts.  ``about`` is the subject in the search's store.
+    ``exploration`` is None if the search was interrupted: ``outcomes`` are then the finished ones among the points that
+    ``last``, the search's last report, counts.  ``about`` is the subject in the search's store.
     """
     counts: Counter[str] = Counter(o.status for o in outcomes)
     total = max(last.points, len(outcomes))
@@ -154,7 +154,7 @@ def _remaining_us(last: Progress, exploration: Exploration | None) -> float | No
 def exploration_document(
     schedule: str, outcomes: Sequence[PointOutcome], exploration: Exploration | None, last: Progress
 ) -> dict[str, object]:
-    """Return the points of a search as JSON data, with the best, and the front of a search that is over."""
+    """Return the points of a search as JSON data, with the best, and the front of a finished search."""
     best = best_of(outcomes)
 
     def records(of: Sequence[PointOutcome]) -> list[dict[str, Any]]:
@@ -173,7 +173,7 @@ def exploration_document(
 
 
 def _row(outcome: PointOutcome) -> Row:
-    """Return a point as the columns of `POINT` read it: its axes by name and together, and its figures."""
+    """Return a point in the form that the columns of `POINT` read: its axes by name and together, and its figures."""
     return {"tiling": outcome.point, **outcome.row()}
 
 
@@ -198,7 +198,7 @@ def _ranking_blocks(
     rows = {o.index: _row(o) for o in (best, *shown)}
     names = [n for n in dict.fromkeys(n for o in ranked for n in o.point) if n not in apart]
     alike = {n: text_of(shown[0].point.get(n, "")) for n in names if len({o.point.get(n, "") for o in shown}) == 1}
-    alike = {} if len(alike) == len(names) else alike  # one point is named by all its fields
+    alike = {} if len(alike) == len(names) else alike  # a single point is named by all its fields
     methods = dict.fromkeys(_method(rows[o.index]) for o in shown)
     table = Columns(
         *(_axis(n) for n in names if n not in alike),
@@ -215,7 +215,7 @@ def _ranking_blocks(
 
 
 def _margin(best: PointOutcome, ranked: Sequence[PointOutcome], outcomes: Sequence[PointOutcome]) -> Iterator[Cell]:
-    """Yield the best's lead over the next, against the method's error band."""
+    """Yield the lead of the best point over the next one, compared with the method's error band."""
     bounds = [o.bound_us for o in outcomes if o.status == "pruned" and o.bound_us is not None]
     others = [o.latency_us for o in ranked if o.latency_us is not None and o is not best]
     following = min([*bounds, *others], default=None)
@@ -294,7 +294,9 @@ def _what_if(outcomes: Sequence[PointOutcome], device_keys: Sequence[str], sched
 
 
 def rows_of(file: Path) -> list[Row]:
-    """Return the rows of a search's store (``.sqlite``) or table, numbers as numbers; raise `SpecError` for none."""
+    """Return the rows of a search's store (``.sqlite``) or table, with numbers as numbers; raise `SpecError` if there
+    are none.
+    """
     if file.suffix == STORE:
         return [o.row() for o in read_store(file)[1]]
     read: list[Row] = [{k: _number(v) for k, v in row.items() if k} for row in read_csv(file)[1]]
@@ -303,7 +305,7 @@ def rows_of(file: Path) -> list[Row]:
         raise SpecError(
             f"{file}: not a table of npusim explore: it has no column {', '.join(sorted(missing))}, or no row"
         )
-    # A point has the axes of its schedule alone; a table by another version may have fewer figures.
+    # A point has only the axes of its schedule; a table by another version may have fewer figures.
     none = dict.fromkeys(FIGURES)
     return [none | {k: v for k, v in row.items() if v is not None or k in none} for row in read]
 
@@ -317,7 +319,7 @@ def _number(text: Any) -> Any:
 
 
 def about_of(file: Path) -> dict[str, Any]:
-    """Return the subject in a search's store (of a table, the store next to it); empty without a store."""
+    """Return the subject in a search's store (for a table, in the store next to it); empty without a store."""
     store = file.with_suffix(STORE)
     try:
         return read_store(store)[0] if store.is_file() else {}
@@ -389,7 +391,7 @@ def _figures(rows: Sequence[Row], ranked: Sequence[Row], axes: Sequence[str]) ->
 
 
 def front_of(rows: Sequence[Row], axes: Sequence[str]) -> tuple[Spec, list[Row]]:
-    """Return latency against error of the points that have both, the front joined, and those points.
+    """Return latency over error of the points that have both, with the front joined, and those points.
 
     The front's points are named by the axes in which they differ.
     """
@@ -439,7 +441,7 @@ def _maps(rows: Sequence[Row], ranked: Sequence[Row], axes: Sequence[str]) -> It
 
 
 def map_of(rows: Sequence[Row], x: str, y: str) -> tuple[Spec, list[Row]]:
-    """Return the least time at each pair of values of two axes, or the bound that proves it too long; its squares."""
+    """Return the smallest time at each pair of values of two axes, or the bound that proves it too long, as squares."""
     squares: dict[tuple[Any, Any], Row] = {}
     for r in rows:
         at, status = (r.get(x), r.get(y)), str(r["status"])

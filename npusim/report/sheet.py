@@ -4,10 +4,9 @@ A `Sheet` comes from a result, a run's folder, or the ``PipeUtilization.csv`` of
 profiler on the hardware, which has only the busy time of each pipe.
 
 A difference of latency is split in parts that add up to it, by construction.  The core group that ends last determines
-the cores' time, and each unit of it spends all of that time on something: its operations, delays by others on shared
-links or pipes, waits by cause, phases without operations, and the end.  One unit's account in both
-runs is therefore a split of the difference.  The unit is the queue that is busiest in all runs: where it cannot be
-busier, its waits cost time.
+the cores' time, and each of its units divides all of that time: its operations, delays by others on shared links or
+pipes, waits by cause, phases without operations, and the end.  One unit's account in both runs therefore splits the
+difference.  The unit is the queue that is busiest in all runs: if it cannot be busier, its waits cost time.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ UNKNOWN: Item = ("idle", "not busy")
 class Unit:
     """A queue or a shared pipe of the core group that ends last; cycles by operation, wait and idle phase.
 
-    ``work`` maps operations to the numbers of their executions and their cycles; None if the run does not state it, as
-    for ``waits``.  ``givers`` are the queues that a wait is for.
+    ``work`` maps operations to the numbers of their executions and their cycles; None if the run does not state it; the
+    same applies to ``waits``.  ``givers`` are the queues that cause a wait.
     """
 
     name: str
@@ -226,7 +225,7 @@ LONGEST = 12
 
 @dataclass(frozen=True)
 class Part:
-    """Something that a unit spends cycles on, in each run; ``givers`` are the queues that a wait is for.
+    """An activity on which a unit spends cycles, in each run; ``givers`` are the queues that cause a wait.
 
     The launch is a part of the latency, not of the cores' time: it has no cycles (`Breakdown.us`).
     """
@@ -237,7 +236,7 @@ class Part:
     givers: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Return it in words: ``softmax``, ``waits for S ready (aiv0.MTE2)``."""
+        """Return the activity in words: ``softmax``, ``waits for S ready (aiv0.MTE2)``."""
         match self.kind:
             case "wait":
                 by = f" ({', '.join(self.givers)})" if self.givers else ""
@@ -252,7 +251,9 @@ LAUNCH = Part("launch", "launch", ())
 
 @dataclass(frozen=True)
 class Moved:
-    """An operation or a wait of some unit whose cycles differ between runs; ``times`` is how often it ran."""
+    """An operation or a wait of some unit whose cycles differ between runs; ``times`` is the number of
+    its executions.
+    """
 
     unit: str
     part: Part
@@ -276,7 +277,7 @@ class Breakdown:
         return len({s.clock_hz for s in self.sheets}) == 1
 
     def us(self, part: Part, run: int) -> float:
-        """Return a part's time in one run, in microseconds; all of them are its latency."""
+        """Return a part's time in one run, in microseconds; the sum over all parts is the latency."""
         sheet = self.sheets[run]
         return sheet.launch_us if part.kind == LAUNCH.kind else sheet.us(part.cycles[run])
 
@@ -313,7 +314,7 @@ class Breakdown:
 
 
 def breakdown(sheets: Sequence[Sheet]) -> Breakdown | None:
-    """Return the runs' times in parts; None where one of them has no time."""
+    """Return the runs' times in parts; None if one of them has no time."""
     if any(s.cycles is None or not s.units for s in sheets):
         return None
     units = _busiest_units(sheets)
@@ -322,10 +323,9 @@ def breakdown(sheets: Sequence[Sheet]) -> Breakdown | None:
 
 
 def parts_of(sheets: Sequence[Sheet], units: Sequence[str]) -> tuple[Part, ...]:
-    """Return the time account of one unit of each run, in the detail that all runs have; empty where the unit is
-    missing.
+    """Return the time account of one unit of each run, in the detail that all runs have; empty if the unit is missing.
 
-    Operations are first, the end last.
+    Operations come first, the end comes last.
     """
     accounts = [s.units.get(u) for s, u in zip(sheets, units, strict=True)]
     works = all(u is None or u.work is not None for u in accounts)
@@ -347,7 +347,7 @@ def parts_of(sheets: Sequence[Sheet], units: Sequence[str]) -> tuple[Part, ...]:
 
 
 def _busiest_units(sheets: Sequence[Sheet]) -> tuple[str, ...]:
-    """Return the busiest unit that all runs have, or each run's where none is in all of them."""
+    """Return the busiest unit that all runs have, or each run's own if none is in all of them."""
 
     def busy(sheet: Sheet, name: str) -> float:
         return sheet.units[name].busy / (sheet.cycles or 1)

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 VERDICT = "verdict"
-#: A relative error from which an output has little in common with its reference: an output of zeros has 1.
+#: A relative error above which an output has little in common with its reference: an output of zeros has 1.
 UNLIKE = 0.7
 #: Contents that the short table omits.
 _MORE = "--full (details() in Python) adds the time by kind of measurement, links, other arithmetics and evidence"
-#: The guide of all words.
+#: The guide to all words.
 _WORDS = f"{help_on('words')} explains the words of this table"
 
 
@@ -150,7 +150,7 @@ def _figures(record: RunRecord, drawn: dict[str, Any]) -> Iterator[Figure]:
     timing = record.timing
     if timing is not None and timing.cycles:
         yield from times.time_figures(record, timing, drawn)
-    # Global memory is no buffer: the share of it in use means nothing.
+    # Global memory is not a buffer: the share of it in use means nothing.
     buffers = [m for m in drawn.get("memories", ()) if m["name"] != "gm"]
     if buffers:
         yield times.memories_figure(buffers)

@@ -22,7 +22,7 @@ Line = tuple[tuple[str, Style], ...]
 
 _INDENT = "  "
 _GAP = "  "
-#: Text is wrapped to no narrower column: lines are then too long.
+#: Smallest width of a column to which text is wrapped: below it, lines are too long.
 _NARROWEST = 12
 #: The beginning of a number: ``+1.5 %``, ``x1.20``, ``~0 %``.
 _NUMBER = re.compile(r"[-+~x<>±]? ?\d")
@@ -58,7 +58,7 @@ class Facts:
 class Grid:
     """Columns under a header; ``align`` has ``<`` or ``>`` for each column.
 
-    ``spare``: names of columns that a terminal omits, with a note, if the grid is too wide; in this order.
+    ``spare``: names of columns that a terminal omits, in this order and with a note, if the grid is too wide.
     """
 
     header: tuple[str, ...]
@@ -78,8 +78,8 @@ class Column:
 
     ``value`` is an attribute, key or index of the row, or a function of it; ``form`` a format specification, or a
     function, that writes it; None is written as ``-``.  Numbers are aligned with ``>``.  ``style`` may be a function of
-    the row.  JSON has the value under ``key``, or ``json`` of the row; without a key the column is in tables alone, and
-    with None as its title in JSON alone.
+    the row.  JSON has the value under ``key``, or the result of ``json`` for the row; without a key only tables have
+    the column, and with None as its title only JSON has it.
     """
 
     title: str | None
@@ -117,7 +117,7 @@ class Columns:
         self.columns, self.spare = columns, spare
 
     def grid(self, rows: Iterable[Any]) -> Grid:
-        """Return rows of any kind, written."""
+        """Return rows of any kind as text."""
         shown = [c for c in self.columns if c.title is not None]
         align = "".join(c.align for c in shown)
         return Grid(self.titles, align, tuple(tuple(c.cell(row) for c in shown) for row in rows), self.spare)
@@ -134,7 +134,7 @@ class Columns:
 
     @property
     def titles(self) -> tuple[str, ...]:
-        """The titles of the columns that tables have."""
+        """The titles of the columns of tables."""
         return tuple(c.title for c in self.columns if c.title is not None)
 
     def texts(self, row: object) -> tuple[str, ...]:
@@ -184,8 +184,7 @@ def cells(*texts: str, style: Style = "") -> tuple[Cell, ...]:
 def folded(message: str, width: int) -> str:
     """Return a message in lines of ``width`` columns, the second and later ones indented.
 
-    A command after a colon at the end of a line of the message starts a new line and is never broken, and neither is a
-    word.
+    A command after a colon at the end of a line of the message starts a new line; neither it nor a word is ever broken.
     """
     return "\n".join(part for line in message.splitlines() for part in _folded_line(line, width))
 
@@ -267,7 +266,7 @@ def markdown(blocks: Iterable[Block]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return text that means itself in Markdown and in the HTML it becomes."""
+    """Return text that is shown literally in Markdown and in the HTML made from it."""
     return html.escape(re.sub(r"([\\`*_\[\]|#])", r"\\\1", visible(text).replace("\n", " ")), quote=False)
 
 
@@ -356,7 +355,7 @@ def _fit(grid: Grid, widths: list[int], width: int) -> bool:
     """Narrow columns until the grid fits; return whether it does.
 
     Text is wrapped first, the column with most room to spare first, then the names of columns of numbers.  A number and
-    its unit are never parted; words in a column of numbers are wrapped as text is.
+    its unit are never separated; words in a column of numbers are wrapped as text is.
     """
     least = [min(now, _least(grid, i)) for i, now in enumerate(widths)]
     while _excess(widths, width) > 0:
@@ -391,7 +390,7 @@ def _least_text(text: str, side: str) -> int:
 
 
 def _stacked(widths: Sequence[int], width: int) -> list[range]:
-    """Return the columns by the lines of a row: one line where they fit, else the following ones below, indented."""
+    """Return the columns by the lines of a row: one line if they fit, otherwise the following ones below, indented."""
     parts, start = list[range](), 0
     for end in range(1, len(widths) + 1):
         room = width - (len(_INDENT) if start else 0)
@@ -433,7 +432,7 @@ def _row(
         for cell, side, width in zip(row, align, widths, strict=False)
     ]
     height = max((len(part) for part in parts), default=1)
-    if is_name:  # names stand on their columns
+    if is_name:  # names are aligned with their columns
         parts = [[""] * (height - len(part)) + part for part in parts]
     for number in range(height):
         segments: list[tuple[str, Style]] = []

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from npusim.program.timing.timing_result import QueueUse, Span, TimingResult
     from npusim.simulation.run_result import RunData
 
-#: Cause of a wait: other core groups have yet to end the phase before; then blocks are distributed.
+#: Cause of a wait: other core groups have not ended the previous phase yet; then blocks are distributed.
 BARRIER = "phase barrier"
 #: Cause, first and last cycle.
 Wait = tuple[str, int, int]
@@ -83,7 +83,9 @@ class Timeline:
         return replace(self, tracks=tracks, flows=flows)
 
     def windowed(self, window: tuple[float, float] | None) -> Timeline:
-        """Return the slices from and to some us, all for None; raise `SpecError` where the timeline ends before."""
+        """Return the slices between two times in us, all of them for None; raise `SpecError` if the timeline ends
+        before.
+        """
         if window is None or not self.end:
             return self
         first, last = (round(us * 1e-6 * self.clock_hz) for us in window)
@@ -136,14 +138,14 @@ class _Replay:
         for span in result.timing.spans:
             if span.group == group:
                 spans[span.issued_by or span.queue].append(span)
-        #: By queue, the last first; those of one moment without length in the order in which they were issued.
+        #: By queue, the last first; slices of zero length at one time are in the order in which they were issued.
         self.spans = {queue: sorted(run, key=lambda s: (s.start, s.end))[::-1] for queue, run in spans.items()}
         self.operations: list[tuple[Track, Slice]] = []  # in program order
         self.sets: dict[int, list[int]] = defaultdict(list)  # by endpoint: the operations that set its flag
         self.visible: dict[int, list[int]] = defaultdict(list)  # and the cycles at which that is visible
         self.free: dict[str, int] = {}  # by queue, in the current phase
-        self.over: dict[str, int] = defaultdict(int)  # by queue: when all of its results are there
-        self.opening: Wait = (NO_INSTRUCTION, 0, 0)  # from the end of the phase before to its first operation
+        self.over: dict[str, int] = defaultdict(int)  # by queue: the time at which all of its results are available
+        self.opening: Wait = (NO_INSTRUCTION, 0, 0)  # from the end of the previous phase to its first operation
 
     def run(self) -> None:
         """Add slices and flows of the group."""
@@ -156,7 +158,7 @@ class _Replay:
                 break
             remaining = self.spans.get(self.queues[op.queue])
             if not remaining:
-                continue  # beyond the end of the trace
+                continue  # after the end of the trace
             left -= 1
             span = remaining.pop()
             assert span.label == op.op.label, f"{span} is no {op.op.label}"
@@ -171,7 +173,9 @@ class _Replay:
             self._set_flags(span, op, timed.latency if timed else 0)
 
     def _walked(self) -> Iterator[tuple[tuple[str, str, int], OpTemplate, Sequence[int], Path]]:
-        """Yield phase, block and position of every operation of the group; the operation, cursors, loops around it."""
+        """Yield phase, block and position of every operation of the group; then the operation, cursors, and the loops
+        around it.
+        """
         cursors, count = [0] * len(self.endpoints), self.result.device.group_count.value
         for phase in self.program.phases:
             end = max(self.free.values(), default=0)
@@ -187,8 +191,8 @@ class _Replay:
     def _add_waits(self, piece: Slice, span: Span, op: OpTemplate, cursors: Sequence[int], *, is_shared: bool) -> None:
         """Add flows from the producers of an operation's operands, and split the time before it by cause.
 
-        Flags are processed in the order of the queue's waits.  Where an instruction was late and a flag later still,
-        all of that time is the flag's.  ``is_shared``: it uses pipes that other queues use too.
+        Flags are processed in the order of the queue's waits.  If an instruction was late and a flag was even later,
+        all of that time counts for the flag.  ``is_shared``: it uses pipes that other queues use too.
         """
         queue = self.queues[op.queue]
         waits = [] if queue in self.free else [self.opening]

@@ -42,7 +42,7 @@ _MEASURED = MappingProxyType(
 #: Number of constants that a page lists, the largest share first, and of constants with weak evidence that the terminal
 #: names.
 LISTED, NAMED = 12, 2
-#: Resident blocks of a core whose queues are all listed; how the name of such a queue begins.
+#: Largest number of resident blocks of a core whose queues are all listed; the beginning of such a queue's name.
 LISTED_BLOCKS, _OF_BLOCK = 2, re.compile(r"^B\d+(?=[A-Z])")
 _WEAK_BASES = ("assumed", "fitted", "unknown")
 _WINDOWS = MappingProxyType(
@@ -81,9 +81,9 @@ CONSTANTS = Columns(Column("constant", "key"), Column("basis", "basis"), Column(
 
 
 def limit_words(record: RunRecord, timing: TimingRecord) -> str:
-    """Return a run's limit: ``VECTOR-bound``, ``hbm-bound``; of a node its longest part.
+    """Return a run's limit: ``VECTOR-bound``, ``hbm-bound``; for a node, its longest part.
 
-    Where the launch is most of a call, it is the limit: ``launch-bound (67 % of the call), cores VECTOR-bound``.
+    If the launch is most of a call, it is the limit: ``launch-bound (67 % of the call), cores VECTOR-bound``.
     """
     limit = timing.limit(record.device.link_bytes_per_s)
     if not limit.name:
@@ -98,7 +98,7 @@ def limit_words(record: RunRecord, timing: TimingRecord) -> str:
 
 
 def lost_words(record: RunRecord, timing: TimingRecord) -> Iterator[str]:
-    """Yield how many core groups work, or how evenly; of a node nothing."""
+    """Yield how many core groups work, or how evenly; nothing for a node."""
     working, groups = len(timing.group_ends), record.device.group_count
     if timing.overlap is not None or not working:
         return
@@ -110,14 +110,14 @@ def lost_words(record: RunRecord, timing: TimingRecord) -> Iterator[str]:
 
 
 def sure_words(timing: TimingRecord) -> str:
-    """Return the latency, rounded, and how far such times were from measured ones."""
+    """Return the rounded latency, and the distance of such times from measured ones."""
     number, unit = _duration(timing.latency_us).split()
     time, known = f"{float(number.replace(',', '')):,.3g} {unit}", timing.validated
     return time if known is None else known.after(time)
 
 
 def time_facts(record: RunRecord, timing: TimingRecord, *, is_full: bool = False) -> Iterator[Fact]:
-    """Yield latency, its evidence, its limit, and the run's place under its roofline.
+    """Yield latency, its evidence, its limit, and the run's position under its roofline.
 
     With ``is_full`` also the time of other kinds of measurement, the method, the least time, and the basis of the roof.
     """
@@ -191,7 +191,7 @@ def _roofline_lines(at: Roofline) -> tuple[str, str]:
     )
 
 
-#: Bounds that hold for less of a pipe's busy time are not named.
+#: Bounds for a smaller share of a pipe's busy time are not named.
 _LEAST_BOUND = 0.1
 
 
@@ -272,7 +272,9 @@ def _cores(queues: tuple[QueueUse, ...]) -> list[tuple[str, str, QueueUse]]:
 
 
 def _listed(queues: Sequence[QueueUse]) -> Iterator[tuple[str, QueueUse]]:
-    """Yield the queues of a core by name; of one kind of more than `LISTED_BLOCKS` resident blocks the busiest."""
+    """Yield the queues of a core by name; if more than `LISTED_BLOCKS` resident blocks have queues of one kind, only
+    the busiest.
+    """
     kinds: dict[str, list[QueueUse]] = {}
     for queue in queues:
         kinds.setdefault(_OF_BLOCK.sub("B", queue.pipe), []).append(queue)
@@ -338,7 +340,7 @@ def time_figures(record: RunRecord, timing: TimingRecord, drawn: dict[str, Any])
 
 
 def together(tracks: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tracks' content under short names; cores that did the same share one: ``veccore0-1 VECTOR``."""
+    """Return the tracks' content under short names; cores with equal content share one: ``veccore0-1 VECTOR``."""
     groups: dict[str, tuple[list[str], Any]] = {}
     for track, content in tracks.items():
         core, _, pipe = short(track).rpartition(" ")
@@ -373,7 +375,7 @@ def time_parts(timing: TimingRecord) -> list[Row]:
             continue
         parts = [(BUSY, BUSY, queue.busy_cycles), *((_kind(c), c, n) for c, n in queue.stalls.items())]
         left = timing.cycles - sum(n for *_, n in parts)
-        rest = IDLE if queue.is_pipe else DONE  # a shared pipe waits for no queue
+        rest = IDLE if queue.is_pipe else DONE  # a shared pipe does not wait for a queue
         parts += [(rest, rest, left)] if left > 0 else []
         tracks[str(track_of(queue.group, queue.queue))] = [
             {"kind": kind, "cause": cause, "value": round(n * us, 3), "share": n / timing.cycles}

@@ -1,8 +1,8 @@
 """``trace.json``: a timeline as Chrome's trace events, which Perfetto, Chrome and MindStudio Insight open.
 
 Each track's begins, ends and instants in the order of time, with the flows that leave and reach them.  ``X`` events are
-not used: start plus duration rounds, and viewers then nest neighbours.  MindStudio Insight wants ``profilingType``
-before the first bracket.
+not used: start plus duration is rounded, and viewers then nest neighbours.  MindStudio Insight requires
+``profilingType`` before the first bracket.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def trace_json(timeline: Timeline) -> str:
 
 
 def _events(timeline: Timeline) -> Iterator[dict[str, object]]:
-    # A core is a process: its tracks stand together.
+    # A core is a process: its tracks are shown together.
     cores = dict.fromkeys(t.core for t in timeline.tracks)
     processes = {core: pid for pid, core in enumerate(cores, start=1)}
     for core, pid in processes.items():
@@ -53,7 +53,9 @@ def _metadata(name: str, where: dict[str, int], arguments: dict[str, object]) ->
 def _slice_events(
     timeline: Timeline, piece: Slice, where: Mapping[str, int], leaving: Sequence[int], reaching: Sequence[int]
 ) -> Iterator[dict[str, object]]:
-    """Yield begin, instants and end of a slice, and ends of flows; the numbers are of flows that leave and reach it."""
+    """Yield begin, instants and end of a slice, and the ends of flows; the numbers are those of flows that leave and
+    reach it.
+    """
     ends = (timeline.ns(cycle) / _NANOSECONDS_PER_MICROSECOND for cycle in (piece.start, piece.end))
     first, last = ({"ts": us, **where} for us in ends)
     block = {"block": piece.block} if piece.block else {}

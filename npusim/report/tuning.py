@@ -1,4 +1,4 @@
-"""Configurations ranked: the table of ``npusim tune``, its JSON, and the picks of several shapes."""
+"""Ranked configurations: the table of ``npusim tune``, its JSON, and the choices for several shapes."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class Ranked(NamedTuple):
 
     @property
     def error(self) -> str | None:
-        """The errors of earlier predictions of its kind, in short; None where none were measured."""
+        """The errors of earlier predictions of its kind, in short; None if none were measured."""
         return None if self.of.errors is None else self.of.errors.short or None
 
     @property
     def limit(self) -> str:
-        """The limit of the time; empty for none."""
+        """The limit of the time; empty if there is none."""
         return str(self.of.limit) if self.of.limit.name else ""
 
 
-#: A configuration of a ranking: each figure as the table writes it and as JSON has it.
+#: A configuration of a ranking: each figure in the form of the table and in the form of JSON.
 RANKED = Columns(
     Column("configuration", "label", key="configuration"),
     Column("us", attrgetter("of.us"), ",.2f", ">", key="us"),
@@ -70,7 +70,7 @@ class Tuning:
         One per configuration: ``us``, microseconds of the cores without a launch (None: ``reason`` states why),
         registers per thread, and the limit of the time.
     bits : str
-        Which classes of bits the ranking has: ``any``, or those of `npusim.studies.tune.prediction.kept`.
+        The classes of bits in the ranking: ``any``, or those of `npusim.studies.tune.prediction.kept`.
     order : list of int
         Numbers of the configurations, best first.
     letters : dict of int to str
@@ -116,7 +116,7 @@ class Tuning:
         return f"<Tuning of {subject}: {count} {plural(count, 'configuration')}; {winner}>"
 
     def shared(self, numbers: Sequence[int]) -> dict[str, object]:
-        """Return the fields in which these configurations agree; none where they differ in no field."""
+        """Return the fields in which these configurations agree; none if they differ in no field."""
         listed = [self.configurations[i].fields for i in numbers]
         shared = {n: v for n, v in listed[0].items() if all(n in each and each[n] == v for each in listed)}
         return {} if all(each.keys() <= shared.keys() for each in listed) else shared
@@ -126,7 +126,7 @@ class Tuning:
         return RANKED.record(self.line(number, self.configurations[number].label()))
 
     def line(self, number: int, label: str) -> Ranked:
-        """Return one configuration, under this label, as the columns of `RANKED` read it."""
+        """Return one configuration, under this label, in the form that the columns of `RANKED` read."""
         return Ranked(label, self.letters[number], self.predictions[number])
 
     def pick(self) -> dict[str, Any]:
@@ -136,7 +136,7 @@ class Tuning:
         return {"shape": self.shape, "device": self.device, **self.row(best), "fields": fields, **self.uses()}
 
     def uses(self) -> dict[str, str]:
-        """Return how the best configuration is run and written, each where a text states it."""
+        """Return how to run and write the best configuration, each if a text can state it."""
         best = self.configurations[self.order[0]]
         asked = best.request.asked()
         run = "" if asked is None else command("run", best.request.schedule, asked, ())
@@ -169,7 +169,7 @@ def tuning_table(tuning: Tuning, top: int) -> Iterator[Block]:
 
 
 def _classes(tuning: Tuning) -> Iterator[tuple[str, str]]:
-    """Yield the classes of bits, each with its size, its best and the cost of staying in it."""
+    """Yield the classes of bits, each with its size, its best configuration and the cost of staying in it."""
     letters, order = tuning.letters, ranked(tuning.predictions)
     best_us = tuning.predictions[order[0]].us or 0.0
     for letter, count in Counter(letters.values()).items():

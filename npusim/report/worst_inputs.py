@@ -42,9 +42,9 @@ LEDGER = Columns(
     Column("to 0", "flushed", whole, ">", key="flushed"),
     Column("to Inf or NaN", "overflowed", whole, ">", key="overflowed"),
 )
-#: Numbers of choices that hold and of steps that a table shows; JSON has them all.
+#: Numbers of sufficient choices and of steps that a table shows; JSON has them all.
 SHOWN = 8
-#: Inputs that a chart shows, and the least share of scores in a bar at the ends of their histogram.
+#: Number of inputs that a chart shows, and the smallest share of scores in a bar at the ends of their histogram.
 DRAWN, LEAST_SHARE = 12, 5e-4
 
 
@@ -119,7 +119,7 @@ def _facts(stress: Stress) -> Iterator[Fact]:
 
 
 def _margin(times: float | None) -> str:
-    """Return by how much inputs of the base may be larger, in words."""
+    """Return the factor by which inputs of the base may be larger, in words."""
     if times is None:
         return "the search did not find it within --budget"
     if times > 1:

@@ -1,13 +1,13 @@
-"""The program of a plan: tiling fields without a named value are chosen, by the time of a few tiles that a machine
-offers.
+"""The program of a plan. Tiling fields that the user does not name are chosen by the predicted times of a few tiles
+that a machine offers.
 
-The rule. The first candidate is the schedule's declared tile, that of the published kernel.  The machine then offers
-settings of its fields, group after group (`Machine.settings`); each is simulated, without bits, and used where the call
-is at least `WORTH` faster.  A kernel of plain tensors has no such list: its tile is walked along the values that its
-fields declare, field after field, as long as the call gets faster (`_in_steps`).  Fields that were named keep their
-values.  Tiles of a long attention are compared on a shorter one (`judged_problem`); the fastest of them, the declared
-one and, where numbers of the device were changed, the choice for the unchanged device are compared again on the call
-itself, or on a part of it (`final_problem`).
+The first candidate is the schedule's declared tile, that of the published kernel.  The machine then offers settings of
+its fields, group after group (`Machine.settings`); each is simulated without bits, and used if the call is at least
+`WORTH` faster.  A kernel of plain tensors has no such list: its tile is walked along the values that its fields
+declare, field after field, as long as the call gets faster (`_in_steps`).  Named fields do not change.  Tiles of a long
+attention are compared on a shorter one (`judged_problem`); then the fastest of them, the declared tile and, if numbers
+of the device were changed, the choice for the unchanged device are compared on the call itself, or on a part of it
+(`final_problem`).
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ if TYPE_CHECKING:
     from npusim.simulation.plan import Plan
 
 
-#: Share of a call's time: a choice that gains less replaces neither the declared tile nor its bits.
+#: Smallest gain, as a share of a call's time, for which a choice replaces the declared tile and its bits.
 WORTH = 0.01
-#: Characters of a class of bits that a run shows.
+#: Number of characters of a class of bits that a run shows.
 SHOWN = 8
-#: Number of (query, key) pairs up to which tiles are judged on the complete call (8 causal heads of 4,096 tokens), and
-#: number of tokens below which no call is shortened.
+#: Number of (query, key) pairs up to which tiles are compared on the complete call (8 causal heads of 4,096 tokens),
+#: and number of tokens below which no call is shortened.
 PAIRS, SHORTEST = 8 * 4096 * 4097 // 2, 2048
-#: Pairs up to which tiles are compared again on the call as it is: where a mask makes blocks differ, and where all are
-#: alike, so that few of them are simulated.
+#: Pairs up to which tiles are compared again on the complete call: if a mask makes blocks differ, and if all blocks are
+#: equal, so that few of them are simulated.
 FINAL_PAIRS, FINAL_PAIRS_ALIKE = 16 * PAIRS, 256 * PAIRS
-#: Tiles that are simulated for a call whose tile is chosen step by step.
+#: Number of tiles that are simulated for a call whose tile is chosen step by step.
 MOST_TRIED = 24
-#: Heads of keys below which a call is shortened, and keeps its heads.
+#: Number of KV heads below which a call is shortened without removing heads.
 HEADS = 8
 
 
@@ -78,16 +78,16 @@ class TileChoice(NamedTuple):
 
 
 class _Tried(NamedTuple):
-    """A tile that was simulated: the time of the call, launches included, and the fields that the tile has."""
+    """A simulated tile: the time of the call, launches included, and the fields of the tile."""
 
     seconds: float
     fields: Mapping[str, object]
 
 
 def program_of(plan: Plan, *, is_hinted: bool = True) -> tuple[Plan, TileProgram]:
-    """Return a plan whose tiling is chosen and fits, and its program, with the requested content of L2.
+    """Return a plan with a chosen tiling that fits, and its program, with the requested content of L2.
 
-    Raises `TilingError` where none fits, with an alternative if ``is_hinted``.
+    Raises `TilingError` if no tiling fits, with an alternative if ``is_hinted``.
     """
     plan = _with_best(plan)
     choice = choose_tile(plan)
@@ -102,9 +102,9 @@ def program_of(plan: Plan, *, is_hinted: bool = True) -> tuple[Plan, TileProgram
 
 
 def _with_best(plan: Plan) -> Plan:
-    """Return a plan in which each field that is `BEST` has a number: the first one that a search would try.
+    """Return a plan in which each field that is `BEST` has a number: the first value that a search would try.
 
-    Raises `TilingError` where none has a time.
+    Raises `TilingError` if no tiling has a time.
     """
     for name, info in type(plan.tiling).model_fields.items():
         extra: Any = info.json_schema_extra
@@ -118,7 +118,7 @@ def _with_best(plan: Plan) -> Plan:
 
 
 def _predicted(plan: Plan, fields: Mapping[str, object]) -> tuple[Plan, Prediction]:
-    """Return a plan with other fields, and the prediction of its program as ``tune`` compares it."""
+    """Return a plan with other fields, and the prediction of its program that ``tune`` would compare."""
     device, request = plan.device, plan.request
     try:
         if not device.is_timed:
@@ -136,13 +136,13 @@ def _predicted(plan: Plan, fields: Mapping[str, object]) -> tuple[Plan, Predicti
 def candidates(plan: Plan, heavier: Sequence[Mapping[str, Any]] | None = None) -> Iterator[tuple[Plan, TileProgram]]:
     """Yield the possible results of `program_of` for a plan: each tile that the rule may reach and that fits.
 
-    With ``heavier`` the plan stands for its family: named fields that declare their lightest value stand for other
-    values too, with which a setting may agree; with the values of ``heavier``, the heaviest first, sizes may shrink
-    further.  Raises `TilingError` where no tile fits.
+    With ``heavier`` the plan stands for its family: a named field that declares its lightest value stands for its other
+    values too, and a setting may agree with any of them.  With the values of ``heavier``, the heaviest first, sizes may
+    shrink further.  Raises `TilingError` if no tile fits.
     """
     standing = {f.name for f in tiling_fields(type(plan.tiling)) if f.lightest and heavier is not None}
     known: set[Tiling] = set()
-    # In a what-if the choice for the unchanged device is compared, too.
+    # In a what-if, the choice for the unchanged device is compared too.
     for device in filter(None, (plan.device, plan.device.unchanged)):
         on = replace(plan, device=device)
         reached: list[dict[str, object]] = [{}]
@@ -158,7 +158,7 @@ def candidates(plan: Plan, heavier: Sequence[Mapping[str, Any]] | None = None) -
                     reached += [changed] if fields and changed not in reached else []
                     try:
                         made, program = built if built and device is plan.device else _named(plan, changed)
-                    except NpusimError:  # the rule does not take it
+                    except NpusimError:  # the rule does not choose it
                         continue
                     if made.tiling not in known:
                         known.add(made.tiling)
@@ -170,9 +170,11 @@ def candidates(plan: Plan, heavier: Sequence[Mapping[str, Any]] | None = None) -
 def _fitted(
     plan: Plan, declared: Tiling, fields: Mapping[str, object], heavier: Sequence[Mapping[str, Any]]
 ) -> Iterator[tuple[dict[str, object], tuple[Plan, TileProgram] | None]]:
-    """Yield how tiles with ``fields`` that fit differ from the declared one, each once, the first with its program.
+    """Yield, for each tile with ``fields`` that fits, its differences from the declared tile, each once, the first with
+    its program.
 
-    ``heavier``: see `candidates`; a tile whose sizes do not shrink with the heaviest values does not shrink with any.
+    ``heavier``: see `candidates`; a tile whose sizes do not shrink with the heaviest values does not shrink with any
+    others.
     """
     listed: list[dict[str, object]] = []
     for number, named in enumerate(({}, *heavier)):
@@ -191,12 +193,12 @@ def _fitted(
 
 
 def _named(plan: Plan, fields: Mapping[str, object]) -> tuple[Plan, TileProgram]:
-    """Return `program_of` for a plan in which the fields count as named, so that nothing remains to choose."""
+    """Return `program_of` for a plan in which the fields count as named, so that no field is left to choose."""
     return program_of(replace(plan, tiling=_with(plan.tiling, fields), is_open=False), is_hinted=False)
 
 
 def _with(tiling: Tiling, fields: Mapping[str, object]) -> Tiling:
-    """Return a tiling with other fields, which count as named; raise `TilingError` for values out of their limits."""
+    """Return a tiling with other fields, which count as named; raise `TilingError` for values outside their limits."""
     made = build_tiling(type(tiling), {**tiling.model_dump(exclude_unset=True), **fields})
     return tiling.model_copy(update={n: getattr(made, n) for n in fields})
 
@@ -206,7 +208,7 @@ def _changed(tiling: Tiling, declared: Tiling) -> dict[str, object]:
 
 
 def starting_with(program: TileProgram, device: DeviceSpec, l2: L2State | None) -> TileProgram:
-    """Return the program with this content of L2 at its start, or that of the device file.
+    """Return the program with this content of L2 at its start, or with the content that the device file states.
 
     Raises `SpecError` if the inputs should be in L2 but do not fit, or if the device file has no number for dirty
     lines.
@@ -224,13 +226,14 @@ def starting_with(program: TileProgram, device: DeviceSpec, l2: L2State | None) 
     return replace(program, l2=l2)
 
 
-# ---------------------------------------------------------------- which tile
+# ---------------------------------------------------------------- choice of the tile
 
 
 def choose_tile(plan: Plan) -> TileChoice:
-    """Return the chosen fields, among those without a named value: one rule for all callers that build a plan.
+    """Return the chosen fields among those that are not named, by one rule for all callers that build a plan.
 
-    None are chosen on a device without times, nor for a library's products, copies and rows: the library chooses them.
+    No field is chosen on a device without times, nor for a library's products, copies and rows: the library chooses
+    them.
     """
     if not _may_choose(plan):
         return TileChoice()
@@ -244,10 +247,11 @@ def choose_tile(plan: Plan) -> TileChoice:
 
 
 def fields_of_run(plan: Plan, tiling: Tiling) -> dict[str, object]:
-    """Return the fields of a run's ``tiling`` that define its tile: those that its ``plan`` names, and the chosen ones.
+    """Return the fields of a run's ``tiling`` that define its tile: those that its ``plan`` names, and the chosen
+    fields.
 
-    A request that names these fields has this tile even if its other options change; sizes that are not named may still
-    shrink to fit.
+    A request that names these fields has this tile even if its other options change; sizes that it does not name may
+    still shrink to fit.
     """
     names = plan.tiling.model_fields_set | choose_tile(plan).fields.keys()
     return {n: value for n, value in tiling if n in names}
@@ -259,7 +263,7 @@ def _may_choose(plan: Plan) -> bool:
 
 
 def is_chosen_in_steps(schedule: Schedule) -> bool:
-    """Return whether a schedule's tile is chosen step by step: no machine lists tiles of a kernel of plain tensors."""
+    """Return whether a schedule's tile is chosen step by step: for kernels of plain tensors no machine lists tiles."""
     return "plain" in schedule.problem.features and not schedule.is_stated
 
 
@@ -295,7 +299,7 @@ def listed_fields(schedule: Schedule, device: DeviceSpec) -> frozenset[str]:
 
 @lru_cache(maxsize=64)
 def _one_device(device: Itself) -> Itself:
-    """Return one object for all devices of equal content: each run creates a new one for changed numbers."""
+    """Return one object for all devices of equal content: each run creates a new device for changed numbers."""
     return _of_content(device.thing.model_dump_json()).setdefault("first", device)
 
 
@@ -315,9 +319,9 @@ def _choice(
     l2: L2State | None,
     usual: tuple[tuple[str, object], ...] | None = None,
 ) -> TileChoice:
-    """Return the choice for a call, computed once: ``named`` distinguishes equal tilings by the fields that are named.
+    """Return the choice for a call, computed once; ``named`` distinguishes equal tilings with different named fields.
 
-    ``usual``: the chosen fields on the device before its numbers were changed; None: none were.
+    ``usual``: the chosen fields on the device before its numbers were changed; None: no number was changed.
     """
     call = problem, precision, tiling, sorted(tiling.model_fields_set), sorted(named), l2, usual
 
@@ -340,10 +344,10 @@ def _choice(
 def remembered(
     kind: str, schedule: Schedule, device: DeviceSpec, call: tuple[object, ...], make: Callable[[], Any]
 ) -> Any:
-    """Return the result of ``make`` for a call, a value of JSON; a stored result comes from the cache folder.
+    """Return the JSON value of ``make`` for a call; a stored result comes from the cache folder.
 
-    It is stored until one of npusim's files changes, or of the outside files that it depends on: a schedule of
-    attention, a kernel, a machine, and all that Python loaded for them.
+    A result is stored until one of npusim's files changes, or one of the outside files that it depends on: a schedule
+    of attention, a kernel, a machine, and all files that Python loaded for them.
     """
     files = _outside_files(schedule, device, call)
     if files and (is_launch(schedule.name) or outside.sources(files) is None):
@@ -351,7 +355,7 @@ def remembered(
     can_compile = _has_numba(), os.environ.get("NUMBA_DISABLE_JIT")
     content = schedule.name, files, device.model_dump_json(), *map(repr, call)
     stamp = cache.digest(cache.package_stamp(), can_compile, *content)
-    name = f"{stamp.hex()[:3]}.{kind}"  # 4096 files at most: a later value replaces another one
+    name = f"{stamp.hex()[:3]}.{kind}"  # at most 4096 files: a later value replaces another
     if (kept := cache.load(name, stamp)) is not None:
         value, of_files = json.loads(kept)
         if all(outside.digest_of(file) == digest for file, digest in of_files.items()):
@@ -365,7 +369,7 @@ def remembered(
 
 
 def _outside_files(schedule: Schedule, device: DeviceSpec, call: tuple[object, ...]) -> list[str]:
-    """Return the outside files of a call: its schedule, its kernel, its machine and the manifest of that."""
+    """Return the outside files of a call: its schedule, its kernel, its machine and the machine's manifest."""
     kernels = [one.get("kernel") if isinstance(one, Mapping) else getattr(one, "kernel", None) for one in call]
     modules = [outside.load(k, "a kernel")[0] for k in kernels if isinstance(k, str) and outside.is_outside(k)]
     machine = {machine_class(device.family).__module__, module_of(device.family)}
@@ -377,7 +381,7 @@ def _outside_files(schedule: Schedule, device: DeviceSpec, call: tuple[object, .
 def _has_numba() -> bool:
     try:
         return find_spec("numba") is not None
-    except ImportError:  # a finder refuses it
+    except ImportError:  # an import finder refuses it
         return False
 
 
@@ -402,11 +406,12 @@ def _tried_out(trial: _Trial, groups: Iterable[Iterable[dict[str, object]]], usu
 
 
 def _as_choice(trial: _Trial, declared: _Tried | None, best: _Tried, chosen: Collection[str], tries: str) -> TileChoice:
-    """Return the choice of the best tile, with the values of all ``chosen`` fields in its note."""
+    """Return the choice that makes the tile the best, with the values of all ``chosen`` fields in its note."""
     tiling = trial.tiling
     if best is declared or not best.fields:
         return TileChoice(note=f"tile=auto: the declared tile, {tries}")
-    values = {n: best.fields.get(n, v) for n, v in tiling if n in chosen}  # all: named so, they are this tile again
+    # all, so that naming them gives this tile again
+    values = {n: best.fields.get(n, v) for n, v in tiling if n in chosen}
     named = {n: word_of(type(tiling), n, v) for n, v in values.items()}
     words = " ".join(f"{n}={v}" for n, v in named.items() if v is not None)
     if refusal := trial.refusal(best.fields):
@@ -418,8 +423,8 @@ def _as_choice(trial: _Trial, declared: _Tried | None, best: _Tried, chosen: Col
 def _in_steps(trial: _Trial, axes: Mapping[str, tuple[object, ...]], usual: Mapping[str, object]) -> TileChoice:
     """Return the choice among tiles that differ from the declared one by steps along the axes of fields.
 
-    Along an axis the walk continues, in both directions, while the call gets faster or does not change: a size beyond a
-    tensor's has no effect.  Axes are walked until none gains `WORTH`, or `MOST_TRIED` tiles were simulated.
+    Along an axis the walk continues, in both directions, while the call gets faster or does not change: a size above a
+    tensor's has no effect.  The axes are walked until none gains `WORTH`, or until `MOST_TRIED` tiles were simulated.
     """
     declared = trial.tried({})
     best = declared or _Tried(inf, {})
@@ -442,7 +447,7 @@ def _walks(values: Sequence[object], own: object) -> list[list[object]]:
 
 
 def _walked(trial: _Trial, best: _Tried, name: str, walk: Iterable[object]) -> _Tried:
-    """Return the best tile along a walk, which ends where two tiles in a row are slower, do not fit or are refused."""
+    """Return the best tile along a walk, which ends when two successive tiles are slower, do not fit or are refused."""
     slower = 0
     for value in walk:
         if trial.count() >= MOST_TRIED or slower > 1:
@@ -459,7 +464,7 @@ def _walked(trial: _Trial, best: _Tried, name: str, walk: Iterable[object]) -> _
 def _open(
     group: Iterable[Mapping[str, object]], tiling: Tiling, named: Collection[str], standing: Collection[str] = ()
 ) -> Iterator[dict[str, object]]:
-    """Yield the settings that change no named field, without fields that do not belong to the tile.
+    """Yield the settings that change no named field, without the fields that do not belong to the tile.
 
     A named field that is ``standing`` agrees with any value.
     """
@@ -482,7 +487,7 @@ class _Trial:
     tiling: Tiling
     l2: L2State | None
     _known: dict[Tiling, _Tried | None] = field(default_factory=dict, init=False)
-    #: Seconds by program: a size beyond the tensor's builds an equal program, which is not timed again.
+    #: Seconds by program: a size above the tensor's builds an equal program, which is not timed again.
     _seconds: dict[ProgramContent, float] = field(default_factory=dict, init=False)
 
     def count(self) -> int:
@@ -490,21 +495,21 @@ class _Trial:
         return sum(tried is not None for tried in self._known.values())
 
     def count_in_words(self, *, is_last: bool = False) -> str:
-        """Return the number of simulated tiles, and the part of the call that was simulated."""
+        """Return the number of simulated tiles, and the simulated part of the call."""
         if (p := self.problem.attention) is not None and self.problem != self.called:
             return f"of {self.count()} tried on {p.batch * p.heads} heads of {p.seq_kv} tokens"
         return f"of {self.count()} tried" + (" on the call" if is_last else "")
 
     def fastest(self) -> list[_Tried]:
-        """Return the two fastest tiles so far, and the fastest that differs from the declared one in one field.
+        """Return the two fastest tiles so far, and the fastest tile that differs from the declared one in one field.
 
-        A short call has few blocks for each place: it overrates small ones.
+        A short call has few blocks for each slot, so that small tiles seem too fast.
         """
         ranked = sorted(filter(None, self._known.values()), key=lambda tried: tried.seconds)
         return [*ranked[:2], *[tried for tried in ranked if len(tried.fields) == 1][:1]]
 
     def better(self, best: _Tried, fields: Mapping[str, object], *, by: float = 0.0) -> _Tried:
-        """Return the time of a tile where it is less than the best by a share of that, else the best."""
+        """Return the time of a tile if it is less than the best time by a share of it, else the best time."""
         tried = self.tried(fields)
         return tried if tried is not None and tried.seconds < best.seconds * (1 - by) else best
 
@@ -543,8 +548,8 @@ class _Trial:
 
 
 def judged_problem(problem: AnyProblem, most: int = PAIRS, heads: int = 0) -> AnyProblem:
-    """Return the problem that judges tiles of an attention: shorter, then with fewer heads, until it is cheap to
-    simulate; other problems are unchanged.
+    """Return the problem on which tiles of an attention are compared: shortened, then with fewer heads, until it is
+    cheap to simulate; other problems are unchanged.
 
     It has at most ``most`` pairs.  Heads are reduced first as long as there are more than ``heads`` KV heads (0:
     never).
@@ -567,10 +572,10 @@ def judged_problem(problem: AnyProblem, most: int = PAIRS, heads: int = 0) -> An
 
 
 def final_problem(problem: AnyProblem) -> AnyProblem:
-    """Return the problem by which the last few tiles are judged: ``problem``, or a part of it that is affordable.
+    """Return the problem on which the last few tiles are compared: ``problem``, or a part of it that is affordable.
 
-    Sequences are not shortened while there are more than `HEADS` heads of keys, so that L2 misses them if it misses all
-    heads.
+    Sequences are not shortened while there are more than `HEADS` KV heads, so that L2 misses the part's data if it
+    misses all heads' data.
     """
     p = problem.attention
     are_alike = p is not None and not p.lengths and p.pairs() == p.batch * p.seq_q * p.seq_kv

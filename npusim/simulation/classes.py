@@ -1,14 +1,13 @@
-"""Classes of equal bits, by structure: programs of one class compute the same value of every output element.
+"""Classes of equal bits, by structure: all programs of one class compute the same value for every output element.
 
 A key contains everything that determines a value: instructions with their attributes, formats, starts, constants, the
-order of each sum, sizes along axes that are summed or along which a state is carried, and the choices of compiled code
-that decide bits (`npusim.kernels.triton.compiled_choices`).  Blocks of rows and columns,
-stages, warps behind products and placement are left out: no element depends on another row or column, but along these
-axes.
+order of each sum, sizes along summed axes or axes with a carried state, and the choices of compiled code that decide
+bits (`npusim.kernels.triton.compiled_choices`).  It does not contain blocks of rows and columns, stages, warps beside
+products, and placement: an element depends on other rows or columns only along these axes.
 
-Also left out are tiles that a mask hides completely at the end of a loop, which one block of rows visits and another
-does not. Where the states of a loop are sums and maxima, such tiles add zeros to sums that are finite, so that classes
-hold for finite inputs.  In other loops (PASA's means) all tiles that a row visits are part of the key.
+Tiles that a mask hides completely at the end of a loop are omitted too: one block of rows visits them and another does
+not. If the states of a loop are sums and maxima, such tiles add zeros to finite sums, so that classes hold for finite
+inputs.  In other loops (PASA's means) all tiles that a row visits are part of the key.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from npusim.kernels.form.phase import Instruction, Phase, Stage, TileLoop, TileRun
     from npusim.program.ir.tile_program import TileProgram
 
-#: Elements that one instruction of a matrix unit adds up, in the name of its arithmetic.
+#: Elements that one instruction of a matrix unit adds up, from the name of its arithmetic.
 _DEPTH = re.compile(r"\.k(\d+)\.")
 
 
@@ -42,8 +41,8 @@ _DEPTH = re.compile(r"\.k(\d+)\.")
 def class_key(program: TileProgram, device: DeviceSpec) -> str:
     """Return the digest that programs for one problem share if they give every output the same bits.
 
-    Products that name no arithmetic have the device's.  Empty where the form of a phase is unknown, or a choice of its
-    compiler.
+    Products that name no arithmetic have the device's.  The result is empty if the form of a phase, or a choice of its
+    compiler, is unknown.
     """
     engines = (e for core in device.cores.values() for e in core.engines.values())
     units = (unit for e in engines if isinstance(unit := getattr(e, "arithmetic", None), dict))
@@ -75,10 +74,11 @@ def _parts(phase: Phase, arithmetic: str) -> Iterator[str]:
 
 
 def _values(phase: Phase) -> Iterator[str]:
-    """Yield what the states of each loop become in it, and the results, each as a digest of all that it is computed
-    from, so that the key depends neither on names nor on whether a value is computed twice.
+    """Yield the new values of each loop's states, and the results, each as a digest of all that it is computed from, so
+    that the key depends neither on names nor on whether a value is computed twice.
 
-    How often the reader writes a value of compiled code depends on the tile: an expression that masks cut is named.
+    The number of times that the reader writes a compiled value depends on the tile: an expression that masks divide has
+    a name.
     """
     numbers = dict[str, str]()
 
@@ -106,7 +106,7 @@ def _values(phase: Phase) -> Iterator[str]:
 def _walks(phase: Phase) -> object:
     """Return for each different head the starts and directions of the walks of each row, or all visited keys.
 
-    Parts of a row's keys are separate walks: where one begins, the one before has ended.
+    Parts of a row's keys are separate walks: each begins where the previous one has ended.
     """
     is_whole = not _ignores_hidden(phase)
     if isinstance(phase.cells, WorkTable) and (known := _walks_of_table(phase.cells, is_whole=is_whole)):
@@ -147,7 +147,7 @@ def _walks_of_table(blocks: WorkTable, *, is_whole: bool) -> dict[tuple[int, int
 
 
 def _walk(runs: tuple[TileRun, ...], *, is_whole: bool) -> tuple[tuple[int, ...], ...]:
-    """Return the tiles that runs visit, or where the runs begin and their direction."""
+    """Return the tiles that runs visit, or the starts of the runs and their direction."""
     if is_whole:
         return tuple((r.col, r.cols, r.count, r.step) for r in runs)
     return ((runs[0].col, runs[0].step > 0),) if runs else ()
@@ -180,7 +180,7 @@ def _rows(stage: Stage, phase: Phase) -> list[Any]:
 
 
 def _attributes(row: Instruction, phase: Phase) -> str:
-    """Return an instruction's attributes without lanes and cost; the order of a sum is in its normal form."""
+    """Return an instruction's attributes without lanes and cost; the order of a sum is in normal form."""
     a = replace(row.attributes, warp=None, share=1.0, comparisons=0, lookups=0)
     if row.opcode is Opcode.ROW_SUM and (axes := phase.names[row.srcs[0]].axes):
         a = replace(a, order=normal_order(a.order, phase.sizes[axes[0 if row.is_down else -1]]))
@@ -188,7 +188,7 @@ def _attributes(row: Instruction, phase: Phase) -> str:
 
 
 def _deciding(phase: Phase, arithmetic: str) -> set[str]:
-    """Return the axes whose sizes in a block or tile decide values."""
+    """Return the axes along which the size of a block or tile decides values."""
     axes = set[str]()
     for loop in phase.loops:
         if loop.axis and not _only_chains(loop, phase, arithmetic):
@@ -215,9 +215,9 @@ def _chained(phase: Phase, arithmetic: str) -> set[str]:
 
 
 def _only_chains(loop: TileLoop, phase: Phase, arithmetic: str) -> bool:
-    """Return whether a loop only adds products, each into one accumulator, instruction after instruction.
+    """Return whether a loop only adds products, each to one accumulator, instruction after instruction.
 
-    Then its tiles do not matter, if their sizes are multiples of the matrix unit's instructions.
+    Then its tiles have no effect, if their sizes are multiples of the matrix unit's instructions.
     """
     rows = [row for stage in loop.stages for row in stage.rows]
     states = {n for n, name in phase.names.items() if name.start is not None}

@@ -1,4 +1,4 @@
-"""The bits of a plan's programs, and their reference: the schedule's, else the kernel itself in float64."""
+"""The bits of a plan's programs, and their reference: the schedule's reference, or the kernel itself in float64."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from npusim.program.numerics.executor import HeadSource
     from npusim.simulation.plan import Plan
 
-#: A device whose cores do any arithmetic, for what a kernel computes in float64.
+#: A device whose cores support any arithmetic, for a kernel in float64.
 EXACT_DEVICE = "xeon_avx512"
 
 
@@ -79,7 +79,7 @@ class Subject(ABC):
     def changed_source(
         self, plan: Plan, change: Callable[[HeadSource], HeadSource], seed: int, *, is_padded: bool
     ) -> HeadSource:
-        """Return the inputs with ``change`` applied to those that are given, or drawn from ``seed``.
+        """Return the inputs with ``change`` applied to the given inputs, or to inputs drawn from ``seed``.
 
         ``is_padded``: keys that no query sees are NaN.
         """
@@ -144,7 +144,7 @@ class AttentionSubject(Subject):
 
 @dataclass(frozen=True)
 class TensorSubject(Subject):
-    """The result of a kernel of plain tensors, in the names of an attention's problem, and its ``inputs``."""
+    """The result of a kernel of plain tensors, with the names of an attention's problem, and its ``inputs``."""
 
     batch: int
     heads: int
@@ -178,17 +178,17 @@ class TensorSubject(Subject):
 
     @property
     def query_count(self) -> int:
-        """Rows of a head, of all batches."""
+        """Rows of a head in all batches."""
         return self.batch * self.seq_q
 
     def source(self, plan: Plan) -> HeadSource:
-        """Return the inputs by name: the given ones, else drawn ones."""
+        """Return the inputs by name: the given ones, or drawn ones."""
         return self._source(plan)
 
     def changed_source(
         self, plan: Plan, change: Callable[[HeadSource], HeadSource], seed: int, *, is_padded: bool
     ) -> HeadSource:
-        """Return changed inputs; see `Subject`.  Their seed is the problem's, and there are no keys to pad."""
+        """Return changed inputs; see `Subject`.  They have the problem's seed, and there are no keys to pad."""
         return self._source(plan, change)
 
     def _source(self, plan: Plan, change: Callable[[HeadSource], HeadSource] | None = None) -> HeadSource:
@@ -204,8 +204,10 @@ class TensorSubject(Subject):
         return {t.name: (t.batch, t.heads) for t in self.inputs}
 
     def exact(self, plan: Plan, program: TileProgram) -> dict[str, Any]:
-        """Return the function for rows of the kernel in float64; each given tensor must be used."""
-        if not plan.request.is_launch:  # tensors of a launch may include those that it writes
+        """Return the function for rows of the kernel in float64; raises an error if it does not use each
+        given tensor.
+        """
+        if not plan.request.is_launch:  # tensors of a launch may include its outputs
             _check_read(plan.tensors or {}, program)
         if plan.schedule.reference is None and plan.schedule.exact is None:
             _in_float64(plan)  # refused before anything is computed
@@ -216,7 +218,7 @@ class TensorSubject(Subject):
 def result_of(program: TileProgram) -> GlobalTensor:
     """Return the tensor that holds the result of a program: ``o``, or the only output of another name.
 
-    Raises `SpecError` if it has no output, or several outputs none of which is ``o``.
+    Raises `SpecError` if the program has no output, or several outputs none of which is ``o``.
     """
     written = [t for n, t in program.tensors.items() if t.role == "output" or n == "o"]
     named = [t for t in written if t.name == "o"] or written
@@ -235,7 +237,7 @@ def subject_of(plan: Plan, program: TileProgram) -> Subject:
 
 
 def source_of(plan: Plan, subject: Subject) -> HeadSource:
-    """Return the inputs of a subject, drawn or read once for a plan."""
+    """Return the inputs of a subject, drawn or read once per plan."""
     if subject not in plan.sources:
         plan.sources[subject] = subject.source(plan)
     return plan.sources[subject]
@@ -274,7 +276,7 @@ def exact_rows(plan: Plan, problem: Problem, batch: int, head: int, row: int, ro
 
 
 def _exact_rows(plan: Plan, subject: TensorSubject, batch: int, head: int, row: int, rows: int) -> NDArray[np.float64]:
-    """Return rows of a kernel of plain tensors in float64: by its reference, else by the kernel itself."""
+    """Return rows of a kernel of plain tensors in float64: from its reference, or from the kernel itself."""
     source = source_of(plan, subject)
 
     def wide(name: str, *at: int) -> NDArray[np.float64]:
@@ -303,7 +305,7 @@ def _exact_rows(plan: Plan, subject: TensorSubject, batch: int, head: int, row: 
 
 
 def _is_exact(plan: Plan) -> bool:
-    """Return whether a plan's kernel itself has the float64 result that errors are measured from."""
+    """Return whether errors of a plan are measured from the result of its kernel in float64."""
     return plan.schedule.reference is None and plan.schedule.exact is not None
 
 
@@ -317,7 +319,7 @@ def _exact_launch(plan: Plan) -> ExactResults:
 def _exact_results(
     plan: Plan, subject: TensorSubject, computed: Mapping[str, Mapping[tuple[int, int], Span]]
 ) -> Mapping[tuple[str, int, int], NDArray[Any]]:
-    """Return the computed rows of all results of a kernel of plain tensors in float64, by the kernel itself."""
+    """Return the computed rows of all results of a kernel of plain tensors in float64, from the kernel itself."""
     return _exact_launch(plan).results(source_of(plan, subject), computed)
 
 
@@ -339,8 +341,8 @@ def _reference(
 ) -> NDArray[np.float64]:
     """Return the float64 reference of errors; a fault in a user's reference is raised with its file and line.
 
-    ``q`` (rows, d) begins at query ``row`` of ``head``; ``k`` and ``v`` have all keys.  Raises `SpecError` for
-    another shape than (rows, dv).
+    ``q`` (rows, d) begins at query ``row`` of ``head``; ``k`` and ``v`` have all keys.  Raises `SpecError` for a shape
+    other than (rows, dv).
     """
     reference, sees = plan.schedule.reference, plan.schedule.sees
     if reference is not None:

@@ -20,7 +20,7 @@ LONGEST_FOLDER = 200
 
 
 def inputs_of(plan: Plan) -> str:
-    """Return the name of the inputs, for the record."""
+    """Return the name of the inputs for the record."""
     drawn = plan.problem.drawn
     return _given_or_drawn(plan) + (f"; drawn: {', '.join(drawn)}" if drawn else "")
 
@@ -40,7 +40,7 @@ def digest_of(plan: Plan) -> str:
     """
     r, content = plan.request, sha256()
     bits = (repr(r.rows), repr(r.heads), *filter(None, [r.padding])) if r.numerics else None
-    named = build_tiling(plan.schedule.tiling, r.chosen_tiling(plan.schedule.tiling))  # the rest follows from it
+    named = build_tiling(plan.schedule.tiling, r.chosen_tiling(plan.schedule.tiling))  # the others follow from it
     sizes, tiling = (x.model_dump_json() for x in (plan.problem, named))
     names = sorted(named.model_fields_set) if plan.is_open else ()
     run = (r.schedule, plan.device.digest(), repr(plan.precision), type(plan.problem).__name__, sizes, tiling, names)

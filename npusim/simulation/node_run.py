@@ -1,4 +1,4 @@
-"""Differences of a run on a node: the work of kernels comes from ``timing`` or the node's table, and bits are those of
+"""Differences of runs on a node: the work of kernels comes from ``timing`` or the node's table, and bits are those of
 all ranks.
 """
 
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from npusim.simulation.request import Groups
 
 US = 1e6  # microseconds a second
-#: Estimated seconds from which on a sample that was not requested is left out.
+#: Estimated seconds above which a sample that was not requested is omitted.
 SAMPLE_S = 25
 NO_BITS = ComputedBits(inputs="none")
 
@@ -72,7 +72,7 @@ class NodeParts:
     no_bits = NO_BITS
 
     def estimate(self, plan: Plan) -> Mapping[str, float]:
-        """Return the estimate for the bits of named rows; if a sample would take long, no bits are computed instead."""
+        """Return the estimate for the bits of the named rows; if a sample would take long, no bits are computed."""
         r, problem = plan.request, plan.problem
         if r.numerics and isinstance(problem, SharedProblem) and r.rows != "sample":
             return {"bits": _seconds(problem, r.rows)}
@@ -92,7 +92,7 @@ class NodeParts:
         return time_on_node(program, plan.device, plan.request.method, groups, is_issued=True)
 
     def bits(self, plan: Plan, program: TileProgram, _others: object) -> ComputedBits:
-        """Return the bits of all ranks, or a note on why there are none."""
+        """Return the bits of all ranks, or a note on the reason why there are none."""
         return _bits(plan, program)
 
     def notes(self, plan: Plan, program: TileProgram, _bits: object, timing: TimingResult | None) -> Iterator[str]:
@@ -109,9 +109,9 @@ class NodeParts:
 def child_program(child: Child, device: DeviceSpec, whole: Problem | None = None) -> TileProgram:
     """Return a child's tile program on its device; fields that it does not name are chosen as in a run of the child.
 
-    L2 has the state of a stream of kernels: it contains no dirty lines of a benchmark's fill.
+    L2 has the state of a stream of kernels: it contains no dirty lines from a benchmark's fill.
 
-    ``whole``: the problem that it computes instead, with the tile of the child.
+    ``whole``: the problem to compute instead, with the child's tile.
     """
     l2 = steady(None, device)
     found = "repeated" if l2 and child.is_near else l2
@@ -138,13 +138,13 @@ def kernel_timer(
     is_issued: bool = False,
     is_graph: bool = False,
 ) -> KernelTimer:
-    """Return the function for a kernel's work: the node's table if it has one, else, or if it is named, the device's
+    """Return the function for a kernel's work: the node's table if it has one; otherwise, or if requested, the device's
     timing.
 
-    Kernels are issued one after the other, and a launch costs the device's time where its file states this apart;
-    a host takes ``issue_s`` for each of them, or with ``is_issued`` what the node's file states for a simulated
-    attention; else its time is a framework's overhead.  In a graph (``is_graph``) no kernel waits for a host: one whose
-    table states the host's time has a launch of the device instead.
+    Kernels are issued one after the other. A launch costs the device's time where its file states this separately; a
+    host takes ``issue_s`` for each kernel, or with ``is_issued`` the time that the node's file states for a simulated
+    attention; otherwise the launch time is a framework's overhead.  In a graph (``is_graph``) no kernel waits for a
+    host: a kernel whose table states the host's time has a launch of the device instead.
     """
     timed = cache(partial(simulated_child, node=node, device=device, method=method))
 
@@ -188,7 +188,7 @@ def time_on_node(
     is_issued: bool = False,
     is_graph: bool = False,
 ) -> NodeTiming:
-    """Return the time of a node program, its kernels by a named method, checked for sanity.
+    """Return the time of a node program whose kernels are timed by the named method; the result is checked.
 
     ``trace_groups`` may be ``"last"``: the device that ends last.  ``issue_s``, ``is_issued``, ``is_graph``: see
     `kernel_timer`.
@@ -211,7 +211,7 @@ def time_on_node(
 def _model(plan: Plan, problem: ModelProblem, groups: Groups) -> NodeTiming:
     """Return the time of all layers of a model: each kind is simulated once."""
     tiling, machine = cast("LayerTiling", plan.tiling), cast("NodeDevice", plan.device)
-    times, groups = [], (0,) if isinstance(groups, str) else groups  # devices are alike
+    times, groups = [], (0,) if isinstance(groups, str) else groups  # all devices are equal
     issue_s, is_graph = host_issue_s(tiling, machine), tiling.launches == "graph"
     for period in periods(problem, tiling, machine, cast("PartialSums", plan.precision)):
         check(period.program)
@@ -274,7 +274,7 @@ def _bits(plan: Plan, program: TileProgram) -> ComputedBits:
 
 
 def _attention_bits(plan: Plan, problem: SharedProblem, program: TileProgram) -> NumericResult:
-    """Return the bits of the attention of all heads, by the device's kernel or by the host's."""
+    """Return the bits of the attention of all heads, from the device's kernel or the host's."""
     op = next(op for op in operations(program) if isinstance(op, KernelOp | HostOp))
     child = op.call.child if isinstance(op, HostOp) else op.kernel.children[0]
     machine, whole = cast("NodeDevice", plan.device), problem.whole
@@ -290,7 +290,7 @@ def _attention_bits(plan: Plan, problem: SharedProblem, program: TileProgram) ->
 
 
 def _layer_inputs(plan: Plan, layer: LayerProblem) -> LayerInputs:
-    """Return the heads and the projection of a layer: given, or drawn by its recipe."""
+    """Return the heads and the projection of a layer, given or drawn by its recipe."""
     heads, kv_heads = layer.heads * layer.ranks, layer.kv_heads * layer.ranks
     if plan.tensors is not None:
         kv_heads = plan.tensors["k"].shape[1]
@@ -303,7 +303,7 @@ def _layer_inputs(plan: Plan, layer: LayerProblem) -> LayerInputs:
 
 
 def _sums_note(algorithm: Algorithm, ranks: int, fmt: str) -> str:
-    """Return how the sum of the collective's real order differs from float64, on normal samples."""
+    """Return the difference between the sum in the collective's real order and float64, on normal samples."""
     inputs = normal_samples(ranks, fmt)
     other = "mesh" if algorithm == "ring" else algorithm
     sums = {
@@ -323,7 +323,7 @@ def _sums_note(algorithm: Algorithm, ranks: int, fmt: str) -> str:
 
 
 def _notes(machine: NodeDevice, timing: NodeTiming, program: TileProgram, method: str) -> tuple[str, ...]:
-    """Return notes on the time: the collectives, and the compute that hides them."""
+    """Return notes on the time: the collectives, and the compute time that hides them."""
     node, notes = machine.node, list[str]()
     calls = [op.call for op in operations(program) if isinstance(op, CollectiveOp)]
     if calls:
@@ -348,7 +348,7 @@ def _notes(machine: NodeDevice, timing: NodeTiming, program: TileProgram, method
 
 
 def _cut_rows(device: DeviceSpec, program: TileProgram) -> tuple[str, ...]:
-    """Return which kernels of rows run with smaller fields than by default, as their rows do not fit."""
+    """Return which kernels of rows run with smaller fields than by default because their rows do not fit."""
     kernels = (op.kernel for op in operations(program) if isinstance(op, KernelOp) and op.kernel.role == "rows")
     children = {(k.label, c): None for k in kernels for c in k.children if has_schedule(c.schedule, device)}
     notes = (f"{label}: {n}" for label, c in children for n in child_program(c, device).notes if SMALLER in n)
@@ -356,7 +356,7 @@ def _cut_rows(device: DeviceSpec, program: TileProgram) -> tuple[str, ...]:
 
 
 def _beside(machine: NodeDevice, program: TileProgram, method: str) -> tuple[str, ...]:
-    """Return the time of our own schedule where the node's file states another kernel's time."""
+    """Return the time of npusim's own schedule where the node's file states another kernel's time."""
     stated = [op.kernel for op in operations(program) if isinstance(op, KernelOp) and op.kernel.role == "decode"]
     table = machine.node.kernels
     if not stated or table is None or table.decode is None or not machine.each.is_timed:
@@ -409,7 +409,9 @@ def _model_notes(what: ModelProblem, tiling: LayerTiling, machine: NodeDevice, t
 
 
 def _weights(what: ModelProblem) -> str:
-    """Return the parameters of a model: the stated number, the number by its shapes, and the number of one token."""
+    """Return the number of a model's parameters: the stated number, the number by its shapes, and the number for one
+    token.
+    """
     weights = what.weights()
     total, active = weights.total - what.copied, weights.active - what.copied
     parts = [f"{(what.parameters or total) / 1e9:.1f} billion parameters"]

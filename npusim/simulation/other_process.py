@@ -1,4 +1,4 @@
-"""Work that another process does meanwhile."""
+"""Work that another process does concurrently."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def is_single() -> bool:
 
 @contextmanager
 def done_apart(function: Callable[[], Value]) -> Iterator[Callable[[], Value] | None]:
-    """Return a function for the result: a forked process computes it meanwhile, or this process if the fork fails.
+    """Return a function for the result: a forked process computes it concurrently, or this process if the fork fails.
 
     None if this process may not fork, or if no core is free.
     """
@@ -44,7 +44,7 @@ def done_apart(function: Callable[[], Value]) -> Iterator[Callable[[], Value] | 
             answer = pipe.read()
         try:
             value: Value = pickle.loads(answer)
-        except (EOFError, pickle.UnpicklingError):  # it was killed, or it raised the error that is raised here again
+        except (EOFError, pickle.UnpicklingError):  # it was killed, or it raised an error, which is raised here again
             value = function()
         return value
 

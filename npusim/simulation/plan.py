@@ -1,4 +1,4 @@
-"""Resolves a request into a plan, once; devices and nodes both run plans."""
+"""Resolves a request into a plan once; devices and nodes both run plans."""
 
 from __future__ import annotations
 
@@ -51,20 +51,20 @@ if TYPE_CHECKING:
     from npusim.simulation.request import Groups, Request
     from npusim.simulation.tensor_files import Tensors
 
-#: Measured: seconds of bits for a pair of query and key with head sizes of 128 (0.1 to 0.65 us by schedule).
+#: Measured: seconds to compute the bits of a pair of query and key with head sizes of 128 (0.1 to 0.65 us by schedule).
 PAIR_S = 0.4e-6
-#: Seconds to build, check and time a block by a method that folds equal work.
+#: Seconds to build, check and time a block by a method that simulates equal work once.
 BLOCK_S = 60e-6
-#: Seconds of an operation by the methods that go through all of them one by one.
+#: Seconds for an operation by methods that simulate each operation.
 OPERATION_S = MappingProxyType({"des": 25e-6, "block": 1e-6})
-#: Operations of a tile of queries by keys, both matrix products and what is between them.
+#: Operations of a tile of queries by keys: both matrix products and the operations between them.
 TILE_OPERATIONS = 60
 _TILE = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One run, resolved: enough to build its program, with another precision too.
+    """A resolved run: all that is needed to build its program, with another precision too.
 
     ``device`` is a `NodeDevice` for a run on a node, or for a model on one device. ``tensors`` are the user's Q, K and
     V, None if the problem's recipe draws them; ``projection`` is the user's W_o of a layer, if any.
@@ -81,10 +81,10 @@ class Plan:
     tensors: Tensors | None
     projection: NDArray[Any] | None
     ignored: tuple[str, ...]
-    #: How the tensors were read, where another layout is likelier.
+    #: How the tensors were read, if another layout is likelier.
     reading: str = ""
-    #: Whether fields of the tiling that are not named are chosen (`npusim.simulation.chosen_tile`), or stay as
-    #: declared.
+    #: Whether fields of the tiling that are not named are chosen (`npusim.simulation.chosen_tile`) or have their
+    #: declared values.
     is_open: bool = False
     #: Data that are computed once: the references of all presets, the inputs that a problem's recipe draws, and results
     #: of references of plain tensors by tiling.
@@ -112,7 +112,7 @@ class Plan:
 
 
 def device_of(request: Request) -> DeviceSpec:
-    """Return the device or node of a request; for a model, one device is a node."""
+    """Return the device or node of a request; for a model, a single device is a node of one."""
     device = request.machine()
     return NodeDevice.alone(device) if is_of_models(request.schedule) else device
 
@@ -120,10 +120,10 @@ def device_of(request: Request) -> DeviceSpec:
 def target_of(
     request: Request, *, has_bits: bool, is_bare: bool = False
 ) -> tuple[Schedule, DeviceSpec, frozenset[str]]:
-    """Return the schedule and the device or node of a request, and which of `NEEDS` its run has.
+    """Return the schedule and the device or node of a request, and the words of `NEEDS` that its run meets.
 
-    Raises `SpecError` for options that have no effect on it.  ``has_bits``: whether bits are computed, by the run or by
-    its caller; ``is_bare``: by its caller, who may compute bits of plain tensors where runs compute none.
+    Raises `SpecError` for options that have no effect on it.  ``has_bits``: whether the run or its caller computes
+    bits; ``is_bare``: whether its caller does, who may compute bits of plain tensors where runs compute none.
     """
     r, device = request, device_of(request)
     method_named(r.method)
@@ -146,7 +146,7 @@ def target_of(
 
 
 def plan_of(request: Request, *, is_bare: bool = False) -> Plan:
-    """Return the plan of a request; raise a subclass of `NpusimError` that states its fault.
+    """Return the plan of a request; raise a subclass of `NpusimError` that states the fault of the request.
 
     ``is_bare``: without bits and timeline, for callers that compute bits themselves.
     """
@@ -155,7 +155,7 @@ def plan_of(request: Request, *, is_bare: bool = False) -> Plan:
     if is_bare:
         request = replace(request, numerics=False, diagnose=False, presets=False, trace_groups=())
     if request.dtype is None and request.problem is None and request.tensors is None:
-        request = replace(request, dtype=schedule.inputs(device))  # the format that the schedule is for, if any
+        request = replace(request, dtype=schedule.inputs(device))  # the format that the schedule is for, if it has one
     scales, stated, reading = dict[str, float](), dict[str, Any](), ""
     if request.problem is not None and request.problem.is_plain:
         tensors = kernel_tensors(request)
@@ -215,7 +215,7 @@ def _problem_of(
         if request.kind is None and len(workload.kinds) > 1:
             local = workload.problem(**{**sizes, "kind": "local"})
     else:
-        # They are rounded already.
+        # The tensors are rounded already.
         attention = problem_of_tensors(workload, tensors, {**sizes, "dtype": None}, ranks or 1, stated)
     if not ranks:
         return attention
@@ -233,9 +233,9 @@ def layer_problem(
 ) -> SharedProblem:
     """Return a workload's layer on ``ranks`` devices; ``attention``: that of one device.
 
-    ``projection``: weights that state the layer's width; ``local``: the attention of a model's local layers.
+    ``projection``: weights that determine the layer's width; ``local``: the attention of a model's local layers.
 
-    Raises `SpecError` where the workload does not state its width, or another size of a model's layers.
+    Raises `SpecError` if the workload does not state its width, or another size of a model's layers.
     """
     if not issubclass(kind, LayerProblem):
         return kind.around(attention, ranks=ranks)
@@ -254,9 +254,9 @@ def problem_of_tensors(
     devices: int = 1,
     stated: Mapping[str, Any] = MappingProxyType({}),
 ) -> Problem:
-    """Return the problem of one of ``devices`` that share the heads of the given tensors; ``stated``: lengths, page.
+    """Return the problem of one of ``devices`` that share the heads of the given tensors; ``stated``: lengths and page.
 
-    ``sizes`` may state visible keys and functions of scores; `SpecError` for other sizes, and for heads that cannot be
+    ``sizes`` may state visible keys and functions of scores; raises `SpecError` for other sizes, and if heads cannot be
     shared.
     """
     q, k, v = (tensors[name] for name in ("q", "k", "v"))
@@ -281,8 +281,8 @@ def problem_of_tensors(
 def _part_of_layer(schedule: Schedule, problem: AnyProblem, node: NodeSpec, fmt: str) -> AnyProblem:
     """Return the problem of a node schedule: the requested one, or the part of a layer that it runs.
 
-    ``fmt`` is the format of the partial sums, which a collective carries.  Raises `SpecError` for another kind of
-    problem, or a layer for fewer devices than all.
+    ``fmt`` is the format of the partial sums, which a collective transfers.  Raises `SpecError` for another kind of
+    problem, or for a layer on fewer than all devices.
     """
     devices, kind = node.device_count.value, schedule.problem
     if isinstance(problem, LayerProblem) and not issubclass(kind, SharedProblem):
@@ -300,9 +300,9 @@ def _part_of_layer(schedule: Schedule, problem: AnyProblem, node: NodeSpec, fmt:
     return problem
 
 
-# ---------------------------------------------------------------- how long a run itself will take
-# Rough (within a factor of three on the machine of 2026 the figures were taken on, one core): it distinguishes a minute
-# from an hour, so that a wrong length does not cost a night.
+# ---------------------------------------------------------------- duration of a run itself
+# A rough estimate (within a factor of three on one core of the machine of 2026 on which it was measured): it
+# distinguishes a minute from an hour, so that a wrong length does not cost a night.
 
 
 def estimate(
@@ -346,7 +346,7 @@ def without_effect(plan: Plan, seconds: float, seconds_on: Callable[[DeviceSpec]
         others = {name: {k: v for k, v in changed[name].items() if k != key}}
         return seconds_on(device_of(replace(plan.request, **cast("dict[str, Any]", others))))
 
-    # Where the tile is none without a change, the change decides.
+    # If no tile fits without a change, the change decides.
     for (name, key), other in figures([(name, key) for name, of in changed.items() for key in of], without):
         if other == seconds:
             option = min(OPTIONS[name].names, key=len)
@@ -355,7 +355,7 @@ def without_effect(plan: Plan, seconds: float, seconds_on: Callable[[DeviceSpec]
 
 
 def refuse_beyond(limit_s: float | None, seconds: Mapping[str, float]) -> None:
-    """Raise `SpecError` with the estimate and cheaper options, if it is longer than ``limit_s``."""
+    """Raise `SpecError` with the estimate and cheaper options if the estimate is longer than ``limit_s``."""
     total = sum(seconds.values())
     if limit_s is None or total <= limit_s:
         return

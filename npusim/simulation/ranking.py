@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from npusim.program.ir.tile_program import TileProgram
     from npusim.program.timing.timing_result import TimingResult
 
-#: Share of the least time within which configurations count as equally fast: measured times of memory-bound kernels
-#: differ by no more than this (issue 57), so that a rule decides between them.
+#: Time range, as a share of the least time, within which configurations count as equally fast: measured times of
+#: memory-bound kernels differ by no more than this (issue 57), so that a rule decides between them.
 TIE = 0.02
 NO_LIMIT = Limit("", 0.0)
 
@@ -30,7 +30,7 @@ class Prediction:
 
     ``us``: time of the cores, without a launch; ``key``: its class of bits (empty: not known); ``registers``: registers
     of a thread, of which ``spilled`` are in memory, from a compiler or an estimate; ``warps``: warps that are resident
-    on a core; ``block_warps``: warps of a block without products; ``limit``: the limit of the time, as in a run;
+    on a core; ``block_warps``: warps of a block without products; ``limit``: what limits the time, as in a run;
     ``errors``: the errors of such predicted times (None: no device).  ``reason``: why there is no time; ``fits``:
     whether a larger device would suffice.  ``launch_us``: time of each launch of a graph in addition to that of the
     cores: dispatch, end and the gap to the next launch.
@@ -50,7 +50,7 @@ class Prediction:
 
 
 def steady(l2: L2State | None, device: DeviceSpec) -> L2State | None:
-    """Return the state of L2 in which configurations are compared: in a stream of launches, where GPUs run them."""
+    """Return the state of L2 for comparisons of configurations: the state in a stream of launches, as on a GPU."""
     return l2 or ("steady" if registered(device.family).processor == "gpu" else None)
 
 
@@ -68,10 +68,10 @@ def predicted(program: TileProgram, device: DeviceSpec, timing: TimingResult) ->
 
 
 def ranked(predictions: Sequence[Prediction]) -> list[int]:
-    """Return the numbers of predictions with a time, the best first.
+    """Return the indices of predictions with a time, the best first.
 
-    Where memory limits the best, predictions within `TIE` of it count as equally fast: ordered by no spills, then more
-    resident warps, then fewer warps of a block of rows, which meet at barriers, then time.
+    If memory limits the best, predictions within `TIE` of it count as equally fast. They are ordered by no spills, then
+    more resident warps, then fewer warps of a block of rows, which meet at barriers, then time.
     """
     known = [i for i, p in enumerate(predictions) if p.us is not None]
     times = {i: predictions[i].us or 0.0 for i in known}

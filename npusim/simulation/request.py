@@ -1,5 +1,4 @@
-"""A request: the object that carries the options from the command line to the program; only this file names each
-option.
+"""A request: the object that passes the options from the command line to the program; only this file names each option.
 
 It imports nothing that is slow to load, since help texts use it.
 """
@@ -40,21 +39,23 @@ DEFAULT_HW = "ascend_910b2"
 DEFAULT_WORKLOAD = "pangu_38b"
 #: Options with their values, in the order of the command line; a flag has no value.
 Asked = tuple[tuple[str, str], ...]
-#: Fields of a problem that a call may change: keys that are seen, scores, queries, how K and V are stored.
+#: Fields of a problem that a call may change: visible keys, scores, queries, and the storage of K and V.
 CALL = (
     *("window", "sinks", "prefix", "chunk", "documents", "softcap", "alibi", "bias"),
     *("query_lengths", "page", "cache", "cache_scale", "unseen"),
 )
 #: Options that kernels of plain tensors read as attention does.
 OF_ROWS = ("tensors", "rows", "heads", "seed", "presets")
-#: Options of the launch of a Triton kernel, which may be part of its name too.
+#: Options of the launch of a Triton kernel, which may also be part of its name.
 LAUNCH = ("args", "grid", "constexpr", "num_warps", "num_stages")
 #: Axes of Q, K and V.
 Layout = Literal["bnsd", "bsnd", "bsh", "tnd"]
 
 
 def short_name(schedule: str) -> str:
-    """Return a schedule's name in sentences: for launches the kernels, for a recorded call its file, else its name."""
+    """Return a schedule's name for sentences: for launches the kernels, for a recorded call its file, otherwise its
+    name.
+    """
     if is_recorded(schedule):
         return schedule.rpartition("/")[2]
     launches = launch_parts(schedule)[1].split(";")
@@ -79,10 +80,9 @@ def schedule_name(schedule: object) -> Any:
 class Option:
     """One field of a request on a command line.
 
-    ``names`` are its spellings, ``metavar`` the placeholder of its value (empty: a flag), ``panel`` the heading
-    of its help; ``choices`` are all its values, where they can be listed; ``typed`` is its
-    default as typed, ``shown`` the default in the help; ``needs`` are words of `NEEDS`, without which
-    nothing reads it.
+    ``names`` are its spellings, ``metavar`` the placeholder of its value (empty: a flag), ``panel`` the heading of its
+    help; ``choices`` are all its values, where they can be listed; ``typed`` is its default as a user types it,
+    ``shown`` the default in the help; ``needs`` are the words of `NEEDS` without which nothing reads the option.
     """
 
     names: tuple[str, ...]
@@ -111,7 +111,7 @@ def _option(panel: str, usage: str, text: str, default: Any = None, needs: str =
     )
 
 
-#: Headings of options that change what is run, and of those that change what is computed or shown of it.
+#: Headings of options that change the run, and of options that change what the run computes or shows.
 _ASKED, _SHOWN = ("Problem", "Device", "How"), ("Bits", "Output")
 _what, _where, _how = (partial(_option, panel) for panel in _ASKED)
 _seen = partial(_what, needs="workload attention")
@@ -134,12 +134,12 @@ NEEDS: Mapping[str, str] = MappingProxyType(
         ),
     }
 )
-#: A size of a call: an integer, or text that is one, ``"8k"``.
+#: A size of a call: an integer, or its text, ``"8k"``.
 Count = int | str
 #: Value of ``trace_groups`` for the core group that ends last.
 LAST: Final = "last"
 Groups = Sequence[int] | Literal["last"]
-#: Types of fields that nothing else would refuse in words.
+#: Types of fields whose wrong values nothing else would refuse with a message.
 _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = MappingProxyType(
     {
         "overrides": ((Mapping,), "a mapping of dotted keys to values"),
@@ -456,7 +456,7 @@ class Request:
             object.__setattr__(self, name, None)
 
     def _fold_shape(self) -> None:
-        """Set the fields of the sizes that ``shape`` states."""
+        """Set the fields for the sizes that ``shape`` states."""
         if self.shape is None:
             return
         for name, size in shape_sizes(self.shape).items():
@@ -488,7 +488,7 @@ class Request:
         return sizes
 
     def _decodes_lengths(self) -> bool:
-        """Return whether each sequence has one query by default, if lengths are given."""
+        """Return whether each sequence has one query by default if lengths are given."""
         if any(value is not None for value in (self.phase, self.seq_q, self.tensors, self.query_lengths)):
             return False
         is_sized = (self.seq, self.seq_kv, self.batch) != (None, None, None)
@@ -503,13 +503,13 @@ class Request:
         return load_workload(load) if isinstance(load, str | Path) else load
 
     def title(self, load: Workload) -> str:
-        """Return the name of the inputs: the workload, or the tensors where no workload is named."""
+        """Return the name of the inputs: the workload, or the tensors if no workload is named."""
         if self.tensors is None or self.workload is not None:
             return load.name
         return Path(self.tensors).stem if isinstance(self.tensors, str | Path) else "tensors"
 
     def machine(self) -> DeviceSpec:
-        """Return the device or node, numbers of it changed; raise `SpecError` as `load_machine`."""
+        """Return the device or node with its changed numbers; raise `SpecError` as `load_machine`."""
         from npusim.config.load import scaled
         from npusim.config.node_file import load_machine
         from npusim.kernels.declare.define import unread_keys
@@ -538,14 +538,14 @@ class Request:
         return ",".join(filter(None, (self.precision, self.arithmetic and f"arithmetic={self.arithmetic}")))
 
     def named_device(self) -> str | Path | DeviceSpec | NodeSpec:
-        """Return the named device, or the schedule's default one."""
+        """Return the requested device, or the schedule's default device."""
         from npusim.library import default_hw
 
         return default_hw(self.schedule, DEFAULT_HW) if self.hw is None else self.hw
 
     def chosen_tiling(self, kind: type[Tiling]) -> Mapping[str, object] | Tiling:
-        """Return the fields of the tiling that are set; raise `SpecError` if ``eager`` is set for a schedule that does
-        not have it.
+        """Return the fields of the tiling that are set; raise `SpecError` if ``eager`` is set for a schedule without
+        that field.
         """
         if not self.eager:
             return self.tiling or {}
@@ -554,7 +554,7 @@ class Request:
         return {**dict(self.tiling or {}), "operators": "eager"}  # a Tiling yields its fields, a mapping is one
 
     def refuse_unread(self, features: Collection[str], sizes: Iterable[str] = ()) -> None:
-        """Raise `SpecError` naming the options that are set and that nothing reads; ``features``: words of `NEEDS`.
+        """Raise `SpecError` with the options that are set but that nothing reads; ``features``: words of `NEEDS`.
 
         ``sizes``: names of the schedule's sizes.
         """
@@ -573,7 +573,7 @@ class Request:
         }
 
     def attention(self) -> Problem:
-        """Return one device's attention of the workload, sizes replaced."""
+        """Return the workload's attention on one device, with replaced sizes."""
         return self.load().problem(**self.sizes())
 
     def about(self) -> dict[str, object]:
@@ -582,7 +582,7 @@ class Request:
         about |= {"scale": device.scale} if device.scale else {}
         if self.problem is None:
             about["workload"] = self.title(self.load())
-        if self.problem is not None or self.tensors is None:  # else the tensors' sizes are the problem
+        if self.problem is not None or self.tensors is None:  # otherwise the tensors' sizes are the problem
             problem = self.problem or self.attention()
             shapes: Mapping[str, Any] = {}
             if self._names_sizes() or is_recorded(self.schedule):
@@ -701,7 +701,7 @@ class RunOptions(BitsOptions, total=False):
 
 
 def takes_options(options: type) -> Callable[[Function], Function]:
-    """Show, in the signature of a function of ``**options``, each with its type and default; refuse others."""
+    """Show each option of a function of ``**options`` in its signature with type and default; refuse other options."""
 
     def decorated(function: Function) -> Function:
         *others, _ = inspect.signature(function).parameters.values()
@@ -763,9 +763,9 @@ def command(verb: str, schedule: str, options: Iterable[tuple[str, str]], more: 
     return " ".join(shlex.quote(word) for word in (*words, *more))
 
 
-#: A part of a shape: a letter and one size, or two.
+#: A part of a shape: a letter, and one or two sizes.
 _SHAPE = re.compile(r"([BNSD])(\w+)(?:/(\w+))?", re.IGNORECASE | re.ASCII)
-#: The fields of each letter, for one size and for two.
+#: The fields of each letter, for one size and for two sizes.
 _LETTERS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     {
         "B": ("batch", ()),
@@ -816,7 +816,7 @@ def _hint(option: str) -> str:
 
 
 def refuse(options: Mapping[str, object], why: str) -> None:
-    """Raise `SpecError` naming the options that are set, where they would change nothing."""
+    """Raise `SpecError` with the options that are set but would change nothing."""
     names = [name for name, value in options.items() if value is not None and value != ()]
     if names:
         raise SpecError(f"{', '.join(names)}: {why}")

@@ -1,4 +1,4 @@
-"""Alternatives that change bits: other assumed arithmetic and, where an output is not finite, other precisions."""
+"""Alternatives that change bits: other assumed arithmetic and, if an output is not finite, other precisions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def assumed_variants(program: TileProgram, plan: Plan) -> dict[str, TileProgram]
 def arithmetic_uncertainty(bits: NumericResult) -> tuple[Spread, ...]:
     """Return how much `compared_rows` change under each of the variants of ``bits``.
 
-    An output that is not finite is at no distance from another: none.
+    An output that is not finite has no distance from another: None.
     """
     if not bits.variants:
         return ()
@@ -87,7 +87,7 @@ class Compared:
     def rmse(self, rows: NDArray[Any], plan: Plan) -> tuple[float | None, float]:
         """Return the relative RMSE of the last of these rows, and the standard error of its ratio to the run's.
 
-        That error is relative; the RMSE is None where values are not finite.
+        The RMSE is relative; it is None if values are not finite.
         """
         batch, head, row = self.block
         length = self.at[2] - row + len(rows)
@@ -117,7 +117,7 @@ def assumed_roundings(plan: Plan) -> Iterator[tuple[str, Choice[Any]]]:
 
 
 def _alternatives(program: TileProgram, plan: Plan) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield a name and the changed field of the precision for whatever could be otherwise."""
+    """Yield a name and the changed field of the precision for each choice that could be different."""
     device, (arithmetics, orders) = plan.device, named_choices(program)
     for name, choice in assumed_roundings(plan):
         for other in NAMED[name]:
@@ -144,7 +144,7 @@ def _other_arithmetics(name: str) -> Iterator[str]:
 def _distance(before: NDArray[Any], after: NDArray[Any]) -> tuple[float | None, float | None, float]:
     """Return the relative distance, the share of differing values, and the distance's relative standard error.
 
-    Distance and share are None if not all are finite.
+    Distance and share are None if some outputs are not finite.
     """
     if not np.isfinite(after).all():
         return None, None, 0.0
@@ -156,7 +156,7 @@ def _distance(before: NDArray[Any], after: NDArray[Any]) -> tuple[float | None, 
 def standard_error(squares: NDArray[np.float64], others: NDArray[np.float64]) -> float:
     """Return the relative standard error of sqrt(sum(squares) / sum(others)), for pairs of sums by row; 0 if unknown.
 
-    To first order (a ratio estimate): half of the difference between the rows' shares of the two sums.
+    To first order (a ratio estimate) it is half of the difference between the rows' shares of the two sums.
     """
     if len(squares) < 2 or not (squares.any() and others.any() and np.isfinite(others).all()):
         return 0.0
@@ -176,7 +176,7 @@ def finite_choices(bits: NumericResult, plan: Plan) -> tuple[FiniteChoice, ...]:
     if bits.error.is_finite:
         return ()
     others = (_finite_preset(bits, other) for other in other_schedules(plan))
-    # The tile that was chosen for the run's precision may not fit another.
+    # The tile that was chosen for the run's precision may not fit another precision.
     asked = build_tiling(plan.schedule.tiling, plan.request.chosen_tiling(plan.schedule.tiling))
     of_schedule = _finite_preset(bits, plan) or _finite_preset(bits, replace(plan, tiling=asked))
     choices = (of_schedule, next(filter(None, others), None))
@@ -186,7 +186,7 @@ def finite_choices(bits: NumericResult, plan: Plan) -> tuple[FiniteChoice, ...]:
 def other_schedules(plan: Plan) -> Iterator[Plan]:
     """Yield plans of the other schedules for a device's family that compute such a problem as a real kernel does."""
     schedule = plan.schedule
-    if schedule.reference or plan.problem.attention is None:  # others compute something else
+    if schedule.reference or plan.problem.attention is None:  # other schedules compute something else
         return
     for other in SCHEDULES.values():
         fits = other.family == plan.device.family and other.problem is Problem is schedule.problem
@@ -206,12 +206,12 @@ def _finite_preset(bits: NumericResult, plan: Plan) -> FiniteChoice | None:
     heads = sorted({head for _, head, _ in bits.rows})
     lost = (at for at, block in bits.rows.items() if not np.isfinite(block.astype(np.float64)).all())
     _, head, row = next(lost, (0, None, None))
-    if row is None:  # the output has numbers where NaN is required, which no preset changes
+    if row is None:  # the output has numbers where NaN is required, and no preset changes that
         return None
 
     def rmse(name: str) -> float | None:
         program = plan.schedule.build(plan.problem, plan.tiling, plan.device, plan.schedule.precision(name))
-        # One block that was lost refuses first.
+        # The block whose output is not finite is computed first, since it excludes most presets.
         if not bits_of(plan, program, rows=[row], heads=[head]).error.is_finite:
             return None
         return bits_of(plan, program, rows=rows, heads=heads).error.rmse

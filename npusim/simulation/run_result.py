@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     from npusim.simulation.request import Asked
 
 
-#: Key of cycles that no constant of a queue explains: transfers slowed by others on their link.
+#: Key of cycles that no constant of a queue explains: other transfers on the same link slow down a transfer.
 SHARED_LINKS = "links"
 
-# Bases, the weakest first: if two constants share a cost, the weaker basis counts.
+# Bases, the weakest first: if two constants share a cost, its basis is the weaker one.
 _WEAKEST_FIRST = ("assumed", "fitted", "derived", "measured", "vendor")
 
 
 @dataclass(frozen=True)
 class PresetOutcome:
-    """The result of a preset of the schedule, the run's or another; its error is that of the rows
+    """The result of a preset of the schedule, which is the run's preset or another; its error covers the rows
     `RunData.compared`.
 
-    ``relative_rmse`` is None where its output is not finite, ``latency_us`` on a device without a time.
-    ``standard_error`` is the standard error of the error over the run's, relative, from the differences of rows.
+    ``relative_rmse`` is None if the output is not finite, ``latency_us`` on a device without a time. ``standard_error``
+    is the standard error of the ratio of this error to the run's, relative, from the differences of rows.
     """
 
     precision: str
@@ -91,12 +91,13 @@ class RunData:
     """Bits and cycles of one schedule on one device for one problem.
 
     ``timing`` is set on every device whose file has the numbers for it, ``numerics`` unless it was switched off.
-    ``inputs`` names the origin of Q, K and V, ``spread`` has the dependence of the bits on assumed arithmetic,
+    ``inputs`` names the origin of Q, K and V, ``spread`` describes the dependence of the bits on assumed arithmetic,
     ``orders`` the results of other collectives and row blocks of a node for the same partial sums, ``finite`` the
     alternatives that are finite on the same sample where the output is not, ``presets`` the results of other presets;
     ``notes`` are notes for the reader, ``ignored`` the features of the workload's attention that were left out on
-    request.  ``asked`` are the options of this run on a command line (None: no command line can state it).  ``digest``
-    is a hash of everything that affects the prediction, ``folder`` the name of a folder that no other run has.
+    request.  ``asked`` are the options that state this run on a command line (None: no command line can state it).
+    ``digest`` is a hash of everything that affects the prediction, ``folder`` the name of a folder that no other run
+    has.
     """
 
     name: str
@@ -199,7 +200,7 @@ def result_of(
 
 
 def _cache_note(plan: Plan) -> tuple[str, ...]:
-    """Return the note on a cache of latents whose K and V are read expanded."""
+    """Return the note on a cache of latents from which K and V are read in expanded form."""
     problem = plan.problem.attention
     note = "" if problem is None or plan.tensors is not None else plan.workload.expanded_cache(problem)
     return (note,) if note else ()
@@ -277,15 +278,17 @@ def roofline_of(result: RunData) -> Roofline | None:
 
 
 def row_sum_evidence(orders: Iterable[str], device: DeviceSpec) -> dict[str, str]:
-    """Return ``{order of row sums: basis in the device's file}``, ``chosen`` where it is another's."""
+    """Return ``{order of row sums: basis in the device's file}``; the basis is ``chosen`` for an order of another
+    device.
+    """
     fact = device.row_sum
     return {order: fact.basis if fact is not None and fact.value == order else "chosen" for order in orders}
 
 
 def arithmetic_evidence(arithmetic: Mapping[str, str], device: DeviceSpec) -> dict[str, str]:
-    """Return matrix arithmetics with their evidence: ``measured`` where the device's file states this.
+    """Return matrix arithmetics with their evidence: ``measured`` where the device's file says so.
 
-    An arithmetic whose name states its parameters (``stated``) has the file's basis, whichever it is.
+    An arithmetic whose name states its parameters (``stated``) has the basis of the file, whichever that is.
     """
     bases = {str(choice.value): choice.basis for choice in device.arithmetic_choices.values()}
     return {

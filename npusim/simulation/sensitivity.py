@@ -1,4 +1,4 @@
-"""How much a predicted latency moves with each constant that is assumed or fitted."""
+"""How much a predicted latency changes with each assumed or fitted constant."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from npusim.config.quantity import Quantity
     from npusim.simulation.run_result import RunData
 
-#: The step of issue-grade sensitivity tables: a fifth up and down.
+#: The step of a sensitivity table: a fifth up and a fifth down.
 STEP = 0.2
-#: Constants that act on every run besides those in the costs of operations.
+#: Constants that affect every run in addition to those in the costs of operations.
 GLOBAL_PREFIXES = ("flags.", "launch.", "links.", "memory.l2.")
 
 
@@ -40,9 +40,8 @@ class Sensitivity:
 def sensitivity(result: RunData) -> tuple[Sensitivity, ...]:
     """Return the constants that matter, the strongest first.
 
-    Considered are all numbers of the device file whose basis is ``assumed`` or ``fitted`` and that
-    this run used: each is changed by a fifth in both directions and the program timed again.  Integers
-    are rounded.
+    It considers all numbers of the device file with basis ``assumed`` or ``fitted`` that this run used: each is changed
+    by a fifth in both directions, and the program is timed again.  Integers are rounded.
     """
     if "models" in result.problem.features:
         raise SpecError(
@@ -80,7 +79,7 @@ def _change(result: RunData, templates: Templates, key: str, fact: Quantity, fac
     if text == str(fact.value):
         return 0.0
     device = load_machine(result.device, {key: text})
-    # By the method of the run: another's difference is not the constant's.
+    # By the method of the run: a difference between methods is not an effect of the constant.
     method = result.timing.method if result.timing and result.timing.method in METHODS else "auto"
     timing = simulate_program(result.program, device, method, templates=templates)
     return timing.latency_s * 1e6 / result.latency_us - 1  # 1e6: seconds to microseconds

@@ -1,6 +1,6 @@
-"""Recorded launches one after another: later launches read the values that earlier ones store.
+"""Recorded launches one after another: later launches read the values that earlier launches store.
 
-A launch is timed by itself.  Values pass from one to the next in storages, through the views of the launches: with
+Each launch is timed separately.  Values pass from one launch to the next in storages, through the launches' views, with
 any shapes and strides of writer and reader.
 """
 
@@ -39,19 +39,19 @@ class SequenceRun(NamedTuple):
 
 
 class Storages:
-    """Bytes of storages after the launches, and the launch that wrote to each last."""
+    """Bytes of storages after the launches, and the last launch that wrote to each."""
 
     def __init__(self, calls: Sequence[Call], seed: int) -> None:
         self.writers: dict[int, int] = {}
         self._seed, self._sizes, self._storages = seed, dict[int, int](), dict[int, Any]()
-        self._written: dict[int, Any] = {}  # by storage: bits are 1 where a launch wrote
+        self._written: dict[int, Any] = {}  # by storage: a bit is 1 if a launch wrote the byte
         for x in (x for call in calls for x in call.tensors.values() if not x.is_integer):
             last = x.offset + sum((n - 1) * s for n, s in zip(x.shape, x.strides, strict=True))
             size = (last + 1) * get_format(x.fmt).dtype.itemsize if all(x.shape) else 0
             self._sizes[x.storage] = max(size, self._sizes.get(x.storage, 0))
 
     def view(self, x: Argument) -> Any:
-        """Return the values that a launch reads; elements without an earlier write are recorded or normal."""
+        """Return the values that a launch reads; elements that no earlier launch wrote are recorded or normal."""
         dtype = get_format(x.fmt).dtype
         if x.storage not in self._storages:
             count = -(-self._sizes[x.storage] // dtype.itemsize)
@@ -94,14 +94,14 @@ class Storages:
 
 
 def _scratch(call: Call) -> set[str]:
-    """Return the parameters whose stored values a launch loads again at once: no result of its run contains them."""
+    """Return the parameters whose stored values the same launch loads again: they are not results of its run."""
     text = call.configurations[0].ttir
     return set(with_scratch_kept(read_ttir(text))[1]) if text else set()
 
 
 def _refuse_scratch(calls: Sequence[Call]) -> None:
     """Raise `SpecError` for a launch that has such a tensor of an earlier launch as several arguments."""
-    left = dict[int, tuple[int, str]]()  # by storage: the launch that leaves it as scratch, and its parameter
+    left = dict[int, tuple[int, str]]()  # by storage: the launch that uses it as scratch, and its parameter
     for number, call in enumerate(calls):
         scratch = _scratch(call)
         for n, x in call.tensors.items():

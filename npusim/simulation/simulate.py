@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from npusim.simulation.request import Groups, Request
 
 
-#: Rows of the output of all heads beyond which a run alone takes most of half a gigabyte.
+#: Number of output rows of all heads above which a single run takes most of half a gigabyte.
 LONG_ROWS = 1 << 23
 
 
@@ -120,7 +120,7 @@ def _without_effect(built: BuiltPlan, timing: TimingResult | None) -> Iterator[s
 
 
 def _other_layers(plan: Plan, timing: TimingResult | None) -> tuple[str, ...]:
-    """Return the time of attention in a model's layers of the other kind, and that of all layers, weighted by their
+    """Return the time of attention in a model's layers of the other kind, and the time of all layers, weighted by their
     numbers.
     """
     r, kinds = plan.request, plan.workload.kinds
@@ -173,13 +173,13 @@ class BuiltPlan:
 
 
 class RunParts(Protocol):
-    """The parts of a run that a device and a node do differently; `run_plan` is the rest."""
+    """The parts of a run that differ between a device and a node; `run_plan` has the common part."""
 
     #: Bits of a run that computes none.
     no_bits: ComputedBits
 
     def estimate(self, plan: Plan) -> Mapping[str, float]:
-        """Return the estimated seconds of the run itself, by purpose, if the run may be refused for its length."""
+        """Return the estimated seconds of the run itself by purpose, if the run may be refused because it is long."""
 
     def timing(
         self,
@@ -245,14 +245,16 @@ class DeviceParts:
 
 @dataclass(frozen=True)
 class Others:
-    """Results of a run's other programs for `compared_rows`: of its variants, and of presets with latencies in us."""
+    """Results of a run's other programs for `compared_rows`: of its variants, and of presets with their latencies in
+    us.
+    """
 
     variants: dict[str, NDArray[Any]]
     presets: tuple[tuple[str, NDArray[Any], float | None], ...]
 
 
 def _others(plan: Plan, program: TileProgram) -> Others:
-    """Return the function for results that another process computes while this one computes the run's."""
+    """Return the function for results that another process computes while this process computes the run's."""
     at, count, variants = compared_variants(plan, program, assumed_variants(program, plan))
     return Others(variants, tuple(_presets(plan, at, count)))
 
@@ -327,9 +329,9 @@ def simulate_program(
 ) -> TimingResult:
     """Return the time of a program by a named method, checked for sanity.
 
-    ``trace_groups`` may be ``"last"``: the core group that ends last.  A run too long to trace completely has the
-    operations of its beginning, up to the end of ``window`` (us).  ``templates``: the program's, from a device on which
-    it was timed before.
+    ``trace_groups`` may be ``"last"``: the core group that ends last.  A run that is too long for a complete trace has
+    the operations of its beginning, up to the end of ``window`` (us).  ``templates``: those of the program from a
+    device on which it was timed before.
 
     Raises `SpecError` for an unknown method, `ProgramError` for an impossible result.
     """
@@ -341,7 +343,7 @@ def simulate_program(
     streams = Streams(program, device, templates)
     more = {"progress": progress} if method == "des" else {}
     known, groups = None, trace_groups
-    if isinstance(groups, str) and method == "des":  # slow: once, with all
+    if isinstance(groups, str) and method == "des":  # slow: done once, for all
         known = simulate(program, device, trace_groups=range(device.group_count.value), streams=streams, **more)
         groups = _last_group(known)
         known = replace(known, spans=tuple(s for s in known.spans if s.group in groups))

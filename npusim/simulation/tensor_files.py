@@ -1,4 +1,4 @@
-"""Reads Q, K and V from files a user has: safetensors or npz, by path or by packaged name."""
+"""Reads Q, K and V from a user's files: safetensors or npz, by path or by packaged name."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ LAYOUT_AXES = MappingProxyType(
         "tnd": ("tokens of all sequences", "heads", "head size"),
     }
 )
-#: The layout with the same axes whose heads and tokens are exchanged.
+#: The layout with the same axes in which heads and tokens are exchanged.
 OTHER_LAYOUT: Mapping[str, Layout] = MappingProxyType({"bnsd": "bsnd", "bsnd": "bnsd"})
 NAMES = ("q", "k", "v")
-#: Other names of these keys, which frameworks write.
+#: Other names of these keys, which frameworks use.
 LONG_NAMES: Mapping[str, str] = MappingProxyType({"query": "q", "key": "k", "value": "v"})
-#: What safetensors calls the formats that numpy has no name for.
+#: Names in safetensors of the formats for which numpy has no name.
 STORED = MappingProxyType({"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"})
-#: What tensors say of a call, beside themselves.
+#: Facts about a call that tensors state in addition to their values.
 STATED = ("lengths", "query_lengths", "page")
-#: Keys that are read beside Q, K and V: w_o on a node, an output by `diff`, others of some layouts.
+#: Keys that are read in addition to Q, K and V: w_o on a node, an output by `diff`, others for some layouts.
 BESIDE = ("bias", "w_o", "o", "out", "output")
 OF_LAYOUT = MappingProxyType({"tnd": ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k")})
 DTYPES = get_args(Dtype)
@@ -61,11 +61,11 @@ def chosen_tensors(request: Request, load: Workload) -> tuple[Tensors | None, di
     """Return the given tensors, or the tensors that the workload's recipe changes, their scales, and fields of
     `Problem`.
 
-    The fields are ``lengths`` and ``query_lengths``, where sequences differ, ``page``, where K and V are pages, and the
-    kind of a ``bias``, whose values are returned with the tensors.
+    The fields are ``lengths`` and ``query_lengths`` if sequences differ, ``page`` if K and V are pages, and the kind of
+    a ``bias``, whose values are returned with the tensors.
 
-    None if the recipe draws them.  The request's ``dtype`` rounds the tensors to that format, to the nearest
-    and ties to even; to a float8 with a scale each (`quantise`).
+    Returns None if the recipe draws them.  The request's ``dtype`` rounds the tensors to that format, to nearest and
+    ties to even; a float8 format has one scale per tensor (`quantise`).
 
     Raises `TensorError` as `load_tensors` does, and if a value exceeds the range of ``dtype`` or the tensors do not
     match the named workload.
@@ -89,14 +89,14 @@ def chosen_tensors(request: Request, load: Workload) -> tuple[Tensors | None, di
             raise TensorError(f"bias: {r.bias}, but the tensors have a bias of shape {tensors['bias'].shape}")
     if dtype in SCALED:
         bias = {n: tensors.pop(n) for n in ("bias",) if n in tensors}
-        check_finite(tensors)  # a scale is of all values
+        check_finite(tensors)  # a scale applies to all values
         stored, scales = quantise(tensors, dtype)
         return stored | _rounded(bias, dtype), scales, stated
     return (tensors if dtype is None else _rounded(tensors, dtype)), {}, stated
 
 
 def unlikely_reading(tensors: Tensors, layout: Layout) -> str:
-    """Return how tensors were read, and the layout with heads and tokens exchanged, where that is likelier.
+    """Return how tensors were read, and the layout with heads and tokens exchanged if that layout is likelier.
 
     Empty if there are at most as many heads as keys, if no other layout has the same axes, or if the heads of Q would
     not be a multiple of those of K.
@@ -113,9 +113,9 @@ def unlikely_reading(tensors: Tensors, layout: Layout) -> str:
 
 
 def kernel_tensors(request: Request) -> Tensors | None:
-    """Return the user's inputs of a kernel of plain tensors, by the names of its parameters; None if there are none.
+    """Return the user's inputs of a kernel of plain tensors by the names of its parameters; None if there are none.
 
-    A recorded call has its recorded inputs, if their values were recorded.
+    For a recorded call these are its recorded inputs, if their values were recorded.
 
     Raises `TensorError` for a file that is damaged.
     """
@@ -132,7 +132,7 @@ def kernel_tensors(request: Request) -> Tensors | None:
 def _check_workload(tensors: Tensors, load: Workload, layout: Layout) -> None:
     """Raise `TensorError` for tensors that cannot be some heads of a workload's."""
     q, k, v = (tensors[n].shape for n in NAMES)
-    shares = load.heads // load.kv_heads % (q[1] // k[1]) == 0  # more devices than KV heads split a group
+    shares = load.heads // load.kv_heads % (q[1] // k[1]) == 0  # more devices than KV heads divide a group
     if not shares or q[1] > load.heads or (q[3], v[3]) != (load.head_dim, load.value_head_dim):
         unlikely = unlikely_reading(tensors, layout)
         raise TensorError(
@@ -165,20 +165,21 @@ def load_tensors(
 ) -> Tensors:
     """Return ``{"q", "k", "v"}`` as (batch, heads, tokens, head size), each of one of `DTYPES`.
 
-    Sequences of unequal length are padded with zeros, and their ``"lengths"`` in keys are returned too, with
-    ``"query_lengths"`` where they have fewer queries than the longest, or than keys where these are fewer.
+    Sequences of unequal length are padded with zeros, and their ``"lengths"`` in keys are returned too.
+    ``"query_lengths"`` are returned if some sequences have fewer queries than the longest one, or fewer queries than
+    keys.
 
     ``source`` is a path, the name of packaged data, or a mapping.  Keys are ``q k v`` or
     ``<prefix>.q ...``; without ``prefix`` a file with one set of keys needs none.
 
     ``layout`` is the order of axes in ``source``, by CANN's names: ``bnsd``; ``bsnd``; ``bsh``, where ``head_dim`` cuts
     the last axis into heads; ``tnd``, all tokens in one axis.  With ``tnd`` a key ``cu_seqlens`` (or ``cu_seqlens_q``
-    and ``cu_seqlens_k``), besides the tensors' keys, has the ends of the sequences; without one, ``lengths`` states
-    their lengths, or there is one sequence.  In other layouts ``lengths`` are the numbers of keys of each sequence
-    without padding.  With a key ``page_table`` (sequences, pages) K and V are pages: (pages, keys of a page, heads,
-    head size) in ``bsnd``, heads before keys in ``bnsd``; ``lengths`` or a key ``cache_seqlens`` states the number of
-    keys of each sequence, and ``"page"`` is returned too.  A key ``bias``, (query heads or 1, queries, keys) in the
-    format of Q, is added to scaled scores, and is returned unchanged.
+    and ``cu_seqlens_k``), besides the tensors' keys, contains the ends of the sequences; without this key, ``lengths``
+    states their lengths, or there is one sequence.  In other layouts ``lengths`` are the numbers of keys of each
+    sequence without padding.  With a key ``page_table`` (sequences, pages) K and V are pages: (pages, keys of a page,
+    heads, head size) in ``bsnd``, heads before keys in ``bnsd``; ``lengths`` or a key ``cache_seqlens`` states the
+    number of keys of each sequence, and ``"page"`` is returned too.  A key ``bias``, (query heads or 1, queries, keys)
+    in the format of Q, is added to scaled scores, and is returned unchanged.
 
     Raises `TensorError` if the file is missing, truncated or has unknown keys, if shapes do not match one another, the
     layout or the lengths, or if a dtype is not in `DTYPES`.  NaN and Inf pass: `check_finite`.
@@ -216,7 +217,7 @@ def load_tensors(
 
 
 def _check_keys(raw: Mapping[str, Any], chosen: str, layout: str, where: str) -> None:
-    """Raise `TensorError` for a key that nothing reads, of no other set of Q, K and V in the file."""
+    """Raise `TensorError` for a key that nothing reads and that belongs to no other set of Q, K and V in the file."""
     paged = ("page_table", "cache_seqlens") if "page_table" in raw else ()
     known = (*NAMES, *BESIDE, *OF_LAYOUT.get(layout, ()), *paged)
     others = tuple(k[:-1] for k in raw if k.endswith(".q") and k[:-1] != chosen)
@@ -226,7 +227,7 @@ def _check_keys(raw: Mapping[str, Any], chosen: str, layout: str, where: str) ->
 
 
 def _checked_bias(bias: NDArray[Any], tensors: Tensors, where: str) -> NDArray[Any]:
-    """Return a bias of scores; raise `TensorError` for another shape or format than they need."""
+    """Return a bias of scores; raise `TensorError` for a shape or format that the scores cannot have."""
     _check("bias", bias, where)
     q, k = tensors["q"], tensors["k"]
     if bias.shape not in [(heads, q.shape[2], k.shape[2]) for heads in (1, q.shape[1])] or bias.dtype != q.dtype:
@@ -267,8 +268,8 @@ def _gathered(
 def _ends_of_lengths(
     name: str, values: NDArray[Any], lengths: Sequence[int], ends: NDArray[Any] | None, where: str
 ) -> NDArray[Any]:
-    """Return the ends of packed sequences, given their numbers of keys; they have as many queries, or each the same
-    number.
+    """Return the ends of packed sequences, given their numbers of keys; they have as many queries as keys, or all the
+    same number.
     """
     wanted, tokens = np.cumsum(lengths), len(values)
     if name == "q" and tokens != wanted[-1] and tokens % len(lengths) == 0:
@@ -281,7 +282,7 @@ def _ends_of_lengths(
 
 
 def _of_lengths(tensors: Tensors, rows: Mapping[str, tuple[int, ...]], where: str) -> Tensors:
-    """Return the tensors with the keys of each sequence as ``"lengths"`` where they differ."""
+    """Return the tensors, with the keys of each sequence as ``"lengths"`` if they differ."""
     keys, queries = rows["k"], rows["q"]
     batch, longest = tensors["k"].shape[0], tensors["k"].shape[2]
     if len(set(keys)) < 2 and len(set(queries)) < 2 and (not keys or keys[0] == longest):
@@ -357,7 +358,7 @@ def _stored(name: str, tensor: Mapping[str, Any]) -> NDArray[Any]:
 
 
 def _short(raw: Mapping[str, NDArray[Any]], where: str) -> dict[str, NDArray[Any]]:
-    """Return arrays with the keys ``q k v`` in place of `LONG_NAMES`; raise `TensorError` where a file has both."""
+    """Return arrays with the keys ``q k v`` in place of `LONG_NAMES`; raise `TensorError` if a file has both."""
     renamed: dict[str, NDArray[Any]] = {}
     for key, values in raw.items():
         path, dot, name = key.rpartition(".")
@@ -431,7 +432,7 @@ def _sequence_ends(raw: Mapping[str, NDArray[Any]], prefix: str, name: str) -> N
 
 
 def quantise(tensors: Tensors, fmt: str = "float8_e4m3fn") -> tuple[Tensors, dict[str, float]]:
-    """Return the tensors in a narrow format and ``{"q_scale": ..., ...}``, one scale a tensor.
+    """Return the tensors in a narrow format and ``{"q_scale": ..., ...}``, one scale per tensor.
 
     A scale is float32(largest absolute value / largest finite value of ``fmt``), so that the whole range is used
     (per-tensor "amax" scaling); stored values are the quotients, rounded to nearest even and saturated.  A tensor of
@@ -497,7 +498,7 @@ def _check_together(tensors: Tensors, layout: str, where: str) -> None:
 
 
 def padding_note(problem: Problem, bits: NumericResult) -> str:
-    """Return the number of keys with NaN that no query sees, and the output rows that the NaN reaches."""
+    """Return the number of keys with NaN that no query sees, and the output rows to which the NaN propagates."""
     batches = sorted({batch for batch, _, _ in bits.rows})
     count, of = (sum(f(hidden_keys(problem, b)) for b in batches) for f in (np.count_nonzero, len))
     reached = {at: np.flatnonzero(np.isnan(o).any(axis=1)) for at, o in bits.rows.items()}
@@ -512,7 +513,7 @@ def padding_note(problem: Problem, bits: NumericResult) -> str:
 def inputs_notes(program: TileProgram, given: Tensors | None, bits: NumericResult) -> tuple[str, ...]:
     """Return a note on each of the user's inputs with values that are not finite, if outputs are not finite either.
 
-    Names the input, its first such value, and the operation where NaN begins.
+    The note names the input, its first such value, and the operation where NaN begins.
     """
     if bits.error.is_finite or given is None:
         return ()

@@ -1,5 +1,4 @@
-"""Variants of a request: named changes, the plans that they give, and which of them have the same program or equal
-bits.
+"""Variants of a request: named changes, the plans that result, and which of them have the same program or equal bits.
 
 Searches, invariance and comparisons with a kernel's output all change a request by name and build it.
 """
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 
 #: The name of a change to another preset of the precision.
 PRECISION = "precision"
-#: Changes that are options of a run besides its tiling and precision.
+#: Changes to options of a run other than its tiling and precision.
 OPTIONS = ("schedule", "workload", "hw", "seq", "seq_q", "seq_kv", "batch", "tensor_parallel", "causal", "dtype")
 
 
@@ -53,7 +52,7 @@ class Variant:
     """Named changes to a request.
 
     ``options`` of a run, fields of its ``problem``, numbers of its device (``overrides``), fields of its ``tiling`` and
-    ``precision``; under `PRECISION` the last has a preset.
+    ``precision``; the key `PRECISION` of ``precision`` selects a preset.
     """
 
     options: Mapping[str, Any] = _nothing()
@@ -63,7 +62,7 @@ class Variant:
     precision: Mapping[str, object] = _nothing()
 
     def on(self, request: Request) -> Request:
-        """Return the request with these changes; no bits, no timeline."""
+        """Return the request with these changes, without bits and timeline."""
         rest = [part for part in (request.precision or "").split(",") if part.partition("=")[0] not in self.precision]
         changed = [str(v) if k == PRECISION else f"{k}={format_value(v)}" for k, v in self.precision.items()]
         return replace(
@@ -88,25 +87,26 @@ class Variants:
     """Builds variants of one request.
 
     Variants of one problem and device share these objects, so that their programs can share the results that depend on
-    them. ``is_open``: fields that neither the request nor a variant names are chosen as in a run of the variant.
-    Otherwise they have their declared values.
+    them. ``is_open``: fields that neither the request nor a variant names are chosen as in a run of the variant;
+    otherwise they have their declared values.
     """
 
     def __init__(self, request: Request, device_keys: Collection[str] = (), *, is_open: bool = False) -> None:
         self.request, self.device_keys = request, device_keys
         self.is_open = is_open and not isinstance(request.tiling, Tiling)
         self._scene = lru_cache(maxsize=32)(self._read)
-        #: The program of changes by name alone, as a tuple.  Its blocks are others' too: it counts as 64, and a share.
+        #: The program of changes by name, given as a tuple.  Other programs share its blocks: it counts as 64 and a
+        #: share.
         count = kept_by_blocks(lambda built, _: 64 + sum(len(phase.blocks) for phase in built.program.phases) // 16)
         self.built = count(lambda changes: self.build(self.named(dict(changes)), is_hinted=False))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle its arguments, but for the request's ``progress``."""
+        """Pickle its arguments without the request's ``progress``."""
         return partial(Variants, is_open=self.is_open), (replace(self.request, progress=None), self.device_keys)
 
     def named(self, changes: Mapping[str, object]) -> Variant:
-        """Return the variant of changes that are given only by name: of `OPTIONS`, of ``device_keys``, else of the
-        tiling or precision.
+        """Return the variant for changes that are given only by name: of `OPTIONS`, of ``device_keys``, otherwise of
+        the tiling or precision.
 
         A change to None has no effect.
         """
@@ -135,7 +135,7 @@ class Variants:
         """Yield the candidate programs for changes that are given only by name; ``built`` returns one of them. See
         `tile.candidates`.
 
-        Raises `TilingError` where none fits.
+        Raises `TilingError` if none fits.
         """
         variant = self.named(changes)
         named = {**named_fields(self.request.tiling), **variant.tiling}
@@ -202,24 +202,24 @@ def bits_key(built: BuiltPlan) -> str:
             return ""
         content, blocks, sums = cast("Any", phase.bits())
         contents += [repr(content), *sorted(map(repr, blocks)), repr(sums)]
-    # A function of a module is known by its name; what is shown by its address says nothing of its content.
+    # A function of a module is identified by its name; an object that prints its address has no identity by content.
     text = re.sub(r"<function ([\w.]+) at 0x[0-9a-f]+>", r"\1", "\n".join(contents))
     return "" if " at 0x" in text else hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def row_key(program: TileProgram, place: Place, *, has_rows: bool = False) -> Hashable:
-    """Return a key that is equal only for programs that give a row of the output the same bits on all inputs.
+    """Return a key that is equal only for programs that compute the same bits for a row of the output on all inputs.
 
-    The key has the steps on the row, phase by phase, block by block: operations of each label in their order, on the
-    same columns and depths, since no operation combines rows.  Addresses, queues and the number of rows in an operation
-    are not part of it, because they change no bit.  ``has_rows``: rows of Q and of intermediate tensors are part of the
-    key, for a kernel that walks them; in attention they are rows of the output.
+    The key contains the steps on the row, phase by phase and block by block: the operations of each label in their
+    order, on the same columns and depths, since no operation combines rows.  Addresses, queues and the number of rows
+    of an operation are not part of it, because they change no bit.  ``has_rows``: rows of Q and of intermediate tensors
+    are part of the key, for a kernel that walks them; in attention they are rows of the output.
     """
     return tuple(row_steps(program, place, has_rows=has_rows))
 
 
 def row_steps(program: TileProgram, place: Place, *, has_rows: bool = False) -> Iterator[Hashable]:
-    """Yield `row_key` block by block, so that two keys which differ early need not be computed to their ends."""
+    """Yield `row_key` block by block, so that two keys with an early difference need not be computed completely."""
     how = program.tensors["o"].batch, has_rows
     needed = needed_blocks(program, [place.row], {place.head}, batches={place.batch})
     for phase in program.phases:
@@ -229,14 +229,14 @@ def row_steps(program: TileProgram, place: Place, *, has_rows: bool = False) -> 
             same[shape].append(number)
         for number, shape in enumerate(shapes):
             if number not in keys:
-                # The first block by itself: most keys that differ do so there.
+                # The first block separately: most keys that differ do so in it.
                 alike = [n for n in same[shape] if n] if number else [0]
                 keys.update(zip(alike, _keys_of_blocks(phase, [blocks[n] for n in alike], how), strict=True))
             yield keys.pop(number)
 
 
 def _keys_of_blocks(phase: ProgramPhase, blocks: Sequence[Any], how: tuple[int, bool]) -> list[Hashable]:
-    """Return the keys of blocks of one shape: of one body for all, where it does not compare their positions."""
+    """Return the keys of blocks of one shape; all have one key if the body does not compare their positions."""
     each: list[dict[str, list[Hashable]]] = [defaultdict(list) for _ in blocks]
     try:
         _collect(phase.body(twin(blocks, "block", lambda _name, values: Lanes(values))), how, each)
@@ -248,8 +248,8 @@ def _keys_of_blocks(phase: ProgramPhase, blocks: Sequence[Any], how: tuple[int, 
 
 
 def _collect(items: Iterable[Item], how: tuple[int, bool], each: Sequence[dict[str, list[Hashable]]]) -> None:
-    """Collect operations by label and block; those that differ only in their rows (slices, bands, cores) count once per
-    body.
+    """Collect operations by label and block; operations that differ only in their rows (slices, bands, cores) count
+    once per body.
     """
     seen: list[set[Hashable]] = [set() for _ in each]
     for item in items:
@@ -280,7 +280,7 @@ def _step(step: Step, how: tuple[int, bool], lane: int) -> Hashable:
 
 @lru_cache(maxsize=256)
 def _in_words(attributes: Attributes) -> str:
-    """Return attributes without the layout of tiles in a warp, on which no bit depends."""
+    """Return attributes without the layout of tiles in a warp, which affects no bit."""
     return str(replace(attributes, warp=None))
 
 
@@ -295,7 +295,7 @@ def _operand(source: Source, sequences: int, has_rows: bool, lane: int, *, is_wh
     if isinstance(source, GlobalTile):
         tensor = source.tensor
         batch, _, row, col = (at_lane(at, lane) for at in source.corner)
-        part = batch % max(1, tensor.batch // sequences)  # which of the partial results of a sequence
+        part = batch % max(1, tensor.batch // sequences)  # the index among the partial results of a sequence
         has_rows = has_rows or not (tensor.name == "q" or tensor.role in ("output", "workspace"))
         rows = (row, source.rows) if has_rows else (-1, -1)
         return tensor.name, tensor.fmt, part, *rows, col, source.cols

@@ -1,4 +1,4 @@
-"""Compiles code for usual runs ahead of time: small runs, one for each kind of arithmetic."""
+"""Compiles code for usual runs ahead of time, by small runs, one for each kind of arithmetic."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from npusim.simulation.simulate import evaluate_plan, run_request
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: Schedule, device and formats: together they run every kernel that default runs of packaged devices do.
+#: Schedule, device and formats: together they run every kernel that default runs of packaged devices use.
 USUAL = (
     ("pasa", "ascend_910b2", "float16"),
     ("flash", "ascend_910b2", "float16"),
@@ -40,7 +40,9 @@ def run_bits(schedule: str, hw: str, precision: str | None, dtype: str) -> None:
 
 
 def warm() -> Iterator[tuple[str, int]]:
-    """Run usual calls in small sizes, and yield the name and the total of each: their machine code is then stored."""
+    """Run usual calls in small sizes, and yield the name and the total number of each: their machine code is then
+    stored.
+    """
     count = len(USUAL) + 1
     for schedule, hw, dtype in USUAL:
         is_node = hw.endswith("_x8")

@@ -253,7 +253,7 @@ def test_bad_input_names_what_is_wrong_and_what_would_do() -> None:
             npusim.run("layer", hw=hw, workload=workload, seq=seq, tiling=tiling, numerics=False)
 
     refused(r"3 \+ 2 = 5, but the model has 32 layers", gpu_layers=3, cpu_layers=2)
-    refused("gpu_layers: 33 of only 32 layers", gpu_layers=33)
+    refused("gpu_layers: 33, but the model has only 32 layers", gpu_layers=33)
     refused("gpu_layers: K and V of 29 layers are on the host, but offload=none;", gpu_layers=3)
     refused("pcie: missing; offloading needs a link", offload="classic")
     refused("blocks: 17 blocks, but there are only 16 rows", seq=16, blocks=17)

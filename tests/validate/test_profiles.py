@@ -106,9 +106,9 @@ def test_numbers_of_other_locales_are_decided_by_the_others(
     [
         (
             ("151.360",),
-            "'151.360' nsecond: is the separator one of thousands or of a fraction. export it again with LC_ALL=C",
+            "'151.360' nsecond: does the separator mark thousands or a fraction. export it again with LC_ALL=C",
         ),
-        (("1,360", "700"), "'1,360' nsecond: is the separator one of thousands or of a fraction?"),
+        (("1,360", "700"), "'1,360' nsecond: does the separator mark thousands or a fraction?"),
         (("5,12", "7.5"), "fractions have points and others commas"),
     ],
 )

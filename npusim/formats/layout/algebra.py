@@ -1,4 +1,4 @@
-"""Layouts: functions from coordinates to indices, written as CuTe writes them, ``shape:stride``.
+"""Layouts: functions from coordinates to indices in CuTe's notation, ``shape:stride``.
 
 Source: NVIDIA/cutlass, ``media/docs/cpp/cute/02_layout_algebra.md``.
 """
@@ -16,7 +16,7 @@ from npusim.late_methods import dataclass
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-#: An integer, or a tuple of such things.
+#: An integer, or a tuple of such values.
 IntTuple: TypeAlias = "int | tuple[IntTuple, ...]"
 
 
@@ -24,8 +24,8 @@ IntTuple: TypeAlias = "int | tuple[IntTuple, ...]"
 class Layout:
     """A function from coordinates of ``shape`` to indices: the inner product with ``stride``.
 
-    ``shape`` is an extent, or a nested tuple of extents of which the first runs fastest; ``stride`` is nested alike
-    (`LayoutError` where it is not).
+    ``shape`` is an extent, or a nested tuple of extents, the first of which varies fastest; ``stride`` has the same
+    nesting (otherwise `LayoutError`).
 
     Examples
     --------
@@ -42,9 +42,10 @@ class Layout:
             raise LayoutError(f"layout {self}: shape and stride must be nested alike")
 
     def __call__(self, *coordinate: int) -> int:
-        """Return the index at a place in each mode, or at a place in the order of the shape; the last extent goes on.
+        """Return the index at a coordinate for each mode, or at a position in the order of the shape; the last extent
+        continues beyond its end.
 
-        Raises `LayoutError` for another number of places than modes.
+        Raises `LayoutError` for a number of coordinates that differs from the number of modes.
         """
         if len(coordinate) != 1:
             if len(coordinate) != len(self.modes):
@@ -74,12 +75,12 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """How many coordinates it has."""
+        """Number of its coordinates."""
         return prod(_flatten(self.shape))
 
     @property
     def is_bijective(self) -> bool:
-        """Whether it takes every index from 0 to ``size - 1`` once."""
+        """Whether it has every index from 0 to ``size - 1`` exactly once."""
         return {self(i) for i in range(self.size)} == set(range(self.size))
 
 

@@ -1,8 +1,8 @@
 """One product's accumulator as the next product's operand: values in the right lane, and values that must move.
 
-In attention the scores S = Q·Kᵀ become the A operand of P·V.  Where an accumulator's lane map
-differs from the operand's, values must cross lanes.  A warp does that with SHFL: every lane
-publishes one 32-bit register, and reads that of lane ``self ^ mask``.
+In attention the scores S = Q·Kᵀ become the A operand of P·V.  If an accumulator's lane map differs from the operand's,
+values must cross lanes.  A warp uses SHFL for this: every lane publishes one 32-bit register, and reads that of lane
+``self ^ mask``.
 
 Source: volta.md §1.1 (counts of all cases on Volta) and §2 (m16n8k16, where nothing moves).
 """
@@ -42,8 +42,8 @@ class ChainCost:
 class Shuffle:
     """One SHFL.BFLY: lane l reads from lane ``l ^ mask``.
 
-    ``slots[l]`` are the places of lane l's operand that it fills, ``sources[l]`` the value of lane
-    ``l ^ mask`` that each takes; at most one register full.
+    ``slots[l]`` are the places of lane l's operand that it fills, ``sources[l]`` the value of lane ``l ^ mask`` for
+    each of them; at most one full register.
     """
 
     mask: int
@@ -87,12 +87,12 @@ class Chain:
 
     @property
     def moved(self) -> int:
-        """Values that a lane gets from others, in the worst lane."""
+        """Largest number of values that a lane gets from others."""
         return max(sum(s != lane for s, _ in self.sources[lane]) for lane in range(WARP_LANES))
 
     @cached_property
     def shuffles(self) -> tuple[Shuffle, ...]:
-        """The butterflies that fetch all values of other lanes, by rising mask."""
+        """The butterflies that fetch all values from other lanes, by ascending mask."""
         masks = {source ^ lane for lane in range(WARP_LANES) for source, _ in self.sources[lane]}
         return tuple(s for mask in sorted(masks - {0}) for s in self._butterflies(mask))
 
@@ -209,10 +209,9 @@ def _kept_axis(accumulator: Fragment, operand: Fragment) -> Literal[0, 1]:
 
 
 def held(fragment: Fragment, where: Arrangement, tiles: int = 1, axis: int = 0) -> dict[tuple[int, int], Source]:
-    """Return the lane and the value that hold each (row, column) of a warp's tiles, side by side along an axis.
+    """Return the lane and the value that hold each (row, column) of a warp's tiles, adjacent along an axis.
 
-    Where several lanes hold one element it is the first of them.
-    Value v of tile t is number ``t * fragment.values + v``.
+    If several lanes hold one element, the first of them. Value v of tile t is number ``t * fragment.values + v``.
     """
     extent = where.tile(fragment)[axis]
     places: dict[tuple[int, int], Source] = {}

@@ -23,7 +23,7 @@ REGISTER_BITS = 32
 
 @dataclass(frozen=True)
 class Fragment:
-    """One operand of a matrix instruction, spread over the lanes of a warp.
+    """One operand of a matrix instruction, distributed over the lanes of a warp.
 
     A warp executes ``groups`` products in parallel: the four quad pairs of m8n8k4, one product of m16n8k16.  Each group
     has its own ``rows x columns`` tile.  Rows and columns are the matrix's as PTX writes it: A is ``m x k``, B is ``k x
@@ -62,7 +62,7 @@ class Fragment:
 
     @property
     def groups(self) -> int:
-        """Products that a warp executes side by side."""
+        """Number of products that a warp executes at the same time."""
         return self.lanes.modes[1].size
 
     @property
@@ -163,7 +163,7 @@ class Arrangement:
     def tile(self, fragment: Fragment) -> tuple[int, int]:
         """Return the (rows, columns) of an operand that one warp instruction covers.
 
-        Raises `LayoutError` where the instruction has another number of groups.
+        Raises `LayoutError` if the instruction has another number of groups.
         """
         self._check(fragment)
         down = 1 if fragment.operand == "B" else self.m
@@ -183,10 +183,10 @@ class Arrangement:
     def repeats(
         self, fragment: Fragment, rows: int, columns: int, *, warps: tuple[int, int] = (1, 1)
     ) -> tuple[int, int]:
-        """Return how often (down, across) each warp's tile fits its share of a block's tile.
+        """Return how often each warp's tile fits its share of a block's tile, along rows and columns.
 
-        ``warps`` are the numbers down and across the block.  Raises `LayoutError` for a tile that does not divide, and
-        names a size that does.
+        ``warps`` are the numbers along the rows and columns of the block.  Raises `LayoutError` for a tile that does
+        not divide it; the message names a size that does.
         """
         height, width = self.tile(fragment)
         counts = []
@@ -218,7 +218,8 @@ class Arrangement:
 def arrangement(text: str, row_order: str = "group") -> Arrangement:
     """Return the arrangement written ``4x1``: four groups down, one across.
 
-    Raises `LayoutError` for all but two positive numbers with an x between them, and for an unknown row order.
+    Raises `LayoutError` for a text other than two positive numbers with an x between them, and for an unknown row
+    order.
 
     Examples
     --------

@@ -1,6 +1,6 @@
 """Matrix instructions of NVIDIA GPUs and the fragments of their operands.
 
-The maps are derived from the behaviour of the hardware, not typed in:
+The maps are derived from the behaviour of the hardware, not entered by hand:
 
 * **Volta, m8n8k4** (HMMA.884).  A quad pair is two threadgroups of four lanes.  Threadgroup g reads
   rows 4g to 4g+3 of A and columns 4g to 4g+3 of B, each lane one 64-bit piece of memory.  The
@@ -38,8 +38,8 @@ _HALF_BITS = 16
 class MmaInstruction:
     """A matrix instruction of one warp, D = A·B + C, with the maps of its operands.
 
-    ``steps`` are the machine's instructions (HMMA.884) in order, empty where that is not modelled: in one that is
-    (row, column), threadgroup g of a quad pair computes D from row ``4g + row`` and ``column`` on.
+    ``steps`` are the machine's instructions (HMMA.884) in order, empty if they are not modelled: in step (row, column),
+    threadgroup g of a quad pair computes D from row ``4g + row`` and ``column`` on.
     """
 
     name: str
@@ -56,7 +56,9 @@ class MmaInstruction:
         return f"{self.name}.{self.a.order}.{self.b.order}.{self.accumulator}"
 
     def operand(self, name: str) -> Fragment:
-        """Return the fragment of ``A``, ``B``, or ``C`` (D is held alike); `LayoutError` if none."""
+        """Return the fragment of ``A``, ``B``, or ``C`` (D has the same fragment); raise `LayoutError` for another
+        name.
+        """
         match name.upper():
             case "A":
                 return self.a
@@ -70,8 +72,8 @@ class MmaInstruction:
 def instruction(name: str, *, acc: str = "f32", a: str = "row", b: str = "col") -> MmaInstruction:
     """Return one of `INSTRUCTIONS` by its shape; ``acc`` is the format of C and D, ``f16`` or ``f32``.
 
-    ``a`` and ``b``, ``row`` or ``col``, are the orders of A and B in memory: only m8n8k4 has a choice.
-    Raises `LayoutError` where there is no such instruction, accumulator or order.
+    ``a`` and ``b``, ``row`` or ``col``, are the orders of A and B in memory: only m8n8k4 has a choice. Raises
+    `LayoutError` if there is no such instruction, accumulator or order.
 
     Examples
     --------
@@ -130,8 +132,8 @@ def _volta(acc: Accumulator, a: Order, b: Order) -> MmaInstruction:
 def _accumulator(steps: tuple[tuple[int, int], ...], bits: int) -> Layout:
     """Return (thread, value) -> row + 8 column of C, by walking the steps.
 
-    Each step cuts a threadgroup's block into 64-bit pieces of a row and deals them to the lanes
-    down the columns; a lane's register pair of step s holds the piece of step s.
+    Each step divides a threadgroup's block into 64-bit pieces of a row and distributes them to the lanes down the
+    columns; a lane's register pair of step s holds the piece of step s.
     """
     size, piece = 2 * _THREADGROUP, _PIECE_BITS // bits
     places: dict[int, int] = {}
@@ -195,8 +197,8 @@ def _ampere(name: str, acc: Accumulator) -> MmaInstruction:
 def _blocks(rows: int, columns: int, *, is_transposed: bool) -> Layout:
     """Return (lane, value) -> row + rows · column of a matrix of 8 x 8 blocks.
 
-    Lane l holds elements 2(l % 4) and the next of row l // 4 of each block (of a column, where the
-    block is transposed); blocks follow one another down the columns (PTX ISA; volta.md §2).
+    Lane l holds elements 2(l % 4) and the next of row l // 4 of each block (of a column, if the block is transposed);
+    blocks follow one another down the columns (PTX ISA; volta.md §2).
     """
 
     def element(index: int) -> int:

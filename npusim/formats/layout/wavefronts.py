@@ -55,10 +55,10 @@ VOLTA_BANKS = BankModel(banks=32, bank_bytes=4, phase_lanes=MappingProxyType({4:
 
 
 def wavefronts(addresses: Addresses, width_bytes: int, model: BankModel, *, allow_misaligned: bool = False) -> int:
-    """Return the cycles of a shared-memory access of ``width_bytes`` a lane in the banks.
+    """Return the cycles of a shared-memory access of ``width_bytes`` per lane in the banks.
 
-    The cycles of a phase are the most distinct words of one bank; lanes that read the same word share it, and a phase
-    without lanes takes none.  32 lanes that read 32, 64 or 128 bits each without conflict take 1, 2 or 4.
+    The cycles of a phase are the largest number of different words of one bank; lanes that read the same word share it,
+    and a phase without lanes takes none.  32 lanes that read 32, 64 or 128 bits each without conflict take 1, 2 or 4.
 
     Raises `LayoutError` for a width that the model does not know, more than 32 lanes, or an address that is no
     multiple of the width; ``allow_misaligned`` accepts multiples of a word, which the hardware refuses.
@@ -86,8 +86,8 @@ def wavefronts(addresses: Addresses, width_bytes: int, model: BankModel, *, allo
 def return_cycles(addresses: Addresses, width_bytes: int, model: BankModel) -> int:
     """Return the cycles in which a load's data return: one for each register of the warp.
 
-    Half of that where all lanes at one of the model's distances read the same address; any other broadcast still costs
-    its full share (volta.md §4.1).  A load takes the longer of this and `wavefronts`.
+    Half of that if all lanes at one of the model's distances read the same address; any other broadcast still costs its
+    full share (volta.md §4.1).  A load takes the longer of this and `wavefronts`.
     """
     _check(addresses, width_bytes, model, width_bytes)
     cycles = ceil_div(width_bytes, model.bank_bytes)
@@ -124,7 +124,7 @@ def padded(rows: int, columns: int, *, padding: int) -> Place:
 def swizzled(rows: int, columns: int, *, element_bytes: int = 2) -> Place:
     """Return (row, column) -> element of a tile by rows, its 16-byte chunks XORed by row mod 8.
 
-    Raises `LayoutError` where a row is no power of two of chunks, or has fewer than 8 of them.
+    Raises `LayoutError` if a row is not a power of two of chunks, or has fewer than 8 of them.
     """
     chunk, left = divmod(_CHUNK_BYTES, element_bytes)
     if left or columns & (columns - 1) or columns < chunk * _SWIZZLED_ROWS:
@@ -144,7 +144,7 @@ def fragment_addresses(
     An access wider than the lane's values also reads neighbouring fragments: an access of 16 bytes serves two
     fragments of m8n8k4, whose k (or n) then run in another order, equal in both operands (volta.md §4.1).
 
-    Raises `LayoutError` where a lane's part is not contiguous in memory, or is no multiple of its vectors.
+    Raises `LayoutError` if a lane's part is not contiguous in memory, or is not a multiple of its vectors.
     """
     count, left = divmod(access_bytes, element_bytes)
     axis = fragment.vector_axis

@@ -91,7 +91,7 @@ def in_bands(blocks: Sequence[WorkTile], together: int, *, are_columns: bool = F
     """Return tiles of a grid of rows and columns in bands of ``together`` rows of tiles, column by column in each.
 
     ``are_columns``: in bands of columns of tiles, row by row in each.  Tiles of one column (row) and band share an
-    operand of a product, so that those of a wave read few rows and columns.
+    operand of a product, so that the tiles of a wave read few rows and columns.
     """
     (_, _, height), (_, _, width) = blocks[0].spans[:2]
     band = (width if are_columns else height) * together
@@ -125,10 +125,10 @@ def attention_cells(
 ) -> tuple[WorkTile, ...]:
     """Return every Q block, head by head, rows ascending; keys ascend unless ``is_reverse``.
 
-    Tiles of which no query of a block sees a key (``seen``; default: the problem's) are left out, and so are the keys
+    Tiles in which no query of a block sees a key (``seen``; default: the problem's) are omitted, and so are the keys
     after the last key that a query sees. A tile is masked if some row does not see all of its keys. Without
-    ``is_trimmed``, blocks visit whole tiles. ``mask_block``: the kernel decides for squares of so many queries and
-    keys, and visits squares with a mask first (FlexAttention). ``is_placed``: blocks state the position of their
+    ``is_trimmed``, blocks visit whole tiles. ``mask_block``: the kernel decides for squares of this number of queries
+    and keys, and visits squares with a mask first (FlexAttention). ``is_placed``: blocks state the position of their
     queries; default: if a mask or ALiBi depends on the position.
     """
     seen = seen or problem.seen
@@ -167,13 +167,13 @@ def below_one_another(blocks: tuple[WorkTile, ...], group: int, queries: int) ->
 def depends_on_position(problem: Problem, seen: Seen) -> bool:
     """Return whether the keys that a query sees, or a term added to its scores, depend on the query's position.
 
-    A kernel may mask every tile, even a tile whose keys each query sees, so the tiles do not show this.
+    A kernel may mask every tile, even one in which each query sees all keys, so that the tiles do not show this.
     """
     return problem.alibi or not seen.shows_all
 
 
 def _cut(run: TileRun, block_kv: int) -> Iterator[TileRun]:
-    """Yield a run of tiles in tiles of ``block_kv`` keys, which divide the whole ones."""
+    """Yield a run of tiles in tiles of ``block_kv`` keys; whole tiles are multiples of these."""
     size = run.cols * run.count
     for col, cols in ((0, size // block_kv * block_kv), (size // block_kv * block_kv, size % block_kv)):
         if cols:
@@ -182,7 +182,7 @@ def _cut(run: TileRun, block_kv: int) -> Iterator[TileRun]:
 
 
 def _add(runs: list[TileRun], run: TileRun) -> None:
-    """Append a run, or extend the last one where its tiles are the same."""
+    """Append a run, or extend the last one if its tiles are equal."""
     last = runs[-1] if runs else None
     following = last and (last.cols, last.only, last.step, last.col + last.count * last.step)
     if last and following == (run.cols, run.only, run.step, run.col):
@@ -231,7 +231,8 @@ def dealt(
 
 
 def longest_first(blocks: Sequence[WorkTile], heads: int | None = None) -> list[WorkTile]:
-    """Return the blocks with most keys first; ``heads`` of the batch at a time, so that their K and V stay in L2.
+    """Return the blocks with the most keys first, for ``heads`` of the batch at a time, so that their K and V stay in
+    L2.
 
     FlashAttention-3 does so (``tile_scheduler.hpp``: heads in groups whose K and V fit 32 of 50 MiB).
     """
@@ -246,7 +247,7 @@ def as_free(
 
     Blocks start in the order given, each at the slot that is free first (the first slot of every core before any second
     one), as with a GPU's dispatcher or a work list; blocks of a series (`SERIES`) run at one slot in order. The
-    estimated time of a block is one unit a tile, and one for its start and end.
+    estimated time of a block is one unit per tile, plus one for its start and end.
     """
     if isinstance(blocks, WorkTable) and SERIES not in blocks.axes:
         slots, owners = _first_free(blocks.tile_counts + 1, cores, residents)

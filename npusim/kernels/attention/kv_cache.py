@@ -1,7 +1,7 @@
 """K and V that are stored in fewer bits with scales: products read them in the format of Q, which rows convert to.
 
-Attention converts tile by tile.  Other readers of K or V get them from an earlier kernel, which reads and writes them
-once more.
+Attention converts tile by tile.  For other readers of K or V an earlier kernel converts them, which reads and writes
+them once more.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ if TYPE_CHECKING:
     from npusim.kernels.form.phase import Phase
     from npusim.program.ir.tile import GlobalTensor
 
-#: Keys of a block, as a tile of a product is high.
+#: Number of keys of a block, the height of a product's tile.
 KEYS = 128
 
 
 @kernel(x="key col", scale="key")
 def dequantised(x: Value, scale: Value, fmt: str) -> Value:
-    """Stored values times their scale, by way of float16, which represents all of them and every core converts."""
+    """Stored values times their scale, via float16, which represents all of them and to which every core can
+    convert.
+    """
     return (x.to("float16").to(scale.fmt) * scale).to(fmt)
 
 
@@ -55,7 +57,7 @@ def _stored(tensor: GlobalTensor, problem: Problem) -> tuple[GlobalTensor, Globa
 
 
 def cached_operands(problem: Problem, operands: Mapping[str, GlobalTensor]) -> dict[str, Any]:
-    """Return operands of attention, of which a kernel reads K and V as they are stored, with their scales."""
+    """Return the operands of attention for a kernel that reads K and V in stored form, with their scales."""
     bound = dict(operands)
     for n, tensor in operands.items() if problem.cache is not None else ():
         if tensor.role == "workspace" and tensor.name in ("k", "v"):
@@ -85,7 +87,7 @@ def _reading_cache(kernel: Kernel, scales: tuple[tuple[str, bool], ...], fmt: st
 
 
 def dequantised_inputs(problem: Problem, phases: Sequence[Phase]) -> list[Phase]:
-    """Return the kernels that leave K and V for phases which take them as they would be without a cache."""
+    """Return the kernels that write converted K and V for phases that read them as without a cache."""
     read = {t for phase in phases for t in phase.all_tensors() if t.role == "workspace" and t.name in ("k", "v")}
     before = []
     for out in sorted(read, key=lambda t: t.name) if problem.cache is not None else ():

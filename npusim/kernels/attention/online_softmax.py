@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from npusim.config.problem import Problem, Unseen
     from npusim.kernels.form.phase import Mask, Phase, WorkTile
 
-#: Where P V adds up: from 0 for each tile, or onto the running output.
+#: Where P V is accumulated: from 0 for each tile, or onto the running output.
 Accumulate = Literal["fresh", "chained"]
 
 
-#: Where a learned score of no key is added to the row sum: softmax begins with it (m = s, l = 1: vLLM's
-#: Triton kernels, Hugging Face's column), or it is added behind the last tile (FlashAttention-4, FlashMLA).
+#: Where a learned score that belongs to no key is added to the row sum: softmax begins with it (m = s, l = 1: vLLM's
+#: Triton kernels, Hugging Face's column), or it is added after the last tile (FlashAttention-4, FlashMLA).
 Sink = Literal["start", "end"]
 
 
@@ -67,7 +67,7 @@ class NamedFormats:
     intermediates: ClassVar[tuple[str, ...]]
 
     def formats(self) -> dict[str, str]:
-        """Return ``{intermediate: format}`` for reports, of the intermediates with a format of their own."""
+        """Return ``{intermediate: format}`` for reports, for the intermediates with a format of their own."""
         return {n: fmt for n in self.intermediates if (fmt := getattr(self, n))}
 
 
@@ -78,7 +78,7 @@ class FlashPrecision(NamedFormats):
     ``input`` stands for the format of Q, K and V.
 
     operands
-        Q, K and V as products read them, if an earlier kernel converts them to another format.
+        Q, K and V in the form that products read, if an earlier kernel converts them to another format.
     values
         V, if the second product reads it in another format than ``operands``; ``operand`` is the format of P.
     scores
@@ -114,7 +114,8 @@ class FlashPrecision(NamedFormats):
         Where the problem's factor is applied: ``scores``, after the product, or ``queries``: an earlier kernel
         multiplies Q by the factor, with Q, factor and product in the inputs' format.
     sink
-        Where the sink, a learned score of no key, is added to the row sum, in one block or in the merge of splits.
+        Where the sink, a learned score that belongs to no key, is added to the row sum, in one block or in the merge of
+        splits.
     kernel
         Published kernel that has these formats on Ascend and runs if the tiling names none; empty: CANN's.
     """
@@ -164,7 +165,7 @@ class Fp8Precision(NamedFormats):
     scale
         S, by which P is multiplied before its cast (1 for none).
     fold
-        Whether S is part of the exponent instead of a product of its own.
+        Whether S is part of the exponent instead of a separate product.
     is_reverse
         Visit the keys from last to first.
     operand
@@ -212,12 +213,12 @@ def hidden(unseen: Unseen | None, fmt: str) -> float:
 
 
 def divisor(l: Value, unseen: Unseen | None) -> Value:
-    """Return the row sum by which O is divided. Where the sum is 0 and O must be 0, the result is not 0."""
+    """Return the row sum by which O is divided. If the sum is 0 and O must be 0, the result is not 0."""
     return maximum(l, float(get_format(l.fmt).min_normal)) if unseen == "zero" else l
 
 
 def check_scale(factor: float) -> None:
-    """Raise `TilingError` for a factor of P that no number of float32 can have."""
+    """Raise `TilingError` for a factor of P that float32 cannot represent."""
     if not 1 / MAX_SCALE <= factor <= MAX_SCALE:
         raise TilingError(f"scale: {factor} of P must be positive and finite, 2^-126 to 2^126")
 
@@ -225,7 +226,7 @@ def check_scale(factor: float) -> None:
 def below(m: Value, factor: float, p: FlashPrecision | Fp8Precision, unit: float = 1.0) -> Value:
     """Return the reference of scores whose exponentials have a factor: less than the maximum by the factor's log.
 
-    ``unit``: the unit of the scores, as in `attend`.  Raises `TilingError` like `check_scale`.
+    ``unit``: the unit of the scores, as in `attend`.  Raises `TilingError` as `check_scale` does.
     """
     check_scale(factor)
     less = math.log(factor) * exponent_factor(p.exp_variant)
@@ -235,7 +236,9 @@ def below(m: Value, factor: float, p: FlashPrecision | Fp8Precision, unit: float
 
 
 def in_unit(s: Value, p: FlashPrecision | Fp8Precision, unit: float, less: Value | float | None = None) -> Value:
-    """Return scores times their ``unit``, less a number: rounded once or twice, by the precision's exponent."""
+    """Return scores times their ``unit``, minus a number: rounded once or twice, depending on the
+    precision's exponent.
+    """
     if less is not None and p.exponent == "once":
         return fma(s, unit, less, "minus")
     return s * unit if less is None else s * unit - less
@@ -250,7 +253,7 @@ def online_softmax(
     other than 1, scores are multiplied by ``unit`` right before the exponential.
     """
     m_new = maximum(m, s.max())
-    # Scores that are scaled already get no new name: the address of a name decides bank conflicts.
+    # Scaled scores get no new name: the address of a name decides bank conflicts.
     alpha = exp(((m - m_new) if unit == 1 else in_unit(m - m_new, p, unit)).to(p.exponential)).to(p.running)
     m = m_new
     against = below(m_new, factor, p, unit)
@@ -265,7 +268,7 @@ def narrow_overflow(fmt: str) -> str:
 
 
 def narrowed(e: Value, p: Any) -> Value:
-    """Return P in the format that the second product reads; for a block format, blocks run along the keys."""
+    """Return P in the format that the second product reads; in a block format, blocks run along the keys."""
     rule = getattr(p, "p_rule", "") or getattr(p, "scale_rule", "")
     return e.to(p.operand, overflow=narrow_overflow(p.operand), rule=rule if p.operand in BLOCK_FORMATS else "")
 

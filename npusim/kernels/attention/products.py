@@ -1,7 +1,7 @@
 """Kernels besides attention: a matrix product, a copy, and the operations between a layer's products.
 
-The last are norm with residual, rotary embedding and the FFN's activation, row by row; a norm's weights are part of
-the product that follows.
+The last are norm with residual, rotary embedding and the FFN's activation, row by row; a norm's weights are part of the
+next product.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def product(a: Value, b: Value, fmt: str, role: str) -> Value:
-    """C = A B, or A B^T where B is stored so."""
+    """C = A B, or A B^T if B is stored transposed."""
     return (a @ (b if b.axes[0] == "k" else b.T)).to(fmt).role(role)
 
 
@@ -65,7 +65,7 @@ def gemm(
     arithmetic: str = "",
     role: str = "result",
 ) -> Phase:
-    """Return C = A B, or A B^T, for every head of a batch, a tile of C a block; A's heads may share B's.
+    """Return C = A B, or A B^T, for every head of a batch, with one tile of C per block; A's heads may share B's.
 
     ``role`` is C's role in the algorithm.
     """
@@ -97,7 +97,7 @@ def gemm_tiles(
     """Return C = A B, or A B^T, by tiles of ``tile`` = (m, n, k) that add up in float32, k piece by piece.
 
     ``splits`` > 1: this number of blocks share a tile's k, and a further phase adds their results in float32.
-    ``bands``: how many rows of tiles blocks go through together, and whether they are columns of tiles (`in_bands`).
+    ``bands``: number of rows of tiles that blocks process together, and whether they are columns of tiles (`in_bands`).
     """
     (m, n, k), (together, are_columns) = tile, bands
     whole = with_columns(in_bands(grid(c, ("m", m), ("n", n)), together, are_columns=are_columns), a.cols, k)
@@ -123,7 +123,7 @@ def gemm_tiles(
 
 
 def copy(source: GlobalTensor, target: GlobalTensor, rows: int, label: str = "copy", cols: int = 0) -> Phase:
-    """Return a copy of a tensor, ``rows`` rows a block, ``cols`` columns (0: all).
+    """Return a copy of a tensor, with ``rows`` rows and ``cols`` columns (0: all) per block.
 
     Heads of ``target`` may share those of ``source``.
     """

@@ -55,8 +55,8 @@ def scored(kernel: Kernel, problem: Problem, p: Any, scale: float, packed: int =
     """Return a kernel that applies the problem's functions to scores, and its arguments; ``scale``: the scale of
     scores.
 
-    ``packed`` heads are stacked.  Where the precision's exponent does not use scaled scores, these stay in units of the
-    scale, or of a soft-cap, as in FlashAttention-2 and -3.  A kernel with ``before`` has them scaled by it.  Raises
+    ``packed`` heads are stacked.  If the precision's exponent does not use scaled scores, these stay in units of the
+    scale, or of a soft-cap, as in FlashAttention-2 and -3.  A kernel with ``before`` scales them by it first.  Raises
     `TilingError` for a kernel without such a hook.
     """
     factor, changes = exponent_factor(p.exp_variant), [name for name in problem.score_changes if name != "sink_logits"]
@@ -89,7 +89,7 @@ def _queries(problem: Problem, packed: int) -> tuple[int, ...]:
 
 
 def _bias(problem: Problem, packed: int) -> PartByPart:
-    """Return a bias as a kernel reads it, ``packed`` heads below one another, in the problem's format."""
+    """Return a bias in the form that a kernel reads, with ``packed`` heads stacked, in the problem's format."""
     each = _queries(problem, packed)
 
     def part(batch: int, head: int, rows: slice, cols: slice) -> Any:
@@ -142,7 +142,7 @@ class HeadValues(ByIndices):
 
     @property
     def index_work(self) -> tuple[int, int]:
-        """Instructions an element: of a slope 3, the difference, its conversion and the product (PTX ISA)."""
+        """Instructions per element: for a slope 3, the difference, its conversion and the product (PTX ISA)."""
         return 3 if self.cols > 1 else 0, 0
 
     def part(self, batch: int, head: int, rows: slice, cols: slice) -> Any:
@@ -162,7 +162,7 @@ def head_values(name: str, numbers: tuple[float, ...], problem: Problem, fmt: st
 
 
 def sink_of(problem: Problem, p: Any, fmt: str, packed: int = 1) -> HeadValues | None:
-    """Return the additional scores (sinks), one a query head, in the form of ``p``'s exponentials; None: no sinks."""
+    """Return the additional scores (sinks), one per query head, in the form of ``p``'s exponentials; None: no sinks."""
     if not problem.sink_logits:
         return None
     factor = exponent_factor(p.exp_variant)

@@ -1,8 +1,8 @@
 """Keys split among blocks (flash-decoding): partial outputs with their log-sum-exp, and their merge.
 
-A split is attention over a part of the keys, normalised by itself.  Merging goes level by level,
-``fan`` neighbours at a time: all at once is *sequential*, two at a time a *tree*.  A merged output is
-a partial one again, so that every level is the same table.
+A split is attention over a part of the keys, with its own normalisation.  Merging proceeds level by level, ``fan``
+neighbours at a time: all at once is *sequential*, two at a time a *tree*.  A merged output is a partial output again,
+so that every level has the same table.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ EXACT = "float32"
 
 @dataclass(frozen=True, slots=True)
 class SplitPrecision(FlashPrecision):
-    """FlashAttention's formats, and ``partial``: that of an output of a split."""
+    """FlashAttention's formats, and ``partial``: the format of a split's output."""
 
     partial: str = EXACT
     intermediates = (*FlashPrecision.intermediates, "partial")
@@ -60,9 +60,9 @@ def split(
 ) -> tuple[Value, Value]:
     """FlashAttention-2 over a part of the keys, with its log-sum-exp, log l + m.
 
-    A part may show a row no key, or only scores of -Inf.  m then starts at the lowest number, against which a hidden
-    score of -Inf weighs nothing, and l at the least: the output is 0, its log-sum-exp below all others.  The first
-    visible score removes both.
+    A part may show a row no key, or only scores of -Inf.  m then starts at the lowest number, relative to which a
+    hidden score of -Inf has no weight, and l at the smallest: the output is 0, and its log-sum-exp is below all others.
+    The first visible score removes both.
     """
     lowest, least = -float(get_format(p.softmax).max_finite), float(get_format(p.running).min_subnormal)
     starts = (-math.inf, 0.0) if mask is None else (lowest, least)
@@ -71,7 +71,7 @@ def split(
 
 
 def merged(parts: Value, lses: Value, variant: str, sink: Value | None = None) -> tuple[Value, Value, Value]:
-    """Return outputs weighted by exp(lse - largest lse so far), as tiles of softmax are; the running values start with
+    """Return outputs weighted by exp(lse - largest lse so far), like tiles of softmax; the running values start with
     the ``sink``, if any.
     """
     total = full("row", 0.0 if sink is None else 1.0, EXACT)
@@ -99,7 +99,7 @@ def merge_last(
 
 @kernel(results="out lse", parts="row value", lses="row")
 def merge_level(parts: Value, lses: Value, fmt: str, exp_variant: str, log_variant: str) -> tuple[Value, Value]:
-    """A level of a merge whose results are partial again."""
+    """A level of a merge whose results are partial outputs again."""
     o, total, top = merged(parts, lses, exp_variant)
     return (o / total).role("partial").to(fmt), log(total, log_variant) + top
 
@@ -116,12 +116,12 @@ def even(tiles: int, parts: int) -> tuple[int, ...]:
 
 
 def sized(tiles: int, each: int) -> tuple[int, ...]:
-    """Return the tiles of each part: ``each``, the last one shorter where need be."""
+    """Return the tiles of each part: ``each``, or fewer for the last one."""
     return tuple(count for _, count in chunks(tiles, each))
 
 
 def cut_runs(runs: tuple[TileRun, ...], parts: Iterable[int]) -> tuple[tuple[TileRun, ...], ...]:
-    """Return the tiles of runs in consecutive parts of so many tiles each."""
+    """Return the tiles of runs in consecutive parts with this number of tiles each."""
     cut: list[tuple[TileRun, ...]] = []
     left = list(runs)
     for count_of_part in parts:
@@ -137,7 +137,7 @@ def cut_runs(runs: tuple[TileRun, ...], parts: Iterable[int]) -> tuple[tuple[Til
     return tuple(cut)
 
 
-#: The tiles of each part that a block's tiles are cut into.
+#: The tiles of each part into which a block's tiles are divided.
 Cut = Callable[[WorkTile], tuple[int, ...]]
 
 
@@ -195,7 +195,7 @@ def split_kv(
 
 
 def _shared(whole: Phase, places: int, merge_rows: int) -> Phase:
-    """Return the phase with the rows of its blocks in parts, so that all places have some where there are enough."""
+    """Return the phase with the rows of its blocks in parts, so that all places have some if there are enough."""
     height = merge_rows or max(FEWEST_ROWS, ceil_div(sum(block.rows for block in whole.cells), places))
     blocks = tuple(
         replace(block, spans=((axis, start + at, count), *rest))
@@ -256,20 +256,21 @@ def _stacks(target: GlobalTensor, count: int, fmt: str, level: int) -> dict[str,
 def _variants(p: FlashPrecision) -> tuple[str, str]:
     """Return the exponential and the logarithm of a merge, to the base of the attention's exponential.
 
-    Its variant serves float32 too where its exponentials are float32.
+    Its variant also applies to float32 if its exponentials are float32.
     """
     base, _, variant = p.exp_variant.partition(".")
     return f"{base}.{variant if p.exponential == EXACT else 'correct'}", f"log{'2' if base == 'exp2' else ''}.correct"
 
 
-#: As npusim times llama2_70b (8 heads, one KV head) and qwen2_7b (28, 4) with 2 to 64 causal queries on 8k keys, 910B2:
-#: so many rows packed in a block take no longer than one; more pay where each place has so many tiles even then.
+#: Number of packed rows up to which a block takes no longer than with one row, and number of tiles per place from which
+#: on more rows are worth it (npusim's times of llama2_70b with 8 heads and one KV head, and qwen2_7b with 28 and 4,
+#: with 2 to 64 causal queries on 8k keys, 910B2).
 PACKED_ROWS, PACKED_TILES = 32, 2
 
 
 def packs(rows: int, tiles: int, places: int) -> bool:
-    """Return whether ``rows`` queries of the heads that share keys pay as rows of one block.
+    """Return whether it is worth it to pack ``rows`` queries of the heads that share keys as rows of one block.
 
-    Their blocks visit ``tiles`` in all, on ``places``: more rows than `PACKED_ROWS` else leave too few blocks.
+    Their blocks visit ``tiles`` in all, on ``places``: otherwise more rows than `PACKED_ROWS` leave too few blocks.
     """
     return rows <= PACKED_ROWS or tiles >= PACKED_TILES * places

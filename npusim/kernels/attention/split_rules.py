@@ -1,7 +1,7 @@
 """Splits of the keys of each sequence among blocks in other libraries' kernels: their published rules, as data.
 
-A rule returns, for each sequence of a call, the number of key tiles of each part.  Part sizes determine bits;
-the other sequences, and the number of cores, determine part sizes in all rules but ``vllm`` and a fixed size.
+A rule returns, for each sequence of a call, the number of key tiles of each part.  Part sizes determine bits; in all
+rules except ``vllm`` and a fixed size they depend on the other sequences and on the number of cores.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class SplitCall:
     """The properties of a call that rules read: keys and queries of each sequence, heads, tiles, and cores of the
     device.
 
-    ``head_dim``: of a row of V, 0 if not known.
-    ``page``: keys of a page, 0 for none.  ``kv_bytes``: of K and V of the longest sequence's one KV head.  ``window``:
-    keys that a query sees about its own, 0 for all.  ``is_causal``: or windowed.
+    ``head_dim``: that of a row of V, 0 if not known. ``page``: keys of a page, 0 for none.  ``kv_bytes``: bytes of K
+    and V of the longest sequence for one KV head.  ``window``: keys that a query sees around its own, 0 for all.
+    ``is_causal``: causal or windowed.
     """
 
     keys: tuple[int, ...]
@@ -53,7 +53,7 @@ class SplitCall:
     alibi: bool = False
 
     def shortened(self, rows: int) -> SplitCall:
-        """Return the call with keys as a kernel counts them that visits a window alone: so many, and ``rows`` more."""
+        """Return the call with the keys that a kernel counts if it visits only a window: this number, plus ``rows``."""
         if not self.window:
             return self
         return replace(self, keys=tuple(min(n, self.window + rows) for n in self.keys))
@@ -70,7 +70,7 @@ class SplitCall:
 
 
 def call_of(problem: Problem, block_q: int, block_kv: int, cores: int) -> SplitCall:
-    """Return the properties that rules read, for a problem in tiles of so many rows and keys."""
+    """Return the properties that rules read, for a problem in tiles of this number of rows and keys."""
     before, after = problem.sides
     is_windowed = before is not None and after is not None and max(before, after) < problem.seq_kv - 1
     return SplitCall(
@@ -96,7 +96,7 @@ def _counted(tiles: Iterable[int], splits: Iterable[int]) -> Parts:
 
 
 def _chunked(call: SplitCall, keys: int) -> Parts:
-    """Return parts of so many keys, rounded up to whole tiles."""
+    """Return parts of this number of keys, rounded up to whole tiles."""
     return tuple(sized(n, ceil_div(keys, call.block_kv)) for n in call.tiles)
 
 
@@ -209,7 +209,9 @@ def flashmla(call: SplitCall) -> Parts:
 
 
 def vllm(call: SplitCall) -> Parts:
-    """VLLM's Triton kernel of decoding: 16 segments of a sequence, by its own length; one, where batches are large."""
+    """VLLM's Triton kernel of decoding: 16 segments of a sequence, depending only on its own length; one segment if
+    batches are large.
+    """
     # triton_unified_attention.py: 128 programs, 16 segments
     splits = call.queries == 1 and len(call.keys) <= 128 // call.kv_heads
     return tuple(sized(n, ceil_div(n, 16) if splits else n) for n in call.tiles)  # as there
@@ -218,7 +220,7 @@ def vllm(call: SplitCall) -> Parts:
 def cann(call: SplitCall) -> Parts:
     """CANN's incremental attention (IFA): blocks fill at most half of the cores, parts have 512 keys or more."""
     blocks, longest = len(call.keys) * call.kv_heads, max(call.keys)
-    # fused_infer_attention_score, IFA tiling: half of the cores, 2048 keys, 1024 where paged
+    # fused_infer_attention_score, IFA tiling: half of the cores, 2048 keys, 1024 if paged
     is_short = bool(call.page) and longest <= 1024
     if blocks > 0.5 * call.cores or not (call.heads == call.kv_heads or longest >= 2048) or is_short:  # as there
         return tuple((n,) for n in call.tiles)

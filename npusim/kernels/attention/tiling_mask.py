@@ -1,10 +1,9 @@
 """FastAttention's tiling-mask: one small lower-triangular matrix from which every block's mask is cut.
 
-Query x keeps key y when ``y <= x + offset``.  For a block with top-left corner (r0, c0) let
-``D = r0 + offset - c0``.  The block's mask is the cut of ``tril(2M x 2M)`` whose corner is
-``(max(D, 0), max(-D, 0))``: exact whenever the block is neither wholly kept (D >= cols - 1) nor
-wholly masked (D <= -rows), provided ``rows + cols - 1 <= 2M`` (FastAttention section 4.1; the
-mapping and its bound: reports/tiling_mask).
+Query x keeps key y when ``y <= x + offset``.  For a block with top-left corner (r0, c0) let ``D = r0 + offset - c0``.
+The block's mask is the part of ``tril(2M x 2M)`` whose corner is ``(max(D, 0), max(-D, 0))``: exact whenever the block
+is neither completely visible (D >= cols - 1) nor completely masked (D <= -rows), provided ``rows + cols - 1 <= 2M``
+(FastAttention section 4.1; the mapping and its bound: reports/tiling_mask).
 """
 
 from __future__ import annotations
@@ -190,7 +189,7 @@ class ByIndices:
 
 @dataclass(frozen=True, slots=True)
 class SeenMask(ByIndices):
-    """The mask of any set of keys, of each sequence or of all alike, 1 where one is seen.
+    """The mask of any set of keys, for each sequence or for all sequences, 1 if a query sees a key.
 
     Without ``is_loaded`` there is no such matrix in memory: comparisons of indices compute it.
     """

@@ -1,7 +1,7 @@
-"""Split-KV attention (flash-decoding): the keys of a query among several blocks, then a merge.
+"""Split-KV attention (flash-decoding): several blocks share the keys of a query, then their results are merged.
 
-`flash` with its phase cut along the keys; one split is flash itself.  The number of splits follows from a device's file
-(`best_splits`) or from the rule of a published kernel (`split_rules`).
+It is `flash` with its phase split along the keys; with one split it is flash itself.  The number of splits follows from
+a device's file (`best_splits`) or from the rule of a published kernel (`split_rules`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from npusim.units import ceil_div
 def _whole(
     problem: Problem, sizes: tuple[int, int], p: SplitPrecision, kind: MaskKind | None, tensors: AttentionTensors
 ) -> Phase:
-    """Return FlashAttention-2, a head a block, or all query heads of a KV head below one another."""
+    """Return FlashAttention-2 with one head per block, or with all query heads of a KV head stacked."""
     packed = tensors.q.packed
     kernel, more = scored(flash, problem, p, problem.scale, packed)
     more |= {"sink": sink_of(problem, p, p.softmax, packed), "unseen": problem.unseen}
@@ -70,10 +70,10 @@ def _whole(
 
 
 def packed_blocks(problem: Problem, sizes: tuple[int, int]) -> tuple[WorkTile, ...]:
-    """Return blocks of the rows of all query heads that share a KV head, the heads below one another.
+    """Return blocks of the rows of all query heads that share a KV head, stacked.
 
-    With a mask a block has complete heads, as many as fit.  Raises `TilingError` where these rows are not one matrix
-    in memory, or where a mask leaves room for one head alone.
+    With a mask a block has complete heads, as many as fit.  Raises `TilingError` if these rows are not one matrix in
+    memory, or if a mask leaves space for only one head.
     """
     p, height = problem, sizes[0]
     if p.seq_q > 1 and p.layout != "bnsd":
@@ -116,22 +116,22 @@ def may_pack(problem: Problem, height: int) -> bool:
     return problem.group_size > 1 and is_matrix and (min(problem.queries) == 1 or 2 * min(problem.queries) <= height)
 
 
-# ---------------------------------------------------------------- how many splits: reckoned, not simulated
+# ---------------------------------------------------------------- number of splits: estimated, not simulated
 
 
-# The paces of machines are fitted to npusim's cycles, none to a device: one query of qwen2_7b, llama2_70b and
-# pangu_38b on 512 to 32k keys, tiles of 32 to 1024 keys, heads of 64 and 128.  Calls come out within
-# 3 to 7 % (root mean square; a call of the V100 42 % off), good enough to order splits by.
-#: Time of two resident blocks over that of one (H200, 160 and 256 blocks on 132 multiprocessors).
+# The rates of machines are fitted to npusim's cycles, not to devices: one query of qwen2_7b, llama2_70b and pangu_38b
+# on 512 to 32k keys, tiles of 32 to 1024 keys, heads of 64 and 128.  The errors of calls are 3 to 7 % (root mean
+# square; one call of the V100 has 42 %), which is enough to order splits. Time of two resident blocks relative to that
+# of one (H200, 160 and 256 blocks on 132 multiprocessors).
 PAIR = 1.5
 
 
-#: Largest number of rows of a block whose time is that of one row; above it the time grows (1 to 128, all four).
+#: Largest number of rows of a block with the time of one row; above it the time grows (1 to 128, all four).
 ROWS = 64
 
 
-#: A core group's time t and its share of memory's, s, together: (t^6 + s^6)^(1/6), so that the longer one dominates,
-#: and the sum is larger if they are similar.
+#: For a core group's time t and its share s of the memory's time, their combination is (t^6 + s^6)^(1/6): the longer
+#: one dominates, and the result is larger if they are similar.
 POWER = 6
 
 
@@ -161,14 +161,14 @@ class _CallTime:
         slower = max(1.0, max(block.rows for block in phase.cells) / ROWS)
         self.block = slower * pace.block
         self.tile = slower * (pace.tile + tile_bytes / pace.bytes_per_cycle)
-        # Blocks of the same keys read them from memory once.
+        # Blocks with the same keys read them from memory once.
         new = min(1.0, sum(t.size_bytes for t in inputs) / (sum(counts) * tile_bytes))
         rates = [device.link(n).rate for n in ("hbm", "l2")]
         seconds = tile_bytes * max(new / rates[0], 1 / rates[1])
         self.memory = seconds * float(device.clock_hz.value)
 
     def _together(self, blocks: int, longest: int, mean: float) -> float:
-        """Return the cycles of so many blocks that run at a time, of ``mean`` tiles, ``longest`` at most."""
+        """Return the cycles of this number of concurrent blocks with ``mean`` tiles, ``longest`` at most."""
         alone = longest * self.tile * (PAIR if blocks > self.groups else 1)
         shared = blocks * mean * self.memory
         return self.block + float((alone**POWER + shared**POWER) ** (1 / POWER))
@@ -181,7 +181,7 @@ class _CallTime:
         return self._times_s(parts, longest, ceil_div(self.tiles, longest))
 
     def _times_s(self, parts: int, longest: int, splits: int) -> tuple[float, float]:
-        """Return the times of a call and of its cores; of an untimed device both are its cores'."""
+        """Return the times of a call and of its cores; for an untimed device both are the cores' time."""
         blocks, mean = [parts], self.total / parts
         rounds, rest = divmod(parts, self.places)
         cycles = rounds * self._together(self.places, longest, mean) if rounds else 0.0
@@ -197,7 +197,7 @@ class _CallTime:
 
 
 def best_splits(device: DeviceSpec, phase: Phase, fan: int | None) -> int:
-    """Return the splits with the least time of a call, or of its cores where calls are equal.
+    """Return the number of splits with the smallest time of a call, or of its cores if calls are equal.
 
     ``phase`` is the attention before it is split; ``fan``: the number of partial outputs in a step of the
     merge, None for all.  A call's time is the latency that a run states.
@@ -207,7 +207,7 @@ def best_splits(device: DeviceSpec, phase: Phase, fan: int | None) -> int:
 
 
 def best_parts(device: DeviceSpec, phase: Phase, fan: int | None) -> int:
-    """Return how many tiles parts of blocks of various lengths have at most, as `best_splits`."""
+    """Return the largest number of tiles in a part, for blocks of various lengths, as in `best_splits`."""
     estimate = _CallTime(device, phase, fan)
     sizes = {ceil_div(estimate.tiles, splits): None for splits in range(1, min(MOST, estimate.tiles) + 1)}
     return min(sizes, key=estimate.times_of_parts_s)
@@ -252,8 +252,8 @@ def cut_phases(
 ) -> Phases:
     """Return FlashAttention-2 with keys split as ``cutting`` states, or by a kernel's rule if ``splits`` names one.
 
-    ``merge_rows``: rows of a block of the merge; 0: the number that takes the least time. ``has_unseen``: parts of
-    which no query of a block sees a key are blocks too; the merge reads their partial outputs.
+    ``merge_rows``: rows of a block of the merge; 0: the number that takes the least time. ``has_unseen``: parts without
+    a key that the block's queries see are blocks too; the merge reads their partial outputs.
     """
     how: dict[str, Any] = {"prepares": machine.has_rows_kernels, "least": 0 if has_unseen else 1}
     return _phases(problem, cutting, p, Itself(machine.device), machine.places, kind, merge_rows, **how)
@@ -308,9 +308,9 @@ def _phases(
 def _cut(
     problem: Problem, tiling: Cutting, whole: Phase, device: DeviceSpec, places: int, least: int
 ) -> tuple[int | Cut, str]:
-    """Return the cuts of blocks, or the number of parts, and a note where a rule states it.
+    """Return the cuts of blocks, or the number of parts, and a note if a rule states it.
 
-    ``least``: tiles that a part by a rule has at least in a block under a causal mask.
+    ``least``: smallest number of tiles of a part by a rule in a block under a causal mask.
     """
     block_kv, splits = tiling.block_kv, tiling.splits
     if tiling.split_keys:

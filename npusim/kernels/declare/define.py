@@ -1,7 +1,7 @@
 """The construction of schedules from algorithms, for every core family: packaged ones and users'.
 
-A schedule is a function that returns phases; the device's machine answers the rest: the tiling fields,
-the order of blocks, and the slices, lanes or warps of a phase.
+A schedule is a function that returns phases; the device's machine provides everything else: the tiling fields, the
+order of blocks, and the slices, lanes or warps of a phase.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _READ_BESIDE = frozenset(
 def machine_class(family: str) -> type[Any]:
     """Return the machine of a core family or a node.
 
-    Raises `SpecError` as `registered`, and where the manifest's machine is no machine.
+    Raises `SpecError` as `registered`, and if the manifest's machine is not a machine.
     """
     manifest = registered(family)
     kind = resolved(manifest.machine)
@@ -161,7 +161,7 @@ def schedule(
 
 @dataclass(frozen=True, eq=False)
 class _Declared:
-    """What the arguments of :func:`schedule` are on a core family."""
+    """The meaning of the arguments of :func:`schedule` for a core family."""
 
     called: str
     precisions: Sequence[Precision] | Mapping[str, Sequence[Precision]]
@@ -182,7 +182,9 @@ class _Declared:
         }
 
     def elsewhere(self, more: Mapping[str, Any], family: str) -> dict[str, Any] | None:
-        """Return the same on a family of an installed package, but for what was stated; None where it does not run."""
+        """Return the same for a family of an installed package, without what was stated; None if the schedule does not
+        run there.
+        """
         if self.kind and self.kind not in registered(family).fields:
             return None
         return {**self.on(family), **{n: more[n] for n in ("left", "default_precision") if n in more}}
@@ -285,7 +287,7 @@ def _origin(function: Callable[..., Any]) -> str:
 
 
 def _refuse_powers_of_two(called: str, variant: str, planned: Phases, natural: Phases) -> None:
-    """Raise `SpecError` for powers of two in place of powers of e: only the exponential would differ."""
+    """Raise `SpecError` for powers of two in place of powers of e: they would change only the exponential."""
     both = [[p[0] if isinstance(p, tuple) else p for p in listed] for listed in (planned, natural)]
     if any(r.opcode is Opcode.EXP for p in both[0] for s in p.stages for r in s.rows) and all(
         a.constants == b.constants and _shape(a) == _shape(b) and a.per_tile == b.per_tile
@@ -368,12 +370,12 @@ class _Attention:
     by_rule: Callable[[Any, Any, Any, Any], Phases | None]
 
     def phases(self, problem: Problem, tiling: Any, p: Any, machine: Machine) -> Phases:
-        """Return the attention, after the kernels that convert its operands to another format, or the parts that a rule
-        cuts.
+        """Return the attention, after the kernels that convert its operands to another format, or the parts into which
+        a rule splits it.
         """
         if (ruled := self.by_rule(problem, tiling, p, machine)) is not None:
             return ruled
-        # parts that no field of the tiling changes are built once
+        # parts that do not depend on any field of the tiling are built once
         memo_tiling = tiling if self.sees or self.given else None
         sizes, masked = (tiling.block_q, tiling.block_kv), (machine.mask_kind(tiling), machine.mask_block(tiling))
         tensors, able = attention_tensors(problem, p.output), machine.has_rows_kernels
@@ -395,7 +397,8 @@ class _Attention:
         if self.given:
             known |= self.given(problem, tiling, p)
         seen = KeyFunction(self.sees(problem, tiling), problem.seq_kv) if self.sees else problem.seen
-        known["mask"] = mask_of(problem, sizes, masked[0], seen=seen)  # misfits are refused before blocks are created
+        # tilings that do not fit are refused before blocks are created
+        known["mask"] = mask_of(problem, sizes, masked[0], seen=seen)
         _check_seen(self.called, problem, seen)
         known["cells"] = attention_cells(problem, *sizes, seen=seen, mask_block=masked[1])
         phase = attention_phase(kernel, problem, sizes, p, tensors=tensors, **known)
@@ -432,7 +435,7 @@ class _Attention:
         """Return phases; raise `SpecError` for a changed field of the precision that neither they nor other functions
         read.
 
-        A function for further arguments (``given``) may read any.
+        A function for further arguments (``given``) may read any field.
         """
         takes = self.kernel.parameters
         read = _READ_BESIDE.union({"exponent"} if "unit" in takes else (), {"sink"} & takes)
@@ -483,7 +486,7 @@ def read_operands(
 
 
 def scaled_queries(problem: Problem, p: Any) -> tuple[Problem, float | None]:
-    """Return the problem as a kernel reads it, and the earlier factor of Q: a number, or None."""
+    """Return the problem in the form that a kernel reads, and the earlier factor of Q: a number, or None."""
     if getattr(p, "scale_in", "scores") != "queries":
         return problem, None
     return problem.model_copy(update={"scale": 1.0}), problem.scale
@@ -501,7 +504,7 @@ def _check_seen(called: str, problem: Problem, seen: Seen) -> None:
 
 
 def _operand(called: str, name: str, function: Callable[[Any], Any], problem: Problem) -> NDArray[Any]:
-    """Return an operand's values, or raise `TilingError` for values in another shape than that of scores."""
+    """Return an operand's values; raise `TilingError` if their shape is not that of scores."""
     values = np.asarray(function(problem))
     if values.shape not in [(heads, problem.seq_q, problem.seq_kv) for heads in (1, problem.heads)]:
         wanted = f"({problem.heads} or 1, {problem.seq_q}, {problem.seq_kv})"
@@ -512,7 +515,7 @@ def _operand(called: str, name: str, function: Callable[[Any], Any], problem: Pr
 
 
 def _check_names(called: str, kernel: Kernel, operands: Iterable[str], fields: type[Tiling] | None) -> None:
-    """Raise `SpecError` for operands and fields that are called as something else is."""
+    """Raise `SpecError` for operands and fields whose names are already in use."""
     functions = Kernel.phase, attention_phase
     used = {*kernel.axes, *kernel.results, *kernel.parameters, "q", "k", "v", "o", "mask", "scale", "score_factor"}
     used |= {n for function in functions for n in inspect.signature(function).parameters}

@@ -1,4 +1,4 @@
-"""A decoder layer of our own programs, a model of such layers, and layers whose K and V are on the host.
+"""A decoder layer of npusim's own programs, a model of such layers, and layers whose K and V are on the host.
 
 A layer is norm, Q K V, rotary, cache, attention, projection, AllReduce, FFN, AllReduce; a model is such layers one
 after the other, some with K and V on the host, and the vocabulary's product.  Every model has root mean square norms
@@ -139,7 +139,7 @@ def periods(
 ) -> tuple[Period, ...]:
     """Return the programs of a model: layers with K and V on the host, layers without, the vocabulary's product.
 
-    Raises `TilingError` for layer counts that do not add up, a host that the node's file lacks, more ranks than
+    Raises `TilingError` for layer counts with a wrong sum, a host that the node's file lacks, or more ranks than
     devices; `SpecError` if the model does not fit into memory.
     """
     check_ranks(device.node, problem.ranks)
@@ -158,9 +158,9 @@ def periods(
 
 
 def host_issue_s(tiling: LayerTiling, device: NodeDevice) -> float:
-    """Return the time that the host takes to issue a kernel; 0 where a graph does.
+    """Return the time that the host needs to issue a kernel; 0 if a graph issues it.
 
-    Raises `TilingError` where the device's file does not state it.
+    Raises `TilingError` if the device's file does not state it.
     """
     if tiling.launches == "graph":
         return 0.0
@@ -190,7 +190,7 @@ def layers_on_host(problem: ModelProblem, tiling: LayerTiling, device: NodeDevic
         raise TilingError(f"gpu_layers, cpu_layers: {gpu} + {cpu} = {gpu + cpu}, but the model has {layers} layers")
     for name, count in (("gpu_layers", gpu), ("cpu_layers", cpu)):
         if count is not None and count > layers:
-            raise TilingError(f"{name}: {count} of only {layers} layers")
+            raise TilingError(f"{name}: {count}, but the model has only {layers} layers")
     asked = cpu if cpu is not None else None if gpu is None else layers - gpu
     if tiling.offload == "none":
         if asked:
@@ -232,7 +232,7 @@ def layer_tasks(
     *,
     is_dense: bool = True,
 ) -> list[Task]:
-    """Return one layer's tasks; the next layer begins when the last one is over."""
+    """Return one layer's tasks; the next layer begins when the last one ends."""
     cuts = cut_rows(p.rows, tiling.blocks, tiling.first_share)
     tasks = block_tasks(0, RowBlock(0, p.rows, _as_framework(p, tiling, device, _before(p))))
     ends: list[int] = []
@@ -258,7 +258,7 @@ def layer_tasks(
 
 
 def _reduced(tasks: list[Task], comm: Communication | None, index: int, block: RowBlock, *, is_overlapped: bool) -> int:
-    """Append the AllReduce of a block, where there is more than one device; return the number of its end."""
+    """Append the AllReduce of a block if there is more than one device; return the number of its end."""
     if comm is not None:
         op = comm.op(index, block, is_overlapped=is_overlapped)
         tasks.append(Task(op, (len(tasks) - 1,), block.rows * comm.row_bytes))
@@ -268,10 +268,11 @@ def _reduced(tasks: list[Task], comm: Communication | None, index: int, block: R
 def _before(p: ModelProblem) -> tuple[NodeKernel, ...]:
     """Return the tasks before attention: norm, the products that give Q, K and V, rotary embedding, the cache's store.
 
-    What a call adds to the cache is stored by a kernel of its own, which reads it (vLLM's reshape_and_cache; a layer of
-    Llama-3-8B that torch.compile has compiled copies V and stores K as it turns it, measurements/h200_layer.csv).
+    A separate kernel stores the data that a call adds to the cache (vLLM's reshape_and_cache; in a layer of Llama-3-8B
+    that torch.compile has compiled, a kernel copies V, and the rotation of K also stores it,
+    measurements/h200_layer.csv).
     """
-    # A latent's rotated key is one for all heads.
+    # The rotated key of a latent is the same for all heads.
     heads, size = (p.heads + p.kv_heads, p.head_dim) if p.latent is None else (p.heads + 1, p.latent.rope_head_dim)
     turned = RowsProblem(what="rotary", heads=heads, rows=p.rows, cols=size // 2, dtype=p.dtype)
     named = [x for x in p.projections() if x[0] != "kv" or not p.is_absorbed]
@@ -286,7 +287,9 @@ def _before(p: ModelProblem) -> tuple[NodeKernel, ...]:
 
 
 def _behind(p: ModelProblem, rows: int, *, is_fused: bool = False) -> tuple[NodeKernel, ...]:
-    """Return the tasks after attention: the products that turn latents into values, where it leaves these, and O's."""
+    """Return the tasks after attention: the products that convert latents to values, if its results are latents, and
+    O's.
+    """
     projection = _product("projection", rows, p.hidden, p.width, p, is_fused=is_fused)
     if p.latent is None or not p.is_absorbed:
         return (projection,)
@@ -299,7 +302,7 @@ def _norm(p: ModelProblem, rows: int) -> NodeKernel:
 
 
 def _ffn(p: ModelProblem, rows: int, width: int, count: int = 1, of: str = "") -> tuple[NodeKernel, ...]:
-    """Return the FFN of some rows, or ``count`` of them: up, with its gate where it has one, activation, down.
+    """Return the FFN of some rows, or ``count`` of them: up, with its gate if it has one, activation, down.
 
     ``of`` precedes their names.
     """
@@ -312,7 +315,7 @@ def _ffn(p: ModelProblem, rows: int, width: int, count: int = 1, of: str = "") -
 
 
 def _experts(p: ModelProblem, rows: int) -> tuple[NodeKernel, ...]:
-    """Return the mixture of experts of some rows, and the experts that all of them take."""
+    """Return the mixture of experts of some rows, and the number of experts that they use together."""
     experts = p.experts
     assert experts is not None
     touched, chosen = experts.touched(rows), rows * experts.per_token
@@ -331,7 +334,7 @@ def _experts(p: ModelProblem, rows: int) -> tuple[NodeKernel, ...]:
 
 
 def _head(p: ModelProblem, tiling: LayerTiling, device: NodeDevice) -> TileProgram:
-    """Return the last norm and the vocabulary's product of one token a sequence, its columns shared."""
+    """Return the last norm and the vocabulary's product for one token per sequence, with shared columns."""
     columns = -(-p.vocab // p.ranks)
     kernels = _norm(p, p.batch), _product("vocabulary", p.batch, columns, p.hidden, p)
     block = RowBlock(0, p.batch, _as_framework(p, tiling, device, kernels))
@@ -342,7 +345,7 @@ def _head(p: ModelProblem, tiling: LayerTiling, device: NodeDevice) -> TileProgr
 def _as_framework(
     p: ModelProblem, tiling: LayerTiling, device: NodeDevice, kernels: tuple[NodeKernel, ...]
 ) -> tuple[NodeKernel, ...]:
-    """Return the kernels that a framework runs for these: eager PyTorch an operator each, the residual sum too.
+    """Return the kernels that a framework runs for these: in eager PyTorch one per operator, the residual sum included.
 
     Raises `TilingError` for devices and models whose operators are not known.
     """
@@ -357,7 +360,7 @@ def _as_framework(
 
 
 def _eager(p: ModelProblem, kernel: NodeKernel) -> Iterator[NodeKernel]:
-    """Yield the kernels of eager PyTorch for one between products: Llama's modules in Transformers.
+    """Yield the kernels of eager PyTorch for an operation between products: Llama's modules in Transformers.
 
     Source: huggingface/transformers, models/llama/modeling_llama.py: LlamaRMSNorm, apply_rotary_pos_emb, LlamaMLP;
     launches as an H200's profile lists them (measurements/h200_layer.csv).
@@ -370,8 +373,8 @@ def _eager(p: ModelProblem, kernel: NodeKernel) -> Iterator[NodeKernel]:
     if kernel.role != "rows":
         yield kernel
     elif kernel.name == "cache":
-        yield from [operator("store", p.kv_heads * p.rows, p.head_dim)] * 2  # of K and of V
-    elif kernel.name == "rotary":  # x cos + turned(x) sin, of Q and of K; of one token x is contiguous
+        yield from [operator("store", p.kv_heads * p.rows, p.head_dim)] * 2  # for K and for V
+    elif kernel.name == "rotary":  # x cos + rotated(x) sin, for Q and for K; x of one token is contiguous
         half, whole = p.head_dim // 2, p.head_dim
         listed = ("scale", whole), ("negate", half), ("join", whole), ("scale", whole)
         last = "plus" if p.seq_q > 1 else "add"
@@ -401,7 +404,7 @@ def _product(
 
 
 class OffloadTiling(Tiling):
-    """Which attention the devices run."""
+    """The attention that the devices run."""
 
     attention: str = Field(
         default="auto",
@@ -412,7 +415,7 @@ class OffloadTiling(Tiling):
 
 
 def attention_kernel(problem: Problem, name: str, device: NodeDevice) -> NodeKernel:
-    """Return attention on the devices: the kernel of the node's file, or a schedule of ours."""
+    """Return attention on the devices: the kernel of the node's file, or one of npusim's schedules."""
     if problem.seq_q > 1:
         return NodeKernel("attention", (prefill_attention(name, device, problem),))
     table = device.node.kernels
@@ -424,7 +427,7 @@ def attention_kernel(problem: Problem, name: str, device: NodeDevice) -> NodeKer
 def attention_tasks(
     p: SharedProblem, strategy: Strategy, name: str, device: NodeDevice, after: tuple[int, ...] = (), first: int = 0
 ) -> list[Task]:
-    """Return attention with K and V in the place of ``strategy``; the last task has its result.
+    """Return attention with K and V where ``strategy`` stores them; the last task has its result.
 
     ``first`` is the number of the first task, ``after`` the task with the token's Q, K and V.
 
@@ -438,7 +441,7 @@ def attention_tasks(
     block = RowBlock(0, problem.batch * problem.seq_q, (kernel,))
     if strategy == "none":
         return block_tasks(0, block, after)
-    if problem.seq_q > 1:  # K and V are copied down beside the attention that reads them
+    if problem.seq_q > 1:  # K and V are copied down concurrently with the attention that reads them
         down = CopyOp("offload 0", DOWN, "DOWN", (), call=CopyCall("down", p.cached.kv_bytes(), is_bulk=True))
         return [Task(down, after), *block_tasks(0, block, after)]
     kv = problem.kv_heads * (problem.head_dim + problem.value_head_dim) * row
@@ -456,7 +459,7 @@ def attention_tasks(
 
 
 def check_host(device: NodeDevice, strategy: Strategy) -> None:
-    """Raise `TilingError` where a node's file lacks an entry that a strategy needs."""
+    """Raise `TilingError` if a node's file lacks an entry that a strategy needs."""
     node = device.node
     if strategy != "none" and node.pcie is None:
         raise TilingError(
@@ -480,8 +483,8 @@ def left_on_nodes(device: NodeDevice) -> frozenset[str]:
     """Return the fields that a search does not vary: requested fields, fields that follow from memory, and fields of a
     missing host.
 
-    As many layers are on the host as do not fit on the device: with more layers the call is slower, with fewer it is
-    refused.
+    The smallest number of layers is on the host with which the others fit on the device: with more layers the call is
+    slower, with fewer it is refused.
     """
     asked = frozenset({"output", "gpu_layers", "cpu_layers"})
     return asked if device.node.pcie is not None else asked | {"offload"}

@@ -50,8 +50,8 @@ def node_schedule(
     hw: str = "ascend_910b2_x8",
     left: Callable[[NodeDevice], frozenset[str]] = lambda _device: frozenset(),
 ) -> Schedule:
-    """Return a schedule of a whole node; the first of ``precisions`` is the default, and searches do not vary fields
-    ``left``.
+    """Return a schedule of a whole node; the first of ``precisions`` is the default, and searches do not vary the
+    fields ``left``.
     """
     return Schedule(
         name=name,
@@ -82,7 +82,7 @@ class CollectiveTiling(Tiling):
 class OverlapTiling(CollectiveTiling):
     """Row blocks whose collective overlaps with the next block's kernels."""
 
-    # Few large blocks: a collective has a start-up, and a kernel's blocks no longer fill the cores.
+    # A few large blocks: a collective has a start-up time, and kernels of small blocks do not fill the cores.
     blocks: int = Field(default=2, ge=1, description="number of blocks of rows; 1: no overlap")
     first_share: float | None = Field(
         default=None, gt=0, lt=1, description=("share of all rows in the first block; default: as in the other blocks")
@@ -108,7 +108,7 @@ def communication(
 
 
 def check_ranks(node: NodeSpec, ranks: int) -> None:
-    """Raise `TilingError` where a node has fewer devices than ranks."""
+    """Raise `TilingError` if a node has fewer devices than ranks."""
     if ranks > node.device_count.value:
         raise TilingError(f"tensor_parallel: {ranks} ranks, but {node.name} has {node.device_count.value} devices")
 

@@ -1,4 +1,4 @@
-"""Schedules that live outside the package: ``my_file.py:name``, ``module:name``, and entry points.
+"""Schedules from outside the package: ``my_file.py:name``, ``module:name``, and entry points.
 
 A file imports from `npusim.kernel` alone.  Its errors name its file and line.
 """
@@ -31,7 +31,7 @@ def offered() -> dict[str, str]:
 
 
 def refuse_twice(name: str) -> None:
-    """Raise `SpecError` where two installed packages offer a schedule of one name."""
+    """Raise `SpecError` if two installed packages offer a schedule with one name."""
     if twice := clash(GROUP, name, is_ours=False):
         raise SpecError(f"schedule {twice}")
 
@@ -39,7 +39,7 @@ def refuse_twice(name: str) -> None:
 def load(name: str) -> tuple[Schedule, ...]:
     """Return the schedules that ``file.py:name`` or ``module:name`` names, one for each core family.
 
-    Raises `SpecError`: no such file, module or name; one that fails to import; no schedule under it.
+    Raises `SpecError` if there is no such file, module or name, if it fails to import, or if it is not a schedule.
     """
     module, wanted = outside.load(name, "a schedule")
     source = name if name.endswith(".py") else name.rpartition(":")[0]
@@ -64,7 +64,7 @@ def _schedules(module: ModuleType, wanted: str, source: str) -> tuple[Schedule, 
 
 
 def _placed(schedule: Schedule, module: ModuleType) -> Schedule:
-    """Return a schedule whose errors, its own builder's too, name file and line."""
+    """Return a schedule whose errors, including those of its builder, name file and line."""
     origin = schedule.origin or outside.origin_of(schedule.build) or f"{module.__file__}:1"
     return schedule.changed(origin=origin, build=partial(_build, schedule.build, origin))
 

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 _preset = partial(FlashPrecision, exp_variant=AS_FAMILY, sum_order=AS_FAMILY, accumulate=cast("Accumulate", AS_FAMILY))
 FA2_FP32 = _preset("fa2_fp32", kernel="pto")
 ALL_HALF: Any = dict.fromkeys(FA2_FP32.formats(), "float16")
-#: SageAttention3 without Q's means: P on two levels, to 448 * 6 in the exponent, then blocks to 6; the stored scale is
-#: the nearest E4M3, elements are divided by it as it was (sageattn3, blackwell/softmax.h).
+#: SageAttention3 without Q's means: P has two levels of scales, up to 448 * 6 in the exponent, then blocks up to 6; the
+#: stored scale is the nearest E4M3 number, and elements are divided by the scale before its rounding (sageattn3,
+#: blackwell/softmax.h).
 SAGE3 = replace(
     FA2_FP32,
     name="nvfp4",
@@ -34,8 +35,9 @@ def _narrow(base: FlashPrecision) -> tuple[FlashPrecision, ...]:
     """Return the preset with blocks of 32, each with a power of two as its scale: Q and K along the head, V and P along
     keys.
 
-    And with E4M3 as SageAttention2 has it, P to 448 and K without its mean, but Q and K in E4M3, not INT8, and without
-    scales of Q, K and V; casts saturate as its conversions do (cvt.rn.satfinite: csrc/numeric_conversion.cuh).
+    The same with E4M3 as in SageAttention2: P up to 448 and K without its mean, but Q and K in E4M3 instead of INT8,
+    and without scales of Q, K and V; casts saturate like its conversions (cvt.rn.satfinite:
+    csrc/numeric_conversion.cuh).
     """
     blocks = (replace(base, name=fmt, operands=fmt, operand=fmt) for fmt in ("mxfp8", "mxfp4"))
     return *blocks, replace(base, name="sage_fp8", operands=E4M3, operand=E4M3, smooth="k", p_scale=E4M3_MAX)
@@ -45,14 +47,14 @@ ATTENTION_PRECISIONS = MappingProxyType(
     {
         "npu": (
             FA2_FP32,
-            # PASA figure 2: S leaves the matrix unit unscaled in float16; that store is where it overflows.
+            # PASA figure 2: S is not scaled before it leaves the matrix unit in float16, and overflows in this store.
             replace(FA2_FP32, name="fa16_32", scores="float16", kernel="tilelang"),
             # PASA figure 3: float16 throughout, unscaled float16 S, then a float16 scale.
             _preset("fa16", **ALL_HALF),
             *_narrow(_preset("")),
         ),
         "gpu": (FA2_FP32, *_narrow(FA2_FP32), SAGE3),
-        # The host's cores: Q, K, V and O in float16, all else float32; sums of lanes by halves.
+        # The host's cores: Q, K, V and O in float16, everything else in float32; sums over lanes by halves.
         "cpu": (replace(FA2_FP32, name="host_fp32", operand="float32"),),
     }
 )

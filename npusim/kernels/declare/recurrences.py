@@ -1,13 +1,13 @@
 """Recurrences whose state is a matrix, chunk by chunk: the states before the chunks, then the chunks' results.
 
 S_t = decay_t S_(t-1) + k_t^T v_t and o_t = q_t S_t: within a chunk as scores with a decay, between chunks as a state.
-Two kernels, as in flash-linear-attention (``chunk_fwd_kernel_h``, ``chunk_fwd_kernel_o``): retention (Sun et al. 2023),
-with a decay a head, and gated linear attention (Yang et al. 2024), with a decay for each token and channel of keys,
-which an earlier kernel multiplies into Q and K.
+There are two kernels, as in flash-linear-attention (``chunk_fwd_kernel_h``, ``chunk_fwd_kernel_o``): retention (Sun et
+al. 2023), with one decay per head, and gated linear attention (Yang et al. 2024), with a decay for each token and
+channel of keys, which an earlier kernel multiplies into Q and K.
 
-Where a head's token has a decay, kernels read g, the sums of log decays up to each token of a chunk: a tensor of one
-row a head, which is read as a column and as a row.  The gated delta rule (Yang et al. 2025) computes its WY form before
-the states; Mamba-2 (Dao and Gu 2024) computes the addends of each chunk, and then the decayed states.
+If each token of a head has a decay, kernels read g, the sums of log decays up to each token of a chunk: a tensor with
+one row per head, which is read as a column and as a row.  The gated delta rule (Yang et al. 2025) computes its WY form
+before the states; Mamba-2 (Dao and Gu 2024) computes the addends of each chunk, and then the decayed states.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class StatePrecision(NamedFormats):
     state
         S between chunks, and the terms added to it.
     factor
-        Operands of products that rows compute, and S as the next kernel reads it.
+        Operands of products that rows compute, and S in the form that the next kernel reads.
     product
         Results of products.
     output
@@ -89,7 +89,7 @@ def states(k: Value, v: Value, into: Value | None, keep: Value, p: StatePrecisio
 
 @kernel(results="h", k="token key", v="token value", into="token", keep="key", walks="token", still="into")
 def evenly_decayed(k: Value, v: Value, into: Value, keep: Value, p: StatePrecision) -> Any:
-    """Return the same where all chunks decay alike: a block loads ``keep`` once."""
+    """Return the same if all chunks have the same decay: a block loads ``keep`` once."""
     s = full("key value", 0.0, p.state)
     for kj, vj in tiles(k, v):
         yield s.to(p.factor)
@@ -126,7 +126,9 @@ def decays(a: Value, chunk: int) -> Any:
 
 @kernel(results="g gd", dt="1 token", by="1")
 def stepped(dt: Value, by: Value, chunk: int) -> Any:
-    """Return sums of log decays dt A, A a number by head, and the same less log dt: a token's addend is times dt."""
+    """Return sums of log decays dt A, where A is one number per head, and the same minus log dt: the addend of a token
+    is multiplied by dt.
+    """
     g = (dt * by).cumsum(every=chunk)
     return g, g - log(dt)
 
@@ -179,7 +181,7 @@ def gated_outputs(
 
 @dataclass(frozen=True)
 class Chunks:
-    """Tokens cut into chunks, and the channels of a state cut into panels.
+    """Tokens divided into chunks, and the channels of a state divided into panels.
 
     batch, heads, tokens, key, value
         Sequences, heads, tokens of a sequence, and channels of keys and of values.
@@ -308,7 +310,7 @@ STATE_SIZES: Mapping[str, int] = MappingProxyType({"batch": 1, "heads": 16, "tok
 GATE_DIVISOR = 16
 
 
-#: Elements of a slice of a vector core: beside S, its product and its copy UB holds no more of 128 x 128.
+#: Elements of a slice of a vector core: UB has no space for more than S of 128 x 128, its product and its copy.
 STATE_SLICE = 4096
 
 
@@ -330,7 +332,7 @@ class ChunkFields(Tiling):
 
 
 class StateFields(ChunkFields):
-    """The same where a block may have some rows of the state: the block holds no factor."""
+    """The same if a block may have some rows of the state: the block stores no factor."""
 
     block_key: int = Field(default=256, ge=16, multiple_of=16, description="rows of the state of a block")
 
@@ -399,7 +401,7 @@ def in_slices(phases: list[Phase]) -> list[Phase]:
 
 
 def recurrence(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], log_gate: NDArray[Any]) -> NDArray[np.float64]:
-    """Return o_t = q_t S_t, S_t = e^(log gate_t) S_(t-1) + k_t^T v_t, token after token, in float64.
+    """Return o_t = q_t S_t, S_t = e^(log gate_t) S_(t-1) + k_t^T v_t, token by token, in float64.
 
     q, k and ``log_gate`` are (tokens, channels of keys), v and the result (tokens, channels of values).
     """
@@ -430,9 +432,10 @@ def by_head(
 
 
 def _as_compiled(called: str, phases: Callable[..., Any], problem: Any, tiling: Any, p: Any, machine: Any) -> Phases:
-    """Return kernels on warps as a compiler deals them out, where a machine has groups of them: published are Triton's.
+    """Return kernels whose warps a compiler distributes, on machines with groups of warps: the published kernels are
+    Triton's.
 
-    ``solve_warps``: of a kernel that inverts, if the tiling has them.
+    ``solve_warps``: warps of a kernel that inverts, if the tiling has them.
     """
     listed: list[Phase] = phases(problem, tiling, p, machine)
     if not machine.has_groups:

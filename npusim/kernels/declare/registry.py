@@ -1,6 +1,6 @@
 """A schedule in the view of the rest of npusim: fields, presets of precision, and a builder; keyed by core family.
 
-Defaults are reduced where a buffer overflows, and an error offers sizes that would fit.
+Defaults are reduced if a buffer overflows, and an error offers sizes that would fit.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 REFERENCE = ("q", "k", "v", "problem", "row", "tiling")
 #: FlashAttention-2 (its README): "all head dimensions up to 256".
 LARGEST_HEAD = 256
-#: Tokens beyond which no tile grows: every field of a tiling is smaller.
+#: Number of tokens above which no tile grows: every field of a tiling is smaller.
 LONG_ENOUGH = 8192
 #: Errors of a schedule that lacks what a problem needs (`Sizes.needs`).
 _LACKING: Mapping[str, str] = MappingProxyType(
@@ -57,7 +57,7 @@ _LACKING: Mapping[str, str] = MappingProxyType(
         "unseen": "unseen: schedule {} does not have this choice: its kernel has no parameter `unseen`",
     }
 )
-#: A builder gets a problem, a tiling and a precision of its schedule's classes.
+#: A builder receives a problem, a tiling and a precision of its schedule's classes.
 Builder = Callable[[Any, Any, "DeviceSpec", Any], "TileProgram"]
 #: The same for one problem, device and precision.
 Build = Callable[[Any], "TileProgram"]
@@ -66,7 +66,7 @@ Build = Callable[[Any], "TileProgram"]
 class _LateFields:
     """A class of tiling fields, or a function that returns it, which is called on first use.
 
-    The fields of a core family are imported for a device of the family alone.
+    The fields of a core family are imported only for a device of the family.
     """
 
     def __get__(self, schedule: Schedule | None, _owner: type[Schedule]) -> type[Tiling]:
@@ -149,7 +149,7 @@ class Schedule:
         Whether the schedule transforms scores by a function of the user.
     elsewhere
         ``elsewhere(family)`` returns the attributes of the schedule on a core family of an installed package, or None
-        if it does not run there. None: the schedule is for its own family alone.
+        if it does not run there. None: the schedule is only for its own family.
     takes_lengths, is_of_decoding
         Whether the sequences of a call may differ in length; whether each of them has one query.
     models
@@ -195,10 +195,11 @@ class Schedule:
     is_of_decoding: bool = False
     models: tuple[str, ...] = ()
     sizes: Mapping[str, float] = field(default_factory=dict)
-    #: ``exact(problem, tiling)``: the results in float64; None: the schedule's program on cores that compute so.
+    #: ``exact(problem, tiling)``: the results in float64; None: those of the schedule's program on cores that compute
+    #: in float64.
     exact: Callable[[Any, Any], ExactResults] | None = None
     follows: Mapping[str, Callable[[Any, Any, int, int], Any]] = field(default_factory=dict)
-    #: Shape and format of each tensor of a recorded launch, which says no size by name, under ``tensors``.
+    #: Shape and format of each tensor of a recorded launch, which has no sizes by name, under ``tensors``.
     shapes: Mapping[str, Any] = field(default_factory=dict)
     grows: Callable[[Any, Any], Collection[str]] = lambda *_of: ()
     is_stated: bool = False
@@ -310,7 +311,7 @@ class Schedule:
         return smaller, replace(program, notes=(*program.notes, note))
 
     def _noted(self, program: TileProgram, problem: AnyProblem, device: DeviceSpec) -> TileProgram:
-        """Return the program with notes where its time is that of no kernel, or no published one has such heads."""
+        """Return the program, with notes if no kernel has its time, or if no published kernel has such heads."""
         notes = program.notes
         if self.study and (study := self.study(problem, device)):
             notes = (study, *notes)
@@ -340,7 +341,9 @@ class Schedule:
             raise SpecError(f"schedule {self.name} needs {wanted}")
 
     def _check_sizes(self, sizes: Mapping[str, int | float]) -> None:
-        """Raise `SpecError` for a size that is none of the schedule's, or no integer; a switch is 0 or 1."""
+        """Raise `SpecError` for a size that the schedule does not have, or that is not an integer; a switch is 0
+        or 1.
+        """
         for n, size in sizes.items():
             usual = self.sizes.get(n)
             fits = size in (0, 1) if isinstance(usual, bool) else size >= 1
@@ -377,23 +380,23 @@ def _check_reference(called: str, reference: Callable[..., Any]) -> None:
         return
 
 
-# ---------------------------------------------------------------- what fits
+# ---------------------------------------------------------------- sizes that fit
 
-#: Fields whose defaults may shrink, the one that costs least first: rows of a slice are only handled one after the
-#: other, with one slot loads wait for work; smaller blocks load K and V, and pieces of rows load these, more often.
+#: Fields whose defaults may shrink, the cheapest first: rows of a slice are only processed one after the other; with
+#: one slot, loads wait for work; smaller blocks load K and V, and pieces of rows load these, more often.
 SHRINKING = ("vector_rows", "buffers", "piece", "tile_q", "tile_kv", "block_kv", "block_q", "block")
-#: Note on fields that did.
+#: Note on fields that shrank.
 SMALLER = "smaller than the default, which does not fit"
-#: Halvings of one field that are tried.
+#: Number of halvings of one field that are tried.
 _HALVINGS = 4
-#: Values of one field that are tried one by one, from the largest.
+#: Number of values of one field that are tried one by one, from the largest.
 _TRIED = 1024
 
 
 def fitted_defaults(build: Build, tiling: Tiling) -> Tiling | None:
     """Return ``tiling`` with the fewest halvings of sizes without a named value, so that ``build`` fits.
 
-    None where no such tiling fits: then an error offers one that would.
+    None if no such tiling fits: then an error offers one that would.
     """
     free = [f for f in SHRINKING if f in type(tiling).model_fields and f not in tiling.model_fields_set]
     choices = [list(_halved(tiling, field)) for field in free]
@@ -408,9 +411,9 @@ def fitted_defaults(build: Build, tiling: Tiling) -> Tiling | None:
 
 
 def largest_that_fit(build: Build, tiling: Tiling) -> str:
-    """Return, for each block size and for slices, its largest value that fits with the others as they are.
+    """Return, for each block size and for slices, its largest value that fits with the current values of the others.
 
-    Of a kernel whose source states its blocks, the stages of its loops.
+    For a kernel whose source states its blocks: the stages of its loops.
     """
     fitting_fields, fields = [], tiling_fields(type(tiling))
     has_blocks = any(f.name.startswith("block") for f in fields)
@@ -424,7 +427,7 @@ def largest_that_fit(build: Build, tiling: Tiling) -> str:
         def does_fit(value: int, name: str = one.name) -> bool:
             return _fits(build, tiling.model_copy(update={name: value}))
 
-        if len(values) > _TRIED:  # with so many, a size that fits is assumed to fit if it is smaller
+        if len(values) > _TRIED:  # with so many values, a size is assumed to fit if a larger one does
             values = values[bisect_left(values, True, key=does_fit) :]
         fitting = next(filter(does_fit, values), now)
         if fitting and fitting < now:
@@ -447,7 +450,7 @@ def _fits(build: Build, tiling: Tiling) -> bool:
 
 
 def effective(tiling: Tiling, field: str) -> int | None:
-    """Return the number of a field, or the rows of a slice that an open field stands for; None for neither."""
+    """Return the number of a field, or the rows of a slice that an open field means; None for other fields."""
     value, info = getattr(tiling, field, None), type(tiling).model_fields.get(field)
     extra = info.json_schema_extra if info is not None else None
     if value is None and isinstance(extra, dict) and isinstance(elements := extra.get("elements"), int):
@@ -456,7 +459,7 @@ def effective(tiling: Tiling, field: str) -> int | None:
 
 
 def _halved(tiling: Tiling, field: str) -> Iterator[int | None]:
-    """Yield the value a field has and its halves, as far as its limits go."""
+    """Yield the value of a field and its halves, down to its limit."""
     value, limits = effective(tiling, field) or 0, type(tiling).model_fields[field].metadata
     step = next((m.multiple_of for m in limits if hasattr(m, "multiple_of")), 1)
     yield getattr(tiling, field)
@@ -506,7 +509,7 @@ PrecisionType = TypeVar("PrecisionType", bound=Precision)
 def as_family(preset: PrecisionType, family: CoreFamily) -> PrecisionType:
     """Return a preset with the family's values of its fields that are `AS_FAMILY`.
 
-    Raises `SpecError` for a value of the manifest that is none of the field's.
+    Raises `SpecError` for a value of the manifest that the field does not allow.
     """
     for name, value in family.presets.items():
         if value not in NAMED[name]:
@@ -571,7 +574,7 @@ def choose_precision(schedule: str, presets: Mapping[str, Precision], default: s
 
 
 def precision_fields(preset: Precision) -> list[str]:
-    """Return the fields of a preset that a text may change: not whose kernel it is of."""
+    """Return the fields of a preset that a text may change, without the field of its published kernel."""
     return [f.name for f in fields(cast("Any", preset)) if f.name not in ("name", "kernel")]
 
 

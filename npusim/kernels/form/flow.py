@@ -1,4 +1,4 @@
-"""The place of each name of a phase, by the algorithm alone: its writer and its readers."""
+"""The place of each name of a phase, derived from the algorithm alone: its writer and its readers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from npusim.kernels.form.phase import Name, Phase, Stage
 
-#: ``global``: an operand.  ``down``: a product writes it, rows read it.  ``up``: rows write it, a
-#: product reads it.  ``out``: a result.  ``state``: lives as long as the block.  ``carried``: from one
-#: rows stage to another of the same tile.  ``work``: within a stage.  ``mask``: cut from a constant.
+#: ``global``: an operand.  ``down``: a product writes it, rows read it.  ``up``: rows write it, a product reads it.
+#: ``out``: a result.  ``state``: lives as long as the block.  ``carried``: from one rows stage to another of the same
+#: tile.  ``work``: within a stage.  ``mask``: a part of a constant.
 Place = Literal["global", "down", "up", "out", "state", "carried", "work", "mask"]
 
 
@@ -28,7 +28,7 @@ def flow(phase: Phase) -> dict[str, Place]:
     """Return the place of every name; a machine's routes turn it into storage.
 
     A name bound to a tensor is global or out, whatever its role.  Raises `ProgramError` for an input or mask that a
-    stage writes, for operands and results bound to no tensor, and for undeclared names.
+    stage writes, for operands and results that are not bound to a tensor, and for undeclared names.
     """
     stages, names, places = phase.stages, phase.names, dict[str, Place]()
     for stage in stages:
@@ -67,7 +67,9 @@ def flow(phase: Phase) -> dict[str, Place]:
 
 
 def _check_views(phase: Phase, places: Mapping[str, Place]) -> None:
-    """Raise `ProgramError` for a view that is written, or that is read where its tensor is: blocks may run at once."""
+    """Raise `ProgramError` for a view that is written, or that is read in the phase that reads its tensor's owner:
+    blocks may run at the same time.
+    """
     bound = {n: tensor_of(t) for n, t in phase.tensors.items() if not isinstance(t, BySize)}
     written = {t.name for n, t in bound.items() if places[n] == "out"}
     for n, t in bound.items():
@@ -77,7 +79,7 @@ def _check_views(phase: Phase, places: Mapping[str, Place]) -> None:
 
 
 def summed(phase: Phase) -> tuple[Phase, frozenset[str]]:
-    """Return the phase for a machine whose accumulators hold sums of products for a whole block, and these sums.
+    """Return the phase for a machine whose accumulators contain sums of products for a whole block, and these sums.
 
     A state that starts at 0, and that only one product of the loop writes, is this product's result at the end of the
     block; a result that is a cast of such a sum is the sum itself, converted when it is stored.
@@ -112,7 +114,7 @@ def summed(phase: Phase) -> tuple[Phase, frozenset[str]]:
 
 
 def is_visited(phase: Phase, n: str, axis: str) -> bool:
-    """Return whether a loop along ``axis`` goes along an operand or result, tile after tile."""
+    """Return whether a loop along ``axis`` visits an operand or result tile by tile."""
     bound = phase.tensors.get(n)
     if n in phase.by_tile:
         return axis == phase.loop_axis
@@ -122,15 +124,16 @@ def is_visited(phase: Phase, n: str, axis: str) -> bool:
 
 
 def widest(phase: Phase, n: str) -> str:
-    """Return the operand with the most rows of an operand's tensor: other readers of the tensor read a part."""
+    """Return the operand that reads the most rows of an operand's tensor: other readers of the tensor read a part."""
     same = (m for m, bound in phase.tensors.items() if bound is phase.tensors[n])
     return max(same, key=lambda m: phase.sizes[phase.names[m].axes[-1]])
 
 
 def views(phase: Phase, axis: str) -> dict[str, str]:
-    """Return right operands of products that are the first columns of another's, with that one: they need no load.
+    """Return right operands of products that are the first columns of another's, with that other operand: they need no
+    load.
 
-    Each of the two is read by one product alone, in the loop along ``axis``: of latent heads V is a part of K.
+    Only one product reads each of the two, in the loop along ``axis``: with latent heads V is a part of K.
     """
     rights = [s.rows[0].srcs[1] for s in phase.stages if s.is_product]
     read = Counter(n for s in phase.stages for n in s.read)
@@ -149,8 +152,8 @@ Conflicts = Mapping[str, Set[str]]
 
 
 class _Access(NamedTuple):
-    """The accesses of a row; as bits of names: the values that it ends, its sources, and names that may share their
-    place.
+    """The accesses of a row; as bits of names: the values whose life it ends, its sources, and the names that may share
+    their storage.
     """
 
     dst: str
@@ -160,7 +163,7 @@ class _Access(NamedTuple):
 
 
 def conflicts(phase: Phase) -> Conflicts:
-    """Return the names that are alive where another one is written, by the reads of later stages.
+    """Return the names that are alive when another one is written, from the reads of later stages.
 
     A state is alive from its start to the last row that reads it, a result until it is stored.
     """
@@ -172,7 +175,9 @@ def conflicts(phase: Phase) -> Conflicts:
 
 
 def most_alive(phase: Phase, sizes: Mapping[str, float], roots: Mapping[str, str]) -> float:
-    """Return the largest size of the names alive at one time: ``sizes`` by name, names of one root in one place."""
+    """Return the largest size of the names alive at one time: ``sizes`` by name, names with one root share their
+    storage.
+    """
     bits, most = _bits(phase), 0.0
     for alive in {alive | bits[access.dst] for access, alive in _moments(phase, bits)}:
         held: dict[str, float] = {}
@@ -187,13 +192,13 @@ def _bits(phase: Phase) -> dict[str, int]:
 
 
 def _moments(phase: Phase, bits: Mapping[str, int]) -> Iterator[tuple[_Access, int]]:
-    """Yield each access that writes, with the names alive behind it."""
+    """Yield each access that writes, with the names alive after it."""
     for is_taken in (True, False) if any(map(_stands, phase.stages)) else (True,):
         after = 0
         for loop in reversed((*phase.loops, TileLoop(phase.finish))):
             accesses = _accesses(phase, loop, bits, is_taken=is_taken)
             before = _alive_before(accesses, after)[0]
-            while loop.axis and before & ~after:  # what the next tile reads is alive at the end of this one
+            while loop.axis and before & ~after:  # names that the next tile reads are alive at the end of this one
                 after |= before
                 before = _alive_before(accesses, after)[0]
             yield from _alive_before(accesses, after)[1]
@@ -235,7 +240,7 @@ def _accesses(phase: Phase, loop: TileLoop, bits: Mapping[str, int], *, is_taken
 
 
 def _stands(stage: Stage) -> dict[str, str]:
-    """Return the names that stand for another where a row is left out by its condition."""
+    """Return the names that represent another if their row is omitted because of its condition."""
     stands: dict[str, str] = {}
     for r in stage.rows:
         if r.only and r.dst not in r.srcs:
@@ -246,9 +251,9 @@ def _stands(stage: Stage) -> dict[str, str]:
 def storage(phase: Phase, places: Mapping[str, Place], apart: Conflicts) -> dict[str, str]:
     """Return ``{name: name whose storage it shares}``.
 
-    Names that a cast between equal formats joins share one place, named after the one that outlives the stage; between
-    two such names the cast stays, as a copy.  Another result of a stage uses the place of a source of its shape.  No
-    name shares a place that is still read when the name is written.
+    Names that a cast between equal formats joins share one storage, named after the one that outlives the stage;
+    between two names that both outlive it, the cast remains, as a copy.  Another result of a stage uses the storage of
+    a source with its shape.  No name shares a storage that is still read after the name is written.
     """
     names = phase.names
     chosen = {n: n for n in names}

@@ -44,7 +44,7 @@ WORDS = (
     "the operations of kernels are + - * /, divided, exp, log, rsqrt, sqrt, tanh, erf, fma, maximum, minimum, "
     "compare, where, inverse, folded, scanned, .to(format), .max(), .sum(), .cumsum() and @; of masks & | ^ ~"
 )
-#: How messages write the operation that computes a value without a name.
+#: Description in messages of the operation that computes a value without a name.
 WRITTEN: Mapping[Opcode, str] = MappingProxyType(
     {
         Opcode.ROW_MAX: "{}.max()",
@@ -100,7 +100,7 @@ def _checked(fmt: str) -> str:
 
 
 def _in_blocks(value: Value, fmt: str, axis: str, rule: str) -> Attributes:
-    """Return the conversion of a tile to a format in blocks; refuse a value that cannot be converted, or along that
+    """Return the conversion of a tile to a format in blocks; refuse a value that cannot be converted, or not along that
     axis.
     """
     try:
@@ -135,7 +135,7 @@ def _number_operator(
 
     def method(self: TileNumber, other: TileNumber | float) -> TileNumber:
         if isinstance(other, Value):
-            return NotImplemented  # the tile's operation takes the number
+            return NotImplemented  # the tile's operation uses the number
         a, b = (other, self) if swapped else (self, other)
         of = [x.of if isinstance(x, TileNumber) else lambda _tile, x=x: x for x in (a, b)]
         text = symbol.join(x.text if isinstance(x, TileNumber) else f"{x:g}" for x in (a, b))
@@ -149,7 +149,7 @@ class TileNumber:
     """A number that differs between tiles (a tile's index, its size): known where the tile is bound to a core."""
 
     def __init__(self, of: Callable[[Visit], Any], text: str, key: tuple[object, ...]) -> None:
-        self.of, self.text, self.key = of, text, key  # of one key are numbers that are the same in every tile
+        self.of, self.text, self.key = of, text, key  # numbers with one key are the same in every tile
 
     __add__ = __radd__ = _number_operator("+", operator.add)
     __sub__ = _number_operator("-", operator.sub)
@@ -171,7 +171,9 @@ class TileNumber:
 
 
 def per_tile(function: Callable[..., float], *numbers: TileNumber) -> TileNumber:
-    """Return ``function`` of numbers that differ between tiles as a constant of each tile. It must be pure."""
+    """Return ``function`` of numbers that differ between tiles, as a constant of each tile. The function must
+    be pure.
+    """
     if wrong := [n for n in numbers if not isinstance(n, TileNumber)]:
         fail(
             f"per_tile of {wrong[0]}: its arguments are a function and numbers of a tile, such as kj.index and kj.size"
@@ -188,7 +190,9 @@ def _mask_operator(function: str) -> Callable[[Value, Any], Value]:
 
 
 def _value_operator(opcode: Opcode, *, swapped: bool = False) -> Callable[[Value, Any], Value]:
-    """Return the method that records an operation of a value and another, or a number; ``swapped``: from the right."""
+    """Return the method that records an operation of a value and another value or a number; ``swapped``: from the
+    right.
+    """
     return lambda self, other: _binary(opcode, other, self) if swapped else _binary(opcode, self, other)
 
 
@@ -211,7 +215,7 @@ class Value:
     kind: Kind = "row"
     name: str = ""
     start: float | None = None
-    variable: str = ""  #: a walked operand's, in the loop
+    variable: str = ""  #: for a walked operand, in the loop
     chosen_role: str = ""
     event: Event | None = None
     state: Value | None = None
@@ -223,7 +227,7 @@ class Value:
         return f"{self.written()} ({' x '.join(self.axes)}, {self.fmt})"
 
     def written(self) -> str:
-        """Return the name of the value, or the operation that computes it, in the form that messages have."""
+        """Return the name of the value, or the operation that computes it, in the form of messages."""
         if trace := TRACE.get(None):
             trace.name_variables(kernel_frame())
         e = self.event
@@ -350,7 +354,7 @@ class Value:
         return self is other if TRACE.get(None) is None else bool(self)
 
     __hash__ = object.__hash__
-    __array_ufunc__ = None  # numpy leaves operations to it
+    __array_ufunc__ = None  # numpy leaves operations to this class
     __bool__ = __lt__ = __gt__ = __le__ = __ge__ = _refused(
         "{} is used in an `if` or in a comparison",
         f"{NOT_YET}; use maximum(a, b) for the larger one, or where(mask, a, b) to choose element by element, with "
@@ -366,17 +370,17 @@ Source = Value | TileNumber | float
 
 @dataclass(frozen=True, slots=True)
 class Transposed:
-    """An operand as a factor of a product, its axes exchanged."""
+    """An operand as a factor of a product, with exchanged axes."""
 
     operand: Value
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """Its axes, exchanged."""
+        """The operand's axes, exchanged."""
         return self.operand.axes[::-1]
 
     def written(self) -> str:
-        """Return it as messages write it."""
+        """Return the factor in the form of messages."""
         return f"{self.operand.written()}.T"
 
     def __repr__(self) -> str:
@@ -389,7 +393,7 @@ class Transposed:
 
 
 class Product:
-    """``a @ b``, or a sum of such products, which is then stored or which the matrix unit adds to a state.
+    """``a @ b``, or a sum of such products, which is then either stored or added to a state by the matrix unit.
 
     ``terms``: the products that one accumulator adds, in this order.
     """
@@ -438,7 +442,7 @@ class Product:
         return total
 
     def onto(self, total: Value) -> Value:
-        """Return ``total`` plus the product; the matrix unit adds."""
+        """Return ``total`` plus the product, added by the matrix unit."""
         if total.axes != self.axes:
             fail(f"{total} + a product of {' x '.join(self.axes)}: their axes differ")
         for t in self.terms:
@@ -477,7 +481,7 @@ class Product:
 
 
 def _binary(opcode: Opcode, a: Any, b: Any, how: Attributes = PLAIN, fmt: str = "") -> Value:
-    """Record an operation of two; ``fmt``: of its result, where it is not theirs."""
+    """Record an operation of two values; ``fmt``: the format of its result, if it differs from theirs."""
     values, what = [x for x in (a, b) if isinstance(x, Value)], f"{opcode.name} of {a} and {b}"
     if not values:
         fail(f"{what}: one of them must be a tile or a vector of rows")
@@ -487,7 +491,7 @@ def _binary(opcode: Opcode, a: Any, b: Any, how: Attributes = PLAIN, fmt: str = 
 
 
 def _joined(what: str, values: list[Value]) -> tuple[str, ...]:
-    """Return the axes of a result of values, of which vectors are spread over a tile's columns, or its one row."""
+    """Return the axes of a result of values; vectors are broadcast over a tile's columns, or its one row."""
     tile = max(values, key=lambda x: (len(x.axes), x.axes[0] != ONE))
     columns = [x.axes for x in values if len(x.axes) == 1]
     axes = (*columns[0], tile.axes[1]) if columns and tile.axes[:1] == (ONE,) != columns[0] else tile.axes
@@ -525,13 +529,13 @@ def _along(how: Attributes, down: bool) -> Attributes:
 def _rows(
     opcode: Opcode, axes: tuple[str, ...], fmt: str, srcs: tuple[Any, ...], how: Attributes = PLAIN, only: str = ""
 ) -> Value:
-    """Record an operation of rows; a product's result is cast before rows work on it."""
+    """Record an operation of rows; a product's result is cast before rows process it."""
     taken = tuple(s.to(s.fmt) if isinstance(s, Value) and s.kind == "product" else s for s in srcs)
     return TRACE.get().record(opcode, Value(axes, fmt), taken, how, only)
 
 
 def full(axes: str, start: float, fmt: str) -> Value:
-    """Return a state that starts at a value: the loop's last binding of its variable is its next value."""
+    """Return a state that starts at a value: the last binding of its variable in the loop is its next value."""
     if not isinstance(axes, str) or not isinstance(start, float | int):
         fail(f"full({axes!r}, {start!r}, {fmt!r}): its arguments are axes as text, a start value and a format")
     trace, state = TRACE.get(), Value(tuple(axes.split()), _checked(fmt), "state", start=start)
@@ -547,7 +551,7 @@ def filled(axes: str, number: Source, fmt: str) -> Value:
 
 
 def initial(operand: Value) -> Value:
-    """Return a state that starts as an operand: the loop's last binding of its variable is its next value."""
+    """Return a state that starts as an operand: the last binding of its variable in the loop is its next value."""
     trace = TRACE.get()
     if not isinstance(operand, Value) or operand.kind != "operand":
         fail(f"initial({operand}): the argument must be an operand of the kernel; for a number use full(...)")
@@ -559,14 +563,16 @@ def initial(operand: Value) -> Value:
 
 
 def exp(a: Value, variant: str = "") -> Value:
-    """Return e^a, or another exponential (``exp2.correct``: 2^a); without a name the precision's."""
+    """Return e^a, or another exponential (``exp2.correct``: 2^a); without a name the precision's exponential."""
     factor = TRACE.get().exponent_factor
     return _unary(Opcode.EXP, a if variant or factor == 1 else a * factor, variant)
 
 
 @contextmanager
 def in_units_of(factor: float) -> Iterator[None]:
-    """Multiply the arguments of exponentials by a factor: to the base e where the precision's are powers of two."""
+    """Multiply the arguments of exponentials by a factor: its logarithm has base e where the precision's exponentials
+    are powers of two.
+    """
     trace = TRACE.get()
     trace.exponent_factor = factor
     yield
@@ -606,7 +612,7 @@ def divided(a: Source, b: Source, variant: str = "") -> Value:
 def fma(a: Value, b: Source, c: Source, form: Literal["", "minus", "from"] = "") -> Value:
     """Return a b + c rounded once; variant ``minus``: a b - c, ``from``: c - a b.
 
-    At least the operand with the most elements is a value; the others may be numbers.
+    The operand with the most elements must be a value; the others may be numbers.
     """
     tiles_ = [x for x in (a, b, c) if isinstance(x, Value)]
     if not tiles_ or len({x.fmt for x in tiles_}) > 1:
@@ -643,7 +649,7 @@ def folded(values: tuple[Source, ...], text: str, order: str = "sequential", *, 
 
 
 def scanned(values: tuple[Source, ...], text: str, order: str = "sequential") -> Value:
-    """Return, for each element of a row, a result of the reduction of all elements up to it; else as `folded`."""
+    """Return, for each element of a row, a result of the reduction of all elements up to it; otherwise as `folded`."""
     axes, fmt = _of_elements("scanned", values, text)
     if len(axes) < 2:
         fail(f"scanned: a scan goes along the columns of a row; bind the vector as one row, '1 {axes[0]}'")
@@ -701,7 +707,8 @@ def minimum(a: Value, b: Value | float, nan: MaxNan = "number") -> Value:
 
 
 def compare(a: Source, b: Source, relation: str) -> Value:
-    """Return the mask of where a relation of two values, or of a value and a number, holds; -0 equals +0.
+    """Return the mask of the elements for which a relation of two values, or of a value and a number, is true; -0
+    equals +0.
 
     ``relation``: ``oeq ogt oge olt ole one``, false where one is NaN; ``ueq ugt uge ult ule une``, true there; ``ord``:
     none is NaN, ``uno``: one is.  ``where`` takes masks, and ``& | ^ ~`` join them.
@@ -773,7 +780,7 @@ def tiles(*operands: Value, axis: str = "") -> Iterator[Any]:
     trace, frame = TRACE.get(), sys._getframe(1)
     if not operands or not all(isinstance(x, Value) and x.kind == "operand" for x in operands):
         fail(f"tiles of {operands or 'nothing'}: the arguments must be operands of the kernel", frame)
-    if trace.walks:  # a tensor with none of these axes has one matrix a tile
+    if trace.walks:  # for a tensor with none of these axes, each tile has one matrix
         is_along = any(a in trace.walks for x in operands for a in x.axes)
         axis = axis or (trace.walks[-1] if is_along else "")
     shared = [a for a in operands[0].axes if all(a in x.axes for x in operands)]
@@ -815,7 +822,9 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """A state's variable across a loop: its value where a tile begins and ends, after which event and where bound."""
+    """A state's variable across a loop: its value at the beginning and end of a tile, after which event, and where it
+    is bound.
+    """
 
     old: Value
     new: Value
@@ -830,7 +839,7 @@ class Trace:
 
     row_axis: str
     events: list[Event] = field(default_factory=list)
-    axes: list[str] = field(default_factory=list)  #: of its loops
+    axes: list[str] = field(default_factory=list)  #: those of its loops
     unstored: list[Product] = field(default_factory=list)
     constants: dict[float, str] = field(default_factory=dict)  #: names of numbers among its variables
     carried: list[Carried] = field(default_factory=list)
@@ -839,21 +848,21 @@ class Trace:
     loop_frame: FrameType | None = None
     exponent_factor: float = 1.0
     left_line: int = 0  #: if a loop ended early
-    walks: tuple[str, ...] = ()  #: axes along which one loop goes at once
+    walks: tuple[str, ...] = ()  #: axes along which one loop advances together
 
     def __post_init__(self) -> None:
         self._walked: tuple[Value, ...] = ()
         self._views: set[Value] = set()
         self._gone: set[Value] = set()  # tiles of finished loops, and the values of states before them
-        self._numbers: dict[str, object] = {}  # plain numbers of the loop's function where it begins
+        self._numbers: dict[str, object] = {}  # plain numbers of the loop's function at its beginning
         self.moved: dict[Value, Value] = {}  # the value of a state's variable after a loop, and its copy
         self._held: dict[str, Value] = {}
         self._bound: dict[tuple[int, str], Value] = {}
         self._rebound: dict[tuple[Value, Value], tuple[Event, int]] = {}
-        self._line = 0  # of the loop's function, at the last event
+        self._line = 0  # those of the loop's function, at the last event
 
     def name_variables(self, frame: FrameType) -> None:
-        """Name values after the variables that hold them; note when a variable went from one value to another."""
+        """Name values after the variables that hold them; record when a variable changed from one value to another."""
         for name, x in frame.f_locals.items():
             if isinstance(x, Value):
                 if x.name in ("", "_"):
@@ -919,7 +928,7 @@ class Trace:
         }
 
     def leave(self, frame: FrameType) -> None:
-        """End the loop: the present bindings of states' variables are their next values."""
+        """End the loop: the current bindings of states' variables are their next values."""
         self.name_variables(frame)
         assert self.loop is not None
         for name, number in self._numbers.items():

@@ -76,9 +76,9 @@ class Kernel:
         keeps_factors: bool = False,
         computes_factors: bool = False,
     ) -> None:
-        """``keeps_factors``: cores keep values that rows compute from operands before a loop as a left factor in it.
-        ``computes_factors``: in a loop rows may compute a left factor of operands alone, tile by tile: then no tile
-        begins before the one before it ends.
+        """``keeps_factors``: cores store values that rows compute from operands before a loop as a left factor in the
+        loop. ``computes_factors``: in a loop rows may compute a left factor from operands alone, tile by tile: then no
+        tile begins before the previous one ends.
         """
         self.finite_starts, self.walks, self.still = finite_starts, tuple(walks.split()), frozenset(still.split())
         self.keeps_factors, self.computes_factors = keeps_factors, computes_factors
@@ -267,7 +267,8 @@ def _own_result(trace: Trace, x: Value, loop: int | None, others: Sequence[Value
     )
     is_step = any(c.loop == loop and c.new is not x and _leads_to(x, c.new, loop) for c in trace.carried)
     is_changed = x.event is not None and x.event.opcode is O.MATMUL and x.event.attributes.accumulate
-    # A matrix unit adds a product to a value in its place: one that is returned before is stored before.
+    # A matrix unit adds a product to a value in its storage: a value that is returned before that is stored before
+    # that.
     added = [e for e in trace.events if e.loop == loop and _accumulates(e) and e.srcs[-1] is x]
     is_own = not (is_read_later or is_changed or added or is_step or _is_factor(trace, x))
     if x.kind in ("row", "product") and x.state is None and x not in others and is_own:
@@ -290,7 +291,7 @@ def _own_result(trace: Trace, x: Value, loop: int | None, others: Sequence[Value
 
 
 def _leads_to(x: Value, new: Value, loop: int | None) -> bool:
-    """Return whether a tile of rows is computed on the way from a state to its next value."""
+    """Return whether a tile of rows is computed between a state and its next value."""
     e = new.event
     if e is None or e.loop != loop or x.kind != "row" or len(x.axes) < 2 or not _is_of_state(x):
         return False
@@ -298,7 +299,7 @@ def _leads_to(x: Value, new: Value, loop: int | None) -> bool:
 
 
 def _accumulates(e: Event) -> bool:
-    """Return whether an event adds a product to a value in its place."""
+    """Return whether an event adds a product to a value in its storage."""
     return e.opcode is O.MATMUL and e.attributes.accumulate
 
 
@@ -314,11 +315,11 @@ class PerTile:
     of: tuple[tuple[str, TileNumber], ...]
 
     def __call__(self, tile: Visit) -> Mapping[str, float]:
-        """Return them for a tile."""
+        """Return the constants for a tile."""
         return {n: number.of(tile) for n, number in self.of}
 
 
-@lru_cache(maxsize=512)  # tables of kernels by formats and numbers, of which a search needs few repeatedly
+@lru_cache(maxsize=512)  # tables of kernels by formats and numbers; a search needs few of them, repeatedly
 def _tables(
     kernel: Kernel,
     label: str,
@@ -343,7 +344,7 @@ def _tables(
 
 
 def _recorded(p: Any, read: set[str]) -> Any:
-    """Return a precision like ``p``, which adds the names of attributes that are read to ``read``."""
+    """Return a precision like ``p`` that adds the names of attributes that are read to ``read``."""
 
     def attribute(self: object, name: str) -> Any:
         read.add(name)
@@ -379,7 +380,7 @@ class _Lowering:
             kernel.computes_factors and any(map(self.is_of_operands, made))
         )
         _sink_tiles(self.events)
-        if not self.is_recurrent:  # else a tile begins when the previous one ends: no stage runs ahead
+        if not self.is_recurrent:  # otherwise a tile begins when the previous one ends: no stage runs ahead
             _gather(self.events, trace.carried)
             for c in trace.carried:
                 _sink(self.events, c)
@@ -403,7 +404,7 @@ class _Lowering:
         """Raise `ProgramError` for a state that is never written or read, and for a value that nothing uses."""
         versions = {v: {v, *(c.new for c in self.trace.carried if c.new.state is v)} for v in self.trace.states}
         used = set(self.results)
-        for e in reversed(self.events * 2):  # twice: the operands of a state's next value come before or after it
+        for e in reversed(self.events * 2):  # two passes: the operands of a state's next value come before or after it
             if e.dst in used or (e.dst.root in versions and used & versions[e.dst.root]):
                 used.update(e.read)
         for v, of in versions.items():
@@ -424,7 +425,9 @@ class _Lowering:
                 self.kernel.fail(f"{v} is never read: remove it or return it", v.event)
 
     def _check_factors(self) -> None:
-        """Raise `ProgramError` for factors that no machine can make: matrix units read the right one from memory."""
+        """Raise `ProgramError` for factors that no machine can provide: matrix units read the right factor
+        from memory.
+        """
         for e in self.events:
             if e.opcode is not O.MATMUL:
                 continue
@@ -465,20 +468,22 @@ class _Lowering:
                 )
 
     def is_of_operands(self, v: Value) -> bool:
-        """Return whether a value is an operand, or rows make it of operands and masks alone."""
+        """Return whether a value is an operand, or whether rows compute it from operands and masks alone."""
         if v.kind != "row" or v.event is None:
             return v.kind in ("operand", "mask")
         return bool(v.event.read) and all(map(self.is_of_operands, v.event.read))
 
     def _values(self) -> list[Value]:
-        """Return every value, in the order of its making: tiles of operands and states where they are first used."""
+        """Return every value, in the order of computation: tiles of operands and states at their first use."""
         in_events = (x for e in self.events for s in (*e.read, e.dst) for x in (s, s.root))
         states = [c.old for c in self.trace.carried]
         values = list(dict.fromkeys((*in_events, *states)))
         return [*values, *dict.fromkeys(v.first for v in values if v.first is not None and v.first not in values)]
 
     def _cut(self) -> list[list[Event]]:
-        """Return the events of each stage: a product each, rows between them cut where columns are another axis's."""
+        """Return the events of each stage: one product each; rows between products are divided where columns belong to
+        another axis.
+        """
         groups: list[list[Event]] = []
         for e in self.events:
             last = groups[-1] if groups else []
@@ -508,7 +513,7 @@ class _Lowering:
     # ---------------------------------------------------------------- tables
 
     def tables(self, label: str, operands: Mapping[str, OperandForm], outs: tuple[OperandForm, ...]) -> Tables:
-        """Return the tables; a phase of one stage calls it by its own label."""
+        """Return the tables; the phase names a single stage by its own label."""
         self._name()
         called = [self._stage_name(g) for g in self.groups] if len(self.groups) > 1 else [label]
         called = [n if n not in called[:i] else f"{n} {called[: i + 1].count(n)}" for i, n in enumerate(called)]
@@ -567,7 +572,7 @@ class _Lowering:
         """Return names with their kinds: tiles before vectors, operands, masks and states first."""
         ranks = {kind: i for i, kind in enumerate(("operand", "mask", "state"))}
         labels: dict[str, str] = {}
-        for o in (*operands.values(), *outs):  # of operands that are parts of one tensor, the first is called after it
+        for o in (*operands.values(), *outs):  # if operands are parts of one tensor, the first has the tensor's name
             if o.label and o.label not in labels.values():
                 labels[o.name] = o.label
         chosen = {self.name_of[v]: v.chosen_role for v in self.name_of if v.chosen_role}
@@ -587,7 +592,7 @@ class _Lowering:
     # ---------------------------------------------------------------- names and storage
 
     def _name(self) -> None:
-        """Give every value a name; values of one name are one place."""
+        """Give every value a name; values with one name share their storage."""
         used = set(self.kernel.results)
 
         def unique(base: str) -> str:
@@ -598,7 +603,7 @@ class _Lowering:
         values = self._values()
         for v, n in zip(self.results, self.kernel.results, strict=True):
             one: Value | None = v
-            while one is not None and one.event is not None:  # and the tile that it masks in place
+            while one is not None and one.event is not None:  # and the tile that it masks in its storage
                 self.name_of[one] = n
                 one = _masked(one.event)
         for v in values:
@@ -615,7 +620,7 @@ class _Lowering:
             tile = _masked(e)
             if e.dst.onto is not None:
                 self.name_of[e.dst] = self.name_of[e.dst.onto]
-            elif tile is not None:  # only some tiles have the operation: it is done in place
+            elif tile is not None:  # only some tiles have the operation: it is done in its storage
                 if late := next((f for f in _readers(tile, self.events) if self.at[f] > self.at[e]), None):
                     does = "added a product to it" if e.opcode is O.MATMUL else "masked it"
                     made = "the sum" if e.opcode is O.MATMUL else "the result of where(...)"
@@ -628,7 +633,7 @@ class _Lowering:
                 self.name_of[e.dst] = unique(self._called_after(e.dst))
 
     def _called_after(self, v: Value) -> str:
-        """Return the name of a nameless value: that of the value it is used for."""
+        """Return the name of a nameless value: that of the value for which it is used."""
         end = ""
         while (reader := self.first_readers.get(v)) is not None:
             if reader.onto is v and not reader.name:  # the next term of a sum of products
@@ -665,7 +670,7 @@ def _masked(e: Event) -> Value | None:
     """Return the tile in whose place an operation works: the tile that a `where` masks, unless it is an operand or a
     number.
 
-    Likewise the value that a product is added to in the matrix unit.
+    Likewise the value to which the matrix unit adds a product.
     """
     if e.opcode is O.MATMUL and e.attributes.accumulate:
         return e.read[2] if e.read[2].event else None
@@ -689,7 +694,7 @@ def _readers(v: Value, events: Sequence[Event]) -> list[Event]:
 
 
 def _fuse(events: list[Event], results: list[Value]) -> None:
-    """Make one event, rounded once, of a product of numbers and the addition that alone reads it."""
+    """Combine a product of numbers and the only addition that reads it into one event, rounded once."""
     for e in [e for e in events if e.opcode is O.ADD]:
         for s in e.read:
             of = s.event
@@ -705,7 +710,7 @@ def _fuse(events: list[Event], results: list[Value]) -> None:
 def _sink_tiles(events: list[Event]) -> None:
     """Move a tile whose first readers are rows after a product to those rows: only vectors are carried past a product.
 
-    A reader of the state stays: the state's next value is written in its place.
+    A reader of the state is not moved: the state's next value is written in its storage.
     """
     for e in [e for e in reversed(events) if e.loop is not None and e.opcode is not O.MATMUL]:
         at = events.index(e)
@@ -719,8 +724,8 @@ def _sink_tiles(events: list[Event]) -> None:
 def _gather(events: list[Event], carried: list[Carried]) -> None:
     """Move operations that a product neither computes nor needs, but that read an earlier tile, to that tile.
 
-    So too readers of the old value of a state whose next one is computed there.  Machines carry vectors past a product,
-    not tiles, and a state must be read and written on one side of it.
+    The same applies to readers of the old value of a state whose next value is computed there.  Machines carry vectors
+    past a product, not tiles, and a state must be read and written on one side of it.
     """
     for p in [e for e in events if e.loop is not None and e.opcode is O.MATMUL]:
         at = events.index(p)
@@ -745,7 +750,7 @@ def _gather(events: list[Event], carried: list[Carried]) -> None:
 
 
 def _is_kept(e: Event, moved: list[Event], later: list[Event], carried: list[Carried]) -> bool:
-    """Return whether rows that stay after a product would read a tile of the operations moved before it."""
+    """Return whether rows that remain after a product would read a tile of the operations moved before it."""
     if any(c.new is e.dst or c.old in e.read for c in carried):
         return False
     stay = [f for f in later if f not in moved and f.opcode is not O.MATMUL]
@@ -780,10 +785,11 @@ def _sink(events: list[Event], c: Carried) -> None:
 
 
 def _carry(events: list[Event], c: Carried) -> None:
-    """Write a state's next value in its place if nothing reads the old one afterwards; else copy it there.
+    """Write a state's next value in the state's storage if nothing reads the old value afterwards; otherwise copy it
+    there.
 
-    The copy is where the kernel binds the variable, or after the last reader of the old value if this is later or a
-    product is between.
+    The copy is placed where the kernel binds the variable, or after the last reader of the old value if this is later
+    or if a product is between them.
     """
     state = c.old.root
     new = c.new.event
@@ -792,7 +798,7 @@ def _carry(events: list[Event], c: Carried) -> None:
     last = max((at[e] for e in _readers(c.old, [e for e in events if e.loop == c.loop])), default=-1)
     if last <= at[new] and not new.only:
         step: Value | None = c.new
-        while step is not None:  # and the steps on its way, as far back as the old value is needed no more
+        while step is not None:  # and the steps on the way to it, as far back as the old value is no longer needed
             step.onto = state
             e = step.event
             assert e is not None
@@ -807,7 +813,7 @@ def _carry(events: list[Event], c: Carried) -> None:
 
 
 def _is_step(s: Value, c: Carried, events: list[Event], at: Mapping[Event, int], last: int, reader: Event) -> bool:
-    """Return whether a value on the way from a state's old value to its next may be written in the state's place."""
+    """Return whether a value between a state's old value and its next may be written in the state's storage."""
     return (
         s.event is not None
         and s.event.loop == c.loop
@@ -832,7 +838,7 @@ def _comes_from(v: Value, c: Carried) -> bool:
 
 
 class _Roles:
-    """Roles of values, by the operations that compute and use them: for diagnosis, never for storage."""
+    """Roles of values, from the operations that compute and use them: for diagnosis, never for storage."""
 
     def __init__(self, lowering: _Lowering, *, is_partial: bool) -> None:
         self.events, self.fed, self.results = lowering.events, lowering.fed, lowering.results

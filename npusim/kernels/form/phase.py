@@ -1,8 +1,8 @@
 """The form of an algorithm: phases of blocks, loops over tiles, named stages, names declared once.
 
-The computation on one tile is written once, a straight line of :class:`Instruction`, matrix products included, cut into
-named runs (:class:`Stage`).  Names stand for tiles; a machine binds each to storage whose format the precision chose.
-The same bound instructions are computed and costed.
+The computation on one tile is written once, a straight line of :class:`Instruction`, matrix products included, divided
+into named sequences (:class:`Stage`).  Names represent tiles; a machine binds each to storage whose format the
+precision chose. The same bound instructions are computed and costed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from npusim.program.ir.op import Source
     from npusim.program.ir.tile import GlobalTensor, GlobalTile
 
-#: What a name means: for diagnosis, pages and messages.  The storage of a name follows from its writers and readers
+#: The meaning of a name, for diagnosis, pages and messages.  The storage of a name follows from its writers and readers
 #: (`npusim.kernels.form.flow`).
 Role = Literal[
     "operand", "mask", "score", "weight", "partial", "max", "sum", "mean", "decay", "gain", "output", "result", "work"
@@ -40,7 +40,7 @@ class Name:
     """One name of a phase's tables; memory holds the names in the order of declaration.
 
     axes
-        Two for a tile, one for a row vector; the phase has the sizes.
+        Two axes for a tile, one for a row vector; the phase has the sizes.
     start
         Initial value of a state, which exists as long as its block.
     first
@@ -92,7 +92,7 @@ Table = tuple[Instruction, ...]
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """A named run of rows: one product (a *product stage*) or none (a *rows stage*); equal to itself alone."""
+    """A named sequence of rows: with one product (a *product stage*) or none (a *rows stage*); equal only to itself."""
 
     name: str
     rows: Table
@@ -111,12 +111,12 @@ class Stage:
 
     @cached_property
     def written(self) -> tuple[str, ...]:
-        """Names it writes, each once, in order."""
+        """Names that it writes, each once, in order."""
         return tuple(dict.fromkeys(r.dst for r in self.rows))
 
     @cached_property
     def read(self) -> tuple[str, ...]:
-        """Names and constants it reads, each once, in order."""
+        """Names and constants that it reads, each once, in order."""
         return tuple(dict.fromkeys(s for r in self.rows for s in r.srcs))
 
 
@@ -208,7 +208,7 @@ class WorkTile:
 
     def span(self, axis: str) -> tuple[int, int] | None:
         """Return start and size along an axis of the grid."""
-        for name, start, size in self.spans:  # no generator: it is asked for every block and operand
+        for name, start, size in self.spans:  # not a generator, because it is requested for every block and operand
             if name == axis:
                 return start, size
         return None
@@ -320,25 +320,25 @@ class Stacked:
     tiles: int = 1
 
     def after(self, index: int) -> int:
-        """Return how many matrices behind the block's place a tile by its number reads."""
+        """Return the distance, in matrices, from the block's place to the matrix of a tile, by the tile's number."""
         return index if self.tiles == 1 else varying(lambda i: i // self.tiles, index)
 
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """A one-row tensor of which a tile or block reads the last value along ``axis`` in its part: a chunk's last sum."""
+    """A one-row tensor of which a tile or block reads the last value of its part along ``axis``: a chunk's last sum."""
 
     axis: str
     tensor: GlobalTensor
 
 
 def tensor_of(bound: GlobalTensor | Stacked | Ends) -> GlobalTensor:
-    """Return the tensor that a name is bound to."""
+    """Return the tensor to which a name is bound."""
     return bound.tensor if isinstance(bound, Stacked | Ends) else bound
 
 
 def nothing_per_tile(_tile: Visit) -> Mapping[str, float]:
-    """Return no constants: every tile has the same."""
+    """Return no constants: they are the same for every tile."""
     return {}
 
 
@@ -361,7 +361,7 @@ class Phase:
     arithmetic
         Registry name of the products' arithmetic; empty: the device's.
     arithmetic_by_format
-        Registry name of the arithmetic of products whose left factor has a format, where it is not the device's.
+        Registry name of the arithmetic of products by the format of the left factor, if it is not the device's.
     compiled
         Digest of the choices of compiled code that decide bits, ``?`` if one is unknown; empty without such code.
     slice_elements
@@ -438,7 +438,9 @@ class Phase:
 
     @cached_property
     def factors(self) -> frozenset[str]:
-        """Names that a product reads whole for each part of its rows: right factors, and left ones transposed."""
+        """Names that a product reads completely for each part of its rows: right factors, and transposed
+        left factors.
+        """
         rows = [s.rows[0] for s in self.stages if s.is_product]
         return frozenset((*(r.srcs[1] for r in rows), *(r.srcs[0] for r in rows if r.attributes.transpose_a)))
 
@@ -493,11 +495,11 @@ class Phase:
 
 
 def with_finite_starts(phase: Phase) -> Phase:
-    """Return the phase whose states start at the lowest number, not at -Inf, where a row may see nothing of a tile.
+    """Return the phase with states that start at the lowest number instead of -Inf, if a row may see nothing of a tile.
 
-    Only where its kernel has ``finite_starts``.  A tile may hide a row before another has given it a maximum: against a
-    finite one a score of -Inf weighs nothing, against -Inf it is NaN.  All queries of a causal mask see key 0: if tiles
-    begin with it, nothing changes.
+    This applies only if its kernel has ``finite_starts``.  A tile may hide a row before another tile has given it a
+    maximum: relative to a finite maximum a score of -Inf has no weight; relative to -Inf the result is NaN.  All
+    queries under a causal mask see key 0: if tiles begin with it, nothing changes.
     """
     shows_key_0 = all(getattr(mask, "shows_key_0", True) for mask in phase.masks.values())
     firsts = {runs[0] for block in phase.cells if (runs := block.runs)} if phase.finite_starts else ()
@@ -518,16 +520,16 @@ def from_last(phase: Phase) -> Phase:
 
 
 def choose(table: Table, choices: Mapping[Opcode, Attributes]) -> Table:
-    """Return the table with a precision's attributes for each opcode; a row's attributes stay."""
+    """Return the table with a precision's attributes for each opcode; a row's own attributes are unchanged."""
     return tuple(replace(r, attributes=choices.get(r.opcode, PLAIN)) if r.attributes == PLAIN else r for r in table)
 
 
 def bind(table: Table, tiles: Mapping[str, Source], stage: str = "", first: int = 1) -> tuple[Step, ...]:
     """Return the table's rows as steps on the bound tiles.
 
-    A row that is left out makes its destination another name for its first source.  A cast between
-    a tile and itself is left out: the precision gave both names one format, and the machine one
-    place.  An unbound name raises :class:`ProgramError`, which names the ``stage`` and the row, counted from ``first``.
+    An omitted row makes its destination another name for its first source.  A cast between a tile and itself is
+    omitted: the precision gave both names one format, and the machine one storage.  An unbound name raises
+    :class:`ProgramError`, which names the ``stage`` and the row, counted from ``first``.
     """
     steps = []
     for at, r in enumerate(table, first):

@@ -24,7 +24,7 @@ BATCH, HEAD, PLACE, SPANS = range(4)
 
 
 class Visits(NamedTuple):
-    """What blocks of one kind visit: runs of tiles, and the diagonal of their masks."""
+    """The visits of blocks of one kind: runs of tiles, and the diagonal of their masks."""
 
     runs: tuple[TileRun, ...]
     causal_offset: int | None
@@ -33,8 +33,8 @@ class Visits(NamedTuple):
 class WorkTable(BlockColumns):
     """Blocks with the same axes: a row of ``numbers`` each (batch, head, place, then start and size of each span).
 
-    ``kinds`` lists the visits that differ, and ``which`` has the kind of each block.  Blocks are compared by content,
-    as tuples of them are, and created once.
+    ``kinds`` lists the different visits, and ``which`` has the kind of each block.  Blocks are compared by content,
+    like tuples of blocks, and created once.
     """
 
     def __init__(
@@ -105,12 +105,12 @@ class WorkTable(BlockColumns):
 
     @cached_property
     def _alike(self) -> list[Integers]:
-        """The numbers of blocks that differ in coordinates alone, those of the first block first."""
+        """The numbers of blocks that differ only in coordinates, grouped; those of the first block come first."""
         return _parts(np.column_stack([self.numbers[:, PLACE], self.numbers[:, SPANS + 1 :: 2], self.which]))
 
     @cached_property
     def _sized(self) -> list[Integers]:
-        """The same for blocks in any place."""
+        """The same for blocks in any slot."""
         return _parts(np.column_stack([self.numbers[:, SPANS + 1 :: 2], self.which]))
 
     @property
@@ -119,13 +119,13 @@ class WorkTable(BlockColumns):
         return int(self.numbers[:, PLACE].max(initial=0)) + 1
 
     def counted(self) -> Iterator[tuple[WorkTile, int]]:
-        """Yield the first of the blocks that differ in coordinates alone, and how many there are."""
+        """Yield the first of the blocks that differ only in coordinates, and their number."""
         return ((self[int(numbers[0])], len(numbers)) for numbers in self._alike)
 
     def in_columns(
         self, chosen: Integers | None = None, apart: Integers | None = None
     ) -> Iterator[tuple[Integers, WorkTile]]:
-        """Yield the numbers of blocks that differ in coordinates alone, and a block with arrays as coordinates.
+        """Yield the numbers of blocks that differ only in coordinates, and a block with arrays as coordinates.
 
         The order has no meaning.  ``chosen``: the numbers are indices of this list of blocks; ``apart``: blocks with
         different numbers here are separate.
@@ -172,7 +172,7 @@ class WorkTable(BlockColumns):
 
 
 def _parts(rows: Integers) -> list[Integers]:
-    """Return the numbers of rows that are equal, those of the first row first."""
+    """Return the numbers of equal rows, grouped; those of the first row come first."""
     _, which = distinct(rows)
     order = np.argsort(which, kind="stable")
     parts = np.split(order, np.flatnonzero(np.diff(which[order])) + 1)
@@ -180,12 +180,12 @@ def _parts(rows: Integers) -> list[Integers]:
 
 
 def alike(blocks: Sequence[WorkTile]) -> Iterable[tuple[WorkTile, int]]:
-    """Return blocks that stand for all, each with the number of blocks that differ from it in coordinates alone."""
+    """Return blocks that represent all, each with the number of blocks that differ from it only in coordinates."""
     return blocks.counted() if isinstance(blocks, WorkTable) else ((block, 1) for block in blocks)
 
 
 def table_of(blocks: Sequence[WorkTile]) -> WorkTable | None:
-    """Return blocks as a table; None where they have different axes, or overlap."""
+    """Return blocks as a table; None if they have different axes, or overlap."""
     return blocks if isinstance(blocks, WorkTable) else _table_of(Itself(blocks))
 
 

@@ -63,7 +63,7 @@ def is_ascend_program(path: Path) -> bool:
 def program_call(path: Path, name: str, arguments: Mapping[str, object]) -> Calls:
     """Return the call of the kernel that a file has under a name, or that the function of this name returns.
 
-    Raises `SpecError`: no such file or name, wrong arguments, an error of the program.
+    Raises `SpecError` if there is no such file or name, if arguments are wrong, or if the program raises an error.
     """
     language = Language()
     kernel = load_program(path, name, arguments, language)
@@ -74,8 +74,8 @@ def program_call(path: Path, name: str, arguments: Mapping[str, object]) -> Call
 def launched_calls(path: Path, arguments: Sequence[str], *, hw: str, floats: bool) -> Calls:
     """Return the calls of the kernels that a program launches when it runs as a script.
 
-    ``arguments``: of the script.  PyTorch is the program's own on the CPU where it is installed; without it tensors
-    have shapes alone.  Raises `SpecError` with the line where the program fails.
+    ``arguments``: those of the script.  PyTorch is the program's own on the CPU if it is installed; without it, tensors
+    have only shapes.  Raises `SpecError` with the line at which the program fails.
     """
     recorder, language = Recorder("", floats=floats), Language()
 
@@ -158,7 +158,7 @@ class _Launches:
 
 
 def _sized(kernel: PrimFunc, values: Mapping[str, object]) -> PrimFunc:
-    """Return a kernel with the sizes of ``T.symbolic`` that the tensors of a launch have; all have to be known."""
+    """Return a kernel with the sizes of ``T.symbolic`` that the tensors of a launch have; all sizes must be known."""
     sizes = dict[str, int]()
     for size, name, axis in kernel.symbols:
         shape = getattr(values.get(name), "shape", None)
@@ -172,7 +172,7 @@ def _sized(kernel: PrimFunc, values: Mapping[str, object]) -> PrimFunc:
 def _call_of(
     kernel: PrimFunc, language: Language, values: Mapping[str, object], where: str, recorder: Recorder
 ) -> Call:
-    """Return the call of a launch, with the configurations of its tuner; one that is not read has the reason."""
+    """Return the call of a launch, with the configurations of its tuner; a call that cannot be read has the reason."""
     given, listed = dict[str, object](), list[CallConfiguration]()
     for one, constants in kernel.tuned or ((kernel, {}),):
         plain = {n: x if isinstance(x, bool | int | float | str | None) else str(x) for n, x in constants.items()}
@@ -189,7 +189,7 @@ def _call_of(
 
 
 def _arguments(kernel: TileKernel, values: Mapping[str, object], recorder: Recorder) -> dict[str, object]:
-    """Return the arguments of a launch by parameter; tensors without values have shapes alone."""
+    """Return the arguments of a launch by parameter; tensors without values have only shapes."""
     given = dict[str, object]()
     for p in kernel.parameters:
         name = p.name if isinstance(p, TileBuffer) else p[0]
@@ -206,7 +206,9 @@ def _arguments(kernel: TileKernel, values: Mapping[str, object], recorder: Recor
 
 
 def _in_shape(p: TileBuffer | tuple[str, str], x: object) -> object:
-    """Return a tensor in the shape of its parameter where axes of one element alone differ: its memory is the same."""
+    """Return a tensor in the shape of its parameter if they differ only in axes of one element: its memory is
+    the same.
+    """
     if not isinstance(p, TileBuffer) or not isinstance(x, Argument) or x.shape == p.shape:
         return x
     sizes, wanted = ([(n, s) for n, s in zip(of.shape, of.strides, strict=True) if n != 1] for of in (x, p))

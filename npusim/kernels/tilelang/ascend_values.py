@@ -31,7 +31,7 @@ _RELATIONS = MappingProxyType({"<": "lt", "<=": "le", ">": "gt", ">=": "ge", "==
 
 
 class TracedValue(Scalar):
-    """A number of the kernel that only a run knows: its expression."""
+    """A number of the kernel that is only known at run time: its expression."""
 
     def __init__(self, expression: Expression, refuse: Callable[[str], ProgramError]) -> None:
         self.expression, self.refuse = expression, refuse
@@ -82,7 +82,7 @@ class TracedValue(Scalar):
 
 
 class TracedCondition(OpenCondition):
-    """A condition that only a run knows."""
+    """A condition that is only known at run time."""
 
     def __init__(self, expression: Expression, refuse: Callable[[str], ProgramError]) -> None:
         def decide(_key: str) -> bool:
@@ -112,7 +112,7 @@ class TracedCondition(OpenCondition):
 
 
 class TracedElement(TracedValue):
-    """One element of a buffer, which is a number, or the first element of a block where a copy says how large."""
+    """One element of a buffer, which is a number, or the first element of a block if a copy states the size."""
 
     def __init__(
         self, buffer: TracedBuffer, indices: tuple[Expression, ...], refuse: Callable[[str], ProgramError]
@@ -154,7 +154,7 @@ class TracedBuffer:
 
     @property
     def dtype(self) -> str:
-        """The format, as programs ask for it."""
+        """The format, under the name that programs use."""
         return self.tile.fmt
 
     @property
@@ -163,7 +163,7 @@ class TracedBuffer:
         return BufferPart(self.tile, (Literal(0),) * len(self.shape), self.shape)
 
     def __getitem__(self, index: object) -> TracedElement | TracedPart:
-        """Return an element, or a part where a slice or fewer indices than axes are given."""
+        """Return an element, or a part if a slice or fewer indices than axes are given."""
         entries = index if isinstance(index, tuple) else (index,)
         if len(entries) > len(self.shape):
             raise self.refuse(
@@ -187,7 +187,7 @@ class TracedBuffer:
         return TracedPart(self, BufferPart(self.tile, tuple(start), tuple(extent)))
 
     def distance(self, first: Expression, end: Expression) -> int:
-        """Return the elements of a slice, in which all but numbers has to cancel."""
+        """Return the elements of a slice, in which everything but numbers must cancel."""
         terms = linear(Applied("-", (end, first)), {})
         if set(terms) - {Literal(1)} or (n := int(terms.get(Literal(1), 0))) < 1:
             raise self.refuse(f"a slice of {self.tile.name} is empty, or its length is known only at run time")
@@ -208,7 +208,7 @@ def expression_of(x: object) -> Expression:
 
 
 def moved(first: Expression, by: Expression) -> Expression:
-    """Return an index behind another one."""
+    """Return an index after another one."""
     return simpler(Applied("+", (first, by)))
 
 

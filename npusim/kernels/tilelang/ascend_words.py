@@ -1,7 +1,7 @@
 """The words of TileLang-Ascend as statements on tiles: copies, products, vector instructions, reductions.
 
 A vector instruction treats its operands as rows of numbers: parts of one size and shape correspond element by element.
-Each word adds its statements to those of the text that is being read; flags and barriers decide no value and add none.
+Each word adds its statements to those read so far; flags and barriers decide no value and add none.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _BY_ROWS = MappingProxyType(
         for end in ("", "_experiment")
     }
 )
-#: Modes of a choice by a bit for each element.
+#: Modes of a choice by one bit per element.
 _SELECTS = ("VSEL_TENSOR_SCALAR_MODE", "VSEL_TENSOR_TENSOR_MODE")
 _COMPARISONS = MappingProxyType({name.upper(): name for name in ("eq", "ne", "lt", "le", "gt", "ge")})
 #: Modes of a cast to whole numbers, and the function before it.
@@ -108,7 +108,7 @@ class AscendWords:
         return own
 
     def quiet(self, name: str) -> Callable[..., None]:
-        """Return a word that adds no statement; a note says that its time is not followed."""
+        """Return a word that adds no statement; a note says that npusim does not model its time."""
         if name not in ("printf", "print", "dump_tensor", "device_assert"):
             self.reader.quiet[name] += 1
         return lambda *_, **__: None
@@ -127,7 +127,9 @@ class AscendWords:
         return x.part
 
     def add(self, *statements: Statement) -> None:
-        """Add statements to those of the text; bits that a statement writes are no comparison's any more."""
+        """Add statements to those read so far; if a statement overwrites a buffer of bits, these are no longer those of
+        a comparison.
+        """
         for tile in written_tiles(statements):
             self._masks.pop(tile, None)
         self.reader.add(*statements)
@@ -155,7 +157,7 @@ class AscendWords:
         return lambda axes: BufferElement(part.buffer, indices_in(part, axes))
 
     def read_before(self, x: TracedElement, target: object) -> Expression:
-        """Return an element that an instruction has as a number, read before the instruction writes its tile."""
+        """Return an instruction's element as a number, read before the instruction writes its tile."""
         if x.buffer.tile is not self.part(target).buffer:
             return x.expression
         name = self.reader.fresh("number")
@@ -186,7 +188,7 @@ class AscendWords:
         self.add(CrossFlag(number, is_wait, self.reader.line))
 
     def word_use_swizzle(self, panel: object, *more: object, **_: object) -> object:
-        """Another order of the blocks, which may be that of a number: the number stays as it is."""
+        """Another order of the blocks; for a number, which it may also reorder, the number is unchanged."""
         if isinstance(panel, TracedValue):
             self.reader.notes[f"{self.reader.line}: npusim ignores T.use_swizzle, an order of the blocks"] = None
             return panel
@@ -196,7 +198,7 @@ class AscendWords:
         return None
 
     def word_func_attr(self, attributes: Mapping[str, object]) -> None:
-        """Attributes of the kernel; one that may change values is refused."""
+        """Attributes of the kernel; an attribute that may change values is refused."""
         if unknown := [n for n in attributes if n not in ("enable_auto_sync", "use_swizzle")]:
             raise self.reader.refuse(f"T.func_attr: npusim has no rule for {unknown[0]}")
 
@@ -244,7 +246,7 @@ class AscendWords:
         pad_value: object = None,
         coalesced_width: object = None,
     ) -> None:
-        """A copy; one element stands for the block that begins there, and has the other part's size."""
+        """A copy; one element represents the block that begins there, and has the other part's size."""
         if more or isinstance(pad_value, TracedValue):
             raise self.reader.refuse("T.copy has a pad_value= that is known only at run time")
         if transpose:
@@ -269,7 +271,9 @@ class AscendWords:
         self.add(nest)
 
     def lengthened(self, a: BufferPart, b: BufferPart, pad: object) -> ParallelNest | None:
-        """Return a copy of a row of a tensor to a longer line of a tile, whose rest is a number; None for another."""
+        """Return a copy of a row of a tensor to a longer line of a tile, whose rest is a number; None for
+        another copy.
+        """
         lines = [[n for n in x.extent if n != 1] for x in (a, b)]
         have, (wanted, *_) = math.prod(lines[0]), lines[1] or [1]
         if pad is None or not a.buffer.is_global or max(map(len, lines)) > 1 or have >= wanted:
@@ -400,7 +404,7 @@ class AscendWords:
 
     # ------------------------------------------------------------ masks of compared elements
     def masked(self, mask: TracedBuffer, of: BufferPart) -> TileBuffer:
-        """Return the tile of conditions that a buffer of bits stands for."""
+        """Return the tile of conditions that a buffer of bits represents."""
         name = f"{mask.tile.name}_bits"
         made = TileBuffer(self.reader.fresh(name), tuple(n for n in of.extent if n != 1), "bool")
         known = self._masks.get(mask.tile)
@@ -523,7 +527,7 @@ class TileWords:
         self._words.assign(target, lambda axes: Applied("+", (Applied("*", (x(axes), y(axes))), own(axes))))
 
     def cast(self, target: object, source: object, mode: object, count: object) -> None:
-        """A cast that rounds to the nearest number, or, to whole numbers, as its mode says."""
+        """A cast that rounds to the nearest number, or, for whole numbers, by its mode."""
         words = self._words
         fmt, old = words.part(target).buffer.fmt, words.part(source).buffer.fmt
         self._counted("cast", target, count)
@@ -536,7 +540,7 @@ class TileWords:
         self._made(target, source, lambda x: Applied(word, (x,)) if word else x)
 
     def round(self, target: object, source: object, count: object = None) -> None:
-        """The nearest whole number, of two the even one."""
+        """The nearest whole number; of two equally near ones the even one."""
         if count is not None:
             self._counted("round", target, count)
         self._made(target, source, lambda x: Applied("rint", (x,)))
@@ -605,7 +609,7 @@ class TileWords:
         self._computed(made, _COMPARISONS[mode], a, b)
 
     def select(self, target: object, mask: object, a: object, b: object, mode: str) -> None:
-        """Elements of a where bits are set, else of b."""
+        """Elements of a if bits are set, else of b."""
         words = self._words
         if mode not in _SELECTS:
             why = f"T.tile.select has the mode {mode!r}, which does not have one bit for each element"

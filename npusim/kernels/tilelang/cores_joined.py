@@ -1,8 +1,8 @@
-"""Joins the two kinds of cores of an expert kernel of TileLang-Ascend to one sequence of statements on whole tiles.
+"""First, first + step, ...
 
 The matrix core and the vector cores run their own statements, which flags between cores order.  One order that these
-flags allow is a sequence of both.  A tile of half the rows on each of two vector cores, whose tensors are accessed at
-``vid`` times that half, is the tile of all rows; a workspace that is written and read at one place is that tile.
+flags allow is a sequence of both.  Tiles of half the rows on each of two vector cores, whose tensors are accessed at
+``vid`` times that half, form the tile of all rows; a workspace that is written and read at one place is that tile.
 """
 
 from __future__ import annotations
@@ -51,33 +51,35 @@ _PART_OF_HALF = "a statement accesses a part of {name}, of which each vector cor
 def one_sequence(body: Sequence[Statement]) -> tuple[Statement, ...]:
     """Return statements of both cores in one order that the flags between the cores allow.
 
-    Raises `ProgramError` with a line: a wait that no set ends, loops of the two cores that do not correspond, flags
-    that one iteration leaves in another state than the one before.
+    Raises `ProgramError` with a line for a wait that no set ends, for loops of the two cores that do not correspond,
+    and for flags that one iteration leaves in another state than the one before.
     """
     return tuple(_Sequencer().level(body))
 
 
-#: Numbers of loops that the order of flags is followed for.
+#: Number of loop iterations for which the order of flags is followed.
 _MOST_FOLLOWED = 1 << 12
 Flags = Counter[tuple[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Followed:
-    """Numbers of the loops around, and the flags that are set there, by the core that waits for each and by number."""
+    """Numbers of the enclosing loops, and the flags that are set for them, by the core that waits for each and by
+    number.
+    """
 
     known: Mapping[str, int]
     set: Flags
 
 
 class _Sequencer:
-    """Orders statements, for all numbers of the loops around them at once."""
+    """Orders statements for all numbers of the enclosing loops at once."""
 
     def __init__(self) -> None:
         self.followed = [_Followed({}, Counter())]
 
     def level(self, body: Sequence[Statement]) -> list[Statement]:
-        """Return one level's statements in order; those outside of scopes come between those of scopes."""
+        """Return one level's statements in order; statements outside of scopes come between those of scopes."""
         made, waiting = list[Statement](), dict[str, list[Statement]]({"C": [], "V": []})
         for s in body:
             if isinstance(s, CoreScope):
@@ -93,7 +95,7 @@ class _Sequencer:
         return made + self.merged(waiting["C"], waiting["V"])
 
     def branch(self, s: Conditional) -> Conditional:
-        """Return an if around the scopes of both cores, each way of which leaves the flags as they are before it."""
+        """Return an if around the scopes of both cores; each branch must leave the flags unchanged."""
         ways = list[tuple[Statement, ...]]()
         for body in (s.then, s.otherwise):
             starts = [+x.set for x in self.followed]
@@ -111,7 +113,7 @@ class _Sequencer:
         return replace(s, body=tuple(self.iteration(s, lambda: self.level(s.body))))
 
     def iteration(self, s: SerialLoop, made: Callable[[], list[Statement]]) -> list[Statement]:
-        """Return the statements of an iteration, each of which leaves the flags as they are before it."""
+        """Return the statements of an iteration, which must leave the flags unchanged."""
         before, self.followed = self.followed, [x for one in self.followed for x in self.numbered(one, s)]
         starts = [+x.set for x in self.followed]
         statements = made()
@@ -125,7 +127,7 @@ class _Sequencer:
         return statements
 
     def numbered(self, one: _Followed, s: SerialLoop) -> list[_Followed]:
-        """Return what is followed for each number of a loop; for none where only a run knows the numbers."""
+        """Return what is followed for each number of a loop; nothing if the numbers are only known at run time."""
         low, high = (number_of(x, one.known) for x in (s.low, s.high))
         if not isinstance(low, int) or not isinstance(high, int) or high - low > _MOST_FOLLOWED // len(self.followed):
             return [replace(one, set=Counter(one.set))]
@@ -156,7 +158,7 @@ class _Sequencer:
             rest.pop(0)
 
     def passed(self, core: str, s: CrossFlag, flags: Flags) -> bool:
-        """Set or clear a flag; return False where it is waited for and not set."""
+        """Set or clear a flag; return False if it is awaited and not set."""
         if s.is_wait and not flags[core, s.number]:
             return False
         other = {"C": "V", "V": "C"}[core]
@@ -164,7 +166,7 @@ class _Sequencer:
         return True
 
     def next_loop(self, rest: dict[str, list[Statement]]) -> Statement:
-        """Return the next loop of both cores as one, or that of one core, for which all flags are set before."""
+        """Return the next loop of both cores as one, or the loop of one core if all flags are set before it."""
         before, waiting = copied(self.followed), {core: list(rest[core]) for core in rest}
         try:
             return self.loop_of_both(rest)
@@ -179,11 +181,13 @@ class _Sequencer:
             raise
 
     def runs(self, core: str, s: Statement) -> bool:
-        """Return whether nothing stops a loop or if of a core; flags are then those behind it."""
+        """Return whether nothing stops a loop or if of a core; flags are then those after it."""
         return all(self.ran(core, [s], x.known, x.set) for x in self.followed)
 
     def ran(self, core: str, body: Iterable[Statement], known: Mapping[str, int], flags: Flags) -> bool:
-        """Set and clear the flags of statements; return False where one waits, or only a run knows which are run."""
+        """Set and clear the flags of statements; return False if one waits, or if it is only known at run time which
+        are run.
+        """
         for s in body:
             if isinstance(s, CrossFlag):
                 if not self.passed(core, s, flags):
@@ -253,7 +257,7 @@ def without_flags(body: Iterable[Statement]) -> tuple[Statement, ...]:
 def joined_halves(body: Sequence[Statement], vector: str) -> tuple[Statement, ...]:
     """Return statements of two vector cores, numbered by a variable, on whole tiles.
 
-    Raises `ProgramError` with the line where the halves of a tile are no halves of a tensor's part.
+    Raises `ProgramError` with the line at which the halves of a tile are not halves of a tensor's part.
     """
     if vector not in variables_of(expressions_in(body)):
         return tuple(body)
@@ -284,7 +288,7 @@ class _HalfJoiner:
             raise refused(line, f"{buffer.name} is half of a tile along two axes, which is not supported")
 
     def row_of(self, x: Elementwise) -> str:
-        """Return the parallel loop whose elements are those of one vector core; empty where each core has all."""
+        """Return the parallel loop whose elements belong to one vector core; empty if each core has all."""
         names, rows = dict(x.axes), set[str]()
         elements = [BufferElement(x.buffer, x.indices), *elements_of(x)]
         for e in elements:
@@ -389,7 +393,7 @@ class _HalfJoiner:
         return ParallelNest(axes, tuple(body), s.line)
 
     def check_tensors(self, x: Elementwise, row: str) -> None:
-        """Refuse a tensor of which both vector cores access the same rows in a statement on halves."""
+        """Refuse a tensor if both vector cores access the same rows of it in a statement on halves."""
         for e in (BufferElement(x.buffer, x.indices), *elements_of(x)):
             for index in e.indices:
                 if (
@@ -411,7 +415,7 @@ class _HalfJoiner:
         return substituted(e, {self.vector: Literal(0)})
 
     def other(self, e: Expression, line: Line) -> Expression:
-        """Return an expression that the number of a vector core may not be in."""
+        """Return an expression that must not contain the number of a vector core."""
         if self.vector in variables_of([e]):
             raise refused(
                 line,
@@ -441,8 +445,8 @@ class _HalfJoiner:
 def without_workspaces(body: Sequence[Statement], names: Iterable[str]) -> tuple[Statement, ...]:
     """Return statements with tiles in place of tensors that the kernel writes and reads again.
 
-    ``names``: workspaces, which nothing reads behind the kernel.  Raises `ProgramError` with the line where a tensor is
-    read at another place than it is written at.
+    ``names``: workspaces, which nothing reads after the kernel.  Raises `ProgramError` with the line at which a tensor
+    is read at another place than the one where it is written.
     """
     written = {b for s in walked(body) if isinstance(s, ParallelNest) for b in stored_tensors(s)}
     read = {e.buffer for x in expressions_in(body) for e in parts_of(x) if isinstance(e, BufferElement)}
@@ -529,7 +533,7 @@ class _Workspace:
         self.place = place
 
     def replaced(self, s: Statement) -> list[Statement]:
-        """Return a statement with the tile in place of the tensor; a store of a result stays beside it."""
+        """Return a statement with the tile in place of the tensor; a store of a result also remains."""
         if isinstance(s, SerialLoop):
             return [replace(s, body=tuple(x for inner in s.body for x in self.replaced(inner)))]
         if isinstance(s, Conditional):

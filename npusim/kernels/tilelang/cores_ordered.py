@@ -1,7 +1,7 @@
-"""Statements of both cores in the order that their workspaces have, where no flag of the text orders them.
+"""Statements of both cores in the order that their workspaces imply, if no flag of the text orders them.
 
-A compiler that sets the flags between cores itself has each read of a workspace wait for the write of the iteration.  A
-text may have the statements of the matrix core before those of the vector cores, whose results they read.
+A compiler that itself sets the flags between cores lets each read of a workspace wait for the write of the iteration.
+In a text the statements of the matrix core may come before those of the vector cores whose results they read.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Body = tuple[Statement, ...]
 
 
 def ordered_by_workspaces(body: Sequence[Statement], names: Iterable[str]) -> Body:
-    """Return statements with each read of a workspace behind its write; as they are where all are in this order.
+    """Return statements with each read of a workspace after its write; unchanged if all are in this order.
 
-    Raises `ProgramError` with a line: two cores that wait for each other.
+    Raises `ProgramError` with a line if two cores wait for each other.
     """
     known = set(names)
     writers = [b for s in walked(body) if isinstance(s, ParallelNest) for b in stored_tensors(s) if b.name in known]
@@ -63,7 +63,7 @@ def _is_read_early(body: Sequence[Statement], tensor: TileBuffer) -> bool:
 
 
 class _Order:
-    """Orders the statements of a level: each core's as they are, and reads of workspaces behind their writes."""
+    """Orders the statements of a level: each core's in their own order, and reads of workspaces after their writes."""
 
     def __init__(self, body: Sequence[Statement], spaces: set[TileBuffer]) -> None:
         self.spaces = spaces
@@ -71,7 +71,7 @@ class _Order:
         self.of_matrix = {x.buffer for s in products for x in (s.a, s.b, s.c)}
 
     def cores(self, s: Statement) -> frozenset[str]:
-        """Return the cores that a statement, or ones in it, are of."""
+        """Return the cores to which a statement, or its inner statements, belong."""
         found = set[str]()
         for x in walked([s]):
             if isinstance(x, MatrixProduct):
@@ -99,7 +99,7 @@ class _Order:
         return tuple(made)
 
     def is_ready(self, rest: Sequence[Statement], at: int) -> bool:
-        """Return whether nothing that is left has to come before a statement."""
+        """Return whether no remaining statement must come before a statement."""
         cores = self.cores(rest[at])
         if any(cores & self.cores(s) for s in rest[:at]):
             return False
@@ -107,7 +107,7 @@ class _Order:
         return not any(needed & _writes(s) for i, s in enumerate(rest) if i != at)
 
     def join_loops(self, rest: list[Statement]) -> None:
-        """Have the first loops of both cores, which wait for each other, as one."""
+        """Combine the first loops of both cores, which wait for each other."""
         firsts = [next((s for s in rest if core in self.cores(s)), None) for core in ("C", "V")]
         a, b = firsts
         if (

@@ -1,8 +1,9 @@
-"""Runs an expert program of TileLang-Ascend for one core group and lists what its cores issue, with explicit flags.
+"""Runs an expert program of TileLang-Ascend for one core group and lists the instructions that its cores issue, with
+explicit flags.
 
-The kernel runs as Python, once for the matrix core (C) and once for each vector core (V0, V1): loops and conditions
-of integers run as they are, each word of the language becomes an `Issued`.  A condition of a value that only a run
-knows is answered by `Decisions`, which goes through both answers.
+The kernel runs as Python, once for the matrix core (C) and once for each vector core (V0, V1): loops and conditions of
+integers run in Python, and each word of the language becomes an `Issued`.  `Decisions` answers a condition on a value
+that is only known at run time; it tries both answers.
 """
 
 from __future__ import annotations
@@ -69,10 +70,11 @@ _AUTOMATIC = ("TL_ASCEND_AUTO_SYNC", "TL_ASCEND_AUTO_CV_SYNC", "TL_ASCEND_AUTO_C
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """What a core issues: ``pipe`` executes it; ``run`` counts how often ``line`` issued it (from 1).
+    """An issued instruction: ``pipe`` executes it; ``run`` counts how often ``line`` issued it (from 1).
 
-    ``product``: rows, columns and depth of a product, or of the one that it loads for.  ``turn``: the number of the
-    part of the program, where loops whose number of iterations grows separate parts, and the iteration of such a loop.
+    ``product``: rows, columns and depth of a product, or of the product for which it loads.  ``turn``: the number of
+    the part of the program, where loops whose number of iterations grows separate parts, and the iteration of such a
+    loop.
     """
 
     core: str
@@ -92,9 +94,9 @@ class Issued:
 
 
 class Decisions:
-    """Answers of the conditions that only a run knows, along one path; equal conditions have one answer.
+    """Answers to the conditions that are only known at run time, along one path; equal conditions have one answer.
 
-    ``more()`` moves to the next path and says whether there is one.
+    ``more()`` moves to the next path and returns whether there is one.
     """
 
     def __init__(self) -> None:
@@ -105,7 +107,7 @@ class Decisions:
         self.asked = 0
 
     def begin(self) -> None:
-        """Start walking the present path."""
+        """Start to walk the current path."""
         self._chosen.clear()
         self._given = 0
 
@@ -134,9 +136,9 @@ class Decisions:
 
 @dataclass(frozen=True, slots=True)
 class GroupWalk:
-    """The instructions of a core group in the order in which each core issues them, and what was assumed.
+    """The instructions of a core group in the order in which each core issues them, and the assumptions.
 
-    ``cut``: the iterations of loops of which the first ones alone were walked.
+    ``cut``: the number of iterations of each loop of which only the first ones were walked.
     """
 
     group: int
@@ -146,7 +148,7 @@ class GroupWalk:
     cut: tuple[int, ...] = ()
 
 
-#: Iterations that are tried where only a run knows the number of a loop's.
+#: Numbers of iterations that are tried if a loop's number is only known at run time.
 LOOP_COUNTS = (0, 1, 2, 3)
 
 
@@ -161,9 +163,9 @@ def walk_program(
 ) -> GroupWalk:
     """Return the instructions of core group ``group`` along the path of ``decisions``.
 
-    ``scalars``: values of the kernel's parameters that are no tensors; the others are unknown.  ``most``: iterations
-    that are walked of a loop that no other loop is around.  ``growth``: that of a length, if one grows.  Raises
-    `SpecError` with the line of a word that is not read, or whose flags the compiler makes.
+    ``scalars``: values of the kernel's parameters that are not tensors; other parameters are unknown.  ``most``:
+    iterations that are walked of an outermost loop.  ``growth``: that of a length, if one grows.  Raises `SpecError`
+    with the line of a word that cannot be read, or whose flags the compiler sets.
     """
     refuse_automatic(kernel)
     decisions.begin()
@@ -188,7 +190,7 @@ def walk_program(
 
 
 def refuse_automatic(kernel: PrimFunc) -> None:
-    """Raise `SpecError` where the compiler makes flags that the text does not show."""
+    """Raise `SpecError` if the compiler sets flags that the text does not show."""
     if on := [n for n in _AUTOMATIC if kernel.configurations.get(n)]:
         raise SpecError(
             f"{kernel.path}:{kernel.line}: {kernel.name} has pass_configs with {', '.join(on)}: the compiler adds "
@@ -198,7 +200,7 @@ def refuse_automatic(kernel: PrimFunc) -> None:
 
 
 class _Unknown(Scalar):
-    """A value that only a run knows."""
+    """A value that is only known at run time."""
 
     def __init__(self, text: str, walk: _CoreWalk) -> None:
         self._text, self._walk = text, walk
@@ -224,7 +226,7 @@ class _Unknown(Scalar):
 
 
 class _Part(Scalar):
-    """A part of a buffer; one element of it is a scalar that the scalar unit reads where arithmetic needs it.
+    """A part of a buffer; one element of it is a scalar, which the scalar unit reads if arithmetic needs it.
 
     ``starts``: where each range of the box begins, which may grow.
     """
@@ -346,7 +348,7 @@ class _CoreWalk:
         return self._scope not in ("", self.core[0])
 
     def decide(self, key: str) -> bool:
-        """Return the answer of a condition; in statements of the other core no answer matters."""
+        """Return the answer to a condition; in statements of the other core the answer has no effect."""
         return not self.is_muted and self.decisions.choose(key, 2) == 0
 
     def text_of(self, x: object) -> str:
@@ -368,7 +370,7 @@ class _CoreWalk:
     # ------------------------------------------------------------ parts of buffers
 
     def part(self, buffer: Buffer, index: object) -> _Part:
-        """Return the part of a buffer under an index: integers, slices, and values that only a run knows."""
+        """Return the part of a buffer under an index: integers, slices, and values that are only known at run time."""
         entries = index if isinstance(index, tuple) else (index,)
         if len(entries) > len(buffer.shape):
             raise SpecError(
@@ -427,7 +429,7 @@ class _CoreWalk:
         raise SpecError(f"{self.here()}: the operand {x!r:.60} must be a buffer or a part of one")
 
     def _block(self, x: object, other: object) -> Box:
-        """Return an operand of a copy; one element stands for the block that begins there."""
+        """Return an operand of a copy; one element represents the block that begins there."""
         box = self.box(x)
         if not (isinstance(x, _Part) and x.is_element):
             return box
@@ -495,7 +497,7 @@ class _CoreWalk:
         return own or PLAIN[name]
 
     def _name_of_target(self) -> str:
-        """Return a name for a buffer: that of the variable, as the program's line has it."""
+        """Return a name for a buffer: the name of the variable in the program's line."""
         from linecache import getline
 
         target, sign, _ = getline(self.kernel.path, self.line).partition("=")
@@ -529,7 +531,7 @@ class _CoreWalk:
         self._scope = before
 
     def word_serial(self, *bounds: object, **_: object) -> Iterator[int]:
-        """A loop, as it runs; where only a run knows how often, some numbers of iterations."""
+        """A loop, as it runs; if its number is only known at run time, some numbers of iterations."""
         low, high, *step = (0, bounds[0]) if len(bounds) == 1 else bounds
         if isinstance(low, Growing) or isinstance(high, Growing):
             yield from self._growing_loop(low, high, step)

@@ -1,4 +1,4 @@
-"""Loops that copy the rows of a tile one by one, each vector core its half of them, as one copy of all rows.
+"""Loops in which each vector core copies the rows of its half of a tile one by one, as one copy of all rows.
 
 A sparse kernel copies rows at loaded indices: ``for b in range(n): copy(K[i[b + vid * n], :], row); copy(row, W[b +
 vid * n, :])``.  Both vector cores together copy rows 0 to 2 n.
@@ -42,7 +42,9 @@ class _OtherLoopError(Exception):
 
 
 def with_gathered_rows(body: Sequence[Statement], vector: str, live: Set[TileBuffer] = frozenset()) -> Body:
-    """Return statements with copies of all rows in place of loops over them; ``live``: tiles read behind them."""
+    """Return statements with copies of all rows in place of loops over them; ``live``: tiles that are read
+    after them.
+    """
     made = list[Statement]()
     for i, s in enumerate(body):
         after = Exposed(body[i + 1 :]).reads | live
@@ -57,7 +59,7 @@ def with_gathered_rows(body: Sequence[Statement], vector: str, live: Set[TileBuf
 
 
 class _Rows:
-    """A loop over rows: the tiles that have one row for an iteration, and what each of them is a copy of."""
+    """A loop over rows: the tiles that have one row per iteration, and the source that each of them copies."""
 
     def __init__(self, loop: SerialLoop, vector: str, live: Set[TileBuffer]) -> None:
         count = number_of(loop.high, {})
@@ -98,7 +100,7 @@ class _Rows:
         return replace(x, axes=((self.loop.variable, self.count * (1 + is_halved)), *x.axes))
 
     def row(self, x: Elementwise) -> Elementwise:
-        """Return the assignment of a tile that an iteration alone reads, all of it."""
+        """Return the complete assignment of a tile that only one iteration reads."""
         moving = [(i, n) for i, n in zip(x.indices, x.buffer.shape, strict=True) if n != 1]
         is_whole = [(Variable(name), n) for name, n in x.axes if n != 1] == moving
         if x.buffer.is_global or x.buffer in self.shared or not is_whole:
@@ -106,7 +108,7 @@ class _Rows:
         return x
 
     def whole(self, e: Expression) -> Expression:
-        """Return an expression with the number of a row among all, and with what rows are copies of."""
+        """Return an expression with the number of a row among all, and with the sources that rows copy."""
         if isinstance(e, Variable):
             e = self.names.get(e.name, e)
             return self.without_number(e) if e == Variable(self.vector) else e

@@ -1,6 +1,7 @@
-"""Sums of int8 products over a loop as float32, which has them exactly as long as there are few enough.
+"""Sums of int8 products over a loop as float32, which represents them exactly as long as there are few enough.
 
-TTIR of Triton's reader has integers of a tile as floats, and a sum of products in integers within one product alone.
+In the TTIR for Triton's reader, integers of a tile are floats, and a sum of products is in integers only within one
+product.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ from npusim.kernels.tilelang.statements import (
     with_bodies,
 )
 
-#: Products of two int8 numbers, at most 2^14 each, of which float32 has every sum exactly.
+#: Number of products of two int8 numbers, at most 2^14 each, for which float32 represents every sum exactly.
 MOST_PRODUCTS = (1 << 24) >> 14
 
 
 def with_float_sums(kernel: TileKernel) -> TileKernel:
-    """Return a kernel with float32 tiles in place of those of int32 that products of int8 are added to.
+    """Return a kernel with float32 tiles in place of the int32 tiles to which products of int8 are added.
 
-    Raises `ProgramError` with a line: a sum of more than 1,024 products, whose bits float32 may not have; such a tile
-    that anything but products, zeros, casts and copies reads or writes.
+    Raises `ProgramError` with a line for a sum of more than 1,024 products, whose bits float32 may not represent, and
+    for such a tile that anything but products, zeros, casts and copies reads or writes.
     """
     by = dict[TileBuffer, TileBuffer]()
     for x, loops in _products(kernel.body):
@@ -69,7 +70,7 @@ def _products(
 
 
 def _check_count(s: MatrixProduct, loops: tuple[SerialLoop, ...]) -> None:
-    """Refuse a sum of more products than float32 has exactly."""
+    """Refuse a sum of more products than float32 represents exactly."""
     firsts = [Applied("eq", (Variable(loop.variable), loop.low)) for loop in loops]
     if isinstance(s.clears, Literal) and s.clears.value:
         loops = ()
@@ -86,7 +87,7 @@ def _check_count(s: MatrixProduct, loops: tuple[SerialLoop, ...]) -> None:
 
 
 def _check_uses(s: Statement, by: Mapping[TileBuffer, TileBuffer]) -> None:
-    """Refuse a use of a sum that is no product, zero, cast or copy."""
+    """Refuse a use of a sum other than a product, zero, cast or copy."""
     for x in s.body if isinstance(s, ParallelNest) else ():
         is_zero = isinstance(x.value, Literal) and not x.value.value
         if isinstance(x, Elementwise) and x.buffer in by and not (is_zero and x.condition is None):

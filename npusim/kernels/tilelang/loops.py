@@ -1,7 +1,7 @@
-"""Loops of tile programs as the loops of what they compute: one loop for several, and a program for each task.
+"""Loops of tile programs in a simpler form with the same results: one loop for several, and a program for each task.
 
 An expert kernel computes several tiles ahead: it has a loop for each stage of a batch of tiles, loops over batches, and
-a loop over the tasks of a core.  Each change here is made only where the same numbers enter and leave.
+a loop over the tasks of a core.  Each change here is made only if the same numbers enter and leave.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from npusim.kernels.tilelang.statements import (
     written_buffers,
 )
 
-#: Iterations of a loop, of a batch or of all cores, that are counted one by one.
+#: Largest number of iterations of a loop, of a batch or of all cores, that are counted one by one.
 _MOST = 1 << 20
 _ZERO = Literal(0)
 
@@ -104,7 +104,7 @@ def _of_part(x: BufferPart, *, is_write: bool) -> Access:
 def fused(body: Sequence[Statement], live: Set[TileBuffer] = frozenset()) -> tuple[Statement, ...]:
     """Return statements with neighbouring loops of equal bounds as one loop, where no iteration reads another's.
 
-    ``live``: the tiles that may be read behind the statements.
+    ``live``: the tiles that may be read after the statements.
     """
     made = list[Statement]()
     for i, s in enumerate(body):
@@ -122,7 +122,7 @@ def fused(body: Sequence[Statement], live: Set[TileBuffer] = frozenset()) -> tup
 
 
 def _as_one(a: SerialLoop, b: SerialLoop, live: Set[TileBuffer]) -> SerialLoop | None:
-    """Return two loops as one; None where an iteration of one needs what another one of the other has not yet done."""
+    """Return two loops as one; None if an iteration of one needs a result that the other has not computed by then."""
     if (a.low, a.high) != (b.low, b.high):
         return None
     renamed = changed(b.body, lambda e: substituted(e, {b.variable: Variable(a.variable)}))
@@ -173,9 +173,10 @@ def flattened(body: Sequence[Statement]) -> tuple[Statement, ...]:
 
 
 def _without_copies(s: Statement, written: set[TileBuffer], uses: Mapping[TileBuffer, int]) -> Statement:
-    """Return a loop around another one, which alone reads tiles that are copies of tensors, with the tensors there.
+    """Return a loop around another one that alone reads tiles which are copies of tensors, with the tensors in their
+    place.
 
-    ``written``: what the kernel writes, and no copy of a tensor of it is left out; ``uses``: its accesses of buffers.
+    ``written``: what the kernel writes; copies of these tensors are not omitted; ``uses``: its accesses of buffers.
     """
     if not isinstance(s, SerialLoop) or len(s.body) < 2 or not isinstance(s.body[-1], SerialLoop):
         return s
@@ -208,14 +209,14 @@ def _without_copies(s: Statement, written: set[TileBuffer], uses: Mapping[TileBu
 
 
 def _parts_of(s: Statement) -> tuple[BufferPart, ...]:
-    """Return the parts of tiles that a product or reduction has as a whole."""
+    """Return the parts of tiles that a product or reduction uses as a whole."""
     if isinstance(s, MatrixProduct):
         return s.a, s.b, s.c
     return (s.source, s.target) if isinstance(s, TileReduction) else ()
 
 
 def _one_loop(s: Statement) -> Statement:
-    """Return a loop around another one as one loop, where only the element's number among all is used."""
+    """Return a loop around another one as one loop, if only the element's number among all is used."""
     if not isinstance(s, SerialLoop) or len(s.body) != 1 or not isinstance(s.body[0], SerialLoop):
         return s
     inner = s.body[0]
@@ -241,7 +242,7 @@ def _one_loop(s: Statement) -> Statement:
 
 
 def _known(e: Expression) -> Expression:
-    """Return a condition without the parts of it that hold in any case."""
+    """Return a condition without the parts of it that are always true."""
     if not isinstance(e, Applied):
         return with_inner(e, _known)
     if e.word == "eq" and number_of(e, {}):
@@ -259,7 +260,7 @@ class _Flattened:
         self.batch, self.number, self.size, self.is_left = batch, element, size, False
 
     def element(self, e: Expression) -> Expression:
-        """Return an expression with the number of the element; ``is_left`` says that another one stays."""
+        """Return an expression with the number of the element; ``is_left`` states whether another number remains."""
         if not {self.batch, self.number} & variables_of([e]):
             return e
         if isinstance(e, BufferElement):
@@ -312,8 +313,8 @@ class Tasks:
 def tasks_of(body: Sequence[Statement], core: str, cores: int, variable: str) -> Tasks | None:
     """Return a loop over the tasks of a core, ``core`` of ``cores``, as the statements of one task.
 
-    The cores together have each task once, and no task reads a tile that another one writes.  None: the statements are
-    no such loop.  Raises `ProgramError` where one has statements around it.
+    The cores together have each task once, and no task reads a tile that another one writes.  None if the statements
+    are not such a loop.  Raises `ProgramError` if one has statements around it.
     """
     at = [i for i, s in enumerate(body) if isinstance(s, SerialLoop) and core in variables_of(expressions_in([s]))]
     if len(at) != 1:
@@ -362,7 +363,7 @@ class _Numbers:
         self.known = dict(zip((core, loop.variable), np.array(pairs).T, strict=True))
 
     def count(self, condition: Expression | None) -> int | None:
-        """Return the number of tasks, of which each core has its own; None where some are missing or done twice."""
+        """Return the number of tasks, of which each core has its own; None if some are missing or done twice."""
         assert self.task is not None
         made = number_of(_sum(dict(self.task)), self.known)
         runs = number_of(condition, self.known) if condition is not None else np.True_
@@ -380,7 +381,7 @@ class _Numbers:
 
 
 def _smallest(e: Expression, names: set[str]) -> Iterator[Expression]:
-    """Yield the smallest expressions in one that have all names."""
+    """Yield the smallest parts of an expression that contain all names."""
     inside = e.operands if isinstance(e, Applied) else e.indices if isinstance(e, BufferElement) else ()
     found = [x for x in inside if names <= variables_of([x])]
     if found:

@@ -25,7 +25,7 @@ REPLACED = ("tilelang", "torch", "torch_npu")
 
 
 class Silent:
-    """A stand-in for what the program around a kernel asks for; it is called and asked without effect."""
+    """A stand-in for the objects that the program around a kernel uses; calls and attributes of it have no effect."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -54,9 +54,9 @@ class Silent:
 class SymbolicSize(Silent):
     """A size that the tensors of a launch have (``T.symbolic``), or an expression of sizes, whose name is empty.
 
-    The function around a kernel computes with it, so that the kernel's tensors have shapes of it; what the function
-    returns is read only after it has run again with the numbers of a launch.  ``refuses``: whether it is one of a
-    kernel that is being read, which has numbers in place of it.
+    The function around a kernel computes with it, so that the kernel's tensors have shapes that depend on it; the
+    function's result is only read after it has run again with the numbers of a launch.  ``refuses``: whether it belongs
+    to a kernel that is being read, which has numbers in its place.
     """
 
     def __init__(self, name: str, refuses: Callable[[], bool]) -> None:
@@ -151,7 +151,7 @@ class PrimFunc:
 
     @property
     def workspace_names(self) -> set[str]:
-        """The names of the workspaces, which a launch allocates and nothing reads behind it."""
+        """The names of the workspaces, which a launch allocates and nothing reads after it."""
         return {self.parameters[i] for i in self.workspaces}
 
     @property
@@ -227,7 +227,7 @@ class Language(ModuleType):
 
     @contextmanager
     def sized(self, sizes: Mapping[str, int]) -> Iterator[None]:
-        """Have sizes of ``T.symbolic`` while a program makes a kernel."""
+        """Set sizes of ``T.symbolic`` while a program creates a kernel."""
         before = self.__dict__["sizes"]
         self.__dict__["sizes"] = {**before, **sizes}
         try:
@@ -237,7 +237,7 @@ class Language(ModuleType):
 
     @contextmanager
     def walking(self, words: Callable[[str], object]) -> Iterator[None]:
-        """Have the words of a walk while the kernel runs."""
+        """Provide words of a walk while the kernel runs."""
         self.__dict__["words"] = words
         try:
             yield
@@ -275,7 +275,7 @@ def _tensor_type(shape: Sequence[int] | int, dtype: object = "float32", *_: obje
 
 
 def _macro(function: FunctionType) -> FunctionType:
-    """Mark a function whose statements are the kernel's that calls it."""
+    """Mark a function whose statements belong to the kernel that calls it."""
     function.__dict__["is_macro"] = True
     return function
 
@@ -350,7 +350,9 @@ class _StandIns(MetaPathFinder, Loader):
 
 
 def _made_configs(configs: object, values: Sequence[object], named: Mapping[str, object]) -> object:
-    """Return what a function of configurations makes of a kernel's arguments, or of them as a tuple and a mapping."""
+    """Return the result of a function of configurations for a kernel's arguments, passed separately or as a tuple and a
+    mapping.
+    """
     assert callable(configs)
     parameters = inspect.signature(configs)
     try:
@@ -363,7 +365,7 @@ def _made_configs(configs: object, values: Sequence[object], named: Mapping[str,
 def _autotune(language: Language, *arguments: object, configs: object = None, **_: object) -> object:
     """Return the stand-in of ``tilelang.autotune``: a function that makes the kernels of all configurations.
 
-    As TileLang, it makes one kernel where the program gives a value to a parameter that configurations have.
+    As in TileLang, it creates only one kernel if the program sets a parameter that configurations have.
     """
 
     def decorated(function: Callable[..., object]) -> Callable[..., object]:
@@ -397,7 +399,7 @@ def _asked(module: str, name: str) -> Silent:
 
 @contextmanager
 def stand_ins(path: Path, language: Language, packages: Sequence[str] = REPLACED) -> Iterator[None]:
-    """Have stand-ins for the replaced packages, and the folder of a program as Python has it for a script."""
+    """Provide stand-ins for the replaced packages, and the folder of a program as Python sets it for a script."""
     before = {n: m for n, m in sys.modules.items() if n.partition(".")[0] in packages}
     finder, argv, search = _StandIns(language, packages), sys.argv, list(sys.path)
     for name in before:
@@ -415,7 +417,7 @@ def stand_ins(path: Path, language: Language, packages: Sequence[str] = REPLACED
 
 
 def place_in(error: BaseException, path: str) -> str:
-    """Return ``path:line`` of the last line of a file that an error came through; the path alone if there is none."""
+    """Return ``path:line`` of the last line of a file on the way to an error; only the path if there is none."""
     place, at = path, error.__traceback__
     while at is not None:
         if at.tb_frame.f_code.co_filename == path:
@@ -427,8 +429,8 @@ def place_in(error: BaseException, path: str) -> str:
 def load_program(path: Path, name: str, arguments: Mapping[str, object], language: Language) -> PrimFunc:
     """Return the kernel that a file has under a name, or that the function of this name returns for arguments.
 
-    The file runs once as a module (``if __name__ == "__main__"`` is not entered).  Raises `SpecError`: no such file or
-    name, arguments that are missing or unknown, an error of the program.
+    The file runs once as a module (``if __name__ == "__main__"`` is not entered).  Raises `SpecError` if there is no
+    such file or name, if arguments are missing or unknown, or if the program raises an error.
     """
     if not path.is_file():
         raise SpecError(f"{path}: no such file; a program is FILE.py::program")
@@ -472,7 +474,7 @@ def _called(
 
 
 def argument_values(texts: Sequence[str]) -> dict[str, object]:
-    """Return arguments written ``name=value``; a value that is no Python literal is a text.
+    """Return arguments written ``name=value``; a value that is not a Python literal is a text.
 
     >>> argument_values(["seq=2048", "dtype=float16"])
     {'seq': 2048, 'dtype': 'float16'}

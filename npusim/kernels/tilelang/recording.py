@@ -1,6 +1,6 @@
 """Records the launches of TileLang kernels beside those of Triton, on the CPU and without an edit of the program.
 
-TileLang's parser runs as it is; a stand-in replaces its compiler, so that a launch is written as TTIR and recorded
+TileLang's parser runs unchanged; a stand-in replaces its compiler, so that a launch is written as TTIR and recorded
 instead of executed.  Kernels under ``@tilelang.autotune`` are one call with all their configurations.
 """
 
@@ -39,19 +39,19 @@ _SECONDS = 1.0  # of each measurement: all alike
 def record(*, hw: str = "h200", floats: bool = False) -> Iterator[Calls]:
     """Record the launches of Triton and TileLang kernels inside a ``with`` block, without a GPU.
 
-    Yields a list (`Calls`) that launches are added to in their order; each replaces a schedule's name in `run`,
+    Yields a list (`Calls`) to which launches are added in their order; each replaces a schedule's name in `run`,
     `explore`, `compare` and the other verbs, and ``calls.save("calls.npz")`` writes all to a file.
 
     hw
-        The GPU that the program sees: number of multiprocessors, memory, compute capability (9.0 at least; predictions
-        for every other device start from this TTIR).
+        The GPU that the program detects: number of multiprocessors, memory, compute capability (9.0 at least;
+        predictions for every other device start from this TTIR).
     floats
         Whether values of floating-point tensors are recorded too; values of integers always are.
 
-    Tensors may be PyTorch's (on the CPU; ``device="cuda"`` means the CPU) or NumPy's arrays.  Kernels do not run: their
-    outputs stay unchanged, so that a launch whose grid or integers an earlier kernel computes is recorded with other
-    ones.  Raises `SpecError`: neither Triton nor TileLang is there, or the release of Triton is untried, ``hw`` is no
-    such GPU, or Triton's interpreter is on.
+    Tensors may be PyTorch's (on the CPU; ``device="cuda"`` means the CPU) or NumPy's arrays.  Kernels do not run and
+    their outputs do not change: a launch whose grid or integers an earlier kernel computes is recorded with other
+    values.  Raises `SpecError` if neither Triton nor TileLang is installed, if the release of Triton is untested, if
+    ``hw`` is not such a GPU, or if Triton's interpreter is on.
 
     Examples
     --------
@@ -90,7 +90,7 @@ class _WhenImported(MetaPathFinder):
         self._then = then
 
     def remove(self) -> None:
-        """Look for no import any more."""
+        """Stop watching imports."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
@@ -140,7 +140,9 @@ def _replaced_compiler(recorder: Recorder) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _with_own_caches(owner: type) -> Iterator[None]:
-    """Have decorated functions forget the kernels that they made before, and at the end those that they make here."""
+    """Let decorated functions forget the kernels that they created before, and at the end those that they
+    create here.
+    """
     call, called = owner.__call__, dict[int, object]()
 
     def fresh(of: object, *arguments: object, **named: object) -> object:
@@ -167,7 +169,7 @@ def _forget(of: object) -> None:
 class _Variant:
     """A PrimFunc with its outputs by number, its pass configurations, and the configuration of a tuner that it has.
 
-    ``refused``: why the parser makes none.
+    ``refused``: why the parser creates none.
     """
 
     function: tirx.PrimFunc | None
@@ -180,7 +182,7 @@ class _Variant:
 def _variant(
     function: tirx.PrimFunc, out_idx: object, configurations: object, constants: Mapping[str, object]
 ) -> _Variant:
-    """Return a PrimFunc with what its decorator and its own attributes say."""
+    """Return a PrimFunc with the settings of its decorator and of its own attributes."""
     attributes = dict(function.attrs) if function.attrs else {}
     own = [int(i) for i in attributes.get("tilelang_out_idx", ())]
     said = [out_idx] if isinstance(out_idx, int) else list(out_idx) if isinstance(out_idx, list | tuple) else own
@@ -218,7 +220,7 @@ def _tuned(recorder: Recorder, tuner: SimpleNamespace) -> SimpleNamespace:
 
 
 def _is_chosen(tuner: SimpleNamespace) -> bool:
-    """Return whether the program gives a value to a parameter that configurations have: TileLang then tunes nothing."""
+    """Return whether the program sets a parameter that configurations have: TileLang then tunes nothing."""
     if tuner._kernel_parameters is None or not tuner.configs:
         return False
     (arguments, named), order = tuner._kernel_parameters, list(tuner._function_parameters)
@@ -262,7 +264,7 @@ class RecordedKernel:
         return made[0] if len(made) == 1 else made or None
 
     def _in_order(self, count: int, named: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        """Return arguments that are given by name in the order of the parameters behind the first ``count``."""
+        """Return arguments that are given by name in the order of the parameters after the first ``count``."""
         function = self.prim_func
         names = [str(function.buffer_map.get(p, p).name) for p in function.params]
         outputs = {names[i] for i in self._outputs}
@@ -273,7 +275,7 @@ class RecordedKernel:
         return [named[n] for n in inputs[count:] if n in named]
 
     def _add_refused(self, why: str) -> None:
-        """Add a launch that is not read, without arguments."""
+        """Add a launch that cannot be read, without arguments."""
         self._was_launched = True
         listed = [CallConfiguration("", (1,), {}, v.constants, v.refused or why) for v in self._variants]
         line = first_line(self.prim_func)
@@ -341,7 +343,7 @@ class RecordedKernel:
             self._add([_empty(p) for p in parameters], parameters, {})
 
     def get_kernel_source(self, *_: object, **__: object) -> str:
-        """Return a comment: no compiler made code."""
+        """Return a comment: no compiler compiled code."""
         return f"// npusim has recorded {name_of(self.prim_func)}; it generates no code"
 
 

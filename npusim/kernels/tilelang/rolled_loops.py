@@ -1,7 +1,7 @@
-"""Loops whose iterations a program writes out, several a time and the last behind the loop, as loops without these.
+"""Loops whose iterations a program writes out, several at a time and the last after the loop, as plain loops.
 
-A kernel that alternates between two buffers has two tiles in the body of a loop, and an odd one behind it.  The same
-operations in the same order are a loop over all tiles, which two loops over one tensor then visit alike.
+A kernel that alternates between two buffers has two tiles in the body of a loop, and an odd one after it.  The same
+operations in the same order are a loop over all tiles, so that two loops over one tensor visit it in the same way.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _OF_WHOLE = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "//", "%"})
 
 
 class _UnlikeError(Exception):
-    """Statements that are no iterations of one loop."""
+    """Statements that are not iterations of one loop."""
 
 
 def rolled(body: Sequence[Statement], live: Set[TileBuffer] = frozenset()) -> Body:
-    """Return statements with loops in place of iterations that are written out; ``live``: tiles read behind them."""
+    """Return statements with loops in place of written-out iterations; ``live``: tiles that are read after them."""
     made, rest = list[Statement](), list(body)
     while rest:
         s = rest.pop(0)
@@ -65,7 +65,7 @@ def rolled(body: Sequence[Statement], live: Set[TileBuffer] = frozenset()) -> Bo
 
 
 def _with_fewer(loop: SerialLoop, live: Set[TileBuffer]) -> SerialLoop:
-    """Return a loop with one tile in its body in place of several; as it is where they are not alike."""
+    """Return a loop with one tile in its body in place of several; unchanged if these differ."""
     high, size = number_of(loop.high, {}), len(loop.body)
     if loop.low != _ZERO or not isinstance(high, int):
         return loop
@@ -82,7 +82,7 @@ def _with_fewer(loop: SerialLoop, live: Set[TileBuffer]) -> SerialLoop:
 
 
 def _with_next(loop: SerialLoop, rest: Sequence[Statement], live: Set[TileBuffer]) -> SerialLoop | None:
-    """Return a loop with the iteration that is written behind it; None where no other one of it is."""
+    """Return a loop with the iteration that is written after it; None if that is not an iteration of the loop."""
     high, size = number_of(loop.high, {}), len(loop.body)
     if loop.low != _ZERO or not isinstance(high, int) or high < 0 or len(rest) < size:
         return None
@@ -148,7 +148,7 @@ def _are_alike(one: Sequence[Statement], other: Sequence[Statement], live: Set[T
 
 @dataclass(eq=False, slots=True)
 class _Form:
-    """Forms of statements, equal where they differ in names of tiles, of bound values and of parallel loops alone."""
+    """Forms of statements, equal if they differ only in names of tiles, of bound values and of parallel loops."""
 
     tiles: list[TileBuffer] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
@@ -164,7 +164,7 @@ class _Form:
         self.names[name] = f"#{len(self.names)}"
 
     def expression(self, e: Expression) -> object:
-        """Return the form of a value, whose additions have their order."""
+        """Return the form of a value; its additions keep their order."""
         if isinstance(e, BufferElement):
             return self.tile(e.buffer), tuple(map(self.index, e.indices))
         if isinstance(e, Applied):

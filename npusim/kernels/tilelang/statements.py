@@ -112,7 +112,7 @@ class BoundValue:
 class Elementwise:
     """Elements of a buffer under parallel loops: ``axes`` has each loop's variable and length.
 
-    ``condition``: where it is false an element stays as it is.  ``is_added``: values are added to a tensor's elements,
+    ``condition``: where it is false an element does not change.  ``is_added``: values are added to a tensor's elements,
     by atomic additions.
     """
 
@@ -148,9 +148,9 @@ class MatrixProduct:
 
 @dataclass(frozen=True, slots=True)
 class TileReduction:
-    """A sum, maximum or minimum along an axis; without ``clears`` the target takes part.
+    """A sum, maximum or minimum along an axis; without ``clears`` the target is included.
 
-    ``cumulates``: the sums up to each element instead.
+    ``cumulates``: the result is the sums up to each element.
     """
 
     source: BufferPart
@@ -175,7 +175,7 @@ class SerialLoop:
 
 @dataclass(frozen=True, slots=True)
 class Conditional:
-    """An ``if`` of a condition that all elements answer alike."""
+    """An ``if`` with a condition that is the same for all elements."""
 
     condition: Expression
     then: tuple[Statement, ...]
@@ -196,7 +196,7 @@ class CrossFlag:
 class BarrierStep:
     """A step of a warp group at one barrier of several; `warp_groups` removes it.
 
-    With a ``parity`` it waits for a phase, with a ``copy`` the phase ends after it; else its threads arrive.
+    With a ``parity`` it waits for a phase, with a ``copy`` the phase ends after the copy; otherwise its threads arrive.
     """
 
     barrier: str
@@ -235,7 +235,7 @@ Statement = (
 class TileKernel:
     """A kernel: parameters (tensors, and numbers as name and format), grid, the program's numbers, and statements.
 
-    ``notes``: what changes times alone and is not followed.
+    ``notes``: constructs that change only times and are not modelled.
     """
 
     name: str
@@ -250,7 +250,7 @@ class TileKernel:
 
 
 def only_assignment(s: Statement) -> Elementwise | None:
-    """Return the assignment that a nest of parallel loops is, to all its elements; None for another statement."""
+    """Return the assignment to all elements that a nest of parallel loops consists of; None for another statement."""
     x = s.body[0] if isinstance(s, ParallelNest) and len(s.body) == 1 else None
     return x if isinstance(x, Elementwise) and x.condition is None else None
 
@@ -344,7 +344,8 @@ def simpler(e: Applied) -> Expression:
 
 
 def linear(e: Expression, bound: Mapping[str, Expression]) -> dict[Expression, float]:
-    """Return a whole number as a sum: the factor of each term, of ``Literal(1)`` for the constant; 0 is left out.
+    """Return a whole number as a sum: the factor of each term, or of ``Literal(1)`` for the constant; terms with factor
+    0 are omitted.
 
     ``bound``: what variables stand for.
     """

@@ -1,8 +1,9 @@
 """Tiles with several slots, of which each iteration of a loop has one, as tiles without them.
 
 A kernel that copies ahead writes slot ``(k + 1) % 2`` while it reads slot ``k % 2``.  A slot that an iteration writes
-before it reads is a tile of the iteration; one that is copied ahead is what its own iteration would copy; one that the
-iteration before has written is a tile that the loop carries.  Other slots stay, and are refused as parts of tiles.
+before it reads is a tile of the iteration; a slot that is copied ahead is the copy that its own iteration would make; a
+slot that the previous iteration has written is a tile that the loop carries.  Other slots are unchanged, and are
+refused as parts of tiles.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ def _with_branches(body: Sequence[Statement], others: Set[TileBuffer]) -> Body:
 
 
 def _candidates(body: Body) -> Iterator[tuple[TileBuffer, int]]:
-    """Yield the tiles of several elements along an axis, and the axis, of which some access has one index."""
+    """Yield the tiles, and the axis, with several elements along the axis if some access has one index there."""
     seen = set[tuple[TileBuffer, int]]()
     for x in accesses(body):
         for d, n in enumerate(x.buffer.shape):
@@ -157,7 +158,7 @@ class _Ring:
         return [x for x in accesses([leaf.statement]) if x.buffer is self.buffer]
 
     def removed(self) -> Body | None:
-        """Return the statements without the slots; None where nothing is known of them."""
+        """Return the statements without the slots; None if nothing is known about them."""
         inner = [leaf for leaf in self.leaves if not any(x.moves(self.axis) for x in self.own(leaf))]
         indices = {frozenset(linear(x.indices[self.axis], {}).items()) for leaf in inner for x in self.own(leaf)}
         filled = [leaf for leaf in self.leaves if leaf not in inner]
@@ -200,7 +201,7 @@ class _Ring:
         return x is not None and x.buffer is self.buffer and isinstance(x.value, Literal) and not leaf.conditions
 
     def is_of_each_iteration(self, inner: Sequence[_Leaf], names: set[str]) -> bool:
-        """Return whether each iteration of some loops has a slot of its own, which it writes before it reads."""
+        """Return whether each iteration of some loops has its own slot, which it writes before it reads."""
         of_loop = dict[SerialLoop, set[frozenset[tuple[Expression, float]]]]()
         for leaf in inner:
             around = [x for x in leaf.loops if x.variable in names]
@@ -322,7 +323,7 @@ class _Ring:
 
 @dataclass(frozen=True, slots=True)
 class _SlotTiles:
-    """Tiles in place of the slots of a buffer along an axis: ``of`` a slot's index, ``every`` where all are filled."""
+    """Tiles in place of the slots of a buffer along an axis: ``of`` for a slot's index, ``every`` if all are filled."""
 
     buffer: TileBuffer
     axis: int

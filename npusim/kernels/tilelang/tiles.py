@@ -49,7 +49,7 @@ class Box:
 
     @property
     def span(self) -> tuple[int, int]:
-        """First byte and the byte behind the last, in the memory, or within a buffer without an address."""
+        """First byte, and the byte after the last, in the memory, or within a buffer without an address."""
         pairs = list(zip(self.ranges, self.strides, strict=True))
         low = sum(a * s for (a, _), s in pairs)
         high = sum((b - 1) * s for (_, b), s in pairs) + 1
@@ -81,7 +81,7 @@ class Box:
 
 
 class Scalar:
-    """An operand of a program's scalar arithmetic that only a run of the program knows; its text is what it is."""
+    """An operand of a program's scalar arithmetic that is only known at run time; its text identifies it."""
 
     def text(self) -> str:
         """Return the expression as text; equal texts are equal values."""

@@ -1,7 +1,7 @@
 """Writes a kernel of tiles as TTIR, which the reader of Triton kernels reads: overwritten buffers become values.
 
 A buffer is a name for its latest value; a loop carries the tiles that it reads before it writes them, or that are read
-behind it.  Accesses of tensors that may be out of bounds get masks, as TileLang's compiler gives them (other = 0).
+after it.  Accesses of tensors that may be out of bounds get masks, as in TileLang's compiler (other = 0).
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ class TileValue:
 
 @dataclass(frozen=True, slots=True)
 class TileOrigin:
-    """What an element of a tile is a copy of, or computed from: elements of tensors, and numbers.
+    """The sources of an element of a tile: elements of tensors that it copies or from which it is computed, and
+    numbers.
 
     ``axes``: a variable for each axis of the tile.
     """
@@ -106,7 +107,7 @@ class TileOrigin:
 
     @property
     def is_copy(self) -> bool:
-        """Whether it is an element of a tensor as it is."""
+        """Whether it is an unchanged element of a tensor."""
         return isinstance(self.value, BufferElement)
 
     def at(self, indices: Sequence[Expression]) -> Expression:
@@ -125,7 +126,7 @@ def type_of(shape: Sequence[int], fmt: str) -> str:
 
 
 def folded(word: str, a: float, b: float) -> float | None:
-    """Return the number that an operation of two numbers makes without rounding; None for another operation."""
+    """Return the result of an operation on two numbers without rounding; None for another operation."""
     if word in ("//", "%"):
         return a // b if word == "//" else a % b
     if word in ("<<", ">>"):
@@ -137,7 +138,7 @@ def folded(word: str, a: float, b: float) -> float | None:
 
 
 def wrapped(x: float, fmt: str) -> int:
-    """Return a whole number as an integer format of fewer bits has it, whose numbers wrap; 0 or 1 of ``bool``."""
+    """Return a whole number in an integer format of fewer bits, whose numbers wrap; 0 or 1 for ``bool``."""
     if fmt == "bool":
         return int(bool(x))
     span = 1 << int(TYPES[fmt][1:])
@@ -146,7 +147,7 @@ def wrapped(x: float, fmt: str) -> int:
 
 
 def is_within(x: float, fmt: str) -> bool:
-    """Return whether an integer format has a number, rounded towards 0."""
+    """Return whether an integer format can represent a number, rounded towards 0."""
     return math.isfinite(x) and wrapped(x, fmt) == int(x)
 
 
@@ -249,7 +250,7 @@ class _Writer:
         return self.op(f"tt.{word} %{v.name} : {v.type} -> {type_of(shape, v.fmt)}", shape, v.fmt, "w")
 
     def alike(self, *values: TileValue) -> list[TileValue]:
-        """Return values in the smallest shape that has them all."""
+        """Return values in the smallest shape that contains them all."""
         shapes = [v.shape for v in values if v.shape]
         return [self.widened(v, tuple(map(max, zip(*shapes, strict=True)))) for v in values] if shapes else [*values]
 
@@ -333,7 +334,7 @@ class _Writer:
         return made
 
     def decided(self, e: Expression) -> bool | None:
-        """Return the answer of a comparison of whole numbers that bounds alone decide; None for another condition."""
+        """Return the result of a comparison of whole numbers that bounds alone decide; None for another condition."""
         if isinstance(e, Applied) and e.word == "and":
             answers = [self.decided(x) for x in e.operands]
             return False if False in answers else None if None in answers else True
@@ -515,7 +516,7 @@ class _Writer:
         return v
 
     def bind(self, buffer: TileBuffer, v: TileValue) -> None:
-        """Have a value as a tile's, under the tile's name where the last operation made it."""
+        """Use a value as a tile's, under the tile's name if the last operation computed it."""
         v = self.cast(v, buffer.fmt)
         v = self.reshaped(v, tuple(n for n in v.shape if n != 1) if v.shape else buffer.block)
         made = f"{'  ' * self.depth}%{v.name} = "
@@ -528,7 +529,7 @@ class _Writer:
         self.origins.pop(buffer, None)
 
     def origin(self, x: Elementwise) -> TileOrigin | None:
-        """Return what a tile is a copy of, or computed from: tensors, numbers, tiles of one element, other such tiles.
+        """Return the sources of a tile: tensors, numbers, tiles of one element, other such tiles.
 
         Computing it again has the same bits: operations and formats are those of the assignments.
         """
@@ -554,7 +555,7 @@ class _Writer:
         return TileOrigin(tuple(axes), made)
 
     def of_tensors(self, e: Expression) -> Expression | None:
-        """Return an expression with what tiles are computed from in their place; None where one is no such tile."""
+        """Return an expression with the sources of tiles in their place; None if one is not such a tile."""
         if isinstance(e, BufferElement) and not e.buffer.is_global:
             number = self.tiles[e.buffer].number if e.buffer in self.tiles else None
             if number is not None:
@@ -578,7 +579,7 @@ class _Writer:
 
     # ------------------------------------------------------------ statements
     def statements(self, body: Sequence[Statement], live: set[TileBuffer]) -> None:
-        """Write statements; ``live``: the tiles that are read behind them."""
+        """Write statements; ``live``: the tiles that are read after them."""
         for i, s in enumerate(body):
             rest = Exposed(body[i + 1 :])
             self.line, after = s.line, rest.reads | (live - rest.writes)
@@ -793,7 +794,7 @@ class _Writer:
 
     # ------------------------------------------------------------ control flow
     def loop(self, s: SerialLoop, live: set[TileBuffer]) -> None:
-        """Write a loop; a tile that begins and ends each iteration as the same number is no state of it."""
+        """Write a loop; a tile that begins and ends each iteration as the same number is not a state of it."""
         s, constant = self.with_cleared_starts(s), set[TileBuffer]()
         before = len(self.lines), self.count, dict(self.tiles), dict(self.values), dict(self.ranges), dict(self.origins)
         while unchanged := self.loop_with(s, live, constant):
@@ -900,9 +901,10 @@ class _Writer:
 
 
 def as_choices(s: Conditional) -> tuple[ParallelNest, ...] | None:
-    """Return an if that assigns tiles as assignments that choose between its ways; None for another if.
+    """Return an if that assigns tiles as assignments that choose between its branches; None for another if.
 
-    Both ways assign the same tiles in the same order, or one way leaves what the other computes from tiles alone.
+    Both branches assign the same tiles in the same order, or one branch leaves those unchanged that the other computes
+    from tiles alone.
     """
     if not s.otherwise:
         made = [_choice(s.condition, x, _unchanged(x), s.line) for x in s.then]
@@ -948,7 +950,9 @@ def _choice(condition: Expression, s: Statement, other: Statement | None, line: 
 
 
 def chosen_value(condition: Expression, a: Expression, b: Expression) -> Expression:
-    """Return a where a condition holds, else b: of one tensor's elements one with chosen indices, of masks a mask."""
+    """Return a if a condition is true, else b: for elements of one tensor, one element with chosen indices; for masks,
+    a mask.
+    """
     if isinstance(a, BufferElement) and isinstance(b, BufferElement) and a.buffer is b.buffer and a.buffer.is_global:
         pairs = zip(a.indices, b.indices, strict=True)
         return replace(a, indices=tuple(x if x == y else Applied("select", (condition, x, y)) for x, y in pairs))
@@ -985,9 +989,9 @@ def _are_alike_or_apart(pairs: Sequence[tuple[Expression, Expression]], names: s
 
 
 def in_order_of_reads(s: ParallelNest) -> ParallelNest:
-    """Return two parallel loops in the order of the tiles that they read, where all of these are read transposed.
+    """Return two parallel loops in the order of the tiles that they read, if all of these are read transposed.
 
-    So what is computed from them is transposed as a result, which is a factor of a product.
+    Thus values computed from them are transposed as a result, which is a factor of a product.
     """
     targets = [x for x in s.body if isinstance(x, Elementwise)]
     reads = [e for x in s.body for e in parts_of(x.value) if isinstance(e, BufferElement)]
@@ -1000,7 +1004,9 @@ def in_order_of_reads(s: ParallelNest) -> ParallelNest:
 
 
 def _are_alike(a: Expression, b: Expression) -> bool:
-    """Return whether expressions are the same; numbers, in whatever format they are written."""
+    """Return whether expressions are equal; numbers are compared independent of the format in which they are
+    written.
+    """
     if isinstance(a, Literal) and isinstance(b, Literal):
         return a.value == b.value and math.copysign(1, a.value) == math.copysign(1, b.value)
     return a == b

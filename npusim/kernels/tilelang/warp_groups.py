@@ -1,8 +1,9 @@
 """Statements of warp groups (``T.ws``) that barriers of the program order, in the order of the text.
 
-The text is one order in which the groups may run.  All others have its values if no wait can end at another phase than
-there, and each two accesses of an element, of which one is a write, are ordered by the barriers.  Both are checked on
-all statements with loops as they run, by clocks: what each group, and each asynchronous copy, is known to come after.
+The text is one order in which the groups may run.  All other orders give its values if no wait can end at another phase
+than there, and if the barriers order each two accesses of an element, one of which is a write.  Both are checked on all
+statements with loops as they run, by clocks: the statements after which each group, and each asynchronous copy, is
+known to come.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from npusim.kernels.tilelang.statements import (
 from npusim.kernels.triton.ttir_text import Line
 
 Body = tuple[Statement, ...]
-#: Statements of all groups with loops as they run; more are not followed.
+#: Largest number of statements of all groups, with loops as they run, that are followed.
 MOST_STEPS = 200_000
 _ALL = "all threads"
 _ZERO = Literal(0)
@@ -52,8 +53,9 @@ def in_text_order(
 ) -> Body:
     """Return statements without warp groups and barriers.
 
-    ``counts``: the arrivals of each barrier's phases, by name; ``threads``: of a block; ``registers``: tiles of which
-    each group has its own.  Raises `ProgramError` with a line: accesses or waits that the barriers do not order.
+    ``counts``: the arrivals of each barrier's phases, by name; ``threads``: those of a block; ``registers``: tiles of
+    which each group has its own.  Raises `ProgramError` with a line for accesses or waits that the barriers do not
+    order.
     """
     _Order(counts, threads, registers).follow(body, {})
     return _plain(body)
@@ -74,7 +76,9 @@ def _plain(body: Iterable[Statement]) -> Body:
 
 @dataclass(slots=True)
 class _Part:
-    """An access: who does it and when, and the part of a buffer by its first element and its length along each axis."""
+    """An access: which group makes it and when, and the part of a buffer by its first element and its length along each
+    axis.
+    """
 
     agent: str
     time: int
@@ -268,7 +272,7 @@ class _Order:
             self.access(buffer, clock, _Part(agent, time, _placed(start, known), extent, is_write, s.line))
 
     def access(self, buffer: TileBuffer, clock: Clock, part: _Part) -> None:
-        """Check an access against those before it."""
+        """Check an access against the previous ones."""
         if buffer in self.registers and self.owners.setdefault(buffer, self.group) != self.group:
             raise refused(
                 part.line,

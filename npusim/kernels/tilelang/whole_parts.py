@@ -2,8 +2,8 @@
 
 ``for i in range(2): copy(W[:, 64 * i], c); ...`` is the copy of 128 columns.
 
-A kernel whose buffers are smaller than a workspace or a result goes over it part by part.  Each element is computed as
-before, by the same operations; what the parts are is a matter of time.
+A kernel whose buffers are smaller than a workspace or a result processes it part by part.  Each element is computed as
+before, by the same operations; the division into parts affects only the time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _OtherLoopError(Exception):
 
 
 def with_whole_parts(body: Sequence[Statement], live: Set[TileBuffer] = frozenset()) -> Body:
-    """Return statements with those on whole tiles in place of loops over parts; ``live``: tiles read behind them."""
+    """Return statements on whole tiles in place of loops over parts; ``live``: tiles that are read after them."""
     made = list[Statement]()
     for i, s in enumerate(body):
         after = Exposed(body[i + 1 :]).reads | live
@@ -104,7 +104,7 @@ class _Parts:
         ]
 
     def part(self, buffer: TileBuffer, axis: int) -> None:
-        """Have a tile as a part along an axis."""
+        """Use a tile as a part along an axis."""
         if buffer not in self.private or self.along.setdefault(buffer, axis) != axis:
             raise _OtherLoopError
 
@@ -167,7 +167,7 @@ class _Parts:
         return ParallelNest(axes, (made,), x.line)
 
     def without_number(self, e: Expression, *, is_index: bool) -> Expression:
-        """Return an expression without the number of the part, which indices alone have."""
+        """Return an expression without the number of the part, which only indices contain."""
         if is_index:
             return substituted(e, {self.number.name: _ZERO})
         if e == self.number:

@@ -4,25 +4,26 @@ from hashlib import sha256
 
 #: Suffix of a file of recorded calls; a call of the file is ``calls.npz::k``.
 SUFFIX = ".npz"
-#: Separator between a file and a launch of one of its kernels, or the number of a recorded call.
+#: Separator between a file and a launch of one of its kernels, or between a file and the number of a recorded call.
 SIGN = "::"
-#: The order of a sum whose layout is of no known form.
+#: The order of a sum whose layout has no known form.
 UNKNOWN = "?"
-#: Letters of a kernel's name that are part of the names of files; a longer name ends with a digest in the file's name.
+#: Number of letters of a kernel's name that are part of the names of files; a longer name ends with a digest in the
+#: file's name.
 _MOST_LETTERS, _LETTERS = 80, 64
 
 
 def launch_parts(schedule: str) -> tuple[str, str]:
     """Return the file and the launch of ``kernel.py::name[grid](arguments)``, or the number of ``calls.npz::k``.
 
-    The second is empty where the name has none.
+    The second is empty if the name has none.
     """
     path, _, launch = schedule.partition(SIGN)
     return path, launch
 
 
 def is_recorded(schedule: str) -> bool:
-    """Return whether the name of a schedule is that of a recorded call, or of a file of these."""
+    """Return whether the name of a schedule is that of a recorded call, or of a file of recorded calls."""
     return launch_parts(schedule)[0].endswith(SUFFIX)
 
 
@@ -32,7 +33,7 @@ def is_launch(schedule: str) -> bool:
 
 
 def short_kernel_name(name: str) -> str:
-    """Return the name of a kernel as part of the names of files, which systems limit.
+    """Return the name of a kernel in the form for names of files, whose length systems limit.
 
     >>> short_kernel_name("softmax"), len(short_kernel_name("fused_" * 50))
     ('softmax', 73)

@@ -1,7 +1,7 @@
 """Blocks that are summed along both of their axes, as one row of their elements: the same TTIR on blocks of one axis.
 
-The row has the block's rows one after another.  What is computed of each element is the same; integers and masks of
-indices stay those of rows and columns, and become the row's where floats are loaded, chosen or stored by them.
+The row has the block's rows one after another.  The computation on each element is the same; integers and masks of
+indices remain those of rows and columns, and become the row's where floats are loaded, chosen or stored by them.
 """
 
 from __future__ import annotations
@@ -27,28 +27,29 @@ from npusim.kernels.triton.values import (
     reshaped,
 )
 
-#: An operation that is not TTIR's: integers or a mask of a block of rows and columns, or along one of its axes, as
+#: An operation that TTIR does not have: integers or a mask of a block of rows and columns, or along one of its axes, as
 #: those of the row of its elements.
 FLATTENED = "npusim.flattened"
-#: Another one: pointers of a row that go by a table, without the last entries that a mask hides in every program.
+#: Another such operation: pointers of a row that follow a table, without the last entries that a mask hides in every
+#: program.
 TRIMMED = "npusim.trimmed"
-#: Between the places of a sum of rows and of the sum of these sums.
+#: Operations between the places of a sum of rows and of the sum of these sums.
 OF_SUMS = " and then "
-#: What leaves a block as it is.
+#: Operations that leave a block unchanged.
 _SAME = "ttg.convert_layout"
 #: Operations on blocks with special rules of axes, which no block here has.
 _OTHERS = ("tt.dot", "tt.trans", "tt.join", "tt.split", "tt.cat", "tt.scan", "tt.gather", "tt.descriptor", "tt.atomic")
 _RANK = 2
-#: Operations with regions, and the operands of a loop before those that it carries.
+#: Operations with regions, and the number of operands of a loop before those that it carries.
 _REGIONS, _BOUNDS = ("tt.reduce", "scf.for", "scf.if"), 4
 
 
 class _OtherBlocksError(Exception):
-    """A kernel has blocks that are no such row."""
+    """A kernel has blocks that cannot be such a row."""
 
 
 def with_blocks_as_rows(function: Function) -> Function | None:
-    """Return a kernel whose blocks that are summed along both axes are rows; None where there are none, or others."""
+    """Return a kernel in which blocks that are summed along both axes are rows; None if it has none, or others."""
     operations = [*function.operations, *inside(function.operations)]
     if any((o.body and o.name not in _REGIONS) or o.name.startswith(_OTHERS) for o in operations):
         return None
@@ -64,7 +65,7 @@ def with_blocks_as_rows(function: Function) -> Function | None:
 
 
 def _carried(operations: list[Op]) -> dict[str, Op]:
-    """Return the values that loops carry, and leave, each as an operation of its type."""
+    """Return the values that loops carry, and their results, each as an operation with its type."""
     made = dict[str, Op]()
     for op in operations:
         if op.name == "scf.for" and len(op.operands) > _BOUNDS:
@@ -75,12 +76,12 @@ def _carried(operations: list[Op]) -> dict[str, Op]:
 
 
 def _operand_type(op: Op) -> tuple[int, ...]:
-    """Return the shape of what a reduction or another change of axes is of."""
+    """Return the shape of the operand of a reduction or of another change of axes."""
     return shape_of(TYPES.findall(op.text.rpartition(" : ")[2])[0])[0]
 
 
 def _joins_axes(op: Op, made: dict[str, Op]) -> bool:
-    """Return whether an operation makes one axis of a block, or reduces one whose other axis is reduced behind it."""
+    """Return whether an operation creates one axis of a block, or reduces one and a later operation the other axis."""
     if op.name == "tt.reshape":
         return len(shape_of(op.type)[0]) == 1
     is_first = op.name == "tt.reduce" and len(op.operands) == 1 and len(_operand_type(op)) == _RANK
@@ -96,7 +97,7 @@ class _Rows:
         self._known: dict[tuple[str, int], str] = {}
 
     def changed(self, operations: list[Op]) -> list[Op]:
-        """Return operations of a region; raise `_OtherBlocksError` where a block is no such row."""
+        """Return the operations of a region; raise `_OtherBlocksError` if a block cannot be such a row."""
         before, known, self.ordered = self.ordered, dict(self._known), []
         read = self._vectors_read()
         for op in operations:
@@ -127,7 +128,7 @@ class _Rows:
         return self._shape(op.results[0]) == (self.rows * self.columns,)
 
     def _is_float(self, name: str) -> bool:
-        """Return whether a value is a block of floats, or a mask of compared ones."""
+        """Return whether a value is a block of floats, or a mask of compared values."""
         op = self.made.get(name)
         if op is None or "tt.ptr" in op.type:
             return op is not None and op.name == "tt.load" and shape_of(op.type)[1] in FORMATS
@@ -136,7 +137,9 @@ class _Rows:
         return is_float or (op.name != "tt.load" and any(map(self._is_float, op.operands)))
 
     def _vectors_read(self) -> set[str]:
-        """Return vectors of floats that others read than blocks of rows and columns, which have their own."""
+        """Return vectors of floats that operations other than those on blocks of rows and columns read; these have
+        their own.
+        """
         read = set[str]()
         for op in reversed(self.operations):
             is_vector = not op.results or len(self._shape(op.results[0])) < _RANK
@@ -145,7 +148,9 @@ class _Rows:
         return read
 
     def _typed(self, text: str, axis: int | None = None) -> str:
-        """Return a text with the row's type in place of a block's, or of a vector's along an axis of it."""
+        """Return a text with the row's type in place of a block's type, or of the type of a vector along one of its
+        axes.
+        """
         sizes = rf"(?:{self.rows}|1)x(?:{self.columns}|1)" if axis is None else f"{(self.rows, self.columns)[axis]}"
         return re.sub(rf"tensor<{sizes}x(?=!|[a-z])", f"tensor<{self.rows * self.columns}x", text)
 
@@ -167,7 +172,7 @@ class _Rows:
         self.ordered.append(replace(op, name=_SAME, operands=[source], type=self._typed(op.type)))
 
     def _operand(self, name: str) -> str:
-        """Return a block's operand: a block of floats, which is a row, or one of integers as that of a row."""
+        """Return a block's operand: a block of floats, which is a row, or integers as those of a row."""
         is_block = len(self._shape(name)) == _RANK
         return self._flattened(name, -1) if is_block and not self._is_float(name) else name
 
@@ -181,7 +186,7 @@ class _Rows:
         return self._known[name, axis]
 
     def _trimmed(self, op: Op, operands: list[str]) -> list[str]:
-        """Return a load's operands with a pointer that leads to what its mask leaves alone."""
+        """Return a load's operands with a pointer that leads only to elements that its mask leaves."""
         if op.name != "tt.load" or len(operands) < _RANK:
             return operands
         pointer, mask, *others = operands
@@ -205,7 +210,7 @@ class _Rows:
         return self._known[name, axis]
 
     def _reduce(self, op: Op) -> None:
-        """Add a reduction of a block along one axis and then the other, where the second one is."""
+        """Add a reduction of a block along one axis and then the other, at the place of the second one."""
         before = self.made.get(op.operands[0])
         if len(op.operands) == 1 and len(_operand_type(op)) == 1:
             if before is None or before.name != "tt.reduce":
@@ -254,7 +259,9 @@ def flattened(op: Op, x: Known) -> Known:
 
 
 def _rules_of(op: Op, x: Condition) -> Condition:
-    """Return comparisons of a block as those of a row: of rows as the elements before one, others if linear."""
+    """Return comparisons of a block as those of a row: comparisons of rows as bounds on the elements before one, others
+    if linear.
+    """
     (down, along), made = x.every[0][1].shape, list[tuple[str, Affine]]()
     size = down * along
     for relation, d in x.of:
@@ -288,7 +295,7 @@ def _row_of(op: Op, x: Affine) -> Affine | Listed:
 
 
 def trimmed(x: Known, mask: Known) -> Known:
-    """Return pointers by a table without the last entries that a mask hides in every program; others as they are."""
+    """Return pointers by a table without the last entries that a mask hides in every program; others are unchanged."""
     bounds = [bound_of(d, relation) for relation, d in mask.of] if isinstance(mask, Condition) else []
     known = [int(bound[1].max()) for bound in bounds if bound is not None]
     return replace(x, table=x.table[: min(known)]) if isinstance(x, Listed) and known and min(known) else x

@@ -33,7 +33,8 @@ INTEGERS = MappingProxyType(
 )
 #: Programs of a launch: the addresses of every one are evaluated, a block each.
 MOST_PROGRAMS = 1 << 20
-#: Letters of a name or path, and how far a tensor's integers may be apart: elements between them are stored here too.
+#: Letters of a name or path, and the largest distance between a tensor's integers: elements between them are stored
+#: here too.
 MOST_LETTERS, MOST_INTEGERS = 4096, 1 << 27
 
 
@@ -41,7 +42,7 @@ MOST_LETTERS, MOST_INTEGERS = 4096, 1 << 27
 class Argument:
     """A tensor of a call: a view of a storage.
 
-    ``strides``, ``offset``: in elements.  ``storage``: the number of the storage among the recording's.  ``data``: the
+    ``strides``, ``offset``: in elements.  ``storage``: the number of the storage in the recording.  ``data``: the
     values of the view, None where floats were not recorded.  ``block``: the block of a tensor descriptor.
     """
 
@@ -59,7 +60,7 @@ class Argument:
         return self.fmt in INTEGERS
 
     def elements(self) -> np.ndarray[Any, Any]:
-        """Return the values in the order of memory, from the view's first element on; 0 between them."""
+        """Return the values in the order of memory, from the view's first element on, with 0 in the gaps."""
         places = np.zeros((1,) * len(self.shape), np.int64)
         for axis, (n, step) in enumerate(zip(self.shape, self.strides, strict=True)):
             places = places + (np.arange(n) * step).reshape(n, *(1 for _ in self.shape[axis + 1 :]))
@@ -71,8 +72,8 @@ class Argument:
 class CallConfiguration(NamedTuple):
     """One configuration of a launch: its TTIR, grid and options, and the constexprs that the tuner chose.
 
-    ``refused``: the compiler's message for a configuration that it does not compile; the TTIR is then empty.
-    ``notes``: what a run says about it.
+    ``refused``: the compiler's message for a configuration that it does not compile; the TTIR is then empty. ``notes``:
+    notes of a run about it.
     """
 
     ttir: str
@@ -92,9 +93,9 @@ class CallConfiguration(NamedTuple):
 class Call:
     """One launch: the kernel, the places of its definition and launch, its arguments, and its configurations.
 
-    The launch has the first configuration; the others belong to its autotuner.  ``path``, ``line``: of the kernel;
-    ``where``: of the launch.  ``triton``: the release that compiled the TTIR.  ``language``: the release of another
-    language, whose kernel npusim wrote as TTIR; no compiler makes code from that text.
+    The launch has the first configuration; the others belong to its autotuner.  ``path``, ``line``: place of the
+    kernel; ``where``: place of the launch.  ``triton``: the release that compiled the TTIR.  ``language``: the release
+    of another language, whose kernel npusim wrote as TTIR; no compiler compiles that text.
     """
 
     name: str
@@ -135,7 +136,7 @@ class Calls(list[Call]):
     """The list of `npusim.record`: launches of Triton kernels in the program's order.
 
     Each `Call` has ``name``, ``grid`` (programs per axis), ``tensors`` (shapes, strides in elements, formats),
-    ``configurations`` and ``where`` (file and line); `npusim.run` takes a call in place of a schedule's name,
+    ``configurations`` and ``where`` (file and line); `npusim.run` accepts a call in place of a schedule's name,
     `npusim.run_calls` the list.
 
     Examples
@@ -153,7 +154,7 @@ class Calls(list[Call]):
     def save(self, path: str | Path) -> Path:
         """Write the calls to a file (``.npz``) and return its path.
 
-        Raises `SpecError` for another suffix, or where nothing was recorded.
+        Raises `SpecError` for another suffix, or if nothing was recorded.
         """
         path = Path(path)
         if path.suffix != SUFFIX:
@@ -165,9 +166,9 @@ class Calls(list[Call]):
 
 
 def call_of(schedule: str) -> Call:
-    """Return the call that ``calls.npz::k`` names; without ``::k`` a file's only one.
+    """Return the call that ``calls.npz::k`` names; without ``::k``, the only call of a file.
 
-    Raises `SpecError`: no such file or call, or a file that is no file of calls.
+    Raises `SpecError` for a missing file or call, or for a file that is not a file of calls.
     """
     path, number = launch_parts(schedule)
     calls = read_calls(Path(path))
@@ -185,7 +186,7 @@ def call_of(schedule: str) -> Call:
 
 
 def numbered(schedule: str) -> list[str]:
-    """Return the names of the calls of a file that has several, if the schedule is the file alone; else none."""
+    """Return the names of the calls of a file that has several, if the schedule names only the file; otherwise none."""
     if not is_recorded(schedule) or launch_parts(schedule)[1]:
         return []
     calls = read_calls(Path(schedule))
@@ -193,7 +194,7 @@ def numbered(schedule: str) -> list[str]:
 
 
 def read_calls(path: Path) -> Calls:
-    """Return the calls of a file; raise `SpecError` where it is missing or damaged.  No code of a user is executed."""
+    """Return the calls of a file; raise `SpecError` if it is missing or damaged.  No code of a user is executed."""
     if not path.is_file():
         raise SpecError(f"{path}: no such file; `npusim record script.py` writes one")
     return _read(str(path.resolve()), path.stat().st_mtime_ns)
@@ -241,7 +242,7 @@ def _call(number: int, each: Mapping[str, Any], texts: Sequence[str], arrays: Ma
 
 
 def _argument(name: str, x: Mapping[str, Any], data: Any) -> Argument:
-    """Return a tensor of a file; raise `ValueError` for numbers that are no view's."""
+    """Return a tensor of a file; raise `ValueError` for numbers that do not describe a view."""
     fmt, lists = _text("format", x["fmt"]), {n: tuple(_list(n, x[n])) for n in ("shape", "strides", "block")}
     strides = [abs(s) if isinstance(s, int) else s for s in lists["strides"]]
     for n in (*lists["shape"], *strides, *lists["block"], x["offset"], x["storage"]):
@@ -264,7 +265,7 @@ def _argument(name: str, x: Mapping[str, Any], data: Any) -> Argument:
 
 
 def _whole(name: str, x: object) -> int:
-    """Return an integer of a file; raise `ValueError` for another value, or one beyond 63 bits."""
+    """Return an integer of a file; raise `ValueError` for another value, or one with more than 63 bits."""
     if not isinstance(x, int) or isinstance(x, bool) or not 0 <= x < 1 << 63:
         raise ValueError(f"{name}: {_short(x)}; allowed: whole numbers from 0, below 2^63")
     return x
@@ -291,7 +292,7 @@ def _text(name: str, x: object) -> str:
 
 
 def _value(name: str, x: object) -> Any:
-    """Return a number or text of a file; raise `ValueError` for another value, or a number beyond 64 bits."""
+    """Return a number or text of a file; raise `ValueError` for another value, or a number with more than 64 bits."""
     if not isinstance(x, int | float | str | None) or (isinstance(x, int) and not -(1 << 63) <= x < 1 << 64):
         raise ValueError(f"{name}: {_short(x)}; allowed: numbers of at most 64 bits, or text")
     return x

@@ -1,8 +1,8 @@
 """Choices of the compiled code that decide bits: the order of each sum, and which products and sums are contracted.
 
 TTGIR states the layout of each reduction's operand.  LLVM contracts a multiplication and an addition where PTX has an
-``fma``; ptxas contracts further ones, which a second assembly without contraction shows.  Both depend on how values are
-packed and unrolled, so that configurations of one kernel differ.
+``fma``; ptxas contracts further ones, which a second assembly without contraction reveals.  Both depend on how values
+are packed and unrolled, so that configurations of one kernel differ.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 _MMA_ROWS, _MMA_ROW_LANES = 16, 8
 _LAYOUT = re.compile(r"^(#\w+) = (#ttg\.\w+<\{.*\}>)$", re.MULTILINE)
 _REDUCTION = re.compile(r"\}\) : \(tensor<((?:\d+x)+)\w+(?:, (.*))?>\) -> ")
-#: What a reduction combines by in any order to the same bits.
+#: Operations of reductions whose result has the same bits in any order.
 _FREE = re.compile(r"= arith\.(?:max\w+|min\w+|addi|andi|ori|xori) ")
 _AXIS = re.compile(r'"tt\.(?:reduce|scan)"\((%\w+).*?axis = (\d+)')
-#: Operations behind which the elements of a block are in another order than its indices say.
+#: Operations after which the order of a block's elements differs from that of its indices.
 _REORDERED = re.compile(r"(%\w+) = tt\.reshape %\w+ allow_reorder.* : tensor<((?:\d+x)+)\w+, (.*)> -> ")
 _CONVERTED = re.compile(r"(%\w+) = ttg\.convert_layout (%\w+) ")
 
@@ -42,9 +42,9 @@ def orders_of(ttgir: str, *, is_tree: bool = False) -> dict[str, str]:
     operand shape.
 
     ``is_tree``: whether a thread adds its own elements as a tree.  Without maxima and minima, whose order is free.
-    ``?`` where the layout has no form of `npusim.formats.reductions`, or two reductions of one place differ.
-    A block that becomes one axis with its elements in any order (``tl.sum(x)``) leaves them in the threads that have
-    them (PTX of Triton 3.6): its order is that of the block's layout.
+    ``?`` if the layout has no form of `npusim.formats.reductions`, or if two reductions of one place differ. A block
+    that becomes one axis with its elements in any order (``tl.sum(x)``) leaves them in their threads (PTX of Triton
+    3.6): its order is that of the block's layout.
     """
     layouts, where, orders, axis, is_sum = dict(_LAYOUT.findall(ttgir)), Locations(ttgir), dict[str, str](), -1, False
     blocks, of = dict[str, str](), ""
@@ -85,7 +85,7 @@ def _order(layout: str, axis: int, layouts: Mapping[str, str]) -> str:
         is_row, warps = axis < len(numbers["warpsPerCTA"]) - 1, numbers["warpsPerCTA"][axis]
         if is_row:
             return lanes_order(1, _MMA_ROW_LANES, warps, _MMA_ROWS)
-        # The last axes of an instruction are rows and columns, behind them (wgmma) the depth.
+        # The last axes of an instruction are rows and columns; after them (wgmma) comes the depth.
         columns = numbers["instrShape"][axis]
         return "mma_lanes" if warps == 1 else lanes_order(*MMA_LANES[:2], warps, columns)
     return UNKNOWN
@@ -97,9 +97,10 @@ def _numbers(layout: str) -> dict[str, list[int]]:
 
 
 def _order_by_rows(shape: Sequence[int], layout: str) -> str:
-    """Return the order of a sum of all elements of a block of rows, whose threads have them row after row; else ``?``.
+    """Return the order of a sum of all elements of a block of rows whose threads have them row after row; otherwise
+    ``?``.
 
-    Neighbours, lanes, warps and then registers go on along a row before the next row begins.  Behind the last row
+    Neighbours, lanes, warps and then registers continue along a row before the next row begins.  After the last row
     lanes and warps repeat it.
     """
     numbers, last = _numbers(layout), len(shape) - 1
@@ -125,17 +126,19 @@ def _order_by_rows(shape: Sequence[int], layout: str) -> str:
 
 #: A factor of a product that is converted before it is multiplied.
 _WIDENED = re.compile(r"tt\.fp_to_fp .*: tensor<[\dx]+x(f8\w+), #ttg\.dot_op<.* -> tensor<[\dx]+xf16, #ttg\.dot_op<")
-#: A product of FP8: of warp groups or not, after how many terms its sum is added to float32, and its depth.
+#: A product of FP8: whether warp groups compute it, the number of terms after which its sum is added to float32, and
+#: its depth.
 _EIGHT = re.compile(
     r"(tt\.dot|ttng\.warp_group_dot) (?:.*?maxNumImpreciseAcc = (\d+))?.*? "
     r": (?:tensor|!ttg\.memdesc)<\d+x(\d+)x(f8\w+),"
 )
-#: Units of products of FP8 that are not a device's own, behind the name of its architecture.
+#: Units for products of FP8 that are not a device's own, after the name of its architecture.
 AS_HALF, IN_PARTS = "mma_half.k32", "wgmma_late.k{}"
 
 
 def eights_of(ttgir: str) -> dict[str, str]:
-    """Return for each format of FP8 the unit of its products in compiled code, ``?`` for two; without a device's own.
+    """Return, for each format of FP8, the unit of its products in compiled code, ``?`` if there are two; formats with a
+    device's own unit are omitted.
 
     ``mma_half.k32``: factors are converted to float16 (Triton's code for Hopper, unless warp groups multiply);
     ``wgmma_late.k64``: sums of 64 terms are added to the accumulator (``max_num_imprecise_acc``).
@@ -158,7 +161,7 @@ _FILE = re.compile(r'^\s*\.file\s+(\d+) "(?:[^"]*/)?([^"/]*)"', re.MULTILINE)
 _LOC = re.compile(r"\.loc\s+(\d+) (\d+) (\d+)(?:, function_name \S+ inlined_at (\d+) (\d+) (\d+))?")
 _INSTRUCTION = re.compile(r"(?:@!?%p\d+\s+)?([a-z][\w.:]*)\s+(.*?);")
 _REGISTER, _OPERAND = re.compile(r"%[a-z]+\d+"), re.compile(r"\{[^}]*\}|[^,{}]+")
-#: Arithmetic on floats; packed pairs of 16 bits are two of it.
+#: Arithmetic on floats; a packed pair of 16-bit numbers counts as two.
 _ARITHMETIC = re.compile(
     r"(fma|mul|add|sub|neg|div)((?:\.(?:rn|rz|ftz|sat|full|approx))*\.(?:f32|f64|f16|bf16))(?:x2)?$"
 )
@@ -166,7 +169,7 @@ _SPECIAL = re.compile(r"(?:ex2|lg2|rcp|rsqrt|sqrt|tanh|sin|cos|div)\..*f(?:32|64
 _PRODUCT = re.compile(
     r"\b(?:wgmma\.mma_async|mma)\.sync\.aligned\.m\d+n\d+(k\d+)\.(?:row\.col\.)?(f32\.(?:bf16|f16)\b)?\S*"
 )
-#: What copies or chooses a value: its operands are the value's sources.
+#: Instructions that copy or choose a value: their operands are the value's sources.
 _COPIES, _PRODUCTS = ("mov.", "selp."), ("mul", "div")
 
 
@@ -182,13 +185,12 @@ class _Arithmetic(NamedTuple):
 
 
 class Contraction(NamedTuple):
-    """What compiled code contracts: code with one ``digest`` contracts the same operations of the source.
+    """What compiled code contracts: code with the same ``digest`` contracts the same operations of the source.
 
-    ``addends``: by the place of each addition that takes a product in, for all elements alike, the place of the product
-    that it adds to that one; empty where it adds no product.
-    ``sums``: by the place of a product to which an addition adds another one that it takes in, the addition's place;
-    the other one may come from another lane.
-    ``further``: lines of the source, FILE:LINE, of which ptxas contracts additions that PTX has not contracted.
+    ``addends``: by the place of each addition that contracts a product, for all elements in the same way, the place of
+    the product to which it adds that one; empty if it adds no product. ``sums``: by the place of a product to which an
+    addition adds another, contracted one, the place of the addition; the other product may come from another lane.
+    ``further``: lines of the source, FILE:LINE, whose additions ptxas contracts and PTX does not.
     """
 
     digest: str
@@ -200,14 +202,14 @@ class Contraction(NamedTuple):
 def contraction_of(ptx: str, ttgir: str, assembled: Callable[[], Sequence[str]]) -> Contraction:
     """Return what compiled code contracts.
 
-    ``assembled``: the texts of machine code with its lines that ptxas contracts, and of code that it does not, asked
-    for where it can contract more; none where both are the same code.
-    Where one operation of the source is contracted for some elements only, the digest is that of all instructions.
+    ``assembled``: the lines of machine code that ptxas contracts, and those of code that it does not, requested if it
+    can contract more; none if both codes are the same. If one operation of the source is contracted for some elements
+    only, the digest is that of all instructions.
     """
     code, copies = _arithmetic(ptx)
     code = _placed(code, ptx, ttgir)
     sources = _Sources(code, copies)
-    # Where products and sums of the source keep subnormals, an fma that does not is a library's own.
+    # If products and sums of the source preserve subnormals, an fma that does not belongs to a library.
     keeps = not any(each.kind.startswith(("mul.ftz", "add.ftz")) for each in code)
     own = [each for each in code if not (keeps and each.kind.startswith("fma.rn.ftz"))]
     forms = Counter(form for each in own for form in _forms(each, sources))
@@ -233,9 +235,10 @@ def _addends(forms: Iterable[str]) -> dict[str, str]:
 
 
 def _sums(forms: Iterable[str], code: Sequence[_Arithmetic]) -> dict[str, str]:
-    """Return `Contraction.sums`: of each product that an addition with another product adds to that one, its place.
+    """Return `Contraction.sums`: for each product to which an addition adds another product, the addition's place.
 
-    Lanes with one element each shuffle their rounded products, and each lane's addition takes its own in again.
+    Lanes with one element each shuffle their rounded products, and each lane's addition contracts its own product
+    again.
     """
     products = {tuple(each.operands): each.place for each in code if each.kind.startswith("mul")}
     own = ((products.get(tuple(each.operands[:2])), each.place) for each in code if each.kind.startswith("fma"))
@@ -248,7 +251,7 @@ def _sums(forms: Iterable[str], code: Sequence[_Arithmetic]) -> dict[str, str]:
 
 
 def _arithmetic(ptx: str) -> tuple[list[_Arithmetic], dict[str, list[str | int]]]:
-    """Return the arithmetic of PTX, and of each register the sources: registers, constants, numbers of instructions."""
+    """Return the arithmetic of PTX, and the sources of each register: registers, constants, numbers of instructions."""
     code, sources = list[_Arithmetic](), dict[str, list[str | int]]()
     for name, first, rest, place in _instructions(ptx):
         made = list[str | int]()
@@ -263,7 +266,7 @@ def _arithmetic(ptx: str) -> tuple[list[_Arithmetic], dict[str, list[str | int]]
 
 
 def _instructions(ptx: str) -> Iterator[tuple[str, str, list[str], str]]:
-    """Yield the name of each instruction of PTX, its first operand and the others, and the place in the kernel."""
+    """Yield the name of each instruction of PTX, its first operand and the others, and its place in the kernel."""
     files, place = dict(_FILE.findall(ptx)), ""
     for line in map(str.strip, ptx.splitlines()):
         if match := _LOC.match(line):
@@ -274,18 +277,18 @@ def _instructions(ptx: str) -> Iterator[tuple[str, str, list[str], str]]:
             yield match[1], first, rest, place
 
 
-# LLVM joins alike operations of one line to vectors, which have the place of the first alone.  Which product an
-# instruction is then shows in the loads that its factors come from.
+# LLVM joins equal operations of one line to vectors, which have the place of the first one.  The loads from which its
+# factors come then show which product an instruction is.
 
 _DEFINED = re.compile(r'^\s*(%\w+) = "?([\w.]+)"?\(?(.*)$')
 _VALUE = re.compile(r"%\w+")
-#: Operations of TTGIR through which loads are followed, and instructions that end what is followed.
+#: Operations of TTGIR through which loads are followed, and instructions at which this ends.
 _FOLLOWED = ("arith.", "math.", "tt.splat", "tt.broadcast", "tt.expand_dims", "tt.fp_to_fp", "ttg.convert_layout")
 _UNKNOWN_SOURCES = ("shfl", "ld.shared", "ldmatrix", "mma", "wgmma", "atom")
 
 
 def _placed(code: list[_Arithmetic], ptx: str, ttgir: str) -> list[_Arithmetic]:
-    """Return arithmetic in which each product has the place of that one of the source whose factors it has."""
+    """Return arithmetic in which each product has the place of the product of the source with the same factors."""
     products = _loads_of_products(ttgir)
     if len(products) < 2:
         return code
@@ -301,7 +304,9 @@ def _placed(code: list[_Arithmetic], ptx: str, ttgir: str) -> list[_Arithmetic]:
 
 
 def _loads_of_products(ttgir: str) -> dict[str, frozenset[str]]:
-    """Return the places of loads that the factors of each product come from, by its place; without those of others."""
+    """Return, by the place of each product, the places of the loads from which its factors come; products without such
+    loads are omitted.
+    """
     where, known, products = Locations(ttgir), dict[str, frozenset[str] | None](), dict[str, frozenset[str] | None]()
     for line in ttgir.splitlines():
         if not (match := _DEFINED.match(line)):
@@ -323,7 +328,7 @@ def _loads_of_products(ttgir: str) -> dict[str, frozenset[str]]:
 
 
 class _Registers:
-    """The loads that registers of PTX come from, through packed pairs element by element."""
+    """The loads from which registers of PTX come, through packed pairs element by element."""
 
     def __init__(self, ptx: str) -> None:
         self._made: dict[str, list[str | None]] = {}
@@ -344,7 +349,7 @@ class _Registers:
                 self._made.setdefault(register, []).extend([*sources, *unknown])
 
     def loads(self, operands: Sequence[str]) -> frozenset[str] | None:
-        """Return the places of the loads that operands come from; None where one is not known."""
+        """Return the places of the loads from which operands come; None if one is not known."""
         waiting: list[str | None] = [r for x in operands for r in _REGISTER.findall(x)]
         seen, found = set[str](), set[str]()
         while waiting:
@@ -367,7 +372,7 @@ class _Sources:
         self._known: dict[str, tuple[str, ...]] = {}
 
     def products(self, operand: str) -> tuple[str, ...]:
-        """Return the kinds and places of the products that an operand may be."""
+        """Return the kinds and places of the products from which an operand may come."""
         if operand not in self._known:
             found, seen, waiting = set[str](), set[str | int](), list[str | int](_REGISTER.findall(operand))
             while waiting:
@@ -385,7 +390,7 @@ class _Sources:
 
 
 def _forms(each: _Arithmetic, sources: _Sources) -> Iterator[str]:
-    """Yield in which forms an addition has its products: ``PLACE fused KIND, PRODUCT`` or ``PLACE plain ...``."""
+    """Yield the forms in which an addition has its products: ``PLACE fused KIND, PRODUCT`` or ``PLACE plain ...``."""
     if each.kind.startswith("fma"):
         yield f"{each.place} fused {each.kind}, {' or '.join(sources.products(each.operands[2]))}"
     elif each.kind.startswith(("add", "sub")):
@@ -397,21 +402,21 @@ def _forms(each: _Arithmetic, sources: _Sources) -> Iterator[str]:
 def _product(match: re.Match[str]) -> str:
     """Return a name of the arithmetic of a matrix instruction.
 
-    Those of 16 bits that add up in float32 have one arithmetic, wgmma or not (Hopper; hardware vectors), those of FP8
-    have not.
+    Products of 16 bits that are added in float32 have one arithmetic, with wgmma or without (Hopper; hardware vectors);
+    products of FP8 do not.
     """
     depth, formats = match.groups()
     return f"{depth}.{formats}" if formats else re.sub(r"\.m\d+n\d+", "", match[0])
 
 
 def _additions(ttgir: str) -> Counter[str]:
-    """Return how many additions and subtractions of floats each place has."""
+    """Return the number of additions and subtractions of floats at each place."""
     where = Locations(ttgir)
     return Counter(where.place(x) for x in ttgir.splitlines() if re.search(r"= arith\.(?:addf|subf) ", x))
 
 
 def _is_uneven(forms: Mapping[str, int], additions: Mapping[str, int]) -> bool:
-    """Return whether one addition of the source has several forms, for one element this and for another that."""
+    """Return whether one addition of the source has several forms, which differ between elements."""
     by_place = dict[str, dict[str, int]]()
     for form, count in forms.items():
         place, _, rest = form.partition(" ")
@@ -424,7 +429,9 @@ def _is_uneven(forms: Mapping[str, int], additions: Mapping[str, int]) -> bool:
 
 
 def _further(assembled: Callable[[], Sequence[str]]) -> dict[str, str]:
-    """Return the share of additions that ptxas leaves, by the lines of the source where it contracts some."""
+    """Return the share of additions that ptxas does not contract, by the lines of the source where it contracts
+    some.
+    """
     contracted, plain = map(_added, assembled() or ("", ""))
     shares = dict[str, str]()
     for line in sorted(plain.keys() | contracted.keys()):

@@ -1,7 +1,7 @@
 """Triton's results for a kernel, without a device: TTIR, and for NVIDIA's chips registers, spills and shared memory.
 
-A kernel's file need not be importable as a whole (it may need PyTorch, or begin to measure): its imports that succeed,
-its constants and its ``@triton.jit`` functions are executed, no other statement.  Results are stored by content.
+A kernel's file need not be importable as a whole (it may need PyTorch, or begin to measure): only its imports that
+succeed, its constants and its ``@triton.jit`` functions are executed.  Results are stored by content.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ POINTERS = MappingProxyType(
     {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
     | {"float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5"}
 )
-#: The architecture whose TTIR is read for devices that are no NVIDIA GPUs.
+#: The architecture whose TTIR is read for devices that are not NVIDIA GPUs.
 PLAIN = 90
 _ALIGNMENT = 16
-#: The bits of an instruction's operation, those of products of warp groups (float16 and tf32, then FP8, left operand in
-#: shared memory and in registers), and of what orders them.
+#: The operation bits of an instruction, the values for products of warp groups (float16 and tf32, then FP8, with the
+#: left operand in shared memory and in registers), and the value for the instructions that order them.
 _OPERATION, _GROUP_PRODUCTS, _WARP_GROUP = 0xFFF, frozenset({0x9F0, 0xDF0, 0x9F3, 0xDF3}), 0x9C5
 
 
 class Parameter(NamedTuple):
-    """One parameter of a kernel; ``default``: its text, empty where there is none."""
+    """One parameter of a kernel; ``default``: its text, empty if there is none."""
 
     name: str
     is_constexpr: bool
@@ -77,19 +77,18 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Compiled:
-    """TTIR, and for NVIDIA's code: registers and spilled ones of a thread, shared bytes; 0 where no code was compiled.
+    """TTIR, and for NVIDIA's code: registers and spilled registers of a thread, shared bytes; 0 if no code was
+    compiled.
 
     ``fuses``: whether multiplications and additions were contracted; ``contraction``, ``addends``, ``sums``,
-    ``further``: which.
-    ``down``: warps down the rows of its products.  ``orders``: the order of each of its sums by place
-    (`npusim.kernels.triton.compiled_choices`).
-    ``moved``: registers that a loop around products stores to local memory or loads, for the loop with most.
-    ``body``: the instructions of a warp for a block of a kernel without products (`npusim.machines.sm.compiled_rows`).
-    ``loops``: the instructions of its loops around products of warp groups (`npusim.machines.sm.compiled_loops`).
-    ``eights``: units of products of FP8 (`npusim.kernels.triton.compiled_choices.eights_of`).
-    ``is_serial``: whether warps wait for each product of warp groups (`_is_serial`).
-    ``made_by``: the releases of Triton and of the assembler that made the code.
-    ``is_foreign``: whether another compiler makes the code, whose choices are not known.
+    ``further``: which operations were contracted. ``down``: warps along the rows of its products.  ``orders``: the
+    order of each of its sums by place (`npusim.kernels.triton.compiled_choices`). ``moved``: registers that a loop
+    around products stores to local memory or loads, for the loop with the most. ``body``: the instructions of a warp
+    for a block of a kernel without products (`npusim.machines.sm.compiled_rows`). ``loops``: the instructions of its
+    loops around products of warp groups (`npusim.machines.sm.compiled_loops`). ``eights``: units of products of FP8
+    (`npusim.kernels.triton.compiled_choices.eights_of`). ``is_serial``: whether warps wait for each product of warp
+    groups (`_is_serial`). ``made_by``: the releases of Triton and of the assembler that compiled the code.
+    ``is_foreign``: whether another compiler, whose choices are not known, compiles the code.
     """
 
     ttir: str
@@ -113,7 +112,7 @@ class Compiled:
 
     @property
     def choices(self) -> str:
-        """A digest of the choices that decide bits; ``?`` where one is unknown, empty where no code was compiled."""
+        """A digest of the choices that decide bits; ``?`` if one is unknown, empty if no code was compiled."""
         if self.is_foreign or UNKNOWN in self.orders.values():
             return UNKNOWN
         by_place = sorted((place.partition("[")[0], order) for place, order in self.orders.items())
@@ -122,7 +121,7 @@ class Compiled:
 
 @lru_cache(maxsize=64)
 def source_of(path: str, name: str, _changed: int) -> Source:
-    """Return a kernel's parameters as its file has them; raise `SpecError` where it has no such kernel."""
+    """Return a kernel's parameters as its file has them; raise `SpecError` if it has no such kernel."""
     tree = _tree(path)
     kernels = {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef) and _is_kernel(n)}
     if name not in kernels:
@@ -163,8 +162,8 @@ def compiled(
 
     ``arguments``: for each parameter a format (a pointer's element), ``(number,)`` for a constant, or a number; the
     compiler learns, as in a launch, whether it is 1 or a multiple of 16.  ``check``: called with the TTIR before code
-    is made of it, where none is stored; it may refuse the kernel, since code takes ten times as long.  Raises
-    `SpecError`: Triton is missing, its release is untried, or it refuses the kernel.
+    is compiled, if no code is stored; it may refuse the kernel, since compilation of code takes ten times as long.
+    Raises `SpecError`: Triton is missing, its release is untried, or it refuses the kernel.
     """
     signature = {n: _type(value) for n, value in arguments.items()}
     constants = {n: x[0] if isinstance(x, tuple) else x for n, x in arguments.items() if signature[n] == "constexpr"}
@@ -186,7 +185,7 @@ def compiled(
 
 @lru_cache(maxsize=1)
 def _reading() -> tuple[str, ...]:
-    """Return digests of the files that read compiled code: what an earlier version read is not what this one reads."""
+    """Return digests of the files that read compiled code: results of an earlier version are not valid for this one."""
     from npusim.machines.sm import compiled_loops, compiled_rows
 
     files = __file__, compiled_choices.__file__, compiled_rows.__file__, compiled_loops.__file__, releases.__file__
@@ -214,21 +213,21 @@ def _is_aligned(value: object) -> bool:
     return isinstance(value, str) or (isinstance(value, int) and value != 1 and value % _ALIGNMENT == 0)
 
 
-#: Options of a launch that are no parameters of the kernel, which change its code, by the values that are compiled: a
-#: block has 1,024 threads and a thread 255 registers at most (CUDA), a cluster 16 blocks, and a pipeline of more stages
-#: than a multiprocessor's memory holds is compiled for minutes.
+#: Options of a launch that are not parameters of the kernel but change its code, with the values that are compiled: a
+#: block has at most 1,024 threads and a thread 255 registers (CUDA), a cluster 16 blocks, and a pipeline with more
+#: stages than fit into a multiprocessor's memory takes minutes to compile.
 OPTIONS: Mapping[str, Sequence[int]] = MappingProxyType(
     {"num_warps": (1, 2, 4, 8, 16, 32), "num_stages": range(1, 17), "num_ctas": (1, 2, 4, 8, 16)}
     | {"maxnreg": range(1, 256), "enable_fp_fusion": (0, 1)}
 )
-#: Values of options of a ``triton.Config`` that nobody names, but for warps and stages (triton 3.6).
+#: Values of options of a ``triton.Config`` if nobody names them, except warps and stages (triton 3.6).
 DEFAULTS: Mapping[str, Any] = MappingProxyType(
     {"num_ctas": 1, "maxnreg": None, "ir_override": None, "minRegAutoWS": None, "maxRegAutoWS": None}
 )
 
 
 def refused_option(options: Mapping[str, Any]) -> str:
-    """Return why options of a launch are not compiled; empty where they are."""
+    """Return why options of a launch are not compiled; empty if they are."""
     for name, value in options.items():
         allowed = OPTIONS.get(name, ())
         if value not in allowed:
@@ -238,7 +237,7 @@ def refused_option(options: Mapping[str, Any]) -> str:
 
 
 _CHILD = Path(__file__).with_name("compiler_process.py")
-#: pytest's name of the running test: the compiler does not read it, and started anew for each test it takes a second.
+#: pytest's name of the running test: the compiler does not read it, and a new start for each test takes a second.
 _RUNNING_TEST = "PYTEST_CURRENT_TEST"
 
 
@@ -266,7 +265,7 @@ def compiled_text(
 
 
 class _Code(NamedTuple):
-    """Code of Triton's for a chip: the binary, the texts of two stages before it, and bytes of shared memory."""
+    """Triton's code for a chip: the binary, the texts of two stages before it, and bytes of shared memory."""
 
     cubin: bytes
     ttgir: str
@@ -275,7 +274,7 @@ class _Code(NamedTuple):
 
 
 def _code_of(ttir: str, architecture: str, options: Mapping[str, int]) -> _Code:
-    """Return the code of a text that may be anyone's; the compiler runs in a process of its own, which it may end."""
+    """Return the code of a text from any source; the compiler runs in a separate process, which it may end."""
     at = next(iter(sorted(Locations(ttir).files())), "TTIR")
     with tempfile.TemporaryDirectory() as folder:
         text, out = Path(folder, "kernel.ttir"), Path(folder)
@@ -294,7 +293,7 @@ def _code_of(ttir: str, architecture: str, options: Mapping[str, int]) -> _Code:
 
 
 def _asked(call: Mapping[str, Any]) -> str:
-    """Have a compiler's process compile a call; return how the process ended, empty where it serves on.
+    """Let a compiler's process compile a call; return how the process ended, empty if it continues.
 
     A process serves one call at a time, in the environment that it was started with.
     """
@@ -311,7 +310,7 @@ def _asked(call: Mapping[str, Any]) -> str:
 
 @lru_cache(maxsize=1)
 def _idle(_process: int) -> list[_CompilerProcess]:
-    """Return the compilers that this process has started and that wait for a call; a forked process has others."""
+    """Return the compilers that this process has started and that wait for a call; a forked process has its own."""
     return []
 
 
@@ -326,7 +325,7 @@ class _CompilerProcess:
         self.end = finalize(self, _ended, self._process, self._errors)
 
     def compile(self, call: Mapping[str, Any]) -> str:
-        """Return how the process ended on a call, empty where it answered."""
+        """Return how the process ended during a call, empty if it answered."""
         asked, answers = self._process.stdin, self._process.stdout
         if asked is None or answers is None:
             raise AssertionError("a compiler's process has pipes")
@@ -359,8 +358,8 @@ def ttir_of(
 ) -> tuple[str, str]:
     """Return the TTIR of a launch of a ``JITFunction``, or an empty text and Triton's message if it refuses the kernel.
 
-    ``arguments``: for all parameters; an argument with ``data_ptr()`` is a tensor.  ``known``: results of launches
-    that are compiled alike, filled here.
+    ``arguments``: for all parameters; an argument with ``data_ptr()`` is a tensor.  ``known``: results of launches with
+    the same compilation, filled here.
     """
     jit, backends = import_module("triton.runtime.jit"), import_module("triton.compiler.compiler")
     backend = backends.make_backend(target)
@@ -503,8 +502,8 @@ def _machine_code(cubin: bytes) -> dict[str, bytes]:
 def _is_serial(cubin: bytes) -> bool:
     """Return whether warps wait for each of several products of warp groups, by the instructions before them.
 
-    Operations of sm_90, the low 12 bits of an instruction: ``WARPGROUP``, of which ``ARRIVE`` has no number, begins
-    products that follow one another, and ptxas puts one before each if it waits for each (nvdisasm 12.8).
+    Operation of sm_90, the low 12 bits of an instruction: ``WARPGROUP``; without a number (``ARRIVE``) it begins
+    consecutive products, and ptxas puts one before each product if it waits for each (nvdisasm 12.8).
     """
     words = [struct.unpack(f"<{len(code) // 8}Q", code)[::2] for code in _machine_code(cubin).values()]
     products = sum(word & _OPERATION in _GROUP_PRODUCTS for code in words for word in code)
@@ -513,7 +512,7 @@ def _is_serial(cubin: bytes) -> bool:
 
 
 def _unfused(ptx: str) -> bytes:
-    """Return the machine code that ptxas makes of PTX if it contracts nothing."""
+    """Return the machine code into which ptxas assembles PTX if it contracts nothing."""
     target = re.findall(r"^\.target (\w+)", ptx, re.MULTILINE)[0]
     with tempfile.TemporaryDirectory() as folder:
         source, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
@@ -524,9 +523,10 @@ def _unfused(ptx: str) -> bytes:
 
 
 def _moved(sass: str) -> int:
-    """Return how many registers a loop around products, which a branch leads back over, stores or loads, spilled ones.
+    """Return the number of spilled registers that a loop around products, to which a branch leads back, stores or
+    loads.
 
-    An instruction of 64 or 128 bits has two or four.
+    An instruction of 64 or 128 bits accesses two or four.
     """
     line = r"/\*([0-9a-f]{4,})\*/ +(?:@!?U?P\w+ +)?(\w+)(?:\.(64|128)\b|\.\w+)*(?: +(?:!?U?P\w+, )?0x([0-9a-f]+) ;)?"
     found = re.findall(line, sass)
@@ -554,7 +554,7 @@ def _ttir(written: Any, target: Any, options: Mapping[str, int]) -> str:
 
 
 def _told(error: Exception, source: Source) -> str:
-    """Return a compiler's message, with the kernel's line where it names one, without names of Python's own errors."""
+    """Return a compiler's message, with the kernel's line if it names one, without names of Python's own errors."""
     own = str(error) if isinstance(error, SpecError) else ""
     error = error.__cause__ if own and isinstance(error.__cause__, Exception) else error
     at = re.search(r"at (\d+):\d+", str(error))
@@ -568,18 +568,19 @@ def _told(error: Exception, source: Source) -> str:
 
 
 def _last_line(text: str) -> str:
-    """Return the last line of an error's text that is no caret, without names of Python's own errors."""
+    """Return the last line of an error's text that is not a caret, without names of Python's own errors."""
     lines = [line for line in text.splitlines() if line.strip(" ^")]
     return re.sub(r"^\w*Error(?:Impl)?\(['\"](.*)['\"]\)$", r"\1", lines[-1].strip() if lines else "")
 
 
-#: Iterations of ``tl.static_range`` that one kernel may have: Triton's front end writes each one out, 10 s for these.
+#: Largest number of iterations of ``tl.static_range`` in one kernel: Triton's front end expands each one, which takes
+#: 10 s for this number.
 MOST_WRITTEN_OUT = 1024
 
 
 @lru_cache
 def _turn() -> Any:
-    """Return the lock of those who replace a method of Triton's front end: each puts back the original."""
+    """Return the lock for replacing a method of Triton's front end: each user restores the original."""
     return RLock()
 
 
@@ -617,7 +618,7 @@ def _counting() -> Iterator[None]:
         kind.__init__ = begin
 
 
-#: Name, in a module, of the mapping of kernels that cannot be compiled to their errors.
+#: Name, in a module, of the mapping from kernels that cannot be compiled to their errors.
 _FAULTS = "npusim's faults"
 
 
@@ -703,7 +704,7 @@ def _needed(tree: ast.Module, expression: ast.expr) -> list[ast.stmt]:
 
 
 def function_of(path: str, name: str) -> Any:
-    """Return a plain function of a kernel's file; raise `SpecError` where it has none of that name."""
+    """Return a plain function of a kernel's file; raise `SpecError` if it has none of that name."""
     module = _module(path, _content(path))
     tree = _tree(path)
     node = next((n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name), None)
@@ -730,14 +731,15 @@ def _of_code(decorator: ast.expr) -> ast.expr:
 
 
 def _execute(node: ast.stmt, module: ModuleType, path: str) -> None:
-    """Execute an import, constant or kernel of a file; failing ones are left out: a kernel that needs one reports
-    it.
+    """Execute an import, constant or kernel of a file; those that fail are omitted: a kernel that needs one
+    reports it.
     """
     is_constant = isinstance(node, ast.Assign | ast.AnnAssign) and all(
         "constexpr" in ast.unparse(n.func) for n in ast.walk(node) if isinstance(n, ast.Call)
     )
     if isinstance(node, ast.FunctionDef) and _is_kernel(node):
-        # Others stand as what changes nothing: with their lines a kernel has the key that it has in Triton's own cache.
+        # Other statements are replaced by ones that change nothing: with their lines a kernel has the key that it has
+        # in Triton's own cache.
         is_jit = [(d, "jit" in ast.unparse(d).partition("(")[0]) for d in node.decorator_list]
         node.decorator_list = [_of_code(d) if jit else ast.copy_location(_unchanged(), d) for d, jit in is_jit]
     elif not (isinstance(node, ast.Import | ast.ImportFrom) or is_constant):

@@ -1,8 +1,8 @@
 """Compiles TTIR of kernels in a separate process, because the compiler may end the process in which it runs.
 
-Run as a program: reads a line of JSON a kernel from standard input (``text``: its file, ``architecture``: a number,
-``folder``, ``options``), writes the code to the folder, or the compiler's message to its file ``error``, and answers
-with an empty line; it ends with its input.  It imports nothing of npusim, to start soon.
+Run as a program: it reads one line of JSON per kernel from standard input (``text``: its file, ``architecture``: a
+number, ``folder``, ``options``), writes the code to the folder, or the compiler's message to its file ``error``, and
+answers with an empty line; it ends with its input.  It imports nothing of npusim, so that it starts quickly.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 def main() -> None:
-    """Compile the kernels that are asked for; what the compiler prints goes to standard error."""
+    """Compile the requested kernels; the compiler's output goes to standard error."""
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)
         for line in sys.stdin:

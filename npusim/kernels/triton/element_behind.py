@@ -1,7 +1,8 @@
-"""A loop that stores tiles, and one element that is stored over them behind it: a choice by element in the loop.
+"""A loop that stores tiles, and one element that is stored over them after it: as a choice by element in the loop.
 
-Losses store a row's gradient tile by tile, and then that of the label, whose sum is rounded once.  With a barrier
-between the two the second store is the last one; without one their order is free, and the kernel is refused as before.
+Losses store a row's gradient tile by tile, and then the gradient of the label, whose sum is rounded once.  With a
+barrier between the two, the second store is the last one; without a barrier their order is free, and the kernel is
+refused.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from dataclasses import replace
 from npusim.kernels.triton.results_apart import LOADS, STORES, roots_of, sources_of
 from npusim.kernels.triton.ttir_text import Function, Op, makers, shape_of
 
-#: An operation that is not TTIR's: in every program some tile has the element of the first mask, and the second mask
-#: leaves it.
+#: An operation that TTIR does not have: in every program some tile has the element of the first mask, and the second
+#: mask leaves it.
 MEETS = "npusim.meets"
 _BARRIERS = ("gpu.barrier", "ttg.barrier", "ttg.local_barrier")
-#: What leads to an element's store in some programs alone.
+#: Operations that lead to an element's store in only some programs.
 _CONTROL = ("cf.", "block", "tt.return")
-#: Operations that a compiler may do before a loop as well as behind it: their operands alone decide.
+#: Operations that a compiler may move from after a loop to before it: only their operands decide their results.
 _FREE = ("arith.", "math.", "tt.extern_elementwise", "tt.fp_to_fp")
 
 
 def with_elements_chosen(function: Function) -> Function:
-    """Return a kernel with such elements chosen in their loop; as it is without any."""
+    """Return a kernel in which such elements are chosen in their loop; the same kernel if there are none."""
     operations = function.operations
     while (changed := _changed(function, operations)) is not None:
         operations = changed
@@ -32,7 +33,7 @@ def with_elements_chosen(function: Function) -> Function:
 
 
 def _changed(function: Function, operations: list[Op]) -> list[Op] | None:
-    """Return operations with the first such element chosen in its loop; None where there is none."""
+    """Return operations with the first such element chosen in its loop; None if there is none."""
     made, sources = makers(operations), sources_of(operations)
     loops = [(i, o) for i, o in enumerate(operations) if o.name == "scf.for"]
     for at, loop in loops:
@@ -62,7 +63,7 @@ def _type_of(name: str, made: dict[str, Op], function: Function) -> str:
 
 
 def _moved(element: Op, between: Sequence[Op], loop: Op) -> list[Op] | None:
-    """Return the operations behind a loop that an element's address and value need; None where some have to stay."""
+    """Return the operations after a loop that an element's address and value need; None if some cannot be moved."""
     needed, moved = set(element.operands), list[Op]()
     for op in reversed(between):
         if not needed.intersection(op.results):
@@ -75,9 +76,9 @@ def _moved(element: Op, between: Sequence[Op], loop: Op) -> list[Op] | None:
 
 
 def _chosen(function: Function, loop: Op, store: Op, element: Op, made: dict[str, Op]) -> Op | None:
-    """Return a loop whose store has an element's value where its address is the element's; None for other addresses.
+    """Return a loop whose store has an element's value at the element's address; None for other addresses.
 
-    Both addresses are one parameter and sums of integers.
+    Both addresses are the same parameter plus sums of integers.
     """
     if any(o.name in LOADS and o in loop.body[loop.body.index(store) :] for o in loop.body):
         return None  # a later load of the loop may be of a tile that is stored, but not yet overwritten
@@ -97,7 +98,7 @@ def _chosen(function: Function, loop: Op, store: Op, element: Op, made: dict[str
         return result
 
     def added(terms: Sequence[str]) -> str | None:
-        """Write the sum of integers as a block of 64 bits; None for one of a type that is not known."""
+        """Write the sum of integers as a block of 64 bits; None if a type is not known."""
         total = ""
         for term in terms:
             type_ = _type_of(term, made, function)
@@ -126,9 +127,9 @@ def _chosen(function: Function, loop: Op, store: Op, element: Op, made: dict[str
 
 
 def _terms(name: str, made: dict[str, Op]) -> tuple[str, list[str], list[str]] | None:
-    """Return the parameter that an address belongs to, and the integers and blocks that are added to it.
+    """Return the parameter to which an address belongs, and the integers and blocks that are added to it.
 
-    None for an address that something else makes.
+    None for an address that another operation computes.
     """
     numbers, blocks = list[str](), list[str]()
     while (op := made.get(name)) is not None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Prelude(NamedTuple):
-    """A value computed before the loop: its name and format, the load that it is computed from, and the statements."""
+    """A value computed before the loop: its name and format, the load from which it is computed, and the statements."""
 
     name: str
     fmt: str
@@ -30,7 +30,9 @@ class Prelude(NamedTuple):
 
 
 def prelude_of(reader: Reader) -> Prelude | None:
-    """Return the left factor of products in the loop that a kernel makes of one operand before it; None without one."""
+    """Return the left factor of products in the loop that a kernel computes from one operand before it; None if there
+    is none.
+    """
     before = reader.lines[: reader.walks[0].at] if reader.walks else []
     made = {text.partition(" = ")[0]: (text, line) for text, line in before}
     inside = [text for walk in reader.walks for text, _ in walk.lines]
@@ -70,8 +72,8 @@ def phase_before(
 ) -> tuple[Phase, GlobalTensor]:
     """Return the phase that computes a factor for the blocks of the main phase, and the tensor of the factor.
 
-    ``like``: the main kernel's text; ``kernel_of`` compiles such a text; ``axes``: of the factor's source; ``bound``:
-    the tensor of the source, the precision and numbers by name.
+    ``like``: the main kernel's text; ``kernel_of`` compiles such a text; ``axes``: axes of the factor's source;
+    ``bound``: the tensor of the source, the precision and numbers by name.
     """
     name, source = f"{like.name}_{prelude.name}", bound[prelude.load]
     lines = [(f"def {name}({', '.join(n for n in bound if n != 'p')}):", prelude.lines[0][1].number)]

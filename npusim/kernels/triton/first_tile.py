@@ -1,4 +1,6 @@
-"""What two values of a loop are in its first iteration: equal or not, by the numbers that its states begin with."""
+"""The relation of two values of a loop in its first iteration, equal or not, derived from the numbers with which its
+states begin.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +15,23 @@ from npusim.kernels.triton.values import number_of
 
 #: A number, or an operation on such values: its name, its attributes and type, and its operands.
 _Value = float | tuple[object, ...]
-#: Operations that change a block's shape alone: of one number they are that number.
+#: Operations that change only a block's shape: for a block of one number they return that number.
 _SHAPES = ("tt.splat", "tt.broadcast", "tt.expand_dims", "tt.reshape", "ttg.convert_layout", "arith.extf")
 _MAXIMA = ("arith.maxnumf", "arith.maximumf")
 
 _OF_NUMBERS: Mapping[str, Callable[[float, float], float]] = MappingProxyType(
     {"arith.addf": operator.add, "arith.subf": operator.sub, "arith.mulf": operator.mul} | dict.fromkeys(_MAXIMA, max)
 )
-#: Results of an operation of which one number decides them: the other operand's.
+#: Results of an operation that one number determines: the number of the other operand.
 _LEFT_AS_IT_IS = MappingProxyType({"arith.addf": 0.0, "arith.mulf": 1.0} | dict.fromkeys(_MAXIMA, -math.inf))
 
 
 class FirstTile:
     """The first iteration of a loop.
 
-    ``starts``: the numbers that its states begin with, by the names that they have in the loop; ``mask``: the condition
-    that holds in the first iteration alone.  Scores are taken to be finite: -inf plus or minus one of them is -inf, and
-    one of them less itself, or times 0, is 0.
+    ``starts``: the numbers with which its states begin, by their names in the loop; ``mask``: the condition that is
+    true only in the first iteration.  Scores are assumed to be finite: -inf plus or minus one of them is -inf, and a
+    score minus itself, or times 0, is 0.
     """
 
     def __init__(self, operations: list[Op], starts: Mapping[str, float], mask: str) -> None:

@@ -1,8 +1,8 @@
 """Kernels on flat indices, whose quotients and remainders address tensors: the same TTIR on blocks of rows and columns.
 
-A block of B flat indices with ``i // n`` and ``i % n`` is B / n rows of n columns, on which both are linear.  Where a
-block goes beyond the end of a further quotient's group, or n does not divide it, it is read as several smaller blocks:
-no value depends on that, since every operation is of single elements.
+A block of B flat indices with ``i // n`` and ``i % n`` is B / n rows of n columns, on which both are linear.  If a
+block exceeds the end of a further quotient's group, or if n does not divide it, it is read as several smaller blocks:
+no value depends on that, since every operation is on single elements.
 """
 
 from __future__ import annotations
@@ -15,19 +15,22 @@ from typing import Any, NamedTuple
 
 from npusim.kernels.triton.ttir_text import Function, Op, makers, shape_of
 
-#: An operation that is not TTIR's: flat indices as rows and columns, of a part of each program's block.
+#: An operation that TTIR does not have: flat indices as rows and columns, for a part of each program's block.
 FLAT = "npusim.flat_range"
-#: Indices of the smallest part of a block: with smaller ones the kernel is refused, not read as so many more blocks.
+#: Smallest number of indices of a part of a block: below it, the kernel is refused instead of being read as too many
+#: blocks.
 LEAST = 16
 _DIVISIONS = ("arith.divsi", "arith.divui", "arith.remsi", "arith.remui")
-#: Operations that go on from flat indices to flat indices of the same scale.
+#: Operations that continue from flat indices to flat indices of the same scale.
 _SAME = ("arith.addi", "arith.extsi", "arith.extui", "arith.index_cast")
 #: Operations that join elements of a block, or give it other axes.
 _OF_BLOCKS = ("tt.expand_dims", "tt.reduce", "tt.scan", "tt.dot", "tt.reshape", "tt.trans", "tt.join", "tt.split")
 
 
 class FlatBlock(NamedTuple):
-    """How a block of flat indices is read: rows, columns (0: one axis alone), and parts of each program's block."""
+    """The way in which a block of flat indices is read: rows, columns (0: one axis only), and parts of each program's
+    block.
+    """
 
     size: int
     rows: int
@@ -41,7 +44,7 @@ class FlatBlock(NamedTuple):
 
 
 def flat_blocks(function: Function, arguments: Mapping[str, Any]) -> tuple[FlatBlock, ...]:
-    """Return the ways to read blocks of flat indices, the likeliest first; none where TTIR is read as it is."""
+    """Return the ways to read blocks of flat indices, the likeliest first; none if TTIR is read unchanged."""
     operations = function.operations
     ranges = [o for o in operations if o.name == "tt.make_range"]
     if len(ranges) != 1 or any(o.body or o.name in _OF_BLOCKS or o.name.startswith("cf.") for o in operations):
@@ -73,8 +76,8 @@ def on_rows_and_columns(function: Function, block: FlatBlock) -> Function:
 
 
 def _extents(operations: list[Op], indices: str, arguments: Mapping[str, Any]) -> tuple[list[int], list[int]]:
-    """Return after how many flat indices each quotient goes on by one, and each remainder starts again; and after how
-    many of them comparisons of such quotients and remainders with constants change.
+    """Return the number of flat indices after which each quotient increases by one, and each remainder restarts; and
+    the number after which comparisons of such quotients and remainders with constants change.
     """
     scales, extents, made = {indices: 1}, set[int](), makers(operations)
     parts, compared = set[str](), set[int]()
@@ -99,7 +102,7 @@ def _extents(operations: list[Op], indices: str, arguments: Mapping[str, Any]) -
 
 
 def _number(op: Op | None, arguments: Mapping[str, Any]) -> int | None:
-    """Return the integer that all elements of a block are: a constant, or an argument."""
+    """Return the integer that all elements of a block equal: a constant, or an argument."""
     if op is not None and op.name == "arith.constant":
         found = re.match(r"arith\.constant dense<(\d+)>", op.text)
         return int(found[1]) if found else None

@@ -1,4 +1,4 @@
-"""Whether the TTIR of a file of recorded calls is that of the call's arguments; the file may be anyone's."""
+"""Checks whether the TTIR of a file of recorded calls fits the call's arguments; the file may come from anyone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ELEMENTS = MappingProxyType({1: ("i8", "i1"), 2: ("i16",), 4: ("i32",), 8: ("i6
 
 
 def check_arguments(function: Function, call: Call) -> None:
-    """Raise `SpecError` where a kernel's parameters are not the recorded arguments: names, tensors, formats."""
+    """Raise `SpecError` if a kernel's parameters are not the recorded arguments: names, tensors, formats."""
     parameters = list(function.parameters.items())
     while parameters:
         name, kind = parameters.pop(0)
@@ -34,7 +34,7 @@ def check_arguments(function: Function, call: Call) -> None:
 
 
 def _unlike(kind: str, value: object) -> str:
-    """Return what an argument is where a parameter of a type cannot be it; else nothing."""
+    """Return what an argument is if a parameter of the given type cannot be it; otherwise nothing."""
     block, element = shape_of(kind)
     if not kind.startswith(("!tt.ptr", "!tt.tensordesc")):
         is_number = isinstance(value, int) or (isinstance(value, float) and not re.fullmatch(r"i\d+", kind))

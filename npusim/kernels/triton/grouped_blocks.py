@@ -1,7 +1,7 @@
 """Blocks of one axis that are reshaped into groups, and back: the same TTIR on blocks of groups and their elements.
 
-Every operation on such a block is of single elements, so that indices ``i`` are ``group * size + element``, and a
-reshape gives a block that is there already.
+Every operation on such a block is on single elements, so that indices ``i`` are ``group * size + element``, and a
+reshape returns an existing block.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import replace
 from npusim.kernels.triton.results_apart import inside
 from npusim.kernels.triton.ttir_text import TYPES, Function, Op, shape_of
 
-#: Operations of single elements, or that give all elements one value.
+#: Operations on single elements, or operations that give all elements one value.
 _OF_ELEMENTS = (
     *("arith.", "math.", "tt.fp_to_fp", "tt.extern_elementwise", "tt.precise", "tt.clampf", "tt.splat", "tt.load"),
     *("tt.store", "tt.addptr", "tt.bitcast", "tt.make_range", "tt.reshape", "ttg.convert_layout"),
@@ -22,8 +22,8 @@ _LOOP = ("scf.for", "scf.yield")
 
 
 def with_groups(function: Function) -> Function | None:
-    """Return a kernel without reshapes of one axis into two, or back; None where it has none, or where other operations
-    need the one axis.
+    """Return a kernel without reshapes of one axis into two, or back; None if it has none, or if other operations need
+    the one axis.
     """
     every = [*function.operations, *inside(function.operations)]
     found = {shapes for o in every if o.name == "tt.reshape" and (shapes := _grouped(o)) is not None}
@@ -66,7 +66,7 @@ class _Blocks:
         self.loops = [o for o in every if o.name == "scf.for"]
 
     def join(self, names: list[str]) -> None:
-        """Group blocks, and all that operations join with them."""
+        """Group blocks, and all blocks that operations join with them."""
         waiting = [n for n in names if self.shapes.get(n) == (self.size,)]
         while waiting:
             if (name := waiting.pop()) in self.grouped:
@@ -85,7 +85,7 @@ class _Blocks:
             yield from (n for each in carried if name in each for n in each)
 
     def are_of_elements(self, every: list[Op]) -> bool:
-        """Return whether all operations on grouped blocks are of single elements."""
+        """Return whether all operations on grouped blocks are on single elements."""
         of = [o for o in every if self.grouped.intersection((*o.operands, *o.results)) and o.name not in _LOOP]
         return all(o.name.startswith(_OF_ELEMENTS) and not o.body for o in of) and all(
             _grouped(o) is not None for o in of if o.name == "tt.reshape"
@@ -118,7 +118,7 @@ def _changed(operations: list[Op], grouped: set[str], size: int, shape: tuple[in
 
 
 def _range(op: Op, shape: tuple[int, int]) -> list[Op]:
-    """Return the operations that make a range of one axis along groups and their elements."""
+    """Return the operations that create a range of one axis along groups and their elements."""
     (name,), (groups, size), first = op.results, shape, op.number("start")
     whole, made = f"tensor<{groups}x{size}xi32>", list[Op]()
 

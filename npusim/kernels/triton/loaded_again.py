@@ -1,7 +1,8 @@
-"""Blocks that meet themselves along their other axis, in a product or by rows and columns, as blocks of two loads.
+"""Blocks that are combined with themselves along their other axis, in a product or by rows and columns, as blocks of
+two loads.
 
 A tile of values has its rows and columns from different axes: in ``dot(a, trans(a))``, and in ``x[:, None] - x[None]``,
-the second one is loaded again, and what is computed of it is computed again.  Values are the same.
+the second one is loaded again, and all values that depend on it are computed again.  Values are the same.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from npusim.kernels.triton.results_apart import LOADS, STORES, inside, roots_of,
 from npusim.kernels.triton.tensor_axes import View
 from npusim.kernels.triton.ttir_text import Function, Op, makers, shape_of
 
-#: Operations that are not done again: their results stay.
+#: Operations that are not repeated: their results are shared.
 _STAY = ("tt.dot", "tt.reduce", "tt.scan", "tt.atomic", "tt.descriptor", "scf.")
 _VECTOR = 1
 
 
 def with_loads_again(function: Function, arguments: Mapping[str, Any]) -> tuple[Function, dict[str, Any]] | None:
-    """Return a kernel with second loads of such blocks, and its arguments; None where it has none.
+    """Return a kernel with second loads of such blocks, and its arguments; None if it has none.
 
     Vectors along rows and along columns are of one tensor under two names, because either has its own axes.  A tensor
     that the kernel also stores to is not loaded again, because the second load may have another value.
@@ -37,7 +38,7 @@ def with_loads_again(function: Function, arguments: Mapping[str, Any]) -> tuple[
 
 
 class _Again:
-    """Adds second loads to operations; ``count``: how many of them; ``storages``: of the tensors, by name."""
+    """Adds second loads to operations; ``count``: their number; ``storages``: those of the tensors, by name."""
 
     def __init__(self, every: Sequence[Op], storages: Mapping[str, int]) -> None:
         self.made, self.count = makers(every), 0
@@ -52,7 +53,7 @@ class _Again:
         self.down = {load for o in down for load in self._loads(o.operands[0])}
 
     def all_of(self, operations: Sequence[Op]) -> list[Op]:
-        """Return operations of a region, each second load in front of its reader."""
+        """Return the operations of a region, each second load in front of its reader."""
         ordered = list[Op]()
         for op in operations:
             body, otherwise = self.all_of(op.body), self.all_of(op.otherwise)
@@ -71,7 +72,7 @@ class _Again:
         return source is not None and not source.body and len(shape_of(source.type)[0]) == _VECTOR
 
     def _loads(self, name: str) -> Iterator[str]:
-        """Yield the loads that a block is computed from, without those behind operations that stay."""
+        """Yield the loads from which a block is computed, without those before operations that are not repeated."""
         waiting, seen = [name], set[str]()
         while waiting:
             op = self.made.get(one := waiting.pop())
@@ -89,7 +90,7 @@ class _Again:
         return f"{tensor}_again"
 
     def _again(self, name: str, ordered: list[Op], known: dict[str, str] | None = None) -> str:
-        """Return a block that is computed again, from loads of its own; as it is where it cannot be."""
+        """Return a block that is computed again, from separate loads; the same block if that is impossible."""
         loads = [*self._loads(name)]
         if any(roots_of(self.made[n].operands[0], self.sources) & self.written for n in loads):
             return name
@@ -110,5 +111,5 @@ class _Again:
 
 
 def _is_block(op: Op) -> bool:
-    """Return whether an operation makes a block; numbers stay."""
+    """Return whether an operation computes a block; numbers are not repeated."""
     return "tensor<" in op.type

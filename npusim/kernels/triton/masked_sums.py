@@ -1,8 +1,9 @@
-"""Sums and maxima of a loop whose mask chooses the accumulator, as ones that mask each term: the same TTIR otherwise.
+"""Sums and maxima of a loop in which a mask chooses the accumulator, rewritten so that each term is masked: otherwise
+the same TTIR.
 
-``acc = where(mask, acc + x, acc)`` has the bits of ``acc = acc + where(mask, x, 0)`` where the sum begins with +0: no
-sum that begins with +0 is -0.  A maximum has those of -inf.  Of a product both factors are masked, so that compiled
-code contracts the product and the addition in both forms.
+``acc = where(mask, acc + x, acc)`` has the bits of ``acc = acc + where(mask, x, 0)`` if the sum begins with +0: no sum
+that begins with +0 is -0.  For a maximum the term is -inf.  Both factors of a product are masked, so that compiled code
+contracts the product and the addition in both forms.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from types import MappingProxyType
 from npusim.kernels.triton.ttir_text import FORMATS, Op, makers, shape_of
 from npusim.kernels.triton.values import float_of
 
-#: Operations of an accumulator and a term, with the term that leaves an accumulator as it is.
+#: Operations on an accumulator and a term, with the term that leaves an accumulator unchanged.
 _NEUTRAL: Mapping[str, float] = MappingProxyType(
     {"arith.addf": 0.0, "arith.maxnumf": -math.inf, "arith.maximumf": -math.inf}
     | {"arith.minnumf": math.inf, "arith.minimumf": math.inf}
 )
-#: The same of a choice by a comparison ``accumulator > term``, or its opposite.
+#: The same for a choice by a comparison ``accumulator > term``, or its negation.
 _NEUTRAL_OF_CHOICE: Mapping[str, float] = MappingProxyType({"ogt": -math.inf, "olt": math.inf})
 
 
 def with_masked_terms(operations: Sequence[Op]) -> list[Op]:
-    """Return a kernel's operations, with masks of terms for masks of accumulators in its loops."""
+    """Return a kernel's operations, with masks of terms in place of masks of accumulators in its loops."""
     made = makers(operations)
     return [replace(o, body=_masked(o, made)) if o.name == "scf.for" else o for o in operations]
 
@@ -56,7 +57,7 @@ def _masked(loop: Op, outer: Mapping[str, Op]) -> list[Op]:
 
 
 def _chain(value: str, state: str, known: Mapping[str, Op]) -> list[Op]:
-    """Return the operations that make an accumulator's next value of it and a term, the last one first."""
+    """Return the operations that compute an accumulator's next value from it and a term, the last one first."""
     last = known.get(value)
     if last is None or state not in last.operands:
         return []
@@ -97,7 +98,7 @@ def _is_alone(chain: Sequence[Op], choice: Op, body: Sequence[Op]) -> bool:
 
 
 def _factors(product: Op | None, addition: Op, body: Sequence[Op]) -> tuple[str, ...]:
-    """Return the factors of a product that an addition alone reads."""
+    """Return the factors of a product that only an addition reads."""
     if product is None or (product.name, addition.name) != ("arith.mulf", "arith.addf"):
         return ()
     if any(product.results[0] in o.operands for o in body if o is not addition):
@@ -106,7 +107,7 @@ def _factors(product: Op | None, addition: Op, body: Sequence[Op]) -> tuple[str,
 
 
 def _choice(like: Op, mask: str, term: str, neutral: float) -> list[Op]:
-    """Return a term where a mask holds and a number elsewhere."""
+    """Return a term where a mask is true, and a number elsewhere."""
     name, other, type_ = f"{term}@masked{like.results[0]}", f"{term}@other{like.results[0]}", like.type
     is_block = "tensor" in type_
     type_ = f"tensor{type_.rpartition('tensor')[2]}" if is_block else type_
@@ -117,7 +118,7 @@ def _choice(like: Op, mask: str, term: str, neutral: float) -> list[Op]:
 
 
 def _infinity(type_: str, sign: int) -> str:
-    """Return an infinity as TTIR writes it: by its bits."""
+    """Return an infinity in TTIR's form: its bits."""
     bits = {"f64": 0x7FF0000000000000, "f32": 0x7F800000, "f16": 0x7C00, "bf16": 0x7F80}
     width = {"f64": 64, "f32": 32, "f16": 16, "bf16": 16}[fmt := shape_of(type_)[1]]
     return f"0x{bits[fmt] | ((sign < 0) << (width - 1)):X}"

@@ -13,16 +13,16 @@ from npusim.kernels.triton.results_apart import inside
 from npusim.kernels.triton.ttir_text import TYPES, Function, Op, makers, shape_of
 from npusim.kernels.triton.values import Affine, Condition, Known, Number
 
-#: An operation that is not TTIR's: every second one of integers or a mask, along the last axis of a block.
+#: An operation that TTIR does not have: every second element of integers or of a mask, along the last axis of a block.
 HALF = "npusim.half"
 _PAIR = 2
 _TYPE = re.compile(r"tensor<((?:\d+x)+)((?:!tt\.ptr<\w+>|\w+))>")
-#: Operations of single elements, and those that give all elements one value.
+#: Operations on single elements, and operations that give all elements one value.
 _ELEMENTWISE = ("arith.", "math.", "tt.fp_to_fp", "tt.extern_elementwise", "tt.precise", "tt.clampf", "tt.splat")
 _WITHOUT_RESULTS = ("tt.store", "tt.return", "block", "llvm.intr.assume", "cf.cond_br", "cf.br")
 
 
-#: Operations with operations of their own, that stay as they are.
+#: Operations with inner operations that are unchanged.
 _WITH_BODIES = ("tt.reduce", "scf.if")
 
 
@@ -31,7 +31,7 @@ class _OtherBlocksError(Exception):
 
 
 def with_neighbours_apart(function: Function) -> Function | None:
-    """Return a kernel without splits and joins of neighbours; None where it has none, or others."""
+    """Return a kernel without splits and joins of neighbours; None if it has none, or others."""
     operations = function.operations
     if not any(o.name in ("tt.split", "tt.join") for o in operations):
         return None
@@ -44,7 +44,7 @@ def with_neighbours_apart(function: Function) -> Function | None:
 
 
 def _is_other(op: Op) -> bool:
-    """Return whether an operation may have effects that are not looked at, or splits or joins within it."""
+    """Return whether an operation may have effects that are not examined, or splits or joins inside."""
     inner = [o.name for o in inside([op])]
     return (not op.results and op.name not in (*_WITHOUT_RESULTS, "scf.if")) or bool({*inner} & {"tt.split", "tt.join"})
 
@@ -58,7 +58,7 @@ class _Halves:
         self._known: dict[tuple[str, int, int], str] = {}
 
     def changed(self) -> list[Op]:
-        """Return the operations that stores need; raise `_OtherBlocksError` where one splits or joins otherwise."""
+        """Return the operations that stores need; raise `_OtherBlocksError` if one splits or joins in another way."""
         for op in self.operations:
             if op.name == "tt.split":
                 size = self._pairs(op.operands[0])
@@ -86,7 +86,7 @@ class _Halves:
         return shape_of(types[-1])[0] if types else ()
 
     def _pairs(self, name: str) -> int:
-        """Return how many elements pairs are of along the last axis but that of the pairs."""
+        """Return the number of elements of pairs along the last axis before that of the pairs."""
         shape = self._shape(name)
         if len(shape) < _PAIR or shape[-1] != _PAIR:
             raise _OtherBlocksError
@@ -99,7 +99,9 @@ class _Halves:
         return op.name == "tt.join" or any(map(self._is_joined, op.operands))
 
     def _typed(self, text: str, size: int) -> str:
-        """Return a text with halves in place of blocks of so many elements along the last axis, or of their pairs."""
+        """Return a text with halves in place of blocks with this number of elements along the last axis, or of their
+        pairs.
+        """
 
         def half(match: re.Match[str]) -> str:
             sizes = [int(n) for n in match[1].split("x")[:-1]]
@@ -191,7 +193,7 @@ def _half(op: Op, x: Affine, which: int) -> Affine:
 
 
 def _rule(relation: str, d: Affine) -> tuple[str, Affine]:
-    """Return a comparison that bounds the last axis alone in steps of one."""
+    """Return a comparison that bounds only the last axis, in steps of one."""
     if relation not in ("slt", "sle") or d.steps[-1] != _PAIR or any(d.steps[:-1]):
         return relation, d
     left = -((d.base - (relation == "sle")) // _PAIR)  # elements 2 i with d.base + 2 i < 0

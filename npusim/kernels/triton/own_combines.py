@@ -1,7 +1,7 @@
 """Functions of two elements by which a user's own ``tl.reduce`` and ``tl.associative_scan`` combine, as text.
 
-The text is that of `npusim.formats.combine_text`: statements in the language of kernels, with the forms that compiled
-code has.
+The text has the form of `npusim.formats.combine_text`: statements in the language of kernels, with the forms of
+compiled code.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from npusim.kernels.triton.kernel_draft import Choices
 from npusim.kernels.triton.ttir_text import Op, shape_of
 from npusim.kernels.triton.values import folded_inverse, literal, number_of
 
-#: Rows that one element may be of.
+#: Largest number of rows in one element.
 MOST_ROWS = 4
 
 
 class _Value(NamedTuple):
-    """A value of a function: how it is written, its factors if it is a product, and the product's place.
+    """A value of a function: its text, its factors if it is a product, and the product's place.
 
     ``number``: of a constant that a compiler knows; ``is_quotient``: the product is a division by such a constant.
     """
@@ -33,7 +33,7 @@ class _Value(NamedTuple):
 
 
 class Functions(NamedTuple):
-    """How operations of single elements are written: of two by their word, and functions by their operation."""
+    """Texts of operations on single elements: of two operands by their word, and functions by their operation."""
 
     binary: Mapping[str, str]
     written: Callable[[str, str, str], str]
@@ -46,9 +46,9 @@ def combined_text(
 ) -> str:
     """Return the function of a reduction's or scan's region as text; ``known``: numbers from outside of it.
 
-    ``literals``: those of them that a compiler knows.
+    ``literals``: the numbers that a compiler knows.
 
-    Raises `ProgramError` for a function of other than float32, or with operations that are not supported.
+    Raises `ProgramError` for a function of formats other than float32, or with operations that are not supported.
     """
     count = len(op.arguments) // 2
     if not 1 <= count <= MOST_ROWS or len(op.arguments) != 2 * count:
@@ -79,7 +79,7 @@ class _Region:
         return self.values[name]
 
     def read(self, op: Op) -> None:
-        """Read one operation; refuse those of other than float32 and of masks."""
+        """Read one operation; refuse operations on formats other than float32 and masks."""
         what = "in a function of tl.reduce or tl.associative_scan"
         if op.name == "arith.constant":
             value, _, fmt = number_of(op)
@@ -129,7 +129,9 @@ class _Region:
         return self.choices.form(symbol or name, "f32", usual).format(text)
 
     def _fused(self, op: Op, x: list[_Value]) -> str:
-        """Return an addition that takes in a product, as compiled code does: the first one; empty where none does."""
+        """Return an addition that contracts a product, as compiled code does: the first product; empty if none is
+        contracted.
+        """
         ways, stays = [(0, 1, "minus"), (1, 0, "from")], self.choices.addends.get(op.place)
         if not self.choices.fuses:
             return ""

@@ -1,7 +1,8 @@
-"""Reductions by a comparison and a choice, as torch.compile writes its maxima: the same TTIR with maxima of two.
+"""Reductions by a comparison and a choice, the form in which torch.compile writes maxima: the same TTIR with maxima of
+two.
 
-``a > b or a is NaN`` chooses a, else b: the greater one, or NaN where there is one.  Of +0 and -0, which are equal, it
-chooses the second, and a maximum +0.
+``a > b or a is NaN`` chooses a, otherwise b: the greater one, or NaN if there is one.  Of +0 and -0, which are equal,
+it chooses the second, while a maximum chooses +0.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from types import MappingProxyType
 
 from npusim.kernels.triton.ttir_text import Function, Op, makers
 
-#: By the relation that chooses the first of two.
+#: By the relation that chooses the first of two values.
 _WORDS = MappingProxyType({"ogt": "arith.maximumf", "olt": "arith.minimumf"})
 
 
@@ -33,12 +34,12 @@ def with_maxima(function: Function) -> tuple[Function, list[Op]]:
 
 
 def _pair(body: list[Op]) -> list[str]:
-    """Return the two values that a choice at the end of a reduction chooses from."""
+    """Return the two values from which a choice at the end of a reduction chooses."""
     return body[-2].operands[1:]
 
 
 def _word(op: Op) -> str:
-    """Return the operation that a reduction's region is; empty for another one."""
+    """Return the operation of which a reduction's region consists; empty for another region."""
     if [o.name for o in op.body if o.name != "arith.cmpf"] != ["arith.ori", "arith.select", "tt.reduce.return"]:
         return ""
     *comparisons, either, choice, end = op.body

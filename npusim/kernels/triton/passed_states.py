@@ -1,8 +1,9 @@
-"""Loops that store each state behind its update, but for the last: as loops that store each state before its update.
+"""Loops that store each state after its update, except the last state: as loops that store each state before its
+update.
 
-A kernel that passes states on stores the first one before its loop, at the first place; in the loop it stores what it
-computes one place further, but for the last, which it stores elsewhere.  The same TTIR stores each state where an
-iteration begins, and the last one behind the loop.
+A kernel that passes states on stores the first one before its loop, at the first place; in the loop it stores each
+computed state one place further, except the last, which it stores elsewhere.  The same TTIR stores each state where an
+iteration begins, and the last one after the loop.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _CASTS = ("arith.truncf", "arith.extf", "tt.fp_to_fp")
 
 
 def with_states_passed(function: Function, arguments: Mapping[str, Any]) -> Function:
-    """Return a kernel with such loops changed; as it is where it has none, or one of no iteration."""
+    """Return a kernel with such loops changed; the same kernel if it has none, or one without iterations."""
     operations = function.operations
     for loop in [o for o in operations if o.name == "scf.for" and len(o.operands) > 4]:
         operations = _changed(operations, loop, arguments)
@@ -70,14 +71,16 @@ def _changed(operations: list[Op], loop: Op, arguments: Mapping[str, Any]) -> li
 
 
 def _only_store(body: Sequence[Op]) -> Op | None:
-    """Return the store that a branch is, behind the operations that give its address; None for another one."""
+    """Return the store that a branch consists of, after the operations that compute its address; None for another
+    branch.
+    """
     listed = [o for o in body if o.name != "scf.yield"]
     is_plain = all(o.results and not o.body and o.name not in LOADS for o in listed[:-1])
     return listed[-1] if listed and is_plain and listed[-1].name == "tt.store" else None
 
 
 def _is_start(value: str, start: str, cast: Op | None, made: Mapping[str, Op]) -> bool:
-    """Return whether a value is what a state begins with, as a cast has it: cast too, or a zero of its format."""
+    """Return whether a value is the start of a state in the form of a cast: cast too, or a zero of its format."""
     if cast is None or value == start:
         return value == start and cast is None
     one, other = made.get(value), made.get(start)
@@ -94,7 +97,7 @@ def _is_zero(constant: Op) -> bool:
 
 
 def _is_all_but_last(condition: Op | None, loop: Op, made: Mapping[str, Op], arguments: Mapping[str, Any]) -> bool:
-    """Return whether a condition holds in every iteration but the last, of which there is one at least."""
+    """Return whether a condition is true in every iteration but the last; there must be at least one."""
     number, low, end, step = loop.operands[:4]
     if condition is None or condition.name != "arith.cmpi" or condition.text.split()[1].rstrip(",") != "slt":
         return False

@@ -1,8 +1,9 @@
-"""Loops of which the first or the last tiles are apart, with a mask of their own, as one loop: the same TTIR otherwise.
+"""Loops of which the first or the last tiles are separate, with a mask of their own, as one loop: otherwise the same
+TTIR.
 
-A kernel goes through all tiles but the last without a mask, and through the last one in a second loop with it.  The
-masked statements of both are those of one loop over all tiles, since a mask that holds changes nothing; that it holds
-where the kernel has none is looked at where the loop is read (`HOLDS`).
+A kernel processes all tiles but the last without a mask, and the last one in a second loop with a mask.  The masked
+statements of both are those of one loop over all tiles, since a mask that is true changes nothing; whether it is true
+where the kernel has none is checked when the loop is read (`HOLDS`).
 """
 
 from __future__ import annotations
@@ -19,21 +20,22 @@ from npusim.kernels.triton.integers import DIVISIONS, bits_of, computed_of
 from npusim.kernels.triton.results_apart import STORES, inside
 from npusim.kernels.triton.ttir_text import Function, Op, makers, operand_shape
 
-#: An operation that is not TTIR's: its mask has to hold in the iterations from ``first`` to before ``end``.
+#: An operation that TTIR does not have: its mask must be true in the iterations from ``first`` to before ``end``.
 HOLDS = "npusim.holds"
 _OF_INDICES = ("arith.cmpi", "arith.andi", "arith.ori", "tt.broadcast", "tt.expand_dims", "tt.splat", "arith.constant")
 _EFFECTS = ("tt.store", "tt.descriptor", "tt.atomic", "tt.load", "cf.", "scf.", "tt.return")
-#: Operations of integers that bounds of loops are computed by.
+#: Operations on integers by which bounds of loops are computed.
 _INTEGERS = tuple(f"arith.{name}" for name in ("addi", "subi", "muli", "divsi", "remsi", "minsi", "maxsi"))
-#: Additions, and the operation that gives one value to all lanes: it may be before or behind an addition.
+#: Additions, and the operation that gives one value to all lanes, which may be before or after an addition.
 _SUMS = ("tt.addptr", "arith.addi", "tt.splat")
 _SAME = ("arith.extsi", "arith.trunci", "arith.index_cast")
 
 
 def with_loops_joined(function: Function, arguments: Mapping[str, Any]) -> Function | None:
-    """Return a kernel whose pairs of loops over one row of tiles, one of them masked, are one each; None without any.
+    """Return a kernel whose pairs of loops over one row of tiles, one of them masked, are one loop each; None if there
+    are none.
 
-    Bounds of the loops have to be the same in all programs.
+    Bounds of the loops must be the same in all programs.
     """
     operations, is_changed = function.operations, False
     while (made := _joined_once(operations, arguments) or _with_tile(operations, arguments)) is not None:
@@ -42,7 +44,9 @@ def with_loops_joined(function: Function, arguments: Mapping[str, Any]) -> Funct
 
 
 def with_loops_turned(function: Function, arguments: Mapping[str, Any]) -> Function | None:
-    """Return a kernel whose loops that store independent tiles go from the last to the first; None without any."""
+    """Return a kernel whose loops that store independent tiles run from the last to the first; None if there
+    are none.
+    """
     made = _made(function.operations)
     turned = {id(o): _turned(o, made, arguments) for o in function.operations if o.name == "scf.for"}
     if not any(turned.values()):
@@ -84,7 +88,7 @@ def _made(operations: Sequence[Op]) -> dict[str, Op]:
 
 
 def _whole(name: str, made: Mapping[str, Op], arguments: Mapping[str, Any]) -> int | None:
-    """Return an integer that is the same in all programs: of arguments and constants; None for another one."""
+    """Return an integer that is the same in all programs: from arguments and constants; None for another one."""
     op = made.get(name)
     if op is None:
         value = arguments.get(name)
@@ -106,7 +110,7 @@ def _whole(name: str, made: Mapping[str, Op], arguments: Mapping[str, Any]) -> i
 
 
 def _joined_once(operations: list[Op], arguments: Mapping[str, Any]) -> list[Op] | None:
-    """Return operations with the first such pair of loops as one; None where there is none."""
+    """Return operations with the first such pair of loops as one; None if there is none."""
     made, at = _made(operations), [i for i, o in enumerate(operations) if o.name == "scf.for"]
     for i, j in pairwise(at):
         first, second, between = operations[i], operations[j], operations[i + 1 : j]
@@ -125,9 +129,10 @@ def _joined_once(operations: list[Op], arguments: Mapping[str, Any]) -> list[Op]
 
 
 def _with_tile(operations: list[Op], arguments: Mapping[str, Any]) -> list[Op] | None:
-    """Return operations with a tile that is stored beside a loop as an iteration of that loop; None without such a one.
+    """Return operations in which a tile that is stored next to a loop is an iteration of that loop; None if there is no
+    such tile.
 
-    Compilers write a loop of one iteration so: of a first or last tile with a mask.
+    This is the form in which compilers write a loop of one iteration, for a first or last tile with a mask.
     """
     made = _made(operations)
     for at, loop in enumerate(operations):
@@ -172,7 +177,7 @@ def _masked_as(
     new, masks, changed = list[Op](), list[str](), dict[int, Op]()
 
     def inner(name: str) -> str:
-        """Return a mask of the tile as one of the loop."""
+        """Return a mask of the tile as a mask of the loop."""
         if (of := table.of(name)) in own:
             return own[of]
         op = made.get(name)
@@ -202,7 +207,9 @@ def _masked_as(
 
 
 def _has_unlike_masks(loop: Op, table: _Forms) -> bool:
-    """Return whether a tile loads the same elements under two masks, or with two numbers, where its loop does once."""
+    """Return whether a tile loads the same elements under two masks, or with two numbers, while its loop loads them
+    once.
+    """
     own = {table.of(o.results[0]) for o in loop.body if o.name == "tt.load"}
     masked = dict[int, set[tuple[str, ...]]]()
     for o in table.made.values():
@@ -219,9 +226,10 @@ def _loop_with_tile(
     bounds: tuple[int, int, int, int],
     made: Mapping[str, Op],
 ) -> list[Op] | None:
-    """Return a loop with one iteration more, whose number is ``value``, and its new bounds; None where it is another.
+    """Return a loop with one additional iteration, whose number is ``value``, and its new bounds; None if it is another
+    iteration.
 
-    ``beside``: the stores of that iteration, whose masks, and those of its loads, the loop gets.
+    ``beside``: the stores of that iteration; the loop gets their masks, and those of its loads.
     """
     table, number, kind = (
         _Forms(made),
@@ -252,7 +260,7 @@ def _loop_with_tile(
 
 
 def _bounds(loop: Op, made: Mapping[str, Op], arguments: Mapping[str, Any]) -> tuple[int, int, int, int] | None:
-    """Return where a loop begins and ends, its step, and how many iterations it has; None where they are not known."""
+    """Return where a loop begins and ends, its step, and its number of iterations; None if they are not known."""
     low, high, step = (_whole(n, made, arguments) for n in loop.operands[1:4])
     if low is None or high is None or step is None or step <= 0:
         return None
@@ -260,12 +268,12 @@ def _bounds(loop: Op, made: Mapping[str, Op], arguments: Mapping[str, Any]) -> t
 
 
 def _step(first: tuple[int, int, int, int], second: tuple[int, int, int, int]) -> int:
-    """Return which loop's step is that of both: of a loop of one iteration it decides nothing."""
+    """Return the loop whose step applies to both: the step of a loop of one iteration has no effect."""
     return 1 if first[3] <= 1 else 0
 
 
 def _follows(first: Op, second: Op, made: Mapping[str, Op], arguments: Mapping[str, Any]) -> bool:
-    """Return whether a loop goes on where another one ends, by the same steps."""
+    """Return whether a loop continues where another one ends, by the same steps."""
     one, other = (_bounds(loop, made, arguments) for loop in (first, second))
     if one is None or other is None or not one[3] or not other[3]:
         return False
@@ -275,7 +283,7 @@ def _follows(first: Op, second: Op, made: Mapping[str, Op], arguments: Mapping[s
 
 
 class _Forms:
-    """Numbers of values of loops, equal for those computed alike where masks hold."""
+    """Numbers of values of loops, equal for values with equal computations where masks are true."""
 
     def __init__(self, made: Mapping[str, Op]) -> None:
         self.made, self.known, self.masks = made, dict[object, int](), list[str]()
@@ -317,7 +325,7 @@ class _Forms:
         return self.number((op.name, text, tuple(map(self.of, operands)), op.results.index(name), *regions))
 
     def _terms(self, name: str) -> list[int]:
-        """Return the forms that an address or an integer is the sum of, in whichever order it adds them."""
+        """Return the forms whose sum an address or an integer is, in any order of addition."""
         op = self.made.get(name)
         if op is not None and op.name in ("tt.addptr", "arith.addi"):
             same = self._without_zero(op) if op.name == "arith.addi" else None
@@ -327,7 +335,7 @@ class _Forms:
         return [self.of(name)]
 
     def _without_zero(self, op: Op) -> str | None:
-        """Return what a sum with 0, or a difference less 0, is; None for others."""
+        """Return the operand of a sum with 0, or of a difference minus 0; None for others."""
         zero = self.number(("arith.constant", f"arith.constant 0 : {op.type}", (), 0))
         one, other = op.operands
         if self.of(other) == zero:
@@ -335,7 +343,7 @@ class _Forms:
         return other if op.name == "arith.addi" and self.of(one) == zero else None
 
     def _is_of_indices(self, name: str) -> bool:
-        """Return whether a mask is made of comparisons of integers that nothing loads."""
+        """Return whether a mask consists of comparisons of integers that are not loaded."""
         op = self.made.get(name)
         if op is None or op.name not in _OF_INDICES:
             return False
@@ -345,7 +353,7 @@ class _Forms:
 def _one_loop(
     first: Op, second: Op, order: Sequence[int], made: Mapping[str, Op], arguments: Mapping[str, Any]
 ) -> Op | None:
-    """Return two loops as one; None where they do other than the same but for masks, or both have some."""
+    """Return two loops as one; None if they differ in more than masks, or if both have some."""
     table = _Forms(made)
     results, masks = list[object](), list[list[str]]()
     for loop, places in ((first, range(len(order))), (second, order)):

@@ -1,7 +1,7 @@
 """Records the launches of Triton kernels that a program makes, on the CPU and without an edit of the program.
 
 Inside `record` nothing runs on a GPU: a stand-in replaces Triton's driver, ``device="cuda"`` is the CPU, and a launch
-is recorded instead of executed.  Outputs of the kernels stay unchanged.
+is recorded instead of executed.  Outputs of the kernels do not change.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class UnreadFormatError(SpecError):
 
 
 class Recorder:
-    """Makes a call of each launch; configurations of an autotuner are one call's."""
+    """Makes one call of each launch; the configurations of an autotuner belong to one call."""
 
     def __init__(self, architecture: str, *, floats: bool) -> None:
         self.target: object = None
@@ -98,7 +98,7 @@ class Recorder:
         self._chosen: Mapping[str, Any] | None = None  # by a tuner, while it launches
 
     def launch(self, function: Any, *args: Any, grid: Any, warmup: bool = False, **given: Any) -> Launched:
-        """Record a launch; one that only compiles (``warmup``) is not one."""
+        """Record a launch; one that only compiles (``warmup``) is not a launch."""
         for hook in function.pre_run_hooks:
             hook(*args, **given)
         names = [p.name for p in function.params]
@@ -155,7 +155,7 @@ class Recorder:
         return launched
 
     def text(self, function: Any, arguments: Mapping[str, Any], options: Mapping[str, int]) -> tuple[str, str]:
-        """Return the TTIR of a launch, and Triton's message where it refuses it; compiled once for equal launches."""
+        """Return the TTIR of a launch, and Triton's message if it refuses it; compiled once for equal launches."""
         if why := refused_option(options):
             return "", f"{function.__name__}: {why}"
         given = {n: _pointer(x) for n, x in arguments.items()}
@@ -226,7 +226,7 @@ class Launched:
         self._recorder, self.function, self.arguments, self.options = recorder, function, arguments, options
 
     def ttir(self) -> tuple[str, str]:
-        """Return the TTIR, and Triton's message where it refuses the kernel."""
+        """Return the TTIR, and Triton's message if it refuses the kernel."""
         return self._recorder.text(self.function, self.arguments, self.options)
 
     def __getitem__(self, grid: Any) -> Any:
@@ -287,7 +287,7 @@ def _base(x: Any) -> int:
 
 
 def as_method(function: Any) -> Any:
-    """Return a function as one that becomes a method where it is an attribute of a class."""
+    """Return a function in a form that becomes a method if it is an attribute of a class."""
 
     def method(*positional: Any, **by_name: Any) -> Any:
         return function(*positional, **by_name)
@@ -296,7 +296,7 @@ def as_method(function: Any) -> Any:
 
 
 def _strided(x: Argument, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
-    """Return the values of a storage in another shape; None where they are not known, or not all."""
+    """Return the values of a storage in another shape; None if some of them are not known."""
     last = sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
     if x.data is None or last >= len(flat := x.elements()):
         return None
@@ -325,7 +325,7 @@ def _numpy_format(fmt: str) -> Any:
 
 
 def launching_line() -> str:
-    """Return the file and line that launches: the last frame of neither a language nor this package."""
+    """Return the file and line of the launch: the last frame that belongs neither to a language nor to this package."""
     frame = inspect.currentframe()
     own = {getattr(m, "__file__", "") for n, m in list(sys.modules.items()) if n.startswith(_LANGUAGES)}
     while frame is not None and frame.f_code.co_filename in own:
@@ -333,7 +333,7 @@ def launching_line() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
 
 
-# ---------------------------------------------------------------- a device that is not there
+# ---------------------------------------------------------------- a stand-in for the device
 
 
 def _driver(target: Any, torch: Any, device: DeviceSpec) -> Any:
@@ -371,7 +371,7 @@ def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _torch_on_cpu(torch: Any, device: DeviceSpec, capability: int) -> Iterator[None]:
-    """Take every GPU that PyTorch is asked for as the CPU, and answer as the device would."""
+    """Use the CPU for every GPU that PyTorch is asked for, and answer as the device would."""
 
     def on_cpu(x: Any) -> Any:
         is_gpu = isinstance(x, str | torch.device) and re.match(r"(cuda|npu|xpu)\b", str(x))

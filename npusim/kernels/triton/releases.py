@@ -1,10 +1,10 @@
-"""Triton's releases: which were tried, and where they differ.
+"""Triton's releases: those that were tested, and where they differ.
 
-3.7: the assembler gets ``--regAllocOptLevel=2``.  3.8: a descriptor's type has no ``tensor``; a thread adds
-its own elements of a sum as a tree (other bits); an autotuner takes the only configuration that is left without a
-measurement.  3.9: sm_90's assembler is the newer of two; no block pointers;
-a launch that does not state contraction is warned; the bindings report objects that are alive when Python ends
-(`npusim.cli`).  3.10 is announced not to contract by default.
+3.7: the assembler gets ``--regAllocOptLevel=2``.  3.8: a descriptor's type has no ``tensor``; a thread adds its own
+elements of a sum as a tree (other bits); an autotuner uses the only remaining configuration without a measurement.
+3.9: sm_90's assembler is the newer of two; no block pointers; a launch that does not state contraction gets a warning;
+the bindings report objects that are alive when Python ends (`npusim.cli`).  3.10 is announced not to contract by
+default.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from typing import Any
 
 from npusim.errors import SpecError
 
-#: Releases whose TTIR was tried: from the first to the newest.
+#: Releases whose TTIR was tested: from the first to the newest.
 FIRST, NEWEST = (3, 6), (3, 9)
-#: From here on an autotuner takes the only configuration that is left without a measurement.
+#: From this release on an autotuner uses the only remaining configuration without a measurement.
 TAKES_ONE = (3, 8)
-#: From here on a descriptor's type names its block without ``tensor``.
+#: From this release on a descriptor's type names its block without ``tensor``.
 SHORT_DESCRIPTORS = (3, 8)
-#: From here on a thread adds its own elements of a sum as a tree of neighbours, before from the first to the last.
+#: From this release on a thread adds its own elements of a sum as a tree of neighbours; before, from the first to the
+#: last.
 ADDS_IN_TREES = (3, 8)
-#: From here on the assembler gets an option for its allocation of registers.
+#: From this release on the assembler gets an option for its allocation of registers.
 ALLOCATES = (3, 7)
 
 
 def release() -> str:
-    """Return Triton's release; raise `SpecError` where it is missing, or older than those whose TTIR was tried."""
+    """Return Triton's release; raise `SpecError` if it is missing, or older than those whose TTIR was tested."""
     try:
         release = version("triton")
     except PackageNotFoundError:
@@ -48,7 +49,7 @@ def release() -> str:
 
 
 def untried() -> str:
-    """Return the note of a release beyond the newest tried; empty for others, and where there is none."""
+    """Return the note on a release beyond the newest tested one; empty for others, and if there is none."""
     try:
         if _number(version("triton")) <= NEWEST:
             return ""
@@ -78,21 +79,23 @@ def adds_in_trees() -> bool:
 
 
 def compiled_by() -> tuple[str, ...]:
-    """Return what compiled code depends on beside the kernel and its options: the release, and its user's default."""
+    """Return the facts on which compiled code depends in addition to the kernel and its options: the release, and its
+    user's default.
+    """
     return release(), os.environ.get("TRITON_DEFAULT_FP_FUSION", "")
 
 
 def fused(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options that state whether multiplications and additions are contracted.
 
-    Where they do not, ``TRITON_DEFAULT_FP_FUSION`` or the release's default decides, as in a launch.
+    If they do not, ``TRITON_DEFAULT_FP_FUSION`` or the release's default decides, as in a launch.
     """
     language = import_module("triton").knobs.language
     return {"enable_fp_fusion": bool(language.default_fp_fusion), **options}
 
 
 def tool(name: str) -> Path:
-    """Return one of NVIDIA's tools that Triton brings."""
+    """Return one of NVIDIA's tools that are part of Triton."""
     return Path(str(import_module("triton").__file__)).parent / "backends" / "nvidia" / "bin" / name
 
 
@@ -103,7 +106,7 @@ def assembler(number: int) -> tuple[str, ...]:
 
 
 def assembler_of(architecture: str) -> str:
-    """Return the release of Triton and of the assembler that makes an architecture's code (``sm_90``)."""
+    """Return the release of Triton and of the assembler for an architecture's code (``sm_90``)."""
     path, *_ = assembler(int(architecture.rpartition("_")[2]))
     return f"Triton {release()}, ptxas {_release_of(path)}"
 
@@ -116,7 +119,7 @@ def _release_of(path: str) -> str:
 
 
 def as_first(ttir: str) -> str:
-    """Return TTIR as the first of these releases writes it.
+    """Return TTIR in the form of the first of these releases.
 
     From 3.8 on a descriptor's type is ``tensordesc<64x64xf16>``, and its sizes and strides are ``%a.shape.0``.
     """
@@ -126,7 +129,7 @@ def as_first(ttir: str) -> str:
 
 
 def as_installed(ttir: str) -> str:
-    """Return TTIR that any of these releases wrote as the installed one reads it."""
+    """Return TTIR of any of these releases in the form that the installed one reads."""
     ttir = as_first(ttir)
     if _number(release()) < SHORT_DESCRIPTORS:
         return ttir
@@ -136,6 +139,6 @@ def as_installed(ttir: str) -> str:
 
 @lru_cache(maxsize=1)
 def load_compiler() -> None:
-    """Import Triton, where it is installed, before processes are forked that compile."""
+    """Import Triton, if it is installed, before processes that compile are forked."""
     with suppress(ImportError):
         import_module("triton.compiler")

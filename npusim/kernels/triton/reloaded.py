@@ -1,7 +1,7 @@
-"""Loads of what the program itself has stored: the stored value in place of the load.
+"""Loads of data that the program itself has stored: the stored value in place of the load.
 
-A later loop that goes through the same tiles computes the value again, from what the tensors had before the launch; a
-tensor that is loaded before its store too is read under another name for that, as it is before.
+A later loop over the same tiles computes the value again, from the values of the tensors before the launch; a tensor
+that is also loaded before its store is read under another name for that, with its values before the launch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from npusim.kernels.triton.rolled_rows import with_scratch_kept
 from npusim.kernels.triton.tensor_axes import View
 from npusim.kernels.triton.ttir_text import Function, Op, makers
 
-#: What the name of a tensor as it is before the launch ends with.
+#: Suffix of the name of a tensor with its values before the launch.
 BEFORE = "_before"
 _NAMES = re.compile(r"%[\w#@-]+")
 _PURE = (
@@ -28,8 +28,8 @@ _PURE = (
 def with_values_kept(
     function: Function, arguments: Mapping[str, Any]
 ) -> tuple[Function, dict[str, Any], dict[str, Op]]:
-    """Return a kernel whose loads behind stores of the same elements are the stored values, its arguments, and the
-    first of these loads by tensor; as it is where it has none.
+    """Return a kernel in which loads after stores of the same elements are the stored values, its arguments, and the
+    first of these loads by tensor; the same kernel if it has none.
     """
     operations, given, kept = function.operations, dict(arguments), dict[str, Op]()
     parameters, scratch = dict(function.parameters), with_scratch_kept(function)[1]
@@ -59,8 +59,8 @@ class _Reloads:
         self.has_others = any(o.name.startswith(("tt.atomic", "scf.if", "cf.", "scf.while")) for o in every)
 
     def changed(self) -> tuple[list[Op], list[Op], bool] | None:
-        """Return the operations without loads behind the one store, those loads, and whether others are of the tensor
-        before the launch; None where there are none, or some that may have other elements.
+        """Return the operations without loads after the only store, those loads, and whether other loads read the
+        tensor before the launch; None if there are none, or some that may read other elements.
         """
         if len(self.stores) != 1 or self.stores[0].name != "tt.store" or self.has_others:
             return None
@@ -93,19 +93,23 @@ class _Reloads:
         return [o for made in every for o in made], kept, is_before
 
     def _blocks(self, op: Op) -> list[tuple[Op | None, list[Op]]]:
-        """Return the loop of the kernel's operations that an operation is in, if any, and the operations around it."""
+        """Return the loop of the kernel's operations that contains an operation, if any, and the operations
+        around it.
+        """
         if op in self.operations:
             return [(None, self.operations)]
         return [(o, o.body) for o in self.operations if o.name == "scf.for" and op in o.body] or [(op, [])]
 
     def _is_visited(self, first: Op | None, loop: Op | None, is_one: bool) -> bool:
-        """Return whether a load is behind its store of the same iteration, or in a later loop over the same tiles."""
+        """Return whether a load is after its store of the same iteration, or in a later loop over the same tiles."""
         if is_one or first is None or loop is None or first is loop:
             return is_one
         return all(map(self._is_alike, first.operands[1:4], loop.operands[1:4]))
 
     def _is_alike(self, one: str, other: str, renamed: Mapping[str, str] | None = None) -> bool:
-        """Return whether two values are computed alike; ``renamed``: values of the one loop by those of the other."""
+        """Return whether two values have equal computations; ``renamed``: values of the one loop by those of
+        the other.
+        """
         if renamed and one in renamed:
             return renamed[one] == other
         if one == other:
@@ -123,7 +127,9 @@ class _Reloads:
         return is_one and all(self._is_alike(a, b, renamed) for a, b in zip(*masks, strict=True))
 
     def _value(self, name: str, renamed: Mapping[str, str], loop: Op | None) -> tuple[str, list[Op]] | None:
-        """Return a value of a loop as another loop computes it again, with its operations; None where it cannot."""
+        """Return a value of a loop as another loop computes it again, with its operations; None if that
+        is impossible.
+        """
         inner = [] if loop is None else loop.body
         names, before = dict(renamed), list[Op]()
         carried = set[str]() if loop is None else set(loop.operands[4::2])
@@ -154,7 +160,7 @@ class _Reloads:
 
     @staticmethod
     def _chosen(load: Op, value: str) -> list[Op]:
-        """Return the operation that gives a load's result: the value, or the number where its mask hides lanes."""
+        """Return the operation with a load's result: the value, or the number where its mask hides lanes."""
         if len(load.operands) < 3:
             return [replace(load, name="ttg.convert_layout", operands=[value])]
         type_ = re.sub(r"!tt\.ptr<(\w+)>", r"\1", load.type)
@@ -162,7 +168,7 @@ class _Reloads:
         return [replace(load, name="arith.select", operands=operands, text=f"arith.select : {type_}", type=type_)]
 
     def _replaced(self, op: Op, new: Mapping[int, Sequence[Op]], *, is_before: bool) -> list[Op]:
-        """Return operations in place of one: other loads of the tensor are of it as it is before."""
+        """Return operations in place of one: other loads of the tensor read its values before the launch."""
         if id(op) in new:
             return [one for o in new[id(op)] for one in self._replaced(o, {}, is_before=is_before)]
         if is_before and op.name == "tt.load" and self.tensor in self.roots.get(id(op), ()):
@@ -172,7 +178,7 @@ class _Reloads:
         return [op]
 
     def _of_before(self, load: Op) -> list[Op]:
-        """Return a load of the tensor as it is before, with the operations that make its pointer."""
+        """Return a load of the tensor's values before the launch, with the operations that compute its pointer."""
         made, names = list[Op](), {self.tensor: self.tensor + BEFORE}
 
         def moved(name: str) -> str:

@@ -1,4 +1,4 @@
-"""A kernel whose results have unlike shapes as several kernels, one for each tensor that it stores to.
+"""A kernel whose results have different shapes as several kernels, one for each tensor that it stores.
 
 A store needs no other store's result, so that each has the bits of the one kernel; times are those of several kernels.
 """
@@ -11,18 +11,18 @@ from dataclasses import replace
 from npusim.kernels.triton.ttir_text import TYPES, Function, Op
 
 STORES, LOADS = ("tt.store", "tt.descriptor_store"), ("tt.load", "tt.descriptor_load")
-#: Operations that have to stay where an operation of theirs does, and those that store otherwise.
+#: Operations that must stay where one of their inner operations does, and operations that store in other ways.
 _CONTROL, _OTHERS = ("cf.", "block", "tt.return"), ("tt.atomic",)
-#: Operations that may have stores within.
+#: Operations that may have stores inside.
 _REPEATED = ("scf.for", "scf.if")
 _EFFECTS = (*STORES, *_OTHERS)
 
 
 def results_apart(function: Function, *, by_store: bool = False) -> list[Function]:
-    """Return a kernel for each tensor that a kernel stores to, in the order of the stores; none where it has one.
+    """Return a kernel for each tensor that a kernel stores to, in the order of the stores; none if it has only one.
 
-    ``by_store``: a kernel for each store of a tensor that has several and is not loaded; none where no tensor has.  A
-    loop or branch is in each kernel that something within it is needed for.
+    ``by_store``: a kernel for each store of a tensor that has several and is not loaded; none if no tensor has.  A loop
+    or branch is in each kernel that needs an operation inside of it.
     """
     operations = function.operations
     every = [*operations, *inside(operations)]
@@ -53,7 +53,7 @@ def results_apart(function: Function, *, by_store: bool = False) -> list[Functio
 
 
 def inside(operations: Sequence[Op]) -> Iterator[Op]:
-    """Return the operations within loops and branches of some."""
+    """Return the operations inside loops and branches of some operations."""
     for op in operations:
         for inner in (*op.body, *op.otherwise):
             yield inner
@@ -61,7 +61,9 @@ def inside(operations: Sequence[Op]) -> Iterator[Op]:
 
 
 def sources_of(operations: Sequence[Op]) -> dict[str, list[str]]:
-    """Return the names that each name may be a pointer of: for a value that a loop carries its start and its end."""
+    """Return the parameters to which each name may be a pointer: for a value that a loop carries, those of its start
+    and its end.
+    """
     sources = dict[str, list[str]]()
     for op in (*operations, *inside(operations)):
         if op.name == "scf.for":
@@ -76,7 +78,7 @@ def sources_of(operations: Sequence[Op]) -> dict[str, list[str]]:
 
 
 def roots_of(name: str, sources: dict[str, list[str]]) -> set[str]:
-    """Return what a pointer may belong to: parameters, and values whose sources are not known."""
+    """Return the possible owners of a pointer: parameters, and values whose sources are not known."""
     found, seen, rest = set[str](), set[str](), [name]
     while rest:
         if (one := rest.pop()) not in seen:
@@ -112,7 +114,7 @@ def _with_states(loop: Op, needed: set[str], stores: Sequence[Op]) -> Op:
 
 
 def _within(op: Op, needed: set[str], stores: Sequence[Op]) -> Op:
-    """Return a loop or branch with what its needed results and some stores are computed from."""
+    """Return a loop or branch with the operations from which its needed results and some stores are computed."""
     if op.name == "scf.for":
         return _with_states(op, needed, stores)
     if op.name != "scf.if":
@@ -126,7 +128,7 @@ def _within(op: Op, needed: set[str], stores: Sequence[Op]) -> Op:
 def needed_by(operations: Sequence[Op], stores: Sequence[Op]) -> list[Op]:
     """Return the operations that some stores need, and those that return early.
 
-    A loop or branch among ``stores`` has all stores and atomic additions within it.
+    A loop or branch among ``stores`` has all stores and atomic additions inside of it.
     """
     kept, needed = list[Op](), set[str]()
     for op in reversed(operations):

@@ -1,7 +1,7 @@
 """Sums and maxima over the rows of a block, as loops over these rows: TTIR of the same kernel without the blocks.
 
 Partial results follow one another along an axis that is neither rows nor columns of a tile, like results of split keys:
-a block of all is one tile after another, and sums go from the first to the last.
+a block of all is one tile after another, and sums run from the first to the last.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from npusim.kernels.triton.ttir_text import Function, Line, Op, makers, shape_of
 
-#: Reductions by the operation of their region: the word, what they begin with, and the rule of NaN of a maximum.
+#: Reductions by the operation of their region: the word, the start value, and the rule of NaN of a maximum.
 REDUCTIONS: Mapping[str, tuple[str, float, str]] = MappingProxyType(
     {
         "arith.addf": ("sum", 0.0, ""),
@@ -24,7 +24,7 @@ REDUCTIONS: Mapping[str, tuple[str, float, str]] = MappingProxyType(
 
 
 def rolled(operations: list[Op]) -> list[Op]:
-    """Return a kernel's operations, with loops for reductions over rows; as they are where it has none, or loops."""
+    """Return a kernel's operations, with loops for reductions over rows; unchanged if it has none, or loops."""
     ranges = [o.results[0] for o in operations if o.name == "tt.make_range"]
     dims = _dims(operations, [r for r in ranges if _is_over_rows(operations, _dims(operations, [r]))])
     stored = {n for o in operations if not o.results for n in o.operands}
@@ -33,7 +33,7 @@ def rolled(operations: list[Op]) -> list[Op]:
     stages, ordered = dict[str, int](), list[Op]()
 
     def stage_of(op: Op) -> int:
-        """Return after how many reductions, one after another, an operation can be done."""
+        """Return the number of reductions, one after another, after which an operation can be executed."""
         return max((stages.get(n, 0) for n in op.operands), default=0)
 
     for op in operations:
@@ -62,7 +62,7 @@ def _reduces(op: Op, dims: Mapping[str, int]) -> bool:
 
 
 def _is_over_rows(operations: Sequence[Op], dims: Mapping[str, int]) -> bool:
-    """Return whether a sum or maximum along these dimensions leaves another."""
+    """Return whether a sum or maximum along these dimensions leaves another one."""
     return any(
         _reduces(o, dims) and o.number("axis") < len(shape_of(o.type)[0]) and o.body[0].name in REDUCTIONS
         for o in operations
@@ -102,14 +102,15 @@ def _thinner(type_: str, at: int) -> str:
 
 
 def with_scale_before_maximum(operations: list[Op]) -> list[Op]:
-    """Return a kernel's operations with maxima of scaled tiles for scaled maxima of tiles, where both scale alike.
+    """Return a kernel's operations in which maxima of scaled tiles replace scaled maxima of tiles if both have the same
+    scale.
 
-    Rounding is monotone, so that both have the same bits where the scale is above 0: `SCALE` asks for that.
+    Rounding is monotone, so that both have the same bits if the scale is above 0: `SCALE` requires that.
     """
     return [replace(o, body=_scaled_first(o.body, operations)) if o.name == "scf.for" else o for o in operations]
 
 
-#: An operation that is not TTIR's: its operand has to be above 0.
+#: An operation that TTIR does not have: its operand must be above 0.
 SCALE = "npusim.scale"
 
 
@@ -117,7 +118,7 @@ def _scaled_first(body: list[Op], outer: Sequence[Op]) -> list[Op]:
     made = makers([*outer, *body])
 
     def scale_of(op: Op) -> str:
-        """Return the scalar that all elements of the second factor are; empty where they are not."""
+        """Return the scalar that all elements of the second factor equal; empty if there is none."""
         known = made.get(op.operands[1]) if op.name == "arith.mulf" else None
         return known.operands[0] if known is not None and known.name == "tt.splat" else ""
 

@@ -1,7 +1,7 @@
 """Loops whose states begin with computed values: a kernel that stores these, and one whose states begin as tensors.
 
-The first kernel stores a value where the launch stores a result of its shape, in a tensor of its own; the second loads
-it there.  Its bits are those of the one kernel; the time has the tensor's traffic and a launch more.
+The first kernel stores a value where the launch stores a result of its shape, in a separate tensor; the second loads it
+there.  The bits are those of the single kernel; the time includes the tensor's traffic and one more launch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _POINTERS = ("tt.addptr", "tt.splat", "tt.broadcast")
 
 
 class StartsApart(NamedTuple):
-    """The kernel that stores the values that states begin with, the one that loads them, and the arguments of both."""
+    """The kernel that stores the start values of states, the kernel that loads them, and the arguments of both."""
 
     before: Function
     after: Function
@@ -27,7 +27,7 @@ class StartsApart(NamedTuple):
 
 
 def starts_apart(function: Function, arguments: Mapping[str, Any]) -> StartsApart | None:
-    """Return a kernel as two where states of its loop begin with computed values; None where it is not such a one."""
+    """Return a kernel as two if states of its loop begin with computed values; None for another kernel."""
     operations = function.operations
     loops = [o for o in operations if o.name == "scf.for" and len(o.operands) > 4]
     if not loops or any(o.name.startswith(("cf.", "tt.atomic")) for o in (*operations, *inside(operations))):
@@ -75,7 +75,9 @@ def starts_apart(function: Function, arguments: Mapping[str, Any]) -> StartsApar
 
 
 def _is_computed(name: str, made: Mapping[str, Op]) -> bool:
-    """Return whether a float is computed of what a kernel loads, and is not itself loaded or left by a loop."""
+    """Return whether a float is computed from values that a kernel loads, and is neither loaded itself nor the result
+    of a loop.
+    """
     op = made.get(name)
     if op is None or op.name in ("tt.load", "scf.for") or "tt.ptr" in op.type:
         return False
@@ -93,19 +95,19 @@ def _is_computed(name: str, made: Mapping[str, Op]) -> bool:
 
 
 def _shape(pointer: str, made: Mapping[str, Op]) -> tuple[int, ...] | None:
-    """Return the shape of a block of pointers; None where it is not known."""
+    """Return the shape of a block of pointers; None if it is not known."""
     return shape_of(made[pointer].type)[0] if pointer in made else None
 
 
 def _root(pointer: str, made: Mapping[str, Op], function: Function) -> str:
-    """Return the parameter that a pointer is computed from; empty where it is not known."""
+    """Return the parameter from which a pointer is computed; empty if it is not known."""
     while pointer in made and made[pointer].name in _POINTERS:
         pointer = made[pointer].operands[0]
     return pointer if pointer in function.parameters else ""
 
 
 def pointers_into(pointer: str, root: str, name: str, fmt: str, made: Mapping[str, Op]) -> tuple[list[Op], str]:
-    """Return the operations that give a pointer's addresses in another tensor, and that pointer."""
+    """Return the operations that compute a pointer's addresses in another tensor, and the pointer to that tensor."""
     if pointer == root:
         return [], name
     op = made[pointer]

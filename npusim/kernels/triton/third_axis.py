@@ -1,6 +1,7 @@
 """Blocks of three axes as blocks of two: the same TTIR for each index along one of the axes, as separate programs.
 
-No operation may join elements along that axis, so that no value depends on it; times are those of so many programs.
+No operation may join elements along that axis, so that no value depends on it; times are those of this number of
+programs.
 """
 
 from __future__ import annotations
@@ -12,21 +13,22 @@ from dataclasses import replace
 from npusim.kernels.triton.results_apart import inside
 from npusim.kernels.triton.ttir_text import Function, Op, makers, shape_of
 
-#: An operation that is not TTIR's: the index along the axis that is left out, of each part of a program.
+#: An operation that TTIR does not have: the index along the omitted axis, for each part of a program.
 PART = "npusim.program_part"
-#: Operations whose operands and results of one rank are not alike, or that join elements of a block.
+#: Operations whose operands and results of one rank have different axes, or that join elements of a block.
 _OTHERS = ("tt.dot", "tt.reshape", "tt.trans", "tt.join", "tt.split", "tt.cat", "tt.scan", "tt.gather", "tt.atomic")
-#: Operations that each reader may do for itself.
+#: Operations that each reader may execute separately.
 _COPIED = ("arith.constant", "tt.expand_dims", "tt.splat", "tt.broadcast")
 _TYPE = re.compile(r"tensor<((?:\d+x)+)((?:!tt\.ptr<\w+>|\w+))>")
-#: The axes of a block of three.
+#: The axes of a block with three axes.
 THREE = 3
 
 
 def without_third_axis(function: Function) -> Iterator[tuple[Function, int]]:
-    """Yield a kernel without one of the axes of its blocks of three, and how many indices it has; none without such.
+    """Yield a kernel without one of the axes of its blocks of three, and the number of indices of that axis; nothing if
+    there are no such blocks.
 
-    The likeliest axis first: the one of fewest indices that is not the last.
+    The likeliest axis comes first: the one with the fewest indices that is not the last.
     """
     every = [*function.operations, *inside(function.operations)]
     if not any(len(shape) >= THREE for o in every for shape, _ in _types(o.text)):
@@ -44,8 +46,8 @@ def without_third_axis(function: Function) -> Iterator[tuple[Function, int]]:
 
 
 def without_axis_of_one(function: Function) -> Function:
-    """Return a kernel without an axis of one index of its blocks of three; as it is where they have none, or where an
-    operation goes along it or exchanges axes.
+    """Return a kernel without an axis of one index of its blocks of three; unchanged if they have none, or if an
+    operation runs along it or exchanges axes.
     """
     every = [*function.operations, *inside(function.operations)]
     shapes = [shape for o in every for shape, _ in _types(o.text) if len(shape) >= THREE]
@@ -70,7 +72,8 @@ def without_axis_of_one(function: Function) -> Function:
 
 
 def with_own_axes(operations: Sequence[Op]) -> list[Op]:
-    """Return operations where each reader of a block of constants, or with an axis of one index, has such a block.
+    """Return operations in which each reader of a block of constants, or with an axis of one index, has a separate
+    block.
 
     One block may be read as ``[1, n]`` of two axes and, with a third axis, as that of another one.
     """
@@ -103,7 +106,7 @@ def _types(text: str) -> list[tuple[tuple[int, ...], str]]:
 
 
 def _axes(operations: list[Op], axis: int) -> dict[str, int | None] | None:
-    """Return where each block has the axis, None where it does not; None where operations join elements along it."""
+    """Return where each block has the axis, None if it does not; None if operations join elements along it."""
     ranks, known = dict[str, int](), dict[str, int | None]()
     for op in operations:
         ranks |= {r: len(shape_of(op.type.split(", ")[0])[0]) for r in op.results if not op.otherwise}
@@ -111,7 +114,7 @@ def _axes(operations: list[Op], axis: int) -> dict[str, int | None] | None:
         return None
 
     def note(name: str, at: int | None) -> bool:
-        """Return whether a block has an axis where it was said to have it before."""
+        """Return whether a block has an axis at the place that was stated before."""
         return known.setdefault(name, at) == at
 
     known |= {n: axis for n, rank in ranks.items() if rank == THREE}
@@ -176,7 +179,7 @@ def _changed(op: Op, known: Mapping[str, int | None], size: int) -> Op:
 
 
 def _of_rank(op: Op, rank: int, known: Mapping[str, int | None]) -> int | None:
-    """Return where the blocks of some rank of an operation have the axis."""
+    """Return where the blocks of an operation with some rank have the axis."""
     if op.name in ("tt.expand_dims", "tt.reduce"):
         operand, result = known.get(op.operands[0]), known.get(op.results[0])
         types = _types(op.text)

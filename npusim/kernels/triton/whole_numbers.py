@@ -573,7 +573,7 @@ class WholeNumbers(Arithmetic, ABC):
 
     def _tt_scan(self, op: Op, x: Known, *others: Known) -> None:
         """Read cumulative sums, and other scans, of integers that are known at launch by their elements."""
-        name = _of_integers(op)
+        name = of_integers(op)
         if others or not name or not isinstance(x, Affine | Listed | Elements) or self._walk is not None:
             super()._tt_scan(op, x, *others)
             return

@@ -1,1 +1,1 @@
-"""Published kernels, a file each: the decisions of each are one value, and no other module knows its name."""
+"""Published kernels, one file each: the decisions of each are one value, and no other module knows its name."""

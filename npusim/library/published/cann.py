@@ -1,7 +1,7 @@
 """CANN's attention: FlashAttentionScore, and FlashAttention Lite on vector units with registers.
 
-Sources: ops-transformer flash_attention_score (ring of three tasks: stages go on through all blocks); ascend.md
-sections 2.1 and 2.4, ascend_950.md section 5.
+Sources: ops-transformer flash_attention_score (ring of three tasks: stages continue across blocks); ascend.md sections
+2.1 and 2.4, ascend_950.md section 5.
 """
 
 from __future__ import annotations
@@ -16,26 +16,28 @@ if TYPE_CHECKING:
 
 
 NAME = "cann"
-#: Causal blocks are balanced by how many tiles they visit; CATLASS deals them in turn.
+#: Causal blocks are balanced by the number of tiles that they visit; CATLASS assigns them in turn.
 FIELDS: Mapping[str, object] = MappingProxyType({"pipeline": "core", "deal": "balanced"})
 #: From UB to UB: CANN 8.0's rows and keys of a tile in full precision (ascend.md 2.1 and 2.4).
 MEMORY_TILE: Mapping[str, int] = MappingProxyType({"block_q": 128, "block_kv": 512})
-#: Elements of a slice of its softmax, by the least head dim (prompt_flash_attention_tiling.cpp, AdjustCVTilingCVDiff).
+#: Elements of a slice of its softmax, by the smallest head dim of each (prompt_flash_attention_tiling.cpp,
+#: AdjustCVTilingCVDiff).
 SLICE_ELEMENTS = ((128, 8 * 512), (32, 16 * 512), (0, 32 * 512))
 #: With registers: tile and order of FlashAttention Lite's last version (ascend_950.md 5).
 REGISTER_TILE: Mapping[str, object] = MappingProxyType({"block_q": 128, "block_kv": 128, "vector_rows": 64, "depth": 4})
-#: How its rows are written: in one function a stage, transposed, in four chains.
+#: Layout of its rows' code: one function per stage, transposed, in four chains.
 REGISTER_CODE: Mapping[str, Any] = MappingProxyType({"vector": "fused", "layout": "dn", "chains": CHAINS})
-#: Rows of a call with a mask are not transposed: its masks lie row by row.  Assumed of CANN's kernel: with it both of
-#: its long prefills, one causal, are off by the same share on either board (reports/ascend_950).
+#: Rows of a call with a mask are not transposed: its masks are stored row by row.  This is an assumption about CANN's
+#: kernel: with it the errors of both of its long prefills, one of them causal, are equal on either board
+#: (reports/ascend_950).
 MASKED_LAYOUT = "nd"
 
 
 def memory_fields(problem: Problem, keys: int) -> Mapping[str, object]:
-    """Return the fields of CANN's prefill from UB to UB, with at most ``keys`` a tile, in multiples of 16.
+    """Return the fields of CANN's prefill from UB to UB, with at most ``keys`` keys per tile, in multiples of 16.
 
     Source: ops-transformer, prompt_flash_attention_s1s2_bns1_x910.h, Bmm1VecInputCopyIn: a tile with fewer keys has
-    slices of more rows, in multiples of 8.
+    slices with more rows, in multiples of 8.
     """
     keys = min(keys, round_up(problem.seq_kv, 16))
     rows = next(elements for least, elements in SLICE_ELEMENTS if problem.head_dim >= least) // keys
@@ -46,8 +48,8 @@ def memory_fields(problem: Problem, keys: int) -> Mapping[str, object]:
 def decode_fields(problem: Problem, cores: int) -> Mapping[str, object]:
     """Return the fields of CANN's decode from UB to UB: its rule for splits, and the keys of a tile.
 
-    Source: ops-transformer, incre_flash_attention_tiling.cpp, CalcInnerSize: a whole part of up to 8192, 4096 or 2048
-    keys, by query heads of a KV head, in multiples of 16 keys.
+    Source: ops-transformer, incre_flash_attention_tiling.cpp, CalcInnerSize: a tile has up to 8192, 4096 or 2048 keys,
+    depending on the query heads of a KV head, in multiples of 16 keys.
     """
     most = (8192, 4096, 2048)[min(problem.group_size // 5, 2)]
     parts = split_rules.cann(split_rules.call_of(problem, 1, 1, cores))

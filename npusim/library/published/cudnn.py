@@ -1,7 +1,8 @@
-"""cuDNN's attention on Hopper: groups take turns around exponentials, so that one multiplies while another computes.
+"""cuDNN's attention on Hopper: warp groups take turns at exponentials, so that one multiplies while another computes
+them.
 
 Source: NVIDIA/cudnn-frontend 3929da2, generated/sdpa/sm90/prefill; tiles are in its kernels' names
-(64x128x{64,128,256}).  Head dims 64 and 128 are published; that others differ in buffers alone is inferred.
+(64x128x{64,128,256}).  Head dims 64 and 128 are published; that others differ only in their buffers is inferred.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from npusim.machine import GradientKernel, gradient_charges, needs_tma, speciali
 
 #: Head dims, and rows and keys of all tiles, as the kernels are called.
 HEAD_DIMS, TILE = (64, 128, 192, 256), (128, 128)
-#: Queries of a tile and keys of a block of the kernel of gradients: 64 x 64 a warp group, of which two are side by side
+#: Queries of a tile and keys of a block of the gradient kernel: 64 x 64 per warp group; a block has two adjacent groups
 #: (its name and grid in a profile, torch 2.11 with cuDNN 9.15: ..._bprop_wgmma_f16_knob_26_64x64x{64,128}_1x4x1, 384
-#: threads, one block a multiprocessor).
+#: threads, one block per multiprocessor).
 GRADIENT_TILE = (64, 128)
 #: Largest head dim, and the step of head dims, of PyTorch's calls (see `_is_torchs`).
 TORCHS_HEAD_DIM, TORCHS_STEP = 128, 8
-#: Instructions for each score where keys end within a tile and nothing is masked: fitted, decided by three of
-#: h200_cudnn's cases (s1000, s3000, s5676).
+#: Instructions for each score if keys end within a tile and nothing is masked: fitted on three cases of h200_cudnn
+#: (s1000, s3000, s5676).
 BOUNDS = Charge("ALU.ops.compare", 2.0, "score")
-#: Architectures with another kernel of cuDNN's.
+#: Architectures for which cuDNN has another kernel.
 OTHERS = "sm_120", "sm_121"
 
 
@@ -33,9 +34,9 @@ def _charges(use: KernelUse) -> tuple[Charge, ...]:
 
 
 def _last_keys_first(phase: Phase) -> Phase:
-    """Return a phase whose blocks of a head start with the last keys.
+    """Return a phase in which the blocks of a head start with the last keys.
 
-    Of four orders and two ways to deal blocks this one has the smallest errors on 18 causal calls on an H200.
+    Among four orders and two ways to assign blocks, this one has the smallest errors on 18 causal calls on an H200.
     """
     heads = (list(of) for _, of in groupby(phase.cells, key=lambda b: (b.batch, b.head, b.span("member"))))
     return replace(phase, cells=tuple(b for of in heads for b in reversed(of)))
@@ -47,10 +48,11 @@ def _needs(device: DeviceSpec) -> str:
 
 
 def _is_torchs(problem: Problem) -> bool:
-    """Return whether PyTorch takes it: 16 bits, heads up to 128 in steps of 8, no mask but the causal one.
+    """Return whether PyTorch uses it: 16 bits, heads up to 128 in steps of 8, no mask but the causal one.
 
-    Source: pytorch/pytorch 001f694, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: first on compute capability 9
-    with cuDNN 9.15.1 or later (check_prefer_cudnn_attention; head dims: check_cudnn_tensor_shapes).
+    Source: pytorch/pytorch 001f694, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: it is the first choice on
+    compute capability 9 with cuDNN 9.15.1 or later (check_prefer_cudnn_attention; head dims:
+    check_cudnn_tensor_shapes).
     """
     sizes = problem.head_dim, problem.value_head_dim
     fits = max(sizes) <= TORCHS_HEAD_DIM and not any(size % TORCHS_STEP for size in sizes)

@@ -1,7 +1,8 @@
-"""cuDNN's attention on sm_120 and sm_121: a warp copies for four or eight that multiply and have Q in registers.
+"""cuDNN's attention on sm_120 and sm_121: one warp copies for four or eight warps that multiply and store Q in
+registers.
 
-It copies complete tiles (TMA), its products those of single warps (mma.sync).  That keys are visited from the
-first on is an assumption.
+It copies complete tiles (TMA) and multiplies with instructions of single warps (mma.sync).  It is an assumption that
+keys are visited from the first to the last.
 
 Source: NVIDIA/cudnn-frontend, python/cudnn/sdpa/fwd: config_sm120.py, kernels/sm120/prefill_f16.py.
 """
@@ -11,14 +12,15 @@ from __future__ import annotations
 from npusim.kernel import DeviceSpec, GpuDecisions, GpuKernel, Problem, ceil_div, get_format, layout
 from npusim.machine import Layouts
 
-#: Head dims of which layouts are known.
+#: Head dims with known layouts.
 HEAD_DIMS = 64, 128, 192, 256
-#: Rows of its blocks and their warps that multiply; keys, fewer where K and V do not fit a block (prefill_f16.py).
+#: Rows of its blocks, and the number of warps that multiply; keys, fewer if K and V do not fit into a block
+#: (prefill_f16.py).
 LARGE_ROWS, SMALL_ROWS, KEYS = (128, 8), (64, 4), (128, 64)
-#: Limits of the choice of the finer rows: blocks of the coarser rows for each multiprocessor, and tiles of keys, which
-#: must be more without and at least as many with a causal mask; the finer rows are also chosen if twice the blocks have
-#: a multiprocessor each.  Inferred from the test of tile_choice, in which 240 blocks on 188 multiprocessors have the
-#: finer rows and 320 have not.
+#: Limits for the choice of the finer rows: the number of blocks of the coarser rows per multiprocessor, and the number
+#: of tiles of keys, which must be larger without and at least as large with a causal mask; the finer rows are also
+#: chosen if each of twice as many blocks has its own multiprocessor.  Inferred from the test of tile_choice, in which
+#: 240 blocks on 188 multiprocessors have the finer rows and 320 do not.
 FILLED, FEW_TILES = 1.5, 8
 
 

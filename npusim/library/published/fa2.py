@@ -36,14 +36,14 @@ TILES: Layouts = MappingProxyType(
         **dict.fromkeys((192, 256), layout(128, 64, warps=8)),
     }
 )
-#: Bytes of an element for which they are tried.
+#: Bytes of an element for which these tiles are tried.
 SIZES = 1, 2, 4
 #: No other tile.
 NONE: Layouts = MappingProxyType({})
-#: Tiles on sm_86 and sm_89: plain, and causal (as above).
+#: Tiles on sm_86 and sm_89: without a mask, and causal (as above).
 SMALL: tuple[Layouts, Layouts] = ({128: layout(128, 32, warps=4)}, dict.fromkeys((96, 128), layout(64, 64, warps=4)))
-#: As above, for heads of 256: the bytes of shared memory of a block of 128 rows, and those of a multiprocessor with two
-#: blocks of 64 rows, which are chosen where they fit, and where the block of 128 rows does not.
+#: As above, for heads of 256: the bytes of shared memory of a block of 128 rows, and the bytes of a multiprocessor with
+#: two blocks of 64 rows, which are chosen if they fit and the block of 128 rows does not.
 ONE_BLOCK, TWO_BLOCKS, HALF_TILE = 2 * 256 * (128 + 128), 4 * 256 * (64 + 128), layout(64, 64, warps=4)
 #: For calls with split keys: rows and warps of a block, and its number of keys by head dim
 #: (flash_fwd_launch_template.h, run_mha_fwd_splitkv_dispatch).  Calls with a block table use these too (flash_api.cpp,
@@ -51,9 +51,9 @@ ONE_BLOCK, TWO_BLOCKS, HALF_TILE = 2 * 256 * (128 + 128), 4 * 256 * (64 + 128), 
 SPLIT_ROWS, SPLIT_WARPS, SPLIT_KEYS = 64, 4, ((64, 256), (128, 128), (256, 64))
 #: Rows of a block of the merge, for heads of 128 (flash_fwd_launch_template.h, run_flash_splitkv_fwd).
 MERGE_ROWS = 4
-#: Instructions of a kernel's loop by head dim and tile, and those around it: plain, with ragged rows or keys, causal,
-#: and both; 0: there is none (cuobjdump -sass of flash_fwd_kernel, below of flash_fwd_splitkv_kernel, for float16 and
-#: sm_90 in torch 2.11.0's libtorch_cuda.so; from 192 on all are for ragged ones).
+#: Instructions of a kernel's loop by head dim and tile, and those around it: without a mask, with ragged rows or keys,
+#: causal, and both; 0: none (cuobjdump -sass of flash_fwd_kernel, below of flash_fwd_splitkv_kernel, for float16 and
+#: sm_90 in torch 2.11.0's libtorch_cuda.so; from 192 on, all are for ragged ones).
 INSTRUCTIONS: Mapping[tuple[int, int, int], tuple[int, int, int, int, int]] = MappingProxyType(
     {
         (32, 128, 128): (1377, 2010, 2691, 2438, 4771),
@@ -105,10 +105,10 @@ def _packs(problem: Problem, _rows: int) -> bool:
 
 
 def _by_head(phase: Phase) -> Phase:
-    """Return a phase of keys with pages that are not split with its blocks by head, then by sequence.
+    """Return a phase with unsplit, paged keys whose blocks are ordered by head, then by sequence.
 
-    So a head's keys of all sequences are read before those of the next one, which shares them.  Other phases have their
-    blocks by sequence, then by head.
+    A head's keys of all sequences are then read before those of the next head.  Other phases have their blocks by
+    sequence, then by head.
     """
     # flash_fwd_launch_template.h, run_flash_splitkv_fwd: blockIdx.z is the head, or sequence and head of split keys
     keys = phase.tensors.get("k")
@@ -118,17 +118,18 @@ def _by_head(phase: Phase) -> Phase:
 
 
 def instructions(head_dim: int, rows: int, keys: int, *, causal: bool, is_ragged: bool) -> tuple[int, int]:
-    """Return the instructions of the loop for a tile, and around it; 0 if not known."""
+    """Return the instructions of the loop for a tile, and those around it; 0 if not known."""
     dim = min((d for d in TILES if d >= head_dim), default=0)
     loop, *around = INSTRUCTIONS.get((dim, rows, keys), (0, 0, 0, 0, 0))
     return loop, around[2 * causal + is_ragged]
 
 
 def code_charges(use: KernelUse) -> tuple[Charge, ...]:
-    """Return a block's cost for the instructions around its loop that it waits for.
+    """Return the part of a block's cost for the instructions around its loop during which the block waits.
 
-    It is 0 where the cache next to the warps holds all, and where waves of equal blocks run through the code together.
-    Blocks of several lengths are out of step: the code of one evicts a long loop of another.
+    It is 0 if the instruction cache next to the warps has space for all instructions, and if waves of equal blocks run
+    through the code together. Blocks of several lengths are out of step: the code of one block evicts a long loop of
+    another.
     """
     issue, phase = warps_of(use.device), use.phase
     if issue is None or issue.library is None or (code := issue.library.code) is None:
@@ -139,7 +140,7 @@ def code_charges(use: KernelUse) -> tuple[Charge, ...]:
         return ()
     near = Charge("WARPS.library.code.fetch_cycles", around, "block")
     counts = [sum(ceil_div(r.cols, use.keys) for r in b.runs) for b in phase.cells]
-    # Blocks of one wave start together, and parts of cut keys pass over some of the code.
+    # Blocks of one wave start together, and parts of split keys skip some of the code.
     is_cut = (use.rows, use.keys) == (SPLIT_ROWS, _cut_keys(dim))
     if use.residents == 1 or len(counts) <= use.residents * use.device.group_count.value or is_cut:
         return (near,)
@@ -149,7 +150,7 @@ def code_charges(use: KernelUse) -> tuple[Charge, ...]:
         return (Charge("WARPS.library.code.far_cycles", around, "block"),)
     if loop <= code.loop_count.value:
         return (near,)
-    # Tiles that are masked one by one come before the loop (flash_fwd_kernel.h, n_masking_steps).
+    # Tiles that are masked individually come before the loop (flash_fwd_kernel.h, n_masking_steps).
     masked = ceil_div(use.rows, use.keys) + is_ragged if phase.masks else 1
     looped = loop * max(0.0, sum(counts) / len(counts) - masked)
     return near, Charge("WARPS.library.code.crowded_cycles", around * around / (around + looped), "block")

@@ -1,7 +1,7 @@
-"""FlashAttention-3: groups take turns at products, and Q K^T of a tile is issued before P V of the one before.
+"""FlashAttention-3: warp groups take turns at products, and Q K^T of a tile is issued before P V of the previous tile.
 
 Source: Dao-AILab/flash-attention 0251105, hopper/tile_size.h, heuristics.h, tile_scheduler.hpp,
-mainloop_fwd_sm90_tma_gmma_ws.hpp (UseSchedulerBarrier); of gradients flash_bwd_launch_template.h and
+mainloop_fwd_sm90_tma_gmma_ws.hpp (UseSchedulerBarrier); for gradients flash_bwd_launch_template.h and
 mainloop_bwd_sm90_tma_gmma_ws.hpp.
 """
 
@@ -39,8 +39,8 @@ TILES_OF_16_BITS: Layouts = MappingProxyType(
 )
 #: As above.
 NARROW: Layouts = MappingProxyType({192: layout(128, 128, 128, 96)})
-#: The tile of one group of warps that multiplies, and the rows of a KV head up to which one does (hopper/heuristics.h,
-#: use_one_mma_wg, and tile_size.h, both as of 13d0fd9).
+#: The tile of a single warp group that multiplies, and the number of rows of a KV head up to which one group is used
+#: (hopper/heuristics.h, use_one_mma_wg, and tile_size.h, both as of 13d0fd9).
 ONE_GROUP: Layouts = MappingProxyType({128: layout(64, 176, 128)})
 #: As above.
 ONE_GROUP_ROWS = 64
@@ -54,10 +54,11 @@ DQ_BYTES = 4
 TURN_DIMS = MappingProxyType({2: (0, 128), 1: (128, 256)})
 #: Rows of a block of the merge, for heads of 128 (flash_fwd_combine_launch_template.h).
 MERGE_ROWS = 8
-#: Bytes of the heads whose K and V share L2: of these the longest blocks start first (hopper/tile_scheduler.hpp).
+#: Bytes of the heads whose K and V share L2: within these heads the longest blocks start first
+#: (hopper/tile_scheduler.hpp).
 L2_BYTES = 32 << 20
-#: Queries of a tile and keys of a block of the kernel of gradients, plain and masked (flash_bwd_launch_template.h).
-#: Left out: with a soft-cap and a causal mask heads of 64 have 96 queries.
+#: Queries of a tile and keys of a block of the gradient kernel, without and with a mask (flash_bwd_launch_template.h).
+#: Omitted: with a soft-cap and a causal mask, heads of 64 have 96 queries.
 GRADIENT_TILES: Layouts = MappingProxyType(
     {
         64: layout(128, 128, warps=8),
@@ -65,8 +66,8 @@ GRADIENT_TILES: Layouts = MappingProxyType(
         128: (KernelTile(80, 128, 8), KernelTile(64, 128, 8), KernelTile(64, 128, 8)),
     }
 )
-#: Bytes of the heads, a power of two of them, whose Q, dO and sums of dQ share L2: of these the first keys start first
-#: (hopper/tile_scheduler.hpp, SingleTileBwdLPTScheduler).
+#: Bytes of the heads (a power of two of them) whose Q, dO and sums of dQ share L2: within these heads the first keys
+#: start first (hopper/tile_scheduler.hpp, SingleTileBwdLPTScheduler).
 GRADIENT_L2_BYTES = 40 << 20
 
 
@@ -77,14 +78,14 @@ def _variants(problem: Problem, _device: DeviceSpec) -> Layouts:
         is_one_group = problem.seq_q * problem.group_size <= ONE_GROUP_ROWS
         tiles = {**TILES_OF_16_BITS, **(NARROW if is_narrow else {}), **(ONE_GROUP if is_one_group else {})}
     dim = max(problem.head_dim, problem.value_head_dim)
-    # A causal mask hides nothing of a single query, but with pages heads of 128 have its tile.
+    # A causal mask hides nothing from a single query, but with pages, heads of 128 have the causal tile.
     if problem.seq_q > 1 or (problem.page and 64 < dim <= 128):  # hopper/flash_api.cpp
         return tiles
     return {n: (plain, plain, masked) for n, (plain, _causal, masked) in tiles.items()}
 
 
 def _packs(problem: Problem, rows: int) -> bool:
-    # hopper/heuristics.h, should_pack_gqa: where rows are filled less than 0.9 times as well without.
+    # hopper/heuristics.h, should_pack_gqa: if rows without packing are filled less than 0.9 times as well.
     alone, packed = (n / round_up(n, rows) for n in (problem.seq_q, problem.seq_q * problem.group_size))
     # As above.
     return problem.group_size > 1 and bool(alone < 0.9 * packed)
@@ -98,7 +99,7 @@ def _longest_first(phase: Phase) -> Phase:
 
 
 def _section(phase: Phase, block: WorkTile) -> int:
-    """Return the section of a block: heads whose K and V are in L2 together."""
+    """Return the section of a block: heads whose K and V are in L2 at the same time."""
     tensors: list[Any] = [phase.tensors[n] for n in "kv"]
     head = sum(t.cols * t.rows * get_format(t.fmt).size_bytes for t in tensors)
     q: Any = phase.tensors["q"]

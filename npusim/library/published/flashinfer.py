@@ -1,9 +1,9 @@
-"""FlashInfer's FlashAttention-2 prefill, and its decode on tensor cores: two blocks fit a multiprocessor, if they can.
+"""FlashInfer's FlashAttention-2 prefill, and its decode on tensor cores: two blocks per multiprocessor if they fit.
 
-Rows of a block are the heads of a KV head, query by query; here they are a head's queries where these are more than
-half a block, which sees up to a block's rows of masked keys more.  Four warps of a block of 16 rows each have a quarter
-of its keys.  Blocks start in the order of its plan, in which a block of rows has a part of all keys, seen or not.  Its
-decode without tensor cores (BatchDecodeWithPagedKVCacheKernel) is not described.
+The rows of a block are the heads of a KV head, query by query. Here they are one head's queries if these are more than
+half a block; such a block sees more masked keys, up to a block's rows.  With blocks of 16 rows, each of the four warps
+has a quarter of the keys.  Blocks start in the order of FlashInfer's plan, in which a block of rows has a part of all
+keys, visible or not.  Its decode without tensor cores (BatchDecodeWithPagedKVCacheKernel) is not described.
 
 Source: flashinfer-ai/flashinfer, include/flashinfer/utils.cuh (FA2DetermineCtaTileQ) and attention/prefill.cuh
 (BatchPrefillWithPagedKVCacheDispatched).
@@ -31,18 +31,19 @@ from npusim.kernel import (
 )
 from npusim.machine import Layouts, warps_of
 
-#: Head dims of which layouts are known.
+#: Head dims with known layouts.
 DIMS = 64, 128, 256
-#: Largest number of rows of a KV head for blocks of this many rows; beyond it, a head dim below WIDE has blocks of 128
-#: (utils.cuh, FA2DetermineCtaTileQ).
+#: Largest number of rows of a KV head for each number of rows of a block; beyond it, head dims below WIDE have blocks
+#: of 128 (utils.cuh, FA2DetermineCtaTileQ).
 FEW, SOME, WIDE = 16, 64, 256
 #: Warps of a block (prefill.cuh, get_num_warps_q and get_num_warps_kv).
 WARPS = 4
-#: Keys of a matrix instruction's operand; the most of them that registers allow, over fragments of rows of a warp.
+#: Keys of a matrix instruction's operand; the largest number of them that registers allow, relative to a warp's
+#: fragments of rows.
 KEYS, MOST = 16, 8
-#: Keys of a block are such a power of two times KEYS (DISPATCH_NUM_MMA_KV).
+#: The keys of a block are such a power of two times KEYS (DISPATCH_NUM_MMA_KV).
 COUNTS = (8, 4, 2, 1)
-#: Barriers of an iteration beyond the first: K has arrived, all warps have read K, V has arrived, all have read V
+#: Barriers of an iteration after the first: K has arrived, all warps have read K, V has arrived, all have read V
 #: (prefill.cuh, block.sync of BatchPrefillWithPagedKVCacheDevice).
 BARRIERS = 3
 #: Number of blocks that should be resident on a multiprocessor.
@@ -50,14 +51,14 @@ BLOCKS = 2
 
 
 def _rows(head_dim: int, packed: int) -> int:
-    """Return the rows of a block for so many rows of a KV head."""
+    """Return the rows of a block for a given number of rows of a KV head."""
     if packed > SOME and head_dim < WIDE:
         return 2 * SOME
     return SOME if packed > FEW else FEW
 
 
 def _keys(head_dim: int, rows: int, memory_bytes: int, size_bytes: int) -> int:
-    """Return the keys of a block; 0 where none fit."""
+    """Return the keys of a block; 0 if none fit."""
     down = min(WARPS, rows // FEW)
     across = WARPS // down
     held, each = rows * head_dim * size_bytes, 2 * head_dim * KEYS * across * size_bytes
@@ -77,7 +78,7 @@ def _layouts(packed: int, memory_bytes: int, size_bytes: int) -> Layouts:
     return {dim: layout(rows[dim], count, warps=WARPS) for dim, count in keys.items() if count}
 
 
-#: Layouts where shared memory does not limit the keys of a block: registers do.
+#: Layouts in which registers, not shared memory, limit the keys of a block.
 TILES: Layouts = MappingProxyType(_layouts(sys.maxsize, sys.maxsize, 2))
 
 
@@ -93,9 +94,9 @@ def _charges(_use: KernelUse) -> tuple[Charge, ...]:
 
 
 def _launched(phase: Phase) -> Phase:
-    """Return a phase with its blocks in the order of the launch: by KV head, sequence, rows, and part of the keys.
+    """Return a phase with its blocks in launch order: by KV head, sequence, rows, and part of the keys.
 
-    The heads of a KV head have the same queries one after the other, as rows of one block are in the kernel.
+    The heads of a KV head have the same queries one after the other, like the rows of one block in the kernel.
     """
     # scheduler.cuh, PrefillSplitQOKVIndptr, and prefill.cuh: blockIdx.z is the KV head
     group = _heads(phase, "q") // _heads(phase, "k")

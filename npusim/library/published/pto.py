@@ -1,4 +1,4 @@
-"""PTO's FlashAttention, whose tiles cost more to hand over than others' (``flags.tile_extra_cycles``).
+"""PTO's FlashAttention; transfers of its tiles cost more than those of other kernels (``flags.tile_extra_cycles``).
 
 Source: pto-isa, kernels/manual/a2a3/flash_atten; pto_macro_fa_softmax.hpp.
 """

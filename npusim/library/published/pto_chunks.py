@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from npusim.kernel import AscendDecisions, AscendKernel
 
-#: Decisions of its phases, except those below.
+#: Decisions of its phases, except the decisions below.
 CHUNKS = AscendDecisions(barriers="needed", expands=True, one_slot=True)
 
 PTO_CHUNKS = AscendKernel(

@@ -1,4 +1,4 @@
-"""TileLang's FlashAttention, which hands over every second tile (60 to 72 % of CANN's speed, bench_mark.md)."""
+"""TileLang's FlashAttention, which transfers every second tile (60 to 72 % of CANN's speed, bench_mark.md)."""
 
 from __future__ import annotations
 

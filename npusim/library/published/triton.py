@@ -1,13 +1,14 @@
-"""FlexAttention's kernel, as PyTorch compiles it by Triton (served.md section 1)."""
+"""FlexAttention's kernel as PyTorch compiles it with Triton (served.md section 1)."""
 
 from __future__ import annotations
 
 from npusim.kernel import Charge, DeviceSpec, GpuDecisions, GpuKernel, KernelUse
 from npusim.machine import WarpMatrixEngine, warps_of
 
-#: Instructions for each score with which FlexAttention sees where rows and keys end, in each tile if in one.
+#: Instructions for each score by which FlexAttention tests for the ends of rows and keys; it tests in each tile if one
+#: tile needs it.
 BOUNDS = Charge("ALU.ops.compare", 4.0, "score")
-#: An iteration reads which tile comes next from a list in memory.
+#: An iteration reads the index of the next tile from a list in memory.
 LIST = Charge("WARPS.sharing.lookup_cycles")
 
 

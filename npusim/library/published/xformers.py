@@ -1,4 +1,4 @@
-"""xformers' memory-efficient attention before sm_80: operands pass through registers, slice by slice of a sum.
+"""xformers' memory-efficient attention before sm_80: operands are copied through registers, slice by slice of a sum.
 
 Source: facebookresearch/xformers, csrc/attention/cuda/fmha/kernel_forward.h (also CUTLASS's example 41, and PyTorch's
 memory-efficient attention).
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-#: Warps that are to fit a multiprocessor, which bounds registers (kernel_forward.h, getWarpsPerSm).
+#: Number of warps that should fit into a multiprocessor, which limits registers (kernel_forward.h, getWarpsPerSm).
 RESIDENT = 12
 #: Tiles of four warps, 32 x 32 each (kernel_forward.h, WarpShape, kNumWarpsPerBlock).
 WARPS, WARP_ROWS, TILES = 4, 32, {64: layout(64, 64, warps=4), 128: layout(32, 128, warps=4)}
 #: Elements of a product's sum that are loaded at once (kernel_forward.h, ThreadK of its default configuration).
 THREAD_K = 32
-#: Instructions of a slice beside products and accesses, and barriers outside of slices: of CUTLASS's example 41
-#: compiled for sm_70 (reports/silicon/xformers.json).
+#: Instructions of a slice in addition to products and accesses, and barriers outside of slices: from CUTLASS's example
+#: 41 compiled for sm_70 (reports/silicon/xformers.json).
 SLICE_INSTRUCTIONS, BARRIERS = 111, 11
 
 
@@ -57,7 +57,7 @@ XFORMERS = GpuKernel(
     name="xformers",
     whose="xformers' memory-efficient one",
     computes=("flash", "volta_flash"),
-    # Accesses beyond an end are masked, products are not.
+    # Accesses beyond an end are masked; products are not.
     decides=GpuDecisions(warp_rows=WARP_ROWS, slice_elements=THREAD_K, is_whole=True),
     tiles={2: TILES},
     fields=_fields,

@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from npusim.program.ir.buffers import Ring
     from npusim.program.ir.tile_program import TileProgram
 
-#: Weights in the store of phases: the number of blocks that count as one, and the weight of a phase whose blocks belong
-#: to other phases too.
+#: Weights for the store of phases: the number of blocks that count as one, and the weight of a phase that shares its
+#: blocks with other phases.
 SHARE = 64
 
 
@@ -67,7 +67,7 @@ class AscendMachine(Machine):
     """The Ascend family on one device."""
 
     slice_elements = SLICE_ELEMENTS
-    #: The pace of the 910B2 and the 950, fitted as `npusim.kernels.declare.cutting` says.
+    #: The rates of the 910B2 and the 950, fitted as described in `npusim.kernels.declare.cutting`.
     pace = AttentionPace(block=4000, tile=700, bytes_per_cycle=100)
 
     def __init__(self, device: DeviceSpec) -> None:
@@ -81,11 +81,11 @@ class AscendMachine(Machine):
         return kernels(AscendKernel)[self.family.usual]
 
     def preset_kernel(self, precision: object) -> AscendKernel:
-        """Return the published kernel of a preset, the family's usual one where the preset names none."""
+        """Return the published kernel of a preset; the family's usual kernel if the preset names none."""
         return find_kernel(AscendKernel, getattr(precision, "kernel", None)) or self.usual
 
     def fitted(self, tiling: Any, problem: Any, precision: object) -> tuple[Any, tuple[str, ...]]:
-        """Return the tiling with open fields chosen, and a note: whose kernel it is."""
+        """Return the tiling with open fields chosen, and a note on the kernel that it follows."""
         tiling = self.declared(tiling, problem, precision)
         if isinstance(tiling, GemmFields) and tiling.nd2nz == "vector" and "nd2nz" not in tiling.model_fields_set:
             off = " and ".join(off_rows(problem))
@@ -116,7 +116,7 @@ class AscendMachine(Machine):
         return tiling.model_copy(update={"kernel": name}), (f"kernel={name}: {kernel.whose}",)
 
     def settings(self, tiling: Any, problem: AnyProblem | None) -> Sequence[Sequence[Mapping[str, object]]]:
-        """Return the family's settings; for a named published kernel only the order in which it deals blocks."""
+        """Return the family's settings; for a named published kernel only the order in which it assigns blocks."""
         settings = self.family.settings["latent" if getattr(problem, "values_in_keys", False) else "attention"]
         if "kernel" in tiling.model_fields_set and (kernel := tiling.published) is not None:
             return ([{"deal": kernel.deal}],)
@@ -166,7 +166,9 @@ class AscendMachine(Machine):
         return type(tiling).model_construct(_fields_set=set(named), **{**dict(tiling), **made})
 
     def by_tile(self, tiling: Tiling, precision: object) -> Mapping[str, object]:
-        """Return the kernel of a tile that is stated without one: the precision's, or a kernel that calls ND2NZ."""
+        """Return the kernel of a tile that is stated without a kernel: the precision's kernel, or a kernel that calls
+        ND2NZ.
+        """
         known, named = type(tiling).model_fields.keys(), tiling.model_fields_set
         if "nd2nz" in known - named and named & {"block_m", "block_n", "block_k"}:
             return {"nd2nz": "mte2"}
@@ -174,7 +176,9 @@ class AscendMachine(Machine):
         return {"kernel": kernel} if kernel and is_open and named & {"block_q", "block_kv"} else {}
 
     def _on_registers(self, tiling: Tiling) -> tuple[Any, tuple[str, ...]]:
-        """Return the tiling of CANN's kernel; raise `TilingError` for fields of kernels that work from UB to UB."""
+        """Return the tiling of CANN's kernel; raise `TilingError` for fields of kernels whose vector stages work from
+        UB to UB.
+        """
         for name in ("kernel", "barriers", "together"):
             if name in tiling.model_fields_set and getattr(tiling, name) not in (None, self.usual.name):
                 raise TilingError(
@@ -202,11 +206,11 @@ class AscendMachine(Machine):
         return tiling
 
     def left_alone(self, fields: type[Tiling]) -> frozenset[str]:
-        """Return the fields that say how a kernel is written, not how large tiles are."""
+        """Return the fields that describe the code of a kernel instead of the sizes of tiles."""
         return left_alone(self.device) if issubclass(fields, VectorFields) else frozenset()
 
     def ordered(self, phase: Phase, tiling: Tiling) -> Phase:
-        """Return the phase with its blocks in the order in which they are dealt to core groups."""
+        """Return the phase with its blocks in the order in which they are assigned to core groups."""
         if not _is_attention(phase) or (deal := attention_fields(tiling).deal) == "round_robin":
             return phase
         return _dealt(Itself(phase), self.places, deal, self.heads_in_l2(phase))
@@ -244,7 +248,7 @@ class AscendMachine(Machine):
         return replace(fields, plans={products[0].name: plan}), note
 
     def in_turns(self, called: str, phase: Phase, tiling: Tiling) -> AscendTiling | None:
-        """Return how a phase runs if parts of its loop must take turns tile by tile; None if they need not."""
+        """Return how a phase runs if parts of its loop must take turns tile by tile; None if this is not necessary."""
         ahead, _ = self.fields_for(called, phase, tiling)
         found = None
         for fields in (ahead, replace(ahead, ahead=0)):
@@ -257,7 +261,7 @@ class AscendMachine(Machine):
         return None if found is ahead else found
 
     def column(self, fmt: str) -> int:
-        """Return the elements of 32 bytes, C0 of the vendor's layouts."""
+        """Return the number of elements in 32 bytes, C0 of the vendor's layouts."""
         fmt_ = stored_format(fmt)
         return BLOCK_BYTES * fmt_.per_byte // fmt_.size_bytes
 
@@ -286,8 +290,7 @@ class AscendMachine(Machine):
     def _rows_together(self, tiling: GemmFields, b: GlobalTensor, rows: int) -> int:
         """Return the rows of tiles of C that successive blocks compute column by column; ``rows``: of all C.
 
-        A wave of blocks that goes along C reads all of B again for each row of tiles, from memory if L2 does not hold
-        it.
+        A wave of blocks along C reads all of B again for each row of tiles, from memory if L2 does not hold it.
         """
         is_beyond = stored_format(b.fmt).bytes_of(b.rows * b.cols) > self.device.memory.l2.capacity_bytes.value
         return tiling.swizzle or (rows if is_beyond else 1)
@@ -323,7 +326,7 @@ class AscendMachine(Machine):
     def build(
         self, name: str, phases: Iterable[tuple[Phase, AscendTiling]], flops: int, notes: tuple[str, ...] = ()
     ) -> TileProgram:
-        """Return the program; operands have one slot each in a phase that needs more flags for two than there are."""
+        """Return the program; operands have one slot each in a phase that would need too many flags with two."""
         listed, said = list(phases), list(notes)
         while True:
             made = _written(Itself(self.device), tuple([_InAnyOrder(*both) for both in listed]))

@@ -1,7 +1,7 @@
 """One Ascend core group: one AIC, its AIVs, their queues and their memories.
 
-Where the device has a route from L0C to UB, a product's results for rows use the route, and each AIV gets its share of
-the rows; else (910B) they pass through a slot in GM.  The way back is UB to L1, or through GM again.
+If the device has a route from L0C to UB, a product's results for rows use the route, and each AIV gets its share of the
+rows; otherwise (910B) they pass through a slot in GM.  The way back is from UB to L1, or through GM again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SLICE_ELEMENTS = 8192
 
 @dataclass(frozen=True, slots=True)
 class VectorCore:
-    """One AIV by name: its queues that load tiles from GM to UB, work on them there and store them, and its UB."""
+    """One AIV by name: its queues, which load tiles from GM to UB, process them and store them, and its UB."""
 
     index: int
     name: str
@@ -68,10 +68,10 @@ class RowSlice:
 
 
 class VectorWork(NamedTuple):
-    """Work of a vector unit's operation besides its steps.
+    """Work of a vector unit's operation in addition to its steps.
 
-    ``decided``: the decisions of its kernel.  ``code``: its form on a unit with registers.  ``hands_on``: the phase of
-    which this operation is the first to hand a tile to other cores; empty: no phase.
+    ``decided``: the decisions of its kernel.  ``code``: its form on a unit with registers.  ``hands_on``: the phase in
+    which this operation is the first to pass a tile to other cores; empty: no phase.
     """
 
     decided: AscendDecisions = AscendDecisions()
@@ -109,11 +109,11 @@ class AscendGroup:
         return self.allocator.ring(space, name, size_bytes, depth, producers=[producer], consumers=[consumer])
 
     def ub_kept(self, core: VectorCore, name: str, size_bytes: int, depth: int) -> Ring:
-        """Place a ring from the vector unit to itself, which reads a slot some operations later."""
+        """Place a ring from the vector unit to itself; the unit reads a slot some operations later."""
         return self.ring(core.ub, name, size_bytes, depth, core.vector, core.vector)
 
     def is_direct(self, what: str, place: Place, route: Route | None = None) -> bool:
-        """Return whether a name goes between AIC and AIVs by a direct route, and not through global memory.
+        """Return whether a name is transferred between AIC and AIVs by a direct route instead of through global memory.
 
         Raises `TilingError` if the device has no route, or not the ``route`` that is named.
         """
@@ -130,16 +130,16 @@ class AscendGroup:
 
     @property
     def edge(self) -> int:
-        """Edge of the largest square float16 tile of which L0A holds the two of a ping-pong.
+        """Edge of the largest square float16 tile of which L0A can hold two (ping-pong).
 
-        As the vendor's kernels cut products (ascend.md section 1.2): 128 where L0A has 64 KiB.
+        The size of pieces of products in the vendor's kernels (ascend.md section 1.2): 128 if L0A has 64 KiB.
         """
         room = self.capacity_bytes("L0A") // PING_PONG
         return isqrt(room // get_format("float16").size_bytes) // self.fractal * self.fractal
 
     @property
     def fractal(self) -> int:
-        """Edge of the CUBE's step in float16, which tiles are multiples of."""
+        """Edge of the CUBE's step in float16; tiles are multiples of it."""
         return self.device.matrix_engine(AIC).fractals["float16"].m_elements.value
 
     def capacity_bytes(self, buffer: str) -> int:
@@ -159,13 +159,15 @@ class AscendGroup:
         return engine
 
     def share(self, core: VectorCore, rows: int, grain: int = 1) -> tuple[int, int]:
-        """Return first row and rows of a vector core's share of ``rows``, possibly none; ``grain`` stay together."""
+        """Return the first row and the number of rows of a vector core's share of ``rows``, possibly none; ``grain``
+        rows stay together.
+        """
         each = self.largest_share(rows, grain)
         start, end = min(core.index * each, rows), min((core.index + 1) * each, rows)
         return start, end - start
 
     def largest_share(self, rows: int, grain: int = 1) -> int:
-        """Return the most rows one vector core gets of a tile of ``rows``."""
+        """Return the largest number of rows that one vector core gets from a tile of ``rows``."""
         return min(rows, round_up(ceil_div(rows, len(self.vector_cores)), grain))
 
     def refuse_route(self, what: str, source: str, destination: str) -> NoReturn:
@@ -183,7 +185,7 @@ class AscendGroup:
         )
 
     def row_sum(self, code: VectorCode | None) -> str:
-        """Return the order of the vector unit's row sums: that of the unit, or of the code for its registers."""
+        """Return the order of the vector unit's row sums: the order of the unit, or of the code for its registers."""
         assert self.device.row_sum is not None  # a device with AIVs has vector units
         if code is None:
             return str(self.device.row_sum.value)

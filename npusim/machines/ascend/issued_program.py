@@ -1,9 +1,10 @@
-"""The time of what an expert program of TileLang-Ascend issues: instructions on the pipes of a core group, with flags.
+"""The time of the instructions that an expert program of TileLang-Ascend issues to the pipes of a core group, with
+flags.
 
 Each instruction has the cost that the device file states for its unit, bytes and elements.  A core issues its
-instructions in order; pipes execute them in order; waits, barriers and the scalar unit stop what the text says that
-they stop.  So the number of tiles in progress, the interval of flags between cores, and buffers that several values
-share are those of the program.
+instructions in order; pipes execute them in order; waits, barriers and the scalar unit stop the units that the
+program's text states.  Therefore the number of tiles in progress, the interval of flags between cores, and buffers that
+several values share are those of the program.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _OPERANDS = MappingProxyType({Opcode.FMA: 3, Opcode.SELECT: 3}) | dict.fromkeys(
 )
 
 
-#: (from, to, id) of a flag in a core; ("cross", id) of one between cores.
+#: (from, to, id) of a flag in a core; ("cross", id) of a flag between cores.
 Flag = tuple[object, ...]
 
 
@@ -77,7 +78,7 @@ class AccessedPart(Protocol):
 
     @property
     def is_exact(self) -> bool:
-        """Whether the ranges are those of the access; else they cover all that it may be."""
+        """Whether the ranges are exactly the accessed ones; otherwise they cover all that may be accessed."""
 
     @property
     def width(self) -> int:
@@ -85,7 +86,7 @@ class AccessedPart(Protocol):
 
 
 class IssuedInstruction(Protocol):
-    """What a core issues: ``pipe`` executes it; ``ALL`` stops every pipe, ``S`` is the scalar unit."""
+    """An instruction that a core issues: ``pipe`` executes it; ``ALL`` stops every pipe, ``S`` is the scalar unit."""
 
     @property
     def core(self) -> str:
@@ -101,7 +102,7 @@ class IssuedInstruction(Protocol):
 
     @property
     def name(self) -> str:
-        """The word of the program."""
+        """The name of the instruction in the program."""
 
     @property
     def line(self) -> int:
@@ -109,11 +110,11 @@ class IssuedInstruction(Protocol):
 
     @property
     def reads(self) -> Sequence[AccessedPart]:
-        """What it reads."""
+        """The parts that it reads."""
 
     @property
     def writes(self) -> Sequence[AccessedPart]:
-        """What it writes."""
+        """The parts that it writes."""
 
     @property
     def flag(self) -> Flag:
@@ -121,7 +122,7 @@ class IssuedInstruction(Protocol):
 
     @property
     def product(self) -> tuple[int, int, int] | None:
-        """Rows, columns and depth of a product, or of the one that it loads for."""
+        """Rows, columns and depth of a product, or of the product for which it loads."""
 
 
 class IssuedByCores(Protocol):
@@ -135,8 +136,8 @@ class IssuedByCores(Protocol):
 class IssuedProgram:
     """Times walks of one program on an Ascend device, whose core groups share L2 equally.
 
-    ``vector_in_order``: whether barriers of the vector pipe stand only where an instruction needs another's results;
-    False: between all its instructions.
+    ``vector_in_order``: whether the vector pipe has barriers only where an instruction needs another's results; False:
+    it has them between all its instructions.
     """
 
     def __init__(self, path: str, device: DeviceSpec, *, vector_in_order: bool) -> None:
@@ -145,7 +146,7 @@ class IssuedProgram:
     def time(self, walk: IssuedByCores) -> tuple[float, Mapping[tuple[str, str], float]]:
         """Return the cycles of a core group, and those in which each pipe executes, by core and pipe.
 
-        Raises `SpecError` with a line: an instruction has no cost, or waits for ever.
+        Raises `SpecError` with a line if an instruction has no cost, or waits forever.
         """
         run = _CoreGroupRun(walk, self._costs)
         return run.end(), run.busy
@@ -167,7 +168,7 @@ class _Costs:
         self._room = group.capacity_bytes("L1")  # more than a buffer has
         self._places, self._known = dict[str, int](), dict[object, Cost]()
         clock, share = device.clock_hz.value, device.group_count.value
-        #: Bytes a cycle of each link that a core group has.
+        #: Bytes per cycle of each link for one core group.
         self.links = {name: link.bytes_per_s.value / clock / share for name, link in device.links.items()}
         self._slices, self._factors = dict[tuple[str, Flag], int](), dict[tuple[str, Flag], str]()
         self._half = group.capacity_bytes("L0A") // PING_PONG
@@ -194,7 +195,7 @@ class _Costs:
         return self._known[key]
 
     def slices(self, x: IssuedInstruction) -> int:
-        """Return the slices of the depth of a product of tiles in L1: half of L0 has one."""
+        """Return the slices of the depth of a product of tiles in L1: one slice fits half of L0."""
         if x.pipe == "MTE1":
             m, n, k = _sizes(x)
             self._slices[x.core, x.flag] = max(1, ceil_div(max(m, n) * k * x.reads[0].width, self._half))
@@ -275,7 +276,7 @@ class _Costs:
         return Tile(f"{AIV}0.UB", at + first, rows, cols, pitch, _format(box.fmt))
 
     def _operand(self, box: AccessedPart, core: str, other: AccessedPart) -> Operand:
-        """Return an operand of a transfer; one at a place that only a run knows has the other's size."""
+        """Return an operand of a transfer; if its place is only known at run time, it has the other operand's size."""
         rows, cols, pitch = _matrix(box if box.is_exact else other)
         fmt = _format(box.fmt)
         if box.space != "GM":
@@ -303,7 +304,7 @@ def _format(name: str) -> str:
 
 
 def _matrix(box: AccessedPart) -> tuple[int, int, int]:
-    """Return rows, columns and the elements between rows of a box: its last axis is that of columns."""
+    """Return rows, columns and the elements between rows of a box: its last axis has the columns."""
     lengths = [b - a for a, b in box.ranges]
     rows = math.prod(lengths[:-1])
     moving = [s for n, s in zip(lengths[:-1], box.strides, strict=False) if n > 1]
@@ -316,7 +317,7 @@ def _sizes(x: IssuedInstruction) -> tuple[int, int, int]:
 
 
 def _form(box: AccessedPart) -> object:
-    """Return what the cost of an instruction depends on of a box."""
+    """Return the properties of a box on which the cost of an instruction depends."""
     place = tuple(a for a, _ in box.ranges) if box.space == "UB" else ()
     return box.buffer, place, tuple(b - a for a, b in box.ranges)
 
@@ -326,7 +327,9 @@ def _form(box: AccessedPart) -> object:
 
 @dataclass(slots=True)
 class _Pipe:
-    """A pipe of a core: its entries with the time at which each was issued, and when it is free and has ended all."""
+    """A pipe of a core: its entries with the time at which each was issued, and the times at which it is free and has
+    ended all.
+    """
 
     core: str
     name: str
@@ -337,7 +340,7 @@ class _Pipe:
 
 @dataclass(slots=True)
 class _Core:
-    """A core: what its scalar unit has still to issue, and its time."""
+    """A core: the remaining instructions of its scalar unit, and its time."""
 
     name: str
     issued: Sequence[tuple[IssuedInstruction, Cost | None]]
@@ -362,7 +365,7 @@ class _CoreGroupRun:
         self._number = 0
 
     def end(self) -> float:
-        """Return the cycles until all instructions have ended; raise `SpecError` where some never do."""
+        """Return the cycles until all instructions have ended; raise `SpecError` if some never do."""
         for core in self.cores.values():
             self._wake(core, 0.0)
         while self._ready:
@@ -416,7 +419,7 @@ class _CoreGroupRun:
         self._wake(core, core.time)
 
     def _scalar(self, core: _Core, x: IssuedInstruction) -> bool:
-        """Execute an instruction of the scalar unit; return False where it waits."""
+        """Execute an instruction of the scalar unit; return False if it waits."""
         if x.kind in ("wait", "cross wait"):
             time = self._flag(core.name, x.flag, core)
             if time is None:
@@ -470,7 +473,8 @@ class _CoreGroupRun:
             self._happened(("emptied", pipe.core, pipe.name), pipe.free)
 
     def _product_start(self, pipe: _Pipe, x: IssuedInstruction, start: float) -> float | None:
-        """Return when the loads of a product begin, which L0 has room for, or the product, of its first slice.
+        """Return when the loads of a product for which L0 has space begin, or when the product begins, for its first
+        slice.
 
         None: nothing is loaded yet.
         """
@@ -494,7 +498,7 @@ class _CoreGroupRun:
         return end
 
     def _flag(self, core: str, flag: Flag, agent: _Core | _Pipe) -> float | None:
-        """Clear a flag and return when it was set; None where the agent waits for it."""
+        """Clear a flag and return when it was set; None if the agent waits for it."""
         sources = self._sources(core) if flag[:1] == ("cross",) else [core]
         keys = [(f"{s} to {core}", flag) for s in sources]
         for key in keys:
@@ -519,7 +523,7 @@ class _CoreGroupRun:
 
 
 def _with_costs(issued: Sequence[IssuedInstruction], costs: _Costs) -> list[tuple[IssuedInstruction, Cost | None]]:
-    """Return instructions with their costs; vector instructions without a flag or barrier between are one."""
+    """Return instructions with their costs; vector instructions without a flag or barrier between them are combined."""
     made, run = list[tuple[IssuedInstruction, Cost | None]](), list[IssuedInstruction]()
 
     def ended() -> None:

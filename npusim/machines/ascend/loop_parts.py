@@ -1,10 +1,10 @@
-"""The parts that a loop's stages are cut into, so that matrix and vector units work at the same time.
+"""The parts into which a loop's stages are divided, so that matrix and vector units work at the same time.
 
 `Parts` decides
 
-- the cuts of the loop: before each product that reads results of rows (`cuts`);
-- the distance of each part behind the first, in tiles (``lags``), and whether the next block begins in between;
-- the number of tiles of a name at a time (`generations`), and the states that outlive their tiles (`lasting`).
+- where the loop is cut: before each product that reads results of rows (`cuts`); - the distance of each part from the
+first, in tiles (``lags``), and whether the next block begins in between; - the number of tiles of a name that exist at
+a time (`generations`), and the states that outlive their tiles (`lasting`).
 
 It refuses reads of a part from another tile.  `slots` places the tiles.
 """
@@ -47,7 +47,7 @@ class Parts:
         return [tuple(part) for part in parts]
 
     def part_of(self, stage: Stage) -> int:
-        """Return the part of the pipeline that a stage is in: the last for a stage in none."""
+        """Return the part of the pipeline that contains a stage: the last part for a stage in none."""
         return next((i for i, cut in enumerate(self.cuts) if stage in cut), len(self.cuts) - 1)
 
     def between(self, n: str) -> int:
@@ -61,7 +61,7 @@ class Parts:
         return max(1, self.between(n)) * self.ahead + 1
 
     def _holds_for_one_part(self) -> bool:
-        """Return whether values that stay for a block are read in one part of the pipeline: else blocks end
+        """Return whether values that stay for a block are read in one part of the pipeline: otherwise blocks end
         together.
         """
         products = [s for s in self.frame.stages if s.is_product]
@@ -91,9 +91,10 @@ class Parts:
     # ---------------------------------------------------------------- checks
 
     def check(self) -> None:
-        """Raise `TilingError` for a part's read from another tile, or a unit's after another has read it.
+        """Raise `TilingError` if a part reads another tile's value, or if a unit reads a value after another unit has
+        read it.
 
-        Also for stages outside of the one loop that has products.
+        Also for stages outside of the only loop with products.
         """
         phase = self.frame.phase
         if self.has_products and len(phase.loops) > 1:
@@ -126,7 +127,7 @@ class Parts:
                 )
 
     def _check_handed(self) -> None:
-        """Raise `TilingError` for results that several stages read, and for tiles stored past a product."""
+        """Raise `TilingError` for results that several stages read, and for tiles that are stored across a product."""
         frame = self.frame
         for n, place in frame.places.items():
             readers = [s for s in frame.stages if n in s.read and n not in s.written]

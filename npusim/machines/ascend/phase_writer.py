@@ -4,10 +4,10 @@
 pipeline whose earlier parts run ``ahead`` tiles ahead, so that matrix and vector units work at the same time.  Without
 products each vector core processes its slices alone.  Other modules decide the rest:
 
-- `parts.Parts`: the cuts of the loop, the distance of parts, the states that outlive a tile;
-- `slots.Slots`: the slots between products and rows, and the rings that products share;
-- `product.CubeProduct`, `rows.VectorShare`: operations of a stage on the AIC and on a vector core, and their memory;
-- `succession`: the blocks in progress when a block begins, where blocks overlap.
+- `parts.Parts`: the cuts of the loop, the distance of parts, the states that outlive a tile; - `slots.Slots`: the slots
+between products and rows, and the rings that products share; - `product.CubeProduct`, `rows.VectorShare`: operations of
+a stage on the AIC and on a vector core, and their memory; - `succession`: the blocks that are in progress when a block
+begins, if blocks overlap.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class AscendPhase:
         rounding = group.device.rounding_choices.get("rounding")
         tables = frame.tables(group.row_sum(tiling.decided.code), "" if rounding is None else rounding.value)
         self.rows = {s: rows_stage(frame, s, table, group, tiling, slots.direct) for s, table in tables.items()}
-        #: The slot that the core acquires before it loads and releases when the other cores are done.
+        #: The slot that the core acquires before it loads, and releases when the other cores are done.
         self.turn = slots.turn()
         if self.products:
             slots.place(self.products, self.rows.values())
@@ -73,7 +73,7 @@ class AscendPhase:
         group.allocator.check()
         self.parts.check()
         cuts = self.parts.cuts
-        # One function a part for all blocks: blocks with equal contents share a body.
+        # One function per part for all blocks: blocks with equal contents share a body.
         emits = [partial(self._stages, cut, self.vectors) for cut in cuts]
         #: The work of a block in each part, and the number of tiles by which the part lags behind the first.
         self.lagging = list(zip(emits, self.parts.lags, strict=True))
@@ -82,7 +82,7 @@ class AscendPhase:
 
     @property
     def parts_of_loop(self) -> tuple[Stage, ...]:
-        """Stages of the loop over tiles; none where products have no loop."""
+        """Stages of the loop over tiles; none if products have no loop."""
         return self.phase.loops[0].stages if self.frame.loop_axis else ()
 
     def build(self, blocks: Sequence[WorkTile]) -> ProgramPhase:
@@ -108,7 +108,7 @@ class AscendPhase:
         )
 
     def _pieces(self) -> tuple[tuple[tuple[str, int], ...], list[str]]:
-        """Return the pieces of a block of one product without a loop, the outer first, and its earlier loads."""
+        """Return the pieces of a block of one product without a loop, the outer ones first, and its earlier loads."""
         streaming = [p for p in self.products.values() if "piece" in p.modes.values()]
         if len(self.products) != 1 or not streaming or self.frame.loop_axis:
             return (), []
@@ -120,7 +120,7 @@ class AscendPhase:
     def _body_counts(self, blocks: Sequence[WorkTile]) -> Iterator[tuple[Hashable, Body, Sequence[int]]]:
         """Yield the work of blocks tile after tile, stage by stage, with the number of repetitions."""
         for number, stage in enumerate(self.parts_of_loop):
-            # Products on the AIC, rows on the first vector core, which has most.
+            # Products run on the AIC, rows on the first vector core, which has the most.
             work = partial(self._stages, (stage,), self.vectors[:1], is_work=True)
             is_masked = stage in self.rows and bool(self.rows[stage].masks)
             for key, block, visit, counts in _visits(Itself(blocks), is_masked):
@@ -153,7 +153,7 @@ class AscendPhase:
         return self.frame.size(block, self.frame.row_axis, WHOLE)
 
     def _open(self, block: WorkTile, tile: Visit, part: int | None = None) -> Iterator[TileOp]:
-        """Yield the beginning of a block; of one ``part`` of the pipeline alone, where parts begin apart."""
+        """Yield the beginning of a block, or of one ``part`` of the pipeline if parts begin separately."""
         for s, p in self.products.items():
             if part in (None, self.parts.part_of(s)):
                 yield from p.open(block, tile)
@@ -254,9 +254,9 @@ def _frame(phase: Itself) -> tuple[Frame, frozenset[str]]:
 
 @kept_by_blocks(lambda _shapes, blocks, _is_masked: len(blocks.thing))
 def _visits(blocks: Itself, is_masked: bool) -> list[tuple[Hashable, WorkTile, Visit, list[int]]]:
-    """Return the shapes of tiles: each with a tile in a block that has it, and how many of them each of the blocks has.
+    """Return the shapes of tiles: each with a tile in a block that has it, and the number of such tiles in each block.
 
-    Tiles that differ in their masks alone have one shape unless ``is_masked``.
+    Tiles that differ only in their masks have one shape unless ``is_masked``.
     """
     shapes: dict[Hashable, tuple[WorkTile, Visit, list[int]]] = {}
     for at, block in enumerate(blocks.thing):

@@ -1,4 +1,4 @@
-"""CubeProduct stages on the AIC: L1, L0A and L0B, the CUBE, L0C, and FIXP's way out.
+"""CubeProduct stages on the AIC: L1, L0A and L0B, the CUBE, L0C, and the transfer out of L0C by FIXP.
 
 One emitter serves every product; they differ in their :class:`ProductPlan`.
 """
@@ -45,7 +45,8 @@ class Corner:
 
 @dataclass(frozen=True, slots=True)
 class DepthPiece:
-    """One product's part of a sum: ``size`` of k from ``k`` on, ``at`` behind the start of a stretch ``length`` long.
+    """One product's part of a sum: ``size`` of k from ``k`` on, ``at`` after the start of a stretch that is ``length``
+    long.
 
     ``is_first`` and ``is_last``: whether it is the first, or the last, part of the complete sum.
     """
@@ -91,7 +92,7 @@ class CubeProduct:
         self.dst = row.dst
         #: Whether it accumulates in L0C until the block ends, and where.
         self.stays, self.total = row.dst in kept, cast("Ring | None", None)
-        #: The operand of which a later product reads the same tile.
+        #: The operand whose same tile a later product reads.
         self.ahead = ""
         products = [s for s in frame.stages if s.is_product]
         readers = {n: [s for s in products if n in s.rows[0].srcs] for n in row.srcs if frame.places[n] == "up"}
@@ -126,11 +127,11 @@ class CubeProduct:
         self.lifted = tuple(n for n in row.srcs if direct.get(n))
         planned = zip(row.srcs, (self.plan.left, self.plan.right), strict=True)
         self.modes: dict[str, Staging] = {n: "whole" if n in self.lifted else mode for n, mode in planned}
-        #: Operands in global memory are loaded before those that rows hand over, or after them if the cores take turns.
+        #: Operands in global memory are loaded before those that rows compute, or after them if the cores take turns.
         self.by_arrival = sorted(row.srcs, key=lambda n: (frame.places[n] == "up") is not tiling.decided.takes_turns)
         self.takes_turns = tiling.decided.takes_turns
         self.held = tuple(n for n in row.srcs if self.modes[n] == "held")
-        #: How much of k is loaded at once.
+        #: Number of elements of k that are loaded at once.
         self.loads = {n: load or self.plan.k for n, load in zip(row.srcs, self.plan.loads, strict=True)}
         self.rings: dict[str, Ring] = {}
         self.opened = list(self.held)
@@ -138,7 +139,7 @@ class CubeProduct:
     def place(self, l1: dict[tuple[str, Staging, int, int, int], Ring], later: Collection[str] = ()) -> None:
         """Place the rings of operands in L1, except operands placed ``later``; ``l1``: rings of earlier products.
 
-        An operand that several products load in equal tiles uses one ring, as do pieces of the results of rows; a
+        An operand that several products load in equal tiles uses one ring; so do pieces of the results of rows.  A
         lasting operand is loaded once.
         """
         for n in self.by_arrival:
@@ -158,7 +159,7 @@ class CubeProduct:
             self.rings[n] = l1[alike]
 
     def share(self, other: CubeProduct, ring: Ring) -> None:
-        """Load all of B into a ring from which a later product reads its B too: the same, or the first columns."""
+        """Load all of B into a ring from which a later product reads the same B, or its first columns."""
         self.rings[self.right] = other.rings[other.right] = ring
         self.ahead = self.right
         self.modes[self.right], other.modes[other.right] = "whole", "view"
@@ -204,7 +205,7 @@ class CubeProduct:
                 yield from self._drains(block, tile, corner, corners)
 
     def _sum(self, block: WorkTile, tile: Visit, *, first: bool = False, last: bool = False) -> RingTile:
-        """Return all of a sum that stays, as its products write it."""
+        """Return a complete stored sum, in the form in which its products write it."""
         rows, cols = (self.frame.size(block, a, tile) for a in (self.m_axis, self.n_axis))
         assert self.total is not None
         return self.total.fill(rows, cols, self.how.accumulator_format, first=first, last=last)
@@ -258,7 +259,7 @@ class CubeProduct:
         return self.frame.shape(n, block, tile)[0], self.frame.width(n), self.frame.fmt(n)
 
     def _parts(self, block: WorkTile, tile: Visit) -> tuple[int, list[Corner]]:
-        """Return how deep the product's sum is, and its corners in order."""
+        """Return the depth of the product's sum, and its corners in order."""
         height, depth, across = (self.frame.size(block, a, tile) for a in (self.m_axis, self.k_axis, self.n_axis))
         plan = self.plan
         bands, panels = list(chunks(height, plan.m)), list(chunks(across, plan.n))
@@ -320,7 +321,7 @@ class CubeProduct:
         return list(zip(rings, chunks(width, ceil_div(self.plan.n, len(rings))), strict=False))
 
     def _drains(self, block: WorkTile, tile: Visit, corner: Corner, corners: list[Corner]) -> Iterator[TileOp]:
-        """Yield FIXP's way out of L0C: to a tensor, or to the slots that rows read."""
+        """Yield the transfer out of L0C by FIXP: to a tensor, or to the slots that rows read."""
         if self._sums[0]:
             return
         frame, n, (m, rows) = self.frame, self.dst, corner.band
@@ -346,7 +347,7 @@ class CubeProduct:
     def _dropped(
         self, label: str, height: int, width: int, done: RingTile, corner: Corner, corners: list[Corner]
     ) -> Iterator[TileOp]:
-        """Yield moves of a corner into the UBs that have rows of it: one for both where these are halves."""
+        """Yield moves of a corner into the UBs that have rows of it: one move for both if the parts are halves."""
         (m, rows), (c, cols), fmt = corner.band, corner.panel, self.frame.fmt(self.dst)
         parts: list[tuple[RingTile, Span]] = []
         for core, ring in zip(self.group.vector_cores, self.cross[self.dst], strict=True):
@@ -375,7 +376,7 @@ class CubeProduct:
         col: Span | None = None,
         held: tuple[bool, bool] = (True, True),
     ) -> TileOp:
-        """Return the load of a part of an operand into L1; ``held``: the first or last of a hand-over."""
+        """Return the load of a part of an operand into L1; ``held``: the first or last of a transfer between cores."""
         frame = self.frame
         if frame.places[n] == "up":
             height, width, (takes, gives) = frame.shape(n, block, tile)[0], frame.width(n), self.turns[n]
@@ -418,7 +419,7 @@ class CubeProduct:
         return self._slot(n, rows, cols, self._pitch(n, block, tile, cols), first=first, last=last)
 
     def _pitch(self, n: str, block: WorkTile, tile: Visit, cols: int) -> int:
-        """Return the columns of the slot that holds an operand: those of the operand that it is a view of."""
+        """Return the columns of the slot that contains an operand: those of the operand of which it is a view."""
         return self.frame.cols(self.frame.views.get(n, n), block, tile) if self.modes[n] == "view" else cols
 
     def _slot(self, n: str, rows: int, cols: int, pitch: int, *, first: bool, last: bool) -> RingTile:
@@ -438,7 +439,7 @@ class CubeProduct:
 
 
 def _middle(body: partial[Iterator[TileOp]], size: int, index: int) -> Iterator[TileOp]:
-    """Return a piece between the first and the last: never compared, ``index`` may be opaque."""
+    """Return a piece between the first and the last: it is never compared, so that ``index`` may be opaque."""
     return body(index * size, size, starts=False, ends=False)
 
 
@@ -454,7 +455,7 @@ class CubeRings:
 def cube_rings(products: list[CubeProduct], group: AscendGroup, prefix: str, most: int = PING_PONG) -> CubeRings:
     """Place rings through L0A, L0B and L0C that fit every product of a phase.
 
-    Each ring has as many slots as fit, at most ``most``: two where the vendor's kernels use L0 in ping-pong.
+    Each ring has as many slots as fit, at most ``most``: two if the vendor's kernels use L0 in ping-pong.
     """
     plans = [p.plan for p in products]
     single, sums = get_format(products[0].how.accumulator_format).size_bytes, 0

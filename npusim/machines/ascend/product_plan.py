@@ -28,10 +28,9 @@ if TYPE_CHECKING:
     from npusim.machines.frame import Frame
 
 
-#: The part of an operand that is loaded into L1 at once.  ``held``: all of it, from the start of the block to its
-#: end; ``whole``: all of it, for one product; ``panel``: a piece of N a whole depth deep; ``piece``:
-#: what one accumulation reads; ``view``: nothing, because the operand is a part of one that another product holds
-#: completely.
+#: The part of an operand that is loaded into L1 at once.  ``held``: all of it, from the start of the block to its end;
+#: ``whole``: all of it, for one product; ``panel``: a piece of N over the complete depth; ``piece``: the part that one
+#: accumulation reads; ``view``: nothing, because the operand is a part of one that another product holds completely.
 Staging = Literal["held", "whole", "panel", "piece", "view"]
 
 
@@ -109,8 +108,8 @@ class AscendTiling:
 
 #: Blocks with a scale that the matrix unit reads together (MmadMx: K a multiple of 64).
 SCALED_K = 2
-#: Of a row of A in one load of the vendor's products: four pieces of 64 in 16 bits (stepK 4 of the Ascend C guide's MDL
-#: template), of 128 in MXFP8 (pto-isa 3186c38, kernels/manual/a5/matmul_mxfp8_performance).
+#: Bytes of a row of A in one load of the vendor's products: four pieces of 64 in 16 bits (stepK 4 of the Ascend C
+#: guide's MDL template), of 128 in MXFP8 (pto-isa 3186c38, kernels/manual/a5/matmul_mxfp8_performance).
 LOADED_BYTES = 512
 
 
@@ -124,7 +123,7 @@ def loaded_k(m: int, n: int, k: int, fmt: str, group: AscendGroup) -> int:
 def gemm_tiling(phase: Phase, fields: Any, group: AscendGroup) -> AscendTiling:
     """Return how a plain product runs: operands stream through L1 in pieces of k, or are loaded completely for a block.
 
-    Raises `TilingError` for pieces that are no multiples of ``block_k`` or of one another.
+    Raises `TilingError` for pieces that are not multiples of ``block_k`` or of one another.
     """
     f, fmt = dict(fields), phase.names[phase.stages[0].rows[0].srcs[0]].fmt
     m, n, k, whole = f["block_m"], f["block_n"], f["block_k"], f.get("full_load")
@@ -138,7 +137,8 @@ def gemm_tiling(phase: Phase, fields: Any, group: AscendGroup) -> AscendTiling:
     _check_blocks("block_k", k, fmt)
     share_m, depth, share_n = (phase.sizes[axis] for axis in phase.product_axes(phase.stages[0].rows[0]))
     repeats = (share_m <= m and share_n > n, share_n <= n and share_m > m)
-    # A complete depth that is in L1 is not loaded again for the next tile with the same rows of A, or columns of B.
+    # An operand with its complete depth in L1 is not loaded again for the next tile with the same rows of A, or columns
+    # of B.
     loads = [0 if again and load >= depth else load for load, again in zip(loads, repeats, strict=True)]
     plan = ProductPlan(
         m,
@@ -158,12 +158,12 @@ def gemm_tiling(phase: Phase, fields: Any, group: AscendGroup) -> AscendTiling:
 
 
 def _goes_down_first(share: tuple[int, int], tile: tuple[int, int], held: tuple[bool, bool]) -> bool:
-    """Return whether a core goes through the rows of a panel of C before the next panel, as CANN's products do.
+    """Return whether a core processes the rows of a panel of C before the next panel, as CANN's products do.
 
-    ``share``, ``tile``: rows and columns of a core, and of one tile; ``held``: whether A and B are loaded whole. The
-    inner loop reads one operand again for each step of the outer loop: of the two orders a core takes the one that
-    reads fewer bytes, and goes down first where both read as many.  source: CANN's TBE, gemm_integrated_schedule_util,
-    split_mn_block and reorder_l1_mn_axis.
+    ``share``, ``tile``: rows and columns of a core, and of one tile; ``held``: whether A and B are loaded completely.
+    The inner loop reads one operand again for each step of the outer loop: of the two orders a core uses the one that
+    reads fewer bytes, and processes rows first if both read the same number.  source: CANN's TBE,
+    gemm_integrated_schedule_util, split_mn_block and reorder_l1_mn_axis.
     """
     rows, columns = share
     bands, panels = (1 if whole else ceil_div(s, t) for whole, s, t in zip(held, share, tile, strict=True))
@@ -195,9 +195,10 @@ def default_plan(frame: Frame, stage: Stage, group: AscendGroup) -> ProductPlan:
     """Return the default plan of a product.
 
     N along the loop's axis (Q K^T): A stays in L1 until the block ends, B is loaded panel by panel.  M along it (dS^T
-    K, for the keys of a block): A piece by piece, B held.  Contraction along the loop's axis (P V): both piece by
-    piece.  A loop in which a state is a factor: both whole.  No loop: both whole where L1 holds them (M K), else they
-    stream through it, loaded by :func:`loaded_k`, in pieces that L0 holds in ping-pong (a GEMM).
+    K, for the keys of a block): A is loaded piece by piece, B stays.  Contraction along the loop's axis (P V): both are
+    loaded piece by piece.  A loop in which a state is a factor: both are loaded completely.  No loop: both are loaded
+    completely if they fit L1 (M K); otherwise they stream through it, loaded by :func:`loaded_k`, in pieces of which L0
+    holds two (a GEMM).
     """
     phase, edge = frame.phase, group.edge
     (row,) = stage.rows
@@ -243,7 +244,7 @@ def piece_plan(frame: Frame, stage: Stage, group: AscendGroup, piece: int) -> Pr
 
 
 def _deepest(frame: Frame, stage: Stage, group: AscendGroup, m: int, n: int) -> int:
-    """Return how much of k L0A and L0B hold twice, of m rows and n columns."""
+    """Return the number of elements of k of which L0A and L0B hold two pieces, for m rows and n columns."""
     ends = zip(("L0A", "L0B"), stage.rows[0].srcs, (m, n), strict=True)
     return min(group.capacity_bytes(a) // PING_PONG // frame.size_bytes(x, size) for a, x, size in ends)
 
@@ -316,7 +317,7 @@ class GemmFields(Tiling):
 
 
 class RowsFields(Tiling):
-    """Elements that a vector core works on at a time, and slots or pieces of rows that UB does not hold twice."""
+    """Elements that a vector core processes at a time, and slots or pieces of rows if UB does not hold two of them."""
 
     elements: int = Field(
         default=4096, ge=256, description=("elements of a slice, at least one row if rows are summed")
@@ -328,7 +329,7 @@ class RowsFields(Tiling):
         le=2,
         description=("number of slots of each input and result in UB (BUFFER_NUM of Ascend C's kernels)"),
     )
-    # source: CANN ops-nn, norm/add_rms_norm, add_rms_norm_tiling.cpp: UB_FACTOR_B16, beyond which it is SPLIT_D
+    # source: CANN ops-nn, norm/add_rms_norm, add_rms_norm_tiling.cpp: UB_FACTOR_B16, above which it is SPLIT_D
     piece: int = Field(
         default=12288,
         ge=256,
@@ -342,7 +343,7 @@ KernelName = Annotated[str, one_of(partial(kernels, AscendKernel))]
 
 
 class VectorFields(Tiling):
-    """The cut of rows into slices, the tiles by which stages run ahead, and the core of each block."""
+    """The division of rows into slices, the tiles by which stages run ahead, and the core of each block."""
 
     vector_rows: int | None = Field(
         default=None,
@@ -372,7 +373,7 @@ class VectorFields(Tiling):
 
 
 class RegisterFields(VectorFields):
-    """The same fields, how cores take turns, and how rows are written for a vector unit with registers."""
+    """The same fields, the way in which cores take turns, and the form of rows for a vector unit with registers."""
 
     order: StageOrder = Field(
         default="rolling",
@@ -450,7 +451,7 @@ class KernelFields(RegisterFields):
 
     @staticmethod
     def stating(decided: AscendDecisions) -> dict[str, object]:
-        """Return a kernel's decisions that differ from these fields' defaults, of fields whose default is a value."""
+        """Return a kernel's decisions that differ from these fields' defaults, for fields whose default is a value."""
         usual = {n: info.default for n, info in KernelFields.model_fields.items() if info.default is not None}
         return {n: v for n, v in decided._asdict().items() if n in usual and v != usual[n]}
 
@@ -480,6 +481,8 @@ class OperatorFields(Tiling):
 
 
 def left_alone(device: DeviceSpec) -> frozenset[str]:
-    """Return the fields that a search leaves at their defaults: how a kernel is written, not how large tiles are."""
+    """Return the fields that a search leaves at their defaults: those that describe the code of a kernel instead of the
+    sizes of tiles.
+    """
     barriers = frozenset({"barriers", "together"}) if has_registers(device) else frozenset()
     return frozenset(RegisterFields.model_fields) - frozenset(VectorFields.model_fields) | barriers

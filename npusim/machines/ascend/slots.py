@@ -1,7 +1,7 @@
 """Slots between products and rows, and slots that products share.
 
-`Slots` decides, for each name that one unit leaves for another, the memory and number of its slots, and
-the queues that fill and read them; and, for operands, which products read the same ring of tiles.
+`Slots` decides, for each name that one unit passes to another, the memory and number of its slots, and the queues that
+fill and read them; and, for operands, which products read the same ring of tiles.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Slots:
         self.cross: dict[str, tuple[Ring, ...]] = {}
 
     def turn(self) -> Ring | None:
-        """Place the slot that a core acquires before its loads and releases when the other cores are done."""
+        """Place the slot that a core acquires before its loads, and releases when the other cores are done."""
         ends = [FIXP] if self.decided.slots == 1 else None
         if self.decided.order == "serial":
             ends = [v.vector for v in self.group.vector_cores]
@@ -85,7 +85,7 @@ class Slots:
         return [n for n in twice if frame.is_visited(n)]
 
     def _share(self, first: CubeProduct, second: CubeProduct, lag: int, later: int) -> None:
-        """Let two products read one ring, ``lag`` tiles apart, if there is room for its tiles, and a flag for each.
+        """Let two products read one ring, ``lag`` tiles apart, if there is space for its tiles, and a flag for each.
 
         ``later``: flags that rings placed behind it need.
         """
@@ -103,7 +103,8 @@ class Slots:
     # ---------------------------------------------------------------- between products and rows
 
     def _place_cross(self, rows: Sequence[RowsStage]) -> None:
-        """Place the slots through which products and rows hand over: in UB and L1 if the device has a route to them.
+        """Place the slots through which products and rows exchange tiles: in UB and L1 if the device has a route to
+        them.
 
         Every slot is as wide as the largest tile.
         """
@@ -125,7 +126,7 @@ class Slots:
                     self.cross[n] = (self._ring(n, space, height, depth, stores, readers),)
 
     def _in_ub(self, n: str, core: VectorCore, readers: Sequence[RowsStage]) -> Ring:
-        """Place slots for a vector core's share of a product's result: in ping-pong where its readers continue."""
+        """Place slots for a vector core's share of a product's result: in ping-pong if its readers continue."""
         reader = core.store if any(n in s.moved.values() for s in readers) else core.vector
         depth = self.parts.between(n) * self.tiling.ahead + (PING_PONG if any(s.outputs for s in readers) else 1)
         depth = max(depth, self.tiling.ahead + 1) if self.decided.order == "groups" else depth

@@ -13,19 +13,19 @@ from npusim.formats import stored_format
 if TYPE_CHECKING:
     from npusim.config.problem import GemmProblem
 
-#: Rows of a vector core, and columns, that are rearranged at a time (VECTOR_D_BASE).
+#: Number of rows of a vector core, and of columns, that are rearranged at a time (VECTOR_D_BASE).
 ROWS_REARRANGED, COLUMNS_REARRANGED = 16, 2048
-#: Rows whose size is no multiple of the first and beyond the second are rearranged.
+#: Rows are rearranged if their size is not a multiple of the first and exceeds the second.
 ALIGNED_BYTES, SHORT_BYTES = 256, 384
 
 
 def is_off(cols: int, fmt: str) -> bool:
-    """Return whether rows are off `ALIGNED_BYTES` and not short."""
+    """Return whether rows are not multiples of `ALIGNED_BYTES` and not short."""
     size = stored_format(fmt).row_bytes(cols)
     return size % ALIGNED_BYTES != 0 and size > SHORT_BYTES
 
 
 def off_rows(problem: GemmProblem) -> list[str]:
-    """Return which operands of a product have rows that are off; in fractals none have."""
+    """Return the operands of a product whose rows are unaligned; none if they are stored as fractals."""
     sizes = {"nd": (("A", problem.k), ("B", problem.n)), "nt": (("A", problem.k), ("B", problem.k))}
     return [n for n, cols in sizes.get(problem.operands, ()) if is_off(cols, problem.dtype)]

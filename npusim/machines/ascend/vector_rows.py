@@ -1,6 +1,6 @@
 """Rows stages on the vector cores: loads into UB, one operation for all steps of the table, stores.
 
-A vector core works on its share of a tile's rows, slice by slice.  A product's results come from a slot in global
+A vector core processes its share of a tile's rows, slice by slice.  A product's results come from a slot in global
 memory, or are in UB; operands of a product are stored in a slot there or in L1.
 """
 
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 class RowsStage:
     """A rows stage with its inputs and results, and the rows of its slices.
 
-    ``table`` has the machine's choices where the stage's rows make none; ``moved`` are results that equal an input,
-    where all are such: no vector instruction processes them.
+    ``table`` has the machine's choices if the stage's rows make none; ``moved`` are results that equal an input, if all
+    results do: no vector instruction processes them.
     """
 
     stage: Stage
@@ -61,7 +61,7 @@ class RowsStage:
 def rows_stage(
     frame: Frame, stage: Stage, table: Table, group: AscendGroup, tiling: AscendTiling, direct: Mapping[str, bool]
 ) -> RowsStage:
-    """Return the needs of a stage; a slice has the elements of the tiling, a core's share of rows at most."""
+    """Return the needs of a stage; a slice has the elements of the tiling, at most a core's share of rows."""
     grain = frame.phase.row_grain
     share = group.largest_share(frame.height(frame.led_by(stage)), grain)
     inputs = tuple(n for n in stage.read if frame.places.get(n) in ("down", "global"))
@@ -80,7 +80,7 @@ def rows_stage(
 
 
 def _code(frame: Frame, stage: Stage, code: VectorCode, direct: Mapping[str, bool]) -> VectorCode:
-    """Return the form of a stage's code: only tiles along the loop, which products leave, can be transposed."""
+    """Return the form of a stage's code: only tiles along the loop, which come from products, can be transposed."""
     names = [n for n in (*stage.written, *stage.read) if n in frame.phase.names]
     has_products = any(s.is_product for s in frame.stages)
     along = has_products and any(frame.loop_axis in frame.axes(n)[1:] for n in names)
@@ -117,11 +117,11 @@ class VectorShare:
     ) -> None:
         self.frame, self.core, self.group = frame, core, group
         self.tiling, self.generations = tiling, generations
-        #: Slots between products and rows, and those among them, in a core's UB, that have only the core's share.
+        #: Slots between products and rows, and those of them in a core's UB that contain only the core's share.
         self.cross = {n: rings[core.index % len(rings)] for n, rings in cross.items()}
         self.dropped = {n for n, ring in self.cross.items() if ring.space == core.ub}
         self.is_alone = not any(s.is_product for s in frame.stages)
-        #: Slots where slice follows slice.
+        #: Slots if slice follows slice.
         self.depth = tiling.buffers if self.is_alone else 1 if tiling.decided.one_slot else PING_PONG
         self.ins: dict[str, Ring] = {}
         self.outs: dict[str, Ring] = {}
@@ -131,23 +131,23 @@ class VectorShare:
             self._place_ends(s, stages)
         for s in stages:
             for n in filter(frame.is_loaded, s.masks):
-                # One slot beside products: only the tiles on the diagonal need a mask.
+                # One slot in phases with products: only the tiles on the diagonal need a mask.
                 depth = self.depth if self.is_alone else 1
                 ring = core.ub, frame.prefix + n, s.height * frame.width(n), depth, core.load, core.vector
                 if n not in self.masks:
                     self.masks[n] = group.ring(*ring)
         self.spilled = {n: self._place_spilled(n, stages) for n in tiling.spilled}
-        #: States that finishing reads while the next block's are worked on.
+        #: States that the end of a block reads while the next block's are in use.
         self.lasting = {
             frame.storage[n]: group.ub_kept(core, n, frame.row_bytes(n, self.share(n)), depth)
             for n, depth in lasting.items()
         }
         self._place_kept(stages, tiling)
-        #: For states that start as an operand: the slot that the operand's slices pass through, and their rows.
+        #: For states that start as an operand: the slot through which the operand's slices pass, and their rows.
         self.firsts = {n: self._place_first(n, stages) for n, what in frame.phase.names.items() if what.first}
 
     def share(self, n: str) -> int:
-        """Return the rows of a name's largest tile that this core works on."""
+        """Return the rows of a name's largest tile that this core processes."""
         return self.group.largest_share(self.frame.height(n), self.frame.phase.row_grain)
 
     def _single(self, stages: Sequence[RowsStage]) -> set[str]:
@@ -172,7 +172,7 @@ class VectorShare:
             if n in s.moved.values():
                 self.ins[n] = ring(core.ub, self._ring(n), size, self.depth, core.load, core.store)
             elif n not in self.ins:
-                # Ping-pong where slice follows slice; one slot in an update (CATLASS).
+                # Ping-pong if slice follows slice; one slot in an update (CATLASS).
                 depth = self.depth if self.is_alone or (s.outputs and n not in self.single) else 1
                 self.ins[n] = ring(core.ub, self._ring(n, "in"), size, depth, core.load, core.vector)
         for n in s.outputs:
@@ -240,7 +240,7 @@ class VectorShare:
         for s in stages:
             sums = [r.srcs[0] for r in s.stage.rows if r.opcode is Opcode.ROW_SUM]
             if sums:
-                # Block reduction leaves one value a block before the next pass.
+                # Block reduction leaves one value per block before the next pass.
                 blocks = ceil_div(frame.row_bytes(sums[-1], 1), self.group.block_bytes)
                 tile(ub, "reduction", s.height, blocks, frame.fmt(sums[-1]))
                 break
@@ -273,14 +273,16 @@ class VectorShare:
         return RowSlice(start, count, 0, count) if count else None
 
     def mine_of(self, s: RowsStage, block: WorkTile, tile: Visit) -> RowSlice | None:
-        """Return this core's share of a tile's rows in a stage; a single row that all rows read is every core's."""
+        """Return this core's share of a tile's rows in a stage; a single row that all rows read belongs to
+        every core.
+        """
         led = self.frame.led_by(s.stage)
         if self.frame.axes(led)[0] == ONE != self.frame.row_axis and not s.outputs:
             return RowSlice(0, 1, 0, 1)
         return self.mine(self.frame.shape(led, block, tile)[0])
 
     def slices(self, mine: RowSlice, height: int) -> list[RowSlice]:
-        """Return a share cut into slices of ``height`` rows."""
+        """Return a share divided into slices of ``height`` rows."""
         share = mine.rows
         return [RowSlice(mine.row + r, n, r, share, r == 0, r + height >= share) for r, n in chunks(share, height)]
 
@@ -323,7 +325,7 @@ class VectorShare:
         return self.lasting[n].fill(self.share(n), width, fmt, first=first, last=last)
 
     def keep(self, mine: RowSlice | None, states: Sequence[str]) -> Iterator[TileOp]:
-        """Yield the end of work on lasting states: nothing changes them before the block is finished."""
+        """Yield the end of the work on lasting states: nothing changes them before the block is finished."""
         if mine is not None:
             yield pass_on("state.keep", self.core.vector, *(self._lasts(n, last=True) for n in states))
 
@@ -336,7 +338,7 @@ class VectorShare:
             yield from self._slice(s, block, tile, part)
 
     def work(self, s: RowsStage, block: WorkTile, tile: Visit, mine: RowSlice | None) -> Iterator[Loop]:
-        """Yield the work of one stage: slices that cost the same are neighbours, and one loop."""
+        """Yield the work of one stage: slices with equal costs are neighbours, and one loop."""
         alike: dict[Hashable, list[RowSlice]] = {}
         for part in self.slices(mine, s.height) if mine else ():
             alike.setdefault((part.rows, self._work(s, part)), []).append(part)
@@ -383,7 +385,7 @@ class VectorShare:
             yield move(f"{self.frame.label(n)}.store", self.core.store, target, done)
 
     def _work(self, s: RowsStage, part: RowSlice) -> VectorWork:
-        """Return a slice's work: the first slice of a tile for a product hands the tile over."""
+        """Return a slice's work: the first slice of a tile for a product passes the tile on."""
         up = (x for x in self.frame.stages if any(self.frame.places[n] == "up" for n in x.written))
         hands_on = part.first and s.stage is next(up, None)
         return VectorWork(self.tiling.decided, s.code, self.frame.phase.name if hands_on else "")
@@ -403,7 +405,7 @@ class VectorShare:
         return (*bind(s.table[:at], bound, s.name), turn, *after)
 
     def _refuse_unmade(self, s: RowsStage, bound: Mapping[str, Source]) -> None:
-        """Raise `ProgramError` for a result whose only row is left out in this tile, for want of a mask."""
+        """Raise `ProgramError` for a result whose only row is omitted in this tile because it has no mask."""
         for r in s.table:
             is_alone = r.dst in s.outputs and sum(x.dst == r.dst for x in s.table) == 1
             if is_alone and r.only in self.frame.phase.masks and r.only not in bound and r.dst not in r.srcs:
@@ -469,7 +471,7 @@ class VectorShare:
         return self.carried[n].front(self.share(n), self.frame.width(n), self.frame.fmt(n), first=first, last=last)
 
     def _lasting(self, n: str, s: RowsStage, part: RowSlice) -> RingTile:
-        """Return a lasting state as a stage sees it: in its working place, or, for stages that finish a block, as
+        """Return a lasting state in the view of a stage: in its working place, or, for stages that finish a block, as
         stored.
         """
         finish, storage = self.frame.phase.finish, self.frame.storage

@@ -29,7 +29,7 @@ Kind = Literal["allreduce", "reduce_scatter", "all_gather"]
 Algorithm = Literal["mesh", "ring", "halving_doubling"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
-#: Ranks of a node or of a group of nodes that collectives are meant for.
+#: Largest number of ranks, in a node or a group of nodes, for which collectives are meant.
 MOST_RANKS = 64
 
 
@@ -48,7 +48,7 @@ Round = tuple[Transfer, ...]
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One collective among ``ranks``: rounds in order, each a set of transfers at once.
+    """One collective among ``ranks``: rounds in order, each a set of concurrent transfers.
 
     Within a round all sources are read before any target is written; additions into one target happen in the order in
     which they are listed, the target's value first; with ``is_ordered`` a round's additions are in the order of
@@ -97,7 +97,7 @@ Parts = tuple[list[Round], list[Round], tuple[int, ...]]
 
 def _mesh(ranks: int) -> Parts:
     """Return one round in which every rank sends every other its shard, and one back."""
-    # Model: peers are added in ascending order; without HCCL's deterministic mode it is that of arrival.
+    # Model: peers are added in ascending order; without HCCL's deterministic mode it would be the order of arrival.
     pairs = [(target, source) for target in range(ranks) for source in range(ranks)]
     pairs = [(target, source) for target, source in pairs if target != source]
     scatter = tuple(Transfer(source, target, (target,), True) for target, source in pairs)
@@ -106,7 +106,7 @@ def _mesh(ranks: int) -> Parts:
 
 
 def _ring(order: tuple[int, ...]) -> Parts:
-    """Return p - 1 rounds around the ring that add up, and p - 1 that pass on."""
+    """Return p - 1 rounds around the ring that add, and p - 1 that pass on."""
     count = len(order)
 
     def around(step: int, shift: int, adds: bool) -> Round:
@@ -154,7 +154,7 @@ def _halving_doubling(ranks: int) -> Parts:
 
 
 def shard_sizes(elements: int, shards: int) -> list[int]:
-    """Return the elements of each shard of a message; the first ones are longer where ragged."""
+    """Return the number of elements of each shard of a message; the first ones are longer if the shards are ragged."""
     base, longer = divmod(elements, shards)
     return [base + (index < longer) for index in range(shards)]
 
@@ -179,7 +179,7 @@ class CollectiveCall:
 
     @property
     def rounds_between(self) -> int:
-        """Rounds of the ring over servers: each adds up, then passes on."""
+        """Rounds of the ring over servers: each adds, then passes on."""
         return 2 * (self.servers - 1)
 
 
@@ -237,7 +237,7 @@ class PlannedCollective:
 
     @property
     def expected_s(self) -> float:
-        """Time by which the driver chooses its mode: the library's estimate where it is known."""
+        """Time by which the driver chooses its mode: the library's estimate if it is known."""
         if (tuner := self.mode.tuner) is None:
             return self.seconds
         start = tuner.base_s.value + len(self.collective.rounds) * tuner.step_s.value

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def stated_work(kernel: NodeKernel, node: NodeSpec, device: DeviceSpec, *, has_schedules: bool) -> KernelWork | None:
-    """Return a kernel's work as the node's file states it; None where it is simulated.
+    """Return a kernel's work as the node's file states it; None if it is simulated.
 
     ``has_schedules``: whether the schedules of all its children have a mapping on the device's cores.
     """
@@ -86,9 +86,9 @@ def simulated_work(
 ) -> KernelWork:
     """Return the work of children simulated on their device, and their use of it.
 
-    An attention has blocks that occupy cores where those of the node's table do: a collective that cores drive waits
-    for them, and takes the cores of later ones.  ``is_issued``: by the host that the node's file states, whose time
-    then is that of a launch.
+    An attention has blocks that occupy cores, like the blocks of the node's table: a collective that cores drive waits
+    for them, and uses the cores of later ones.  ``is_issued``: the host that the node's file describes issues it, and
+    its time is then that of a launch.
     """
     results = [child.result for child in children]
     table, waves, issue_s = node.kernels, tuple[Waves, ...](), 0.0
@@ -136,15 +136,16 @@ def _simulated_waves(child: SimulatedChild, core_count: int) -> Iterator[Waves]:
 
 
 def _between(result: TimingResult) -> float:
-    """Return the part of a stream's launches in which no kernel of them runs; 0 where a file states no such part."""
+    """Return the part of a stream's launches in which none of their kernels runs; 0 if a file states no such part."""
     times = result.times_s
     return max(0.0, times["core"] + result.stream_s - times["kernel"]) if "kernel" in times else 0.0
 
 
 def launch_of_graph(device: DeviceSpec) -> tuple[float, float]:
-    """Return what a kernel of a graph takes beside its work, and the part of it in which no kernel runs, in seconds.
+    """Return the time of a kernel of a graph in addition to its work, and the part of it in which no kernel runs, in
+    seconds.
 
-    Both are 0 where a device's file does not state them apart.
+    Both are 0 if a device's file does not state them separately.
     """
     launch = device.launch
     if launch is None or launch.task_s is None or launch.gap_s is None:
@@ -153,7 +154,7 @@ def launch_of_graph(device: DeviceSpec) -> tuple[float, float]:
 
 
 def _launches(gap_s: float, device: DeviceSpec) -> int:
-    """Return how many kernels such gaps follow."""
+    """Return the number of kernels that such gaps follow."""
     each = device.launch.gap_s if device.launch is not None else None
     return round(gap_s / float(each.value)) if each is not None and each.value and gap_s else 1
 

@@ -1,8 +1,9 @@
-"""Which layers' K and V a device holds: weights, KV, intermediates, vocabulary, a reserve; the rest are the host's.
+"""The layers whose K and V a device holds, given weights, KV, intermediates, vocabulary and a reserve; the host holds
+the others.
 
-FastAttention appendix D, equations 32 to 37, corrected: the printed form counts the
-vocabulary without its bytes an element, knows no gated FFN, no grouped heads, no intermediates of the FFN,
-and is neither rounded nor held between 0 and the layers there are.
+FastAttention appendix D, equations 32 to 37, corrected: the printed form omits the bytes per element of the vocabulary,
+has no gated FFN, no grouped heads and no intermediates of the FFN, and is neither rounded nor limited to the range from
+0 to the number of layers.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from npusim.config.layers import ModelProblem
     from npusim.config.node_file import NodeDevice
 
-#: Bytes of an element where equations 34 to 36 count FP16.
+#: Bytes of an element where equations 34 to 36 assume FP16.
 HALF = 2
 #: Largest length in tokens that the search tries.
 LONGEST = 1 << 27
@@ -29,8 +30,8 @@ LONGEST = 1 << 27
 class MemoryPlan:
     """One device's memory in bytes, and the number of the ``layers`` whose K and V are on it.
 
-    ``tenants`` are all but K and V; ``kv_bytes`` is one layer's. ``host_bytes`` is the capacity of the host, all
-    devices together; None where it has none.
+    ``tenants`` are all data except K and V; ``kv_bytes`` is one layer's. ``host_bytes`` is the capacity of the host for
+    all devices together; None if it has none.
     """
 
     capacity_bytes: int
@@ -42,7 +43,7 @@ class MemoryPlan:
 
     @property
     def free_bytes(self) -> int:
-        """Return the bytes left for K and V; negative where the rest does not fit."""
+        """Return the bytes left for K and V; negative if the other data do not fit."""
         return self.capacity_bytes - sum(self.tenants.values())
 
     @property
@@ -52,12 +53,12 @@ class MemoryPlan:
 
     @property
     def cpu_layers(self) -> int:
-        """Return L_CPU: the layers whose K and V are the host's."""
+        """Return L_CPU: the layers whose K and V the host holds."""
         return self.layers - self.gpu_layers
 
     @property
     def fits(self) -> bool:
-        """Whether all fits, K and V of the other layers on the host."""
+        """Whether all data fit, with K and V of the other layers on the host."""
         host = 0 if self.host_bytes is None else self.host_bytes
         return self.free_bytes >= 0 and self.cpu_layers * self.kv_bytes * self.ranks <= host
 
@@ -71,7 +72,7 @@ class MemoryPlan:
 def memory_plan(p: ModelProblem, machine: NodeDevice, *, output: int = 0, bits: float = 16) -> MemoryPlan:
     """Return the corrected plan of ``p`` on a node: with its keys and ``output`` further tokens stored.
 
-    ``bits`` are those of a weight for which the model names no format.
+    ``bits`` are the bits of a weight for which the model names no format.
     """
     node, rows = machine.node, p.batch * p.seq_q
     gates = 2 if p.gated else 1
@@ -100,7 +101,7 @@ def memory_plan(p: ModelProblem, machine: NodeDevice, *, output: int = 0, bits: 
 
 
 def longest(p: ModelProblem, machine: NodeDevice, *, is_offloaded: bool) -> int:
-    """Return the longest prompt, in tokens, that fits; 0 where none does."""
+    """Return the longest prompt, in tokens, that fits; 0 if none does."""
 
     def fits(tokens: int) -> bool:
         memory = memory_plan(p.model_copy(update={"seq_q": tokens, "seq_kv": tokens}), machine)
@@ -110,7 +111,7 @@ def longest(p: ModelProblem, machine: NodeDevice, *, is_offloaded: bool) -> int:
 
 
 def refuse_too_large(p: ModelProblem, machine: NodeDevice, layers_on_host: int, output: int) -> None:
-    """Raise `SpecError` where a model does not fit: the missing bytes, the largest tenant, and remedies."""
+    """Raise `SpecError` if a model does not fit: the missing bytes, the largest consumer, and remedies."""
     memory = memory_plan(p, machine, output=output)
     device_bytes = memory.kv_bytes * (memory.layers - layers_on_host)
     missing = device_bytes - memory.free_bytes

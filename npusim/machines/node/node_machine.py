@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     Steps = Generator[Event, object, None]
 
 FEMTOSECONDS = 10**15
-#: Sub-units of a byte on a link: a femtosecond carries about 2**-15 byte, so that 2**-40 rounds by 1e-7.
+#: Sub-units of a byte on a link: about 2**-15 byte crosses in a femtosecond, so that 2**-40 rounds by 1e-7.
 LINK_BITS = 40
-#: A device that stood idle no longer than this wakes at once (`PcieSpec.wake_s`).
+#: A device that was idle for no longer than this wakes at once (`PcieSpec.wake_s`).
 AWAKE_S = 1e-3
 
 
@@ -61,7 +61,7 @@ class Device:
         self.claims: dict[str, float] = defaultdict(float)
         self._work = SharedLink(env, "work", 1.0, LINK_BITS)
         self._demand: tuple[tuple[str, float], ...] = ()
-        #: Cores with blocks of a kernel, cores that drive collectives, blocks not yet dispatched.
+        #: Cores with blocks of a kernel, cores that drive collectives, blocks that are not dispatched yet.
         self._busy_cores = self._held_cores = self._pending_blocks = 0
         self._claimed_count = 0  # collectives that were ready so far
         self._cores_left = env.event()
@@ -94,7 +94,7 @@ class Device:
         yield from self._spend(waves.merge_fs)
 
     def _batch(self, cores: int, blocks: int, waves: Waves) -> Steps:
-        """Run blocks that start together, as equal in number on each core as they can be."""
+        """Run blocks that start together, distributed over the cores as evenly as possible."""
         each, more = divmod(blocks, cores)
         yield from self._spend(waves.core_fs(each))
         if more:
@@ -178,7 +178,9 @@ class Device:
             yield self.env.timeout(femtoseconds(link.latency_s.value))
 
     def slow(self, plan: PlannedCollective, sign: int) -> None:
-        """Slow the blocks that run with a collective from when all devices have joined (1), or no longer (-1)."""
+        """Slow the blocks that run with a collective from the time when all devices have joined (1), or no
+        longer (-1).
+        """
         beside = plan.driver.beside_factor
         if beside is not None:
             self._beside_factor *= float(beside.value) ** sign
@@ -204,7 +206,7 @@ class Device:
 
 
 class RunningCollective:
-    """One collective under way among all devices: every chunk goes through every round."""
+    """One collective in progress among all devices: every chunk passes through every round."""
 
     def __init__(
         self, fabric: Fabric, devices: Sequence[Device], plan: PlannedCollective, between: NodeLink | None = None
@@ -298,20 +300,20 @@ class Host:
     def __init__(self, env: Environment, node: NodeSpec, ranks: int) -> None:
         self.env, self.node, self.ranks = env, node, ranks
         self._links: dict[tuple[int, str], SharedLink] = {}
-        #: The memory of a host whose file has cores: all devices' copies and heads share it.
+        #: The memory of a host whose file has cores; copies and heads of all devices share it.
         self._memory = [] if node.cpu is None else [shared_link(env, "dram", node.cpu.dram_bytes_per_s.value)]
         self._worked_fs = [0] * ranks
 
     @property
     def pcie(self) -> PcieSpec:
-        """Return the link's numbers; raise `SpecError` where the file has none."""
+        """Return the link's numbers; raise `SpecError` if the file has none."""
         if self.node.pcie is None:
             raise SpecError(f"{self.node.name}: pcie: missing; its host needs a link to the devices for copies")
         return self.node.pcie
 
     @property
     def cpu(self) -> CpuSpec:
-        """Return the host's cores and memory; raise `SpecError` where the file has none."""
+        """Return the host's cores and memory; raise `SpecError` if the file has none."""
         if self.node.cpu is None:
             raise SpecError(f"{self.node.name}: cpu: missing; its host computes no attention")
         return self.node.cpu
@@ -320,7 +322,7 @@ class Host:
         """Copy over a device's link; both ends are pinned, so that kernels run concurrently."""
         pcie = self.pcie
         start = float(pcie.kv_start_s.value if call.is_bulk else pcie.start_s.value)
-        # Model: a device that waited for the host's attention is awake the later the longer it waited.
+        # Model: the longer a device waited for the host's attention, the later it is awake.
         idle, self._worked_fs[rank] = self._worked_fs[rank] / FEMTOSECONDS, 0
         if idle > AWAKE_S:
             start += float(pcie.wake_s.value) * log2(idle / AWAKE_S)
@@ -360,7 +362,7 @@ class Host:
 
 
 def flow(env: Environment, link: SharedLink, size: int) -> Event:
-    """Return an event for the moment at which ``size`` bytes are through a link."""
+    """Return an event for the time at which ``size`` bytes have crossed a link."""
     through = env.event()
 
     def end() -> None:

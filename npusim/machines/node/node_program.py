@@ -32,7 +32,7 @@ UP, DOWN, CPU = "npu.UP", "npu.DOWN", "host.CPU"
 MEMORY = "gm"
 #: Rows of a block of the attention: cuts in between would split its tiles (ascend.md section 2.1).
 ROW_GRAIN = 128
-#: What a kernel is to a layer: its parts in the table of a run, and in the node file's table of times.
+#: The role of a kernel in a layer: its part in the table of a run, and in the node file's table of times.
 KernelRole = Literal["attention", "decode", "linear", "rows"]
 
 
@@ -41,7 +41,7 @@ class Child:
     """One program of one device inside a kernel: a schedule, its problem, its precision as text, tiling fields.
 
     ``is_named``: the caller named this schedule, so that no time of another schedule in a node's file replaces its own.
-    ``is_near``: it reads what the kernels just before it wrote, and finds in L2 what fits.
+    ``is_near``: it reads the results of the kernels just before it, of which the part that fits is in L2.
     """
 
     schedule: str
@@ -76,9 +76,10 @@ class NodeKernel:
 
 @dataclass(frozen=True, slots=True)
 class Waves:
-    """A kernel as equal blocks on cores: ``resident`` share a core, each then its ``block_fs``; one alone is slower.
+    """A kernel as equal blocks on cores: ``resident`` blocks share a core and then take ``block_fs`` each; a single one
+    is slower per core.
 
-    Blocks are not pre-empted: a core given away is given away until its blocks are done.
+    Blocks are not pre-empted: a core that is assigned stays assigned until its blocks are done.
     """
 
     block_count: int
@@ -86,11 +87,12 @@ class Waves:
     resident: int
     core_count: int
     alone_factor: float = 1.0
-    #: What follows the blocks: a kernel that joins their parts, or what their equal shares leave of a simulated time.
+    #: Work after the blocks: a kernel that joins their parts, or the rest of a simulated time beyond their equal
+    #: shares.
     merge_fs: int = 0
 
     def core_fs(self, blocks: int) -> int:
-        """Return how long a core takes for ``blocks`` that start together."""
+        """Return the time of a core for ``blocks`` that start together."""
         return round(self.block_fs * (self.alone_factor if blocks == 1 else blocks))
 
     @classmethod
@@ -115,11 +117,11 @@ class Waves:
 class KernelWork:
     """A kernel's time alone and its use of each shared resource, 0 to 1 of the device.
 
-    ``launch_fs`` passes on the device before any work, ``gap_fs`` of it between kernels, which are ``launches``;
-    ``issue_fs`` passes on the host.  ``demand`` names resources as claims
-    do: kinds of core, ``hbm``.  With ``waves``, one for each launch, cores are occupied completely.  ``terms`` are the
-    constants behind the time and their shares of it, ``methods`` its methods, ``band`` their relative distance from
-    exact; ``bound_fs`` is the least time of the work.
+    ``launch_fs`` passes on the device before any work, ``gap_fs`` of it between its kernels, of which there are
+    ``launches``; ``issue_fs`` passes on the host.  ``demand`` names resources as claims do: kinds of core, ``hbm``.
+    With ``waves``, one for each launch, cores are occupied completely.  ``terms`` are the constants behind the time and
+    their shares of it, ``methods`` its methods, ``band`` their relative distance from exact; ``bound_fs`` is the least
+    time of the work.
     """
 
     alone_fs: int
@@ -205,7 +207,7 @@ class RowBlock:
 
 @dataclass(frozen=True, slots=True)
 class Communication:
-    """The collective after each block: its kind and way, and the row of the result it carries."""
+    """The collective after each block: its kind, its algorithm, and the row of the result that it transfers."""
 
     driver: str
     algorithm: Algorithm
@@ -231,7 +233,7 @@ class Communication:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """An operation, and the numbers of the tasks whose results it needs, ``size_bytes`` each."""
+    """An operation, and the numbers of the tasks whose results it needs, each with ``size_bytes``."""
 
     op: TileOp
     after: tuple[int, ...] = ()
@@ -241,7 +243,7 @@ class Task:
 def cut_rows(total: int, blocks: int, first_share: float | None) -> list[tuple[int, int]]:
     """Return ``(row, rows)`` of each block: the first one's share of all rows, the others equal.
 
-    Cuts fall between attention blocks of 128 rows where each block then has some.
+    Cuts are between attention blocks of 128 rows if each block then has some.
 
     Raises `TilingError` for more blocks than rows, or a first block that leaves a block without a row.
     """
@@ -263,7 +265,7 @@ def node_program(name: str, ranks: int, blocks: Sequence[RowBlock], comm: Commun
     tasks: list[Task] = []
     for index, block in enumerate(blocks):
         tasks += block_tasks(index, block)
-        # Without kernels the data is there already: nothing to wait for.
+        # Without kernels the data exist already: there is nothing to wait for.
         ready = (len(tasks) - 1,) if block.kernels else ()
         tasks.append(Task(comm.op(index, block, is_overlapped=len(blocks) > 1), ready, block.rows * comm.row_bytes))
     return task_program(name, ranks, tasks, flops, (COMPUTE, comm.queue))
@@ -311,7 +313,7 @@ def operations(program: TileProgram) -> Iterator[Any]:
 
 def _handed_on(tasks: Sequence[Task]) -> tuple[Allocator, list[tuple[RingTile, ...]]]:
     """Return the rings from queue to queue, a slot for each result, and the slots that each task fills and reads."""
-    # A queue waits once for a result, because its later tasks follow the one that waited.
+    # A queue waits once for a result, because its later tasks follow the task that waited.
     receivers: dict[tuple[int, str], int] = {}
     for number, task in enumerate(tasks):
         for source in task.after:

@@ -8,7 +8,7 @@ from typing import Any
 
 from npusim.program.timing.timing_result import OverlapRecord, QueueUse, TimingResult
 
-#: The line of a model's time that no kernel has.
+#: The line of a model's time that belongs to no kernel.
 OVERHEAD = "framework overhead"
 
 
@@ -17,8 +17,8 @@ class NodeTiming(TimingResult, OverlapRecord):
     """Predicted time of a node program; ``queues[rank]``: the queues of one device.
 
     ``overlap_s`` is the time in which kernels and collectives overlap; ``running_s`` are the times of kernels and of
-    collectives as they ran.  ``alone_s`` is the time of the kernels, in the same parts, on a device without other work,
-    without the host's issue.
+    collectives as they ran.  ``alone_s`` is the time of the kernels, in the same parts, on a device without other work
+    and without the host's issue.
     """
 
     overlap_s: float
@@ -27,7 +27,7 @@ class NodeTiming(TimingResult, OverlapRecord):
 
     @property
     def compute_s(self) -> float:
-        """Time of all kernels alone."""
+        """Time of all kernels without other work."""
         return self.attention_s + self.linear_s
 
 

@@ -112,10 +112,10 @@ class _Simulation:
         self.uses = [[QueueUse(q.name, g) for q in program.queues] for g in range(count)]
         self.spans: list[Span] = []
         self.terms: dict[str, float] = {}
-        #: Intervals in which device 0 runs kernels, and collectives; and its time by what operations are.
+        #: Intervals in which device 0 runs kernels, and collectives; and its time by kind of operation.
         self.ran: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
         self.parts_fs: dict[str, int] = {}
-        #: Times and cycles of each device's operations, by queue and by what they are.
+        #: Times and cycles of each device's operations, by queue and kind of operation.
         self.work: list[dict[tuple[str, str], list[int]]] = [{} for _ in range(count)]
         self.calls: list[CollectiveCall] = []
         self.kernels: list[tuple[str, KernelWork]] = []
@@ -129,7 +129,7 @@ class _Simulation:
             self._deal(rank)
 
     def _deal(self, rank: int) -> None:
-        """Deal one device's operations to its queues, in program order, as the host issues them."""
+        """Distribute one device's operations to its queues, in program order, as the host issues them."""
         queues: list[list[_Entry]] = [[] for _ in self.program.queues]
         issued = ordinal = 0
         walker = Walker(self.program)
@@ -243,7 +243,7 @@ class _Simulation:
         return self._plan(op.call).terms() if isinstance(op, CollectiveOp) else ()
 
     def _cycles(self, fs: int) -> int:
-        """Return cycles of the device clock, rounded down: an edge is the same cycle for all."""
+        """Return cycles of the device clock, rounded down: an edge is the same cycle for all readers."""
         return fs * round(self.spec.clock_hz.value) // FEMTOSECONDS
 
     def _account(self, cycles: int) -> Account:
@@ -305,7 +305,7 @@ class _Simulation:
         return {**bytes_by_kind, **self.host.link_bytes()}
 
     def _bounds(self, clock: float) -> dict[str, int]:
-        """Return the least time of kernels one after the other, and of each kind of link for its bytes."""
+        """Return the smallest time of kernels one after the other, and of each kind of link for its bytes."""
         bounds = {
             name: int(size / self.node.links[name].bytes_per_s.value * clock)
             for name, size in self._busiest_links().items()
@@ -327,5 +327,5 @@ def _length(intervals: list[tuple[int, int]]) -> float:
 
 
 def _common(some: list[tuple[int, int]], others: list[tuple[int, int]]) -> int:
-    """Return how long intervals of both lists run side by side; each list is free of overlaps."""
+    """Return the time in which intervals of both lists overlap; the intervals of each list do not overlap."""
     return sum(max(0, min(b, d) - max(a, c)) for a, b in some for c, d in others)

@@ -1,7 +1,7 @@
 """Bits of a node program: its kernels executed rank by rank, its collectives in the order of their transfers.
 
-Both come from the program that is timed: a kernel's children are the tile programs that are timed, a collective's order
-and chunks are its plan's.
+Both come from the timed program: the children of a kernel are the timed tile programs, and the order and chunks of a
+collective are those of its plan.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 #: Builds the tile program of a kernel's child on the node's device.
 ChildProgram = Callable[[Child], "TileProgram"]
-#: Shares of W_o that are stored; larger ones are computed again for each row block.
+#: Largest size of shares of W_o that are stored; larger ones are computed again for each row block.
 KEPT_BYTES = 1 << 28
 
 
@@ -142,7 +142,7 @@ class LayerEvaluation:
         return self.programs[child]
 
     def _attention(self, op: KernelOp) -> None:
-        """Compute each rank's heads of a row block; the rows that were not asked for stay 0."""
+        """Compute each rank's heads of a row block; rows that were not requested stay 0."""
         layer = self.layer
         pieces = list(_pieces(op.kernel))
         dtype = _dtype(self._program(pieces[0][1]), "o")
@@ -191,7 +191,7 @@ class LayerEvaluation:
         return self.attended[rank] if name == "a" else self._share(rank)
 
     def _share(self, rank: int) -> Array:
-        """Return a rank's share of W_o: stored for every row block where all shares fit, as drawing one is slow."""
+        """Return a rank's share of W_o: stored for every row block if all shares fit, since drawing one is slow."""
         if rank in self.shares:
             return self.shares[rank]
         share = self.inputs.share(self.layer, rank)
@@ -202,7 +202,7 @@ class LayerEvaluation:
     # ---------------------------------------------------------------- collectives
 
     def _reduce(self, op: CollectiveOp) -> None:
-        """Add up the partial sums of the rows that were computed, and in every other order too."""
+        """Add up the partial sums of the computed rows, in every other order too."""
         at = 0
         for is_computed, run in groupby(self.computed.tolist()):
             start, at = at, at + len(list(run))
@@ -273,7 +273,7 @@ class LayerEvaluation:
 
 
 def sample_rows(count: int) -> list[int]:
-    """Return the rows of a sequence whose blocks a sample has: the last 128, and one at five eighths.
+    """Return the rows of a sequence whose blocks a sample has: the last 128, and those at five eighths.
 
     The last rows see all keys, but belong to the last shard of a message, which ring and mesh add alike: the others are
     inside a message, whether of the sequence or of half of it.

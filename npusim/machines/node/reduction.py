@@ -223,5 +223,5 @@ class Sums:
 
 
 def _squared(x: NDArray[np.float64]) -> float:
-    """Return the sum of squares, from left to right whatever the CPU."""
+    """Return the sum of squares, from left to right whatever the CPU is."""
     return float(summed((x * x).reshape(-1)))

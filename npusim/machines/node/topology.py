@@ -32,7 +32,7 @@ class Edge:
 class Topology:
     """The graph of a node and the routes on it.
 
-    Raises `SpecError` if a link has no bandwidth, or devices cannot reach each other (names them).
+    Raises `SpecError` if a link has no bandwidth, or if devices cannot reach each other (the message names them).
     """
 
     def __init__(self, node: NodeSpec, ranks: int | None = None) -> None:
@@ -105,7 +105,7 @@ class Topology:
     def ring(self) -> tuple[int, ...]:
         """Return the devices in an order in which neighbours share a link, fast links first.
 
-        Where there is no such order, or the search ends after `RING_STEPS` steps, it is the order of their numbers: a
+        If there is no such order, or if the search ends after `RING_STEPS` steps, it is the order of their numbers: a
         transfer between devices without a link then crosses several.
         """
         if any(isinstance(v, str) for v in self.graph) or self.is_full_mesh:

@@ -35,7 +35,8 @@ def _tile(block_q: int, block_kv: int, warps: int, stages: int | None) -> Mappin
     return {"block_q": block_q, "block_kv": block_kv, "warps": warps, "stages": stages, **_LONGEST}
 
 
-#: Tiles whose best number of stages is known: the keys, and for the rows that eight warps process the keys with them.
+#: Tiles whose best number of stages is known: the keys, and for the number of rows that eight warps process, the keys
+#: with it.
 _NEARBY: Settings = (
     ({"block_kv": 64}, {"block_kv": 128}, {"block_kv": 256}),
     (
@@ -45,9 +46,10 @@ _NEARBY: Settings = (
         {"block_q": 128, "block_kv": 32, "warps": 8},
     ),
 )
-#: What an attention may try where warp groups run concurrently, causal blocks with most keys first: tiles of a software
-#: pipeline, of those that Triton's tutorial on fused attention tunes over (triton-lang.org, 06-fused-attention: 64 or
-#: 128 rows, 32 to 128 keys, 4 or 8 warps, 2 to 4 stages), and of a library's kernel (stages: none).
+#: Settings that an attention tries if warp groups run concurrently, causal blocks with the most keys first: tiles of a
+#: software pipeline, from those that Triton's tutorial on fused attention tunes over (triton-lang.org,
+#: 06-fused-attention: 64 or 128 rows, 32 to 128 keys, 4 or 8 warps, 2 to 4 stages), and of a library's kernel (stages:
+#: none).
 PIPELINED: Settings = (
     # Rows, keys, warps, stages.
     (
@@ -62,13 +64,14 @@ PIPELINED: Settings = (
     ),
     *_NEARBY,
 )
-#: The same where copies are not asynchronous: one stage.
+#: The same for devices without asynchronous copies: one stage.
 STAGED: Settings = (
     # Rows, keys, warps, stages.
     (_tile(64, 64, 4, 1), _tile(64, 128, 4, 1), _tile(128, 128, 8, 1), _tile(64, 64, 4, None), _LONGEST),
     *_NEARBY,
 )
-#: The same in Volta's lanes: rows of a warp two or four quad pairs side by side leave room for more resident blocks.
+#: The same in Volta's lanes: rows of a warp that two or four adjacent quad pairs share leave space for more resident
+#: blocks.
 LANES: Settings = (
     (
         {"block_q": 64, "warps": 4, "arrangement": "2x2", **_LONGEST},
@@ -106,8 +109,8 @@ NVIDIA = CoreFamily(
         "plain": "",
     },
     usual="fa2",
-    # Powers of two come from a polynomial, as FlashAttention-4 computes them; P V is chained on the tensor core, and
-    # the row sum goes left to right, as the golden kernel of an H200 does it (golden/README.md).
+    # Powers of two come from a polynomial, as in FlashAttention-4; P V is chained on the tensor core, and the row sum
+    # runs from left to right, as in the golden kernel of an H200 (golden/README.md).
     presets={"exp_variant": "exp2.exp2p", "sum_order": "sequential", "accumulate": "chained"},
     layer_attention="npusim.machines.sm.torch_attention:torch_attention",
     settings={"pipelined": PIPELINED, "staged": STAGED, "lanes": LANES},

@@ -1,12 +1,12 @@
-"""Rows whose kernel was compiled: a block's cost by its machine code, not by a table of steps.
+"""Rows whose kernel was compiled: a block's cost from its machine code instead of a table of steps.
 
-A compiler's code differs from a step's usual instructions: a quotient by a number of the row is one reciprocal a row,
-conversions from float16 are multiplications, loads are as wide as addresses allow.  The time of a single warp follows
-from the code too: each instruction states its stall and the results for which it waits.
+A compiler's code differs from a step's usual instructions: a quotient by a number of the row is one reciprocal per row,
+conversions from float16 are multiplications, and loads are as wide as addresses allow.  The time of a single warp
+follows from the code too: each instruction states its stall and the results for which it waits.
 
 Source of these fields: bits 105 to 125 of an instruction's 128 on sm_70 to sm_90, which NVIDIA does not document: 4
 with the cycles until the next instruction, 1 that lets another warp go first, 3 with the scoreboard that is set when
-the result exists, 3 with the one set when operands are read, 6 with a mask of scoreboards to wait for.
+the result exists, 3 with the scoreboard that is set when operands are read, 6 with a mask of scoreboards to wait for.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from npusim.machines.decisions import GpuDecisions
     from npusim.machines.sm.core import SmTiling
 
-#: Architectures whose instructions have these fields, scoreboards of a warp (a field of 7 names none).
+#: Architectures whose instructions have these fields, and the scoreboards of a warp (a field of 7 names none).
 FIRST, LAST, SCOREBOARDS = 70, 90, 6
 #: Instructions on a pipe of half the width.  source: CUDA C++ Programming Guide, throughput of arithmetic instructions,
 #: compute capability 9.0: 64 results a cycle of integer additions, logic, shifts, comparisons and conversions.
@@ -58,7 +58,7 @@ SHARED, LOCAL = frozenset({"LDS", "STS", "SHFL"}), frozenset({"LDL", "STL"})
 #: Cycles of a read of global memory in the walk, an arbitrary number far above all others: the engine simulates this
 #: wait.
 FAR = float(1 << 14)
-#: Rounds in which a loop's scoreboards settle.
+#: Rounds in which a loop's scoreboards reach a steady state.
 ROUNDS = 3
 #: Where the fields begin in the upper half of an instruction.  source: as above.
 _CONTROL_BIT = 105 - 64
@@ -107,7 +107,7 @@ class RowCore(NamedTuple):
 
 
 def has_body(ptx: str, architecture: str) -> bool:
-    """Return whether `body_of` finds the code of a warp, by the PTX that the code was assembled from."""
+    """Return whether `body_of` finds the code of a warp, by the PTX from which the code was assembled."""
     return _is_known(architecture) and not re.search(r"\b(?:wgmma|mma|tcgen05)\b", ptx)
 
 
@@ -116,7 +116,7 @@ def _is_known(architecture: str) -> bool:
 
 
 def body_of(sass: str, architecture: str) -> str:
-    """Return the code of a warp for a block or a row, as text for `code_work`; empty where it is unknown.
+    """Return the code of a warp for a block or a row, as text for `code_work`; empty if it is unknown.
 
     The body is the loop that loads from global memory, with ``loop`` before its instructions, else all up to the last
     EXIT.  Code with products, and code for architectures outside `FIRST` to `LAST`, has none.
@@ -144,7 +144,7 @@ def instructions_of(sass: str) -> list[tuple[int, str, str, int]]:
 
 
 def _size_of(name: str, rest: str) -> str:
-    """Return the bytes of a lane that an access to global memory moves, as a word states them: ``*16``."""
+    """Return the bytes of a lane that an access to global memory moves, as its suffix states them: ``*16``."""
     if name not in ("LDG", "STG"):
         return ""
     width = re.match(r"[.\w]*?\.(?:U|S)?(8|16|64|128)\b", rest)
@@ -215,7 +215,9 @@ class BlockWalk:
         self.memory, self.meeting, self.come = 0.0, 0.0, 0
 
     def last_round(self, rounds: int) -> float:
-        """Return the cycles of the last round of so many, in which each scoreboard has settled."""
+        """Return the cycles of the last of this number of rounds, in which each scoreboard has reached a
+        steady state.
+        """
         begin = 0.0
         for _ in range(rounds - 1):
             begin = self._round()
@@ -245,7 +247,7 @@ class BlockWalk:
         return max(self.memory, *(w.now for w in self.warps))
 
     def _step(self, i: int, queue: list[tuple[float, int]]) -> None:
-        """Issue a warp's next instruction, and queue the warp for the one after it when that may begin."""
+        """Issue a warp's next instruction, and queue the warp for the time when the following one may begin."""
         warp, core = self.warps[i], self.core
         x, place = self.code[warp.at], i % core.subcores
         warp.now = max(warp.now, self.issue[place])
@@ -295,8 +297,8 @@ def with_code(
 
     ``returned``: further programs that end at once: for rows each costs the turnover of a block, with products nothing,
     as measured on an H100 (reports/silicon/early.json).  Rows without products and without a loop over tiles have the
-    work of their code, stores in a separate queue, and one row at a time; with a loop, as many tiles under way as their
-    code loads before it waits.
+    work of their code, stores in a separate queue, and one row at a time; with a loop, as many tiles are in flight as
+    their code loads before it waits.
     """
     each = ceil_div(programs, device.group_count.value)
     is_persistent = programs < len(phase.cells)
@@ -305,7 +307,7 @@ def with_code(
         return tiling
     if phase.loop_axis:
         loaded, is_ahead = _tiles_under_way(body, phase, tiling.decided)
-        # A loop that loads no tile ahead loads the places of a tile's rows just before these.
+        # A loop that loads no tile ahead loads the places of a tile's rows just before the rows.
         waits = bool(phase.looked_up) and not is_ahead
         decided = tiling.decided._replace(loaded_tiles=loaded, awaits_places=waits)
         return replace(tiling, decided=decided, has_own_rows=True)
@@ -317,18 +319,18 @@ def with_code(
         ends.append(Charge(f"{WARPS}.sharing.turnover_cycles", due="end"))
     has_turnover = counts_turnover(device) and not is_persistent
     loaded = tiling.decided.loaded_tiles if work.is_ahead else 1
-    # The walk begins with a block's first instruction: no other charge for its start.
+    # The walk begins with a block's first instruction: there is no other charge for its start.
     work = work._replace(goes_on=is_persistent)
     decided = tiling.decided._replace(code=work, loaded_tiles=loaded, charges=tuple(ends) if has_turnover else ())
     return replace(tiling, decided=decided)
 
 
 def loads_at_once(body: str) -> tuple[int, bool, int] | None:
-    """Return the loads that a warp issues before it waits for one, whether those of the next round are among a round's,
-    and the bytes of a lane that the widest brings.
+    """Return the number of loads that a warp issues before it waits for one, whether those of the next round are among
+    them, and the bytes of a lane that the widest load reads.
 
-    A compiler moves no load before a store that may be to the same address.  None for code without loads, and with
-    barriers, where warps whose data have arrived go on while others wait.
+    A compiler moves no load before a store that may access the same address.  None for code without loads, and for code
+    with barriers, where warps whose data have arrived continue while others wait.
     """
     is_loop, code = _read(body)
     loads = [x for x in code if x.name == "LDG"]
@@ -361,7 +363,7 @@ def _tiles_under_way(body: str, phase: Phase, decided: GpuDecisions) -> tuple[in
 
 
 def _core_of(device: DeviceSpec, warps: int) -> RowCore:
-    """Return a device's multiprocessor with one block of so many warps."""
+    """Return a device's multiprocessor with one block of this number of warps."""
     issue, memory, copies = warp_issue(device), engine_of(device, LSU, SharedMemoryPipe), device.engine(SM, LDG)
     special = engine_of(device, MUFU, LanePipe)
     narrow = engine_of(device, ALU if ALU in device.core(SM).engines else FMA, LanePipe)

@@ -1,4 +1,4 @@
-"""Work of warp groups in an operation besides its steps, where they run concurrently.
+"""Work of warp groups in an operation in addition to its steps, if they run concurrently.
 
 `Works` decides nothing about order or places: for each kind of operation (a product, rows, a store to shared
 memory, a block's start, an iteration's end) it gives the execution by warps, as a `GroupWork`, which has the kernel's
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from npusim.program.ir.op import Step, TileOp
     from npusim.program.ir.tile import Operand
 
-#: A line of the cache that loads of global memory come through (CUDA C++ Programming Guide, global memory).
+#: Size of a line of the cache through which loads of global memory pass (CUDA C++ Programming Guide, global memory).
 LINE_BYTES = 128
 #: Passes of a store of pairs of an accumulator's values (CUTLASS's layout of operands for sm_70, VoltaTensorOp-
 #: MultiplicandCrosswise, at the rows and columns of mma.m8n8k4's accumulator: two lanes' words lie in each bank).
@@ -34,40 +34,42 @@ PAIR_PASSES = 2
 
 
 class GroupWork(NamedTuple):
-    """What a group of warps does in an operation besides its steps, where groups run concurrently.
+    """The work of a group of warps in an operation in addition to its steps, if groups run concurrently.
 
     decided
         Decisions of its kernel.
     pays, barriers, is_fenced
-        When the charges of the kernel are due that it pays; barriers that it passes; whether what reads it has to see
-        what it has just stored.
+        Events of the kernel's charges that it includes; barriers that it passes; whether its readers must see the data
+        that it has just stored.
     is_awaited
         Whether the warps wait for a product's last result.
     is_spread
-        Whether warps share the columns of what a kernel else repeats.
+        Whether warps share the columns of an operation that a kernel would otherwise repeat.
     sharers
-        Of a tile's own result: groups, or warps, that share its columns, as all of them compute more rows at once
+        For a tile's own result: groups, or warps, that share its columns, because all of them compute more rows at once
         than it has; 0: the result has the block's rows.
     is_even
         Whether elements are distributed evenly, since no product needs them in fragments.
     copies, loads
-        Transfers of 16 bytes a thread: asynchronous copies, and loads whose registers the warps wait for.
+        Transfers of 16 bytes per thread: asynchronous copies, and loads whose registers the warps wait for.
     passes
         Passes of each transfer through shared memory, which shares its storage with the cache of loads.
     columns, depth, rows
         Sizes of complete tiles, which a kernel computes even for a ragged one: of results, the length of a product's
         sum, and the rows of a group's product.
     behind
-        The product that is in progress meanwhile, since the warps wait for its start alone: rows and columns of its
-        result, bytes of a row of its left operand, and whether this operand is in shared memory; none: ().
+        The product that is in progress during the operation, because the warps wait only for its start: rows and
+        columns of its result, bytes of a row of its left operand, and whether this operand is in shared memory; none:
+        ().
     is_coded
-        Whether a block's machine code is this operation's work; else another operation has it.
+        Whether a block's machine code is this operation's work; otherwise another operation has it.
     loads_left
         Whether a product's left operand comes from shared memory into registers for every tile: rows before the loop
-        made it, and compilers keep it there (Triton 3.6: ``local_load`` of the scaled Q in the loop, before wgmma).
+        computed it, and compilers store it there (Triton 3.6: ``local_load`` of the scaled Q in the loop, before
+        wgmma).
     loop
-        Work of an iteration by its machine code that is this operation's; empty: another operation has it; None: the
-        work of the steps.
+        Work of an iteration from its machine code that belongs to this operation; empty: it belongs to another
+        operation; None: the work of the steps.
     """
 
     decided: GpuDecisions
@@ -91,7 +93,7 @@ class GroupWork(NamedTuple):
 
     @property
     def across(self) -> int:
-        """Warps that share the columns, the others the rows."""
+        """Number of warps that share the columns; the others share the rows."""
         return self.decided.repeats if self.is_spread else self.decided.across
 
     @property
@@ -114,11 +116,11 @@ class GroupWork(NamedTuple):
         return self.decided.code if self.is_coded else CodeWork()
 
     def paying(self, *due: Due) -> GroupWork:
-        """Return the same work, which pays what is ``due`` too."""
+        """Return the same work with the charges that are ``due`` added."""
         return self._replace(pays=self.pays + due)
 
     def meeting(self, count: int = 1) -> GroupWork:
-        """Return the same work behind so many barriers more."""
+        """Return the same work after this number of additional barriers."""
         return self._replace(barriers=self.barriers + count)
 
 
@@ -145,7 +147,7 @@ class Works:
         return None if engine == LDG else self._rows(s)
 
     def start(self, s: Stage) -> GroupWork:
-        """Return the work of a block's first operation, laid out as a stage's."""
+        """Return the work of a block's first operation, in the layout of a stage."""
         return (self.usual if self.decided.code else self._rows(s)).paying("block")
 
     def iteration(self, copies: int = 0) -> GroupWork:
@@ -153,7 +155,9 @@ class Works:
         return self.usual._replace(copies=copies, pays=("tile",))
 
     def put(self) -> GroupWork:
-        """Return the work of handing a result over to who stores it: through shared memory, if that is another warp."""
+        """Return the work of passing a result to the warp that stores it: through shared memory if that is another
+        warp.
+        """
         return self.usual if self.decided.code else self.usual._replace(barriers=1, is_fenced=True)
 
     def spills(self) -> list[GroupWork]:
@@ -162,7 +166,9 @@ class Works:
         return [self.usual.paying(due) for due in listed if self.decided.due(due)]
 
     def copies(self, block: WorkTile, tile: Visit) -> int:
-        """Return how often each thread of a block copies 16 bytes of a tile, or one thread an operand's tile."""
+        """Return how many times each thread of a block copies 16 bytes of a tile, or one thread a tile of an
+        operand.
+        """
         threads, count = WARP_LANES * self.decided.warps * self.decided.groups, 0
         for n in filter(self.places.is_copied, self.places.visited):
             rows, cols, _ = self.frame.shape(n, block, tile)
@@ -171,7 +177,7 @@ class Works:
         return count
 
     def product(self, s: Stage) -> GroupWork:
-        """Return the work of a product; repeated ones whose left operand is in registers are spread over the
+        """Return the work of a product; repeated products whose left operand is in registers are distributed over the
         columns.
         """
         left, decided, columns = s.rows[0].srcs[0], self.decided, self._width(s.rows[0].dst)
@@ -192,14 +198,14 @@ class Works:
         return work.paying("multiply_add")
 
     def _is_made_before(self, n: str, s: Stage) -> bool:
-        """Return whether rows make a name before the loop of a stage, which multiplies it in every tile."""
+        """Return whether rows compute a name before the loop of a stage that multiplies it in every tile."""
         loop = next((loop for loop in self.frame.phase.loops if s in loop.stages), None)
         return loop is not None and bool(loop.axis) and not any(n in x.written for x in loop.stages)
 
     def _sum_axis(self, s: Stage) -> str:
         """Return the axis of a product's sum, whichever way a compiled kernel's left operand is stored.
 
-        That of a gradient's and a recurrence's is the columns of what is stored, as constants were fitted.
+        For a gradient and a recurrence it is the axis of the stored columns, as in the fit of the constants.
         """
         phase, (left, _) = self.frame.phase, s.rows[0].srcs
         return phase.product_axes(s.rows[0])[1] if phase.compiled else phase.names[left].axes[-1]
@@ -233,8 +239,8 @@ class Works:
         """Return the work of loading a slice of a name into shared memory, through the cache that shares its storage.
 
         L2 fills the cache at the rate of its port, rows are read as parts of lines, and stored as complete lines, with
-        zeros beyond their end.  ``is_made``: rows computed it in registers; a warp stores pairs of values, two to a
-        bank.
+        zeros beyond their end.  ``is_made``: whether rows computed it in registers; a warp stores pairs of values, two
+        to a bank.
         """
         whole = max(slot.cols, self._width(n) or self.decided.slice_elements)
         row_bytes = get_format(slot.fmt).size_bytes * whole
@@ -254,7 +260,7 @@ class Works:
         if self.decided.code is not None:  # the code of its first stage is the block's
             return usual._replace(is_coded=s is next(iter((*frame.stages, *frame.phase.finish))))
         names = [n for n in (*s.written, *s.read) if n in frame.phase.names]
-        # Groups that take turns see where keys end in the part of a stage before its exponentials (`WarpTurns`).
+        # Groups that take turns detect the end of keys in the part of a stage before its exponentials (`WarpTurns`).
         is_first = not self.decided.alternates and s is next((x for x in frame.stages if not x.is_product), None)
         columns = max((self._width(n) for n in names), default=0)
         due: list[Due] = ["element", "access"]
@@ -265,7 +271,7 @@ class Works:
         return usual._replace(columns=columns, pays=tuple(due), is_spread=is_spread, is_fenced=stores)
 
     def _width(self, n: str) -> int:
-        """Return the columns that are computed of a name, whatever a ragged tile has."""
+        """Return the columns that are computed for a name, whatever a ragged tile has."""
         axes = self.frame.axes(n)
         return self.tiling.widths.get(axes[1], 0) if len(axes) > 1 else 0
 

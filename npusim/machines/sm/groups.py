@@ -1,9 +1,9 @@
 """Warp groups of a block in a compiler's layout, its registers and shared memory, and the number that fits a core.
 
-Triton's code for attention (hopper.md section 2): 64 rows and more use products of warp groups, fewer use products of
-single warps side by side along the columns; eight warps on 64 rows compute S twice. Registers and spills are inputs
-where a compiler reported them, else estimated.  A library's kernels: matrix products with its tiles and splits of k,
-and a framework's operators between them.
+The layout is that of Triton's code for attention (hopper.md section 2): 64 rows and more use products of warp groups,
+fewer use adjacent products of single warps along the columns; eight warps on 64 rows compute S twice. Registers and
+spills are inputs if a compiler reported them, otherwise estimated.  For a library's kernels: matrix products with the
+library's tiles and splits of k, and a framework's operators between them.
 """
 
 from __future__ import annotations
@@ -63,19 +63,20 @@ if TYPE_CHECKING:
 
 #: Levels of loads of operands at places that a loop loads: the places, and the operands.
 LEVELS = 2
-#: Registers of a lane beyond which a tile is refused, relative to those that it can address: no measured tile has more.
+#: Registers of a lane above which a tile is refused, relative to the number that it can address: no measured tile has
+#: more.
 MOST_REGISTERS = 8
-#: Registers of a lane beside accumulators where no compiler was asked: addresses and operands.
+#: Registers of a lane in addition to accumulators if no compiler was run: addresses and operands.
 UNNAMED_REGISTERS = 64
-#: Registers that an iteration stores to local memory and loads over those spilled, where no compiler was asked: the
-#: median of those that were (hwconfigs/sm_90_registers.csv).
+#: Ratio of the registers that an iteration stores to local memory and loads to the spilled registers, if no compiler
+#: was run: the median of the compiled kernels (hwconfigs/sm_90_registers.csv).
 SPILL_ACCESSES = 1.84
-#: Registers of a lane in a block that multiplies once, and for each that its operands or its result take: of six such
-#: kernels (reports/silicon/products.json) within 24, most within 6.
+#: Registers of a lane in a block that multiplies once, and for each that its operands or its result need: within 24 for
+#: six such kernels (reports/silicon/products.json), within 6 for most.
 ONE_SHOT_REGISTERS, ONE_SHOT_FACTOR = 22, 1.2
-#: Registers of a lane beyond which accumulators do not fit beside one another (hopper.md section 2).
+#: Number of registers of a lane above which two accumulators do not fit together (hopper.md section 2).
 SERIAL_REGISTERS = 192
-#: Tiles under way of an unrolled loop without products, and the registers of a lane that they may take.
+#: Number of tiles in flight in an unrolled loop without products, and the registers of a lane that they may use.
 UNROLLED_TILES, UNROLLED_REGISTERS = 4, 64
 #: How operators of eager PyTorch access memory (library/operator.py): warps of a block, as in torch's kernels, and
 #: what a thread computes for each access, a key of a device file below `LIBRARY`.
@@ -92,7 +93,8 @@ ACCESSES: Mapping[str, tuple[int, str]] = MappingProxyType(
 INDEX = "FMA.ops.mul"
 #: Costs of an index, keys of a device file.
 COMPUTED = "instructions_count", "wait_cycles"
-#: Warps of a block of rows from so many elements on.  source: unsloth/kernels/utils.py, calculate_settings
+#: Number of elements of a row above which a block has this number of warps.  source: unsloth/kernels/utils.py,
+#: calculate_settings
 ROWS_WARPS = ((32768, 32), (8192, 16), (2048, 8))
 
 
@@ -147,7 +149,7 @@ class BlockTile:
 
     @property
     def depth(self) -> int:
-        """Tiles of each operand of the loop in shared memory; of K two where a library needs none for V (FlashMLA)."""
+        """Tiles of each operand of the loop in shared memory; two of K if a library needs none for V (FlashMLA)."""
         return max(1, self.stages - 1) if self.stages or not self.is_viewed else 2
 
     def elements(self, decided: GpuDecisions) -> tuple[float, float]:
@@ -169,7 +171,7 @@ class Registers:
 
     @classmethod
     def estimated(cls, count: int, most: int, shared_bytes: int) -> Registers:
-        """Return an estimate, of which a lane can address so many at most."""
+        """Return an estimate, limited to the number that a lane can address."""
         spilled = max(0, count - most)
         return cls(min(most, count), spilled, shared_bytes, ESTIMATED, SPILL_ACCESSES * spilled)
 
@@ -233,7 +235,9 @@ def with_places(phase: Phase, fields: GroupFields) -> tuple[GroupFields, bool]:
 
 
 def usual_charges(use: KernelUse) -> tuple[Charge, ...]:
-    """Return the charges of the family's usual kernel, which a kernel without a name pays too; none without one."""
+    """Return the charges of the family's usual kernel, which also apply to a kernel without a name; none if there is no
+    usual kernel.
+    """
     usual = find_kernel(GpuKernel, registered(use.device.family).usual)
     return () if usual is None else tuple(usual.charges(use))
 
@@ -252,7 +256,7 @@ def _paying(tiling: SmTiling, *charges: Charge) -> SmTiling:
 def _live_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec) -> tuple[SmTiling, str]:
     """Return the execution by warp groups of a loop with more products than an attention's, and a note.
 
-    The values alive at a time determine registers, and with them whether ptxas waits for every product.
+    The values that are alive at one time determine registers, and thus whether ptxas waits for every product.
     """
     issue, engine = warp_issue(device), engine_of(device, TENSOR, GroupMatrixEngine)
     is_staged, most = issue.copies.value == "staged", issue.thread_registers_count.value
@@ -379,7 +383,7 @@ def _resident(
 
 
 def _visited_bytes(phase: Phase, blocks: Sequence[WorkTile]) -> int:
-    """Return the bytes that some blocks visit tile by tile, of each head once."""
+    """Return the bytes that some blocks visit tile by tile, counting each head once."""
     visited = (t for n, t in phase.tensors.items() if n in phase.names and phase.loop_axis in phase.names[n].axes)
     found = [t for t in visited if isinstance(t, GlobalTensor)]
     most = max((t.heads for t in found), default=1)
@@ -425,7 +429,7 @@ def _is_serial(tile: BlockTile, decided: GpuDecisions) -> bool:
 def registers_of(
     tile: BlockTile, fields: GroupFields, architecture: str, most: int, decided: GpuDecisions, shared: int
 ) -> Registers:
-    """Return registers, spills and shared memory: the fields', else a compiler's, else as estimated (``shared``).
+    """Return registers, spills and shared memory: those of the fields, or a compiler's, or estimates (``shared``).
 
     ``architecture`` is that for which a compiler's are listed, ``most`` the registers that a thread can address.
     """
@@ -456,7 +460,7 @@ def _accesses(fields: GroupFields) -> float:
 
 
 def estimated_registers(tile: BlockTile, decided: GpuDecisions) -> int:
-    """Return the registers of a lane that Triton's kernels take (hopper.md section 2: median error 4, worst 34)."""
+    """Return the registers of a lane that Triton's kernels use (hopper.md section 2: median error 4, worst 34)."""
     scores, output = tile.elements(decided)
     down = max(1, tile.warps // (decided.across * decided.repeats))
     rows = 2 * max(1, tile.rows // (FRAGMENT_ROWS * down))
@@ -502,7 +506,9 @@ def sliced_shared(tile: BlockTile, elements: int) -> int:
 
 
 def plain_tiling(device: DeviceSpec) -> SmTiling:
-    """Return the tiling of a phase that no attention is: blocks of one warp a sub-core, half a core's warps in all."""
+    """Return the tiling of a phase other than attention: blocks of one warp per sub-core, with half of a core's warps
+    in total.
+    """
     issue = warp_issue(device)
     decided = GpuDecisions(warps=issue.subcores_count.value)
     decided = decided._replace(charges=(START, STEP, *barriers(decided)))
@@ -510,7 +516,9 @@ def plain_tiling(device: DeviceSpec) -> SmTiling:
 
 
 def one_shot_tiling(phase: Phase, device: DeviceSpec) -> SmTiling:
-    """Return the tiling of blocks that load, multiply and store once: resident as far as registers and memory reach."""
+    """Return the tiling of blocks that load, multiply and store once: as many are resident as registers and memory
+    allow.
+    """
     plain, issue, names = plain_tiling(device), warp_issue(device), phase.names
     products = [s.rows[0] for s in phase.stages if s.is_product]
     if not products:
@@ -528,7 +536,9 @@ def one_shot_tiling(phase: Phase, device: DeviceSpec) -> SmTiling:
 
 
 def _unrolled(phase: Phase, tiling: SmTiling) -> SmTiling:
-    """Return the tiling of a loop without products as a compiler unrolls it: the loads of many tiles under way."""
+    """Return the tiling of a loop without products in a compiler's unrolled form, with the loads of many tiles in
+    flight.
+    """
     decided = tiling.decided
     read = {n for loop in phase.loops if loop.axis for s in loop.stages for n in s.read if n in phase.tensors}
     sizes = [prod(phase.sizes[a] for a in phase.names[n].axes) for n in read]
@@ -540,7 +550,7 @@ def _unrolled(phase: Phase, tiling: SmTiling) -> SmTiling:
 def operator_tiling(device: DeviceSpec, phase: Phase) -> SmTiling:
     """Return how an operator over a matrix is executed.
 
-    ``copy`` reads and writes as fast as memory lets it; ``add`` reads a second matrix that all heads share, element by
+    ``copy`` reads and writes at the speed of memory; ``add`` reads a second matrix that all heads share, element by
     element; ``softmax`` processes complete rows.
     """
     assert phase.operator is not None
@@ -607,7 +617,7 @@ class GpuOperatorFields(Tiling):
     )
 
 
-#: Who copies a product's pieces of k.
+#: The threads that copy a product's pieces of k.
 ProductCopies = Literal["producer", "bulk", "threads"]
 
 
@@ -650,7 +660,7 @@ def library_fields(
     k, stages = (given or own for given, own in zip((tiling.block_k, tiling.stages), of_library, strict=True))
     piece = stored_format(fmt).bytes_of(k)
     edges = issue.block_memory_bytes.value // (stages * piece)
-    # Two blocks, of which one multiplies while the other loads or stores; accumulators have half of their registers.
+    # Two blocks: one multiplies while the other loads or stores; accumulators have half of their registers.
     area = issue.registers_count.value // 4 if is_staged else None
     given, cores = (tiling.block_m, tiling.block_n, tiling.splits), device.group_count.value
     m, n, splits = library_products.library_tile(rows, cols, depth, cores, given, heads, edges, area)
@@ -664,7 +674,7 @@ def library_fields(
 
 
 def library_order(c: GlobalTensor, fields: GpuGemmFields) -> tuple[int, bool]:
-    """Return the tiles of C side by side in a band, and whether they are columns of tiles."""
+    """Return the number of adjacent tiles of C in a band, and whether they are columns of tiles."""
     assert fields.block_m and fields.block_n, "the fields of a library's product need values"
     return library_products.tile_order(c.rows, c.cols, (fields.block_m, fields.block_n), fields.swizzle)
 
@@ -674,8 +684,8 @@ def library_tiling(
 ) -> SmTiling:
     """Return how warps execute a library's product in a tile, all of whose ``fields`` have values.
 
-    Copies have separate warps, products a warp group for every 64 elements of the tile's shorter side, which are
-    rows of C, or of C^T.
+    Separate warps copy, and one warp group multiplies for every 64 elements of the tile's shorter side, which are rows
+    of C, or of C^T.
     """
     m, n, k, splits, stages = (getattr(fields, f) for f in ("block_m", "block_n", "block_k", "splits", "stages"))
     issue = warp_issue(device)

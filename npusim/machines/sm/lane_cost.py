@@ -27,7 +27,6 @@ from npusim.machines.sm.core import (
     FMA,
     LSU,
     MUFU,
-    REDUCTIONS,
     SM,
     SPECIAL,
     TENSOR,

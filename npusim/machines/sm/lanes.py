@@ -1,4 +1,5 @@
-"""Tiles in the lanes of Volta's warps: fragments, open fields, and the blocks of attention that fit a multiprocessor.
+"""Tiles in the lanes of Volta's warps: fragments, open fields, and the number of blocks of attention that fit a
+multiprocessor.
 
 A tile of a chained attention is in the accumulators of m8n8k4, Volta's only matrix instruction; rows' results for a
 product move from there to its A operand, across lanes where necessary.
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 MMA = "m8n8k4"
 #: Warps of a group: one on each sub-core (volta.md section 4.2).
 GROUP_WARPS = 4
-#: Keys of a step to try, the most first: a multiple of what every arrangement covers.
+#: Keys of a step to try, the largest first: a multiple of the keys that every arrangement covers.
 _KEYS = (64, 32, 16)
 #: Fields of schedules that set the rows of a block along an axis.
 _ROWS = MappingProxyType({"row": ("block_q", "tile_q", "chunk"), "key": ("tile_kv", "block_key", "block_kv")})
@@ -70,7 +71,7 @@ def arranged(plan: WarpPlan) -> Arrangement:
 
 
 def fragments(plan: WarpPlan, held: Fragment, rows: int, columns: int) -> tuple[int, int]:
-    """Return how many fragments like ``held`` a quad pair has down and across a tile of rows x columns."""
+    """Return how many fragments like ``held`` a quad pair has along the rows and along the columns of a tile."""
     where = arranged(plan)
     return ceil_div(rows, held.rows * where.m * plan.warps), ceil_div(columns, held.columns * where.n)
 
@@ -87,7 +88,7 @@ def lane_values(plan: WarpPlan, rows: int, columns: int) -> int:
 
 @cache
 def chained(plan: WarpPlan, *, allow_exchange: bool = True) -> Chain:
-    """Return how a tile goes from the accumulators of one product to the A operand of the next."""
+    """Return how a tile moves from the accumulators of one product to the A operand of the next."""
     operand = instruction(MMA, b="row").a
     return chain(accumulator(plan), operand, arrangement=arranged(plan), allow_exchange=allow_exchange)
 
@@ -153,7 +154,9 @@ class ChainTile:
 
 
 def live_vectors(phase: Phase) -> int:
-    """Return how many row vectors live at a time: states throughout, others from their first row to their last."""
+    """Return the number of row vectors that are alive at one time: states throughout, others from their first row to
+    their last.
+    """
     names, roots = phase.names, storage(phase, flow(phase), conflicts(phase))
     states = {roots[n] for n, what in names.items() if what.start is not None and len(what.axes) == 1}
     most = 0
@@ -170,7 +173,7 @@ def live_vectors(phase: Phase) -> int:
 
 
 def fields_of(phase: Phase, tiling: Any) -> SmFields:
-    """Return the fields that describe an attention's phase whose blocks are there, by a schedule's ``tiling``."""
+    """Return the fields that describe an attention's phase with existing blocks, from a schedule's ``tiling``."""
     rows, keys = phase.sizes[phase.row_axis], phase.sizes[phase.loop_axis]
     return SmFields(block_q=rows, block_kv=keys, arrangement=quad_pairs(phase, tiling))
 
@@ -222,7 +225,7 @@ def live_lanes(phase: Phase, fields: GroupFields, device: DeviceSpec) -> tuple[S
 def fitted(tile: ChainTile, tiling: SmFields, device: DeviceSpec) -> tuple[SmFields, SmTiling, Occupancy]:
     """Return the fields with the open ones chosen, the machine's needs for them, and the number of blocks on a core.
 
-    Raises `TilingError` where none fits.
+    Raises `TilingError` if none fits.
     """
     issue, memory = warp_issue(device), device.core(SM).buffer("SMEM").capacity_bytes.value
     if tile.dtype != "float16":
@@ -246,9 +249,9 @@ def fitted(tile: ChainTile, tiling: SmFields, device: DeviceSpec) -> tuple[SmFie
 
 
 def _for_rows(tiling: SmFields, tile: ChainTile) -> SmFields:
-    """Return the fields with the smallest block that a KV head's rows fit in, where none of its sizes is chosen.
+    """Return the fields with the smallest block that contains a KV head's rows, if none of its sizes is chosen.
 
-    Quad pairs side by side cover fewer rows: a block of 128 would multiply padding for a decoding step.
+    Adjacent quad pairs cover fewer rows: a block of 128 would multiply padding for a decoding step.
     """
     if tiling.model_fields_set & {"block_q", "warps", "arrangement"}:
         return tiling
@@ -262,10 +265,11 @@ def _for_rows(tiling: SmFields, tile: ChainTile) -> SmFields:
 
 
 def quad_pairs(phase: Phase, tiling: Any, groups: int = 1) -> Literal["4x1", "2x2", "1x4"]:
-    """Return how the quad pairs of warps cover a phase's rows: as many below one another as can, fewest copies of A.
+    """Return how the quad pairs of warps cover a phase's rows: as many stacked as possible, with the fewest copies of
+    A.
 
-    Raises `TilingError` for rows that no arrangement covers evenly: names the field of the tiling, or the size of the
-    problem, that they are.
+    Raises `TilingError` for rows that no arrangement covers evenly; names the field of the tiling, or the size of the
+    problem, that sets them.
     """
     rows, axis, warps = phase.sizes[phase.row_axis], phase.row_axis, SmFields().warps * groups
     least = instruction(MMA).c.rows * warps
@@ -336,7 +340,7 @@ def _needs(tile: ChainTile, tiling: SmFields, fields: SmTiling) -> tuple[dict[st
     size = {n: get_format(getattr(tile, n)).size_bytes for n in ("scores", "running", "product")}
     q, kv, d, dv = tiling.block_q, tiling.step_keys, tile.head_dim, tile.value_dim
     half = get_format(tile.dtype).size_bytes
-    # Quad pairs side by side need the same rows: each has a copy of the A operands Q and P.
+    # Adjacent quad pairs need the same rows: each has a copy of the A operands Q and P.
     copies = arrangement(tiling.arrangement).n
     bytes_of = {
         "Q": q * d * half * copies,

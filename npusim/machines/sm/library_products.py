@@ -1,4 +1,4 @@
-"""cuBLAS's matrix products: the tile, the splits of k and the stages that it takes, and the order of its tiles.
+"""cuBLAS's matrix products: the tile, the splits of k and the stages that it uses, and the order of its tiles.
 
 A product and its transpose have mirrored tiles in mirrored order: the library computes C, or C^T with its operands
 exchanged (kernels of 128 x 256 for one and of 256 x 128 for the other, reports/silicon/h200_products.yaml).
@@ -12,23 +12,24 @@ from math import sqrt
 from npusim.machines.decisions import Charge
 from npusim.units import ceil_div
 
-#: Sides of a library's tiles, one of each in either direction, and splits; what a wave of them costs (hopper.md
-#: section 3.12): over the time of the tensor cores, and cycles of its start and end.
+#: Sides of a library's tiles, in either direction, and splits; the cost of a wave of them (hopper.md section 3.12):
+#: relative to the time of the tensor cores, and cycles of its start and end.
 SIDES, OTHER_SIDES, SPLITS = (64, 128), (32, 64, 128, 192, 256), (1, 2, 4, 8)
 WAVE_FACTOR, WAVE_CYCLES = 1.15, 5000.0  # hopper.md section 3.12
-#: Stages that cuBLAS's kernels have where one block fills a core (nvjet's names, reports/silicon/products.json).
+#: Number of stages of cuBLAS's kernels if one block fills a core (nvjet's names, reports/silicon/products.json).
 MOST_STAGES = 16
-#: Cycles of a launch behind another, and bytes a cycle of memory (hopper.md section 1: 3.1 us, 4.27 TB/s, 1.98 GHz).
+#: Cycles of a launch after another, and bytes per cycle of memory (hopper.md section 1: 3.1 us, 4.27 TB/s, 1.98 GHz).
 SPLIT_CYCLES, PART_BYTES = 6100.0, 2157.0
-#: Rows of what asynchronous copies move are multiples of it (CUDA C++ Programming Guide, asynchronous copies).
+#: Rows that asynchronous copies move are multiples of it (CUDA C++ Programming Guide, asynchronous copies).
 ALIGNED_BYTES = 16
-#: Tiles along the shorter side of C from which a band has so many side by side (CUTLASS 0046e366,
+#: Number of tiles along the shorter side of C from which on a band has this many adjacent tiles (CUTLASS 0046e366,
 #: gemm/kernel/tile_scheduler_params.h, get_log_swizzle_size).
 BANDS = ((6, 8), (3, 4), (2, 2))
 #: Elements of a piece of k, and number of pieces in shared memory, for kernels before sm_80 and since (CUTLASS,
 #: default_gemm_configuration.h).
 STAGED, COPIED = (32, 2), (64, 3)
-#: From a tile's end to the next one's first operand; and what a tile pays of which rows are off `ALIGNED_BYTES`.
+#: From a tile's end to the next one's first operand; and the cost of a tile whose rows are not multiples of
+#: `ALIGNED_BYTES`.
 TILE, UNALIGNED = (
     Charge("WARPS.library.tile_cycles", 1, "block"),
     (
@@ -41,7 +42,8 @@ TILE, UNALIGNED = (
 def library_tile(
     m: int, n: int, k: int, cores: int, given: tuple[int | None, ...], heads: int, edges: int, area: int | None
 ) -> tuple[int, int, int]:
-    """Return rows, columns and splits with the least waves' time among a library's; ``given`` values stay.
+    """Return rows, columns and splits with the smallest time of the waves among a library's; ``given`` values are
+    unchanged.
 
     ``edges``: rows and columns together that fit a core's shared memory, ``area``: elements that fit its registers;
     None, or where no choice fits: all are tried.  No tile has half of it beyond C's edge, but for the shortest sides:
@@ -55,12 +57,12 @@ def library_tile(
         rows, columns, splits = choice
         blocks = heads * ceil_div(m, rows) * ceil_div(n, columns) * splits
         waves = ceil_div(blocks, cores)
-        # A product of 64 x N x 16 takes N / 2 cycles, its operands come at 64 bytes a cycle (hopper.md section 1).
+        # A product of 64 x N x 16 takes N / 2 cycles; its operands arrive at 64 bytes per cycle (hopper.md section 1).
         busy = ceil_div(k, 16 * splits) * max(columns / 2 * rows / 64, (rows + columns) / 2)
-        # Parts are written and read again, in float32, by a kernel more.
+        # Parts are written and read again, in float32, by an additional kernel.
         parts = SPLIT_CYCLES + heads * m * n * 4 * (splits + 1) / PART_BYTES if splits > 1 else 0.0
-        # None is faster than memory, of which blocks that leave cores free are thought to have less: where several are
-        # as fast as it, nothing is split.
+        # No choice is faster than memory; blocks that leave cores free are assumed to have less of its bandwidth. If
+        # several choices are as fast as memory, nothing is split.
         reached = sqrt(min(1.0, blocks / cores))
         taken = max(waves * (busy * WAVE_FACTOR + WAVE_CYCLES), moved / PART_BYTES / reached) + parts
         is_cut = rows < m and columns < n
@@ -77,10 +79,10 @@ def library_tile(
 
 
 def tile_order(m: int, n: int, tile: tuple[int, int], band: int | None) -> tuple[int, bool]:
-    """Return how many tiles of C are side by side in a band (``band``: given), and whether they are columns of tiles.
+    """Return the number of adjacent tiles of C in a band (``band``: given), and whether they are columns of tiles.
 
-    A band goes along the side of C with fewer tiles, of equal ones along the shorter one (CUTLASS, the same file,
-    get_rasterization_order), so that the operand of that side is the one that is read again.
+    A band runs along the side of C with fewer tiles, or along the shorter one if both are equal (CUTLASS, the same
+    file, get_rasterization_order), so that the operand of that side is the one that is read again.
     """
     sides = ceil_div(m, tile[0]), ceil_div(n, tile[1])
     band = band or next((count for least, count in BANDS if min(sides) >= least), 1)

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from npusim.kernels.form.phase import Phase
     from npusim.machines.decisions import GpuDecisions
 
-#: Registers of a lane beside what is alive: of warp groups' products, and of single warps', which hold parts of both
-#: operands.  Medians of 79 tiles of dQ and of dK and dV that Triton 3.6 compiles for sm_90 without spills, and of 54
-#: for sm_80; half of them are within 9 and 19 (reports/recurrences).
+#: Registers of a lane in addition to the values that are alive: with products of warp groups, and of single warps,
+#: which hold parts of both operands.  Medians of 79 tiles of dQ and of dK and dV that Triton 3.6 compiles for sm_90
+#: without spills, and of 54 for sm_80; half of them are within 9 and 19 (reports/recurrences).
 BESIDE: Mapping[str, int] = MappingProxyType({"wgmma": 30, "mma": 84})
 
 
@@ -31,9 +31,10 @@ def has_more(phase: Phase) -> bool:
 
 
 def live_registers(phase: Phase, warps: int, decided: GpuDecisions) -> int:
-    """Return the registers of a lane for tiles, vectors and states at a time, in a block of ``warps`` warps.
+    """Return the registers of a lane for the tiles, vectors and states that are alive at one time, in a block of
+    ``warps`` warps.
 
-    Operands of products are in shared memory; of an operand of one row each lane has some columns.
+    Operands of products are in shared memory; for an operand of one row each lane has some columns.
     """
     places, down = flow(phase), max(1, warps // (decided.across * decided.repeats))
     roots, sizes = storage(phase, places, conflicts(phase)), dict[str, float]()
@@ -55,7 +56,7 @@ def live_registers(phase: Phase, warps: int, decided: GpuDecisions) -> int:
 def staged_bytes(phase: Phase, tiles: int, *, leaves: bool) -> int:
     """Return the shared memory of a block: lasting operands, ``tiles`` of visited ones, and complete results of rows.
 
-    ``leaves``: rows' results for products are there in any case, as several warps share its rows.
+    ``leaves``: rows' results for products are there in any case, because several warps share its rows.
     """
     places, total = flow(phase), 0
     read = {n: r.srcs for s in phase.stages if s.is_product for r in s.rows for n in r.srcs}

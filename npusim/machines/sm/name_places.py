@@ -36,7 +36,7 @@ Handshake = tuple["RingTile", ...]
 
 
 def _refuse_behind(frame: Frame) -> None:
-    """Raise `TilingError` for an operand along a loop's axis that is read behind the loop alone."""
+    """Raise `TilingError` for an operand along a loop's axis that is read only after the loop."""
     looped = {n for loop in frame.phase.loops for s in loop.stages for n in s.read}
     for s in frame.phase.finish:
         if behind := [n for n in frame.visited if frame.loop_axis and n in s.read and n not in looped]:

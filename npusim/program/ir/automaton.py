@@ -1,9 +1,9 @@
 """Every order in which a core group can reach the pieces of a phase, as a finite graph.
 
 A node is a piece of the program (``ir.structure``) at one *state of the rings*: the distance of each endpoint from the
-others, independent of the count.  Its edges lead to the possible successors: the next piece, the next iteration,
-another block of any shape.  Loops and sequences of blocks return to earlier states, so the graph is finite and covers
-programs of every length.
+others, independent of the count.  The edges of a node lead to its possible successors: the next piece, the next
+iteration, another block of any shape.  Loops and sequences of blocks return to earlier states, so the graph is finite
+and covers programs of every length.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LoopPath = tuple[tuple[str, int, int], ...]
 Environment = dict["Symbol", object]
 #: The boundary between a node and its successor: none, the end of an iteration, or the end of a block.
 NEXT, LAP, BLOCK = range(3)
-#: Nodes whose successors are not followed yet, each with the boundary behind it.
+#: Nodes whose successors are not followed yet, each with the boundary before it.
 Tails = list[tuple[int, int]]
 
 
@@ -49,7 +49,7 @@ Tails = list[tuple[int, int]]
 class Node:
     """A piece at one state of the rings.
 
-    ``cursors``: those of the first visit; ``advance``: the number of slots by which the piece moves them.
+    ``cursors``: the cursors at the first visit; ``advance``: the number of slots by which the piece moves them.
     ``successors`` gives, for each node that may follow, the slots between the two nodes, the smallest number if the
     paths differ. ``regions`` are its contested regions, operation by operation.
     """
@@ -64,12 +64,12 @@ class Node:
 
 
 EMPTY = Piece(())
-#: The value in place of the iteration from which a loop's states repeat, if the loop ends before it.
+#: The value if a loop ends before its states repeat, in place of the iteration from which they repeat.
 NO_CYCLE = 1 << 62
 
 
 class Outcome(NamedTuple):
-    """The numbers of the rings that a phase works on, and of the rings in which slots may stay occupied; states at its
+    """The numbers of the rings that a phase uses, and of the rings in which slots may stay occupied; the states at its
     end.
     """
 
@@ -88,11 +88,11 @@ def counts_of(shape: Shape) -> tuple[list[int], Ints]:
 
 
 class Automaton:
-    """The graph of one phase; building it proves that program order is legal in all of it.
+    """The graph of one phase; building it proves that program order is legal everywhere in the phase.
 
-    Raises `ProgramError` if an operation waits for one that is listed after it, or if a loop changes the distance of a
-    ring's ends; `RaceError` if operations of one queue, without a flag between them, fill a slot again before it is
-    read, or read it before it is filled.
+    Raises `ProgramError` if an operation waits for one that is listed after it, or if a loop changes the distance
+    between the ends of a ring; `RaceError` if operations of one queue, without a flag between them, fill a slot again
+    before it is read, or read it before it is filled.
     """
 
     def __init__(
@@ -109,8 +109,8 @@ class Automaton:
         self.nodes: list[Node] = []
         self.ranges: dict[Symbol, tuple[int, int]] = {}
         self._known: dict[object, int] = {}
-        #: The count of each loop with an opaque count, by its id, in the current block; and the iteration from which
-        #: the states of loops repeat, with their cycle.
+        #: For each loop with an opaque count, by its id: its count in the current block, and the iteration from which
+        #: its states repeat, with the cycle.
         self._counts: dict[int, int] = {}
         self._turns: dict[int, tuple[int, int]] = {}
         self._advances: dict[int, tuple[int, ...]] = {}
@@ -142,7 +142,7 @@ class Automaton:
             for shape, loops, rows in counted:
                 left = rows if shape.meets[0] == under_way else rows[:0]
                 while len(left):
-                    # One of the counts that reach the same states is followed: the largest, which shows them all.
+                    # Of the counts that reach the same states one is followed: the largest, which visits them all.
                     self._counts = dict(zip(loops, left[-1].tolist(), strict=True))
                     self._turns = {}
                     cursors = list(state)
@@ -177,7 +177,7 @@ class Automaton:
     def _follow(
         self, parts: Iterable[Part], tails: Tails, cursors: list[int], path: LoopPath, outer: Environment
     ) -> Tails:
-        """Follow ``parts`` from ``tails`` and move ``cursors``; return the tails at the end."""
+        """Follow ``parts`` from ``tails`` and advance ``cursors``; return the tails at the end."""
         for part in parts:
             if isinstance(part, LoopPart):
                 tails = self._loop(part, tails, cursors, path, outer)
@@ -192,7 +192,9 @@ class Automaton:
         return tails
 
     def _turn(self, loop: LoopPart, since: int, cycle: int) -> None:
-        """Record the iteration from which a loop's states repeat, and the ``cycle``; `NO_CYCLE` if it ends first."""
+        """Record the iteration from which a loop's states repeat, and the ``cycle``; `NO_CYCLE` if the loop ends before
+        that.
+        """
         before = self._turns.get(id(loop))
         if before:  # the loop is inside another loop
             since, cycle = max(since, before[0]), lcm(cycle, before[1])
@@ -264,7 +266,7 @@ class Automaton:
         return advance
 
     def _state(self, cursors: Sequence[int]) -> State:
-        """Return the cursors relative to their ring's first cursor, and the place of that cursor in its period."""
+        """Return the cursors relative to their ring's first cursor, and the position of that cursor in its period."""
         if self._is_periodic:
             return tuple(
                 c - cursors[b] + cursors[b] % p for c, b, p in zip(cursors, self.bases, self._periods, strict=True)
@@ -311,7 +313,7 @@ class Automaton:
         )
 
     def named(self, node: Node, operation: Operation, laps: int = 0) -> str:
-        """Return an operation as errors name it, ``laps`` iterations after the iteration of its node."""
+        """Return the name of an operation for errors, ``laps`` iterations after the iteration of its node."""
         names = [f"{name}={index}" for name, index, _ in node.path[:-1]]
         if node.path:
             name, index, step = node.path[-1]

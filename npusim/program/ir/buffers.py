@@ -1,9 +1,9 @@
-"""Storage of tiles: an allocator per memory, and rings of slots handed between engines.
+"""Storage of tiles: an allocator per memory, and rings of slots that engines pass to one another.
 
-A :class:`Ring` is a FIFO.  Producers acquire a slot, fill it and commit it; consumers acquire the
-front slot, read it and release it.  Generation ``g`` is in slot ``g % depth``; it is ready
-after every producer's commit and its slot is free again after every consumer's release.  That is
-Ascend C's AllocTensor / EnQue / DeQue / FreeTensor handshake without hidden state.
+A :class:`Ring` is a FIFO.  Producers acquire a slot, fill it and commit it; consumers acquire the front slot, read it
+and release it.  Generation ``g`` is in slot ``g % depth``; it is ready after every producer's commit, and its slot is
+free again after every consumer's release.  This is Ascend C's AllocTensor / EnQue / DeQue / FreeTensor handshake
+without hidden state.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ FlagKind = Literal["binary", "counter"]
 
 @dataclass(frozen=True, slots=True)
 class AddressSpace:
-    """One memory: its capacity and the alignment of allocations, in bytes; ``is_physical``: a limit of the device."""
+    """One memory: its capacity and the alignment of allocations, in bytes; ``is_physical``: whether the limit is the
+    device's.
+    """
 
     name: str
     capacity_bytes: int
@@ -36,12 +38,12 @@ class AddressSpace:
 
 @dataclass(frozen=True)
 class Ring:
-    """``depth`` slots of ``slot_bytes`` in one memory, handed from producers to consumers in order.
+    """``depth`` slots of ``slot_bytes`` in one memory, which producers pass to consumers in order.
 
-    ``flag`` is the kind of signal: ``binary`` event flags between the pipes of one
-    core (one id per slot and direction), or ``counter`` flags between cores (one ready and one free
-    counter).  A consumer of a counter ring acknowledges every ``period`` releases.  ``peeks`` are consumers that
-    also read each slot before they release it, with a separate cursor (:meth:`peek`).
+    ``flag`` is the kind of signal: ``binary`` event flags between the pipes of one core (one id per slot and
+    direction), or ``counter`` flags between cores (one ready and one free counter).  A consumer of a counter ring
+    signals every ``period`` releases.  ``peeks`` are consumers that also read each slot before they release it, with a
+    separate cursor (:meth:`peek`).
     """
 
     name: str
@@ -68,7 +70,7 @@ class Ring:
             )
 
     def start(self, generation: int) -> int:
-        """Return where the slot of a generation begins in its memory."""
+        """Return the address at which the slot of a generation begins in its memory."""
         return self.offset_bytes + generation % self.depth * self.slot_bytes
 
     def fill(
@@ -111,14 +113,14 @@ class Allocator:
 
     spaces: Mapping[str, AddressSpace]
     used_bytes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    #: Placed tenants by memory, for its error: name, slots, bytes of a slot.
+    #: Placed tiles and rings by memory, for its error: name, slots, bytes of a slot.
     tenants: dict[str, list[tuple[str, int, int]]] = field(default_factory=lambda: defaultdict(list))
     rings: list[Ring] = field(default_factory=list)
     peak_bytes: dict[str, int] = field(default_factory=dict)
     prefix: str = ""
 
     def start_phase(self, prefix: str = "") -> None:
-        """Check the previous phase and free its memory; its rings stay listed, and names of new rings begin with
+        """Check the previous phase and free its memory; its rings stay in the list, and names of new rings begin with
         ``prefix``.
         """
         self.check()
@@ -179,6 +181,6 @@ class Allocator:
         offset = round_up(self.used_bytes[space], self._space(space).alignment_bytes)
         end = self.used_bytes[space] = offset + slot_bytes * depth
         self.peak_bytes[space] = max(self.peak_bytes.get(space, 0), end)
-        core = space.partition(".")[0]  # equal cores have equal contents and share one error
+        core = space.partition(".")[0]  # equal cores have equal contents, so that they share one error
         self.tenants[space].append((name.removeprefix(f"{core} "), depth, slot_bytes))
         return offset

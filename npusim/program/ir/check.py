@@ -41,8 +41,8 @@ def check(program: TileProgram, flags: FlagsSpec | None = None) -> None:
     iterations and any sequence of its block shapes on a core group (``npusim/README.md``).
     """
     try:
-        # This check is fast but coarse: a fault that it finds may be its own, and users need the bytes, so that the
-        # exact check follows.
+        # This check is fast but coarse. A fault may be an artefact of the check, and users need the exact bytes, so
+        # that the exact check follows.
         _check(program, flags, Builder(program, condensed))
     except NpusimError:
         _check(program, flags, Builder(program))
@@ -82,7 +82,9 @@ def _check(program: TileProgram, flags: FlagsSpec | None, builder: Builder) -> N
 
 
 def _check_dealt(program: TileProgram, phase: ProgramPhase) -> None:
-    """Raise `ProgramError` unless each block is dealt once: the proof separates blocks, not two runs of one block."""
+    """Raise `ProgramError` unless each block is assigned once: the proof distinguishes blocks, but not two runs of one
+    block.
+    """
     times, count = Counter(chain.from_iterable(phase.dealt)), len(phase.blocks)
     for number in {*range(count), *times} if phase.dealt else ():
         if times[number] != (0 <= number < count):
@@ -107,8 +109,8 @@ def _check_held(program: TileProgram, phase: str, held: Iterable[Ring], rings: I
 def check_flags(rings: Iterable[Ring], flags: FlagsSpec) -> None:
     """Raise :class:`FlagError` if the rings of one phase need more flags than the device has.
 
-    A binary ring uses one id a slot from each producer to each consumer and as many back; a
-    counter ring one id each way, and a count of at most its depth.
+    A binary ring uses one id per slot from each producer to each consumer, and as many in the other direction; a
+    counter ring uses one id in each direction, and its count is at most its depth.
     """
     event_ids, counter_ids = flags.usable_event_ids_count.value, flags.cross_core_ids_count.value
     pairs: dict[tuple[str, str], list[tuple[str, int]]] = defaultdict(list)

@@ -23,9 +23,9 @@ class BlockColumns(ABC, Sequence[Any]):
 
     @abstractmethod
     def grouped(self, key_of: Callable[[Any], Hashable]) -> Mapping[Hashable, Integers] | None:
-        """Return the numbers of the blocks of each key, ascending, keys in order of their first blocks.
+        """Return the numbers of the blocks of each key, ascending, with keys in the order of their first blocks.
 
-        None if a key may differ between blocks with equal columns.
+        None if blocks with equal columns may have different keys.
         """
 
     @property
@@ -42,10 +42,10 @@ class Touches(NamedTuple):
     """A region of a tensor for each of some blocks; each block reads it at most ``times`` times, or writes it
     (``times`` 0).
 
-    ``steps``: when, counted in steps of all core groups; ``order``: that of the accesses of one step.  ``name``: the
-    index of the operand or result in the phase; ``tile``: the index of the region among the regions of it that a block
-    touches.  ``corner``: batch, head, row and column, a number or one for each region; ``read_bytes``: the sum of all
-    reads.
+    ``steps``: the times, counted in steps of all core groups; ``order``: the order of the accesses of one step.
+    ``name``: the index of the operand or result in the phase; ``tile``: the index of the region among those regions of
+    the operand that a block accesses.  ``corner``: batch, head, row and column, each a number, or one number per
+    region; ``read_bytes``: the sum of all reads.
     """
 
     steps: Integers
@@ -62,22 +62,24 @@ class Touches(NamedTuple):
 
 
 class ColumnScan(ABC):
-    """A footprint that lists the regions of blocks in columns too."""
+    """A footprint that also lists the regions of blocks in columns."""
 
     @abstractmethod
     def of_columns(self, blocks: Sequence[Any], group_count: int) -> list[Touches] | None:
-        """Return the regions that blocks touch, where ``group_count`` blocks run in step.
+        """Return the regions that blocks access if ``group_count`` blocks run in step.
 
         None if the regions are listed one by one.
         """
 
 
-#: Numbers of rows stay below.
+#: Limit of the numbers of rows.
 MOST_NUMBERS = 1 << 62
 
 
 def numbered(rows: Integers) -> Integers | None:
-    """Return a number for each row: in the order of rows, the same for equal ones; None if 64 bits are too few."""
+    """Return a number for each row, equal for equal rows and ascending in the order of rows; None if 64 bits are too
+    few.
+    """
     numbers, count = np.zeros(len(rows), np.int64), 1
     for column in rows.T:
         least, most = int(column.min(initial=0)), int(column.max(initial=0))
@@ -89,13 +91,13 @@ def numbered(rows: Integers) -> Integers | None:
 
 
 def distinct(rows: Integers) -> tuple[Integers, Integers]:
-    """Return the rows that differ, and for each row which of these it is."""
+    """Return the different rows, and for each row the index of its equal among them."""
     if not len(rows):
         return rows, np.zeros(0, np.int64)
     varying = rows[:, (rows != rows[0]).any(0)]
     if not varying.shape[1]:
         return rows[:1], np.zeros(len(rows), np.int64)
-    if (codes := numbered(varying)) is not None:  # many times as fast
+    if (codes := numbered(varying)) is not None:  # many times faster
         _, first, which = np.unique(codes, return_index=True, return_inverse=True)
     else:
         _, first, which = np.unique(varying, axis=0, return_index=True, return_inverse=True)

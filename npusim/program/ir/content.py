@@ -1,4 +1,4 @@
-"""Values that are compared by content or by identity, and results that are stored as long as their phases are used."""
+"""Values that are compared by content or by identity, and results that are stored as long as their phases exist."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ Class = TypeVar("Class")
 def record(cls: type[Class]) -> type[Class]:
     """Return a dataclass that is compared and hashed by its fields, and never changed.
 
-    It is frozen only for type checkers: a run creates millions, and a frozen one needs five times as long.
+    It is frozen only for type checkers: a run creates millions of instances, and a frozen one would take five times as
+    long.
     """
     return dataclass(slots=True, unsafe_hash=True)(cls)
 
 
 class Itself:
-    """Represents an object that is too large to be compared: equal only if it is the same object."""
+    """Represents an object that is too large for a comparison: equal only to itself."""
 
     __slots__ = ("thing",)
 
@@ -48,9 +49,10 @@ class Itself:
 
 
 class SameBlocks(Itself):
-    """Stands for the blocks of a phase: equal where all blocks are, so that phases built twice share results.
+    """Represents the blocks of a phase: equal if all blocks are equal, so that phases that are built twice share
+    results.
 
-    The hash includes only a few blocks, because otherwise thousands would be hashed for every use.
+    The hash includes only a few blocks, because otherwise each use would hash thousands of them.
     """
 
     __slots__ = ()
@@ -72,8 +74,8 @@ _SIMPLE = frozenset((int, str))
 
 
 def exact(value: object) -> Hashable:
-    """Return a key that also distinguishes values for which ``==`` is true: 1, True and 1.0 are three, 0.0 and -0.0
-    two.
+    """Return a key that also distinguishes values for which ``==`` is true: 1, True and 1.0 are three values, 0.0 and
+    -0.0 two.
     """
     kind: type = type(value)
     if kind is int or kind is str:
@@ -91,7 +93,9 @@ def exact(value: object) -> Hashable:
 
 @cache
 def _compared(kind: type) -> tuple[str, ...] | None:
-    """Return the fields by which values of a dataclass are equal; None for other types, which have other rules."""
+    """Return the fields that decide whether values of a dataclass are equal; None for other types, which have other
+    rules.
+    """
     if not is_dataclass(kind) or not getattr(kind, "__dataclass_params__").eq:  # noqa: B009
         return None
     return tuple(f.name for f in fields(kind) if f.compare)
@@ -99,9 +103,9 @@ def _compared(kind: type) -> tuple[str, ...] | None:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Pause the search for garbage in cycles.
+    """Pause the garbage collector's search for cycles.
 
-    Code that builds structures keeps all of them alive: searching them repeatedly took half of its time.
+    Code that builds structures uses all of them until its end: searching them repeatedly took half of its time.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -113,15 +117,14 @@ def uncollected() -> Iterator[None]:
 
 
 #: Largest number of blocks, over all phases, whose results `kept_by_blocks` stores, and the number of phases that it
-#: stores in any case.
+#: always stores.
 MOST_BLOCKS, LEAST_PHASES = 1 << 15, 4
 
 
 def kept_by_blocks(count: Callable[..., int]) -> Callable[[Callable[Arguments, Value]], Callable[Arguments, Value]]:
-    """Return a decorator that stores a function's results for its last arguments, of many short phases or few long
-    ones.
+    """Return a decorator that stores a function's results for its latest arguments: many short phases or few long ones.
 
-    ``count(value, *arguments)`` is their number of blocks.
+    ``count(value, *arguments)`` is the number of their blocks.
     """
 
     def decorated(function: Callable[Arguments, Value]) -> Callable[Arguments, Value]:
@@ -138,7 +141,7 @@ def kept_by_blocks(count: Callable[..., int]) -> Callable[[Callable[Arguments, V
                 entry = value, count(value, *args)
             with lock:
                 total += entry[1] - values.pop(key, (None, 0))[1]
-                values[key] = entry  # the last used is the last
+                values[key] = entry  # the most recently used is the last
                 while total > MOST_BLOCKS and len(values) > LEAST_PHASES:
                     total -= values.pop(next(iter(values)))[1]
             return entry[0]

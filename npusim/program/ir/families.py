@@ -1,8 +1,8 @@
 """Families: blocks of a phase that differ in coordinates and in the lengths of their loops, distinguished once.
 
-A phase may name these blocks (``ProgramPhase.family``).  One block stands for all of a family, with opaque
-numbers where they differ; these know their bounds, so that its body may compare them as long as the answer is the
-same for all.  If it is not, the blocks with the smallest number become a separate family.
+A phase may name these blocks (``ProgramPhase.family``).  One block represents all blocks of a family, with opaque
+numbers where they differ; these numbers have bounds, so that its body may compare them as long as the result is the
+same for all blocks.  Otherwise the blocks with the smallest number become a separate family.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     Integers = Sequence[int] | npt.NDArray[np.int64]
 
-#: Largest average number of families for the blocks of one key; blocks that need more are grouped by shape.
+#: Largest average number of families per key; blocks that need more are grouped by shape.
 MOST_FAMILIES = 8
 
 
@@ -35,8 +35,9 @@ MOST_FAMILIES = 8
 class Family:
     """Blocks that one block represents.
 
-    ``numbers`` are their places in the phase, ``block`` their common part; ``coordinates`` gives each symbol's
-    integers, one a block.  ``sizes`` has the number of iterations of each loop of the body itself, (blocks, loops).
+    ``numbers`` are their indices in the phase, ``block`` their common part; ``coordinates`` contains the integers of
+    each symbol, one per block.  ``sizes`` contains the number of iterations of each loop of the body itself, (blocks,
+    loops).
     """
 
     numbers: npt.NDArray[np.int64]
@@ -65,7 +66,7 @@ def take_by_shape(phase: ProgramPhase) -> None:
 
 
 def values_of(value: Any, coordinates: Mapping[Symbol, Integers]) -> Any:
-    """Return a sum of coordinates for each of the blocks; a number is itself."""
+    """Return a sum of coordinates for each block; a number is returned unchanged."""
     terms = [factor * np.asarray(coordinates[symbol], np.int64) for symbol, factor in terms_of(value).items()]
     return sum(terms, constant_of(value))
 
@@ -92,7 +93,7 @@ class _Group:
         return block, {symbol: np.array(values, np.int64) for symbol, values in coordinates.items()}
 
     def apart(self, symbol: Symbol) -> list[_Group]:
-        """Return the blocks with the least of a symbol's integers, and the others."""
+        """Return the blocks with the smallest integer of a symbol, and the other blocks."""
         assert self.common and symbol.bounds
         if symbol not in self._apart:
             is_least = self.common[1][symbol] == symbol.bounds[0]
@@ -131,7 +132,9 @@ def _families(phase: ProgramPhase) -> Families:
 
 @uncollected()
 def _found_families(phase: ProgramPhase) -> list[Family] | None:
-    """Return families; blocks with the smallest numbers are separated until the body distinguishes no others."""
+    """Return families; blocks with the smallest numbers are separated until the body distinguishes no blocks within a
+    family.
+    """
     assert phase.family is not None
     families: list[Family] = []
     waiting = list(reversed(_groups(Itself(phase.blocks), phase.family)))

@@ -1,4 +1,4 @@
-"""A program as lines that people read: its rings, and the operations of the commonest block of each phase.
+"""A program as lines for people: its rings, and the operations of the most frequent block of each phase.
 
 A loop's body is called once, with an opaque index, so that a coordinate is printed as a sum (``512*kv + 128``).
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ListedRing:
-    """A ring: its slots, and the queues that hand them on; ``flag`` is how they signal it."""
+    """A ring: its slots, and the queues that pass them on; ``flag`` is the kind of signal."""
 
     name: str
     space: str
@@ -36,9 +36,10 @@ class ListedRing:
 
 @dataclass(frozen=True, slots=True)
 class ListedOp:
-    """An operation: ``computes`` are its opcodes and the size of the first result, ``regions`` cuts of global tensors.
+    """An operation: ``computes`` are its opcodes with the size of the first result, ``regions`` the accessed parts of
+    global tensors.
 
-    ``waits`` and ``gives`` name sides of rings: ``K ready`` is a filled slot, ``K free`` an empty one.
+    ``waits`` and ``gives`` name states of rings: ``K ready`` is a filled slot, ``K free`` an empty one.
     """
 
     queue: str
@@ -51,7 +52,7 @@ class ListedOp:
 
 @dataclass(frozen=True, slots=True)
 class ListedLoop:
-    """A loop: index ``name`` runs from ``first`` in ``count`` iterations, ``step`` apart, over ``items``."""
+    """A loop over ``items``: its index ``name`` has ``count`` values from ``first`` on, ``step`` apart."""
 
     name: str
     first: str
@@ -73,8 +74,8 @@ ListedItem = ListedOp | ListedLoop
 
 @dataclass(frozen=True, slots=True)
 class ListedPhase:
-    """A phase: the numbers of its blocks and of their shapes, and the items of block ``block``, which are those of
-    ``block_count`` blocks.
+    """A phase: the numbers of its blocks and of their shapes, and the items of block ``block``, which ``block_count``
+    blocks share.
     """
 
     name: str
@@ -94,7 +95,7 @@ class Listing:
 
 
 def listing_of(program: TileProgram) -> Listing:
-    """Return the listing of a program; raises `ProgramError` where a body looks at its loop's index."""
+    """Return the listing of a program; raises `ProgramError` if a body reads the value of its loop's index."""
     rings = tuple(
         ListedRing(r.name, r.space, r.depth, r.slot_bytes, r.producers, r.consumers, r.peeks, r.flag)
         for r in program.rings
@@ -125,7 +126,7 @@ def _items(items: Iterable[Item], walker: Walker) -> Iterator[ListedItem]:
 
 
 def _extent(indices: Sequence[int] | OpaqueRange) -> tuple[str, str, int]:
-    """Return the first index, the number of indices, and their distance, of a range or an opaque one."""
+    """Return the first index, the number of indices, and the step of a range or of an opaque range."""
     if isinstance(indices, OpaqueRange):
         return number_text(indices.start), number_text(indices.count), 1
     step = indices[1] - indices[0] if len(indices) > 1 else 1
@@ -136,7 +137,7 @@ def _op(op: TileOp, walker: Walker) -> ListedOp:
     waits, gives = dict[str, None](), dict[str, None]()
     for index, (first, last) in walker.handshakes(op).items():
         endpoint = walker.endpoints[index]
-        if endpoint.peers:  # a ring from a queue to itself has no flags: the queue's order is enough
+        if endpoint.peers:  # a ring from a queue to itself needs no flags: the order of the queue suffices
             waits |= {str(endpoint): None} if first else {}
             side = "ready" if endpoint.is_producer else "free"
             gives |= {f"{endpoint.ring} {side}": None} if last and not endpoint.is_peek else {}

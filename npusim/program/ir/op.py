@@ -1,8 +1,8 @@
 """Primitive tile operations and the entries of instruction queues that carry them.
 
-A :class:`Step` is one primitive operation on tiles; a :class:`TileOp` is a run of steps on one
-engine, with waits only before the first and sets only after the last, so that its cost is the
-exact sum of its steps.  There is no macro operation: softmax is a dozen steps.
+A :class:`Step` is one primitive operation on tiles. A :class:`TileOp` is a sequence of steps on one engine; it waits
+only before the first step and sets flags only after the last, so that its cost is the exact sum of its steps.  There
+are no compound operations: softmax is a dozen steps.
 """
 
 from __future__ import annotations
@@ -128,19 +128,20 @@ class Attributes:
     accumulate: bool = False
     transpose_a: bool = False  #: whether a product's operands are stored with exchanged axes
     transpose_b: bool = False
-    arithmetic: str = ""  #: registry name of the matrix arithmetic, of an inverse's products too
+    arithmetic: str = ""  #: registry name of the matrix arithmetic; it also applies to the products of an inverse
     #: Named function (of EXP, LOG, RSQRT, SQRT, TANH, ERF); signs of an FMA; scale rule; relation of a COMPARE,
     #: function of a LOGIC, INTEGER, BITS, FOLD and SCAN, NaN rule of MAX, MIN and ROW_MAX, kind of mask of a SELECT,
     #: direction of a CUMSUM.
     variant: str = ""
     axis: int = -1  #: along which the blocks of a CAST are formed, and a reduction goes: -1 columns, `DOWN` rows
     order: str = ""  #: order of a row sum, of cumulative sums, of an inverse, a FOLD and a SCAN
-    every: int = 0  #: columns after which cumulative sums restart; 0: not within a row
+    every: int = 0  #: number of columns after which cumulative sums restart; 0: they do not restart within a row
     overflow: str = ""
-    rounding: str = ""  #: how a CAST rounds, as `formats.cast` has it
-    share: float = 1.0  #: of the cases, those in which a GPU spends time; of powers of two, those by a polynomial
-    comparisons: int = 0  #: indices that form the mask of a SELECT
-    lookups: int = 0  #: reads of a number of each row and column, likewise
+    rounding: str = ""  #: rounding of a CAST, as in `formats.cast`
+    # share of the cases that take time on a GPU; share of the powers of two that a polynomial computes
+    share: float = 1.0
+    comparisons: int = 0  #: indices that determine the mask of a SELECT
+    lookups: int = 0  #: likewise, reads of one number per row and per column
     warp: WarpPlan | None = None  #: layout of the tiles in the lanes of a GPU's warps
 
     @property
@@ -171,8 +172,8 @@ class Step:
     """One primitive operation: ``dst = opcode(srcs)``.
 
     A number among the sources is a constant in the format of dst, or, for COMPARE, in the format of the other source.
-    ``name`` is the name of the destination in the algorithm: the name in its step tables (``P``, ``m_new``), and for
-    other steps ``k`` (a tile of keys as loaded), ``S_in`` (scores as stored) or ``k_shifted`` (keys as stored).
+    ``name`` is the name of the destination in the algorithm: for steps in its tables the name there (``P``, ``m_new``),
+    for other steps ``k`` (a tile of keys as loaded), ``S_in`` (scores as stored) or ``k_shifted`` (keys as stored).
     Mappings set the name; observers identify steps by it.
     """
 
@@ -192,7 +193,7 @@ class Step:
 
     @property
     def constant_format(self) -> str:
-        """Format of the constants among its sources."""
+        """Format of the constants among the sources."""
         return self.operands()[1].fmt if self.opcode is Opcode.COMPARE else self.dst.fmt
 
     def operands(self) -> tuple[Operand, ...]:
@@ -201,7 +202,8 @@ class Step:
 
 
 class OperationWork(Protocol):
-    """Work of an operation besides its steps, in the words of its core family: only the family's pricing reads it.
+    """Work of an operation in addition to its steps, in the terms of its core family: only the family's pricing reads
+    it.
 
     Immutable and hashable.
     """
@@ -220,8 +222,8 @@ class TileOp:
     label
         Name in traces and errors.
     handshake
-        Slots of rings that the entry waits for or releases without an access to their bytes (a core without rows of a
-        ragged tile must wait and release as the other cores do).
+        Slots of rings for which the entry waits, or that it releases, without access to their bytes (a core without
+        rows of a ragged tile must wait and release as the other cores do).
     work
         Work in addition to the steps. None: no such work.
     """
@@ -248,27 +250,27 @@ def meets_l2(op: TileOp) -> bool:
     return any(type(step.dst) is GlobalTile or GlobalTile in map(type, step.srcs) for step in op.steps)
 
 
-# ---------------------------------------------------------------- what a GPU's steps carry
+# ---------------------------------------------------------------- data of a GPU's steps
 
 Accumulator = Literal["f16", "f32"]
 
 
 @dataclass(frozen=True, slots=True)
 class WarpPlan:
-    """Warps stacked down the rows of a step's tiles, and the fragments in which each holds its part.
+    """Warps stacked along the rows of a step's tiles, and the fragments in which each warp stores its part.
 
     warps
-        That execute the step together, each on its own rows.
+        The warps that execute the step together, each on its own rows.
     arrangement
-        Of the quad pairs in a warp, rows by lane, as `npusim.formats.layout.fragment` reads it.
+        The arrangement of the quad pairs in a warp, rows by lane, as `npusim.formats.layout.fragment` reads it.
     accumulator
         Format of the accumulators whose fragment C the tile in registers has.
     access_bytes
-        Of one lane's access to shared memory.
+        Bytes of one lane's access to shared memory.
     swizzle
         Whether tiles in shared memory have their 16-byte chunks XORed by row mod 8.
     exchange
-        The step turns accumulators into the A operand of the next product, across lanes.
+        The step converts accumulators to the A operand of the next product, across lanes.
     """
 
     warps: int

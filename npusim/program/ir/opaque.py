@@ -5,10 +5,11 @@ coordinates of global memory and into constants.  ``ir.check`` calls every body 
 coordinates once; the result holds for all iterations and blocks.
 
 A body must be pure in its index: its operations follow from its arguments alone, by the same computation for every
-value.  A body that compares, converts, copies or prints a coordinate, or reads an attribute, is refused, even where the
-body catches the error; to ``isinstance`` and ``match`` a coordinate is the number that it represents (the result of
-`varying` is a float).  Python does not let an object see ``type(i)``, ``i is 0``, ``id(i)``, or that a function in C
-refuses all but an ``int``, and a body that counts its own calls needs no index: such bodies break the rule unseen.
+value.  A body that compares, converts, copies or prints a coordinate, or reads one of its attributes, is refused, even
+if the body catches the error. For ``isinstance`` and ``match`` a coordinate has the type of the number that it
+represents (the result of `varying` is a float).  Python does not let an object detect ``type(i)``, ``i is 0``,
+``id(i)``, or a C function that accepts only an ``int``; and a body that counts its own calls needs no index. Such
+bodies violate the rule without detection.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ Value = TypeVar("Value")
 
 @dataclass(slots=True, eq=False)
 class Symbol:
-    """One unknown: ``loop kv``'s index, or ``row`` of the blocks of a shape.
+    """One unknown: the index of a loop (``loop kv``), or ``row`` of the blocks of a shape.
 
     ``refusal``: the first error that a body got by reading the coordinate, even if the body caught the error.
-    ``bounds``: its least and largest value, where they are known: a comparison with the same result for all is allowed.
-    ``ends``: its first and last value, if they are coordinates themselves.
+    ``bounds``: its smallest and largest value, if they are known: then a comparison with the same result for all values
+    is allowed. ``ends``: its first and last value, if they are coordinates themselves.
     """
 
     name: str
@@ -49,7 +50,7 @@ class Symbol:
 
 
 class OpaqueError(ProgramError):
-    """A body read a coordinate on which it must not depend; ``symbols`` are the coordinate's symbols."""
+    """A body read a coordinate on which it must not depend; ``symbols`` are the symbols of the coordinate."""
 
     def __init__(self, message: str, symbols: frozenset[Symbol]) -> None:
         super().__init__(message)
@@ -64,8 +65,8 @@ def _refused(verb: str) -> Callable[..., Any]:
 
 
 def _compared(answer: Callable[[int, int], bool | None]) -> Callable[..., bool]:
-    """Return a comparison: ``answer`` gets the smallest and the largest difference to the other number; None if these
-    give two answers.
+    """Return a comparison: ``answer`` receives the smallest and the largest difference to the other number; the
+    comparison is refused if the two give different results.
     """
 
     def method(self: Coordinate, other: object) -> bool:
@@ -80,12 +81,12 @@ def _compared(answer: Callable[[int, int], bool | None]) -> Callable[..., bool]:
 
 
 class Coordinate:
-    """``constant`` + the sum of ``terms`` (coefficient by symbol); not affine if ``is_affine`` is false.
+    """``constant`` plus the sum of ``terms`` (coefficient by symbol); not affine if ``is_affine`` is false.
 
     ``kind`` is the type of the number that it represents.
     """
 
-    __array_ufunc__ = None  # numpy's scalars leave arithmetic with a coordinate to it
+    __array_ufunc__ = None  # numpy's scalars leave arithmetic with a coordinate to the coordinate
     __slots__ = ("constant", "is_affine", "kind", "terms")
 
     def __init__(
@@ -120,9 +121,9 @@ class Coordinate:
         return -self + other
 
     def _unknown(self, other: object) -> Any:
-        """Return a coordinate of which only the symbols it depends on are known."""
+        """Return a coordinate of which only the symbols are known."""
         if not isinstance(other, (Coordinate, numbers.Number)):
-            return NotImplemented  # so that a list times a coordinate asks for a number, and is refused
+            return NotImplemented  # so that a list times a coordinate converts it to a number, which is refused
         is_whole = self.kind is int and isinstance(other, int)
         return Coordinate(_symbols(self, other), is_affine=False, kind=int if is_whole else float)
 
@@ -142,7 +143,7 @@ class Coordinate:
     __lshift__ = __rshift__ = __and__ = __or__ = __xor__ = _unknown
     __rlshift__ = __rrshift__ = __rand__ = __ror__ = __rxor__ = _unknown
 
-    # ---------------------------------------------------------------- what it may not
+    # ---------------------------------------------------------------- what a body may not do
 
     def _refuse(self, verb: str) -> NoReturn:
         frame = sys._getframe(2)
@@ -178,7 +179,7 @@ class Coordinate:
 
 
 def _is_python(frame: FrameType) -> bool:
-    """Return whether a frame is the standard library's: ``copy`` reads the coordinate because a body calls it."""
+    """Return whether a frame belongs to the standard library: ``copy`` reads the coordinate because a body calls it."""
     return frame.f_globals.get("__name__", "").partition(".")[0] in sys.stdlib_module_names
 
 
@@ -197,9 +198,9 @@ def _each(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Lanes:
-    """A number of each block of a set that runs in step: the operations of `Coordinate`, with known results.
+    """One number for each block of a set that runs in step: the operations of `Coordinate`, with known results.
 
-    A body that compares such a number gets a `TypeError`, or the answer where it is the same for all.
+    A body that compares such a number gets a `TypeError`, or the result if it is the same for all blocks.
     """
 
     __array_ufunc__ = None
@@ -210,7 +211,7 @@ class Lanes:
 
     @staticmethod
     def of(values: Sequence[Any]) -> Any:
-        """Return the number where all lanes have the same one, else one for each lane."""
+        """Return the number if all lanes have the same, else one number per lane."""
         return values[0] if values.count(values[0]) == len(values) else Lanes(values)
 
     def __bool__(self) -> bool:
@@ -235,8 +236,8 @@ def at_lane(value: object, number: int) -> Any:
 def varying(function: Callable[..., Value], *values: object) -> Value:
     """Return ``function(*values)``, or an opaque value if one of ``values`` is opaque.
 
-    For constants and for coordinates of tensors that no one writes, if they are not sums of products: the shifted
-    corner of a mask, a factor that depends on the tile's number.
+    For constants, and for coordinates of tensors that no one writes, that are not sums of products: the shifted corner
+    of a mask, or a factor that depends on the tile's number.
     """
     several: Lanes | None = None
     is_opaque = False
@@ -291,7 +292,9 @@ def hull_of(value: SupportsInt) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpaqueRange:
-    """The indices of a loop from ``start`` to before ``end``, one or both opaque: in place of a range."""
+    """The indices of a loop from ``start`` up to but not including ``end``, in place of a range if one of them is
+    opaque.
+    """
 
     start: int | Coordinate
     end: int | Coordinate
@@ -309,7 +312,7 @@ class OpaqueRange:
 
 
 def indices(start: int | Coordinate, end: int | Coordinate) -> Any:
-    """Return the indices of a loop: a range, or a `OpaqueRange` where an end is opaque."""
+    """Return the indices of a loop: a range, or an `OpaqueRange` if an end is opaque."""
     return range(start, end) if type(start) is int and type(end) is int else OpaqueRange(start, end)
 
 
@@ -343,7 +346,7 @@ def opaque(value: object, name: str, symbols: list[Symbol]) -> Any:
 def form_of(value: object) -> Hashable:
     """Return the part of a value that `opaque` does not replace: tuples and dataclasses, without their integers.
 
-    Raises `ProgramError` for anything else, which would be neither opaque nor part of a key.
+    Raises `ProgramError` for any other value, which would be neither opaque nor part of a key.
     """
     kind: type = type(value)
     if kind is int or kind is Coordinate:
@@ -360,7 +363,7 @@ def form_of(value: object) -> Hashable:
 
 
 def numbers_of(value: object) -> list[Any]:
-    """Return the integers and coordinates in ``value``, in the order in which `opaque` finds them."""
+    """Return the integers and coordinates in ``value``, in the order in which `opaque` visits them."""
     kind: type = type(value)
     if kind is int or kind is Coordinate:
         return [value]
@@ -380,8 +383,8 @@ def _is_tuple(kind: type) -> bool:
 
 
 def symbols_in(integers: dict[Symbol, Sequence[int]], *, is_bounded: bool = False) -> Callable[[str, Any], Coordinate]:
-    """Return the function that creates symbols for `twin`: ``integers`` gets the integers of each; bounded symbols know
-    their bounds.
+    """Return the function that creates symbols for `twin`: ``integers`` collects the integers of each; bounded symbols
+    have their smallest and largest integer as bounds.
     """
 
     def symbol_of(name: str, values: Sequence[int]) -> Coordinate:
@@ -393,9 +396,9 @@ def symbols_in(integers: dict[Symbol, Sequence[int]], *, is_bounded: bool = Fals
 
 
 def twin(values: Sequence[Any], name: str, made: Callable[[str, Sequence[int]], Any]) -> Any:
-    """Return the common part of ``values``, with ``made(name, integers)`` in place of differing integers.
+    """Return the common part of ``values``, with ``made(name, integers)`` in place of integers that differ.
 
-    Raises `TypeError` where they differ, or may differ, in anything else: the ``==`` of a user's class is not called.
+    Raises `TypeError` if they differ, or may differ, in other parts: the ``==`` of a user's class is not called.
     """
     first, kinds = values[0], set(map(type, values))
     kind = kinds.pop()
@@ -418,7 +421,7 @@ def twin(values: Sequence[Any], name: str, made: Callable[[str, Sequence[int]], 
     raise TypeError(name)
 
 
-#: Types of which `exact` tells any two values apart.
+#: Types of which `exact` distinguishes any two values.
 _PLAIN = frozenset({str, bytes, bool, float, complex, frozenset, type(None)})
 
 

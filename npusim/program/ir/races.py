@@ -1,16 +1,16 @@
 """Happens-before over a whole phase: operations on the same bytes must be ordered, whatever the engines' speed.
 
-An access is a *fact*: a queue, its bytes, and the queues and flags that know that it has ended.  A queue has the
-knowledge of its earlier operations and of every flag that it waits for at the time when the flag was set: a flag is set
-when all earlier operations of its queue have completed, and so does ``timing``.  Facts are independent: each depends on
-the operations that follow, not on other facts.  So sending each fact around the automaton (``ir.automaton``) until no
-new one appears covers every sequence of blocks and every number of iterations; and an access to the same bytes, in
-whatever node, by a queue that a fact does not reach, is a race.
+An access is a *fact*: a queue, its bytes, and the queues and flags that know that it has ended.  A queue knows what its
+earlier operations know, and what each flag that it waits for knew when the flag was set. A flag is set when all earlier
+operations of its queue have completed, in ``timing`` too.  Facts are independent: each depends on the operations that
+follow, not on other facts.  Therefore each fact is propagated through the automaton (``ir.automaton``) until no new
+fact appears, which covers every sequence of blocks and every number of iterations. A race is an access to the same
+bytes, in any node, by a queue that does not know the fact.
 
 Bytes that several queues access are numbered (`PlaceTable`).  A slot of a ring is counted from the position of its
 ring, so that recurring slots are one case.  A slot's flags are places too, written by the queue that sets them and read
 by the queue that waits: a flag that is set again before a wait is lost.  A side that waits for each slot before it
-releases the slot never loses a flag, so only rings with another kind of side have their flags examined.
+releases the slot never loses a flag; flags are examined only for rings with another kind of side.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
     from npusim.program.ir.structure import Operation, Piece, RegionAccess
     from npusim.program.ir.tile import GlobalTile
 
-#: A place in memory under one use of it, and the agents that know it is done with: queues, then flags.
+#: One use of a place in memory, and the agents that know that the use has ended: queues, then flags.
 Fact = tuple[int, int]
 
 
 class Witness(NamedTuple):
-    """The origin of a fact: the operation at its node, and the slots between."""
+    """The origin of a fact: the operation at its node, and the number of slots since then."""
 
     node: int
     operation: Operation
@@ -55,7 +55,9 @@ class Witness(NamedTuple):
     blocks: int
 
     def beyond(self, hop: int) -> Witness:
-        """Return the witness after the step from one node to the next: a lap of a loop, a block, or neither."""
+        """Return the witness after the step from one node to the next, which is an iteration of a loop, a block, or
+        neither.
+        """
         if hop == NEXT:
             return self
         return self._replace(laps=0 if hop == BLOCK else self.laps + 1, blocks=self.blocks + (hop == BLOCK))
@@ -76,7 +78,7 @@ class Resolved(NamedTuple):
 class Learning(dict[int, int]):
     """Maps each set of eight agents that know a fact before a piece to the agents that know it after the piece.
 
-    ``each``: for each of the eight agents, as bits of one number.
+    ``each``: the result for each of the eight agents, as bits of one number.
     """
 
     def __init__(self, each: Sequence[int]) -> None:
@@ -88,7 +90,7 @@ class Learning(dict[int, int]):
 
 
 class Passage(NamedTuple):
-    """The effect of a piece on facts: the conflicts that they meet, and the agents that know of them afterwards.
+    """The effect of a piece on facts: the conflicts with them, and the agents that know them afterwards.
 
     Knowledge spreads between agents in the same way for all facts: for the agents that know a fact before the piece,
     eight at a time, ``learn`` has the agents that know it after the piece.  ``sees``: for each operation, the agents
@@ -124,8 +126,8 @@ class Passage(NamedTuple):
 def check_races(automaton: Automaton) -> None:
     """Raise `RaceError` for two operations of a phase on common bytes that nothing orders.
 
-    One of the two accesses writes, and some sequence of blocks and iterations lets them overlap.  The message
-    names both with their iterations, the bytes and the lines of the schedule that yield them.
+    One of the two accesses writes, and there is a sequence of blocks and iterations in which they overlap.  The message
+    names both with their iterations, the bytes, and the lines of the schedule that yield them.
     """
     _Facts(automaton).run()
 
@@ -141,12 +143,13 @@ class _Facts:
         #: these can still be awaited.
         counts = (e.depth if waiting[e.index] else 0 for e in self.endpoints)
         self.flags = list(accumulate(counts, initial=self.queues))
-        #: For each endpoint whose flags are awaited: its first flag, the end of its flags, its number, who waits.
+        #: For each endpoint whose flags are awaited: its first flag, the end of its flags, its number, and the queues
+        #: that wait.
         ends = zip(self.endpoints, waiting, pairwise(self.flags), strict=True)
         self._awaited = [(*flags, e.index, those) for e, those, flags in ends if those]
         self._sides = [[s.index for s in self.endpoints if s.ring_number == e.ring_number] for e in self.endpoints]
         self._visited: set[int] = set()
-        #: For each node, its passage, and the agents that matter after it.
+        #: For each node, its passage, and the agents that are relevant after it.
         self._nodes: dict[int, tuple[Passage, int]] = {}
         self._passages: dict[Hashable, Passage] = {}
         self._used: dict[int, list[int]] = {}
@@ -156,9 +159,10 @@ class _Facts:
     # ---------------------------------------------------------------- nodes
 
     def _passed(self, number: int) -> tuple[Passage, int]:
-        """Return the passage of a node, and the agents that matter after it.
+        """Return the passage of a node, and the agents that are relevant after it.
 
-        A piece depends only on the rings that it uses: nodes of one piece with equal states of these rings share one.
+        A piece depends only on the rings that it uses: nodes with one piece and equal states of these rings share one
+        passage.
         """
         if number not in self._nodes:
             node = self.automaton.nodes[number]
@@ -231,7 +235,7 @@ class _Facts:
         for latest, (first, end) in zip(flags, pairwise(self.flags), strict=True):
             known += latest[len(latest) - (end - first) :]
         learn, renamed = _transposed(known, agents + len(operations)), self.places.renamed(node)
-        # A fact is passed on as long as some queue may conflict with it.
+        # A fact is propagated as long as some queue may conflict with it.
         own = [
             (renamed[n], learn[agents + at], at) for n, at in replaced.items() if self._dangers[n] & ~learn[agents + at]
         ]
@@ -244,8 +248,8 @@ class _Facts:
         nodes = self.automaton.nodes
         seen: list[dict[int, list[int]]] = [defaultdict(list) for _ in nodes]
         new: list[dict[Fact, Witness]] = [{} for _ in nodes]
-        # A heap of (sweep, node): what comes first in the program first, and what leads back in the next sweep, when
-        # all there is to bring back has come together.
+        # A heap of (sweep, node): nodes that come first in the program come first; nodes that lead back come in the
+        # next sweep, when all facts for them have been collected.
         waiting = [(0, number) for number in range(len(nodes))]
         while waiting:
             turn = heappop(waiting)
@@ -259,9 +263,9 @@ class _Facts:
                 for fact, witness in left.items():
                     place, agents = fact
                     if hop == BLOCK and place >= self.places.regions.base:
-                        continue  # regions of two blocks never meet (ir.regions)
-                    # An access that fewer agents know represents those that more agents know, because more conflicts
-                    # are possible.
+                        continue  # regions of two blocks never overlap (ir.regions)
+                    # An access that fewer agents know replaces the accesses that more agents know, because it has more
+                    # possible conflicts.
                     for fewer in (listed := known[place]):
                         if not fewer & ~agents:
                             break
@@ -272,8 +276,8 @@ class _Facts:
                     heappush(waiting, (sweep + (successor <= number), successor))
 
     def _step(self, number: int, facts: Mapping[Fact, Witness]) -> dict[Fact, Witness]:
-        """Pass ``facts`` through a node; return the facts with which some queue may still conflict, and those of the
-        node.
+        """Propagate ``facts`` through a node; return the facts with which some queue may still conflict, and those of
+        the node.
         """
         passage, relevant = self._passed(number)
         meets, replaced, renamed, dangers = passage.meets, passage.replaced, passage.renamed, self._dangers
@@ -288,7 +292,7 @@ class _Facts:
                 after = passage.after(agents)
                 if dangers[place] & ~after:
                     left[renamed[place], after & relevant] = witness
-        # A node's accesses leave the same facts at every visit, so that they are new only once.
+        # A node's accesses create the same facts at every visit, so that they are new only once.
         for place, agents, at in passage.own if number not in self._visited else ():
             left[place, agents & relevant] = Witness(number, passage.operations[at].operation, 0, 0)
         self._visited.add(number)
@@ -359,7 +363,7 @@ def _verb(use: Use) -> str:
 
 @record
 class Use:
-    """One way in which a place is touched: its bytes (of a slot, of a memory) by one queue."""
+    """One kind of access to a place: its bytes (of a slot, of a memory), and one queue."""
 
     where: Bytes | GlobalTile
     queue: int
@@ -369,7 +373,7 @@ class Use:
 
 @dataclass(slots=True)
 class Places:
-    """Numbers for places: ``depth`` slots times the uses of each, from ``base`` on."""
+    """Numbers of places: from ``base`` on, one for each of ``depth`` slots and each use."""
 
     depth: int
     base: int = 0
@@ -397,10 +401,10 @@ class _Touched(NamedTuple):
 
 
 class PlaceTable:
-    """The places of a phase: slots of rings, tiles that more than one queue touches, contested regions.
+    """The places of a phase: slots of rings, tiles that more than one queue accesses, contested regions.
 
-    ``dangers`` gives, for each place, the queues that may conflict with an access there.  ``is_joined``: uses by a
-    queue that conflict with the same others are one place: tiles of all widths.
+    ``dangers`` contains, for each place, the queues that may conflict with an access there.  ``is_joined``: uses by a
+    queue that conflict with the same other uses are one place, whatever the width of the tiles.
     """
 
     def __init__(self, automaton: Automaton, *, is_joined: bool = False) -> None:
@@ -412,7 +416,8 @@ class PlaceTable:
         self.memories: dict[str, Places] = defaultdict(lambda: Places(1))
         self.regions = Places(1)
         self._overlaid: set[int] = set()
-        #: Accesses by the identity of the operation, to which each entry refers, so that no other one has its number.
+        #: Accesses by the identity of the operation; each entry refers to the operation, so that no other one gets its
+        #: id.
         self._touched: dict[int, _Touched] = {}
         pieces = {id(p): p for shape in automaton.shapes for p in pieces_of(shape.parts)}.values()
         self._unasked = {r for piece in pieces for r in self._rings_unasked(piece)}
@@ -435,7 +440,7 @@ class PlaceTable:
         return (*self.rings, *self.memories.values(), self.regions)
 
     def _rings_unasked(self, piece: Piece) -> Iterator[int]:
-        """Yield the rings of which a side hands on a slot that it did not wait for in this piece."""
+        """Yield the rings of which one side passes on a slot that it did not wait for in this piece."""
         asked: set[int] = set()
         for op in piece.operations:
             for index, first, last in op.uses:
@@ -507,15 +512,15 @@ class PlaceTable:
             return a.where.overlaps(b.where)
         return may_meet(a.where, b.where, self.ranges)  # type: ignore[arg-type]
 
-    # ---------------------------------------------------------------- what operations touch
+    # ---------------------------------------------------------------- accesses of operations
 
     def accesses(
         self, op: Operation, cursors: Sequence[int], start: Sequence[int], regions: Iterable[RegionAccess]
     ) -> Iterator[tuple[int, tuple[int, ...]]]:
         """Yield the places that an operation accesses, each with its conflicts.
 
-        ``cursors`` are the endpoints' at the operation, ``start`` at its node; ``regions`` the contested regions that
-        it accesses.
+        ``cursors`` are the endpoints' cursors at the operation, ``start`` those at its node; ``regions`` are the
+        contested regions that it accesses.
         """
         known = self._touched.get(id(op))
         if known is None:
@@ -611,7 +616,7 @@ def _placed(places: Places, key: object) -> Iterator[tuple[int, tuple[int, ...]]
 
 
 def _find_conflicts(places: Places, meet: Callable[[Use, Use], bool]) -> None:
-    """Fill in which uses must be ordered: of different queues, on common bytes, one of them a write."""
+    """Determine which uses must be ordered: uses of different queues, on common bytes, one of them a write."""
     count = len(places.listed)
     conflicts: list[list[int]] = [[] for _ in range(count)]
     for i, a in enumerate(places.listed):
@@ -626,9 +631,9 @@ def _find_conflicts(places: Places, meet: Callable[[Use, Use], bool]) -> None:
 
 
 def _join_uses(places: Places) -> None:
-    """Let uses by one queue that conflict with the same others be one.
+    """Combine uses by one queue that conflict with the same other uses.
 
-    A queue executes in order: an agent that knows that the later access has ended knows it of the earlier one.
+    A queue executes in order: an agent that knows that the later access has ended also knows this of the earlier one.
     """
     joined: dict[tuple[int, tuple[int, ...]], int] = {}
     uses = zip(places.listed, places.conflicts, strict=True)

@@ -1,8 +1,9 @@
-"""Regions of global memory: blocks of one phase may run at once, so no other block accesses a region that one writes.
+"""Regions of global memory. Blocks of one phase may run at the same time, so no block may access a region that another
+block writes.
 
 A region's coordinates are sums of block coordinates, loop indices and constants (``ir.opaque``), so the footprint over
-a loop is an interval in closed form; the footprints of all blocks of a shape are one expression, evaluated at once.
-Overlaps are found by sorting.
+a loop is an interval in closed form; the footprints of all blocks of a shape are one expression, which is evaluated at
+once. Sorting detects overlaps.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ AXES = ("batch", "head", "row", "col")
 
 @record
 class Touched:
-    """One region that every block of a shape touches, with the operation that does."""
+    """One region that every block of a shape accesses, with the operation that accesses it."""
 
     shape: Shape
     operation: Operation
@@ -47,7 +48,7 @@ class Touched:
 
 
 def check_regions(program: TileProgram, phase: ProgramPhase, shapes: Sequence[Shape]) -> tuple[frozenset[str], Ranges]:
-    """Return the tensors that queues of one block contend for (happens-before decides on them).
+    """Return the tensors for which queues of one block contend (happens-before decides about them).
 
     Raises `ProgramError` if a region of a tensor that may be written exceeds its head; `RaceError` if two blocks access
     common elements of a tensor and one of them writes; `OpaqueError` if a region of a tensor that the phase writes is
@@ -73,7 +74,7 @@ def check_regions(program: TileProgram, phase: ProgramPhase, shapes: Sequence[Sh
 def _accesses(
     parts: Sequence[Part], values: Mapping[Symbol, object], ranges: Ranges, silent: dict[int, bool]
 ) -> Iterator[tuple[Operation, RegionAccess]]:
-    """Yield the accesses of operations, at the coordinates given here; ``silent`` stores bodies without accesses."""
+    """Yield the accesses of operations, at the coordinates of this call; ``silent`` stores bodies without accesses."""
     for part in parts:
         if isinstance(part, Piece):
             for operation in part.operations:
@@ -117,7 +118,7 @@ def _is_contested(touched: Sequence[Touched], ranges: Ranges) -> bool:
     seen = set()
     for number, (shape, uses) in by_shape.items():
         alike = tuple((q, w, _named(terms, ranges), *map(_extents, r)) for (q, w, terms), r in uses.items())
-        # Blocks that several queues access in different ways are examined one by one, by their coordinates.
+        # Blocks that several queues access in different ways are examined individually, by their coordinates.
         places = {tuple(tuple((s, f) for s, f in axis if s not in ranges) for axis in terms) for *_, terms in uses}
         key = (alike, number if len(places) > 1 else None)
         if key not in seen and _meets_itself(uses, ranges, _by_block(shape)):
@@ -132,7 +133,7 @@ def _by_block(shape: Shape) -> dict[Symbol, Any]:
 
 
 def _named(terms: Iterable[Iterable[tuple[Symbol, int]]], ranges: Ranges) -> object:
-    """Return terms with another shape's symbols replaced by this one's, where loops have equal lengths."""
+    """Return terms in which this shape's symbols replace another shape's, where loops have equal lengths."""
     return tuple(tuple((s.name, ranges.get(s), f) for s, f in axis) for axis in terms)
 
 
@@ -168,12 +169,12 @@ def _any_meet(regions: Sequence[GlobalTile], others: Sequence[GlobalTile], range
 
 
 def _hull(regions: Sequence[GlobalTile]) -> GlobalTile:
-    """Return one region around all, which differ by constants; rows and columns only if heads agree."""
+    """Return one region around all regions, which differ by constants; rows and columns only if heads agree."""
     first = regions[0]
     same = len({(constant_of(r.batch), constant_of(r.head)) for r in regions}) == 1
     row, rows = _span([(r.row, r.rows) for r in regions])
     col, cols = _span([(r.col, r.cols) for r in regions])
-    # Regions of several heads have no common region: one whose head is unknown may overlap all of them.
+    # Regions of several heads have no common hull: a region whose head is unknown may overlap all of them.
     anywhere: Any = Coordinate({Symbol("any head"): 1})
     batch, head = (first.batch, first.head) if same else (anywhere, anywhere)
     return type(first)(first.tensor, batch, head, row, rows, col, cols)
@@ -201,8 +202,8 @@ def may_meet(a: GlobalTile, b: GlobalTile, ranges: Mapping[Symbol, tuple[int, in
 def _may_overlap(
     a: tuple[Any, Any, Any], b: tuple[Any, Any, Any], ranges: Mapping[Symbol, tuple[int, int]], places: Places
 ) -> Any:
-    """Return whether two spans may overlap; each is a coordinate, a constant in place of the coordinate's, and a size,
-    or arrays of them.
+    """Return whether two spans may overlap; each is a coordinate, a constant that replaces the coordinate's, and a
+    size, or arrays of them.
     """
     (at, first_a, a_size), (to, first_b, b_size) = a, b
     distance, low, high, step = first_b - first_a, 0, 0, 0
@@ -219,12 +220,12 @@ def _may_overlap(
     for symbol, factor in fixed.items():
         if factor:
             if symbol not in places:
-                return True  # depends on the block in different ways
+                return True  # depends on the block in another way
             distance = distance + factor * places[symbol]
     meet = (distance + low < a_size) & (distance + high > -b_size)
     if not step:
         return meet
-    # Loops move both by multiples of their common step, so that bytes between two such places are not accessed.
+    # Loops move both by multiples of their common step, so bytes between two such positions are not accessed.
     apart = distance % step
     return meet & ((apart < a_size) | (step - apart < b_size))
 
@@ -244,7 +245,7 @@ def _check_blocks(program: TileProgram, phase: ProgramPhase, touched: Sequence[T
     """
     if not touched:
         return
-    # A body that programs share was built for another length: the program knows its own.
+    # A body that programs share was built for a different length: the program has its own.
     tensor = touched[0].access.region.tensor
     tensor = program.tensors.get(tensor.name, tensor)
     sizes = np.array((tensor.batch, tensor.heads, tensor.rows, tensor.cols))
@@ -269,7 +270,7 @@ def _check_blocks(program: TileProgram, phase: ProgramPhase, touched: Sequence[T
 
 
 def _hulls(touched: Sequence[Touched]) -> list[list[Touched]]:
-    """Group regions of a shape that are read, or written, at coordinates that differ only by a constant."""
+    """Group regions of a shape, separately for reads and writes, whose coordinates differ only by a constant."""
     groups: dict[object, list[Touched]] = defaultdict(list)
     for t in touched:
         groups[id(t.shape), t.access.is_write, _terms(t.access.region)].append(t)
@@ -279,9 +280,9 @@ def _hulls(touched: Sequence[Touched]) -> list[list[Touched]]:
 def _evaluated(
     groups: Sequence[Sequence[Touched]], ranges: Ranges
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return each group's hull for each of its blocks, the blocks' numbers, and the groups'.
+    """Return each group's hull for each of its blocks, the blocks' numbers, and the groups' numbers.
 
-    A hull is first and one past last of batch, head, row and column: ``(hulls, 4, 2)`` int64.
+    A hull is the first and one past the last index of batch, head, row and column: ``(hulls, 4, 2)`` int64.
     """
     counts = [len(group[0].shape.numbers) for group in groups]
     boxes, owners = np.empty((sum(counts), 4, 2), np.int64), np.empty(sum(counts), np.int64)
@@ -311,8 +312,8 @@ def _first_meeting(
 ) -> tuple[int, int] | None:
     """Return two boxes of different owners that overlap, one of them written; None if no two overlap.
 
-    Boxes are cut into runs that do not overlap along one axis after the other, by sorting, until no axis separates any;
-    the remaining ones are compared box by box.
+    Boxes are divided, by sorting, into runs that do not overlap along one axis after the other, until no axis separates
+    any; the remaining boxes are compared pair by pair.
     """
     waiting = [(np.arange(len(boxes)), 0, 0)]
     while waiting:

@@ -1,4 +1,5 @@
-"""The bytes that come from L2 and from beyond it: a property of the program, not of event order.
+"""The bytes that come from L2 and the bytes that come from memory behind it: a property of the program, not of event
+order.
 
 Core groups are assumed to work in step: the r-th blocks of all groups run together and access memory in the same
 order, so that a region which several of them read is fetched once.  A region is still in L2 (least recently used) if
@@ -32,17 +33,17 @@ if TYPE_CHECKING:
 
     Scan = Callable[[Sequence[Any]], Iterable[Touch]]
 
-#: Blocks from which on columns are faster than one block after the other.
+#: Number of blocks above which columns are faster than one block after the other.
 LEAST_BLOCKS = 1024
-#: A region of a head: tensor, batch, head, first row and column, columns (rows may grow).
+#: A region of a head: tensor, batch, head, first row and column, number of columns (the number of rows may grow).
 Key = tuple[str, int, int, int, int, int]
-#: Shares of L2: bytes up to which all inputs stay from one launch to the next, and from which none stays, where a
-#: device file does not state them: of random places a line stays with the probability 1 - 2 x to first order of the
-#: excess x over the former, and from half as much again on nothing does.
+#: Shares of L2, for device files that do not state them: bytes up to which all inputs stay from one launch to the next,
+#: and bytes from which on none stays. With random placement, a line stays with the probability 1 - 2 x to first order
+#: in the excess x over the former, and from half as much again on no line does.
 STAYING = 0.885, 1.3275
-#: Share of a row that a second pass finds evicted, where between two passes as many bytes as L2 holds are read and
-#: written (fitted on the 48 two-pass loops of reports/silicon/passes.json, in place and not, rows of 16 to 256 KiB in
-#: 2 to 16 resident blocks; without any one tile of them .65 to .70, and the tile that is left out is 5.5 % off on
+#: Share of a row that has been evicted at a second pass, if as many bytes as L2 holds are read and written between the
+#: two passes (fitted on the 48 two-pass loops of reports/silicon/passes.json, in place and not, rows of 16 to 256 KiB
+#: in 2 to 16 resident blocks; without any one tile of them .65 to .70, and the tile that is left out is 5.5 % off on
 #: average, one of two resident blocks of 16 KiB 25 %; single loops give .2 to .9; random places of evicted lines would
 #: lose .35 and .66 where .66 and 1.32 of L2 pass).
 LOST = 0.67
@@ -54,8 +55,8 @@ class Residency:
 
     ``compulsory_bytes`` are the bytes that any cache must fetch or write back once: inputs that were not in L2, and
     outputs that do not stay in L2.  ``shared_reads`` is the fraction of the other core groups that read the same region
-    in the same step, averaged over a tensor's bytes: 0 none, 1 all.  ``read_waits`` and ``new_writes`` are the shares
-    of a tensor's reads and writes that find lines absent: groups in step wait for one fetch. ``read_pushes`` and
+    in the same step, averaged over a tensor's bytes: 0: none, 1: all.  ``read_waits`` and ``new_writes`` are the shares
+    of a tensor's reads and writes whose lines are not in L2: groups in step wait for one fetch. ``read_pushes`` and
     ``write_pushes`` are the bytes, written by others or by the program before, that each byte of a tensor's reads and
     writes evicts from L2.
     """
@@ -88,14 +89,14 @@ def residency(
     """Return the accesses that miss an L2 of ``capacity_bytes``.
 
     The slots between the cores are in L2 too and are subtracted.  With a write-through cache an output is always
-    written to memory once; a tensor that is read later is written if it does not stay in L2.  Where writes go back,
-    written lines stay until L2 is full; then each byte that is new to it evicts its share of the lines that are still
-    to be written back (as measured on an H200: 7 MB of 35 while 16 MiB are read, 26 while 64, all while 128).  With
-    ``dirty_bytes`` L2 is full of others' lines when the program starts, of which so many bytes are still to be written
-    back; None: empty. ``in_a_stream``: launches like it have left L2 full of lines, of which the share that was written
-    is still to be written back (H200, reports/silicon/turnover.json: copies of a row of 64 KiB a multiprocessor read
-    for 6,700 cycles, of which 4,900 are the bytes read), and the next one evicts what this one leaves. ``staying``: the
-    shares of L2 up to which launches on the same bytes find all inputs in it, and from which they find none.
+    written to memory once; a tensor that is read later is written if it does not stay in L2.  With a write-back cache,
+    written lines stay until L2 is full; then each new byte evicts its share of the lines that must still be written
+    back (as measured on an H200: 7 MB of 35 while 16 MiB are read, 26 while 64, all while 128).  With ``dirty_bytes``
+    L2 is full of other data when the program starts, and this number of bytes must still be written back; None: L2 is
+    empty. ``in_a_stream``: launches like it have left L2 full of lines, of which the share that was written is still to
+    be written back (H200, reports/silicon/turnover.json: copies of a row of 64 KiB a multiprocessor read for 6,700
+    cycles, of which 4,900 are the bytes read), and the next one evicts what this one leaves. ``staying``: the shares of
+    L2 up to which launches on the same bytes find all inputs in it, and from which they find none.
     """
     slots = program.used_bytes.get("gm", 0) * group_count
     inputs = sum(t.size_bytes for t in program.tensors.values() if t.role == "input" and t.of is None)
@@ -109,7 +110,7 @@ def residency(
     if sum(len(phase.blocks) for phase in program.phases) <= MOST_BLOCKS:  # with more, regions are not stored
         touched = sum(_touched_bytes(phase, group_count) for phase in phases)
         most = touched + sum(size for _, _, size in tensors) + (warm_bytes or 0)
-        if most <= capacity:  # a cache that holds all bytes is as good as any larger one, and evicts nothing
+        if most <= capacity:  # a cache that holds all bytes is equivalent to any larger one, and evicts nothing
             capacity, residents = most, tuple(0 for _ in phases)
     if in_a_stream:
         dirty_bytes = capacity_bytes * dirty_share(program, 1 - left)
@@ -119,8 +120,8 @@ def residency(
 
 
 def dirty_share(program: TileProgram, fetched: float = 1.0) -> float:
-    """Return the share of written lines among the lines that a program brings into L2; ``fetched``: share of its
-    inputs.
+    """Return the share of written lines among the lines that a program brings into L2; ``fetched``: the share of its
+    inputs that it fetches.
     """
     written, read = (sum(t.size_bytes for t in program.tensors.values() if t.role == r) for r in ("output", "input"))
     return written / max(1.0, written + read * fetched)
@@ -159,7 +160,7 @@ def _residency(
     outputs = sum(int(t.put_out * (1 if back else through[name])) for name, t in used if t.put_out)
     others_count = max(1, group_count - 1)
     pushed = sum(t.read_pushes + t.write_pushes for _, t in used)
-    # A launch of a stream evicts as many written bytes as it writes.
+    # In a stream, a launch evicts as many written bytes as it writes.
     scale = outputs / pushed if back and not back.staying_bytes and pushed else 1.0
     return Residency(
         {name: min(1.0, t.missed / t.read) if t.read else 0.0 for name, t in read.items()},
@@ -177,18 +178,18 @@ def _residency(
 class _Traffic:
     read: int = 0
     missed: int = 0
-    waited: float = 0.0  #: that any group read and that were not there
-    met: float = 0.0  #: times other groups that read them
+    waited: float = 0.0  #: that any group reads and that are not in L2
+    met: float = 0.0  #: multiplied by the number of other groups that read them
     written: int = 0
-    placed: int = 0  #: written to where nothing of them was
-    put_out: int = 0  #: outputs that were written, each counted once
+    placed: int = 0  #: written while no part of them was in L2
+    put_out: int = 0  #: written outputs, each counted once
     read_pushes: float = 0.0
     write_pushes: float = 0.0
 
 
 class _WriteBack(NamedTuple):
-    """L2 that writes back, in bytes: where written lines stay, and its free part; others' lines still to be written
-    back; the most of a program's outputs that nothing evicts.
+    """A write-back L2, in bytes: the size up to which written lines stay, and its free part; other data that must still
+    be written back; the largest number of a program's output bytes that nothing evicts.
     """
 
     capacity_bytes: int
@@ -197,34 +198,35 @@ class _WriteBack(NamedTuple):
     staying_bytes: int
 
 
-#: Rows, step and most rows of a region that nothing has touched.
+#: Rows, step and largest number of rows of a region that nothing has accessed.
 _NEVER = (0, 0, 0)
 
 
 class _Cache:
     """Least recently used, by regions; stores the step of each region's last access.
 
-    ``warm_bytes``: bytes of inputs that are in L2 from the start; None: the share ``left`` of them is.  ``back``: None
-    where writes go through.
+    ``warm_bytes``: bytes of inputs that are in L2 from the start; None: the share ``left`` of them.  ``back``: None if
+    the cache is write-through.
     """
 
     def __init__(self, capacity: int, warm_bytes: int | None, left: float, back: _WriteBack | None) -> None:
         self.capacity, self.warm_bytes, self.left = capacity, warm_bytes, left
         self._back_capacity, self._free, self._dirty_bytes, _ = back or _WriteBack(0, 0, 0.0, 0)
-        self._passed = 0  # bytes new to it since it is full
-        self._written_at: dict[Key, int] = {}  # how many had passed when a region was written last
+        self._passed = 0  # bytes that have entered it since it is full
+        self._written_at: dict[Key, int] = {}  # the number of such bytes when a region was last written
         self.traffic: dict[str, _Traffic] = defaultdict(_Traffic)
         self.compulsory = 0
-        self._last: dict[Key, tuple[int, int, int]] = {}  # (rows, step) of the last touch, and rows ever touched
-        self._step_bytes: list[int] = []  # bytes whose last touch was in that step
-        self._kept_from = self._kept_bytes = 0  # so many bytes, which were touched in that step or later, are in L2
-        self._new_bytes = 0  # bytes of regions that are no inputs
-        self._begun: dict[str, int] = {}  # step in which a tensor was touched first
+        # (rows, step) of the last access, and the rows accessed so far
+        self._last: dict[Key, tuple[int, int, int]] = {}
+        self._step_bytes: list[int] = []  # bytes whose last access was in that step
+        self._kept_from = self._kept_bytes = 0  # number of bytes in L2 that were accessed in that step or later
+        self._new_bytes = 0  # bytes of regions that are not inputs
+        self._begun: dict[str, int] = {}  # step of a tensor's first access
 
     def step(self, touched: _Step, residents: int) -> None:
         """Add the accesses of all groups in one step; each region is fetched at most once, or by several passes.
 
-        ``residents``: blocks of a group that are in progress, each between its passes over its own region.
+        ``residents``: blocks of a group that run at the same time, each between its passes over its own region.
         """
         now, kept_from, capacity, back = len(self._step_bytes), self._kept_from, self.capacity, self._back_capacity
         last, traffic_of, step_bytes, gone = self._last, self.traffic, self._step_bytes, -1.0
@@ -265,10 +267,11 @@ class _Cache:
             if role == "input" and new:
                 self.compulsory += ceil(new * (1 - warm)) * count
             hit_bytes = known * row_bytes if is_kept else int(warm * size)
-            # A region too large to stay is fetched again by every pass over it, as what others evict meanwhile is.
+            # A region that is too large to stay is fetched again by every pass over it, like the data that others evict
+            # in the meantime.
             passes = use.times if size > capacity else 1
             absent = (size - hit_bytes) * passes
-            if passes < use.times and use.readers == 1:  # what other blocks read too, they touch meanwhile
+            if passes < use.times and use.readers == 1:  # what other blocks also read, they access in the meantime
                 gone = self._gone(touched, residents) if gone < 0 else gone
                 absent += int((use.times - 1) * size * gone)
             if absent:
@@ -280,10 +283,10 @@ class _Cache:
         self._push_out(new_reads, new_writes)
 
     def _gone(self, touched: _Step, residents: int) -> float:
-        """Return the share of the regions of a step that L2 has lost when the blocks pass over them again.
+        """Return the share of the regions of a step that L2 has evicted when the blocks access them again.
 
-        Between two passes over a byte every resident block of every group has moved on by one pass: by all that it
-        reads, and by what it writes in a pass.
+        Between two passes over a byte, every resident block of every group has advanced by one pass: by all bytes that
+        it reads, and by the bytes that it writes in a pass.
         """
         most = max(use.times for _, use, _ in touched)
         of_reads = sum(use.rows * use.row_bytes * count for _, use, count in touched if not use.is_write)
@@ -292,23 +295,23 @@ class _Cache:
         return min(1.0, LOST * residents * (of_reads + of_writes / most) / max(1, self.capacity))
 
     def warm_share(self, role: str) -> float:
-        """Return the share of a region of that role, not accessed yet, that is still in L2 from before the start."""
+        """Return the share of a region with that role, not accessed yet, that is still in L2 from before the start."""
         if role != "input" or self.warm_bytes is None:
             return self.left if role == "input" else 0.0
         return float(self.warm_bytes + self._new_bytes <= self.capacity)
 
     def _cleaned(self, key: Key) -> float:
-        """Return the share of a region that was written back, or never dirty."""
+        """Return the share of a region that was written back or never written."""
         at = self._written_at.get(key)
         return 1.0 if at is None else -expm1((at - self._passed) / self._back_capacity)
 
     def _dirtied(self, key: Key, rows: int, row_bytes: int, count: int) -> None:
-        """Let a region be written: what of it was written back is to be written back again."""
+        """Mark a region as written: its parts that were written back must be written back again."""
         self._dirty_bytes = _added(self._dirty_bytes, self._cleaned(key) * rows * row_bytes, count)
         self._written_at[key] = self._passed
 
     def _push_out(self, reads: Mapping[str, int], writes: Mapping[str, int]) -> None:
-        """Let the bytes that are new to L2, by tensor, evict their share of the lines that are to be written back."""
+        """Let the bytes that enter L2, by tensor, evict their share of the lines that must be written back."""
         new = sum(reads.values()) + sum(writes.values())
         self._free, beyond = max(0, self._free - new), max(0, new - self._free)
         if not (beyond and self._back_capacity):
@@ -322,9 +325,9 @@ class _Cache:
             self.traffic[name].write_pushes += pushed * count / new
 
     def _keep(self, kept: int) -> None:
-        """Move the first step whose bytes are kept, of which there are ``kept``, to where they are no more than fit.
+        """Advance the first step whose bytes are in L2, of which there are ``kept``, until they are no more than fit.
 
-        Scanned in step, a byte comes up again once every other region touched since has passed.
+        If blocks scan in step, a byte is accessed again after every other region that was accessed since.
         """
         step_bytes, first = self._step_bytes, self._kept_from
         while kept > self.capacity:
@@ -340,7 +343,7 @@ class _Cache:
 class _Use:
     """The extent of a region that one step touches, and the bytes of it that all groups read.
 
-    ``name``: the tensor's name, which may be a view of the one that owns the memory.
+    ``name``: the tensor's name; the tensor may be a view of the one that owns the memory.
     """
 
     name: str
@@ -353,21 +356,21 @@ class _Use:
 
     @property
     def readers(self) -> float:
-        """Groups that read it, on average over its bytes; at least one."""
+        """Number of groups that read it, averaged over its bytes; at least one."""
         return max(1.0, self.read_bytes / max(1, self.rows * self.row_bytes * self.times))
 
 
 def _added(total: float, value: float, count: int) -> float:
     """Return ``total`` with ``value`` added ``count`` times, rounded each time."""
-    if count == 1 or (float(total).is_integer() and float(value).is_integer()):  # exact, or once
+    if count == 1 or (float(total).is_integer() and float(value).is_integer()):  # exact, or done once
         return total + value * count
     for _ in range(count):
         total += value
     return total
 
 
-#: The accesses of all groups in a step.  A region with a count stands for so many like it in a row, all of them
-#: accessed in this step alone.
+#: The accesses of all groups in a step.  A region with a count represents this number of successive equal regions, all
+#: accessed in this step only.
 _Step = list[tuple[Key, _Use, int]]
 
 
@@ -384,7 +387,7 @@ def _scanned(scan: _BlockScan, group_count: int) -> tuple[list[_Step], int]:
 
 @dataclass(frozen=True, slots=True)
 class _BlockScan:
-    """The regions that blocks touch, computed block by block: equal for equal blocks with an equal footprint."""
+    """The regions that blocks access, computed block by block: equal for equal blocks with an equal footprint."""
 
     blocks: Itself
     footprint: Scan
@@ -395,7 +398,7 @@ class _BlockScan:
 
     @property
     def tensors(self) -> None:
-        """Names of the tensors that are touched: not known."""
+        """Names of the accessed tensors: not known."""
 
     def steps(self, group_count: int, _elsewhere: object = None) -> Iterator[_Step]:
         """Yield the accesses of all groups in each step."""
@@ -425,7 +428,9 @@ class _BlockScan:
 
 @dataclass(frozen=True, eq=False)
 class _ColumnScan:
-    """The regions that blocks touch, in columns: equal if all regions are, independent of the order of blocks."""
+    """The regions that blocks access, in columns: equal if all regions are equal, independent of the order of
+    blocks.
+    """
 
     touches: Sequence[Touches]
     block_count: int
@@ -440,7 +445,7 @@ class _ColumnScan:
 
     @property
     def tensors(self) -> frozenset[str]:
-        """Names of the tensors that are touched, and that own their memory."""
+        """Names of the accessed tensors, and of the tensors that own their memory."""
         return frozenset(t.tensor.place for t in self.touches)
 
     def steps(self, _group_count: int, elsewhere: Sequence[frozenset[str] | None]) -> Iterator[_Step]:
@@ -496,7 +501,7 @@ _STEP, _CODE, _TENSOR, _IS_WRITE, _ROWS, _COLS, _ROW_BYTES, _TIMES, _READ, _CORN
 def _joined(touches: Sequence[Touches]) -> tuple[Integers, list[GlobalTensor]]:
     """Return a row for each region of each block, in the order of accesses, and the tensors by number.
 
-    Rows have step, code of the region, number of the tensor, whether it is written, rows, columns, bytes of a row,
+    Rows contain step, code of the region, number of the tensor, whether it is written, rows, columns, bytes of a row,
     reads, bytes read, batch, head, row and column.
     """
     tensors = list({id(t.tensor): t.tensor for t in touches}.values())
@@ -522,7 +527,7 @@ def _joined(touches: Sequence[Touches]) -> tuple[Integers, list[GlobalTensor]]:
 
 
 def _merged(rows: Integers) -> tuple[Integers, npt.NDArray[np.bool_]]:
-    """Return the regions of each step once each, and whether other steps access them too."""
+    """Return the regions of each step without repetition, and whether other steps access them too."""
     _, codes = np.unique(rows[:, _CODE], return_inverse=True)
     _, first, which = np.unique(rows[:, _STEP] * (codes.max() + 1) + codes, return_index=True, return_inverse=True)
     merged = rows[first]

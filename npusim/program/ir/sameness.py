@@ -1,6 +1,6 @@
-"""The only definition of equal programs, for core families of all kinds.
+"""The only definition of equal programs, for all kinds of core families.
 
-Bodies of loops have a notion of their own, within a program: ``Body.key`` (``ir.program``).
+Bodies of loops have a separate definition, within a program: ``Body.key`` (``ir.program``).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class ProgramContent:
     Equal programs have the same queues, rings, tensors, blocks and shares of core groups, access the same regions of
     global memory, and run the same operations on the same bytes with the same waits.  The name of a program, its notes,
     constants and roles are not compared.  The operations compared are of one block of each form and of the first
-    iteration of each loop; blocks that overlap are compared by themselves, and by the keys of the blocks that they
-    meet.  The hash needs no operation, so that bodies run only where two hashes are equal.
+    iteration of each loop; blocks that overlap are compared without the overlap, and by the keys of the blocks that
+    they overlap.  The hash needs no operation, so that bodies run only where two hashes are equal.
     """
 
     def __init__(self, program: TileProgram) -> None:
@@ -56,7 +56,7 @@ class ProgramContent:
         """The operations of blocks of each form, phase by phase: operations and waits, the body of each loop once."""
         listed, bodies = list[Any](), dict["Template", int]()
         for phase in self.program.phases:
-            overlap = Templates(self.program) if phase.succession else None  # the forms of its blocks by themselves
+            overlap = Templates(self.program) if phase.succession else None  # the forms of its blocks without overlap
             for form in (overlap or self.templates).forms(replace(phase, blocks=phase.alone) if overlap else phase):
                 listed.append([a.tobytes() for a in (form.numbers, form.counts, form.which)])
                 listed += _listed(form.template, bodies)

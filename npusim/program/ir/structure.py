@@ -69,8 +69,8 @@ class Bytes:
         if self.start >= other.end or other.start >= self.end:
             return False
         if self.pitch != other.pitch:
-            return True  # different shapes in one range: assume the worst
-        # Same pitch: compare the byte columns, and the row ranges they belong to.
+            return True  # different row pitches in one range: assume an overlap
+        # Equal pitch: compare the byte columns, and the ranges of rows that contain them.
         rows, column = divmod(other.start - self.start, self.pitch)
         return any(
             left < self.width and left + other.width > 0 and row < self.rows and row + other.rows > 0
@@ -80,7 +80,7 @@ class Bytes:
 
 @record
 class RingAccess:
-    """Bytes of the slot that an operation's side of a ring is at."""
+    """Bytes of the slot at which an operation's side of a ring is."""
 
     ring: int
     endpoint: int
@@ -112,7 +112,7 @@ class RegionAccess:
 
     @property
     def key(self) -> Hashable:
-        """The common key of regions of the same bytes, for any loop over the same indices."""
+        """The common key of regions with the same bytes, for any loop over the same indices."""
         r = self.region
         corner = [(constant_of(v), *((s.name, f) for s, f in terms_of(v).items())) for v in r.corner]
         return r.tensor.name, r.rows, r.cols, *corner
@@ -122,8 +122,8 @@ class RegionAccess:
 class Operation:
     """The properties of an operation that matter for the order of events.
 
-    ``uses`` are the endpoints it works at: (endpoint, waits first, hands on last).  ``source`` is
-    the line of the schedule that yields it, empty where it is unknown.
+    ``uses`` are the endpoints that it uses: (endpoint, waits first, passes on last).  ``source`` is the line of the
+    schedule that yields it, empty if it is unknown.
     """
 
     label: str
@@ -165,9 +165,9 @@ class LoopPart:
     at: tuple[tuple[Symbol, Any], ...] = field(compare=False)
 
     def values(self, outer: Mapping[Symbol, object], ranges: dict[Symbol, tuple[int, int]]) -> dict[Symbol, object]:
-        """Return the values of its body's symbols, where the enclosing ones have values ``outer``.
+        """Return the values of its body's symbols if the enclosing symbols have the values ``outer``.
 
-        ``ranges`` gets the ends of its index.
+        ``ranges`` collects the ends of its index.
         """
         if isinstance(self.indices, OpaqueRange):
             (first, _), (_, end) = hull_of(self.indices.start), hull_of(self.indices.end)
@@ -185,7 +185,7 @@ Part = Piece | LoopPart
 
 
 def pieces_of(parts: Iterable[Part]) -> Iterator[Piece]:
-    """Yield every piece of ``parts`` once, loops not repeated."""
+    """Yield every piece of ``parts`` once, without repeating loops."""
     for part in parts:
         if isinstance(part, Piece):
             yield part
@@ -194,7 +194,7 @@ def pieces_of(parts: Iterable[Part]) -> Iterator[Piece]:
 
 
 def loops_of(parts: Iterable[Part]) -> Iterator[LoopPart]:
-    """Yield every loop of ``parts`` once, inner ones too."""
+    """Yield every loop of ``parts`` once, inner loops included."""
     for part in parts:
         if isinstance(part, LoopPart):
             yield part
@@ -205,8 +205,9 @@ def loops_of(parts: Iterable[Part]) -> Iterator[LoopPart]:
 class Shape:
     """The parts that blocks of one shape have in common.
 
-    ``numbers`` are their places in the phase; ``coordinates`` gives each symbol's values, one a block.  Blocks of a
-    family differ in the lengths of loops, too.  ``meets``: the blocks in progress before and after them (`Succession`).
+    ``numbers`` are their indices in the phase; ``coordinates`` contains the values of each symbol, one per block.
+    Blocks of a family also differ in the lengths of loops.  ``meets``: the blocks that run before and after them
+    (`Succession`).
     """
 
     parts: tuple[Part, ...]
@@ -237,12 +238,12 @@ class Builder:
         self._block: object = None
 
     def shapes(self, phase: ProgramPhase, *, one_by_one: bool = False) -> list[Shape]:
-        """Return the shapes of a phase, families where operations are condensed (`npusim.program.ir.families`).
+        """Return the shapes of a phase, or families if operations are condensed (`npusim.program.ir.families`).
 
-        ``one_by_one``: a shape a block, with its coordinates as numbers.
+        ``one_by_one``: one shape per block, with its coordinates as numbers.
 
-        Raises `ProgramError`: an operation without a queue or ring in the program, one that writes a read-only tensor
-        or exceeds its slot, or a body that looks at a coordinate on which it must not depend.
+        Raises `ProgramError` for an operation without a queue or ring in the program, one that writes a read-only
+        tensor or exceeds its slot, or a body that reads a coordinate on which it must not depend.
         """
         self._bodies = {}
         families = families_of(phase) if self.condense is condensed and not one_by_one else None
@@ -277,7 +278,7 @@ class Builder:
         return self._one_by_one(phase, numbers)
 
     def _one_by_one(self, phase: ProgramPhase, numbers: list[int]) -> list[Shape]:
-        """Build, one by one, blocks that differ in more than coordinates, and compare them."""
+        """Build blocks that differ in more than coordinates one by one, and compare them."""
         shapes = []
         for number in numbers:
             self._block = phase.blocks[number]
@@ -311,7 +312,7 @@ class Builder:
             yield from self.condense(run)
 
     def _loop(self, loop: Loop) -> LoopPart:
-        """Return a loop with its body; bodies of one key are built once, at coordinates of their own."""
+        """Return a loop with its body; bodies with one key are built once, at coordinates of their own."""
         body = loop.body
         if not isinstance(loop.indices, range | OpaqueRange) and any(type(i) is not int for i in loop.indices):
             raise ProgramError(f"{self.program.name}: loop {loop.name}: its indices must be integers: {loop.indices}")
@@ -343,7 +344,7 @@ class Builder:
             raise
 
     def _unseen(self, items: Iterable[Item], symbols: Iterable[Symbol]) -> tuple[Part, ...]:
-        """Return parts whose bodies did not read ``symbols``: a refusal counts, whether the body caught it or not."""
+        """Return parts whose bodies did not read ``symbols``: a refusal counts whether or not the body caught it."""
         parts = tuple(self._parts(items))
         for symbol in symbols:
             if symbol.refusal:
@@ -451,7 +452,7 @@ class Builder:
 
 
 def _differing(tensor: GlobalTensor, known: GlobalTensor) -> str:
-    """Return the fields in which a tensor differs from another one of its name, in words."""
+    """Return the fields in which a tensor differs from another tensor with its name, in words."""
     names = [f.name for f in fields(tensor) if f.compare and getattr(tensor, f.name) != getattr(known, f.name)]
     here, there = (", ".join(f"{n} {getattr(t, n)}" for n in names) for t in (tensor, known))
     return f"{here}, elsewhere {there}"
@@ -468,9 +469,9 @@ def source_line(iterator: Iterator[Any]) -> str:
 
 # ---------------------------------------------------------------- straight runs as short loops
 
-#: Operations of a slice at most: loads with masks, the work, stores; pieces of a product have as many.
+#: Largest number of operations of a slice: loads with masks, the work, stores; pieces of a product have as many.
 LONGEST = 12
-#: Number of repetitions from which a loop is smaller than the operations it replaces: the automaton visits it twice.
+#: Number of repetitions from which on a loop is smaller than the operations it replaces: the automaton visits it twice.
 FEWEST = 3
 
 
@@ -478,12 +479,12 @@ def condensed(run: Sequence[Operation]) -> Iterator[Part]:
     """Yield operations as pieces and short loops of pieces: slices with equal operations.
 
     The accesses of an operation are widened to all accesses of its queue to that slot, of that memory, while the queue
-    owns it: slices of a tile become one repeated operation.  More bytes can only add races, never hide one, so a phase
-    that passes in this form is proved; one that does not is examined again in full (``ir.check``).
+    owns it: then slices of a tile are one repeated operation.  More bytes can only add races and never hide one. A
+    phase that passes in this form is therefore proved; otherwise it is examined again in full (``ir.check``).
     """
     wide = list(_widened(run))
     numbers: dict[Operation, int] = {}
-    # Regions of global memory are compared by themselves: operations with some repeat nothing.
+    # Regions of global memory are compared separately: operations that access them do not repeat.
     ids = [-n if op.regions else numbers.setdefault(op, len(numbers)) for n, op in enumerate(wide, 1)]
     at = begun = 0
     while at < len(ids):
@@ -501,7 +502,7 @@ def condensed(run: Sequence[Operation]) -> Iterator[Part]:
 
 
 def _repeated(ids: Sequence[int], at: int) -> tuple[int, int]:
-    """Return the period that repeats most from ``at`` on, and its number of repetitions."""
+    """Return the period with the most repetitions from ``at`` on, and their number."""
     best = (1, 1)
     for period in range(1, min(LONGEST, (len(ids) - at) // FEWEST) + 1):
         end = at + period
@@ -546,7 +547,7 @@ def _hull(runs: Sequence[Bytes]) -> Bytes:
 
 
 def _joined(runs: Iterable[Bytes]) -> dict[Bytes, Bytes]:
-    """Return for each run of bytes the runs that are joined with it, touching or overlapping."""
+    """Return, for each run of bytes, the runs that touch or overlap it, directly or through others."""
     joined: dict[Bytes, Bytes] = {}
     group: list[Bytes] = []
     end = 0

@@ -1,4 +1,4 @@
-"""Typed regions of memory: on-chip tiles, slots of rings, and cuts of tensors in global memory.
+"""Typed regions of memory: on-chip tiles, slots of rings, and parts of tensors in global memory.
 
 A tile is two-dimensional.  ``space`` names one physical memory as one core group sees it
 (``aic.L1``, ``aiv0.UB``, ``gm`` for the group's slots in global memory); tensors in global
@@ -28,7 +28,7 @@ Role = Literal["input", "output", "workspace", "constant"]
 
 @record
 class Tile:
-    """``rows`` x ``cols`` elements of format ``fmt`` in ``space``, rows ``stride`` elements apart."""
+    """``rows`` x ``cols`` elements of format ``fmt`` in ``space``; consecutive rows are ``stride`` elements apart."""
 
     space: str
     offset_bytes: int
@@ -55,7 +55,7 @@ class Arranged(Protocol):
 
     @property
     def parameter(self) -> str:
-        """The parameter of the kernel whose values they are."""
+        """The kernel's parameter for these values."""
 
     @property
     def argument(self) -> tuple[int, ...]:
@@ -92,9 +92,9 @@ class GlobalTensor:
     shared_rows
         Number of rows that share one row in memory, such as a scale for a block of tokens.
     column
-        Width of the columns within which memory stores row after row (NZ); 0: rows are stored whole.
+        Width of the columns within which memory stores row after row (NZ); 0: rows are contiguous.
     is_transposed
-        Whether the matrices are the transposed matrices of the call.
+        Whether the matrices are the transposes of the call's matrices.
     view
         Arrangement of the tensor in a recorded call, if it differs.
     of
@@ -188,7 +188,7 @@ class GlobalTile:
 
     @property
     def stretches(self) -> float:
-        """Number of stretches of rows that it overlaps, averaged over the first rows of tiles of its size."""
+        """Number of stretches of rows that the tile overlaps, averaged over the first rows of tiles of its size."""
         each = self.tensor.stretch_rows
         return (self.rows + each - gcd(self.rows, each)) / each if each else 1.0
 
@@ -222,7 +222,7 @@ class RingTile:
 
     ``first``: the operation waits for the slot (until it is free, for a producer; until it is ready, for a consumer).
     ``last``: the operation releases the slot when it ends. The walker tracks the generation of the ring that the slot
-    contains. ``is_peek``: the operation reads the slot before the consumer that releases it, with a cursor of its own.
+    contains. ``is_peek``: the operation reads the slot before the consumer that releases it, with a separate cursor.
     """
 
     ring: Ring

@@ -1,10 +1,10 @@
 """The tile program: phases of blocks, each a sequence of operations and loops in program order.
 
-Program order is itself a legal order of execution: ``numerics`` walks it and computes values.
-``timing`` deals the same operations to queues and honours only queues, engines, flags and links.
+Program order is itself a legal order of execution: ``numerics`` walks it and computes values. ``timing`` distributes
+the same operations to queues, and obeys only queues, engines, flags and links.
 
-Costs are plain data: `timing` asks a program's own pricing, adds them up and knows neither opcodes nor core families.
-They are rounded to whole cycles once, where they are computed (`npusim.machines`).
+Costs are plain data: `timing` gets them from the program's own pricing, adds them up, and knows neither opcodes nor
+core families. They are rounded to whole cycles once, where they are computed (`npusim.machines`).
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 @record
 class Body:
-    """A loop's body that other loops have too: ``function(static, at, index)``.
+    """A loop's body that several loops share: ``function(static, at, index)``.
 
     ``static`` determines its operations, and is hashable; ``at`` holds coordinates: integers, in tuples or dataclasses,
-    which ``function`` may use only as it uses the index.  So loops of one ``key`` in one phase have one body, apart
-    from coordinates and constants, by construction.
+    which ``function`` may use only as it uses the index.  Thus loops with one ``key`` in one phase have, by
+    construction, one body apart from coordinates and constants.
     """
 
     function: Callable[[Any, Any, Any], Iterable[Item]]
@@ -51,7 +51,7 @@ class Body:
 
     @property
     def key(self) -> Hashable:
-        """The key that equal bodies share; raises `ProgramError` where ``at`` contains other values than integers."""
+        """The key that equal bodies share; raises `ProgramError` if ``at`` contains values other than integers."""
         return self.function, exact(self.static), form_of(self.at)
 
 
@@ -77,12 +77,12 @@ class Loop:
 
 
 def repeated(times: int, items: Callable[[], Iterable[Item]]) -> Loop:
-    """Return the items repeated, for a body of which only the costs are used."""
+    """Return the repeated items, for a body of which only the costs are used."""
     return Loop("", range(times), lambda _index: items())
 
 
 Item = TileOp | Loop
-#: A block is whatever a phase's body understands: a frozen value with its coordinates.
+#: A block is a value that a phase's body understands: frozen, with its coordinates.
 Block = Any
 Serves = Literal["rows", "kv_head", "none"]
 
@@ -92,9 +92,9 @@ class Queue:
     """An in-order instruction queue of a core group.
 
     ``issuer`` is the scalar unit that fills it in program order, ``engine`` the unit that executes its entries (on an
-    Ascend core each queue has its own), ``core`` the device file's core.  ``turn``: the number of resident blocks with
-    a turn before the queue's.  ``is_awaited``: whether the next launch in a sequence begins only after the queue has
-    ended.
+    Ascend core each queue has its own), ``core`` the device file's core.  ``turn``: the number of resident blocks whose
+    turn precedes the queue's block.  ``is_awaited``: whether the next launch in a sequence begins only after the queue
+    has ended.
     """
 
     name: str
@@ -109,8 +109,8 @@ class Queue:
 class Touch:
     """A region of a global tensor that blocks read, at most ``times`` each, or write (``times`` 0).
 
-    ``read_bytes`` is the sum of their reads of it; ``None``: one block, ``times`` the region.
-    ``turn``: the part of the tensor, for a block that processes its parts one after the other.
+    ``read_bytes`` is the sum of the bytes of all reads; ``None``: one block reads the region ``times`` times. ``turn``:
+    the index of the part of the tensor, for a block that processes its parts one after the other.
     """
 
     region: GlobalTile
@@ -125,11 +125,11 @@ class Touch:
 
 
 class Succession(NamedTuple):
-    """The succession of blocks on a core group where one begins before the previous one has ended.
+    """The succession of blocks on a core group if each begins before the previous one has ended.
 
-    ``alone``: the block without overlap, from which its values are computed.  ``meets``: keys of the blocks that are in
-    progress when it begins, and when it ends; a block follows only blocks that leave the ones that it meets.
-    ``blocks`` are the blocks of the phase by themselves, from which the deal and ``meets`` of the others follow.
+    ``alone``: the block without overlap, from which its values are computed.  ``meets``: keys of the blocks that run
+    when it begins, and when it ends; a block follows only blocks at whose ends the blocks of its beginning run.
+    ``blocks`` are the blocks of the phase without overlap, from which the assignment and ``meets`` follow.
     """
 
     alone: Callable[[Block], Block]
@@ -193,7 +193,7 @@ class ProgramPhase:
 
     @property
     def place_count(self) -> int:
-        """Number of slots of a core group that the blocks use; 1 for blocks without a place."""
+        """Number of slots of a core group that the blocks use; 1 for blocks without a slot."""
         if isinstance(self.blocks, BlockColumns):
             return self.blocks.place_count
         return max((getattr(b, "place", 0) for b in self.blocks), default=0) + 1
@@ -205,7 +205,7 @@ class ProgramPhase:
         return self.blocks[group::group_count]
 
     def numbers_of_group(self, group: int, group_count: int) -> slice | list[int]:
-        """Return the indices of the blocks of `blocks_of_group` among the phase's blocks, to index arrays."""
+        """Return the indices of the blocks of `blocks_of_group` among the phase's blocks, as indices of arrays."""
         return list(self.dealt[group]) if self.dealt else slice(group, None, group_count)
 
 
@@ -214,12 +214,12 @@ Terms = tuple[tuple[str, float], ...]
 
 
 class Share(NamedTuple):
-    """Work of a warp group that runs concurrently with the other groups of its core, each kind at one speed.
+    """Work of a warp group that runs concurrently with the other groups of its core; all work of a kind has one speed.
 
-    ``is_product``: for the tensor cores, else arithmetic.  Alone it takes ``cycles``; the other numbers are the
-    fractions of this time in which units are busy, in 2^-20: issue slots, the fuller of the pipes narrower than a warp
-    (comparisons and conversions, and on 16 lanes multiply-adds), that of special functions, the tensor cores, shared
-    memory.
+    ``is_product``: whether it is work of the tensor cores or arithmetic.  Without other groups it takes ``cycles``; the
+    other numbers are the fractions of this time in which units are busy, in 2^-20: the issue slots, the fuller of the
+    pipes that are narrower than a warp (comparisons and conversions, and on 16 lanes multiply-adds), the pipe of
+    special functions, the tensor cores, and shared memory.
     """
 
     is_product: bool
@@ -260,20 +260,20 @@ class Cost(NamedTuple):
     idle_bytes: tuple[tuple[str, int], ...] = ()
 
     def at_rate(self, rate: float) -> Cost:
-        """Return the cost on a unit with ``rate`` of its stated rate; latencies and bytes on links stay."""
+        """Return the cost on a unit with ``rate`` of its stated rate; latencies and bytes on links do not change."""
         if rate == 1.0:
             return self
         terms = tuple((key, cycles / rate) for key, cycles in self.terms)
-        cycles = ceil(round(self.occupancy_cycles / rate, 6))  # 21 / 0.7 is above 30 in binary
+        cycles = ceil(round(self.occupancy_cycles / rate, 6))  # 21 / 0.7 is above 30 in binary floating point
         return self._replace(occupancy_cycles=cycles, terms=terms)
 
 
 class Pricing(Protocol):
     """Costs of a program's operations on one device."""
 
-    #: Number of other core groups at work at the same time, by phase: costs of a handed-over tile depend on it.
+    #: Number of other core groups that work at the same time, by phase: costs of a transferred tile depend on it.
     crowds: dict[str, float]
-    #: Whether costs depend on the addresses of tiles; if not, bank conflicts and misses of L2 are omitted, as bounds
+    #: Whether costs depend on the addresses of tiles; otherwise bank conflicts and misses of L2 are omitted, as bounds
     #: require.
     is_placed: bool
 
@@ -287,7 +287,7 @@ class Pricing(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """Resident ``blocks`` of a core, the smallest of ``limits`` (numbers of blocks, by the limiting resource).
+    """The resident ``blocks`` of a core: the smallest of ``limits`` (numbers of blocks, by the limiting resource).
 
     ``memories``: bytes of each memory that a block uses, and its total bytes.  ``spilled_registers``: per thread.
     """
@@ -366,7 +366,8 @@ class TileProgram:
     is_attention: bool = False
     occupied: dict[str, tuple[int, int]] = field(default_factory=dict)
     occupancy: Occupancy | None = None
-    #: The program's residency in L2, by the device's numbers on which it depends; a derived program has a separate one.
+    #: The program's residency in L2, by the device's numbers on which it depends; a derived program has a separate
+    #: residency.
     residencies: dict[Hashable, Residency] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property

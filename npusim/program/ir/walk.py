@@ -1,11 +1,11 @@
-"""The walker: turns ring handshakes into counted waits, for one operation or for whole bodies.
+"""The walker converts ring handshakes to counted waits, for one operation or for whole bodies.
 
-Every producer and consumer of a ring is an *endpoint* with one counter: how many generations it
-has handed on.  In program order the same number is its cursor.  Endpoint ``e`` working on
-generation ``g`` must see every producer's counter at ``g + 1`` (a consumer) or every consumer's
-counter at ``g - depth + 1`` (a producer).  Schedules never compute a slot or a flag.
+Every producer and consumer of a ring is an *endpoint* with one counter: the number of generations that it has passed
+on.  In program order the same number is its cursor.  For generation ``g``, endpoint ``e`` must see every producer's
+counter at ``g + 1`` (if it is a consumer) or every consumer's counter at ``g - depth + 1`` (if it is a producer).
+Schedules never compute a slot or a flag.
 
-Two views of the same rules:
+There are two views of the same rules:
 
 * :func:`walk` resolves concrete operations one after the other (numerics, checks, graphs);
 * :func:`compile_items` resolves a body once relative to its cursors, so that timing can replay it
@@ -52,10 +52,10 @@ class Endpoint:
     is_producer: bool
     peers: tuple[int, ...]  #: endpoints of the other side, without those of the same queue
     lag: int  #: a consumer waits for generation + 1, a producer for generation + 1 - depth
-    period: int  #: a producer sees releases only in multiples of this
+    period: int  #: a producer sees releases only in multiples of this number
     is_cross_core: bool
     depth: int
-    ring_number: int  #: which of the program's rings: rings of different queues may share a name
+    ring_number: int  #: the index among the program's rings: rings of different queues may have the same name
     is_peek: bool = False  #: reads slots without releasing them
 
     def __str__(self) -> str:
@@ -92,7 +92,7 @@ def list_endpoints(program: TileProgram) -> tuple[Endpoint, ...]:
 
 
 def producers_of(endpoints: Iterable[Endpoint]) -> dict[str, dict[str, tuple[str, ...]]]:
-    """Return for each queue, by the flag that it waits for (``S ready``), the queues that set the flag."""
+    """Return, for each queue and each flag that it waits for (``S ready``), the queues that set the flag."""
     listed, producers = list(endpoints), dict[str, dict[str, tuple[str, ...]]]()
     for e in listed:
         if e.peers:
@@ -116,7 +116,7 @@ class ResolvedOp:
     op: TileOp
     queue: int
     waits: tuple[Wait, ...]
-    sets: tuple[int, ...]  #: endpoints whose counter it advances
+    sets: tuple[int, ...]  #: endpoints whose counters it advances
     cursors: dict[tuple[str, bool], int]  #: (ring, is_producer) -> generation, for slot addresses
     path: Path  #: enclosing (loop, index) pairs, outermost first
 
@@ -130,7 +130,7 @@ class ResolvedOp:
 
 
 class Walker:
-    """Keeps one cursor per endpoint and resolves operations in program order."""
+    """Has one cursor per endpoint and resolves operations in program order."""
 
     def __init__(self, program: TileProgram) -> None:
         self.endpoints = list_endpoints(program)
@@ -145,7 +145,7 @@ class Walker:
         self.cursors = [0] * len(self.endpoints)
 
     def resolve(self, op: TileOp, path: Path) -> ResolvedOp:
-        """Return ``op`` with counted waits at the present cursors, and move them on."""
+        """Return ``op`` with counted waits at the current cursors, and advance them."""
         cursors, waits, sets = self.cursors, [], []
         generations: dict[tuple[str, bool], int] = {}
         for index, (first, last) in self.handshakes(op).items():
@@ -161,7 +161,7 @@ class Walker:
         return ResolvedOp(op, self.queues[op.queue], tuple(waits), tuple(sets), generations, path)
 
     def handshakes(self, op: TileOp) -> dict[int, tuple[bool, bool]]:
-        """Return ``{endpoint: (waits, hands on)}`` of one operation.
+        """Return ``{endpoint: (waits, passes on)}`` for one operation.
 
         Raises `ProgramError` if its queue is not a producer or consumer of a ring that it uses.
         """
@@ -216,7 +216,7 @@ class OpTemplate:
 class LoopTemplate:
     """``count`` repetitions of ``body``, for ``indices`` in a block of the shape that it was compiled for.
 
-    ``start`` is the advance from the template's start to it.
+    ``start`` is the advance from the template's start to the loop.
     """
 
     name: str
@@ -228,7 +228,7 @@ class LoopTemplate:
 
 @dataclass(slots=True, eq=False)
 class Template:
-    """A body resolved once: runs of operations and loops, and its movement of every cursor.
+    """A resolved body: sequences of operations and loops, and the advance of every cursor.
 
     ``moves`` lists the cursors that it moves, with the distances.
     """
@@ -238,7 +238,7 @@ class Template:
     moves: tuple[tuple[int, int], ...]
 
     def loop_counts(self) -> tuple[int, ...]:
-        """Return how often each loop of the body itself runs."""
+        """Return the number of iterations of each loop of the body itself."""
         return tuple(p.count for p in self.parts if isinstance(p, LoopTemplate))
 
     def op_count(self) -> int:
@@ -249,7 +249,7 @@ class Template:
 def unrolled(
     template: Template, cursors: Sequence[int], path: Path = ()
 ) -> Iterator[tuple[OpTemplate, Sequence[int], Path]]:
-    """Yield operations of a template, the terms that their waits add to, and the loops around them."""
+    """Yield the operations of a template, the terms that are added to their waits, and the loops around them."""
     base = tuple(cursors)
     for part in template.parts:
         if isinstance(part, tuple):
@@ -331,7 +331,7 @@ def _op_template(walker: Walker, op: TileOp) -> OpTemplate:
 class Form:
     """The common part of blocks that differ only in the lengths of the body's loops.
 
-    ``numbers`` are the blocks' places in the phase; block n runs loop m, in the order of the template,
+    ``numbers`` are the blocks' indices in the phase; block n runs loop m, in the order of the template,
     ``counts[which[n], m]`` times.
     """
 
@@ -342,7 +342,7 @@ class Form:
 
 
 class Templates:
-    """Compiles each shape of block of a program once and stores the result."""
+    """Compiles each block shape of a program once and stores the result."""
 
     def __init__(self, program: TileProgram) -> None:
         self.program = program
@@ -365,7 +365,7 @@ class Templates:
         return self._forms[phase.name]
 
     def forms_of(self, phase: ProgramPhase, numbers: Ints) -> list[Form]:
-        """Return some blocks of a phase likewise; templates of others are not compiled."""
+        """Return some blocks of a phase likewise; the templates of other blocks are not compiled."""
         families = families_of(phase) if len(numbers) > FEW_BLOCKS else None
         if families is None:
             return [self._form_of_shape(phase, np.array(alike)) for alike in shapes_of(phase, numbers.tolist())]

@@ -1,1 +1,1 @@
-"""Values: executes tile programs and compares with float64 attention."""
+"""Values: executes tile programs and compares the results with float64 attention."""

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NumericEvent:
-    """``overflow`` (finite in, Inf out) or ``nan`` (from numbers) in one operation of one block.
+    """``overflow`` (finite inputs, Inf result) or ``nan`` (from numbers) in one operation of one block.
 
-    ``path`` gives the iteration of each loop around it, ``row`` and ``col`` the first element within the operation's
-    tile, ``count`` how many elements of it; ``position`` counts the block's operations before this one.
-    ``cause``: of a NaN, the first element's sum, difference, product or quotient as numbers, ``-inf - -inf``.
+    ``path`` contains the iteration of each loop around it, ``row`` and ``col`` the first element within the operation's
+    tile, ``count`` the number of such elements in it; ``position`` counts the block's previous operations. ``cause``:
+    for a NaN, the sum, difference, product or quotient of the first element as numbers, ``-inf - -inf``.
     """
 
     kind: str
@@ -70,9 +70,9 @@ class ErrorSummary:
 class Diagnosis:
     """Properties of the values of the computed rows; None if a figure has no meaning.
 
-    Ranges are those of K, of Q K^T in float64, unscaled, over visible pairs, of K' as stored, and of scores: the
-    results of the matrix unit (Q K^T, or PASA's S') before they are stored, in whole tiles, without infinite values.
-    Resonance (`npusim.program.numerics.diagnosis`) belongs to the block whose wave changes the scores most.
+    Ranges are those of K; of Q K^T in float64, unscaled, over visible pairs; of K' as stored; and of scores, which are
+    the results of the matrix unit (Q K^T, or PASA's S') before they are stored, in whole tiles and without infinite
+    values. Resonance (`npusim.program.numerics.diagnosis`) belongs to the block whose wave changes the scores most.
     """
 
     nan_row_percent: float  #: output rows with a NaN, as the PASA paper counts them
@@ -84,18 +84,18 @@ class Diagnosis:
     resonance_frequency: int
     resonance_phase_degrees: float
     resonance_share_percent: float
-    sink_mass_percent: float  #: mean softmax mass of the first keys, as many as the recipe says, else one
+    sink_mass_percent: float  #: mean softmax mass of the first keys: as many as the recipe states, else one
     shifted_key_min: float | None = None
     shifted_key_max: float | None = None
     score_min: float | None = None
     score_max: float | None = None
-    underflow_percent: float | None = None  #: pairs that the mask leaves whose P is zero in the second product
-    zeroed_mass_percent: float | None = None  #: mean softmax mass of those pairs: what is really lost
+    underflow_percent: float | None = None  #: visible pairs whose P is zero in the second product
+    zeroed_mass_percent: float | None = None  #: mean softmax mass of those pairs: the actual loss
     #: P-Cast's "effective information loss": fraction zeroed times mass, both without the sinks.  It overstates the
-    #: loss, since the pairs zeroed are the smallest (reports/pcast_numerics, table 1).
+    #: loss, since the zeroed pairs are the smallest (reports/pcast_numerics, table 1).
     product_mass_percent: float | None = None
-    clipped_mass_percent: float | None = None  #: mean part of a row's sum that saturation of P cuts
-    saturated_count: float | None = None  #: probabilities that the cast cut to the largest finite value
+    clipped_mass_percent: float | None = None  #: mean share of a row's sum that is lost because P saturates
+    saturated_count: float | None = None  #: probabilities that the cast limited to the largest finite value
 
     def figures(self) -> dict[str, float]:
         """Return the figures that have a meaning, by name."""
@@ -104,8 +104,8 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceCounts:
-    """The number of first choices between two values: elements and first choices, tiles of blocks and tiles with
-    one.
+    """The number of choices of the first of two values: all elements and those choices, all tiles of blocks and those
+    with one.
     """
 
     count: int
@@ -125,7 +125,8 @@ class NumericRecord(ErrorSummary):
     ``overflow_counts`` and ``nan_counts`` count elements per operation, ``first_events`` has the first of each kind.
     ``arithmetic`` names the matrix units' arithmetic and its evidence, ``row_sums`` the orders of row sums and their
     basis, ``against`` describes the reference of the errors, ``choices`` counts the values chosen by other values,
-    ``others`` has the errors of results other than the output, by tensor, over the elements computed; None: of none.
+    ``others`` contains the errors of results other than the output, by tensor, over the computed elements; None: there
+    are no others.
     """
 
     sample: str
@@ -147,10 +148,9 @@ class NumericResult(NumericRecord):
     ``rows`` maps (batch, head, first row) of each computed block to its output (rows, dv).  ``events`` lists every
     operation of every computed block that had events, in program order (the first
     `npusim.program.numerics.executor.EVENTS_KEPT` of them).  ``row_errors`` has the relative error of each row of
-    ``rows``, NaN or Inf where it is not finite; ``variants`` one block of rows under each of other programs
+    ``rows``, NaN or Inf where it is not finite; ``variants`` has one block of rows from each of the other programs
     (`npusim.program.numerics.evaluate.compared_rows`).  ``row_sums`` is set in a run's result: its device states the
-    basis of
-    ``row_sum_orders``.
+    basis of ``row_sum_orders``.
     """
 
     rows: dict[tuple[int, int, int], NDArray[Any]] = field(repr=False)
@@ -162,12 +162,14 @@ class NumericResult(NumericRecord):
 
     @property
     def error(self) -> ErrorSummary:
-        """Distance of the output from the reference, by itself."""
+        """Distance of the output from the reference, without other results."""
         return ErrorSummary(**{f.name: getattr(self, f.name) for f in fields(ErrorSummary)})
 
     @property
     def sampling_error(self) -> float:
-        """Standard error of ``rmse``, by how squares of rows' errors differ; 0 where all rows were computed."""
+        """Standard error of ``rmse``, from the differences between squares of rows' errors; 0 if all rows were
+        computed.
+        """
         squares = np.concatenate([np.square(errors) for errors in self.row_errors.values()] or [np.zeros(0)])
         if not self.rmse or len(squares) < 2 or len(squares) == np.prod(self.shape[:3]):
             return 0.0
@@ -188,7 +190,7 @@ class NumericResult(NumericRecord):
 
     @cached_property
     def computed(self) -> NDArray[np.bool_]:
-        """Which rows were computed, (batch, heads, seq_q)."""
+        """Mask of the computed rows, (batch, heads, seq_q)."""
         done = np.zeros(self.shape[:3], np.bool_)
         for (batch, head, row), block in self.rows.items():
             done[batch, head, row : row + len(block)] = True

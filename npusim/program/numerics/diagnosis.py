@@ -40,7 +40,7 @@ class Range:
         self.low, self.high = np.inf, -np.inf
 
     def look(self, values: Array) -> None:
-        """Add the values of an array; Inf and NaN are passed over."""
+        """Add the values of an array; Inf and NaN are ignored."""
         wide = np.asarray(values, np.float64)
         finite = wide[np.isfinite(wide)]
         if finite.size:
@@ -49,12 +49,12 @@ class Range:
 
     @property
     def ends(self) -> tuple[float, float] | tuple[None, None]:
-        """The range, or twice None if nothing was seen."""
+        """The range, or None twice if no value was added."""
         return (self.low, self.high) if self.low <= self.high else (None, None)
 
 
 class Probe:
-    """Collects a diagnosis: an observer of the execution that also looks at the inputs."""
+    """Collects a diagnosis: an observer of the execution that also examines the inputs."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -71,9 +71,9 @@ class Probe:
         return data.sinks if isinstance(data, SinkData) else 1
 
     def __call__(self, moment: Moment) -> None:
-        """Look at one executed step."""
+        """Examine one executed step."""
         match moment.role, moment.step.opcode:
-            case "score", Opcode.MATMUL:  # scores stay in the accumulator
+            case "score", Opcode.MATMUL:  # scores are still in the accumulator
                 self.scores.look(moment.result)
             case "score", (Opcode.COPY | Opcode.CAST):
                 self.scores.look(moment.sources[0])
@@ -83,7 +83,9 @@ class Probe:
                 self.underflow(moment)
 
     def look_at_inputs(self, q: Array, k: Array, row: int, problem: Problem) -> None:
-        """Observe the queries of one head from ``row`` on, (rows, d), and its keys, (keys, d); ``problem``: its own."""
+        """Observe the queries of one head from ``row`` on, (rows, d), and its keys, (keys, d); ``problem``: the problem
+        of this head.
+        """
         queries = np.asarray(q, np.float64) * problem.q_scale
         keys = np.asarray(k, np.float64) * problem.k_scale
         raw = np.ascontiguousarray(multiplied(keys, queries.T).T)
@@ -130,8 +132,8 @@ class Underflow:
     ``zeroed`` and ``visible`` count visible (query, key) pairs, ``zeroed_others`` and ``visible_others`` pairs with a
     key after the first ``sinks``; ``lost_mass`` sums, over ``rows`` finished query rows, the part of the row sum that
     zeroed pairs represent, ``clipped_mass`` the part that saturation cut; ``saturated`` counts values that a saturating
-    cast cut to the largest finite one.  A row whose sum is not finite, or 0 without a loss, has no mass and is left out
-    of ``rows``.
+    cast cut to the largest finite one.  A row whose sum is not finite, or is 0 without a loss, has no mass and is not
+    in ``rows``.
     """
 
     def __init__(self, sinks: int = 0) -> None:
@@ -143,7 +145,8 @@ class Underflow:
         self._blocks: Sequence[Any] = ()
         #: By memory: sums of zeroed pairs, and of the parts that saturation cut from other pairs, (2, lanes, rows).
         self._lost: dict[str, Doubles] = {}
-        #: A tile whose sum is taken: P may be cast before or after that, so that it counts when the next one begins.
+        #: A tile whose sum is computed: P may be cast before or after the sum, so that the tile counts when the next
+        #: one begins.
         self._summed: tuple[Operand, Any, Any, Any, Any, int] | None = None
         self._gone: NDArray[np.bool_] | None = None
         self._clipped: Doubles | float = 0.0
@@ -156,14 +159,14 @@ class Underflow:
         self._tile_factor: Doubles | None = None
 
     def __call__(self, moment: Moment) -> None:
-        """Look at one executed step."""
+        """Examine one executed step."""
         if moment.blocks is not self._blocks:
             self._settle()
             self._blocks, self._lost = moment.blocks, {}
         step = moment.step
         match moment.role, step.opcode:
             case "operand", _ if step.name == "k" and isinstance(step.srcs[0], GlobalTile):
-                row = at_lane(step.srcs[0].row, 0)  # a tile of keys may come in pieces
+                row = at_lane(step.srcs[0].row, 0)  # a tile of keys may consist of several pieces
                 self._first_key = min(self._first_key, row) if self._is_loading else row
                 self._is_loading = True
             case _, Opcode.SELECT if isinstance(step.srcs[2], float) and step.attributes.variant != COMPARED:
@@ -277,12 +280,12 @@ class Resonance:
     cosine: float  #: mean over those pairs: 1 in phase, -1 out of phase, about 0 for independent directions
     frequency: int  #: periods along the head dimension of the wave that contributes most; 0 is a common offset
     phase_degrees: float  #: its lag, from 0 (in phase) to 180 (out of phase)
-    share: float  #: part that this one frequency has of the sizes of all these contributions
+    share: float  #: share of this frequency in the sum of the absolute values of all these contributions
     mean_score: float  #: its contribution to the mean of Q K^T over those pairs, unscaled
 
 
 def measure(q: Array, k: Array, seen: NDArray[np.bool_] | None = None) -> Resonance:
-    """Return the resonance of queries ``(rows, d)`` with keys ``(keys, d)``; all values finite.
+    """Return the resonance of queries ``(rows, d)`` with keys ``(keys, d)``; all values must be finite.
 
     ``seen`` (rows, keys): whether a query sees a key; by default all.
 
@@ -301,7 +304,7 @@ def measure(q: Array, k: Array, seen: NDArray[np.bool_] | None = None) -> Resona
     basis = np.vectorize(math.cos)(turns), np.vectorize(math.sin)(turns)  # numpy's functions depend on the CPU
     (a, b), (x, y) = ([multiplied(rows, wave) for wave in basis] for rows in (queries, _sums(keys, reach)))
     real, lag = (summed(part.T) / pairs / d for part in (a * x + b * y, a * y - b * x))
-    # Frequencies strictly between 0 and d/2 stand for two of the full transform's.
+    # Frequencies strictly between 0 and d/2 represent two frequencies of the full transform.
     for part in (real, lag):
         part[1 : (d + 1) // 2] *= 2
     power = np.sqrt(real * real + lag * lag)
@@ -317,9 +320,9 @@ def measure(q: Array, k: Array, seen: NDArray[np.bool_] | None = None) -> Resona
 
 
 def _sums(keys: Doubles, reach: NDArray[np.bool_]) -> Doubles:
-    """Return, for each query, the sum of the keys it sees, (rows, d): of ranges, from sums of all up to a key."""
+    """Return, for each query, the sum of the keys that it sees, (rows, d): over ranges, from cumulative sums."""
     sums = np.cumsum(np.vstack([np.zeros_like(keys[:1]), keys]), axis=0)
-    ends = np.diff(np.pad(reach, ((0, 0), (1, 1))).astype(np.int8))  # 1 where a range begins, -1 behind its last key
+    ends = np.diff(np.pad(reach, ((0, 0), (1, 1))).astype(np.int8))  # 1 where a range begins, -1 after its last key
     of_queries = np.zeros((len(reach), keys.shape[1]))
     for sign in (-1, 1):
         rows, at = np.nonzero(ends == -sign)

@@ -52,35 +52,37 @@ class OutputBlock(Protocol):
 
 
 class Output(Protocol):
-    """Sizes of a program's result: an attention's problem has them, and a kernel's result of plain tensors."""
+    """Sizes of a program's result, with the names that an attention's problem has, also for a kernel of
+    plain tensors.
+    """
 
     @property
     def batch(self) -> int:
-        """Sequences."""
+        """Number of sequences."""
 
     @property
     def heads(self) -> int:
-        """Heads of a sequence."""
+        """Number of heads of a sequence."""
 
     @property
     def seq_q(self) -> int:
-        """Rows of a head."""
+        """Number of rows of a head."""
 
     @property
     def query_count(self) -> int:
-        """Rows of a head, of all sequences."""
+        """Number of rows of a head, over all sequences."""
 
     @property
     def output_cols(self) -> int:
-        """Columns of a head."""
+        """Number of columns of a head."""
 
     @property
     def key_count(self) -> int:
-        """Keys of a head, of all sequences; 1 without keys."""
+        """Number of keys of a head, over all sequences; 1 without keys."""
 
     @property
     def head_dim(self) -> int:
-        """Columns of a key; 1 without keys."""
+        """Number of columns of a key; 1 without keys."""
 
 
 #: Computes rows of a head in float64, ``reference(q, k, v, problem, row)``: q (rows, d) begins at query ``row``.
@@ -89,8 +91,8 @@ Reference = Callable[[Array, Array, Array, Any, int, int], NDArray[np.float64]]
 References = dict[tuple[int, int, int, int], NDArray[np.float64]]
 #: First row and number of rows.
 Span = tuple[int, int]
-#: Returns the computed rows of all tensors that a kernel stores in float64, NaN where it stores nothing, by name, batch
-#: and head; computed are the rows by name, and by batch and head.
+#: Returns, in float64, the computed rows of all tensors that a kernel stores, NaN where it stores nothing: by name,
+#: batch and head, for the given rows by name, batch and head.
 ExactResultsOf = Callable[[Mapping[str, Mapping[tuple[int, int], Span]]], Mapping[tuple[str, int, int], Array]]
 #: Batch, head and first row of a block of the output.
 BlockRows = tuple[int, int, int]
@@ -98,14 +100,14 @@ BlockRows = tuple[int, int, int]
 Programs = Mapping[str, "TileProgram"]
 #: Blocks to execute, by phase.
 Blocks = Mapping[str, Sequence[Any]]
-#: ``sample``, ``all``, or indices: numbers, or a text that says them (`indices`).
+#: ``sample``, ``all``, or indices: numbers, or their text (`indices`).
 Choice = str | int | Sequence[int]
-#: A number or a range in a text of indices; a number with more digits is no index.
+#: A number or a range in a text of indices; a number with more digits is not an index.
 _PART = re.compile(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?", re.ASCII)
-#: Elements of K that a sample may touch: bounds the memory and time of the default sample.
+#: Number of elements of K that a sample may read: it limits the memory and time of the default sample.
 SAMPLE_ELEMENTS = 1 << 25
-#: Rows of a head in the default sample, whatever the tile, so that tilings are compared on the same rows; fewer where
-#: these are long (`sample_rows`).
+#: Number of rows of a head in the default sample, whatever the tile, so that tilings are compared on the same rows;
+#: fewer if these are long (`sample_rows`).
 SAMPLE_ROWS, LEAST_ROWS, SAMPLE_OUTPUTS = 128, 8, 1 << 17
 #: Rows on which variants and presets are compared.  Measured for presets of six schedules and devices, the relative
 #: standard error of a ratio of errors is 0.25 / sqrt(rows), here 3 %: the second digit is known to a unit or two.
@@ -130,14 +132,14 @@ def evaluate(
 ) -> NumericResult:
     """Execute the chosen blocks and return their bits, errors and events.
 
-    ``rows``: ``"all"``, query indices (their whole Q blocks; `indices`), or ``"sample"``, the last `sample_rows` of the
-    last Q block; of the last blocks where that block has fewer than `LEAST_ROWS`. ``heads``: ``"all"``, indices, or
-    ``"sample"``: all heads, fewer only where K would be large. ``diagnose`` adds ranges, resonance, underflow and
-    saturation; ``progress`` receives the share of all blocks that is done, with ``exact_rows_of`` of blocks and of
-    their exact results.  ``reference`` computes the float64 result for errors; ``exact`` stores it;
-    ``exact_rows_of(batch, head, row, rows)`` returns it for schedules other than attention, and ``exact_results`` the
-    computed rows of all tensors that a kernel stores. ``variants`` are programs
-    that compute `compared_rows` too; ``observers`` are called after every step.
+    ``rows``: ``"all"``, query indices (then the complete Q blocks that contain them; `indices`), or ``"sample"``: the
+    last `sample_rows` of the last Q block, or of the last blocks if that block has fewer than `LEAST_ROWS`. ``heads``:
+    ``"all"``, indices, or ``"sample"``: all heads, or fewer if K would be large. ``diagnose`` adds ranges, resonance,
+    underflow and saturation; ``progress`` receives the completed share of all blocks, with ``exact_rows_of`` of blocks
+    and of their exact results.  ``reference`` computes the float64 result for errors; ``exact`` stores it;
+    ``exact_rows_of(batch, head, row, rows)`` returns it for schedules other than attention, and ``exact_results``
+    returns the computed rows of all tensors that a kernel stores. ``variants`` are programs that compute
+    `compared_rows` too; ``observers`` are called after every step.
     """
     rows = chosen("rows", rows, problem.seq_q)
     wanted = chosen_heads(problem, heads)
@@ -145,7 +147,7 @@ def evaluate(
     probe = Probe(attention_of) if diagnose else None
     needed = needed_blocks(program, rows, wanted)
     is_whole = exact_results is not None and rows == "all" and len(wanted) == problem.heads
-    if is_whole:  # blocks of other results too, which the output's do not need
+    if is_whole:  # blocks of other results too, which the output's blocks do not need
         needed |= {p.name: list(p.blocks) for p in program.phases if p.serves == "rows"}
     among, cols = _Alternatives(program, needed, wanted, variants or {}), problem.output_cols
     watching: Sequence[Observer] = (probe, *observers) if probe else observers
@@ -188,7 +190,8 @@ def evaluate(
 def _other_errors(
     program: TileProgram, tensors: TensorStore, exact: ExactResultsOf, *, is_whole: bool
 ) -> dict[str, ErrorSummary | None]:
-    """Return the errors of results other than the output, by tensor, over their computed elements; None without any.
+    """Return the errors of results other than the output, by tensor, over their computed elements; None if there are
+    none.
 
     ``is_whole``: all blocks are computed, so that an element that only the reference has counts as missing.
     """
@@ -218,13 +221,13 @@ def _is_stored(values: Array) -> NDArray[np.bool_]:
 
 
 def _stored_span(matrix: Array) -> Span:
-    """Return the first row of a matrix of results that is stored, and how many rows there are to the last one."""
+    """Return the first stored row of a matrix of results, and the number of rows up to the last stored one."""
     rows = np.flatnonzero(_is_stored(matrix).any(1))
     return (int(rows[0]), int(rows[-1] - rows[0]) + 1) if rows.size else (0, 0)
 
 
 def _half(progress: Progress | None, before: int) -> Progress | None:
-    """Return the function of a share's share: of the first half, or with one ``before`` it of the second."""
+    """Return a progress function for half of the work: the first half, or the second with the share ``before`` it."""
     return None if progress is None else lambda share: progress((before + share) / 2)
 
 
@@ -242,14 +245,15 @@ def variant_rows(
 
 
 def _counts(program: TileProgram, needed: Blocks, heads: Container[int]) -> dict[BlockRows, int]:
-    """Return how many rows the last phase's blocks write, by batch, head and first row."""
+    """Return the number of rows that the last phase's blocks write, by batch, head and first row."""
     return {at: count for at, (_, count, _) in _outputs(program, needed, heads, "o").items()}
 
 
 def compared_rows(rows: Mapping[BlockRows, int]) -> tuple[BlockRows, int]:
-    """Return the rows of computed blocks on which variants are: the last of the first head, at most `COMPARED_ROWS`.
+    """Return the rows of computed blocks on which variants are computed: the last rows of the first head, at most
+    `COMPARED_ROWS`.
 
-    ``rows`` are the lengths of blocks by batch, head and first row; returned are the first row and how many they are.
+    ``rows`` are the lengths of blocks by batch, head and first row; returns the first row and the number of rows.
     """
     first = next(iter(rows))
     batch, head, row = max(at for at in rows if at[:2] == first[:2])
@@ -258,7 +262,7 @@ def compared_rows(rows: Mapping[BlockRows, int]) -> tuple[BlockRows, int]:
 
 
 class _Alternatives:
-    """Programs that compute one block of an output too: as lanes together with its own program where they are
+    """Programs that also compute one block of an output: as lanes together with the main program if they are
     similar.
     """
 
@@ -270,7 +274,8 @@ class _Alternatives:
             return
         rows = _counts(program, needed, heads)
         (batch, head, _), self.count = compared_rows(rows)
-        # All rows of the block are computed, so that its lanes have the shape of the run's lanes and share its steps.
+        # All rows of the block are computed, so that its lanes have the shape of the main program's lanes and share its
+        # steps.
         self.at = _, _, row = max(at for at in rows if at[:2] == (batch, head))
         self.last = row + rows[self.at] - 1
         blocks = needed_blocks(program, [self.last], {head}, batches={batch}, most=rows[self.at])
@@ -336,7 +341,7 @@ def execute_rows(
 def rows_alone(
     program: TileProgram, inputs: HeadSource, rows: Choice, heads: Container[int], **how: Any
 ) -> dict[BlockRows, Array]:
-    """Return the rows of `execute_rows`, with its options; no event is looked for."""
+    """Return the rows of `execute_rows`, with its options; numeric events are not recorded."""
     return execute_rows(program, inputs, rows, heads, is_counted=False, **how)[1]
 
 
@@ -345,7 +350,7 @@ def _written(
 ) -> dict[BlockRows, Array]:
     """Return, by batch, head and first row, the chosen heads of the last phase's blocks in ``tensors``.
 
-    A stacked output has several matrices a block: each of them that a block stores to is returned.
+    A stacked output has several matrices per block: every matrix to which a block stores is returned.
     """
     tensor, outputs = program.tensors[output], _outputs(program, needed, heads, output)
     if not is_stacked(program, output):
@@ -373,7 +378,9 @@ def is_stacked(program: TileProgram, output: str) -> bool:
 def _outputs(
     program: TileProgram, needed: Blocks, heads: Container[int], output: str
 ) -> dict[BlockRows, tuple[int, int, int]]:
-    """Return which rows the last phase's blocks write: the tensor's head, how many, and where in it they begin."""
+    """Return which rows the last phase's blocks write: the tensor's head, the number of rows, and their start in the
+    head.
+    """
     written: dict[BlockRows, tuple[int, int, int]] = {}
     for block in needed[_final(program).name]:
         for head, row, count, at in _parts(block, program.tensors[output]):
@@ -392,11 +399,11 @@ def needed_blocks(
     most: int | None = None,
     since: int | None = None,
 ) -> dict[str, Sequence[Any]]:
-    """Return by phase the blocks that the chosen rows of ``output`` need.
+    """Return, by phase, the blocks that the chosen rows of ``output`` need.
 
-    ``most``: only this many rows at the end of the output's blocks, for a sample `sample_rows`; ``since``: only the
-    rows of each head in a block from this one on, and the rows between the heads.  No operation reads one row for the
-    result of another row. A stacked output needs all blocks for any ``batches``.
+    ``most``: only this number of rows at the end of the output's blocks (`sample_rows` for a sample); ``since``: only
+    the rows of each head in a block from this row on, and the rows between the heads.  No operation reads one row for
+    the result of another row. A stacked output needs all blocks for any ``batches``.
     """
     tensor = program.tensors[output]
     batches = None if is_stacked(program, output) else batches
@@ -424,7 +431,7 @@ def _final(program: TileProgram) -> ProgramPhase:
     return next(p for p in reversed(program.phases) if p.serves != "none")
 
 
-#: Ends of errors: the options by which a problem has other sizes.
+#: Ends of error messages: the options that change the sizes of a problem.
 HINTS: Mapping[str, str] = MappingProxyType(
     {
         "heads": ". These are the heads whose bits are computed; q_heads and kv_heads (--q-heads, --kv-heads) "
@@ -434,12 +441,13 @@ HINTS: Mapping[str, str] = MappingProxyType(
 
 
 def sample_rows(output: GlobalTensor) -> int:
-    """Return how many rows of an output a sample has."""
+    """Return the number of rows of an output in a sample."""
     return min(SAMPLE_ROWS, max(LEAST_ROWS, SAMPLE_OUTPUTS // output.cols))
 
 
 def indices(what: str, choice: Choice, count: int, also: str = "", hint: str = "") -> list[int]:
-    """Return indices, rising: a number or numbers from 0 to ``count`` - 1, or a text such as ``0,128,4000-4095``.
+    """Return indices in ascending order: a number or numbers from 0 to ``count`` - 1, or a text such as
+    ``0,128,4000-4095``.
 
     Ranges are compared with ``count`` before they are expanded; ``also`` names other allowed texts,
     ``hint`` ends an error.  Raises `SpecError`
@@ -468,7 +476,7 @@ def indices(what: str, choice: Choice, count: int, also: str = "", hint: str = "
 
 
 def chosen(what: str, choice: Choice, count: int) -> Literal["sample", "all"] | list[int]:
-    """Return ``sample`` or ``all`` as given, or `indices`."""
+    """Return ``sample`` or ``all`` unchanged, otherwise `indices`."""
     if isinstance(choice, str) and choice in ("sample", "all"):
         return "all" if choice == "all" else "sample"
     return indices(what, choice, count, "sample, all, or ", HINTS.get(what, ""))
@@ -522,10 +530,10 @@ def _needed(phase: ProgramPhase, blocks: Sequence[OutputBlock], heads: int, *, i
         share = max(1, heads // _heads(phase))
         used = {(b.batch, b.head // share) for b in blocks}
         return [b for b in phase.blocks if (b.batch, b.head) in used]
-    rows: dict[tuple[int, int], dict[tuple[int, int], None]] = {}  # blocks side by side have the same
+    rows: dict[tuple[int, int], dict[tuple[int, int], None]] = {}  # neighbouring blocks have the same
     for b in blocks:
         rows.setdefault((b.batch, b.head), {})[b.row, b.row + b.rows] = None
-    # Sorted by start, with the largest end up to each: a block finds its rows among thousands by bisection.
+    # Sorted by start, with the largest end up to each entry: a block finds its rows among thousands by bisection.
     starts = {place: np.array(sorted(of)) for place, of in rows.items()}
     ends = {place: np.maximum.accumulate(of[:, 1]) for place, of in starts.items()}
     needed = []

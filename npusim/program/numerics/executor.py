@@ -1,4 +1,4 @@
-"""Executes a tile program for its values, in program order, over poisoned memories, and counts numeric events.
+"""Executes a tile program for its values, in program order, on memories filled with NaN, and counts numeric events.
 
 Blocks of one shape run in step, one lane each: the same operations on arrays with a leading lane
 axis.  Bits do not depend on the grouping of blocks, since lanes never interact.
@@ -32,23 +32,23 @@ from npusim.program.numerics.bits_result import NumericEvent
 from npusim.program.numerics.semantics import apply
 
 Array = NDArray[Any]
-#: Lanes that run together: enough to spread the cost of a step, few enough for the caches.  Blocks of few rows run in
-#: more lanes, up to `LANE_ROWS` rows and `MOST_LANES` lanes.
+#: Number of lanes that run together: enough to distribute the overhead of a step, few enough for the caches.  Blocks
+#: with few rows run in more lanes, up to `LANE_ROWS` rows and `MOST_LANES` lanes.
 LANES, MOST_LANES, LANE_ROWS = 16, 128, 1024
-#: Events kept beside their counts: more would fill a trace with one message.
+#: Number of events that are stored in addition to their counts: more would fill a trace with one message.
 EVENTS_KEPT = 10_000
 
 
 @dataclass
 class EventLog:
-    """Counts overflow to Inf and NaN from numbers by operation; stores events: the first of each kind, one an
+    """Counts overflows to Inf and NaN from numbers by operation; stores events: the first of each kind, one per
     operation.
 
-    For values that a mask of values selects, the observer counts by name: elements, elements with the first choice,
-    operations on a block's tile, and operations with such an element.
+    If a mask of values selects between two values, the observer counts by name: elements, elements with the first
+    value, operations on a block's tile, and operations with such an element.
 
-    ``phase``, ``lanes`` and ``position`` describe the current execution: the blocks' names, one a lane, and the number
-    of completed operations.
+    ``phase``, ``lanes`` and ``position`` describe the current execution: the blocks' names, one per lane, and the
+    number of completed operations.
     """
 
     phase: str = ""
@@ -61,7 +61,7 @@ class EventLog:
     chosen: dict[str, NDArray[np.int64]] = field(default_factory=dict)
 
     def count_chosen(self, name: str, by: Array) -> None:
-        """Count the elements of a choice, (blocks, rows, columns), that took the first of two values."""
+        """Count the elements of a choice, (blocks, rows, columns), that have the first of two values."""
         first = np.not_equal(widen(by), 0).reshape(len(by), -1)
         counts = first.size, np.count_nonzero(first), len(first), np.count_nonzero(first.any(axis=1))
         self.chosen[name] = self.chosen.get(name, np.zeros(4, np.int64)) + np.array(counts)
@@ -69,10 +69,10 @@ class EventLog:
     def look(
         self, resolved: ResolvedOp, step: Step, result: Array, sources: Sequence[Array], shape: tuple[int, ...]
     ) -> None:
-        """Record where ``result``, spread over ``shape``, is Inf or NaN although the step's sources were not.
+        """Record where ``result``, broadcast to ``shape``, is Inf or NaN although the step's sources were not.
 
-        A written Inf (a mask, the start of a maximum) and its consequences are no events: only elements
-        whose sources are all finite count as overflow, and only NaN from sources without NaN as a new NaN.
+        A written Inf (a mask, the start of a maximum) and its consequences are not events: only elements whose sources
+        are all finite count as overflow, and only NaN from sources without NaN as a new NaN.
         """
         if formats.is_all_finite(result):
             return
@@ -93,7 +93,7 @@ class EventLog:
             self._locate(kind, label, resolved, where, cause)
 
     def _locate(self, kind: str, label: str, resolved: ResolvedOp, where: NDArray[np.bool_], cause: Any) -> None:
-        """Keep one event for each lane with an element in ``where``, and its cause."""
+        """Store one event for each lane with an element in ``where``, and its cause."""
         for lane in (int(n) for n in np.nonzero(where.any(axis=(1, 2)))[0]):
             if kind in self.first and len(self.events) >= EVENTS_KEPT:
                 return
@@ -131,18 +131,18 @@ class EventLog:
             self._keep(replace(event, block=f"{where}, {event.block}"))
 
 
-#: How the cause of a NaN writes an operation of two numbers; others have none.
+#: Form in which the cause of a NaN shows an operation of two numbers; other operations have none.
 SIGNS = MappingProxyType({Opcode.ADD: " + ", Opcode.SUB: " - ", Opcode.MUL: " * ", Opcode.DIV: " / "})
 
 
 def _cause(step: Step, sources: Sequence[Array], at: tuple[int, int, int]) -> str:
-    """Return the operation on the two numbers of an element, (lane, row, column); axes of one are spread."""
+    """Return the operation on the two numbers of an element, (lane, row, column); axes of size one are broadcast."""
     numbers = [x[tuple(min(i, n - 1) for i, n in zip(at, x.shape, strict=True))] for x in sources]
     return SIGNS.get(step.opcode, "").join(f"{float(x):g}" for x in numbers if step.opcode in SIGNS)
 
 
 def _finite_and_number(sources: Sequence[Array], shape: tuple[int, ...], is_matmul: bool) -> tuple[Any, Any]:
-    """Return where all sources of an element are finite, and where none is NaN."""
+    """Return where all sources of an element are finite, and where no source is NaN."""
     clean = known = np.ones(shape, bool)
     for source in sources:
         if source.dtype == np.int8:
@@ -151,7 +151,7 @@ def _finite_and_number(sources: Sequence[Array], shape: tuple[int, ...], is_matm
         ok: Any = np.isfinite(values)
         number: Any = ~np.isnan(values)
         if is_matmul or source.shape[-1] != shape[-1] != 1 != source.shape[-1]:
-            # Each element depends on whole rows and columns: judge the lane as one.
+            # Each element depends on complete rows and columns: the lane is treated as one element.
             ok = ok.all(axis=(-2, -1), keepdims=True)
             number = number.all(axis=(-2, -1), keepdims=True)
         elif shape[-1] == 1 != source.shape[-1]:
@@ -180,13 +180,13 @@ class Moment:
 
 
 Observer = Callable[[Moment], None]
-#: Receives how much of the work is done, from 0 to 1.
+#: Receives the completed share of the work, from 0 to 1.
 Progress = Callable[[float], None]
 
 
 @dataclass
 class Execution:
-    """The state after execution: tensors in global memory and numeric events; of each variant its tensors alone.
+    """The state after execution: tensors in global memory and numeric events; for each variant only its tensors.
 
     ``is_counted``: whether events are counted.
     """
@@ -201,9 +201,9 @@ class Execution:
 
 
 class Alternative(NamedTuple):
-    """A program that differs from another in attributes of steps alone (`changed_attributes`), and blocks by phase.
+    """A program that differs from another only in attributes of steps (`changed_attributes`), and its blocks by phase.
 
-    Its lanes run with the other program's; their events are not counted and no observer sees them.
+    Its lanes run with the other program's; their events are not counted, and observers do not receive them.
     """
 
     program: TileProgram
@@ -260,7 +260,7 @@ def _apart(phase: ProgramPhase, blocks: Sequence[Any]) -> Sequence[Any]:
 
 
 def _groups(phase: ProgramPhase, lanes: Iterable[Lane]) -> Iterator[list[Lane]]:
-    """Yield lanes of one shape, so many together as run well."""
+    """Yield lanes of one shape, in groups of an efficient size."""
     groups: dict[Hashable, list[Lane]] = {}
     for lane in lanes:
         groups.setdefault(phase.shape(lane.block), []).append(lane)
@@ -271,7 +271,7 @@ def _groups(phase: ProgramPhase, lanes: Iterable[Lane]) -> Iterator[list[Lane]]:
 
 
 def _most_lanes(block: object) -> int:
-    """Return how many lanes like a block run together; a block without rows counts as a large one."""
+    """Return the number of lanes like a block that run together; a block without rows counts as a large one."""
     rows: int = getattr(block, "rows", LANE_ROWS)
     return min(MOST_LANES, max(LANES, LANE_ROWS // max(1, rows)))
 
@@ -279,9 +279,9 @@ def _most_lanes(block: object) -> int:
 def changed_attributes(
     program: TileProgram, other: TileProgram, blocks: Mapping[str, Sequence[Any]]
 ) -> dict[Attributes, Attributes] | None:
-    """Return which attributes of steps are others in another program's ``blocks`` by phase.
+    """Return which attributes of steps differ in another program's ``blocks`` by phase.
 
-    None if more than attributes differs, or if equal attributes become different ones.
+    None if more than attributes differs, or if equal attributes become different.
     """
     if program.used_bytes != other.used_bytes or len(program.phases) != len(other.phases):
         return None
@@ -298,7 +298,7 @@ def changed_attributes(
 
 
 def steps_of(items: Iterable[Item]) -> Iterator[Step | int]:
-    """Yield each step; for loops, the steps of the last iteration after the number of iterations."""
+    """Yield each step; for loops, yield the number of iterations, then the steps of the last one."""
     for item in items:
         if isinstance(item, Loop):
             yield len(item.indices)
@@ -312,7 +312,7 @@ def _does(step: Step) -> Any:
 
 
 def _form(operand: Source) -> Any:
-    """Return an operand by its content: tensors and rings are each program's objects."""
+    """Return an operand by its content: each program has tensor and ring objects of its own."""
     if isinstance(operand, GlobalTile):
         return operand.tensor.name, operand.fmt, operand.rows, operand.cols
     if isinstance(operand, RingTile):
@@ -337,7 +337,7 @@ class Lockstep:
         self._runs: dict[Attributes, list[tuple[int, int, Attributes]]] = {}
         #: The number of each block; variants may run equal blocks.
         self._distinct = {block: n for n, block in enumerate(dict.fromkeys(lane.block for lane in lanes))}
-        #: For each lane its tensors and the number of its block: blocks are long to hash.
+        #: For each lane its tensors and the number of its block: hashing a block takes long.
         self._numbered = [(lane.tensors, self._distinct[lane.block]) for lane in lanes]
 
     def run(self) -> None:
@@ -352,9 +352,9 @@ class Lockstep:
             self._step(resolved, index, [step, *[op.steps[index] for op in twins]])
 
     def _operations(self) -> Iterator[tuple[ResolvedOp, Sequence[TileOp]]]:
-        """Yield operations in the order of `execute`: with `Lanes` where bodies do not compare the positions of blocks.
+        """Yield operations in the order of `execute`: with `Lanes` if bodies do not compare the positions of blocks.
 
-        If a body compares them although its operations are equal, each block has its own.
+        If a body compares them although its operations are equal, each block has its own operations.
         """
         blocks, done = list(self._distinct), 0
         try:
@@ -381,7 +381,7 @@ class Lockstep:
         if (self.is_counted or self.observers) and (count := len(self.blocks)):
             is_all = count == len(self.lanes)
             read, outcome = (sources, result) if is_all else ([x[:count] for x in sources], result[:count])
-            if self.is_counted and fmt != "int8" and step.opcode is not Opcode.COPY:  # a copy makes no Inf or NaN
+            if self.is_counted and fmt != "int8" and step.opcode is not Opcode.COPY:  # a copy creates no Inf or NaN
                 had = [*read, before[:count]] if step.attributes.accumulate else read
                 self.events.look(resolved, step, outcome, had, before[:count].shape)
             if self.is_counted and step.opcode is Opcode.SELECT and step.attributes.variant == COMPARED:
@@ -391,7 +391,7 @@ class Lockstep:
                 observer(Moment(self.phase.name, self.blocks, resolved, index, step, read, outcome, role))
         if is_global:
             for cut, values in zip(self._cuts([s.dst for s in steps]), result, strict=True):
-                cut[...] = values.reshape(cut.shape)  # a column, to the one row of a tensor
+                cut[...] = values.reshape(cut.shape)  # a column, written to the one row of a tensor
         else:
             before[...] = result
 
@@ -420,13 +420,15 @@ class Lockstep:
         if isinstance(source, GlobalTile):
             cuts = list(self._cuts(sources))
             read = np.empty((len(cuts), *cuts[0].shape), cuts[0].dtype)
-            for lane, cut in enumerate(cuts):  # quicker than np.stack where they are small
+            for lane, cut in enumerate(cuts):  # faster than np.stack for small arrays
                 read[lane] = cut
             return read
         return self._view(resolved, source)
 
     def _cuts(self, tiles: Sequence[Any]) -> Iterator[Array]:
-        """Yield the part of a tensor that each lane reads or writes; ``tiles`` are one for all or one a block."""
+        """Yield the part of a tensor that each lane reads or writes; ``tiles`` are one for all lanes or one
+        per block.
+        """
         if len(tiles) > 1:
             for tensors, number in self._numbered:
                 yield tensors.cut(tiles[number], number)
@@ -460,7 +462,7 @@ def _flatten(items: Iterable[Item]) -> Iterator[TileOp]:
             yield item
 
 
-#: Gives one head's matrix (rows, cols) of an input tensor by (name, batch, head).
+#: Returns one head's matrix (rows, cols) of an input tensor by (name, batch, head).
 HeadSource = Callable[[str, int, int], Array]
 #: A NaN in float16, float32, bfloat16 and E4M3, so that a read before the first write is visible.
 POISON = 0xFF
@@ -509,7 +511,7 @@ class BufferStore:
 
 
 class TensorStore:
-    """Global tensors, one matrix a head; inputs are asked for when first read."""
+    """Global tensors, one matrix per head; inputs are requested at their first read."""
 
     def __init__(self, program: TileProgram, inputs: HeadSource) -> None:
         self._inputs, self._constants = inputs, program.constants
@@ -549,7 +551,9 @@ class TensorStore:
         return values
 
     def cut(self, tile: GlobalTile, number: int = 0) -> Array:
-        """Return one cut as a view of its head's matrix; ``number``: the block's, where coordinates are `Lanes`."""
+        """Return one part as a view of its head's matrix; ``number``: the block's number, if coordinates are
+        `Lanes`.
+        """
         batch, head, row, col = (at_lane(at, number) for at in tile.corner)
         return self.head(tile.tensor, batch, head)[row : row + tile.rows, col : col + tile.cols]
 

@@ -36,7 +36,7 @@ NAMES = ("q", "k", "v", "w_o")
 
 
 def recipe_source(problem: Problem, seed: int | None = None) -> HeadSource:
-    """Return a source of inputs drawn from the problem's recipe, which keeps them.
+    """Return a source of inputs drawn from the problem's recipe; the source stores them.
 
     Every head has its own generator, seeded by (seed, tensor, batch, head): a head's values do not depend on which
     other heads are computed.  Raises :class:`TensorError` for a recipe that changes tensors instead of drawing them.
@@ -59,8 +59,8 @@ def recipe_source(problem: Problem, seed: int | None = None) -> HeadSource:
 
 
 def drawn_source(problem: Problem, recipe: HeadSource | None = None) -> HeadSource:
-    """Return a source of inputs drawn by the problem's recipe, or a given one, in its storage: in pages, V a part of
-    K.
+    """Return a source of inputs drawn by the problem's recipe, or a given source, in the problem's storage: in pages,
+    or with V as a part of K.
     """
     source = with_filled_heads(stored_source(recipe or recipe_source(problem), problem), problem)
     if problem.page:
@@ -72,11 +72,12 @@ def drawn_source(problem: Problem, recipe: HeadSource | None = None) -> HeadSour
 
 
 def quantised(values: Array, fmt: str, rows: int | None = None, *, by_column: bool = False) -> tuple[Array, Array]:
-    """Return values in a narrow format, and float32 scales: one for all, or for each row that of ``rows`` together.
+    """Return values in a narrow format, with float32 scales: one scale for all values, or one for each group of
+    ``rows`` rows.
 
-    Or one for each column, (1, columns).
+    Alternatively one scale for each column, (1, columns).
 
-    A scale is float32(largest absolute value / largest finite value of ``fmt``), 1 where that is 0; stored values are
+    A scale is float32(largest absolute value / largest finite value of ``fmt``), or 1 if that is 0; stored values are
     the quotients, rounded to nearest even and saturated.
     """
     wide = values.astype(np.float64)
@@ -94,7 +95,7 @@ def quantised(values: Array, fmt: str, rows: int | None = None, *, by_column: bo
 def stored_source(source: HeadSource, problem: Problem) -> HeadSource:
     """Return the source with K and V as a cache stores them, and their scales; ``k`` and ``v`` are the stored values.
 
-    This is exact: float64 products of stored values and scales.
+    This is exact: the float64 products of stored values and scales.
     """
     fmt = problem.cache
     if fmt is None:
@@ -128,9 +129,9 @@ def drawn_pages(problem: Problem) -> PageTable:
 
 
 def check_pages(table: PageTable, keys: Sequence[int], page: int, count: int) -> None:
-    """Raise `TensorError` where pages of ``page`` keys do not hold sequences of so many ``keys`` each.
+    """Raise `TensorError` if pages of ``page`` keys do not contain sequences with these numbers of ``keys``.
 
-    A page is one of ``count``, in one place of one sequence.
+    A page is one of ``count``, at one position of one sequence.
     """
     owners: dict[int, int] = {}
     for number, (pages, length) in enumerate(zip(table, keys, strict=True)):
@@ -146,13 +147,14 @@ def check_pages(table: PageTable, keys: Sequence[int], page: int, count: int) ->
 
 
 def paged(source: HeadSource, problem: Problem, table: PageTable) -> HeadSource:
-    """Return the source with K and V written into pages of memory, and read back through the table."""
+    """Return the source with K and V written into pages of memory and read back through the table."""
     check_pages(table, problem.keys, problem.page, sum(map(len, table)))
     memory: dict[tuple[str, int, int], Array] = {}
 
     def read(name: str, batch: int, head: int) -> Array:
         values = source(name, batch, head)
-        if name == "q" or (name.endswith(SCALES) and problem.cache_scale == "channel"):  # these lie beside the pages
+        # these are stored next to the pages
+        if name == "q" or (name.endswith(SCALES) and problem.cache_scale == "channel"):
             return values
         for index, start in zip(table[batch], range(0, len(values), problem.page), strict=True):
             memory[name, head, index] = values[start : start + problem.page]
@@ -164,8 +166,8 @@ def paged(source: HeadSource, problem: Problem, table: PageTable) -> HeadSource:
 def projection_source(problem: Problem, heads: int, hidden: int) -> Callable[[int], Array]:
     """Return a source of the output projection's rows for one head of the layer's ``heads``.
 
-    (value head size, ``hidden``), normal with variance 1 / (heads x value head size), so that outputs
-    are as large as the attention's; seeded as `recipe_source` is, rounded to the problem's format.
+    The shape is (value head size, ``hidden``). Values are normal with variance 1 / (heads x value head size), so that
+    outputs are as large as the attention's; they are seeded as in `recipe_source` and rounded to the problem's format.
     """
     seed, width = getattr(problem.data, "seed", 0), heads * problem.value_head_dim
 
@@ -230,10 +232,11 @@ def _resonance(recipe: ResonanceData, name: str, rng: np.random.Generator, shape
 
 
 def kernel_source(inputs: Sequence[GlobalTensor], seed: int, given: Mapping[str, Array] | None = None) -> HeadSource:
-    """Return a source of the inputs of a kernel of plain tensors: those ``given``, else independent normal entries.
+    """Return a source of the inputs of a kernel of plain tensors: the ``given`` tensors, else independent normal
+    entries.
 
     A given tensor has the number of elements and the format of the launch; its shape is assumed to be that of the
-    launch.  Raises :class:`TensorError` for other tensors, and where one is missing.
+    launch.  Raises :class:`TensorError` for other tensors, and if one is missing.
     """
     by_name = {t.name: t for t in inputs}
 
@@ -280,7 +283,7 @@ def with_followers(
 
 
 def array_source(tensors: Mapping[str, Array], recipe: DataRecipe | None = None) -> HeadSource:
-    """Return a source that cuts heads out of (batch, heads, rows, cols) arrays.
+    """Return a source that slices heads from (batch, heads, rows, cols) arrays.
 
     A recipe that changes tensors is applied to each head; other recipes do not change them.
     """
@@ -296,7 +299,7 @@ def array_source(tensors: Mapping[str, Array], recipe: DataRecipe | None = None)
 
 
 def without_padding(source: HeadSource, problem: Problem) -> HeadSource:
-    """Return the source with the rows of each sequence alone, where lengths differ."""
+    """Return the source with only the rows of each sequence, if lengths differ."""
     if not problem.lengths:
         return source
     rows = {"q": problem.queries, "k": problem.keys, "v": problem.keys}
@@ -304,7 +307,7 @@ def without_padding(source: HeadSource, problem: Problem) -> HeadSource:
 
 
 def with_filled_heads(source: HeadSource, problem: Problem) -> HeadSource:
-    """Return the source with zeros in the columns that head sizes are filled up with."""
+    """Return the source with zeros in the columns that head sizes are padded with."""
 
     def read(name: str, batch: int, head: int) -> Array:
         values, count = source(name, batch, head), problem.filled[name[0] == "v"]
@@ -323,7 +326,7 @@ def hidden_keys(problem: Problem, batch: int) -> NDArray[np.bool_]:
 
 
 def with_padding(source: HeadSource, problem: Problem) -> HeadSource:
-    """Return the source with NaN in K and V where no query sees a key, but for formats that have none."""
+    """Return the source with NaN in K and V where no query sees a key, except for formats without NaN."""
 
     def read(name: str, batch: int, head: int) -> Array:
         values, hidden = source(name, batch, head), hidden_keys(problem, batch)

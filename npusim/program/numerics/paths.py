@@ -45,7 +45,7 @@ class PathEvent:
 
     @property
     def tile(self) -> str:
-        """The place of the row, in words: its block and the tiles that the loops visit."""
+        """The position of the row, in words: its block and the tiles that the loops visit."""
         visited = [f"{axis} tile {index}" for axis, index in self.path if axis and axis not in ("start", "finish")]
         spans = "".join(f", {axis} {start}" for axis, start, _ in self.block.spans[1:])
         return f"{self.block}{spans}" + (f", {', '.join(visited)}" if visited else "")
@@ -61,7 +61,7 @@ class Computed:
 
 @dataclass
 class _Recorder:
-    """Stores the first row of the result of each step of each block, for the first slice of a tile alone."""
+    """Stores the first row of the result of each step of each block, only for the first slice of a tile."""
 
     order: dict[tuple[str, int], int]
     phases: list[str]
@@ -78,7 +78,7 @@ class _Recorder:
         rows = np.array(moment.result[:, 0])
         for lane, block in enumerate(moment.blocks):
             at = self.order.get((moment.phase, id(block)))
-            if at is not None:  # a constant is one for all lanes
+            if at is not None:  # a constant is the same for all lanes
                 values = rows[lane if len(rows) > 1 else 0]
                 self.events[phase, at].append(PathEvent(moment.phase, op.label, name, block, path, values))
 
@@ -89,7 +89,7 @@ class _Recorder:
 def compute(
     program: TileProgram, place: Place, source: HeadSource, heads: int = 1, *, has_path: bool = True
 ) -> Computed:
-    """Return the bits of rows from a row on, to the ends of their blocks, in so many heads from its own on.
+    """Return the bits of rows from a row on, to the ends of their blocks, in this number of heads from its own on.
 
     With ``has_path`` the blocks are executed completely, and the steps of the row are recorded.
     """
@@ -110,7 +110,9 @@ def _from_place(written: Mapping[BlockRows, NDArray[Any]], place: Place) -> dict
 
 
 def first_difference(one: Mapping[int, NDArray[Any]], two: Mapping[int, NDArray[Any]]) -> tuple[int, int, int] | None:
-    """Return head, row and column of the first value whose bits differ, over their common part; None for none."""
+    """Return head, row and column of the first value whose bits differ, over their common part; None if all
+    bits agree.
+    """
     for head in (h for h in one if h in two):
         count = min(len(one[head]), len(two[head]))
         at = first_unlike(one[head][:count], two[head][:count])
@@ -120,7 +122,9 @@ def first_difference(one: Mapping[int, NDArray[Any]], two: Mapping[int, NDArray[
 
 
 def first_unlike(one: NDArray[Any], two: NDArray[Any]) -> tuple[int, int] | None:
-    """Return row and column of the first value of two matrices of one format whose bits differ; None for none."""
+    """Return row and column of the first value of two matrices of one format whose bits differ; None if all
+    bits agree.
+    """
     rows, columns = np.nonzero(bits_of(one) != bits_of(two))
     return (int(rows[0]), int(columns[0])) if len(rows) else None
 
@@ -131,7 +135,8 @@ def bits_of(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def parting(one: list[PathEvent], two: list[PathEvent]) -> str:
-    """Return the first step of ``one`` that differs from its counterpart, as many steps of its name before it.
+    """Return the first step of ``one`` that differs from its counterpart, the step with the same name and position
+    among steps of this name.
 
     The text has both values ("none" if the other computation has no such step); empty if no step differs.
     """

@@ -1,7 +1,7 @@
-"""Float64 attention on the same inputs, and how far outputs are from it.
+"""Float64 attention on the same inputs, and the distance of outputs from it.
 
-Sums go from left to right, of products by a fused multiply-add each, and the exponential is `npusim.formats`'
-own: digits do not depend on the CPU, its vector width or the BLAS at hand.
+Sums run from left to right and add each product by a fused multiply-add, and the exponential is `npusim.formats`' own:
+digits do not depend on the CPU, its vector width or the installed BLAS.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ULP_BINS = (("0", 0), ("1", 1), ("2", 2), ("3-4", 4), ("5-8", 8))
 
 
 def multiplied(a: Array, b: Array) -> NDArray[np.float64]:
-    """Return the float64 product of ``a`` (m, n) and ``b`` (n, p), any formats, its sums from left to right."""
+    """Return the float64 product of ``a`` (m, n) and ``b`` (n, p), in any formats; its sums run from left to right."""
     from npusim.formats import reduction_kernels
 
     left, right = (np.ascontiguousarray(x, np.float64) for x in (a, b))
@@ -50,11 +50,11 @@ def attention_scores(
 ) -> NDArray[np.float64]:
     """Return float64 ``scale Q K^T`` (rows, keys) for query rows from ``row``, -Inf where the mask hides a key.
 
-    ``seen``: which keys a query sees, default the problem's.
+    ``seen``: the keys that a query sees, by default the problem's.
 
-    ``q`` (rows, d), ``k`` (keys, d) as stored, in any format; scales of float8 inputs are undone.
+    ``q`` (rows, d), ``k`` (keys, d) as stored, in any format; scales of float8 inputs are applied.
     """
-    scores = np.ascontiguousarray(multiplied(k, np.asarray(q).T).T)  # k, the larger, is read as it lies
+    scores = np.ascontiguousarray(multiplied(k, np.asarray(q).T).T)  # k, the larger matrix, is read in its memory order
     scores *= problem.score_scale
     position = problem.causal_offset + row
     if problem.softcap is not None:
@@ -74,15 +74,15 @@ def attention(
 ) -> NDArray[np.float64]:
     """Return float64 ``softmax(scale Q K^T + mask) V`` for query rows from ``row``.
 
-    ``q`` (rows, d), ``k`` (keys, d), ``v`` (keys, dv) as stored, in any format, finite but for keys that no row sees.
-    ``seen``: the keys that a query sees, default the problem's; a query without keys gives the value that the problem
-    states.
+    ``q`` (rows, d), ``k`` (keys, d), ``v`` (keys, dv) as stored, in any format, finite except for keys that no row
+    sees. ``seen``: the keys that a query sees, by default the problem's; a query without keys gives the value that the
+    problem states.
     """
     scores = attention_scores(q, k, problem, row, head, seen)
     sees_none = (scores == -np.inf).all(axis=1, keepdims=True) & bool(problem.unseen)
     if problem.unseen == "mean":
         scores = np.where(sees_none, 0.0, scores)
-    if problem.sink_logits:  # a column beside those of the keys, whose value is 0
+    if problem.sink_logits:  # a column next to those of the keys, whose value is 0
         scores = np.append(scores, np.full((len(scores), 1), sink_logits(problem.heads)[head]), axis=1)
     weights = softmax_weights(scores)
     v = np.where((scores[:, : len(k)] == -np.inf).all(axis=0)[:, None], 0, v)  # NaN of keys that no row sees
@@ -92,7 +92,7 @@ def attention(
 
 
 def softmax_weights(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return exp(scores - the row's largest), (rows, keys) in both."""
+    """Return exp(scores - the row's maximum), (rows, keys) in both."""
     with np.errstate(invalid="ignore"):  # a row without a score has no maximum: NaN
         weights: NDArray[np.float64] = formats.exp(scores - scores.max(axis=1, keepdims=True), "float64")
     return weights
@@ -101,8 +101,8 @@ def softmax_weights(scores: NDArray[np.float64]) -> NDArray[np.float64]:
 def summarise_errors(outputs: list[Array], references: list[NDArray[np.float64]], fmt: str) -> ErrorSummary:
     """Return the distance of ``outputs`` (each (rows, dv)) from ``references``, pooled.
 
-    An output with NaN or Inf is at no distance: counts, but no figures (`ErrorSummary`).  NaN in the place of NaN is
-    right, and another number there counts as NaN.
+    An output with NaN or Inf has no distance: it has counts, but no figures (`ErrorSummary`).  NaN in the place of NaN
+    is correct, and another number there counts as NaN.
     """
     output = np.concatenate([o.reshape(-1, o.shape[-1]) for o in outputs])
     output, reference = _compared(output, np.concatenate(references))
@@ -133,7 +133,7 @@ def summarise_errors(outputs: list[Array], references: list[NDArray[np.float64]]
 
 
 def _compared(output: Array, reference: NDArray[np.float64]) -> tuple[Array, NDArray[np.float64]]:
-    """Return both with 0 where both are NaN, which is then right."""
+    """Return both with 0 where both are NaN, which is then correct."""
     are_nan = np.isnan(reference) & np.isnan(output.astype(np.float64).reshape(reference.shape))
     if not are_nan.any():
         return output, reference
@@ -141,7 +141,7 @@ def _compared(output: Array, reference: NDArray[np.float64]) -> tuple[Array, NDA
 
 
 def row_errors(output: Array, reference: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return each row's distance from the reference over the reference's norm; NaN or Inf where it is not finite."""
+    """Return each row's distance from the reference divided by the reference's norm; NaN or Inf if it is not finite."""
     output, reference = _compared(output, reference)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         distance = np.sqrt(_squares(output.astype(np.float64) - reference))
@@ -159,7 +159,7 @@ def _norm(x: NDArray[np.float64]) -> float:
 
 
 def _relative(distance: float, norm: float) -> float:
-    """Return distance / norm; Inf for an error where the reference is 0."""
+    """Return distance / norm; Inf for an error if the reference is 0."""
     if norm:
         return distance / norm
     return math.inf if distance else 0.0
@@ -171,7 +171,8 @@ def _ulp_distance(a: Array, b: Array, fmt: str) -> NDArray[np.int64]:
     def ordered(x: Array) -> NDArray[np.int64]:
         raw = np.ascontiguousarray(x).view(bits).astype(np.int64)
         half = np.int64(1) << (8 * bits.itemsize - 1)
-        return np.where(raw & half, half - raw, raw)  # sign-magnitude to a line, -0 and +0 together
+        # maps sign-magnitude numbers to a line, -0 and +0 to the same point
+        return np.where(raw & half, half - raw, raw)
 
     distance: NDArray[np.int64] = np.abs(ordered(a) - ordered(b))
     return distance

@@ -26,7 +26,7 @@ Semantics = Callable[[Sequence[Array], Array, str, Attributes], Array]
 
 
 def apply(opcode: Opcode, sources: Sequence[Array], before: Array, fmt: str, attributes: Attributes) -> Array:
-    """Return the result of a step.  Raises :class:`UnknownOpcodeError` for an opcode without a row."""
+    """Return the result of a step.  Raises :class:`UnknownOpcodeError` for an opcode that the table does not have."""
     row = SEMANTICS.get(opcode)
     if row is None:
         raise UnknownOpcodeError(f"{opcode.name} has no semantics")
@@ -35,13 +35,14 @@ def apply(opcode: Opcode, sources: Sequence[Array], before: Array, fmt: str, att
 
 def _copy(sources: Sequence[Array], before: Array, _fmt: str, _attributes: Attributes) -> Array:
     (source,) = sources
-    is_turned = source.shape[-2:] == before.shape[:-3:-1] and 1 in source.shape[-2:]  # a vector of rows, along a row
+    # a vector of rows, broadcast along a row
+    is_turned = source.shape[-2:] == before.shape[:-3:-1] and 1 in source.shape[-2:]
     return source.reshape(*source.shape[:-2], *before.shape[-2:]) if is_turned else source
 
 
 def _cast(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
     overflow: Any = attributes.overflow or None
-    if formats.stored_format(fmt).scale_block:  # a tile's edge is filled up with zeros, as in a product
+    if formats.stored_format(fmt).scale_block:  # the edge of a tile is filled with zeros, as in a product
         padded = replace(formats.BLOCK_FORMATS[fmt], pads=True)
         return formats.quantize(sources[0], padded, rule=attributes.variant or None, axis=attributes.axis).stored()
     return formats.cast(sources[0], fmt, rounding=attributes.rounding or "nearest_even", overflow=overflow)
@@ -54,7 +55,7 @@ def _matmul(sources: Sequence[Array], before: Array, _fmt: str, attributes: Attr
     if attributes.transpose_b:
         b = b.swapaxes(-1, -2)
     arithmetic = formats.get_arithmetic(attributes.arithmetic)
-    # The unit loads whole fractals: what a ragged tail leaves empty is zero (design section 1).
+    # The unit loads complete fractals: the elements that a ragged tail leaves empty are zero (design section 1).
     tail = -a.shape[-1] % arithmetic.k
     if tail:
         a = np.concatenate([a, np.zeros((*a.shape[:-1], tail), a.dtype)], axis=-1)
@@ -84,7 +85,7 @@ def _division(sources: Sequence[Array], _before: Array, fmt: str, attributes: At
 
 
 def _named(kind: str, functions: Mapping[str, Callable[..., Array]]) -> Semantics:
-    """Return a function by its name and variant, ``exp.correct``; the first one's ``correct`` by default."""
+    """Return a function by its name and variant, ``exp.correct``; without a variant the function's ``correct``."""
 
     def run(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
         chosen = attributes.variant or f"{next(iter(functions))}.correct"
@@ -98,7 +99,7 @@ def _named(kind: str, functions: Mapping[str, Callable[..., Array]]) -> Semantic
 
 
 def _extreme(function: Callable[..., Array]) -> Semantics:
-    """Return the larger or smaller of two operands, NaN by the rule ``variant``."""
+    """Return the larger or smaller of two operands; the rule ``variant`` decides about NaN."""
     return lambda sources, _before, fmt, attributes: function(*sources, fmt, nan=attributes.variant or "number")
 
 

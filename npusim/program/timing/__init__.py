@@ -1,20 +1,20 @@
-"""Cycles of a tile program on a device, by several methods of one signature.
+"""Cycles of a tile program on a device, by several methods with one signature.
 
 ``METHODS`` maps a name to ``simulate(program, device, *, trace_groups) -> TimingResult``:
 
 ``des``
-    SimPy, every core group and shared link: the reference.
+    SimPy, with every core group and shared link: the reference.
 ``block``
-    The processes of ``des`` compiled (`npusim.program.timing.engine`), run to their next wait: exact.
+    The processes of ``des`` in compiled form (`npusim.program.timing.engine`), each run to its next wait: exact.
 ``fold``
-    The same engine with one core group of each class of equal ones, its transfers weighted: exact.
+    The same engine with one core group of each class of equal groups, whose transfers have weights: exact.
 ``steady``
-    ``fold`` that skips periods once the joint state repeats: exact.
+    ``fold`` that skips periods after the joint state repeats: exact.
 ``reserved``
-    A mean field (`npusim.program.timing.mean_field`): each core group with the mean traffic of the others, a block
-    simulated once: approximate, for groups that all differ.
+    A mean field (`npusim.program.timing.mean_field`): each core group runs with the mean traffic of the others, and
+    each block is simulated once: approximate, for groups that all differ.
 ``auto``
-    Chooses ``steady`` or, where this is slow and the measured difference is small, ``reserved``.
+    Chooses ``steady`` or, if this is slow and the measured difference is small, ``reserved``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ METHODS: Mapping[str, Callable[..., TimingResult]] = MappingProxyType(
 
 
 def method_named(name: str) -> Callable[..., TimingResult]:
-    """Return the method of a name; raise `SpecError` where there is none."""
+    """Return the method with this name; raise `SpecError` if there is none."""
     if name not in METHODS:
         raise SpecError(f"method {name!r}; allowed: {', '.join(METHODS)}")
     return METHODS[name]

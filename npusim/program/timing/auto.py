@@ -1,9 +1,9 @@
 """The choice of the method that simulates the time of a program; the result names the method.
 
-Few operations, or few classes of equal core groups: exact (``steady``: folded, repetitions
-skipped).  Many long programs that all differ: ``reserved`` with the band that it measures on a part
-of the program; where the band is wide, the method is exact all the same unless it is very slow.  The choice
-depends on the program and the device alone, not on a request for a timeline.
+Programs with few operations, or few classes of equal core groups, are exact (``steady``: folded, repetitions skipped).
+Many long programs that all differ use ``reserved``, with a band that it measures on a part of the program; if the band
+is wide, the method is nevertheless exact unless it is very slow.  The choice depends only on the program and the
+device, not on a request for a timeline.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ if TYPE_CHECKING:
     from npusim.program.ir.tile_program import TileProgram
     from npusim.program.timing.timing_result import TimingResult
 
-#: Up to this number of operations of all classes, each is simulated (about 0.2 s) and spans are stored.
-#: For a longer timeline ``fold`` or ``des`` is named.
+#: Up to this number of operations of all classes, each operation is simulated (about 0.2 s) and spans are stored. For a
+#: longer timeline name ``fold`` or ``des``.
 FEW_OPERATIONS = 2_000_000
-#: Number of operations of groups that all differ up to which simulation is faster than a search for a repeated state:
-#: 0.05 s.
+#: Number of operations of groups that all differ up to which simulation is faster than a search for a repeated state
+#: (0.05 s).
 SHORT_OPERATIONS = 500_000
-#: The most operations that are simulated one by one, which takes about 2 s; above it the time is stated with a band.
+#: Largest number of operations that are simulated one by one, which takes about 2 s; above it the time is stated with a
+#: band.
 MANY_OPERATIONS = 20_000_000
-#: A band is wide beyond 2 %.
+#: A band above 2 % is wide.
 WIDE = 0.02
 
 

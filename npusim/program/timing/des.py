@@ -1,12 +1,12 @@
 """The reference: a discrete-event simulation with SimPy, every core group and shared link included.
 
-One process per queue's engine, one dispatcher per scalar unit, none per operation or tile.  A
-scalar unit issues in program order into bounded queues; an engine takes the head of its queue,
-waits for its flags, is busy for its occupancy (stretched while links are shared), and sets its
-when it and all before it in the queue have completed.  All times are integer cycles of the clock.
+There is one process per queue's engine and one dispatcher per scalar unit, but none per operation or tile.  A scalar
+unit issues in program order into bounded queues; an engine takes the head of its queue, waits for its flags, is busy
+for its occupancy (stretched while links are shared), and sets its own flags when it and all earlier operations of the
+queue have completed.  All times are integer cycles of the clock.
 
-The processes are written as callbacks of SimPy events rather than as generators: they resume at
-half the cost, and an engine whose next operation can start at once does so without an event.
+The processes are callbacks of SimPy events, not generators: they resume at half the cost, and an engine whose next
+operation can start at once does so without an event.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def simulate(
     """Return the time of ``program`` on all core groups of ``device``.
 
     ``trace_groups`` are the core groups whose operations are stored as spans; ``progress`` receives the share of blocks
-    that have been issued.  Raises :class:`~npusim.errors.DeadlockError` naming every waiting engine if no event is
-    left.
+    that have been issued.  Raises :class:`~npusim.errors.DeadlockError`, which names every waiting engine, if no event
+    is left.
     """
     simulation = _Simulation(streams or Streams(program, device), frozenset(trace_groups))
     simulation.progress = progress
@@ -53,7 +53,7 @@ def simulate(
 
 
 class Counter:
-    """One endpoint's counter in one core group: how often it was set, and when each was visible."""
+    """One endpoint's counter in one core group: the number of sets, and the times at which each became visible."""
 
     __slots__ = ("count", "latency", "size", "times", "waiters")
 
@@ -127,7 +127,7 @@ class Engine:
         return f"{self.op.label} waits for {self._causes[own]}"
 
     def reopen(self, now: int) -> None:
-        """Begin a new phase: time before ``now`` is no wait for instructions."""
+        """Begin a new phase: time before ``now`` does not count as a wait for instructions."""
         self._begun = now
 
     def take(self) -> None:
@@ -150,7 +150,7 @@ class Engine:
             self._launch(now)
 
     def _flags(self) -> bool:
-        """Go through the waits; return False if a flag has yet to be set."""
+        """Process the waits; return False if a flag is not set yet."""
         assert self.op is not None
         waits, base, counters = self.op.waits, self._base, self._counters
         endpoints = self._sim.streams.endpoints
@@ -175,7 +175,7 @@ class Engine:
         self._ready = until
 
     def wake(self, visible: int, now: int) -> None:
-        """The flag waited for was set just now; waits see it from ``visible`` on."""
+        """The awaited flag was just set; waits see it from ``visible`` on."""
         assert self.op is not None
         self._stalled = False
         if visible > self._ready:
@@ -185,9 +185,9 @@ class Engine:
             self._launch(now)
 
     def _launch(self, now: int) -> None:
-        """Schedule the operation, which starts when the last of its flags is seen.
+        """Schedule the operation, which starts when the last of its flags is visible.
 
-        Its end is known at once unless it shares links or pipes, which it joins when it starts.
+        Its end is known at once, unless it uses shared links or pipes, which it joins when it starts.
         """
         op = self.op
         assert op is not None
@@ -222,7 +222,7 @@ class Engine:
         self._finish.set(self.op.occupancy)
 
     def served(self, begin: int, now: int) -> None:
-        """The pipes are this operation's from ``begin`` on."""
+        """The operation has the pipes from ``begin`` on."""
         op = self.op
         assert op is not None
         if begin > now:
@@ -283,7 +283,7 @@ class Engine:
 class Dispatcher:
     """One scalar unit: issues its operations in program order into bounded queues.
 
-    If waits for flags of other cores stop it, it issues nothing from the operation that waits on.
+    If waits for flags of other cores stop it, it issues neither the waiting operation nor any later one.
     """
 
     __slots__ = (
@@ -318,12 +318,12 @@ class Dispatcher:
         return f"{self.name}: {self._pending[0].label} waits for {causes[self._waits_for]}"
 
     def wake(self, visible: int, now: int) -> None:
-        """The flag waited for was set just now; waits see it from ``visible`` on."""
+        """The awaited flag was just set; waits see it from ``visible`` on."""
         self._waits_for = -1
         self._alarm.set(max(0, visible - now))
 
     def _has_seen_flags(self) -> bool:
-        """Return whether the flags that hold up the scalar unit are seen; if not, it will be woken."""
+        """Return whether the flags that stop the scalar unit are visible; if not, it will be notified."""
         assert self._pending is not None
         op, base = self._pending
         now = int(self._env.now)
@@ -397,7 +397,7 @@ class _Simulation:
             yield block
 
     def _flags(self) -> list[Counter]:
-        # A waiter never looks further back than the slots both sides can be apart.
+        # A waiter never needs counts older than the number of slots by which both sides can be apart.
         return [Counter(self.streams.flag_latency(e.index), 2 * e.depth + e.period + 1) for e in self.streams.endpoints]
 
     def result(self) -> TimingResult:
@@ -436,7 +436,7 @@ class _Simulation:
         held = [text for d in dispatchers if (text := d.stuck(self.causes))]
         if stuck or held:
             raise DeadlockError(_describe(self.program, phase, int(env.now), stuck, held))
-        # A phase is over when its last result is there; one without work still is dispatched.
+        # A phase ends when its last result is available; a phase without work is dispatched nevertheless.
         ends = [e.use.end_cycles for engines in self.engines for e in engines]
         self.cycles = max(int(env.now), *ends)
         if int(env.now) < self.cycles:

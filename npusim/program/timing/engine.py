@@ -1,9 +1,9 @@
 """One compiled engine: core groups in arrays, phase after phase, and their times.
 
 It is cycle-identical to ``npusim.program.timing.des`` (cycles, busy and waiting times by cause, bytes of every link),
-at millions of operations a second, and has two switches that change nothing but its speed: one core group of
-each class stands for all of them (``fold``), and periods are added at once where the joint state of all
-classes repeats, at iterations of every loop, of key tiles and of blocks alike (``steady``).
+at millions of operations a second, and has two switches that change only its speed: one core group of each class
+represents all of them (``fold``), and whole periods are added at once if the joint state of all classes repeats, at
+iterations of any loop, over key tiles or over blocks (``steady``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from npusim.program.timing.engine_arrays import Ints
     from npusim.program.timing.engine_code import Classes, Code
 
-#: Waiting engines that a message about a deadlock lists, as in ``des``.
+#: Number of waiting engines that a message about a deadlock lists, as in ``des``.
 SHOWN = 8
 
 
@@ -42,11 +42,11 @@ def simulate(
 ) -> TimingResult:
     """Return the time of ``program`` on all core groups of ``device``.
 
-    ``method``: ``block`` simulates all core groups, ``fold`` one of each class, ``steady`` too and adds whole
-    periods at once, unless ``trace_groups`` asks for spans.  Groups of one class share their
-    :class:`~npusim.program.timing.timing_result.QueueUse`, which carry the number of the class's first group.
+    ``method``: ``block`` simulates all core groups, ``fold`` one of each class; ``steady`` does the same and adds whole
+    periods at once, unless ``trace_groups`` requests spans.  Groups of one class share their
+    :class:`~npusim.program.timing.timing_result.QueueUse`, which have the number of the class's first group.
 
-    Raises :class:`~npusim.errors.DeadlockError` naming the waiting engines, and
+    Raises :class:`~npusim.errors.DeadlockError`, which names the waiting engines, and
     :class:`~npusim.errors.ProgramError` if transfers are too large for 64-bit clocks.
     """
     code = code_of(streams or Streams(program, device))
@@ -59,7 +59,7 @@ def simulate(
 class Run:
     """One simulation of a program: the arrays of one core group of each class, and their progress.
 
-    ``done_before`` are the operations that each queue had done when the latest phase began.
+    ``done_before`` are the operations that each queue had completed when the latest phase began.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Run:
         return summarise(streams, method, ends, uses, links, counts, self.spans() if has_spans else ())
 
     def run_phase(self, phase: int) -> None:
-        """Let every member with blocks begin, and run until all are through."""
+        """Let every member with blocks begin, and run until all have ended."""
         from npusim.program.timing.periodic import UNUSED, run_engine
 
         m, queues, issuers = self.state, len(self.program.queue), len(self.streams.issuers)
@@ -124,11 +124,11 @@ class Run:
         run_engine(self.program, m, self.snapshots, begin)
         if (m.engine["op"] >= 0).any() or m.engine["length"].any():
             raise DeadlockError(self._describe(self.streams.program.phases[phase]))
-        # A phase is over when its last result is there; one without work still is dispatched.
+        # A phase ends when its last result is available; a phase without work is dispatched nevertheless.
         self.cycles = self.now = max(self.now, int(m.engine["end"].max(initial=0)))
 
     def _with_pipes(self, uses: tuple[tuple[QueueUse, ...], ...]) -> tuple[tuple[QueueUse, ...], ...]:
-        """Return the use of queues and, after them, of the pipes that they share."""
+        """Return the use of queues, followed by the use of the pipes that they share."""
         names = self.streams.pipes
         if not names:
             return uses
@@ -146,7 +146,7 @@ class Run:
 
     @uncollected()
     def spans(self, until: int | None = None) -> tuple[Span, ...]:
-        """Return the operations of the traced groups, each class's once for each of its groups.
+        """Return the operations of the traced groups: those of a class once for each of its groups.
 
         ``until``: operations that end by that cycle.
         """
@@ -178,16 +178,16 @@ class Run:
 
 
 def history_of(streams: Streams) -> int:
-    """Return the number of counts of a flag to store: a power of two, so that a mask finds them.
+    """Return the number of counts of a flag to store: a power of two, so that a mask selects the entry.
 
-    A waiter never looks further back than the distance that both sides of a ring can have in slots.
+    A waiter never needs counts older than the largest distance, in slots, between both sides of a ring.
     """
     rings = streams.program.rings
     return 1 << max((2 * r.depth + r.period for r in rings), default=0).bit_length()
 
 
 class Booked(NamedTuple):
-    """Bookings of a simulation for every queue, and for every endpoint's waits, member by member."""
+    """Records of a simulation for every queue, and for every endpoint's waits, member by member."""
 
     busy: Ints
     done: Ints
@@ -197,7 +197,7 @@ class Booked(NamedTuple):
 
 
 def uses_of(streams: Streams, members: Sequence[Sequence[int]], booked: Booked) -> tuple[tuple[QueueUse, ...], ...]:
-    """Return the use of every queue, group by group; the groups of a member share theirs."""
+    """Return the use of every queue, group by group; the groups of a member share one object."""
     names = [q.name for q in streams.program.queues]
     causes: dict[str, list[tuple[int, str]]] = {name: [] for name in names}
     for endpoint in streams.endpoints:

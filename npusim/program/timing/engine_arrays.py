@@ -1,4 +1,4 @@
-"""The flat integer records that the compiled engine works on: a program, and the state of a run.
+"""The flat integer records on which the compiled engine works: a program, and the state of a run.
 
 Every field is an int64.  A *member* is one simulated core group (each group, or one of each class of equal
 groups); engine ``m * queues + q`` is queue q of member m, counter
@@ -21,42 +21,42 @@ Ints = npt.NDArray[np.int64]
 #: Arrays of records: numba reads and writes their fields as attributes.
 Records = Any
 
-#: Kinds of instructions of a dispatcher's code.  ``LOOP`` runs as often as its argument says,
-#: ``REPEAT`` as the operand of the enclosing call says, the argument counting on from it.
+#: Kinds of instructions of a dispatcher's code.  The argument of ``LOOP`` is its number of iterations; the number of
+#: iterations of ``REPEAT`` is the operand of the enclosing call, with the argument as offset.
 OP, LOOP, REPEAT, END, CALL, RET, HALT = range(7)
-#: Entries of ``EngineState.size``: lengths of lists; which level of loops the watched scalar unit ``WATCHED`` has
-#: crossed, or 1 where engine ``LEADER`` has done ``TARGET`` operations, which it had at ``MOMENT``.  ``FETCHED``
-#: marks the calls fetched since, counted from instruction ``WINDOW_AT``, bit by bit.
+#: Entries of ``EngineState.size``: lengths of lists; the level of loops that the watched scalar unit ``WATCHED`` has
+#: crossed, or 1 if engine ``LEADER`` has completed ``TARGET`` operations, at the time ``MOMENT``.  ``FETCHED`` marks
+#: the calls fetched since then, bit by bit, counted from instruction ``WINDOW_AT``.
 (EVENTS, TODO, SPANS, CROSSED, WATCHED, LEADER, TARGET, MOMENT, FETCHED, WINDOW_AT, REQUESTS, SIZES) = range(12)
-#: No operation on an engine, and what a dispatcher fetches at its end.
+#: No operation on an engine; also what a dispatcher fetches at its end.
 NOTHING, HALTED = -1, -2
 #: Later than any event.
 NEVER = 1 << 62
-#: In place of transfers in flight: the operation waits for its turn on shared pipes.
+#: In place of transfers in flight: the operation waits for shared pipes.
 ASKING = -1
-#: Bits of an int64 that a product of bytes in flight and their number may take; two are left for sums.
+#: Bits of an int64 that a product of bytes in flight and their number may use; two bits are left for sums.
 RANGE_BITS = 60
 
 
 def record(fields: str) -> np.dtype[Any]:
-    """Return a type of records of whole numbers, their names divided by spaces."""
+    """Return a type of records of integers; their names are separated by spaces."""
     return np.dtype([(name, np.int64) for name in fields.split()])
 
 
 class Program(NamedTuple):
     """The program of a run; it never changes during the run (`build_program`)."""
 
-    op: Records  #: one more than there are: an operation's waits end where the next one's begin
+    op: Records  #: one more than there are: an operation's waits end where the next operation's begin
     wait: Records
     set: Ints  #: endpoints
     flow: Records
     take: Records  #: shared pipes that an operation keeps busy
     pipe: Ints  #: one entry for each shared pipe of a core group
     code: Records
-    operand: Ints  #: counts of loops that blocks bring
+    operand: Ints  #: iteration counts that blocks pass to their loops
     entry: Ints  #: (bodies, issuers): first instruction
     endpoint: Records
-    pair: Records  #: every endpoint with each of its peers
+    pair: Records  #: every pair of an endpoint and a peer
     queue: Records
     link: Records
     member: Records
@@ -66,8 +66,9 @@ class Program(NamedTuple):
 #: Types of the records of a program's arrays.
 PROGRAM_TYPES: Mapping[str, Any] = MappingProxyType(
     {
-        # ``kind``: 0 arithmetic, 1 product, -1 no work beside other warp groups
-        # (`npusim.program.ir.tile_program.Share`); what follows is its cycles alone and what it asks for.
+        # ``kind``: 0 arithmetic, 1 product, -1 no work concurrent with other warp groups
+        # (`npusim.program.ir.tile_program.Share`); the other fields are its cycles without other groups, and its
+        # demands.
         "op": record(
             "queue occupancy latency issue waits sets flows takes kind work slots compare special tensor memory"
         ),
@@ -78,10 +79,10 @@ PROGRAM_TYPES: Mapping[str, Any] = MappingProxyType(
         "endpoint": record("lag period latency owner"),
         "pair": record("own peer"),
         "queue": record("depth issuer"),
-        # Units of its clock a cycle; the weight of one transfer; the weight of transfers from outside; of a phase:
-        # cycles without transfers that it makes up for at most, and how many times its rate it has meanwhile.
+        # Units of the link's clock per cycle; the weight of one transfer; the weight of transfers from outside; for a
+        # phase: the largest number of idle cycles that the link recovers, and the multiple of its rate while it does.
         "link": record("rate unit others idle catch_up"),
-        # Core groups that the member stands for, and whether its spans are kept.
+        # Number of core groups that the member represents, and whether its spans are stored.
         "member": record("weight is_traced"),
         "rule": record("product_issue product_compare issue_product slowing"),
     }
@@ -89,7 +90,7 @@ PROGRAM_TYPES: Mapping[str, Any] = MappingProxyType(
 
 
 def build_program(entry: Ints, **rows: Sequence[Any]) -> Program:
-    """Return the arrays of these rows, empty ones where there are none; ``entry`` as it is."""
+    """Return the arrays of these rows, empty arrays if there are none; ``entry`` is unchanged."""
     arrays = {}
     for name in Program._fields:
         array = np.array(rows.get(name, ()), np.int64)
@@ -104,7 +105,7 @@ class EngineState(NamedTuple):
     engine: Records
     entry: Records  #: (engines, depth): the instruction queue, a ring
     counter: Records
-    visible: Ints  #: (counters, history): when each count is seen, by count modulo the history
+    visible: Ints  #: (counters, history): when each count becomes visible, by count modulo the history
     dispatcher: Records
     stack: Records  #: (dispatchers, levels): loops and calls
     link: Records
@@ -112,13 +113,13 @@ class EngineState(NamedTuple):
     event: Records  #: heap by the time at which an operation with transfers begins
     request: Records  #: heap by the time at which an operation is ready for its pipes, then engine
     pipe: Records  #: (members, pipes)
-    core: Records  #: (members,) where warp groups share the pipes of a core (processor sharing), else none
-    server: Records  #: (2 * members,): of arithmetic and of products of each of these cores
-    work: Records  #: (2 * members, queues): heaps by the server's clock value at which work ends
-    due: Ints  #: tree of least values over the members: when the next work of each ends
-    todo: Ints  #: stack of engines and dispatchers to look at
+    core: Records  #: (members,) if warp groups share the pipes of a core (processor sharing), else none
+    server: Records  #: (2 * members,): clocks of arithmetic and of products of each of these cores
+    work: Records  #: (2 * members, queues): heaps by the clock value of the server at which work ends
+    due: Ints  #: tree of minima over the members: the time at which the next work of each ends
+    todo: Ints  #: stack of engines and dispatchers to process
     is_todo: Ints
-    ran: Ints  #: how often each operation ran, in core groups
+    ran: Ints  #: number of executions of each operation, in core groups
     size: Ints
     span: Records
 
@@ -127,35 +128,37 @@ HEAP_TYPE = record("key engine")
 #: Types of the records of a state's arrays.
 STATE_TYPES: Mapping[str, Any] = MappingProxyType(
     {
-        # ``op``: taken, or -1.  ``wait_at``: its next wait, -1 when it has begun.  ``ready``: when its waits so
-        # far are over.  ``in_flight``: transfers not yet through, or ``ASKING`` for pipes.  ``head`` and ``length``:
-        # of the queue.  ``blocked``: dispatcher that waits for a free entry, or -1.  ``next_waiter``: engine that waits
-        # for the same counter, or -1.  ``free``: end of the operation before.  ``end``: last result, which flags wait
-        # for.  ``idle``: cycles without an instruction.  ``waited``: cycles in which its pipes were another's.
+        # ``op``: the operation, or -1.  ``wait_at``: its next wait, -1 after it has begun.  ``ready``: the end of its
+        # waits so far.  ``in_flight``: its unfinished transfers, or ``ASKING`` for pipes.  ``head`` and ``length``: of
+        # the queue.  ``blocked``: the dispatcher that waits for a free entry, or -1.  ``next_waiter``: the engine that
+        # waits for the same counter, or -1.  ``free``: the end of the previous operation.  ``end``: the last result,
+        # which flags wait for.  ``idle``: cycles without an instruction.  ``waited``: cycles in which another operation
+        # had its pipes.
         "engine": record(
             "op wait_at ready begun in_flight head length blocked next_waiter free end busy done idle waited"
         ),
         # ``time``: when the operation was issued, or when its entry became free.
         "entry": record("op time"),
-        # ``waiter``: first engine that waits for it, or -1.  ``stalled``: cycles its owner waited for others.
+        # ``waiter``: the first engine that waits for it, or -1.  ``stalled``: cycles in which its owner waited for
+        # others.
         "counter": record("waiter count stalled"),
-        # ``pending``: operation fetched, ``NOTHING``, or ``HALTED``.
+        # ``pending``: the fetched operation, ``NOTHING``, or ``HALTED``.
         "dispatcher": record("clock pending pc level"),
-        # ``pc``: where a loop's body begins, or a call returns to.  ``left``: iterations after this one.
-        # ``entry``: how often a loop or call was entered at this level.
+        # ``pc``: the start of a loop's body, or the return address of a call.  ``left``: iterations after this one.
+        # ``entry``: the number of loops or calls entered at this level.
         "stack": record("pc operand left entry"),
-        # ``units``: served to each transfer.  ``load``: weight in flight.  ``due``: when the next one ends.
-        # ``flow_cycles``: transfers in flight, summed over cycles.  ``idle``: cycles that it has to make up for,
-        # -1 before a phase's first transfer.
+        # ``units``: units served to each transfer.  ``load``: weight in flight.  ``due``: the end of the next transfer.
+        # ``flow_cycles``: transfers in flight, summed over cycles.  ``idle``: cycles to be recovered, -1 before a
+        # phase's first transfer.
         "link": record("units updated load due flows bytes flow_cycles idle"),
         "transfer": HEAP_TYPE,
         "event": HEAP_TYPE,
         "request": HEAP_TYPE,
-        # ``free``: when the last operation on a pipe ends.
+        # ``free``: the end of the last operation on a pipe.
         "pipe": record("free busy done"),
-        # What all operations under way ask for.
+        # The demands of all current operations.
         "core": record("slots compare special tensor memory updated"),
-        # ``units``: the clock, served to each operation.  ``count``: operations under way.
+        # ``units``: the clock, in units served to each operation.  ``count``: current operations.
         "server": record("units speed count"),
         "work": HEAP_TYPE,
         "span": record("engine op start end"),
@@ -164,7 +167,7 @@ STATE_TYPES: Mapping[str, Any] = MappingProxyType(
 
 
 def build_state(program: Program, history: int, levels: int, spans: int = 0) -> EngineState:
-    """Return the state before a run: ``history`` counts are stored for each counter, loops nest ``levels`` deep."""
+    """Return the state before a run: ``history`` counts are stored for each counter, and loops nest ``levels`` deep."""
     members, issuers = len(program.member), program.entry.shape[1]
     engines, counters = members * len(program.queue), members * len(program.endpoint)
     dispatchers, links = members * issuers, len(program.link)
@@ -210,13 +213,13 @@ def build_state(program: Program, history: int, levels: int, spans: int = 0) -> 
 
 
 def memory_of(state: EngineState) -> Ints:
-    """Return the block of memory that all arrays of a state are views of."""
+    """Return the block of memory of which all arrays of a state are views."""
     assert state.size.base is not None
     return state.size.base
 
 
 def indices_of(state: EngineState) -> EngineState:
-    """Return arrays in the layout of a state, in which every number is its index in the state's memory."""
+    """Return arrays in the layout of a state, in which every number is its own index in the state's memory."""
     indices = np.arange(memory_of(state).size)
     ends = np.cumsum([array.nbytes for array in state]) // indices.itemsize
     parts = np.split(indices, ends[:-1])

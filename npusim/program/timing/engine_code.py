@@ -1,13 +1,13 @@
 """Translates a tile program into the flat arrays of ``engine_arrays``: operations, bodies, block sequences, classes.
 
-A body is written once for each scalar unit, as code of operations, loops and calls; loops stay
-loops.  Blocks that differ only in the lengths of their loops share one body and have the counts as
-operands.  A core group's blocks become a sequence of calls in which repetitions are loops too, so
-that the arrays grow with the number of different bodies, not with the size of the problem.
+A body is written once for each scalar unit, as code of operations, loops and calls; loops stay loops.  Blocks that
+differ only in the lengths of their loops share one body, and their calls have the counts as operands.  A core group's
+blocks become a sequence of calls in which repetitions are loops too, so that the arrays grow with the number of
+different bodies, not with the size of the problem.
 
-Core groups of one class run the same blocks and do the same at the same tick, so that one of them represents all: its
-transfers have the weight of the whole class on the links (``npusim.program.timing.link``).  160 equal blocks on 24
-groups are two classes: sixteen groups with seven blocks, eight with six.
+Core groups of one class run the same blocks with the same times, so that one of them represents all: on the links its
+transfers have the weight of the whole class (``npusim.program.timing.link``).  160 equal blocks on 24 groups form two
+classes: sixteen groups with seven blocks, eight with six.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ NO_SHARE = (-1, 0, 0, 0, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class InnerBody:
-    """A loop's body in another, and its number of iterations; None: the number that the block states."""
+    """A loop's body in another body, and its number of iterations; None: the number that the block states."""
 
     times: int | None
     body: int
@@ -63,9 +63,9 @@ Part = tuple[int, ...] | InnerBody
 
 @dataclass(frozen=True, slots=True)
 class CompiledBody:
-    """Code of one body: where each scalar unit's begins, operations of each queue, how deep it nests.
+    """Code of one body: the start of each scalar unit's code, the operations of each queue, and the nesting depth.
 
-    ``repeats`` are the bodies whose counts a block brings; ``operations`` are without theirs.
+    ``repeats`` are the bodies whose counts a block states; ``operations`` does not include them.
     """
 
     parts: tuple[Part, ...]
@@ -77,7 +77,7 @@ class CompiledBody:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A body with the counts of its loops; ``operand`` is their first index in the table of counts.
+    """A body with the counts of its loops; ``operand`` is the index of the first count in the table of counts.
 
     ``operations``: the number in each queue, with all iterations.
     """
@@ -90,7 +90,7 @@ class Block:
 
 @dataclass
 class Code:
-    """Code of the bodies of a program, written as blocks are asked for."""
+    """Code of the bodies of a program, written when blocks are requested."""
 
     streams: Streams
     instructions: list[tuple[int, int, int]] = field(default_factory=list)
@@ -104,7 +104,7 @@ class Code:
     _operations: dict[Hashable, int] = field(default_factory=dict)
     _tables: Program | None = None
     _inners: dict[Template, int] = field(default_factory=dict)
-    #: Core groups by class, after the first call of `equal_groups`.
+    #: Core groups by class, set by the first call of `equal_groups`.
     classes: Classes | None = None
 
     def __post_init__(self) -> None:
@@ -113,9 +113,9 @@ class Code:
     # ---------------------------------------------------------------- blocks
 
     def blocks_of(self, body: Template, counts: Ints) -> list[int]:
-        """Return the numbers of blocks whose loops run so often each, writing their body if it is new.
+        """Return the numbers of the blocks with these iteration counts, and write their body if it is new.
 
-        ``counts``: (blocks, loops); a loop that runs once in ``body`` does so in all.
+        ``counts``: (blocks, loops); a loop that runs once in ``body`` does so in all of them.
         """
         parts: list[Part] = []
         repeated: list[int] = []
@@ -154,11 +154,11 @@ class Code:
         return number
 
     def operation_count(self, blocks: Iterable[int]) -> int:
-        """Return how many operations a sequence of blocks runs."""
+        """Return the number of operations that a sequence of blocks runs."""
         return sum(often * sum(self.blocks[block].operations) for block, often in Counter(blocks).items())
 
     def runs_of_operations(self, blocks: Iterable[int]) -> Ints:
-        """Return how often each operation runs in a sequence of blocks."""
+        """Return the number of executions of each operation in a sequence of blocks."""
         runs_of = Counter[int]()
         for number, often in Counter(blocks).items():
             block = self.blocks[number]
@@ -166,7 +166,7 @@ class Code:
             for count, inner in zip(block.counts, self.bodies[block.body].repeats, strict=True):
                 runs_of[inner] += often * count
         runs = np.zeros(len(self.operations), np.int64)
-        for body in range(len(self.bodies) - 1, -1, -1):  # a body is written after those inside it
+        for body in range(len(self.bodies) - 1, -1, -1):  # a body is written after the bodies inside it
             for part in self.bodies[body].parts if runs_of[body] else ():
                 if not isinstance(part, InnerBody):
                     np.add.at(runs, list(part), runs_of[body])
@@ -242,7 +242,7 @@ class Code:
     # ---------------------------------------------------------------- sequences
 
     def sequence(self, blocks: Sequence[int]) -> int:
-        """Write the blocks of a core group and return where its code begins."""
+        """Write the blocks of a core group and return the start of its code."""
         start = len(self.instructions)
         period = shortest_period(blocks)
         times = len(blocks) // period
@@ -261,7 +261,7 @@ class Code:
             self._call(block.body, block.operand, len(list(same)))
 
     def window(self, calls: int) -> int:
-        """Leave space for calls that are written later, and return where it begins."""
+        """Reserve space for calls that are written later, and return its start."""
         start = len(self.instructions)
         self.instructions += [(HALT, 0, 0)] * (calls + 1)
         return start
@@ -274,7 +274,7 @@ class Code:
     # ---------------------------------------------------------------- arrays
 
     def program(self, weights: Sequence[int], is_traced: Sequence[bool]) -> Program:
-        """Return the arrays of everything written so far, for members of these weights."""
+        """Return the arrays of all code written so far, for members with these weights."""
         if self._tables is None or len(self._tables.op) <= len(self.operations):
             self._tables = build_tables(self.streams, self.operations)
         tables = self._tables
@@ -303,7 +303,7 @@ class Classes:
         return chain.from_iterable(chain.from_iterable(self.blocks))
 
     def one_by_one(self) -> Classes:
-        """Return the same core groups, each as a class of its own."""
+        """Return the same core groups, each as a separate class."""
         member = {g: i for i, groups in enumerate(self.groups) for g in groups}
         order = sorted(member)
         phases = (tuple(phase[member[g]] for g in order) for phase in self.blocks)
@@ -312,7 +312,7 @@ class Classes:
 
 @uncollected()
 def equal_groups(code: Code) -> Classes:
-    """Return the core groups that run the same blocks in every phase, together."""
+    """Return the core groups grouped by equal blocks in every phase."""
     if code.classes is None:
         phases = [blocks_by_group(code, phase) for phase in code.streams.program.phases]
         code.classes = fold_groups(list(zip(*phases, strict=True)))
@@ -347,7 +347,8 @@ def blocks_by_group(code: Code, phase: ProgramPhase, groups: Sequence[int] | Non
 def code_of(streams: Streams) -> Code:
     """Return the code of a program's bodies, the same for every method that asks."""
     if streams.code is None:
-        # The code's own streams know no code: what refers to one another is not given up with its last user.
+        # The code's own streams do not refer to the code: objects that refer to one another are not freed with their
+        # last user.
         streams.code = Code(copy(streams))
     return streams.code
 
@@ -389,10 +390,10 @@ def build_tables(streams: Streams, operations: Sequence[TimedOp]) -> Program:
 
 
 def link_rates(streams: Streams) -> list[int]:
-    """Return the service of each link in a cycle, in units of its clock, as ``SharedLink`` rounds it.
+    """Return the service of each link per cycle, in units of its clock, with the rounding of ``SharedLink``.
 
-    A link so fast that all transfers in flight (:func:`check_range`) need less than a cycle
-    might as well be faster: its clock stays within int64.
+    A link that needs less than a cycle for all transfers in flight (:func:`check_range`) may as well be faster: its
+    clock stays within int64.
     """
     rates = (bytes_per_cycle(streams.device, name) for name in streams.device.links)
     return [min(max(1, round(rate * (1 << FRACTION_BITS))), 1 << RANGE_BITS) for rate in rates]

@@ -1,11 +1,10 @@
 """The compiled engine: each queue runs ahead until a flag, an instruction or a link stops it.
 
-Only transfers on shared links must be processed in order of time.  Everything else is a maximum of
-known times: an engine processes its queue at once, up to the first operation whose
-flag has not been set, and a scalar unit issues up to the first queue that is full.  An operation
-with transfers that begins later is an event; so is the end of the next transfer on each link.
-Within a tick the order is of no consequence (``npusim.program.timing.link``); pipes that serve
-first come, first served are granted last.
+Only transfers on shared links must be processed in order of time.  Everything else is a maximum of known times: an
+engine processes its queue at once, up to the first operation whose flag has not been set, and a scalar unit issues up
+to the first queue that is full.  An operation with transfers that begins later is an event; so is the end of the next
+transfer on each link. Within a tick the order has no effect (``npusim.program.timing.link``); pipes with first-come,
+first-served order are granted last.
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ from npusim.program.timing.link import FRACTION_BITS
 
 speeds = inline(pipe_speeds)
 
-# ---------------------------------------------------------------- heaps of a key and an engine, least key first
+# ---------------------------------------------------------------- heaps of a key and an engine, smallest key first
 
 
 @inline
 def push(heap: Records, size: int, key: int, engine: int) -> None:
-    """Add to a heap of ``size`` that has its least key first."""
+    """Add to a heap of ``size`` whose smallest key is first."""
     at = size
     while at > 0:
         above = (at - 1) >> 1
@@ -62,7 +61,7 @@ def push(heap: Records, size: int, key: int, engine: int) -> None:
 
 @inline
 def pop(heap: Records, size: int) -> None:
-    """Take the first off a heap that has ``size`` left after that."""
+    """Remove the first entry of a heap, which has ``size`` entries after that."""
     key, engine, at = heap[size].key, heap[size].engine, 0
     while True:
         below = 2 * at + 1
@@ -204,7 +203,7 @@ def work(p: Program, m: EngineState, e: int, now: int) -> None:
 
 @inline
 def take(p: Program, m: EngineState, e: int) -> None:
-    """Take the oldest entry of the queue; its place is free from that moment."""
+    """Remove the oldest entry of the queue; its place is free from that time on."""
     head = m.engine[e].head
     op = m.entry[e, head].op
     taken = max(m.entry[e, head].time, m.engine[e].free)
@@ -222,9 +221,9 @@ def take(p: Program, m: EngineState, e: int) -> None:
 
 @inline
 def pass_waits(p: Program, m: EngineState, e: int) -> bool:
-    """Go through the waits; return False, as a waiter, if a flag has yet to be set.
+    """Process the waits; return False, and register as a waiter, if a flag is not set yet.
 
-    An endpoint's own counter stands at the generation it works on, since only its engine sets it.
+    An endpoint's own counter equals its current generation, since only its engine sets it.
     """
     op = m.engine[e].op
     first = e // len(p.queue) * len(p.endpoint)
@@ -252,7 +251,7 @@ def pass_waits(p: Program, m: EngineState, e: int) -> bool:
 
 @inline
 def complete(p: Program, m: EngineState, e: int, end: int) -> None:
-    """Book the operation and hand on its slots."""
+    """Record the operation and pass on its slots."""
     op, member = m.engine[e].op, e // len(p.queue)
     m.engine[e].op = NOTHING
     m.engine[e].busy += end - m.engine[e].begun
@@ -282,7 +281,7 @@ def complete(p: Program, m: EngineState, e: int, end: int) -> None:
 
 @inline
 def keep_span(m: EngineState, e: int, op: int, end: int) -> None:
-    """Keep an operation for the timeline."""
+    """Store an operation for the timeline."""
     at = m.size[SPANS]
     m.span[at].engine, m.span[at].op = e, op
     m.span[at].start, m.span[at].end = m.engine[e].begun, end
@@ -307,12 +306,12 @@ def join(p: Program, m: EngineState, e: int) -> None:
         key = m.link[link].units + (size << FRACTION_BITS)
         push(m.transfer[link], m.link[link].flows, key, e)
         m.link[link].flows += 1
-        m.link[link].due = begin  # looked at again before time goes on
+        m.link[link].due = begin  # examined again before the time advances
 
 
 @inline
 def serve(p: Program, m: EngineState, link: int, now: int) -> None:
-    """Move a link's clock on to ``now``."""
+    """Advance a link's clock to ``now``."""
     elapsed = now - m.link[link].updated
     if elapsed > 0:
         idle = m.link[link].idle
@@ -328,7 +327,7 @@ def serve(p: Program, m: EngineState, link: int, now: int) -> None:
 
 @inline
 def settle(p: Program, m: EngineState, link: int, now: int) -> None:
-    """End the transfers that are through at ``now`` and find when the next one will be."""
+    """End the transfers that are complete at ``now`` and compute when the next one will be."""
     heap, flows = m.transfer[link], m.link[link].flows
     if flows:
         serve(p, m, link, now)
@@ -348,7 +347,7 @@ def settle(p: Program, m: EngineState, link: int, now: int) -> None:
         m.link[link].units = 0
         m.link[link].due = NEVER
         return
-    if units >> RANGE_BITS:  # a link that never rests would run out of its clock
+    if units >> RANGE_BITS:  # a link that is never idle would exceed the range of its clock
         for at in range(flows):
             heap[at].key -= units
         m.link[link].units = units = 0
@@ -379,7 +378,7 @@ def share_core(p: Program, m: EngineState, e: int, now: int) -> None:
 
 @inline
 def serve_core(m: EngineState, member: int, now: int) -> None:
-    """Move a core's clocks on to ``now``."""
+    """Advance a core's clocks to ``now``."""
     elapsed = now - m.core[member].updated
     if elapsed > 0:
         for number in range(2 * member, 2 * member + 2):
@@ -402,7 +401,7 @@ def change_load(p: Program, m: EngineState, member: int, op: int, sign: int) -> 
 
 @inline
 def pop_finished(p: Program, m: EngineState, member: int) -> int:
-    """Take out an engine whose work is through, or return -1."""
+    """Remove an engine whose work is complete, or return -1."""
     for number in range(2 * member, 2 * member + 2):
         server = m.server[number]
         if server.count and m.work[number, 0].key <= server.units:
@@ -417,7 +416,7 @@ def pop_finished(p: Program, m: EngineState, member: int) -> int:
 
 @inline
 def free_pipes(p: Program, m: EngineState, e: int, now: int) -> None:
-    """Note that the pipes of engine ``e`` are its own no more."""
+    """Record that engine ``e`` has released its pipes."""
     op, member = m.engine[e].op, e // len(p.queue)
     for at in range(p.op[op].takes, p.op[op + 1].takes):
         pipe = p.take[at].pipe
@@ -426,7 +425,7 @@ def free_pipes(p: Program, m: EngineState, e: int, now: int) -> None:
 
 @inline
 def note_due(m: EngineState, member: int, now: int) -> None:
-    """Store the time of the next end of a core's work; clocks of empty kinds of work restart."""
+    """Store the next time at which work of a core ends; clocks of empty kinds of work restart."""
     due = NEVER
     for number in range(2 * member, 2 * member + 2):
         server = m.server[number]
@@ -452,7 +451,7 @@ def first_due(m: EngineState) -> int:
 
 @inline
 def settle_core(p: Program, m: EngineState, member: int, now: int) -> None:
-    """End the work of a core's warp groups that is through at ``now``."""
+    """End the work of a core's warp groups that is complete at ``now``."""
     serve_core(m, member, now)
     e = pop_finished(p, m, member)
     while e != NOTHING:
@@ -468,7 +467,7 @@ def settle_core(p: Program, m: EngineState, member: int, now: int) -> None:
 
 @inline
 def grant(p: Program, m: EngineState, now: int) -> None:
-    """Let the operations that are ready in this tick have their pipes, in the order of their queues."""
+    """Grant pipes to the operations that are ready in this tick, in the order of their queues."""
     while m.size[REQUESTS] and m.request[0].key // len(m.engine) == now:
         e = m.request[0].engine
         m.size[REQUESTS] -= 1
@@ -507,7 +506,7 @@ def begin_shared(p: Program, m: EngineState, e: int, now: int) -> None:
 
 @inline
 def run_ahead(p: Program, m: EngineState, now: int) -> None:
-    """Let everybody go on who can, ``now`` being the time up to which links are in order."""
+    """Let every engine and dispatcher continue that can; ``now`` is the time up to which links are processed."""
     engines = len(m.engine)
     while m.size[TODO] and not m.size[CROSSED]:
         m.size[TODO] -= 1
@@ -530,7 +529,7 @@ def next_event(m: EngineState) -> int:
 
 @inline
 def handle_tick(p: Program, m: EngineState, now: int) -> None:
-    """Begin and end the transfers of this tick; once there are none, grant shared pipes."""
+    """Begin and end the transfers of this tick; when there are none left, grant shared pipes."""
     is_quiet = True
     while m.size[EVENTS] and m.event[0].key == now:
         is_quiet = False
@@ -551,7 +550,7 @@ def handle_tick(p: Program, m: EngineState, now: int) -> None:
 
 @inline
 def advance(p: Program, m: EngineState, start: int) -> int:
-    """Run until nobody can go on or a boundary is crossed; return the time of the last event."""
+    """Run until nothing can continue or a boundary is crossed; return the time of the last event."""
     now = start
     while True:
         run_ahead(p, m, now)

@@ -1,14 +1,14 @@
 """Pipes that the warps of a GPU's core share.
 
-A queue of a GPU is a group of warps: it issues in order and executes one operation at a time.  The pipe
-that executes an operation belongs to the core, and serves the operations of all queues in the order
-in which they are ready, ties by the number of the queue; an operation that needs several pipes
-(a product whose operands come from shared memory) begins when all of them are free.
+A queue of a GPU is a group of warps: it issues in order and executes one operation at a time.  The pipe that executes
+an operation belongs to the core, and serves the operations of all queues in the order in which they become ready, and
+in the order of the queues if they become ready together; an operation that needs several pipes (a product whose
+operands come from shared memory) begins when all of them are free.
 
-Where the device file states the concurrent speeds of warp groups (``sharing``), their operations do not wait: all
-arithmetic of a core runs at one speed, and so do all its products, slower than alone by the demand of the operations in
-progress (`speeds`).  Everything is an integer, in units of 2^-20, and changes only at the ticks at which some work
-begins or ends, whatever the order within a tick.
+If the device file states the concurrent speeds of warp groups (``sharing``), their operations do not wait: all
+arithmetic of a core runs at one speed, and so do all its products; each is slower than it would be alone, by the demand
+of the current operations (`speeds`).  All numbers are integers, in units of 2^-20, and change only at the ticks at
+which some work begins or ends, whatever the order within a tick.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from npusim.program.ir.tile_program import TileProgram
     from npusim.program.timing.stream import Streams, TimedOp
 
-#: Cause of a stall: another queue's operation is on the pipe.
+#: Cause of a stall: another queue's operation is using the pipe.
 PIPE_BUSY = "pipe busy"
 #: One cycle of work, and the capacity of one pipe, as integers.
 ONE_BITS = 20
@@ -47,7 +47,7 @@ class Rules(NamedTuple):
 
 
 def sharing_of(program: TileProgram, device: DeviceSpec) -> Rules | None:
-    """Return the rules of the core whose queues are warps; None on other cores."""
+    """Return the rules of the core whose queues are warps; None for other cores."""
     for queue in program.queues:
         engine = device.engine(queue.core, queue.engine)
         if isinstance(engine, WarpIssue):
@@ -58,9 +58,9 @@ def sharing_of(program: TileProgram, device: DeviceSpec) -> Rules | None:
 
 
 def turn_cycles(program: TileProgram, device: DeviceSpec) -> int:
-    """Return by how much each block that a core holds is behind the one before it.
+    """Return the delay of each block that a core holds after the previous one.
 
-    Where their products take turns; blocks that read separate rows follow one another at the pace at which the core
+    If their products take turns; blocks that read separate rows follow one another at the rate at which the core
     replaces blocks.
     """
     cores = {queue.core for queue in program.queues if queue.turn}
@@ -71,10 +71,11 @@ def turn_cycles(program: TileProgram, device: DeviceSpec) -> int:
 
 
 def speeds(rules: Rules, issue: int, compare: int, special: int, tensor: int, memory: int) -> tuple[int, int]:
-    """Return the speeds of arithmetic and of products, 2^20 alone, where so much of each pipe is asked for.
+    """Return the speeds of arithmetic and of products, where 2^20 is the speed without the other, for these demands on
+    each pipe.
 
-    A product reads and writes its accumulators in the register file: it takes issue slots from arithmetic,
-    and arithmetic takes time from it, unless it takes none.
+    A product reads and writes its accumulators in the register file: it takes issue slots from arithmetic, and
+    arithmetic takes time from it, unless the product needs no issue slots.
     """
     running = min(tensor, ONE)
     slots = issue + (rules.product_issue * running >> ONE_BITS)
@@ -93,7 +94,7 @@ class Customer(Protocol):
     op: TimedOp | None
 
     def served(self, begin: int, now: int) -> None:
-        """The pipes are this operation's from ``begin`` on."""
+        """The operation has the pipes from ``begin`` on."""
 
 
 class Pipes:
@@ -107,7 +108,7 @@ class Pipes:
         self._env, self._alarm, self._is_set = env, Alarm(env, self._serve), False
 
     def ask(self, index: int, customer: Customer) -> None:
-        """Let the queue ``index`` be served with all others that are ready in this tick."""
+        """Serve queue ``index`` together with all others that are ready in this tick."""
         self._waiting.append((index, customer))
         if not self._is_set:
             self._is_set = True
@@ -120,7 +121,7 @@ class Pipes:
             self.done[pipe] += 1
 
     def end(self, op: TimedOp, now: int) -> None:
-        """Note when such an operation ends."""
+        """Record the end of such an operation."""
         for pipe, _ in op.pipes:
             self.free[pipe] = max(self.free[pipe], now)
 
@@ -139,7 +140,7 @@ class Pipes:
 
 
 class ProcessorSharing:
-    """The concurrent warp groups of one core: :meth:`join` begins work, a callback ends it."""
+    """The concurrent warp groups of one core: :meth:`join` begins work, a callback reports its end."""
 
     def __init__(self, env: Environment, rules: Rules) -> None:
         self.env, self.rules = env, rules
@@ -150,7 +151,7 @@ class ProcessorSharing:
         self._wake = Wake(env, self._look)
 
     def join(self, share: Share, done: Callable[[], None]) -> None:
-        """Begin some work now; call ``done`` when it is through."""
+        """Begin some work now; call ``done`` when it is complete."""
         self._advance()
         self._sequence += 1
         kind = int(share.is_product)
@@ -196,7 +197,7 @@ class ProcessorSharing:
 def shared_pipes(program: TileProgram, device: DeviceSpec) -> tuple[str, ...]:
     """Return the pipes of one core group that its queues share: ``sm.TENSOR``; none on an Ascend.
 
-    That of blocks which end is one of compiled rows alone: other programs' blocks pay their start.
+    Only for blocks of compiled rows that end: blocks of other programs include the cost of their start.
     """
     cores = dict.fromkeys(
         queue.core for queue in program.queues if isinstance(device.engine(queue.core, queue.engine), WarpIssue)
@@ -211,7 +212,7 @@ def shared_pipes(program: TileProgram, device: DeviceSpec) -> tuple[str, ...]:
 
 
 def span_of(op: TimedOp, streams: Streams, use: QueueUse, start: int, end: int) -> Span:
-    """Return an operation's place on the timeline: of the pipe that serves it alone, else of its queue."""
+    """Return an operation's place on the timeline: the pipe that serves only it, else its queue."""
     if not op.pipes or op.share is not None:
         return Span(use.group, use.queue, op.label, start, end)
     pipe, cycles = op.pipes[0]

@@ -1,13 +1,13 @@
-"""A bandwidth shared by transfers in flight, each with an equal share (processor sharing).
+"""A bandwidth that transfers in flight share, each with an equal share (processor sharing).
 
 Everything is an integer: the link's virtual clock counts bytes served to each transfer, in units of 2**-20 byte, and is
 rounded down whenever the number of transfers changes (an error below 1e-6 byte an event).  It changes only at the ticks
 at which some transfer starts or ends, whatever the order within a tick, so that cores in step can be folded into one
 weighted transfer without changing a single tick.
 
-Cores that queue do not stay in step: the cores served last request again while the others compute.  A link with
-``catch_up`` in the device file recovers its idle time since a phase's first transfer, at a multiple of its rate; over
-the phase it carries no more than its rate allows.
+Cores that queue for a link do not stay in step: the cores that were served last issue their next requests while the
+others compute.  A link with ``catch_up`` in the device file recovers its idle time since a phase's first transfer, at a
+multiple of its rate; over the phase it transfers no more than its rate allows.
 """
 
 from __future__ import annotations
@@ -28,25 +28,27 @@ if TYPE_CHECKING:
 
 #: Sub-units of a byte in the link's virtual clock.
 FRACTION_BITS = 20
-#: After everything else that happens in a tick.
+#: After all other events of a tick.
 AFTER_ALL = EventPriority(NORMAL + 1)
-#: Idle cycles that a link makes up for, and how many times its rate it has then, where cores stay in step.
+#: Idle cycles that a link recovers, and the multiple of its rate while it does, if cores stay in step.
 NO_CATCH_UP = 0, 1
 
 
 def bytes_per_cycle(device: DeviceSpec, link: str) -> float:
-    """Return the bytes that a shared link carries in a cycle, for all cores together."""
+    """Return the bytes that a shared link transfers per cycle, for all cores together."""
     return device.link(link).rate / float(device.clock_hz.value)
 
 
 def catch_up(device: DeviceSpec, link: str) -> tuple[int, int]:
-    """Return the most idle cycles that a link recovers, and the factor of its rate while it recovers them."""
+    """Return the largest number of idle cycles that a link recovers, and the factor of its rate while it
+    recovers them.
+    """
     spec = device.link(link).catch_up
     return NO_CATCH_UP if spec is None else (spec.idle_cycles.value, spec.rate_factor.value)
 
 
 class Alarm:
-    """A SimPy event that one owner schedules again and again, at most once at a time."""
+    """A SimPy event that one owner schedules repeatedly, at most once at a time."""
 
     __slots__ = ("_callback", "_event", "_schedule")
 
@@ -63,10 +65,10 @@ class Alarm:
 
 
 class Wake:
-    """Calls ``look`` at the next tick at which something shared may have ended.
+    """Calls ``look`` at the next tick at which shared work may have ended.
 
-    A timer that is already set for an earlier tick stays: more work only delays ends, and the timer looks
-    again when it fires.
+    A timer that is already set for an earlier tick is unchanged: more work only delays ends, and the timer is set again
+    when it fires.
     """
 
     __slots__ = ("_armed", "_env", "_look")
@@ -76,7 +78,7 @@ class Wake:
         self._armed: int | None = None
 
     def at(self, due: int) -> None:
-        """Look at tick ``due`` at the latest."""
+        """Call ``look`` at tick ``due`` at the latest."""
         if self._armed is not None and self._armed <= due:
             return
         self._armed = due
@@ -92,7 +94,7 @@ class Wake:
 
 
 class SharedLink:
-    """One shared link in a SimPy environment; :meth:`join` starts transfers, a callback ends them."""
+    """One shared link in a SimPy environment; :meth:`join` starts transfers, a callback reports their end."""
 
     def __init__(self, env: Environment, name: str, bytes_per_tick: float, fraction_bits: int = FRACTION_BITS) -> None:
         self.env, self.name = env, name
@@ -109,7 +111,7 @@ class SharedLink:
         self._wake = Wake(env, self._look)
 
     def join(self, size_bytes: int, done: Callable[[], None], weight: int = 1) -> None:
-        """Start ``weight`` equal transfers of ``size_bytes``; call ``done`` when they are through."""
+        """Start ``weight`` equal transfers of ``size_bytes``; call ``done`` when they are complete."""
         self._advance()
         self._idle = max(self._idle, 0)
         self._sequence += 1
@@ -120,7 +122,7 @@ class SharedLink:
         self._arm()
 
     def change_rate(self, bytes_per_tick: float) -> None:
-        """Serve at another rate from now on; bytes that were served stay served."""
+        """Serve at another rate from now on; bytes that were served do not change."""
         self._advance()
         self.rate = max(1, round(bytes_per_tick * (1 << self.fraction_bits)))
         if self._flows:
@@ -144,8 +146,8 @@ class SharedLink:
         self._updated = now
 
     def _arm(self) -> None:
-        """Make sure the link wakes when its next transfer ends."""
-        # A transfer that ends at this very tick may not have left yet: its rest is then negative.
+        """Set the timer for the end of the link's next transfer."""
+        # A transfer that ends at this tick may not have left yet: its remainder is then negative.
         rest = max(0, self._flows[0][0] - self._virtual)
         left = ceil_div(rest * self._weight, self.rate)
         self._wake.at(self._updated + max(left - max(self._idle, 0), ceil_div(left, self._catch_up)))
@@ -164,6 +166,6 @@ class SharedLink:
             self._arm()
         else:
             self._virtual = 0
-        # The link is in order again: who ends here may join at once.
+        # The link's state is consistent again: an owner whose transfer ends here may start the next one at once.
         for done in ended:
             done()

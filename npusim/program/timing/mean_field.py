@@ -1,13 +1,13 @@
-"""Approximate (mean field): each core group has its share of the links beside the mean traffic of the others.
+"""Approximate (mean field): each core group has its share of the links, together with the mean traffic of the others.
 
-Where the groups all run different blocks (causal, dealt round robin) their joint state never repeats.  Here a transfer
+If the groups all run different blocks (causal, assigned round robin), their joint state never repeats.  Here a transfer
 shares a link with the group's own transfers, which are simulated, and with the average number of transfers that the
 unfinished groups have in flight in their current blocks.  A block then depends on nothing but the state in which its
 group enters it, and is simulated once; long loops are cut short, and the time of an iteration is measured in the middle
 of them.
 
-Model: the chance meetings of groups are averaged out; the resulting difference is measured on a part
-of the program, which is simulated exactly too, and becomes the band of the result.
+Model: coincidences between groups are averaged; the resulting difference is measured on a part of the program, which is
+also simulated exactly, and becomes the band of the result.
 
 Users call the method ``reserved``.
 """
@@ -38,19 +38,22 @@ if TYPE_CHECKING:
     from npusim.program.timing.engine_arrays import Ints
     from npusim.program.timing.timing_result import TimingResult
 
-#: Iterations of a long loop: before its pace is taken, while it is, and after; it is cut to their sum.
+#: Iterations of a long loop before its rate is measured, during the measurement, and after it; the loop is shortened to
+#: their sum.
 HEAD, TAIL = 7, 3
 LONG = HEAD + SPAN + TAIL
-#: Classes of core groups whose joint state can be expected to repeat: blocks dealt evenly make two.
+#: Number of classes of core groups whose joint state can be expected to repeat: evenly assigned blocks give two
+#: classes.
 FEW_CLASSES = 3
-#: Operations of each part that is simulated exactly too: beginning and end of a part are where it differs most, so
-#: that longer ones tell less of the whole, not more (14 calls of 10 to 57 million: 0.24 % at most, the whole 0.23 %).
+#: Number of operations of each part that is also simulated exactly: a part differs most at its beginning and end, so
+#: that longer parts represent the whole less well, not better (14 calls of 10 to 57 million: 0.24 % at most, the whole
+#: 0.23 %).
 SAMPLE_OPERATIONS = 200_000
-#: A result's band beside the difference on that part, and how much the whole may differ more than it
-#: does: of 138 random causal calls of 1 to 12 million operations the whole was 2.6 % off at most, and
-#: never further than this (tests/timing/test_band.py).
+#: A result's band in addition to the difference on that part, and the factor by which the difference of the whole may
+#: exceed it: of 138 random causal calls of 1 to 12 million operations the whole was 2.6 % off at most, and never
+#: further than this (tests/timing/test_band.py).
 LEAST_BAND, BAND_FACTOR = 0.01, 1.0
-#: Positions of the part in the work of each group; more positions if groups queue for a link that is busy for such a
+#: Positions of the part in the work of each group; more positions if groups queue for a link that is busy for this
 #: share of the time.
 POSITIONS, POSITIONS_CROWDED, CROWDED = (0.5,), (0.25, 0.5, 0.75), 0.9
 
@@ -58,17 +61,17 @@ POSITIONS, POSITIONS_CROWDED, CROWDED = (0.5,), (0.25, 0.5, 0.75), 0.9
 def simulate(
     program: TileProgram, device: DeviceSpec, *, trace_groups: Collection[int] = (), streams: Streams | None = None
 ) -> TimingResult:
-    """Return the approximate time of ``program``; there are no spans, whatever ``trace_groups``.
+    """Return the approximate time of ``program``; there are no spans, whatever ``trace_groups`` is.
 
-    Operations and bytes are exact.  Raises :class:`~npusim.errors.ProgramError` if blocks cannot be
-    simulated one by one: a scalar unit is a block ahead of another, or too many blocks differ.
+    Operations and bytes are exact.  Raises :class:`~npusim.errors.ProgramError` if blocks cannot be simulated one by
+    one: because a scalar unit is a block ahead of another, or because too many blocks differ.
     """
     code = code_of(streams or Streams(program, device))
     return approximate(code, equal_groups(code))
 
 
 def approximate(code: Code, classes: Classes, widest: float = 1.0) -> TimingResult:
-    """Return the approximate time with its band; raise :class:`ProgramError` for one beyond ``widest``."""
+    """Return the approximate time with its band; raise :class:`ProgramError` if the band is above ``widest``."""
     sizes = [operations_of(code, Classes(classes.groups, (phase,))) for phase in classes.blocks]
     # Phases that are shorter than the sample, such as one that prepares inputs, are simulated exactly.
     short = tuple(number for number, size in enumerate(sizes) if size <= SAMPLE_OPERATIONS)
@@ -79,7 +82,8 @@ def approximate(code: Code, classes: Classes, widest: float = 1.0) -> TimingResu
     band = LEAST_BAND + BAND_FACTOR * max(field.error_at(position, classes, sum(sizes)) for position in positions)
     if band > widest:
         raise ProgramError(f"{code.streams.program.name}: a band of {band:.1%}")
-    # Groups that queue for a saturated unit are more than their mean: never below what the work takes.
+    # Groups that queue for a saturated unit cause more load than their mean: the time is never below what the work
+    # needs.
     least = max(result.bound_cycles.values(), default=0) - result.cycles
     if least > 0:
         cycles = result.cycles + least
@@ -94,15 +98,15 @@ def _field(code: Itself, short: tuple[int, ...]) -> MeanField:
 
 
 def operations_of(code: Code, classes: Classes) -> int:
-    """Return how many operations one core group of each class runs, all phases together."""
+    """Return the number of operations that one core group of each class runs, over all phases."""
     return code.operation_count(classes.every_block())
 
 
 class PhaseBooking(NamedTuple):
-    """The least cycles of a phase, and the bookings of every group in it, from its beginning."""
+    """The smallest possible number of cycles of a phase, and the records of every group in it, from its beginning."""
 
     least: int
-    busy: Ints  #: (groups, queues), as are ``idle`` and ``end``, the last results
+    busy: Ints  #: (groups, queues); the same for ``idle`` and ``end``, the last results
     idle: Ints
     stalled: Ints  #: (groups, endpoints)
     end: Ints
@@ -125,12 +129,14 @@ class MeanField:
         self._widths = len(self.streams.program.queues), len(self.streams.endpoints)
 
     def error_at(self, position: float, classes: Classes, operations: int) -> float:
-        """Return the relative difference from the exact time for a part of the program with so many ``operations``."""
+        """Return the relative difference from the exact time for a part of the program with this number of
+        ``operations``.
+        """
         if position not in self._errors:
             part = sample_of(self.code, classes, self.short, position, operations)
             try:
                 exact = Run(self.code, part).result("fold")
-            except DeadlockError:  # blocks that overlap wait for those before them
+            except DeadlockError:  # blocks that overlap wait for earlier blocks
                 raise ProgramError(
                     f"{self.streams.program.name}: its blocks have no part that repeats by itself"
                 ) from None
@@ -201,7 +207,9 @@ class MeanField:
         return PhaseBooking(0, busy, idle, stalled, ends)
 
     def _table(self, number: int, phase: Sequence[Sequence[int]]) -> tuple[BlockTable, Ints, Ints]:
-        """Return the times of a phase's blocks, the cut of each, and the number of its remaining iterations."""
+        """Return the times of a phase's blocks, the shortened form of each, and the number of its
+        remaining iterations.
+        """
         if number not in self._tables:
             blocks, leader = cut_blocks(self.code, phase)
             cut, extra = np.zeros((2, len(self.code.blocks)), np.int64)
@@ -213,10 +221,10 @@ class MeanField:
 
 
 def sample_of(code: Code, classes: Classes, short: Collection[int], position: float, operations: int) -> Classes:
-    """Return the part at ``position`` on which this method is held against an exact one, without ``short`` phases.
+    """Return the part at ``position`` on which this method is compared with an exact one, without ``short`` phases.
 
-    The whole has so many ``operations``.  Raises :class:`ProgramError` where groups go in step in all of it: the sample
-    would then contain no information.
+    The whole has this number of ``operations``.  Raises :class:`ProgramError` if all of its groups run in step: the
+    sample would then contain no information.
     """
     limit = SAMPLE_OPERATIONS
     while limit < operations:
@@ -228,7 +236,7 @@ def sample_of(code: Code, classes: Classes, short: Collection[int], position: fl
 
 
 def part_at(position: float, code: Code, classes: Classes, limit: int, short: Collection[int]) -> Classes:
-    """Return whole blocks from ``position`` of every core group's sequence, some ``limit`` operations in total."""
+    """Return complete blocks from ``position`` of every core group's sequence, about ``limit`` operations in total."""
     phases: list[list[tuple[int, ...]]] = []
     for number, phase in enumerate(classes.one_by_one().blocks):
         turns = 0 if number in short else max(map(len, phase))
@@ -245,16 +253,17 @@ def part_at(position: float, code: Code, classes: Classes, limit: int, short: Co
 
 
 def cut_blocks(code: Code, groups: Iterable[Sequence[int]]) -> tuple[dict[int, tuple[CutBlock, int]], int]:
-    """Return each block with its longest loop cut to ``LONG`` iterations, the number of further ones, and the leader.
+    """Return each block with its longest loop shortened to ``LONG`` iterations, the number of further iterations, and
+    the leader.
 
-    The engine with most operations leads; its position distinguishes blocks.
+    The engine with the most operations leads; its position distinguishes blocks.
     """
     cut = {number: _cut(code, number) for number in dict.fromkeys(chain(*groups))}
     work = {number: code.blocks[number].operations for number, _ in cut.values()}
     leader = int(np.argmax(np.sum(list(work.values()), axis=0)))
     if not all(operations[leader] for operations in work.values()):
         raise ProgramError(f"{code.streams.program.name}: no queue has operations in every block")
-    # A block of just ``LONG`` iterations is the one that longer blocks are cut to.
+    # A block of exactly ``LONG`` iterations is the one to which longer blocks are shortened.
     shortened = {number for number, extra in cut.values() if extra}
     blocks = {}
     for number, operations in work.items():
@@ -267,7 +276,9 @@ def cut_blocks(code: Code, groups: Iterable[Sequence[int]]) -> tuple[dict[int, t
 
 
 def _cut(code: Code, number: int) -> tuple[int, int]:
-    """Return a block's number with at most ``LONG`` iterations of its longest loop, and how many it has more."""
+    """Return a block's number with at most ``LONG`` iterations of its longest loop, and the number of further
+    iterations.
+    """
     block = code.blocks[number]
     longest = max(block.counts, default=0)
     if longest <= LONG:
@@ -278,7 +289,7 @@ def _cut(code: Code, number: int) -> tuple[int, int]:
 
 
 def _loop_of(code: Code, number: int, queue: int) -> tuple[int, int]:
-    """Return how many operations a queue has before the longest loop of a block, and in its body."""
+    """Return the number of operations of a queue before the longest loop of a block, and in its body."""
     block = code.blocks[number]
     counts, longest = iter(block.counts), max(block.counts)
     before = 0

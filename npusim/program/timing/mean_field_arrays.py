@@ -13,51 +13,52 @@ if TYPE_CHECKING:
 
 #: Parts of a transfer in which means are counted, as a shift.
 PART_BITS = 8
-#: Calls written for a simulation: the block before, the block itself and those that scalar units may
-#: be at already: small blocks fit into the instruction queues several at a time.
+#: Calls written for a simulation: the previous block, the block itself, and those that scalar units may already have
+#: reached, since several small blocks fit into the instruction queues.
 BEFORE, AFTER = 1, 30
 WINDOW = BEFORE + 1 + AFTER
-#: Results kept; with more, blocks have too little in common for this method.
+#: Number of stored results; with more, blocks have too little in common for this method.
 RESULTS = 4095
-#: Where to begin looking for results, by what they are of: so many places, states so far apart.
+#: Hash table of results by their inputs: its size, and the distance between states.
 HEADS, STRIDE = 4096, 67
-#: In place of a neighbour that a result does not depend on; no block.
+#: In place of a neighbour on which a result does not depend; no block.
 ANY, NO_BLOCK = -2, -1
-#: Iterations in which the pace of a long loop is taken.
+#: Number of iterations in which the rate of a long loop is measured.
 SPAN = 4
 
 
 class BlockResults(NamedTuple):
     """Times of blocks, by everything on which they depend; each array has ``known`` entries.
 
-    Bookings are, in this order: cycles that every queue was busy and idle, cycles that every endpoint waited,
-    bytes on every link, and transfers in flight on every link, summed over cycles.
+    Records are, in this order: cycles in which every queue was busy and idle, cycles that every endpoint waited, bytes
+    on every link, and transfers in flight on every link, summed over cycles.
     """
 
-    result: Records  #: ``after``: state in which the next block is entered, -1: none; ``next`` of the same head
-    others: Ints  #: (results, links): transfers of other groups beside it, in parts
-    neighbour: Ints  #: (results, window): blocks around it that scalar units fetched meanwhile, or `ANY`
+    # ``after``: state in which the next block is entered, -1: none; ``next``: next entry with the same hash
+    result: Records
+    others: Ints  #: (results, links): concurrent transfers of other groups, in parts
+    neighbour: Ints  #: (results, window): neighbouring blocks that scalar units fetched during the block, or `ANY`
     booked: Ints
-    span_booked: Ints  #: in the span in which its pace is taken
+    span_booked: Ints  #: in the span in which its rate is measured
     head: Ints
     known: Ints
     link: Records
 
 
 class GroupStates(NamedTuple):
-    """The position of each core group, and its bookings; ``in_flight`` are its transfers on average, in parts.
+    """The position of each core group, and its records; ``in_flight`` are its transfers on average, in parts.
 
-    ``unnoticed`` are transfers of others that delay no operation of their own group later.
+    ``unnoticed`` are transfers of others that do not delay any operation of their own group.
     """
 
     group: Records
-    in_flight: Ints  #: (groups, links), as are the next two
+    in_flight: Ints  #: (groups, links); the same for the next two
     unnoticed: Ints
     is_noticed: Ints
     booked: Ints
-    block: Records  #: one group's after the other's, with `NO_BLOCK` around them
+    block: Records  #: one group's blocks after another's, with `NO_BLOCK` around them
     total: Ints  #: (links,) transfers in flight of all groups, in parts
-    others: Ints  #: (links,) those that the group that asks notices
+    others: Ints  #: (links,) those that the requesting group notices
 
 
 RESULT = record("state number is_last after cycles span_cycles next")
@@ -67,7 +68,7 @@ BLOCK = record("number extra")
 
 
 def build_results(link: Sequence[tuple[int, int]], width: int) -> BlockResults:
-    """Return space for results that book ``width`` numbers; ``link``: the rate and slack of each."""
+    """Return space for results with ``width`` recorded numbers; ``link``: the rate and slack of each link."""
     links = len(link)
     return BlockResults(
         result=np.zeros(RESULTS, RESULT),
@@ -82,7 +83,9 @@ def build_results(link: Sequence[tuple[int, int]], width: int) -> BlockResults:
 
 
 def build_groups(blocks: Sequence[tuple[Ints, Ints]], results: BlockResults) -> GroupStates:
-    """Return the state in which groups begin that have these blocks: numbers, and iterations more than these have."""
+    """Return the state in which groups with these blocks begin; the blocks are given by numbers and
+    further iterations.
+    """
     links, width = results.others.shape[1], results.booked.shape[1]
     listed = np.full(sum(len(numbers) + BEFORE + AFTER for numbers, _ in blocks), NO_BLOCK, BLOCK)
     group, at = np.zeros(len(blocks), GROUP), 0
@@ -104,5 +107,5 @@ def build_groups(blocks: Sequence[tuple[Ints, Ints]], results: BlockResults) -> 
 
 
 def head_of(state: int, number: int, is_last: int) -> int:
-    """Return where results of a block entered in a state begin."""
+    """Return the start of the results of a block that is entered in a state."""
     return (state * STRIDE + 2 * number + is_last) % HEADS

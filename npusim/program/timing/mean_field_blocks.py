@@ -1,8 +1,8 @@
 """One block of a core group with the mean traffic of the others: simulated once, and stored.
 
-The time of a block depends on the state in which its group enters it, on itself and its neighbours, and on the number
-of transfers of other groups on the links meanwhile.  The engine runs one core group, whose links carry the others
-as a constant weight.
+The time of a block depends on the state in which its group enters it, on the block and its neighbours, and on the
+number of concurrent transfers of other groups on the links.  The engine runs one core group; on its links the others
+are a constant weight.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ if TYPE_CHECKING:
     from npusim.program.timing.engine_arrays import Ints, Program
     from npusim.program.timing.engine_code import Code
 
-#: States kept; with more, blocks have too little in common for this method.
+#: Number of stored states; with more, blocks have too little in common for this method.
 STATES = 2048
 PLACES = np.arange(WINDOW)
 
 
 class CutBlock(NamedTuple):
-    """A block whose longest loop was cut short, by its number.
+    """A block whose longest loop was shortened, by its number.
 
-    ``work`` is the number of operations of the leading engine in it; where its loop was cut, the rate is measured
+    ``work`` is the number of operations of the leading engine in it; if its loop was shortened, the rate is measured
     between its operations ``since`` and ``until``.
     """
 
@@ -81,15 +81,17 @@ class BlockTable:
         rates = self.program.link["rate"].tolist()
         self.results = build_results(list(zip(rates, slack(self.program), strict=True)), len(self.booked()))
         calls = [(CALL, block.body, block.operand) for block in code.blocks]
-        #: Calls of blocks by number, that of no block last.
+        #: Calls of blocks by number; the call of no block is last.
         self._calls = np.array([*calls, (HALT, 0, 0)], self.program.code.dtype)
-        #: Last results of every queue, of blocks after which there is none.
+        #: Last results of every queue, for blocks that are the last.
         self.ends: dict[int, Ints] = {}
         self._states: dict[object, int] = {None: 0}
         self._entered = [self._first_state()]
 
     def _first_state(self) -> tuple[Ints, int, int]:
-        """Return the state in which a group enters its first block: the memory, the links' clock, the leader's."""
+        """Return the state in which a group enters its first block: the memory, the links' clocks, and the leader's
+        clock.
+        """
         m = self.state
         dispatch = self.code.streams.device.timed_launch().block_dispatch_cycles.value
         m.size[LEADER], m.size[WINDOW_AT] = self.leader, self.window
@@ -106,8 +108,8 @@ class BlockTable:
     def add(self, state: int, numbers: Ints, others: Ints) -> None:
         """Simulate a block that begins in ``state``, and store its time; ``others``: shares of other blocks' transfers.
 
-        ``numbers``: the numbers of the block and of its neighbours, `WINDOW` in total.  Raises `ProgramError` where
-        scalar units are too far apart, or blocks have too little in common.
+        ``numbers``: the numbers of the block and of its neighbours, `WINDOW` in total.  Raises `ProgramError` if scalar
+        units are too far apart, or if blocks have too little in common.
         """
         r, m, block = self.results, self.state, self.blocks[int(numbers[BEFORE])]
         index, is_last = int(r.known[0]), bool(numbers[BEFORE + 1] == NO_BLOCK)
@@ -140,7 +142,9 @@ class BlockTable:
         r.known[0] += 1
 
     def _enter(self, state: int, numbers: Ints, others: Ints) -> tuple[int, int]:
-        """Put the engine where a block is entered, with others' transfers on the links; return when that is."""
+        """Put the engine into the state in which a block is entered, with others' transfers on the links; return its
+        time.
+        """
         m = self.state
         self.memory[:], now, moment = self._entered[state]
         self.program.code[self.window : self.window + WINDOW] = self._calls[numbers]
@@ -151,7 +155,7 @@ class BlockTable:
         return moment, now
 
     def _run(self, now: int, target: int) -> int:
-        """Run until the leading engine has done ``target`` operations, or to the end where that is `NEVER`."""
+        """Run until the leading engine has completed ``target`` operations, or to the end if that is `NEVER`."""
         m = self.state
         m.size[TARGET], m.size[CROSSED] = target, 0
         now = self._run_engine(now)
@@ -162,13 +166,13 @@ class BlockTable:
         return now
 
     def _leave(self, now: int, *, has_more: bool) -> int:
-        """Return the number of the state in which the next block is entered, keeping it if it is new."""
+        """Return the number of the state in which the next block is entered; store the state if it is new."""
         m, pending = self.state, []
         for d, dispatcher in enumerate(m.dispatcher):
             level = dispatcher["level"]
             if dispatcher["pending"] == HALTED:
                 if has_more:
-                    raise self._refusal()  # it would have had more to issue
+                    raise self._refusal()  # it would have had more instructions to issue
                 continue
             # The calls move up by one.
             counter = m.stack[d, 0] if level else dispatcher
@@ -186,14 +190,14 @@ class BlockTable:
         return number
 
     def booked(self) -> Ints:
-        """Return all that the group has booked so far."""
+        """Return all records of the group so far."""
         e, link = self.state.engine, self.state.link
         columns = e["busy"], e["idle"], self.state.counter["stalled"], link["bytes"], link["flow_cycles"]
         return np.concatenate(columns)
 
 
 def sole_member(code: Code, groups: int) -> Program:
-    """Return the arrays for one core group whose links others share in parts of a transfer."""
+    """Return the arrays for one core group that shares its links with others, in parts of a transfer."""
     program = code.program([1], [False])
     largest = int(program.flow["bytes"].max(initial=0))
     check_range(largest, groups * len(program.queue) << PART_BITS)
@@ -203,7 +207,9 @@ def sole_member(code: Code, groups: int) -> Program:
 
 
 def slack(program: Program) -> list[int]:
-    """Return how many transfers of others, in parts, leave every transfer of one's own as fast as its port."""
+    """Return the number of others' transfers, in parts, with which the group's own transfers are still as fast as its
+    port.
+    """
     fits: list[list[int]] = [[] for _ in program.link]
     for op, following in pairwise(program.op):
         for flow in program.flow[op["flows"] : following["flows"]]:

@@ -19,7 +19,7 @@ from npusim.program.timing.mean_field_arrays import (
     GroupStates,
 )
 
-#: Significant bits of a number of others: results are shared by groups that agree in them.
+#: Significant bits of a number of others' transfers: groups with equal bits share results.
 SIGNIFICANT = 5
 
 head_of = inline(mean_field_arrays.head_of)
@@ -36,7 +36,7 @@ def rounded(parts: int) -> int:
 
 @inline
 def note_others(t: GroupStates, r: BlockResults, g: int) -> None:
-    """Write down how many transfers of others a group notices on each link, in parts, rounded."""
+    """Write, rounded and in parts, the number of others' transfers that a group notices on each link."""
     for link in range(len(r.link)):
         parts = t.total[link] - t.in_flight[g, link]
         is_noticed = parts > r.link[link].slack
@@ -47,7 +47,9 @@ def note_others(t: GroupStates, r: BlockResults, g: int) -> None:
 
 @inline
 def find(t: GroupStates, r: BlockResults, g: int) -> bool:
-    """Find the result of a group's block, and on which links it notices the others; return whether there is one."""
+    """Find the result of a group's block, and the links on which it notices others; return whether there is a
+    result.
+    """
     note_others(t, r, g)
     at, state = t.group[g].at, t.group[g].state
     number, is_last = t.block[at].number, 1 if t.block[at + 1].number == NO_BLOCK else 0
@@ -69,14 +71,14 @@ def find(t: GroupStates, r: BlockResults, g: int) -> bool:
 
 @inline
 def put_in_flight(t: GroupStates, g: int, link: int, parts: int) -> None:
-    """Let a group keep so many transfers in flight on a link."""
+    """Let a group have this number of transfers in flight on a link."""
     t.total[link] += parts - t.in_flight[g, link]
     t.in_flight[g, link] = parts
 
 
 @inline
 def cycles_of(t: GroupStates, r: BlockResults, g: int) -> int:
-    """Return the cycles of the current block, with the iterations that were left out."""
+    """Return the cycles of the current block, including the omitted iterations."""
     k = r.result[t.group[g].result]
     cycles: int = k.cycles + t.block[t.group[g].at].extra * k.span_cycles // SPAN
     return cycles
@@ -84,7 +86,7 @@ def cycles_of(t: GroupStates, r: BlockResults, g: int) -> int:
 
 @inline
 def booked_of(t: GroupStates, r: BlockResults, g: int, place: int) -> int:
-    """Return a number booked by the current block."""
+    """Return a recorded number of the current block."""
     found = t.group[g].result
     booked: int = r.booked[found, place] + t.block[t.group[g].at].extra * r.span_booked[found, place] // SPAN
     return booked
@@ -94,8 +96,8 @@ def booked_of(t: GroupStates, r: BlockResults, g: int, place: int) -> int:
 def take_part(t: GroupStates, r: BlockResults, g: int) -> None:
     """Put as many transfers in flight as a group has on average in the current block.
 
-    Others that delay no operation later still make its transfers longer: each needs the time of all of
-    them one after the other.
+    Others' transfers that delay no later operation still lengthen the group's transfers: each needs the time of all of
+    them in sequence.
     """
     links, cycles = len(r.link), max(1, cycles_of(t, r, g))
     first = r.booked.shape[1] - 2 * links
@@ -110,7 +112,7 @@ def take_part(t: GroupStates, r: BlockResults, g: int) -> None:
 
 @kernel
 def run_groups(t: GroupStates, r: BlockResults) -> int:
-    """Let every group run its blocks; return one whose block has no result yet, or -1 when all are through."""
+    """Let every group run its blocks; return a group whose block has no result yet, or -1 when all have ended."""
     while True:
         first = -1
         for g in range(len(t.group)):

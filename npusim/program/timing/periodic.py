@@ -1,10 +1,11 @@
 """Skipping repetitions: snapshots of the joint state at iterations of loops, and jumps by whole periods.
 
-A snapshot holds everything that can affect the future, with times relative to its moment: the positions of engines and
-scalar units, entries of queues, the flags that can still be awaited, transfers in flight.  A time without a possible
-effect (a flag visible for long, a place free for long) counts as the earliest moment at which it can be awaited.
-Remaining iterations are stored apart: if two snapshots differ in nothing else, and no loop ended in between, the events
-between them repeat as long as the loops last.  All totals then grow by their increments, and all times move.
+A snapshot contains everything that can affect the future, with times relative to the snapshot: the positions of engines
+and scalar units, entries of queues, the flags that can still be awaited, and transfers in flight.  A time without a
+possible effect (a flag that is already visible, a place that is already free) counts as the earliest time at which it
+can be awaited. Remaining iterations are stored separately: if two snapshots differ only in these, and no loop ended in
+between, the events between them repeat as long as the loops last.  All totals then grow by their increments, and all
+times advance.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ from npusim.program.timing.engine_arrays import (
 )
 from npusim.program.timing.engine_kernel import advance
 
-#: Snapshots kept of each level of loops.  A joint period longer than that many iterations is not found.
+#: Number of stored snapshots for each level of loops.  A joint period of more iterations is not detected.
 KEPT = 16
-#: Totals that are looked at: the ends of every engine's operation and of its result, and its operations done; entries
-#: of every level of loops, and iterations left there; counts of flags; operations of shared pipes.
+#: Totals that are compared: the ends of every engine's operation and of its result, and its completed operations;
+#: entries of every level of loops, and iterations left there; counts of flags; operations of shared pipes.
 TOTALS = 7
 FREE, LAST, DONE, ENTERED, LEFT, COUNTS, PIPES_DONE = range(TOTALS)
 #: Multiplier of the hash of 64-bit words (Fowler-Noll-Vo, FNV-1 64-bit prime).
@@ -72,8 +73,8 @@ def build_snapshots(program: Program, state: EngineState) -> Snapshots:
     """Return space for the snapshots of one run."""
     levels, history = state.stack.shape[1] + 1, state.visible.shape[1]
     slots, engines = levels * KEPT, len(state.engine)
-    # The most that ``note_state`` writes: 7 words and 2 an entry for an engine, 4 and 2 a level for
-    # a scalar unit, 3 and every count kept for a pair, 3 and 2 a transfer for a link, 3 and 2 a queue for work.
+    # Largest number of words that ``note_state`` writes: 7 words and 2 per entry for an engine, 4 and 2 per level for a
+    # scalar unit, 3 and every stored count for a pair, 3 and 2 per transfer for a link, 3 and 2 per queue for work.
     words = (
         engines * (7 + 2 * state.entry.shape[1])
         + len(state.dispatcher) * (4 + 2 * levels)
@@ -108,12 +109,12 @@ def build_snapshots(program: Program, state: EngineState) -> Snapshots:
     )
 
 
-# ---------------------------------------------------------------- earliest moments: before them nothing is noticed
+# ---------------------------------------------------------------- earliest times: before them nothing is noticed
 
 
 @inline
 def issue_floor(p: Program, m: EngineState, d: int) -> int:
-    """Return the earliest moment at which dispatcher ``d`` may issue again."""
+    """Return the earliest time at which dispatcher ``d`` may issue again."""
     op, clock = m.dispatcher[d].pending, m.dispatcher[d].clock
     if op < 0:
         return clock
@@ -125,7 +126,7 @@ def issue_floor(p: Program, m: EngineState, d: int) -> int:
 
 @inline
 def busy_floor(m: EngineState, e: int) -> int:
-    """Return the earliest moment at which engine ``e``, which has work, may go on."""
+    """Return the earliest time at which engine ``e``, which has work, may continue."""
     if m.engine[e].op == NOTHING:
         return max(m.engine[e].free, m.entry[e, m.engine[e].head].time)
     return m.engine[e].ready if m.engine[e].wait_at != NOTHING else m.engine[e].begun
@@ -140,19 +141,21 @@ def dispatcher_of(p: Program, e: int) -> int:
 
 @inline
 def is_empty(m: EngineState, e: int) -> bool:
-    """Return whether engine ``e`` has nothing to do at present."""
+    """Return whether engine ``e`` is idle at present."""
     return m.engine[e].op == NOTHING and m.engine[e].length == 0
 
 
 @inline
 def is_over(p: Program, m: EngineState, e: int) -> bool:
-    """Return whether engine ``e`` has nothing more to do in this phase."""
+    """Return whether engine ``e`` has no more work in this phase."""
     return is_empty(m, e) and m.dispatcher[dispatcher_of(p, e)].pending == HALTED
 
 
 @inline
 def note_floors(p: Program, m: EngineState, s: Snapshots) -> None:
-    """Find the earliest moments at which everybody may look at flags or issue; ``NEVER``: it is through."""
+    """Compute the earliest times at which every engine and dispatcher may look at flags or issue; ``NEVER``: it has
+    ended.
+    """
     for d in range(len(m.dispatcher)):
         is_halted = m.dispatcher[d].pending == HALTED
         s.issue_floor[d] = NEVER if is_halted else issue_floor(p, m, d)
@@ -170,7 +173,7 @@ def note_floors(p: Program, m: EngineState, s: Snapshots) -> None:
 
 @inline
 def note_engine(p: Program, m: EngineState, s: Snapshots, e: int, moment: int, out: Ints, start: int) -> int:
-    """Write down engine ``e`` and its queue; return where the next word goes."""
+    """Write engine ``e`` and its queue; return the index of the next word."""
     n = start
     out[n], out[n + 1], out[n + 2] = m.engine[e].op, m.engine[e].length, m.engine[e].blocked
     n += 3  # words written
@@ -197,7 +200,7 @@ def note_engine(p: Program, m: EngineState, s: Snapshots, e: int, moment: int, o
 
 @inline
 def note_pair(p: Program, m: EngineState, s: Snapshots, member: int, at: int, out: Ints, start: int) -> int:
-    """Write down how far apart two endpoints are, and the flags one may yet ask of the other."""
+    """Write the distance of two endpoints, and the flags of one for which the other may still wait."""
     own, first, n = p.pair[at].own, member * len(p.endpoint), start
     peer = first + p.pair[at].peer
     need, period = m.counter[first + own].count + p.endpoint[own].lag, p.endpoint[own].period
@@ -219,7 +222,7 @@ def note_pair(p: Program, m: EngineState, s: Snapshots, member: int, at: int, ou
 
 @inline
 def note_dispatcher(m: EngineState, s: Snapshots, d: int, moment: int, out: Ints, start: int) -> int:
-    """Write down where dispatcher ``d`` stands, without the iterations left."""
+    """Write the position of dispatcher ``d``, without the iterations left."""
     n = start
     out[n] = m.dispatcher[d].pending
     n += 1
@@ -261,7 +264,7 @@ def note_link(p: Program, m: EngineState, link: int, moment: int, out: Ints, sta
 
 @inline
 def note_core(m: EngineState, member: int, moment: int, out: Ints, start: int) -> int:
-    """Write down the work under way on a core."""
+    """Write the current work on a core."""
     arithmetic, product = m.server[2 * member], m.server[2 * member + 1]
     out[start], out[start + 1], n = arithmetic.count, product.count, start + 2
     if arithmetic.count + product.count == 0:
@@ -273,7 +276,7 @@ def note_core(m: EngineState, member: int, moment: int, out: Ints, start: int) -
 
 @inline
 def note_heap(heap: Records, size: int, units: int, out: Ints, start: int) -> int:
-    """Write the remainder of each entry of a heap, and its engine, in the order of their ends."""
+    """Write, for each entry of a heap, its remaining time and its engine, in the order of their ends."""
     for i in range(size):
         rest, e = heap[i].key - units, heap[i].engine
         at = start + 2 * i
@@ -286,7 +289,7 @@ def note_heap(heap: Records, size: int, units: int, out: Ints, start: int) -> in
 
 @inline
 def note_state(p: Program, m: EngineState, s: Snapshots, moment: int, out: Ints) -> int:
-    """Write down the joint state; return the number of words."""
+    """Write the joint state; return the number of words."""
     note_floors(p, m, s)
     n = 0
     for e in range(len(m.engine)):
@@ -316,7 +319,7 @@ def note_totals(s: Snapshots, out: Ints) -> None:
 
 @inline
 def grow_totals(s: Snapshots, old: Ints, times: int) -> None:
-    """Add ``times`` the growth of the totals since ``old``, but for times of engines."""
+    """Add ``times`` the growth of the totals since ``old``, except for times of engines."""
     for n in range(s.at[DONE], len(s.total)):
         s.memory[s.total[n]] += times * (s.memory[s.total[n]] - old[n])
 
@@ -326,7 +329,7 @@ def grow_totals(s: Snapshots, old: Ints, times: int) -> None:
 
 @inline
 def periods_left(m: EngineState, s: Snapshots, old: Ints, elapsed: int) -> int:
-    """Return the least number of further repetitions of the period since a snapshot of equal state."""
+    """Return the smallest number of further repetitions of the period since a snapshot of equal state."""
     times = NEVER
     for d in range(len(m.dispatcher)):
         levels = 0 if m.dispatcher[d].pending == HALTED else m.dispatcher[d].level
@@ -352,7 +355,7 @@ def periods_left(m: EngineState, s: Snapshots, old: Ints, elapsed: int) -> int:
 
 @inline
 def jump(p: Program, m: EngineState, s: Snapshots, old: Ints, shift: int, times: int) -> None:
-    """Move the state by ``times`` periods, ``shift`` cycles in total.
+    """Advance the state by ``times`` periods, ``shift`` cycles in total.
 
     Times without a possible effect stay unchanged, as do times of engines that have ended.
     """
@@ -388,7 +391,7 @@ def jump(p: Program, m: EngineState, s: Snapshots, old: Ints, shift: int, times:
 
 @inline
 def move_flags(p: Program, m: EngineState, s: Snapshots, c: int, old: Ints, shift: int, times: int) -> None:
-    """Move the times of a counter that are still to be noticed, and all to their new counts."""
+    """Advance the times of a counter that can still be noticed, and store all of them under their new counts."""
     endpoints, mask = len(p.endpoint), m.visible.shape[1] - 1
     member, peer, floor = c // endpoints, c % endpoints, NEVER
     for at in range(len(p.pair)):
@@ -406,7 +409,7 @@ def move_flags(p: Program, m: EngineState, s: Snapshots, c: int, old: Ints, shif
 
 @inline
 def move_engine(p: Program, m: EngineState, s: Snapshots, e: int, old: Ints, shift: int) -> None:
-    """Move the times of an engine and of its queue."""
+    """Advance the times of an engine and of its queue."""
     depth, at, clock = p.queue[e % len(p.queue)].depth, m.engine[e].head, dispatcher_of(p, e)
     worked = m.engine[e].done != old[s.at[DONE] + e]
     clock = s.issue_floor[clock]
@@ -427,7 +430,7 @@ def move_engine(p: Program, m: EngineState, s: Snapshots, e: int, old: Ints, shi
 
 @inline
 def look_back(p: Program, m: EngineState, s: Snapshots) -> int:
-    """Take a snapshot; if it repeats an earlier one, jump. Return the cycles skipped."""
+    """Take a snapshot; if it repeats an earlier one, jump. Return the number of skipped cycles."""
     level = m.size[CROSSED]
     m.size[CROSSED] = 0
     kept = len(s.length) // len(s.taken)
@@ -473,7 +476,7 @@ def is_same(a: Ints, b: Ints, length: int) -> bool:
 def run_engine(p: Program, m: EngineState, s: Snapshots, start: int) -> int:
     """Run until no engine can proceed, with repetitions skipped; return the time of the last event.
 
-    Where an engine leads, its ``TARGET`` ends the run too: ``CROSSED`` is set, and slot 0 has the state.
+    If an engine leads, its ``TARGET`` ends the run too: ``CROSSED`` is set, and slot 0 contains the state.
     """
     now = advance(p, m, start)
     while m.size[CROSSED] and m.size[WATCHED] >= 0:

@@ -1,6 +1,8 @@
-"""Machine code that is not stored yet: another process compiles the code of bits while this one compiles the engine.
+"""Machine code that is not stored yet: another process compiles the code for bits while this process compiles the
+engine.
 
-It also compiles the engine before a call that needs much memory: a compiler's 150 MB stay allocated in its process.
+It also compiles the engine before a call that needs much memory: otherwise the compiler's 150 MB would stay allocated
+in this process.
 """
 
 from __future__ import annotations
@@ -21,10 +23,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def compiled_meanwhile(module: str, *words: str) -> Iterator[bool]:
-    """Let another process run a module with some words, unless the engine is compiled or there is no core for it.
+    """Let another process run a module with some arguments, unless the engine is compiled or there is no free core.
 
-    Yield whether one runs: code that it is compiling when this process needs it is awaited (`npusim.cache.alone`).
-    It ends with the context at the latest; if it fails, this process compiles all.
+    Yield whether a process runs: if it is compiling code when this process needs that code, this process waits
+    (`npusim.cache.alone`). It ends with the context at the latest; if it fails, this process compiles everything.
     """
     null, is_alone = subprocess.DEVNULL, (os.cpu_count() or 1) == 1
     process = None if is_alone else _started(null, module, *words)
@@ -38,7 +40,7 @@ def compiled_meanwhile(module: str, *words: str) -> Iterator[bool]:
 
 @contextmanager
 def compiled_before(module: str) -> Iterator[None]:
-    """Let another process run a module, and wait for it, unless the engine is compiled; it may fail."""
+    """Let another process run a module, and wait for it, unless the engine is compiled; the process may fail."""
     process = _started(None, module)  # it states the reason for the long time
     try:
         if process is not None:
@@ -50,7 +52,7 @@ def compiled_before(module: str) -> Iterator[None]:
 
 
 def _started(errors: int | None, module: str, *words: str) -> subprocess.Popen[bytes] | None:
-    """Return a process that runs a module; None if the engine is compiled already, cannot be stored, or if no process
+    """Return a process that runs a module; None if the engine is compiled already or cannot be stored, or if no process
     starts.
     """
     from npusim.program.timing.periodic import run_engine
@@ -60,7 +62,7 @@ def _started(errors: int | None, module: str, *words: str) -> subprocess.Popen[b
         return None
     package = str(Path(__file__).parents[2])
     paths = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
-    # -P: no file of the current folder is imported in place of a module; so too by what that process starts.
+    # -P: no file of the current folder is imported in place of a module, nor in processes that this one starts.
     command, null = [sys.executable, "-P", "-m", module, *words], subprocess.DEVNULL
     env = {**os.environ, "PYTHONPATH": paths, "PYTHONSAFEPATH": "1"}
     try:

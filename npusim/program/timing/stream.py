@@ -39,7 +39,7 @@ class TimedOp:
     occupancy: int
     latency: int
     flows: tuple[tuple[str, int], ...]
-    waits: tuple[tuple[int, int, int], ...]  #: those of the template
+    waits: tuple[tuple[int, int, int], ...]  #: the template's waits
     sets: tuple[int, ...]
     issue_cycles: int
     terms: tuple[tuple[str, float], ...]
@@ -49,7 +49,7 @@ class TimedOp:
 
 
 def clocked(program: TileProgram, device: DeviceSpec) -> DeviceSpec:
-    """Return the device at its clock for a program; whatever counts cycles of the program must use this device."""
+    """Return the device at its clock for a program; all code that counts cycles of the program must use this device."""
     return _clocked(Itself(device), flops=bool(program.flops))
 
 
@@ -60,26 +60,26 @@ def _clocked(device: Itself, *, flops: bool) -> DeviceSpec:
     return of_products
 
 
-#: An operation and every endpoint's cursor at the start of its template: what its waits add to.
+#: An operation and every endpoint's cursor at the start of its template, to which its waits are relative.
 Issued = tuple[TimedOp, Sequence[int]]
 
 
 def has_loops(phase: ProgramPhase) -> bool:
-    """Return whether blocks of a phase go through several tiles."""
+    """Return whether blocks of a phase process several tiles."""
     return any(block.tile_count > 1 for block in phase.blocks[:1])
 
 
 class Streams:
     """Builds the streams of a program on a device, sharing templates and costs between groups.
 
-    ``templates``: the program's, of another device on which it was timed.
+    ``templates``: those of the program, from another device on which it was timed.
     """
 
     def __init__(self, program: TileProgram, device: DeviceSpec, templates: Templates | None = None) -> None:
         self.program, self.device = program, (device := clocked(program, device))
         self.templates = templates or Templates(program)
         self.endpoints = self.templates.walker.endpoints
-        #: Endpoints whose waits hold up the scalar unit that issues them, not their pipe alone.
+        #: Endpoints whose waits stop the scalar unit that issues them, not only their pipe.
         self.scalar_waits = frozenset(
             e.index
             for e in self.endpoints
@@ -99,7 +99,7 @@ class Streams:
         self.code: Code | None = None
 
     def starts(self, phase: ProgramPhase) -> tuple[int, ...]:
-        """Return when each issuer begins a phase: blocks that a core holds take turns in their loops."""
+        """Return the start of each issuer in a phase: blocks that a core holds take turns in their loops."""
         begin = self.device.timed_launch().block_dispatch_cycles.value
         turns = {queue.issuer: queue.turn for queue in self.program.queues}
         takes_turns = any(turns.values()) and (has_loops(phase) or self._replaces_rows(phase))
@@ -111,15 +111,15 @@ class Streams:
         return self.program.has_own_rows and len(phase.blocks) > self._held(phase)
 
     def _held(self, phase: ProgramPhase) -> int:
-        """Return how many blocks of a phase all cores hold at once."""
+        """Return the number of blocks of a phase that all cores hold at once."""
         return phase.place_count * self.device.group_count.value
 
     def catch_up(self, phase: ProgramPhase) -> list[tuple[int, int]]:
-        """Return the idle cycles that each link makes up for in a phase, and by how many times its rate.
+        """Return the idle cycles that each link recovers in a phase, and the multiple of its rate while it does.
 
-        None if no block has a loop: each block begins when another one ends, and all remain in step, unless each reads
-        separate rows: then blocks that begin behind others wait as long as the link is busy.  Programs that continue
-        with further rows stay in step; where a core holds one of them, the link writes back while all of them work.
+        None if no block has a loop. Otherwise each block begins when another one ends, and all remain in step, unless
+        each reads separate rows: then blocks that begin later wait as long as the link is busy.  Programs that continue
+        with further rows stay in step; if a core holds one of them, the link writes back while all of them work.
         """
         known = {link: catch_up(self.device, link) for link in self.device.links}
         if self.program.goes_on:
@@ -130,13 +130,13 @@ class Streams:
         return list(known.values()) if falls_apart else [NO_CATCH_UP] * len(known)
 
     def _evicted_cycles(self, phase: ProgramPhase, link: str) -> int:
-        """Return the time of a link for what the outputs of as many blocks as the cores hold evict from L2."""
+        """Return the time that a link needs for the data that the outputs of all blocks on the cores evict from L2."""
         written = sum(t.size_bytes for t in self.program.tensors.values() if t.role == "output")
         evicted = written * dirty_share(self.program) * self._held(phase) / len(phase.blocks)
         return round(evicted / bytes_per_cycle(self.device, link))
 
     def check_pipe_waits(self, method: str) -> None:
-        """Raise :class:`SpecError` where waits hold up scalar units, for a method that cannot tell."""
+        """Raise :class:`SpecError` if waits stop scalar units, for a method that cannot simulate this."""
         if self.scalar_waits:
             raise SpecError(
                 f"{self.device.name}: flags.cross_core_wait_blocks: method {method} supports only `pipe`, a wait "
@@ -148,7 +148,7 @@ class Streams:
     ) -> Iterator[Issued]:
         """Yield the operations of ``blocks`` that ``issuer`` issues (all by default), with cursors.
 
-        ``cursors`` is moved on as blocks end, for the next phase.
+        ``cursors`` is advanced as blocks end, for the next phase.
         """
         for block in blocks:
             template = self.templates.of(phase, block)
@@ -195,14 +195,14 @@ class Streams:
         return advanced_cursors
 
     def queue_depths(self) -> tuple[int, ...]:
-        """Return how many instructions each queue of the program holds."""
+        """Return the number of instructions that each queue of the program holds."""
         return tuple(
             self.device.engine(q.core, q.engine).queue_depth_count.value  # type: ignore[union-attr]
             for q in self.program.queues
         )
 
     def _issue_cycles(self, op: OpTemplate) -> int:
-        """Return the scalar unit's time: that of the instruction, and a time for each cross-core flag."""
+        """Return the scalar unit's time: the time of the instruction, plus a time for each cross-core flag."""
         crossing = {e for e, _, _ in op.waits if e in self._crossing}
         sets = [e for e in op.sets if e in self._crossing]
         return self._own_issue[op.queue] + self._flag_issue * (len(crossing) + len(sets))

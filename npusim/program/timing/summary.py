@@ -1,8 +1,8 @@
-"""Computes a :class:`TimingResult` from the raw counts of a simulation; shared by all methods.
+"""Computes a :class:`TimingResult` from the raw counts of a simulation; all methods share it.
 
-The account of the core group that ends last divides its time to the cycle: with the cycles that each
-queue was busy and stalled (`QueueUse`), a queue's operations, delays by shared links and pipes, its waits by
-cause, the phases in which it has no operation, and the time after its last operation.
+The account of the core group that ends last divides its time exactly: together with the cycles in which each queue was
+busy and stalled (`QueueUse`), it has a queue's operations, delays by shared links and pipes, its waits by cause, the
+phases in which it has no operation, and the time after its last operation.
 """
 
 from __future__ import annotations
@@ -94,9 +94,9 @@ def summarise(
 def _followed(
     streams: Streams, ends: Sequence[int], uses: tuple[tuple[QueueUse, ...], ...], link_bytes: dict[str, int]
 ) -> tuple[Sequence[int], tuple[tuple[QueueUse, ...], ...]]:
-    """Return ends and uses where another launch follows: it does not wait for the last stores of some queues.
+    """Return ends and uses if another launch follows, which does not wait for the last stores of some queues.
 
-    These stores drain while the next launch runs; so no launch needs less time than its bytes need on links.
+    These stores end while the next launch runs; no launch needs less time than its bytes need on links.
     """
     queues = streams.program.queues
     late = {q.name for q in queues if not q.is_awaited}
@@ -114,7 +114,7 @@ def _followed(
 
 
 def _of_links(streams: Streams, link_bytes: dict[str, int]) -> dict[str, int]:
-    """Return the cycles that the bytes of each link take at its rate."""
+    """Return the cycles that the bytes of each link need at its rate."""
     return {n: ceil(size / bytes_per_cycle(streams.device, n)) if size else 0 for n, size in link_bytes.items()}
 
 
@@ -131,7 +131,7 @@ def times_of(program: TileProgram, device: DeviceSpec, seconds: float) -> tuple[
 
 
 def _bounds(streams: Streams, work: dict[str, int], link_bytes: dict[str, int]) -> dict[str, int]:
-    """Return the least time each unit and link needs: its work spread evenly, without a wait."""
+    """Return the smallest time of each unit and link: that of its work, distributed evenly and without a wait."""
     groups = streams.device.group_count.value
     units = streams.pipes or [queue.name for queue in streams.program.queues]
     bounds = {unit: ceil_div(work.get(unit, 0), groups) for unit in units}
@@ -180,9 +180,9 @@ def _add_phase(streams: Streams, phase: ProgramPhase, group: int, done: Done) ->
 
 
 def _count(streams: Streams, body: Template, times: int, ran: Counter[TimedOp], loops: Sequence[int] = ()) -> None:
-    """Add the number of executions of each operation of a body, which is run ``times`` times itself.
+    """Add the number of executions of each operation of a body that runs ``times`` times.
 
-    ``loops``: the number of iterations of each of its loops in total; by default, the number that the body states, each
+    ``loops``: the total number of iterations of each of its loops; by default, the number that the body states, each
     time.
     """
     counts = iter(loops)
@@ -195,10 +195,10 @@ def _count(streams: Streams, body: Template, times: int, ran: Counter[TimedOp], 
 
 
 def check_sanity(result: TimingResult) -> None:
-    """Hold a result to rules that any prediction of time must obey; breaking one is a bug and fails the run.
+    """Check a result against rules that any prediction of time must obey; a violation is a bug and fails the run.
 
-    Raises :class:`ContradictionError` for a unit busier than time allows, a time below its bound, or
-    fewer bytes beyond L2 than inputs, and outputs that do not stay, have.
+    Raises :class:`ContradictionError` for a unit that is busy for longer than the time, a time below its bound, or
+    fewer bytes beyond L2 than those of the inputs and of the outputs that do not stay in L2.
     """
     for uses in result.queues:
         for use in uses:

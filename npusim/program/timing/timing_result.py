@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class QueueUse:
-    """Busy and waiting cycles of one queue of one core group, and how many operations it ran.
+    """Busy and waiting cycles of one queue of one core group, and its number of operations.
 
-    ``stalls`` maps a cause (``"P ready"``, ``"S free"``, ``"no instruction"``) to cycles.  ``is_pipe``:
-    not a queue, but a pipe of a GPU's core that its queues share.
+    ``stalls`` maps a cause (``"P ready"``, ``"S free"``, ``"no instruction"``) to cycles.  ``is_pipe``: it is not a
+    queue, but a pipe of a GPU's core that the core's queues share.
     """
 
     queue: str
@@ -30,7 +30,7 @@ class QueueUse:
     is_pipe: bool = False
 
     def of_group(self, group: int) -> QueueUse:
-        """Return the same of another core group."""
+        """Return the same use for another core group."""
         did = self.busy_cycles, self.operations, self.stalls, self.end_cycles, self.is_pipe
         return QueueUse(self.queue, group, *did)
 
@@ -41,7 +41,7 @@ class QueueUse:
 
     @property
     def main_stall(self) -> tuple[str, int] | None:
-        """The cause that it waits for longest, and its cycles; None if it never waits."""
+        """The cause for which it waits longest, and the cycles; None if it never waits."""
         return max(self.stalls.items(), key=lambda item: item[1], default=None)
 
 
@@ -52,10 +52,10 @@ def units_of(uses: tuple[QueueUse, ...]) -> tuple[QueueUse, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One operation on the timeline of one queue, or of the pipe it takes, in cycles from the start.
+    """One operation on the timeline of one queue, or of the pipe that executes it, in cycles from the start.
 
-    ``issued_by`` is the queue that issued it, ``done`` the time when that queue can continue; both are the timeline's
-    (``""``, ``-1``) where no pipe is shared.
+    ``issued_by`` is the queue that issued it, ``done`` the time when that queue can continue; if no pipe is shared,
+    both are the timeline's (``""``, ``-1``).
     """
 
     group: int
@@ -69,7 +69,8 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """How often an operation ran on a unit, and the cycles that takes without others on shared links or pipes.
+    """The number of executions of an operation on a unit, and the cycles that they take without other work on shared
+    links or pipes.
 
     ``unit`` is the queue that issues it; a pipe that queues share has a separate row.
     """
@@ -82,7 +83,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class PhaseTime:
-    """Cycles of a phase, from the end of the one before; ``idle`` are the queues that do nothing in it."""
+    """Cycles of a phase, from the end of the previous one; ``idle`` are the queues without work in it."""
 
     name: str
     cycles: int
@@ -110,10 +111,11 @@ class ConstantRecord:
 
 @dataclass(frozen=True)
 class Roofline:
-    """A run's place under the roofline of its matrix units and its device memory.
+    """A run's position under the roofline of its matrix units and its device memory.
 
-    ``intensity`` is the operations a byte of inputs, and of outputs that do not stay in L2, ``moved_intensity``
-    the operations a byte that crossed the memory's link; rates are in operations a second.
+    ``intensity`` is the number of operations per byte of inputs, and of outputs that do not stay in L2,
+    ``moved_intensity`` the number of operations per byte that crossed the memory's link; rates are in operations a
+    second.
     """
 
     intensity: float
@@ -129,7 +131,7 @@ class Roofline:
 
     @property
     def ridge(self) -> float:
-        """Intensity from which on the matrix units, not memory, are the limit."""
+        """Intensity above which the matrix units, not memory, are the limit."""
         return self.peak_flops_per_s / self.memory_bytes_per_s
 
     @property
@@ -140,13 +142,14 @@ class Roofline:
 
 @dataclass(frozen=True, kw_only=True)
 class OverlapRecord:
-    """A node's kernels and collectives alone, and their overlap.
+    """A node's kernels and collectives, each without the other, and their overlap.
 
-    ``attention_s``, ``linear_s`` are the kernels' times alone, one after the other, launch and issue included;
+    ``attention_s``, ``linear_s`` are the kernels' times in sequence without overlap, launch and issue included;
     ``allreduce_s`` is the time of the collectives, ``closed_form_s`` their time by the alpha-beta form. ``exposed_s``
     is the part of the time in which no kernel runs, ``overlap_efficiency`` the share of the shorter of compute and
-    communication that overlaps with the other one.  ``modes`` are each collective's, as ``mesh by sdma (stream)``;
-    ``parts_s`` is device 0's time by the name of its operations, as they ran: ``attention``, ``upload``, ``cpu``, ...
+    communication that overlaps with the other one.  ``modes`` are those of each collective, such as ``mesh by sdma
+    (stream)``; ``parts_s`` is device 0's time by the name of its operations, as they ran: ``attention``, ``upload``,
+    ``cpu``, ...
     """
 
     attention_s: Annotated[Microseconds, key("attention_us")]
@@ -164,16 +167,16 @@ class OverlapRecord:
         return {name: seconds * 1e6 for name, seconds in self.parts_s.items()}
 
 
-#: Below this share of the cores' time no pipe is the limit: the pipes wait for each other.
+#: Share of the cores' time below which no pipe is the limit: the pipes wait for each other.
 BOUND_SHARE = 0.6
-#: From this share of its bandwidth on a link is the limit, where no pipe is busier.
+#: Share of its bandwidth above which a link is the limit, if no pipe is busier.
 LINK_SHARE = 0.8
 
 
 class Limit(NamedTuple):
-    """The limit of a time: a link, else a pipe; the busiest pipe where neither limits it.
+    """The limit of a time: a link, else a pipe; the busiest pipe if neither limits it.
 
-    ``share``: the used share of the link's rate, or of the cores' time.  ``name``: empty where nothing ran.
+    ``share``: the used share of the link's rate, or of the cores' time.  ``name``: empty if nothing ran.
     """
 
     name: str
@@ -183,15 +186,15 @@ class Limit(NamedTuple):
 
     @property
     def bound(self) -> str:
-        """The limit by name, ``latency`` where pipes wait for one another."""
+        """The limit by name; ``latency`` if pipes wait for one another."""
         return self.name if self.is_limit else "latency"
 
     def __str__(self) -> str:
         return self.name if self.is_limit else f"latency ({self.name})"
 
 
-#: Kinds of published times: the slowest core's busy time; the profiler's task duration; N calls that are
-#: not waited for, over N; one call that is.
+#: Kinds of published times: the slowest core's busy time; the profiler's task duration; the time of N calls without
+#: waits between them, divided by N; one call with a wait.
 KINDS = ("core", "kernel", "back_to_back", "call")
 
 
@@ -235,9 +238,10 @@ class TimingRecord:
     idle_bytes: dict[str, int] = field(default_factory=dict)
 
     def clock(self, nominal: float) -> float:
-        """Return the clock in Hz that the cores' time has; the ``nominal`` one in files that do not say that time."""
+        """Return the clock in Hz of the cores' time; the ``nominal`` clock for files that do not state that time."""
         seconds = self.times_s.get("core", 0.0)
-        return float(f"{self.cycles / seconds:.7g}") if seconds else nominal  # as files store the seconds
+        # the form in which files store the seconds
+        return float(f"{self.cycles / seconds:.7g}") if seconds else nominal
 
     @property
     def latency_us(self) -> float:
@@ -261,7 +265,7 @@ class TimingRecord:
 
     @property
     def group_ends(self) -> dict[int, int]:
-        """Cycle at which each core group that worked has ended."""
+        """Cycle at which each core group that has work ends."""
         ends: dict[int, int] = {}
         for use in self.uses:
             if use.operations:
@@ -270,7 +274,7 @@ class TimingRecord:
 
     @property
     def last_group(self) -> int:
-        """The core group that ends last (the first of several), and so decides the time."""
+        """The core group that ends last (the first of several) and therefore decides the time."""
         ends = self.group_ends
         return max(ends, key=lambda group: (ends[group], -group), default=0)
 
@@ -317,7 +321,7 @@ class TimingRecord:
 
     @property
     def basis_shares(self) -> dict[str, float]:
-        """Share of all busy cycles that rests on constants of each basis, the largest first."""
+        """Shares of all busy cycles that depend on constants of each basis, the largest first."""
         cycles: dict[str, float] = {}
         for constant in self.constants:
             cycles[constant.basis] = cycles.get(constant.basis, 0.0) + constant.cycles
@@ -327,11 +331,11 @@ class TimingRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class TimingResult(TimingRecord):
-    """The result of a simulation: the stored record, and data that only a live run has.
+    """The result of a simulation: the stored record, and data that only the current process has.
 
     ``queues[group][i]`` is the use of queue i of that core group; groups of one class share their uses. ``stream_s`` is
     the cost of launches on the device alone, ``term_cycles`` maps keys of the device's file to the busy cycles that
-    depend on them.  ``spans`` cover the first ``traced_cycles``, the complete run where this is None. ``flops``,
+    depend on them.  ``spans`` cover the first ``traced_cycles``, or the complete run if this is None. ``flops``,
     ``uses``, ``constants``, ``overlap``, ``roofline`` and ``validated`` are set in a run
     (`npusim.simulation.run_result.with_evidence`), and empty in results of `npusim.program.timing` itself.
     """

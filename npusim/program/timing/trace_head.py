@@ -1,8 +1,8 @@
 """The first operations of a long program one by one, for its timeline.
 
-Each core group runs only its first blocks of the phase in question, and all blocks of the phases before it.  That is
-exact until the first queue that would continue has no operation left: a missing operation could not begin earlier, nor
-share a link with the simulated ones.
+Each core group runs only its first blocks of the last phase, and all blocks of the earlier phases.  This is exact until
+the first queue that would continue has no operation left: a missing operation could not begin earlier, nor share a link
+with the simulated ones.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["first_spans"]
 
-#: Operations that are simulated for a timeline, in some 2 s.
+#: Number of operations that are simulated for a timeline, in about 2 s.
 MOST_OPERATIONS = 20_000_000
-#: Operations of a core group on a timeline whose length is not named.
+#: Number of operations of a core group on a timeline of unspecified length.
 ENOUGH_SPANS = 2_000
 
 
@@ -38,8 +38,8 @@ def first_spans(
     """Return the operations of some core groups at least up to cycle ``until``, and the cycle up to which they are
     complete.
 
-    Without ``until`` some two thousand operations, fewer or none where that would take too long; with it that raises
-    `SpecError`.
+    Without ``until`` it returns about two thousand operations, fewer or none if that would take too long; with
+    ``until`` it raises `SpecError` in this case.
     """
     code, busy, run, known = code_of(streams), -1, None, 0
     for part, is_cut in _parts(equal_groups(code)):
@@ -53,7 +53,7 @@ def first_spans(
         run = Run(code, part, trace_groups)
         result = run.result("fold", has_spans=False)
         known = _known(run, is_cut) if any(is_cut) else result.cycles
-        # Blocks that reside beside the first have separate queues, which may have had no work yet.
+        # Blocks that are resident with the first one have separate queues, which may not have had work yet.
         busy, before = int((run.state.engine["done"] > run.done_before).sum()), busy
         ends = np.sort(run.state.span[: run.state.size[SPANS]]["end"])
         ends = ends[ends <= known]
@@ -66,7 +66,9 @@ def first_spans(
 
 
 def _parts(whole: Classes) -> Iterator[tuple[Classes, list[bool]]]:
-    """Yield longer and longer beginnings of all core groups, the complete run last, and the groups that are cut."""
+    """Yield longer and longer beginnings of all core groups, last the complete run, and the groups that
+    are shortened.
+    """
     for phase, runs in enumerate(whole.blocks):
         longest = max(map(len, runs))
         for count in (*(1 << n for n in range((longest - 1).bit_length())), longest):
@@ -77,7 +79,9 @@ def _parts(whole: Classes) -> Iterator[tuple[Classes, list[bool]]]:
 
 
 def _known(run: Run, is_cut: list[bool]) -> int:
-    """Return the first cycle at which a queue of the groups cut short in the last phase has no operation left."""
+    """Return the first cycle at which a queue of the groups that are shortened in the last phase has no
+    operation left.
+    """
     engine = run.state.engine
     worked = (engine["done"] > run.done_before).reshape(len(is_cut), -1)
     free = engine["free"].reshape(len(is_cut), -1)

@@ -31,12 +31,12 @@ def check_baselines(
 
     ``tolerance`` is the allowed relative difference of a kernel's cycles, and of a pipe's busy cycles, from the
     accepted ones; and the allowed slowdown of an accepted winner against the current one.  With ``update`` the result
-    of a case is written into its file together with ``reason``; without a reason no accepted result is replaced; it is
-    refused in CI (where the environment variable ``CI`` is set).  ``on_case`` gets each outcome as soon as it is known,
-    and the number of cases.
+    of a case is written into its file together with ``reason``; without a reason no accepted result is replaced;
+    ``update`` is refused in CI (where the environment variable ``CI`` is set).  ``on_case`` gets each outcome as soon
+    as it is known, and the number of cases.
 
-    Raises `SpecError` if there is no case, one is faulty or was edited by hand, or ``update`` in CI.  All files are
-    read before any case runs.  Raises `OutputError` if a file cannot be written; it is unchanged then.
+    Raises `SpecError` if there is no case, if a case is faulty or was edited by hand, or for ``update`` in CI.  All
+    files are read before any case runs.  Raises `OutputError` if a file cannot be written; the file is then unchanged.
     """
     if update and os.environ.get("CI", "").lower() not in ("", "0", "false"):
         raise SpecError(

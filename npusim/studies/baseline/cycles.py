@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 Status = Literal["ok", "changed", "new", "failed", "updated"]
-#: Reason of a first acceptance.
+#: Reason that is stored with a first acceptance.
 FIRST = "first accepted"
 
 
@@ -83,7 +83,7 @@ class Update:
     reason: str
 
     def accept(self, status: Status, new: ExpectedCycles | ExpectedDecision) -> Status:
-        """Write a new result and return the status after it; an accepted one is replaced only with a reason."""
+        """Write a new result and return the status after it; an accepted result is replaced only with a reason."""
         old = self.case.expect
         if old is None:
             self._write(new, self.reason or FIRST)
@@ -91,7 +91,7 @@ class Update:
         accepted_reason = None if old.accepted is None else old.accepted.reason
         is_equal = new.model_copy(update={"device_digest": old.device_digest, "accepted": old.accepted}) == old
         if is_equal and new.device_digest != old.device_digest:
-            self._write(new, accepted_reason or FIRST)  # nothing else changed: it names the device of today
+            self._write(new, accepted_reason or FIRST)  # nothing else changed: the file now names the current device
         elif not is_equal and self.reason:
             self._write(new, self.reason)
             return "updated" if status == "changed" else status
@@ -101,7 +101,7 @@ class Update:
         write_whole(self.path, accepted_text(self.path, self.case, new, __version__, reason).encode())
 
 
-#: Compares the result of a case with the accepted one, within a tolerance, and accepts it where there is an update.
+#: Compares the result of a case with the accepted one, within a tolerance, and accepts it if there is an update.
 Comparison = Callable[[float, Update | None], CheckOutcome]
 
 
@@ -121,7 +121,7 @@ def request_of(case: Case, candidate: BaselineFile | Candidate, folder: Path) ->
 
 
 def fault_text(error: NpusimError) -> str:
-    """Return an error's text in the words of the file: the text for `-C` becomes that for an override of the file."""
+    """Return an error's text in the terms of the file: text about `-C` becomes text about an override of the file."""
     text = re.sub(r"^-C ", "overrides: ", str(error), flags=re.MULTILINE)
     return re.sub(r"^--scale ", "scale: ", text, flags=re.MULTILINE)
 
@@ -216,7 +216,7 @@ def why_of(old: ExpectedCycles, result: RunData) -> str:
 
 
 def _is_met(old: ExpectedCycles, new: ExpectedCycles, tolerance: float) -> bool:
-    """Return whether a case is as accepted: to the last number, or its cycles and busy pipes within a tolerance."""
+    """Return whether a case has the accepted result: exactly, or with its cycles and busy pipes within a tolerance."""
     if not tolerance:
         is_equal = old.cycles == new.cycles and old.busy_cycles == new.busy_cycles
         return is_equal and (not old.units or old.units == new.units)

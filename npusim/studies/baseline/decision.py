@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 class CandidateOutcome(NamedTuple):
-    """The result of one candidate's space; ``finite`` refers to the best point's output, None where no bits were
-    computed.
+    """The result of one candidate's space; ``finite`` refers to the best point's output, None if no bits
+    were computed.
     """
 
     name: str
@@ -41,7 +41,7 @@ class CandidateOutcome(NamedTuple):
 
     @property
     def margin(self) -> float | None:
-        """Time of the next point over that of the best one, minus 1."""
+        """Time of the next point relative to that of the best one, minus 1."""
         ranked = self.found.feasible
         return _longer(ranked[0].latency_us, ranked[1].latency_us) if len(ranked) > 1 else None
 
@@ -70,7 +70,7 @@ class Decision(NamedTuple):
 
     @property
     def winner(self) -> CandidateOutcome:
-        """The candidate whose best point needs least time; the first of equals."""
+        """The candidate whose best point needs the least time; the first of equals."""
         return min(self.candidates, key=lambda f: _time(f.best))
 
     def expected(self) -> ExpectedDecision:
@@ -124,7 +124,7 @@ def _compared(
 
 
 def _search(case: DecisionFile, candidate: Candidate, folder: Path) -> CandidateOutcome:
-    """Return the result of a search, with whether the best point's output is finite, on one head's last rows."""
+    """Return the result of a search and whether the best point's output is finite, for the last rows of one head."""
     asked = request_of(case, candidate, folder)
     searched = search(SearchRequest(asked, (asked.schedule,)).spec(candidate.fields), Options(exhaustive=True))
     # A product or a copy has no sample.
@@ -136,7 +136,7 @@ def _search(case: DecisionFile, candidate: Candidate, folder: Path) -> Candidate
 
 
 def _changes(old: ExpectedDecision, today: Decision, tolerance: float) -> Iterator[Row]:
-    """Yield the choices that changed, or no longer fit, with the reason."""
+    """Yield the choices that changed or no longer fit, with the reason."""
     for candidate in today.candidates:
         was = _choice(old, candidate.name)
         if was is not None:
@@ -151,7 +151,7 @@ def _changes(old: ExpectedDecision, today: Decision, tolerance: float) -> Iterat
 
 
 def _of_candidate(was: ExpectedChoice, candidate: CandidateOutcome, tolerance: float) -> Iterator[Row]:
-    """Yield the changes of one candidate: its best tile, whether that fits, whether its output is finite."""
+    """Yield the changes of one candidate: its best tile, whether that tile fits, and whether its output is finite."""
     best = candidate.best
     point = None if best is None else best.point
     then = None if was.point is None else candidate.tried(was.point)

@@ -1,4 +1,6 @@
-"""Judges kernels in one call: right or wrong, the same bits or not, their time, and whether to trust it."""
+"""Judges kernels in one call: whether they are right, whether their bits equal the reference's, their time, and whether
+to trust that time.
+"""
 
 from npusim.studies.evaluate.evaluation import Evaluation, evaluate
 

@@ -36,7 +36,7 @@ Shape = tuple[int, int, int, int]
 class JudgedOutput:
     """An output: its ``name``, ``shape`` and format, and the program's tensors of it, each with its sizes.
 
-    ``is_argument``: the shape is that of the call's argument, of which each tensor is a part, or another arrangement.
+    ``is_argument``: the shape is that of the call's argument; each tensor is a part of it, or another arrangement.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Questions about a candidate, which another process answers: its inputs, its output, its time."""
+"""Questions about a candidate that another process answers: its inputs, its output, its time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from npusim.simulation.request import Request
 
 #: The device on which rankings of Triton kernels were compared with measured ones, 458 configurations
-#: (``reports/tune``): they hold for devices with its cores.
+#: (``reports/tune``): they are valid for devices with its cores.
 RANKED_ON = "h100"
 
 
@@ -30,7 +30,7 @@ def is_wrapper(schedule: str) -> bool:
 
 @dataclass(frozen=True)
 class Question:
-    """A question of the parent: the function of a module that answers, the request, and further values by name."""
+    """A question of the parent: the function of a module that answers it, the request, and further values by name."""
 
     work: Callable[[Question], dict[str, Any]]
     request: Request
@@ -121,14 +121,14 @@ def _chosen(plan: Plan) -> dict[str, Any]:
 
 
 def other_file(file: str, number: int) -> str:
-    """Return the file of an output beside the result in ``file``, by its number in a description's ``others``."""
+    """Return the file of another output, by its number in a description's ``others``; the result is in ``file``."""
     return f"{file.removesuffix('.npz')}.{number}.npz"
 
 
 def computed(question: Question) -> dict[str, Any]:
-    """Store the output of a request after the proof of its order and races; return the file and the arithmetic.
+    """Store the output of a request after the check of its order and races; return the file and the arithmetic.
 
-    ``by_parameter``: as in `described`, and the outputs beside the result are stored too, each in `other_file`.
+    ``by_parameter``: as in `described`; outputs other than the result are stored too, each in `other_file`.
     """
     from npusim.program.numerics.evaluate import named_choices
     from npusim.simulation.chosen_tile import program_of
@@ -172,7 +172,7 @@ def _in_sequence(times: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         **longest,
         "us": sum(each["us"] for each in times),
-        "is_ranked": False,  # the order of such sums was not compared with a measured one
+        "is_ranked": False,  # the order of such sums was not compared with a measured order
         "key": "+".join(each["key"] for each in times) if all(each["key"] for each in times) else "",
         "registers": max(registers, default=None),
         "spilled": max(each["spilled"] for each in times),
@@ -216,7 +216,7 @@ def _timed(question: Question) -> dict[str, Any]:
 
 #: Sizes of a tensor, batch to columns, and its format.
 _TENSOR = (int, int, int, int, str)
-#: Forms of answers, which a candidate's process has written: types by name (an empty name: of all), or by place.
+#: Forms of answers that a candidate's process writes: types by name (an empty name: of all values), or by position.
 FORMS: Mapping[Callable[[Question], dict[str, Any]], Any] = MappingProxyType(
     {
         described: {

@@ -1,4 +1,6 @@
-"""One call that judges kernels: right or wrong, the same bits or not, how fast, and whether to trust the time."""
+"""One call that judges kernels: whether they are right, whether their bits equal the reference's, how fast they are,
+and whether to trust the time.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,9 @@ if TYPE_CHECKING:
     from npusim.studies.evaluate.judged_inputs import JudgedCase
 
 Verdict = Literal["right", "wrong", "unproved"]
-#: Share of the time by which the next of a ranking is predicted slower where their order is trusted.  On an H100 it is
-#: right in 90 % of such pairs of the products and norms on which the share was fitted, and in 87 % of the attention and
-#: the softmax that were left out of the fit (``tests/evaluate/test_trust.py``).
+#: Share of the time by which the next kernel of a ranking must be predicted slower for their order to be trusted.  On
+#: an H100 the order is right in 90 % of such pairs of the products and norms on which the share was fitted, and in 87 %
+#: of the attention and the softmax that were left out of the fit (``tests/evaluate/test_trust.py``).
 CLOSE = 0.1
 #: Bytes of an element in float64.
 _WIDEST = 8
@@ -57,9 +59,9 @@ class Microseconds:
 
     ``mid`` is None where the kernel has no time there; ``reason`` says why.  ``limit``: what limits the time, and
     ``limit_share`` the share of the time in which it is busy.  ``key``: the class of equal bits.  ``tile``: its chosen
-    fields, on the first device those of the judged calls.
-    ``is_ranked``: the time has no band, but the predicted order of such kernels was compared with the measured order.
-    ``warps``: resident on a core; ``is_link``: memory limits the time; ``block_warps``: of a block without products.
+    fields, on the first device those of the judged calls. ``is_ranked``: the time has no band, but the predicted order
+    of such kernels was compared with the measured order. ``warps``: resident warps of a core; ``is_link``: whether
+    memory limits the time; ``block_warps``: warps of a block without products.
     """
 
     low: float | None
@@ -100,9 +102,9 @@ class Evaluation:
     verdict, reason : str
         ``right``, ``wrong`` or ``unproved``, and the reason in words.
     looks_like : str
-        The mistake that a wrong output looks like; empty where it looks like none that is known.
+        The mistake that a wrong output looks like; empty if it looks like no known mistake.
     worst : CaseVerdict or None
-        The worst judged call: its error over the limit, and the first wrong element.
+        The worst judged call: its error relative to the limit, and the first wrong element.
     judged : int
         Number of judged calls.
     bits : str
@@ -113,8 +115,8 @@ class Evaluation:
     rank : mapping of str to int
         Rank by device, 1 for the fastest candidate that is not wrong.
     trust, doubts : True or "measure", tuple of str
-        Whether the times can be used without a measurement, else the doubts: about a time, or about the order of this
-        and the next candidate.
+        Whether the times can be used without a measurement; otherwise the doubts, about a time or about the order of
+        this and the next candidate.
     not_read : tuple of NotRead
         Constructs that npusim does not read, with file and line.
     other_tiles : tuple of str
@@ -179,7 +181,8 @@ def evaluate(
     on_done: Callable[[Evaluation], object] | None = None,
     **options: Unpack[CallOptions],
 ) -> tuple[Evaluation, ...]:
-    """Judge kernels: right or wrong, the same bits as a reference or not, times with bands, whether to trust them.
+    """Judge kernels: whether they are right, whether their bits equal the reference's, their times with bands, and
+    whether to trust them.
 
     Parameters
     ----------
@@ -189,28 +192,30 @@ def evaluate(
         which is recorded at each judged size.  Each is read and executed in a separate process within ``limits``.
     reference
         ``FILE.py:function``: a function on float64 arrays, by the names of the inputs, (batch, heads, rows, columns)
-        each, and of sizes, which returns the result, or a mapping of results by the kernel's names of these tensors;
-        or a kernel, whose float64 result counts.  None: packaged attention; a kernel of plain tensors is then
-        ``unproved``.  The reference is the caller's code, and runs without limits.
+        each, and of sizes, which returns the result, or a mapping of results by the kernel's names of these tensors.
+        Alternatively a kernel, whose float64 result is the reference.  None: packaged attention; a kernel of plain
+        tensors is then ``unproved``.  The reference is the caller's code, and runs without limits.
     shapes
         Further calls, as changed sizes of the problem; each candidate is also judged on calls of npusim's choice.
     seed, jobs, store
-        Of the drawn inputs; processes; a file (JSON lines) in which finished candidates are stored and are read again.
+        The seed of the drawn inputs; the number of processes; a file (JSON lines) in which finished candidates are
+        stored and from which they are read again.
     on_done
         Called with each candidate when it is finished, ranked among the finished ones.
     options
         The call, as for `npusim.run`; ``hw``: devices of the times, ``"h200,a100"`` or a list; bits are those on the
-        first.
+        first device.
 
     Returns
     -------
     tuple of Evaluation
-        In the order of ``kernels``.  A kernel that cannot be read, crashes or exceeds a limit is a verdict, no error.
+        In the order of ``kernels``.  A kernel that cannot be read, crashes or exceeds a limit gives a verdict, not an
+        error.
 
     Raises
     ------
     NpusimError
-        A wrong option, device or reference: a mistake of the caller's.
+        A wrong option, device or reference: a mistake of the caller.
     """
     names = [kernels] if isinstance(kernels, str) else [str(schedule_name(kernel)) for kernel in kernels]
     named = options.pop("hw", None) or DEFAULT_HW
@@ -248,7 +253,7 @@ class Batch:
         self._lock = Lock()
 
     def run(self, jobs: int, on_done: Callable[[Evaluation], object] | None = None) -> tuple[Evaluation, ...]:
-        """Return the evaluations in order; candidates run in ``jobs`` processes, one after another is judged."""
+        """Return the evaluations in order; candidates run in ``jobs`` processes, and are judged one after another."""
         known = self._stored()
         nursery().warm(map(str, self.places.values()), WARMED)
         found: dict[int, Findings] = {}
@@ -263,7 +268,7 @@ class Batch:
                 if on_done:
                     try:
                         on_done(dict(zip(sorted(found), compared(found, self.devices), strict=True))[number])
-                    except BaseException:  # the caller has had enough: candidates that have not begun never do
+                    except BaseException:  # the caller has stopped: candidates that have not begun never do
                         workers.shutdown(wait=False, cancel_futures=True)
                         raise
         return tuple(compared(found, self.devices))
@@ -272,7 +277,7 @@ class Batch:
         return known or replace(self.examined(number), kernel=self.names[number])
 
     def examined(self, number: int) -> Findings:
-        """Return the findings on a candidate, by its number: of its process, and of the referee."""
+        """Return the findings on a candidate, by its number: those of its process, and those of the referee."""
         request = self.requests[number]
         may_start = is_launch(request.schedule)
         with CandidateProcess(self.limits, may_start=may_start) as process:
@@ -299,7 +304,7 @@ class Batch:
         for number, case in enumerate(referee.cases()):
             answer = self._computed(process, candidate, case, f"out{number}.npz", tile)
             if "error" in answer:
-                # A recorded view may be a part of a tensor, so that memory beside it may be read.
+                # A recorded view may be a part of a tensor, so that a kernel may read the memory around it.
                 is_view = is_recorded(request.schedule) or is_wrapper(request.schedule)
                 known = of_refusal(str(answer["error"])) if case.is_given and not is_view else ""
                 if known or answer["kind"] not in ("refused", "inputs"):
@@ -452,7 +457,7 @@ def _integers(schedule: str) -> Mapping[str, NDArray[Any]]:
 
 
 def _content(schedule: str) -> str:
-    """Return a digest of the file that a name names; empty where it names none."""
+    """Return a digest of the file in a name; empty if the name contains no file."""
     path = Path(launch_parts(schedule)[0] if is_launch(schedule) else schedule.rpartition(":")[0] or schedule)
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
@@ -496,7 +501,7 @@ def _not_read(case: str, text: str) -> NotRead:
     return NotRead(case, text, *((at[1], int(at[2])) if at else ()))
 
 
-# ---------------------------------------------------------------- candidates side by side
+# ---------------------------------------------------------------- candidates compared with one another
 
 
 def compared(found: Mapping[int, Findings], devices: Sequence[str]) -> Iterator[Evaluation]:
@@ -533,7 +538,9 @@ def compared(found: Mapping[int, Findings], devices: Sequence[str]) -> Iterator[
 
 
 def verdict_of(findings: Findings) -> Verdict:
-    """Return the verdict: wrong on any call, right on all, unproved where a call is refused or none has other sizes."""
+    """Return the verdict: wrong if any call is wrong, right if all are right, unproved if a call is refused or no call
+    has other sizes.
+    """
     if any(not c.is_right for c in findings.cases):
         return "wrong"
     is_proved = bool(findings.cases) and not findings.given_refused and not findings.refused_sizes

@@ -13,17 +13,18 @@ if TYPE_CHECKING:
 
     from npusim.config.problem import AnyProblem, Problem
 
-#: Sizes of the calls that do not divide by a tile: queries and keys; and keys of the other small calls.
+#: Sizes of the calls that do not divide by a tile: queries and keys; and the numbers of keys of the other small calls.
 ODD, SMALL = (67, 131), 64
 #: Largest size of a product's other calls.
 LARGEST = 256
-#: Points of a stress search (`npusim.studies.stress.aspects`) that a right kernel withstands, by kind of inputs.
+#: Points of a stress search (`npusim.studies.stress.aspects`) at which a right kernel must be right, by kind of inputs.
 OF_ATTENTION: Mapping[str, Mapping[str, float]] = MappingProxyType(
     {
         "scores far apart": {"logit_std": 4.0},
         "a late key with the largest score": {"late": 16.0},
         "scores moved": {"logit_mean": 32.0},
-        "scores moved below 0": {"logit_mean": -32.0},  # a maximum that begins with 0: weights in float16 are 0 then
+        # tests a maximum that begins with 0: weights in float16 are then 0
+        "scores moved below 0": {"logit_mean": -32.0},
         "large values": {"values": 32.0},
         "queries of zeros": {"zero": 1.0},
     }
@@ -31,8 +32,8 @@ OF_ATTENTION: Mapping[str, Mapping[str, float]] = MappingProxyType(
 OF_TENSORS: Mapping[str, Mapping[str, float]] = MappingProxyType(
     {
         "large inputs": {"scale": 4.0},
-        "small inputs": {"scale": 2.0**-10},  # an epsilon counts: within a root, or behind it
-        "negative inputs": {NEGATIVE: 1.0},  # a maximum that has 0 beyond a row
+        "small inputs": {"scale": 2.0**-10},  # tests an epsilon: within a root, or after it
+        "negative inputs": {NEGATIVE: 1.0},  # tests a maximum that has 0 beyond a row
         "inputs moved far below 0": {MOVED: -128.0},  # the exponential of each, without its maximum, is 0
         "one large column": {"channels": 64.0},
         "zeros": {"zero": 1.0},

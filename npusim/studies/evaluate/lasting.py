@@ -1,4 +1,4 @@
-"""A lasting process, which answers questions about packaged kernels one after another and runs no foreign code."""
+"""A long-lived process, which answers questions about packaged kernels one after another and runs no foreign code."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from npusim.studies.evaluate.process import CandidateProcess
 if TYPE_CHECKING:
     from npusim.studies.evaluate.limits import Limits
 
-#: Share of the process's memory, which holds loaded code and results too, at which a new process replaces it.
+#: Share of the process's memory, which includes loaded code and results, at which a new process replaces it.
 FULL = 0.5
 
 
 class LastingProcess:
     """The process for questions about packaged kernels.
 
-    Each answer has at least the time, and half the memory, of ``limits``: a new process replaces one that has used
+    Each answer has at least the time of ``limits`` and half of its memory: a new process replaces one that has used
     more, that has ended, or that failed in an answer.
     """
 
@@ -33,7 +33,7 @@ class LastingProcess:
         atexit.register(self.end)
 
     def ask(self, question: Question) -> dict[str, Any]:
-        """Return the answer to a question, as `CandidateProcess.ask` does; raise no error for a process that ends."""
+        """Return the answer to a question, as `CandidateProcess.ask` does; a process that ends raises no error."""
         with self._lock:
             if self._process is None or self._process.has_ended:
                 self._process = CandidateProcess(self.limits, is_foreign=False)
@@ -57,7 +57,7 @@ class LastingProcess:
 
 
 def spent(_question: Question) -> dict[str, Any]:
-    """Return the seconds of the processor and the most bytes of memory that this process has used."""
+    """Return the processor seconds that this process has used, and its largest number of bytes of memory."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     unit = 1 if sys.platform == "darwin" else 1 << 10
     return {"seconds": used.ru_utime + used.ru_stime, "bytes": used.ru_maxrss * unit}
@@ -65,5 +65,5 @@ def spent(_question: Question) -> dict[str, Any]:
 
 @cache
 def lasting(limits: Limits) -> LastingProcess:
-    """Return the process that stays for questions with some limits."""
+    """Return the long-lived process for questions with some limits."""
     return LastingProcess(limits)

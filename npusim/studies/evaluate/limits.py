@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: Bytes that a candidate may write to a file.
 FILE_BYTES = 1 << 28
-#: Which arguments of an event of Python are paths that it changes.
+#: The arguments of an event of Python that are paths which the event changes.
 CHANGES: Mapping[str, slice] = MappingProxyType(
     {
         **dict.fromkeys(
@@ -33,21 +33,21 @@ _NO_NEW_PRIVILEGES, _SECCOMP, _FILTER = 38, 22, 2
 _LOAD, _EQUAL, _ANY_SET, _RETURN = 0x20, 0x15, 0x45, 0x06
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _EPERM, _ENOSYS = 1, 38
-#: A new process without this flag is no thread.
+#: A new process without this flag is not a thread.
 _THREAD = 0x10000
 
 
 #: System calls of Landlock, the same for all processors: to create a set of rules, to add one, to obey them.
 _CREATE_RULES, _ADD_RULE, _OBEY_RULES = 444, 445, 446
 _VERSION, _BENEATH, _PATH_ONLY = 1, 1, 0o10000000
-#: Rights of Landlock that change files, by the first version that has them; those of a file, and not of a folder.
+#: Rights of Landlock that change files, by the first version that has them; the rights of files and of folders.
 _CHANGING: Mapping[int, int] = MappingProxyType({1: 0x1FF2, 2: 1 << 13, 3: 1 << 14})
 _OF_FILE = 1 << 1 | 1 << 14
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """System calls of a kind of processor: those that are refused, and the two that start threads and processes."""
+    """System calls of a kind of processor: the refused calls, and the two calls that start threads and processes."""
 
     audit: int
     refused: tuple[int, ...]
@@ -75,7 +75,7 @@ class Limits:
 def confine(limits: Limits, *, may_start: bool) -> None:
     """Limit this process and those that it starts; ``may_start``: whether it may start others, as compilers do.
 
-    All limits need Linux; elsewhere only those of time, memory and files are effective.
+    All limits need Linux; on other systems only those of time, memory and files are effective.
     """
     whole = int(limits.seconds) + 1
     for kind, most in (
@@ -95,7 +95,7 @@ def confine(limits: Limits, *, may_start: bool) -> None:
 def guard(folders: tuple[Path, ...]) -> None:
     """Refuse to open files for writing, to remove or to rename them outside of some folders.
 
-    Python code gets an error with the file's name.  Where the kernel has Landlock, it refuses all other code too.
+    Python code gets an error with the file's name.  If the kernel has Landlock, it refuses all other code too.
     """
     _restrict(folders)
     inside = tuple(f"{os.path.realpath(folder)}{os.sep}" for folder in folders)
@@ -117,7 +117,7 @@ def guard(folders: tuple[Path, ...]) -> None:
 
 
 def landlock_version() -> int:
-    """Return the version of Landlock that the kernel has; 0 where it has none."""
+    """Return the version of Landlock that the kernel has; 0 if it has none."""
     if sys.platform != "linux":
         return 0
     return max(0, int(ctypes.CDLL(None).syscall(_CREATE_RULES, None, ctypes.c_size_t(0), _VERSION)))

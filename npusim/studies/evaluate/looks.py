@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     Rows = Mapping[BlockRows, NDArray[Any]]
     Doubles = NDArray[np.float64]
 
-#: Share of the error that a fault must leave at most, to be named.
+#: Share of the error that a named fault may leave unexplained.
 EXPLAINED = 0.1
 #: Keys of a tile that may be left out.
 TILES = (16, 32, 64, 128, 256)
-#: Factors of the scale that are tried, a percent from one to the next.
+#: Factors of the scale that are tried, in steps of one percent.
 SCALES = tuple(1.01**n for n in range(-140, 141) if n)
-#: Faults that a launch is refused for, by words of the refusal (`npusim.kernels.triton`).
+#: Faults for which a launch is refused, by words of the refusal (`npusim.kernels.triton`).
 REFUSED = MappingProxyType({"no mask prevents it": "out of bounds", "of them never": "an unwritten part"})
 
 
@@ -47,7 +47,9 @@ class WrongElement:
 
 
 def first_wrong(given: Rows, exact: Rows, allowed: float) -> tuple[int, int, int, int]:
-    """Return the first element whose error is above ``allowed`` or not finite; the one with the largest, if none is."""
+    """Return the first element whose error is above ``allowed`` or not finite; if there is none, the element with the
+    largest error.
+    """
     worst, largest = (0, 0, 0, 0), -1.0
     for (n, h, row), block in sorted(exact.items()):
         errors = np.abs(widen(given[n, h, row]).astype(np.float64) - block)

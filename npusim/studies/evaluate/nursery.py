@@ -2,8 +2,8 @@
 
 Run as a program, ``python -m npusim.studies.evaluate.nursery CONTROL``: on the socket ``CONTROL`` its parent sends
 lines of JSON, each with a command, and reads a line as the answer.  A process that answers questions gets the ends of
-two pipes with such a line: questions are pickled in one, and each answer is a line of JSON in the other.  Text that a
-candidate prints is dropped, and no process unpickles the bytes that a candidate writes.
+two pipes with such a line: one transfers pickled questions, the other each answer as a line of JSON.  Text that a
+candidate prints is discarded, and no process unpickles the bytes that a candidate writes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from io import FileIO
 
-#: Bytes of a line, and its most file descriptors.
+#: Bytes of a line, and its largest number of file descriptors.
 LINE, DESCRIPTORS = 1 << 16, 2
 #: The call of a packaged kernel that loads the code of a question.
 WARM = MappingProxyType({"heads": 1, "kv_heads": 1, "seq_q": 64, "seq_kv": 64, "head_dim": 64})
@@ -75,7 +75,7 @@ def _forked(asked: Mapping[str, Any], descriptors: Sequence[int], parent: socket
     """Return the number of a new process that answers questions within limits."""
     if asked["may_start"]:
         load_compiler()
-    gc.freeze()  # a search for garbage in a forked process would copy every page of what is loaded
+    gc.freeze()  # a garbage collection in a forked process would copy every page of loaded data
     number = os.fork()
     if number == 0:
         status = 1
@@ -91,7 +91,7 @@ def _forked(asked: Mapping[str, Any], descriptors: Sequence[int], parent: socket
 def _serve(asked: Mapping[str, Any], questions: int, answers: int) -> None:
     """Answer questions until there are no more, in a separate session, folder and environment.
 
-    A process that runs foreign code stores compiled code in its folder; another one for all later processes.
+    A process that runs foreign code stores compiled code in its own folder; other processes share one folder.
     """
     os.setsid()
     folder = str(asked["folder"])

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from npusim.studies.evaluate.child import Question
     from npusim.studies.evaluate.limits import Limits
 
-#: Bytes of the longest answer, and of one reading.
+#: Bytes of the longest answer, and of one read.
 LONGEST, PIECE = 1 << 24, 1 << 16
 #: Variables of the environment that a candidate's process has.
 PASSED = ("PATH", "HOME", "LANG", "XDG_CACHE_HOME", "NPUSIM_CACHE", "NUMBA_CACHE_DIR", "CUDA_HOME", "LD_LIBRARY_PATH")
@@ -94,7 +94,7 @@ class Nursery:
 
 
 def nursery() -> Nursery:
-    """Return the nursery of this process and of its environment: one for all candidates."""
+    """Return the nursery of this process and its environment; all candidates share it."""
     named = {name: os.environ[name] for name in PASSED if name in os.environ}
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     return _nursery(os.getpid(), **named, **threads, PYTHONPATH=str(Path(__file__).parents[3]))

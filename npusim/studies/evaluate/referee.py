@@ -1,4 +1,6 @@
-"""Referees: the inputs of a call, its float64 result, and correct kernels' errors; none of it is a candidate's."""
+"""Referees: the inputs of a call, its float64 result, and the errors of correct kernels, all independent of the
+candidate.
+"""
 
 from __future__ import annotations
 
@@ -50,19 +52,19 @@ if TYPE_CHECKING:
 Arrays = dict[str, "NDArray[Any]"]
 #: The packaged attention whose variants are correct kernels, by whether its inputs have 8 bits.
 ATTENTION = MappingProxyType({False: "flash", True: "fp8_attention"})
-#: Correct kernels that are drawn for a function.
+#: Number of correct kernels that are drawn for a function.
 DRAWN = 24
 
 
 class UnjudgedCaseError(SpecError):
-    """No result of a point of stress is in the range of the output's format: all are beyond it, or round to 0."""
+    """No result at a point of stress is in the range of the output's format: each exceeds it, or rounds to 0."""
 
 
 @dataclass(frozen=True)
 class CaseVerdict:
-    """The verdict on one call: the judgement in words, the error over its limit, and the first wrong element.
+    """The verdict on one call: the judgement in words, the error relative to its limit, and the first wrong element.
 
-    ``excess``: None where values are NaN or Inf.  ``is_extreme``: the inputs are those of a point of stress.
+    ``excess``: None if values are NaN or Inf.  ``is_extreme``: the inputs are those of a point of stress.
     ``is_resized``: the sizes differ from the given ones.
     """
 
@@ -78,8 +80,10 @@ class CaseVerdict:
 
 
 def verdict_on(case: JudgedCase, judgement: Judgement) -> CaseVerdict:
-    """Return the verdict of a judgement; ``excess``: the largest error over its limit, infinite for NaN and Inf."""
-    if case.point:  # biases are those of calm inputs
+    """Return the verdict of a judgement; ``excess``: the largest error relative to its limit, infinite for NaN
+    and Inf.
+    """
+    if case.point:  # biases are those for calm inputs
         judgement = replace(judgement, measures=tuple(m for m in judgement.measures if m.name in MEASURES))
     shares = [m.value / m.allowed if m.allowed else float(m.value > 0) * np.inf for m in judgement.measures]
     excess = np.inf if judgement.lost else max(shares, default=0.0)
@@ -103,9 +107,9 @@ class Referee(ABC):
     problem: AnyProblem
     shapes: Sequence[Mapping[str, int]] = ()
     inputs: dict[tuple[str, str], Arrays] = field(default_factory=dict)
-    #: Whether it judges outputs beside the result too.
+    #: Whether it also judges outputs other than the result.
     judges_others: ClassVar[bool] = False
-    #: Held while it draws or judges: candidates of several batches may share it.
+    #: A lock while it draws or judges: candidates of several batches may share it.
     lock: Lock = field(default_factory=Lock, repr=False, compare=False)
 
     @property
@@ -151,7 +155,7 @@ class Referee(ABC):
 
 @dataclass(kw_only=True)
 class KernelReferee(Referee):
-    """A packaged kernel, or a user's kernel, whose float64 result and whose variants are the reference."""
+    """A packaged kernel, or a user's kernel, whose float64 result and variants are the reference."""
 
     reference: str
     judges: dict[tuple[str, str], Judge] = field(default_factory=dict)
@@ -217,13 +221,13 @@ class FunctionReferee(Referee):
     candidate. A row of its result depends only on the same row of the first input, so that it is computed for the
     judged rows.
 
-    A function returns an array, or arrays by the names of the outputs: all of them.  Of a recorded call it may have the
-    arguments of integers too.
+    A function returns one array, or arrays by the names of all outputs.  For a recorded call it may also receive the
+    arguments of integers.
 
-    A correct kernel rounds inputs, values of their size, and its result once to the coarsest format of its tensors.  So
-    its error is that of the function on inputs that are off by half a step of that format, in a result that is too,
-    which `DRAWN` draws have.  Its operations are in float32, or in the output's format if that is wider, and may be off
-    by a step of it (`_computed`).
+    A correct kernel rounds its inputs, values of their size, and its result once each to the coarsest format of its
+    tensors.  Its error is therefore that of the function on inputs that are off by half a step of that format, in a
+    result that is off by as much; `DRAWN` draws have such errors.  Its operations are in float32, or in the output's
+    format if that is wider, and may be off by a step of it (`_computed`).
     """
 
     function: Callable[..., Any]
@@ -368,7 +372,7 @@ def _gathered(source: Callable[[int, int], NDArray[Any]], batches: int, heads: i
 
 def _moved(x: NDArray[np.float64], step: float, rng: np.random.Generator) -> NDArray[np.float64]:
     """Return float64 values, each off by a random part of half a ``step`` of its size."""
-    by = rng.random(x.shape, np.float32)  # in float32 the draws cost half, and 24 bits of an error are enough
+    by = rng.random(x.shape, np.float32)  # in float32 the draws cost half as much, and 24 bits of an error are enough
     by -= np.float32(0.5)
     by *= np.float32(step)
     moved = x * by
@@ -377,14 +381,15 @@ def _moved(x: NDArray[np.float64], step: float, rng: np.random.Generator) -> NDA
 
 
 def _computed(x: NDArray[np.float64], step: float, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Return float64 values, each off by parts of a ``step`` of its size: a part of its own, and one of its row.
+    """Return float64 values, each off by parts of a ``step`` of its size: one part of its own, and one of its row.
 
-    The operations of a kernel have these errors even on inputs that leave it none, as zeros do: a root and a division
-    are off by a unit in the last place.  All elements that are computed from the same numbers are off by the same part,
-    so equal values are; and a number of a row, such as its norm, has one error in the whole row.
+    The operations of a kernel have these errors even on inputs whose own rounding has none, such as zeros: a root and a
+    division are off by a unit in the last place.  All elements that are computed from the same numbers are off by the
+    same part, so that equal values stay equal; and a number of a row, such as its norm, has one error in the whole row.
     """
     factor = np.uint64(rng.integers(2**63) | 1)
-    parts = ((np.ascontiguousarray(x).view(np.uint64) * factor) >> np.uint64(40)).astype(np.float64)  # a hash of each
+    # a hash of each element
+    parts = ((np.ascontiguousarray(x).view(np.uint64) * factor) >> np.uint64(40)).astype(np.float64)
     parts = parts * 2.0**-23 - 1 + rng.uniform(-1, 1, (*x.shape[:-1], 1))
     return np.asarray(x + x * (parts * step))
 
@@ -406,12 +411,12 @@ def _element(
 
 
 def product(problem: GemmProblem, a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
-    """Return A B of float64 arrays (1, count, rows, columns); B is (n, k) where operands are ``nt``."""
+    """Return A B for float64 arrays (1, count, rows, columns); B is (n, k) if operands are ``nt``."""
     right = np.swapaxes(b, -1, -2) if problem.operands == "nt" else b
     return np.asarray(a @ right)
 
 
-#: Functions of the inputs of a problem, in their order, by kinds of problems that compute one function alone.
+#: Functions of the inputs of a problem, in their order, for kinds of problems that compute only one function.
 FUNCTIONS: Mapping[type, Callable[..., NDArray[Any]]] = MappingProxyType({GemmProblem: product})
 
 

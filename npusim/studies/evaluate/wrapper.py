@@ -1,7 +1,7 @@
 """A wrapper as a candidate: a Python function that launches Triton kernels, recorded at the sizes of each call.
 
 Its name is ``FILE.py::function(arguments)``: a launch without a grid, in the same names.  Arguments are arrays,
-PyTorch's where the file imports it, else NumPy's.  Kernels do not run while they are recorded, so that values which the
+PyTorch's if the file imports it, else NumPy's.  Kernels do not run while they are recorded, so that values which the
 function itself computes from their results are unknown; such a candidate is refused.
 """
 
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from npusim.simulation.request import Request
     from npusim.studies.evaluate.child import Question
 
-#: Functions that return memory without values, by package: its elements are NaN while a wrapper is recorded.
+#: Functions that return memory without values, by package: the memory contains NaN while a wrapper is recorded.
 EMPTY = MappingProxyType({"numpy": ("empty", "empty_like"), "torch": ("empty", "empty_like", "empty_strided")})
-#: The GPU that a wrapper sees, as programs do that `npusim record` runs.
+#: The GPU that a wrapper detects, as in programs that `npusim record` runs.
 RECORDED_FOR = "h200"
 _FORM = (
     "FILE.py::function(arguments), for example `rms.py::norm(tensor(R, N), tensor(N))` or `fa.py::attention(q, k, v)`"
@@ -66,7 +66,7 @@ class Recorded:
 
 
 def recorded(question: Question) -> Recorded:
-    """Return the launches of a wrapper at the sizes of a question, with the values of its tensors where it has some.
+    """Return the launches of a wrapper at the sizes of a question, with the values of its tensors if there are any.
 
     Raises `SpecError` if there is no such function, if its launches do not have an option, or if it launches no kernel.
     """
@@ -161,11 +161,11 @@ def _given(tensors: object) -> Mapping[str, Any]:
 
 
 def _array(parameter: str, tensor: Tensor, given: Mapping[str, NDArray[Any]], torch: ModuleType | None) -> object:
-    """Return the array of a tensor: its values, if they are given, in the call's shape, else NaN."""
+    """Return the array of a tensor: its values, if they are given, in the call's shape; otherwise NaN."""
     if tensor.is_transposed or tensor.strides:
         raise SpecError(f"{parameter}: a wrapper gets contiguous tensors; remove .T and --layout")
     dtype = get_format(tensor.fmt).dtype
-    # An array of its own: the recording tells tensors apart by their memory.
+    # A separate array: the recording distinguishes tensors by their memory.
     values = np.full(tensor.called, np.nan, np.float32).astype(dtype)
     if (known := given.get(tensor.name)) is not None:
         values = known.reshape(tensor.called).copy()
@@ -177,7 +177,7 @@ def _array(parameter: str, tensor: Tensor, given: Mapping[str, NDArray[Any]], to
 
 @contextlib.contextmanager
 def _filled(torch: ModuleType | None) -> Iterator[None]:
-    """Have NaN in memory that the wrapper allocates without values."""
+    """Fill memory that the wrapper allocates without values with NaN."""
 
     def filled(function: Callable[..., Any]) -> Callable[..., Any]:
         def made(*args: object, **how: object) -> object:
@@ -197,7 +197,9 @@ def _filled(torch: ModuleType | None) -> Iterator[None]:
 
 
 def _results(returned: object) -> dict[str, Any]:
-    """Return the arrays that a function returned, by name: a mapping's, or ``o``, or ``o0``, ``o1``, ... in order."""
+    """Return the arrays that a function returned, by name: the names of a mapping, or ``o``, or ``o0``, ``o1``, ... in
+    order.
+    """
     if isinstance(returned, dict):
         return {str(n): x for n, x in returned.items()}
     if isinstance(returned, tuple | list):
@@ -214,7 +216,8 @@ class _Execution:
     request: Request
 
     def run(self, *, computes: bool) -> tuple[Storages, dict[str, str], list[str], set[int]]:
-        """Return memory after all launches, evidence of arithmetic, notes, and storages that a launch loads first.
+        """Return memory after all launches, evidence of arithmetic, notes, and storages that a launch loads before it
+        stores.
 
         ``computes``: whether values are computed; if not, only the stored elements are known.
         """
@@ -248,13 +251,13 @@ class _Execution:
     def results(self, memory: Storages, loaded: set[int]) -> dict[str, Argument]:
         """Return the results by name: those that the function returned, else the arguments that launches store to.
 
-        Those that they load too are among these only where all are: in place.
+        Arguments that they also load are results only if all are: the kernel works in place.
         """
         stored = {n: x for n, x in self.made.inputs.items() if x.storage in memory.writers}
         alone = {n: x for n, x in stored.items() if x.storage not in loaded}
         found = dict(self.made.results) or alone or stored
         if not found:
-            raise SpecError("a wrapper that returns no tensor, and whose launches store to none of its arguments")
+            raise SpecError("the wrapper returns no tensor, and its launches store to none of its arguments")
         for n, x in found.items():
             if x.storage not in memory.writers:
                 why = "no launch stores it, because kernels do not run while npusim records a wrapper"
@@ -263,7 +266,7 @@ class _Execution:
 
 
 def _is_computed(x: Argument, memory: Storages, made: Recorded) -> bool:
-    """Return whether an argument has NaN of the recording where no launch has stored before."""
+    """Return whether an argument contains NaN of the recording where no earlier launch has stored."""
     if x.data is None or x.storage in {given.storage for given in made.inputs.values()}:
         return False
     is_lost = np.isnan(np.asarray(x.data).astype(np.float32))
@@ -302,7 +305,7 @@ def describe(question: Question) -> dict[str, Any]:
 
 
 def _names_of_inputs(question: Question) -> dict[str, str]:
-    """Return the names of a wrapper's tensors by parameter: q, k and v of an attention have their own."""
+    """Return the names of a wrapper's tensors by parameter; q, k and v of an attention have their own names."""
     request = question.request
     path, text = launch_parts(str(request.schedule))
     _, launch = _called(outside.load(f"{path}:", "a wrapper")[0].__dict__, path, text)

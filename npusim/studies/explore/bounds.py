@@ -1,7 +1,7 @@
-"""Lower bounds of a program's time: by counting its operations, and by simulating one core group alone.
+"""Lower bounds of a program's time: from counts of its operations, and from simulations of single core groups.
 
-Both are proofs for a search: a program whose bound is no better than the best time known need not be
-simulated.  Neither is a second model: both read costs, bodies and the order of a queue from the program.
+Both prove facts for a search: a program whose bound is no better than the best time known need not be simulated.
+Neither is a second model: both read costs, bodies and the order of a queue from the program.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
 
 
-#: Number of core groups with most work that are bounded alone.
+#: Number of core groups that are bounded separately: those with the most work.
 GROUPS = 1
 #: Number of operations up to which a search for repetitions takes longer than a simulation of all operations.
 FEW_OPERATIONS = 500_000
-#: Most operations of a body whose waits are computed: in longer bodies they cost more than they save.
+#: Largest number of operations of a body whose waits are computed: in longer bodies they cost more than they save.
 MOST_ENTRIES = 512
 
 
 class Bound(NamedTuple):
-    """A lower bound of the cycles of every simulation, and the core groups with most work, the busiest first."""
+    """A lower bound of the cycles of every simulation, and the core groups with the most work, the busiest first."""
 
     cycles: int
     groups: tuple[int, ...] = ()
@@ -58,10 +58,11 @@ def work_bound(
 
     An engine executes one operation at a time, each for at least its occupancy; a phase ends with its busiest core
     group.  Bodies are examined in the order of their number of executions until the bound passes ``cutoff``: the others
-    could only raise it.  The bound holds for any placement of tiles, and without ``is_dealt`` for any deal of blocks.
-    With ``waits`` an engine is busy while it waits for others within a body (`npusim.studies.explore.spans`): that
-    depends on the depth of rings.  ``known`` is the work of bodies, by key, of programs that do no more than this one,
-    and the work with waits of programs with the same rings; missing bodies are added.
+    could only raise it.  The bound is valid for any placement of tiles, and without ``is_dealt`` for any assignment of
+    blocks. With ``waits`` an engine counts as busy while it waits for others within a body
+    (`npusim.studies.explore.spans`): this bound depends on the depth of rings.  ``known`` is the work of bodies, by
+    key, of programs that do no more than this one, and the work with waits of programs with the same rings; missing
+    bodies are added.
     """
     device = clocked(program, device)
     works = _Works(program, device, {} if known is None else known, is_dealt=is_dealt, waits=waits)
@@ -83,7 +84,7 @@ def _of_phase(phase: ProgramPhase, works: _Works, groups: int, cutoff: float) ->
     """Return the work of the busiest engine by core group, and a lower bound of the phase's cycles."""
     bodies, of_classes, class_counts = _bodies_of(phase, groups)
     runs = class_counts @ of_classes.T
-    if not works.is_dealt:  # spread evenly, and the block with most
+    if not works.is_dealt:  # the work if distributed evenly, and the block with the most work
         present = of_classes[:, class_counts.any(axis=0)].T
         runs = np.concatenate([present, runs.sum(axis=0, keepdims=True)])
     cycles = np.zeros((len(runs), works.columns), np.int64)
@@ -97,7 +98,9 @@ def _of_phase(phase: ProgramPhase, works: _Works, groups: int, cutoff: float) ->
 
 
 def _longest(cycles: Ints, groups: int, *, is_dealt: bool) -> int:
-    """Return the most cycles of an engine; the last row is the sum of all work, spread over the core groups."""
+    """Return the largest number of cycles of an engine; the last row is the sum of all work, distributed over the core
+    groups.
+    """
     if is_dealt:
         return int(cycles.max(initial=0))
     return max(int(cycles[:-1].max(initial=0)), ceil_div(int(cycles[-1].max(initial=0)), groups))
@@ -131,7 +134,7 @@ def _bodies_of(phase: ProgramPhase, groups: int) -> tuple[Sequence[_Part], Ints,
     if families is None:
         blocks = phase.blocks if phase.body_counts is None else phase.alone
         examples, class_counts = _dealt(Itself(blocks), tuple(map(tuple, phase.dealt)), phase.shape, groups)
-        if phase.body_counts is None:  # a block is a body
+        if phase.body_counts is None:  # a block counts as a body
             whole = [_Part(None, partial(phase.body, block)) for block in examples]
             return whole, np.eye(len(examples), dtype=np.int64), class_counts
         keys, bodies, counts = zip(*phase.body_counts(examples), strict=True)
@@ -157,7 +160,7 @@ def _bodies_of(phase: ProgramPhase, groups: int) -> tuple[Sequence[_Part], Ints,
 
 @kept_by_blocks(lambda _counts, blocks, *_: len(blocks.thing))
 def _dealt(blocks: Itself, dealt: tuple[tuple[int, ...], ...], shape: Any, groups: int) -> tuple[list[Any], Ints]:
-    """Return a block of each shape, and how many of each shape each core group has."""
+    """Return a block of each shape, and the number of blocks of each shape in each core group."""
     numbers: dict[Hashable, int] = {}
     shapes = [numbers.setdefault(shape(block), len(numbers)) for block in blocks.thing]
     examples = dict(zip(reversed(shapes), reversed(blocks.thing), strict=True))
@@ -168,7 +171,8 @@ def _dealt(blocks: Itself, dealt: tuple[tuple[int, ...], ...], shape: Any, group
     return [examples[n] for n in range(len(numbers))], shape_counts
 
 
-#: Units that warp groups share, fields of `Share`: the first three of arithmetic, then of products, the last of both.
+#: Units that warp groups share, fields of `Share`: the first three belong to arithmetic, the next to products, the last
+#: to both.
 _SHARED = ("issue", "compare", "special", "tensor", "memory")
 
 
@@ -188,7 +192,7 @@ class _Works:
         shared = _SHARED if is_sharing else shared_pipes(program, device)
         self._numbers = {name: number for number, name in enumerate((*names, *shared))}
         self.columns, self._queues = len(self._numbers), len(names)
-        #: Units of a column that are a cycle.
+        #: For each column, its number of units per cycle.
         self.scale = np.array([1] * len(names) + [ONE if is_sharing else 1] * len(shared), np.int64)
         self._depths = waited_for(program.rings) if waits else None
         self._bodies: dict[Hashable, tuple[dict[int, int], list[QueueEntry]]] = {}
@@ -216,7 +220,8 @@ class _Works:
         return units
 
     def _of_items(self, items: Iterable[Item]) -> tuple[dict[int, int], list[QueueEntry]]:
-        """Return the units of operations and loops by column, and the operations in order while they are not too many.
+        """Return the units of operations and loops by column, and the operations in order as long as there are not too
+        many.
 
         Bodies that blocks share are examined once.
         """
@@ -260,10 +265,10 @@ class _Works:
 
 
 def alone_bound(code: Code, groups: Sequence[int]) -> int:
-    """Return a lower bound of the cycles: these core groups, each alone, on links without a limit.
+    """Return a lower bound of the cycles from simulations of these core groups, each alone, on links without a limit.
 
-    In a core group every operation waits for earlier ones of its queue and for flags, nothing else; with shorter
-    transfers no operation ends later.  0 where queues share pipes, which are first come, first served.
+    In a core group every operation waits only for earlier ones of its queue and for flags; with shorter transfers no
+    operation ends later.  The bound is 0 if queues share pipes, which are first come, first served.
     """
     if code.streams.pipes:
         return 0

@@ -26,7 +26,8 @@ def _order(outcome: PointOutcome) -> tuple[float, int]:
 
 
 def undominated(points: Iterable[Ranked], errors: Callable[[Ranked], tuple[float, float]]) -> list[Ranked]:
-    """Return the points, the fastest first, whose error is below all faster ones by more than either's sampling error.
+    """Return the points, the fastest first, whose error is smaller than that of all faster points by more than either
+    sampling error.
 
     ``errors`` returns a point's error and its sampling error.
     """
@@ -68,7 +69,7 @@ class Exploration:
     outcomes : tuple of PointOutcome
         One outcome per point: ``status``, ``cycles``, ``latency_us``, ``relative_rmse``, ``reason``.
     best : PointOutcome or None
-        The fastest point; no other is faster where ``undecided`` is empty.  None if no point fits.
+        The fastest point; no other is faster if ``undecided`` is empty.  None if no point fits.
     feasible, infeasible : tuple of PointOutcome
         Points that were simulated, the fastest first, and points that do not fit.
     front : tuple of PointOutcome
@@ -128,7 +129,7 @@ class Exploration:
 
     @property
     def best(self) -> PointOutcome | None:
-        """The fastest point, None if none fits; where `undecided` is empty, no other of its problem is faster."""
+        """The fastest point, None if none fits; if `undecided` is empty, no other point of its problem is faster."""
         return best_of(self.outcomes)
 
     @property
@@ -242,7 +243,7 @@ def explore(
         With ``auto``, rank studies too: schedules that no real kernel runs (FP8 attention without an FP8 matrix unit).
         A study that ``schedule`` names is searched in any case, with a note.
     exhaustive
-        Simulate every point; else points are pruned whose lower bound proves that they cannot win.
+        Simulate every point; otherwise points are pruned if their lower bound proves that they cannot win.
     check_all
         Check all pruned points for races; else a subset that covers every value of every axis.
     pareto, max_rmse, finite
@@ -295,7 +296,7 @@ def explore(
 
 
 def search(spec: SearchSpec, options: Options) -> Exploration:
-    """Search, and write the table that ``options.store`` asks for by its ending; see :func:`explore`."""
+    """Search, and write the table that the ending of ``options.store`` selects; see :func:`explore`."""
     table = options.store
     if table is None or table.suffix != ".csv":
         return Exploration.of(run_search(spec, options))

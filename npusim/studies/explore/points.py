@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from npusim.simulation.run_result import RunData
     from npusim.studies.explore.space import Point
 
-#: Seconds of a core's work behind which no launch is hidden.
+#: Seconds of core time above which the host hides no launch.
 LONG_S = 1.0
-#: Methods that go through a program's blocks compiled: a core group alone is a bound for them.
+#: Methods that simulate a program's blocks in compiled code: a core group alone is a bound for them.
 _COMPILED = ("auto", "block", "fold", "steady")
 
 
@@ -134,7 +134,7 @@ def survey(job: Job) -> list[tuple[int, Surveyed | str]]:
     """
     surveyed: list[tuple[int, Surveyed | str]] = []
     first: dict[Hashable, int] = {}
-    works: dict[int, dict[Hashable, Ints]] = {}  # of families, by their one object: points of a family share them
+    works: dict[int, dict[Hashable, Ints]] = {}  # by families, through their one object: points of a family share them
     is_narrowed = _variants(job.variants).request.method in _COMPILED
     in_time = takewhile(lambda _: time.time() <= job.deadline, job.tasks)
     every = figures(in_time, partial(_candidates, job), (TilingError,), refused=lambda _, error: one_line(error))
@@ -242,9 +242,9 @@ def _outcome(job: Job, task: PointTask) -> PointOutcome:
         built = _built(job, task)
         built.check()
         timing, program, ignored = built.timing(), built.program, built.plan.ignored
-    assert timing is not None  # devices without times are refused before
+    assert timing is not None  # devices without times are refused before this
     busiest, share = _busiest(timing)
-    # L0 is full by design, slots in global memory never are.
+    # L0 is full by design; slots in global memory never are.
     occupancy = {n: both for n, both in program.occupancy_bytes().items() if n != "gm" and ".L0" not in n}
     free = {n: 1 - used / capacity for n, (used, capacity) in occupancy.items() if capacity}
     tightest = min(free, key=lambda n: free[n], default="")

@@ -44,14 +44,15 @@ from npusim.studies.workers.tasks import Executor, Lost
 Result = TypeVar("Result")
 #: Number of points of each group that are simulated before any bound is compared.
 SEEDS = 4
-#: Number of points of a space from which a walk from point to point comes first, and the largest number of its
+#: Number of points of a space above which a walk from point to point comes first, and the largest number of its
 #: simulations.
 LARGE, STEPS = 2048, 96
 #: Number of points of a batch, of one of its tasks, and of those whose bounds are narrowed for each simulated point.
 BATCH, TASK, NARROWED = 64, 8, 16
 #: Stages whose time is estimated: the bounds of families, and the simulation of points that may win.
 BOUNDS, SIMULATION = "bounds", "simulation"
-#: Families opened at a time, and pruned points checked for races for a value that no simulated one has.
+#: Number of families that are opened at a time, and of pruned points that are checked for races for a value that no
+#: simulated point has.
 OPENED, TRIED = 16, 8
 #: Number of points with a value among which one is chosen for the check of this and other values.
 LOOKED_AT = 64
@@ -114,7 +115,7 @@ class Options:
 
     @property
     def limits(self) -> list[object]:
-        """The options on which verdicts on points depend, besides their bits and times."""
+        """The options on which verdicts on points depend, in addition to their bits and times."""
         return [self.pareto, self.max_rmse, self.finite]
 
     @property
@@ -162,18 +163,18 @@ class Search:
         self._stage, self._bounded, self._begun = "", 0, (0.0, 0.0)
         self._deadline = time.time() + (self.options.budget_s or math.inf)
 
-    # ---------------------------------------------------------------- what is known
+    # ---------------------------------------------------------------- known facts
 
     def cutoff(self, index: int) -> float:
-        """Return the latency that a point must beat: the least of its group, among points with no larger error."""
+        """Return the latency that a point must beat: the smallest of its group, among points with no larger error."""
         if self.options.exhaustive:
             return math.inf
         error = self.error(index)
         return min((us for us, e in self._fronts[self.groups[index]] if e <= error), default=math.inf)
 
     def error(self, index: int) -> float:
-        """Return the error of a point's bits; 0 where none are wanted, infinity where they are not finite."""
-        # A resumed search has the outcome alone.
+        """Return the error of a point's bits; 0 if errors are not requested, infinity if they are not finite."""
+        # A resumed search has only the outcome.
         bits = self.bits.get(index) or self.outcomes.get(index)
         if not self.options.needs_bits or bits is None:
             return 0.0
@@ -264,7 +265,7 @@ class Search:
         return Job(self.variants, tasks, self.options.needs_bits, self._deadline)
 
     def _floor(self, index: int) -> float:
-        """Return the latency above which a point loses whatever its error is: higher bounds need no look."""
+        """Return the latency above which a point loses whatever its error is: higher bounds need not be examined."""
         if self.options.needs_bits and index not in self.bits:
             front = self._fronts[self.groups[index]]
             return max((us for us, _ in front), default=math.inf)
@@ -337,7 +338,7 @@ class Search:
             by_group[self.groups[index], point.get("schedule"), apart].append((self.setting.distance(point), index))
         count = 1 if self.options.needs_bits else SEEDS
         nearest = [sorted(near)[:count] for near in by_group.values()]
-        for some in _parts([near[0][1] for near in nearest], self.options.jobs):  # soon one has a time
+        for some in _parts([near[0][1] for near in nearest], self.options.jobs):  # soon one of them has a time
             if self.options.needs_bits:
                 self._compute_bits(workers, [(i,) for i in self._looked_at(workers, some)])
             self._evaluate(workers, some)
@@ -352,13 +353,13 @@ class Search:
             self.keep(outcomes)
 
     def _climb(self, workers: Executor, at: int) -> None:
-        """Move from a point to its fastest neighbour while there is a faster one: by many values of an axis, then
-        fewer.
+        """Move from a point to its fastest neighbour while there is a faster one: first by many values of an axis, then
+        by fewer.
 
         Points that do not fit, or whose bound proves that they lose, are not simulated.
         """
         axes = self.setting.spaces[str(self.points[at].get("schedule", self.setting.schedules[0]))]
-        strides, stride = dict[str, int](), 1  # from a point to that with the next value of an axis
+        strides, stride = dict[str, int](), 1  # from a point to the point with the next value of an axis
         for name, values in reversed([*axes.items()]):
             strides[name], stride = stride, stride * len(values)
         steps, most = max(map(len, axes.values())) // 2, len(self.outcomes) + STEPS
@@ -569,7 +570,7 @@ class Search:
         self.keep(merged)
 
     def _check(self, workers: Executor) -> None:
-        """Check pruned points for races: all, or so few that every value of an axis is in one that was checked."""
+        """Check pruned points for races: all of them, or so few that every value of an axis is in a checked point."""
         pruned = [i for i, o in sorted(self.outcomes.items()) if o.status == "pruned"]
         if not pruned:
             return
@@ -584,10 +585,10 @@ class Search:
             for value in self._values(index) - seen:
                 candidates.setdefault(value, []).append(index)
         for attempt in range(TRIED):
-            # Where many points have a value, some are chosen from the middle on: the first ones have the first values
-            # of the other axes.  Among these the point with most unchecked values is chosen, the rarest value first;
-            # among equals the point with the lowest bound, which is the likeliest to be run and has fewer operations
-            # to check.
+            # If many points have a value, candidates are chosen from the middle on, because the first points have the
+            # first values of the other axes.  Among these the point with the most unchecked values is chosen, the
+            # rarest value first; among equals the point with the lowest bound, which is the most likely to be run and
+            # has fewer operations to check.
             chosen, covered = list[int](), set(seen)
             for value, indices in sorted(candidates.items(), key=lambda item: len(item[1])):
                 if value not in covered:
@@ -640,7 +641,7 @@ def run_search(setting: SearchSpec, options: Options) -> Search:
     search = Search(setting, options, points)
     with ExitStack() as stack:
         stack.callback(forget)
-        # A store is created when there are workers to fill it.
+        # The store is created when there are workers to fill it.
         workers = stack.enter_context(executor(min(options.jobs, len(points)), options.cluster))
         if options.store is not None:
             about = {

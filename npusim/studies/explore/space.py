@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 
 Value = int | float | str | None
 Point = dict[str, object]
-#: How a field that is left to its schedule's rule is written.
+#: The value that means that a field is left to its schedule's rule.
 AUTO = "auto"
 #: Word for all presets that the device computes.
 ALL = "all"
-#: Points that one task of a search has at least, and at most.
+#: Smallest and largest number of points of one task of a search.
 CHUNK, LARGEST_CHUNK = 32, 128
-#: Points that a search has at most: a schedule's declared space has hundreds of thousands.
+#: Largest number of points of a search: a schedule's declared space has hundreds of thousands.
 MOST_POINTS = 1_000_000
 
 
@@ -87,8 +87,8 @@ def combinations(axes: Axes) -> Iterator[Point]:
 class PointFamily:
     """Points that differ only in fields that declare their lightest value: one bound holds for all.
 
-    ``lightest`` has these values; it need not be a point of the space.  ``is_dealt``: in all of them each core group
-    gets the same blocks.  ``heavier``: the other values of fields that need memory, the heaviest first.
+    ``lightest`` has these values; it need not be a point of the space.  ``is_dealt``: whether each core group gets the
+    same blocks in all of them.  ``heavier``: the other values of fields that need memory, the heaviest first.
     """
 
     indices: tuple[int, ...]
@@ -121,7 +121,7 @@ class SearchRequest:
 
     @cached_property
     def device(self) -> DeviceSpec:
-        """The device or node, numbers of it changed."""
+        """The device or node with its changed numbers."""
         return self.request.machine()
 
     @cached_property
@@ -137,11 +137,13 @@ class SearchRequest:
         try:
             tiling = Variants(self.of(name), is_open=True).build(Variant()).plan.tiling
             return {**defaults, **{n: word_of(type(tiling), n, v) for n, v in tiling}}
-        except NpusimError:  # an axis may turn it into one that runs
+        except NpusimError:  # an axis may turn it into a tiling that runs
             return {**defaults, **named_fields(self.request.tiling)}
 
     def _decided(self, schedule: Schedule, kernels: Iterable[Value] = ()) -> frozenset[str]:
-        """Return the fields of a schedule that the kernel decides which is named, or each of several ``kernels``."""
+        """Return the fields of a schedule that its named kernel decides, or that each of several ``kernels``
+        decides.
+        """
         if "kernel" not in schedule.tiling.model_fields:
             return frozenset()
         listed = tuple(kernels) or (named_fields(self.request.tiling).get("kernel"),)
@@ -149,10 +151,10 @@ class SearchRequest:
         return frozenset.intersection(*map(machine_of(self.device).decided, tilings))
 
     def auto_axes(self, fields: Mapping[str, Any] = MappingProxyType({})) -> dict[str, tuple[Value, ...]]:
-        """Return the space that the schedules declare together, with the tilings of plain runs of them.
+        """Return the space that the schedules declare together, with the tilings of their plain runs.
 
-        Without fields that a published kernel decides: where it decides all, the kernel is the space's one point.
-        ``fields``: axes that are named.  Raises `TilingError` where a schedule declares no field to vary.
+        Fields that a published kernel decides are omitted: if it decides all fields, the kernel is the only point of
+        the space. ``fields``: axes that are named.  Raises `TilingError` if a schedule declares no field to vary.
         """
         axes: dict[str, list[Value]] = {}
         kernel, is_decided = named_fields(self.request.tiling).get("kernel"), False
@@ -238,7 +240,7 @@ class SearchRequest:
         spaces = {}
         for name, (tiling, precision) in fields.items():
             known = [*tiling, *precision, *OPTIONS, *keys]
-            # A field of only some schedules is an axis of those; a field of none is refused.
+            # A field that only some schedules have is an axis of those; a field that none has is refused.
             axes_of_schedule = {n: v for n, v in values.items() if n in known or n not in everywhere}
             # Schedules without other axes are compared in the presets that each of them can compute.
             if (not values and len(names) > 1) or values.get(PRECISION) == (ALL,):
@@ -303,7 +305,7 @@ class SearchRequest:
             r.load().ignored(r.ignore, schedule.models)
 
     def _content(self) -> str:
-        """Return a digest of the device and the workload: another file of the same name is another search."""
+        """Return a digest of the device and the workload: another file with the same name is another search."""
         r = self.request
         problem = r.problem.model_dump_json() if r.problem is not None else ""
         return _digest([repr(self.device), r.load().model_dump_json(), problem, str(r.tensors or "")])
@@ -339,7 +341,7 @@ class SearchSpec(SearchRequest):
         return ("schedule", *(n for n in self.axes if n in computed and n != "schedule"))
 
     def points(self) -> list[Point]:
-        """Return every combination, schedule by schedule; with several, ``schedule`` is an axis."""
+        """Return every combination, schedule by schedule; if there are several, ``schedule`` is an axis."""
         if len(self.schedules) == 1:
             return list(combinations(self.spaces[self.schedules[0]]))
         return [{"schedule": name, **p} for name, axes in self.spaces.items() for p in combinations(axes)]
@@ -413,7 +415,7 @@ class SearchSpec(SearchRequest):
         return _digest([self.config, self.schedules, axes, more])
 
     def distance(self, point: Point) -> float:
-        """Return how far a point is from its schedule's defaults, in doublings."""
+        """Return the distance of a point from its schedule's defaults, in doublings."""
         defaults = self._defaults[str(point.get("schedule", self.request.schedule))]
         doublings = 0.0
         for name, value in point.items():
@@ -435,7 +437,7 @@ def _word(value: object) -> str:
 
 
 def _lightest(field: TilingField, values: Sequence[object]) -> object:
-    """Return the lightest of a field's values that are within its limits; the first where none is more so."""
+    """Return the lightest of a field's values that are within its limits; the first if there is no lightest one."""
     choose = {"least": min, "most": max}.get(str(field.lightest))
     within = [v for v in values if isinstance(v, int) and field.takes(v)]
     return choose(within) if choose and within else values[0]
@@ -456,7 +458,7 @@ def _digest(what: object) -> str:
 
 
 def _read(name: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return an axis's values; tokens and sequences as people write them: 8k."""
+    """Return an axis's values; numbers of tokens and sequences may be written as 8k."""
     if name not in ("seq", "seq_q", "seq_kv", "batch"):
         return values
     try:

@@ -1,7 +1,7 @@
 """The least time between the start of a queue's first operation in a body and the end of its last one.
 
 The operations of a body follow one another in each queue.  Some of them wait for operations of the same body on other
-queues: a slot has to be filled before it is read, and read before it is filled again.  The longest chain of such waits
+queues: a slot must be filled before it is read, and read before it is filled again.  The longest chain of such waits
 from a queue's first operation to its last one is a bound in every run of the body, independent of earlier operations:
 everything that does not follow the first operation is assumed to have ended long before.
 """
@@ -52,7 +52,7 @@ def waited_for(rings: Iterable[Ring]) -> dict[str, int]:
 
 
 def sides_of(op: TileOp, depths: Mapping[str, int]) -> tuple[tuple[Side, bool, bool], ...]:
-    """Return an operation's sides of rings, of those in ``depths``."""
+    """Return an operation's sides of the rings in ``depths``."""
     sides: dict[Side, tuple[bool, bool]] = {}
     for tile in op.ring_tiles():
         if tile.ring.name in depths:
@@ -68,7 +68,7 @@ def spans(entries: Sequence[QueueEntry], depths: Mapping[str, int], queues: int)
     ``entries`` are in program order, ``depths`` as `waited_for` returns them, ``queues`` the number of queues.
     """
     rings = _rings(entries, depths)
-    # Times are arrays: as seen from the first operation of each queue.
+    # Times are arrays: one entry per queue, relative to the start of its first operation.
     ends = np.full((queues, queues), LONG_BEFORE, np.int64)
     handed_on: dict[Side, list[Ints]] = {}
     begun = [False] * queues
@@ -91,7 +91,8 @@ def spans(entries: Sequence[QueueEntry], depths: Mapping[str, int], queues: int)
 
 
 def _rings(entries: Iterable[QueueEntry], depths: Mapping[str, int]) -> dict[str, _Slots]:
-    """Return the rings of which both sides wait for each slot and hand it on, and how full they may be before.
+    """Return the rings of which both sides wait for each slot and pass it on, and the numbers of slots that may be full
+    before.
 
     Program order is legal: an operation is listed after the operations that it waits for.  That limits the slots that
     are full.

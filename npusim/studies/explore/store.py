@@ -1,8 +1,8 @@
-"""Results of a search in a SQLite file: a row a point, stored as soon as its task is done.
+"""Results of a search in a SQLite file: one row per point, stored as soon as its task ends.
 
-A table has the request once (``about``: ``config``, JSON); rows have their point, under a ``key`` (a digest of
-both, of the hardware and of the workload), and their outcome.  An interrupted search resumes
-from its rows.  `open_store` writes, `read_store` reads: other tools need no more.
+A table contains the request once (``about``: ``config``, JSON); rows contain their point, under a ``key`` (a digest of
+both, of the hardware and of the workload), and their outcome.  An interrupted search resumes from its rows.
+`open_store` writes and `read_store` reads; other tools need nothing else.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def open_store(path: Path, about: Mapping[str, Any], *, resume: bool = False) ->
     if resume and not path.exists():
         raise SpecError(f"{path}: there is no such file; --resume continues an earlier search: remove it to start one")
     with _locked(path), _sqlite_errors(path), closing(sqlite3.connect(path, timeout=10)) as connection:
-        # A search that was killed before it was begun leaves nothing in its file.
+        # A search that was killed before it began leaves nothing in its file.
         is_blank = connection.execute("SELECT name FROM sqlite_master").fetchone() is None
         if not is_blank:
             _check_same(connection, path, about, is_begun_anew=not resume)
@@ -211,7 +211,7 @@ def _begin(connection: sqlite3.Connection, about: Mapping[str, Any]) -> None:
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=NORMAL")
     with connection:
-        connection.execute("BEGIN")  # else tables are created one by one, and a kill leaves some of them
+        connection.execute("BEGIN")  # otherwise tables are created one by one, and a kill leaves only some of them
         for table in ("about", "points"):
             connection.execute(f"DROP TABLE IF EXISTS {table}")
         connection.execute("CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT)")

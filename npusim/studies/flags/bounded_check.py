@@ -1,4 +1,6 @@
-"""The bounded check of an expert program: core groups and answers of conditions, faults, mends, redundant barriers."""
+"""The bounded check of an expert program: its core groups and the outcomes of its conditions, faults, corrections,
+redundant barriers.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ MOST_PATHS, MOST_INSTRUCTIONS = 64, 60_000
 
 @dataclass(frozen=True, slots=True)
 class FoundFault:
-    """A fault, the core group and the answers of conditions under which it was seen first, and a mend."""
+    """A fault, the core group and the outcomes of conditions for which it was detected first, and a correction."""
 
     fault: Fault
     group: int
@@ -40,8 +42,8 @@ class FlagReport:
     """The result of a check.
 
     ``redundant``: lines of barriers, each of which can be removed alone without a fault; ``removable``: such lines that
-    may go together.  Both are empty where there are faults.  ``bounds``: what was walked; ``notes``: what was assumed.
-    ``proof``: what is known of longer lengths, where that was asked for.
+    can be removed together.  Both are empty if there are faults.  ``bounds``: the examined part of the program;
+    ``notes``: the assumptions.  ``proof``: what is known of longer programs, if that was asked for.
     """
 
     program: str
@@ -122,7 +124,7 @@ def check_program(
 
 @dataclass(frozen=True, slots=True)
 class _Walked:
-    """``walks`` with the answers to conditions, the first walk of each core group, and the bounds and assumptions of
+    """``walks`` with the outcomes of conditions, the first walk of each core group, and the bounds and assumptions of
     the walks.
     """
 
@@ -137,7 +139,7 @@ def _walked(kernel: PrimFunc, language: Language, scalars: Mapping[str, object])
     firsts = list[GroupWalk]()
     walks, notes, paths = list[tuple[GroupWalk, str]](), dict[str, None](), 0
     groups, count, known = [0], 1, set[object]()
-    for group in groups:  # grows once the first walk has shown how many there are
+    for group in groups:  # grows after the first walk has shown how many there are
         decisions = Decisions()
         for number in range(MOST_PATHS):
             walk = walk_program(kernel, language, group, decisions, scalars)
@@ -151,7 +153,7 @@ def _walked(kernel: PrimFunc, language: Language, scalars: Mapping[str, object])
             if number == 0:
                 firsts.append(walk)
             form = tuple((x.core, x.line, x.kind, x.flag) for issued in walk.cores.values() for x in issued)
-            if form not in known:  # the same instructions of another group differ in tensors' offsets alone
+            if form not in known:  # the same instructions of another group differ only in tensors' offsets
                 known.add(form)
                 walks.append((walk, str(decisions)))
             if not decisions.more():

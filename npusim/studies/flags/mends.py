@@ -1,4 +1,4 @@
-"""Changes of a program's flags that remove a fault, each tried on the instructions before it is offered."""
+"""Changes of a program's flags that remove a fault, each tested on the instructions before it is offered."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _waits(cores: Cores, a: Issued, b: Issued) -> Iterator[tuple[str, list[_Inse
 
 def _statements(issued: Sequence[Issued]) -> Iterator[list[Issued]]:
     """Yield the instructions that one execution of a line issues: a product is two instructions, and a scalar operand
-    adds a read before.
+    adds a preceding read.
     """
     part, seen = list[Issued](), set[tuple[str, str]]()
     for x in issued:

@@ -27,7 +27,7 @@ Cores = Mapping[str, Sequence["Issued"]]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault of a program's flags, with the instructions that it is between."""
+    """A fault of a program's flags, with the two instructions that it concerns."""
 
     kind: FaultKind
     text: str
@@ -38,7 +38,7 @@ class Fault:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Key by which faults in different iterations are one fault: lines, cores, flag."""
+        """Key that is equal for faults that differ only in the iteration: lines, cores, flag."""
         places = [(x.core[0], x.line, x.pipe) for x in (self.first, self.second) if x is not None]
         return (self.kind, *sorted(places), self.flag, self.core[:1])
 
@@ -94,7 +94,8 @@ class HappensBefore:
             before += [last[x.pipe]] if x.pipe in last else []
             if x.pipe == "V" and x.kind != "wait" and not self.vector_in_order:
                 before += opened
-                if x.kind != "barrier":  # a set follows all of the pipe, and what comes later does not wait for the set
+                # a set follows all earlier operations of the pipe, and later ones do not wait for the set
+                if x.kind != "barrier":
                     before += [last["sets of V"]] if "sets of V" in last else []
                     last["sets of V"] = i
                     continue
@@ -183,7 +184,7 @@ class HappensBefore:
         if self.is_cyclic:
             return _first_of_each(self.faults)
         place = {i: n for n, i in enumerate(self.rank)}
-        known = [0] * len(self.all)  # by rank: what precedes
+        known = [0] * len(self.all)  # by rank: the preceding instructions
         for n, i in enumerate(self.rank):
             mask = 0
             for j in self.before[i]:
@@ -200,9 +201,7 @@ class HappensBefore:
         return _first_of_each(faults)
 
     def _races(self, known: list[int]) -> list[Fault]:
-        """Return pairs of accesses to common bytes, one of them a write, that nothing orders, with one pair for each
-        two lines.
-        """
+        """Return pairs of unordered accesses to common bytes, one of them a write: one pair for each two lines."""
         boxes, numbers, near = self.overlaps.boxes, self.overlaps.number, self.overlaps.near
         masks = [[0, 0] for _ in boxes]  # by box: instructions that read it, and that write it
         uses = list[list[tuple[bool, int]]]()

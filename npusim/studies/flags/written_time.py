@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
     from npusim.config.device import DeviceSpec
 
-#: Iterations of an outermost loop that are walked at most, and then twice as many; fewer of long ones.
+#: Largest number of iterations of an outermost loop that are walked first; then twice as many; fewer of long
+#: iterations.
 MOST_WALKED, LONG = 4, 12_000
-#: Instructions of a walk.
+#: Largest number of instructions of a walk.
 MOST_INSTRUCTIONS = 400_000
 _NO_LAUNCH = "the time leaves out the launch, and the waits of reads for memory behind L2"
 
@@ -51,8 +52,8 @@ def time_program(
     """Return the time of ``path::name``, called with ``arguments``, on an Ascend device whose cores share L2 equally.
 
     ``vector_in_order``: whether the vector pipe has barriers only where an instruction needs another's results; False:
-    between all its instructions.  Raises `SpecError` if the program cannot be read, the compiler adds its flags, an
-    instruction has no cost on the device, or the program never ends because of its flags.
+    it has barriers between all its instructions.  Raises `SpecError` if the program cannot be read, the compiler adds
+    its flags, an instruction has no cost on the device, or the program never ends because of its flags.
     """
     language, arguments = Language(), dict(arguments or {})
     kernel = load_program(path, name, arguments, language)
@@ -98,7 +99,7 @@ class _Timed:
         self.walked = max(1, min(MOST_WALKED, LONG // max(1, size)))
 
     def walk(self, group: int, most: int) -> GroupWalk:
-        """Return the instructions of a core group, of outermost loops the first iterations."""
+        """Return the instructions of a core group; for outermost loops, those of the first iterations."""
         decisions = Decisions()
         walk = walk_program(self.kernel, self.language, group, decisions, self.scalars, most)
         if decisions.path:

@@ -1,4 +1,4 @@
-"""Calls in which a sequence has the same inputs otherwise: in other company, in other pages, some queries at a time.
+"""Calls that contain the same sequence in other ways: in other batches, in other pages, with some queries at a time.
 
 Kernels of plain tensors have such calls by the sizes that their schedule's ``grows`` names.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from npusim.program.ir.tile_program import TileProgram
     from npusim.program.numerics.executor import HeadSource
 
-#: Tried sizes of a batch, of pages in keys, and of the chunks of a prompt beside a decoding step, in queries.
+#: Tested sizes of a batch, of pages in keys, and of the chunks of a prompt next to a decoding step, in queries.
 BATCHES, PAGES, SPECULATED, PROMPT = (2, 8), (16, 64, 256), (2, 16), 512
 #: Numbers of devices that share the heads of a call.
 RANKS = (2, 4)
@@ -33,8 +33,8 @@ SHARED = ("kv_heads", "groups")
 class VariedCall:
     """A varied call, and the position of its sequence in the batch.
 
-    ``is_last_query``: the call has other queries too, so that the last one's row is compared.  ``is_longer``: tokens
-    follow, which add steps to other rows only.
+    ``is_last_query``: the call has other queries too, so that only the last query's row is compared.  ``is_longer``:
+    further tokens follow, which add steps only to other rows.
     """
 
     what: str
@@ -59,7 +59,7 @@ def batches(problem: Problem, sequence: int) -> list[VariedCall]:
 
 
 def positions(problem: Problem, sequence: int) -> list[VariedCall]:
-    """Return calls with a sequence at other places of the batch."""
+    """Return calls with a sequence at other positions of the batch."""
     if not problem.lengths:
         return _places(problem.batch)
     others = list(zip(problem.lengths, problem.queries, strict=True))
@@ -71,7 +71,7 @@ def positions(problem: Problem, sequence: int) -> list[VariedCall]:
 
 
 def pages(problem: Problem, sequence: int) -> list[VariedCall]:
-    """Return calls with pages of other sizes, in another order, and without."""
+    """Return calls with pages of other sizes, in another order, and without pages."""
     calls = [VariedCall(f"page={n}", Variant(problem={"page": n}), sequence) for n in PAGES if n != problem.page]
     if problem.page:
         order = Variant(problem={"page_seed": problem.page_seed + 1})
@@ -88,7 +88,7 @@ def chunks(problem: Problem, sequence: int) -> list[VariedCall]:
 
 
 def prefills(problem: Problem, sequence: int) -> list[VariedCall]:
-    """Return a prompt's last queries in place of a decoding step, or the step; and a prompt in the call of the step."""
+    """Return a call of a prompt's last queries in place of a decoding step, or the reverse; and a call with both."""
     calls = [_queries(problem, min(PROMPT, problem.keys[sequence]) if problem.queries[sequence] == 1 else 1, sequence)]
     if problem.lengths and problem.queries[sequence] == 1:
         sequences = (*zip(problem.lengths, problem.queries, strict=True), (PROMPT, PROMPT))
@@ -147,7 +147,8 @@ def _of_sequences(problem: Problem, sequences: Sequence[tuple[int, int]]) -> Var
 
 
 def with_bias_of_one_row(problem: AnyProblem) -> AnyProblem:
-    """Return the problem whose drawn bias adds the same to all queries of a head; the problem itself if it has no bias.
+    """Return the problem whose drawn bias adds the same values to all queries of a head; the problem itself if it has
+    no bias.
 
     Rows of a bias count from a call's first query: with other queries before it, a query would have another row.
     """
@@ -160,7 +161,9 @@ def with_bias_of_one_row(problem: AnyProblem) -> AnyProblem:
 
 
 def inputs_of(source: HeadSource, sequence: int, problem: Problem) -> HeadSource:
-    """Return the inputs of a varied call in which every sequence is this one, queries before its first repeated."""
+    """Return the inputs of a varied call in which every sequence is the examined one; queries before its first are
+    repeated.
+    """
 
     def read(name: str, batch: int, head: int) -> Array:
         values = source(name, sequence, head)
@@ -194,7 +197,9 @@ def alike(program: TileProgram) -> TileProgram:
 
 
 def structural_difference(one: Any, two: Any) -> str:
-    """Return where the steps of a row (`row_key`) part in two programs: how often both do the first that differs."""
+    """Return where the steps of a row (`row_key`) diverge in two programs, and how often each of the two runs the first
+    step that differs.
+    """
     for number, (block, other) in enumerate(zip(one, two, strict=False)):
         counterparts = dict(other)
         for label, steps in block:

@@ -1,7 +1,7 @@
 """Varies a call, aspect by aspect, and compares the bits of one row block with the bits of the unchanged call.
 
-Aspects are other batches, places in them, further tokens, pages, queries at a time, splits and their rules, tiles and
-ranks.
+Aspects are other batches, positions in them, further tokens, pages, queries at a time, splits and their rules, tiles
+and ranks.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ if TYPE_CHECKING:
     from npusim.simulation.plan import Plan
     from npusim.simulation.run_result import RunData
 
-#: ``length``: tokens that follow those of a recurrence; ``chunk``: how many queries at a time; ``prefill``: a prompt's
-#: or a decoding step's; ``rule``: that of splits; ``merge``: the order in which partial results are merged, or who adds
-#: them; ``choice``: npusim chooses the fields that are not named for each call; with the other aspects each call has
-#: the fields of the examined call.
+#: ``length``: tokens that follow those of a recurrence; ``chunk``: the number of queries at a time; ``prefill``: the
+#: queries of a prompt or of a decoding step; ``rule``: the rule of splits; ``merge``: the order in which partial
+#: results are merged, or the kernel that adds them; ``choice``: npusim chooses the fields that are not named separately
+#: for each call. With all other aspects, each call has the fields of the examined call.
 Aspect = Literal[
     "batch",
     "position",
@@ -76,20 +76,20 @@ Aspect = Literal[
 ASPECTS: tuple[Aspect, ...] = get_args(Aspect)
 #: Aspects for whose calls npusim may choose other fields.
 CHOSEN_FOR: tuple[Aspect, ...] = ("batch", "page", "chunk", "prefill", "packing", "ranks")
-#: Other aspects that no field of the kernel names.
+#: Other aspects, which no field of the kernel names.
 UNNAMED: tuple[Aspect, ...] = ("position", "length")
 #: Other split counts that are tried.
 SPLITS = (1, 2, 8)
-#: Sizes of blocks whose halves are other tiles.
+#: Sizes of blocks that are halved for other tiles.
 BLOCKS = (*("block_kv", "block_q", "block", "tile_q", "tile_kv"), *("chunk", "block_value", "block_key", "block_sums"))
-#: Fields that name the order in which partial results are merged, and who adds them.
+#: Fields that name the order in which partial results are merged, and the kernel that adds them.
 MERGING = ("merge", "method")
-#: Keys of all KV heads whose bits are compared: bounds the time of a variant.
+#: Number of keys of all KV heads whose bits are compared: it limits the time of a variant.
 KEYS = 1 << 16
 Part = TypeVar("Part")
-#: ``cannot``: the same by structure, whatever the inputs; ``same class``: by structure too, for finite inputs; ``not
-#: seen``: other steps, but the same bits on these inputs; ``changes``: other bits; ``none``: a call cannot be run
-#: otherwise.
+#: ``cannot``: the bits are the same by structure, whatever the inputs; ``same class``: the same by structure for finite
+#: inputs; ``not seen``: the steps differ, but the bits are the same on these inputs; ``changes``: the bits differ;
+#: ``none``: there is no other way to run the call.
 Verdict = Literal["cannot", "same class", "not seen", "changes", "none"]
 
 
@@ -124,8 +124,8 @@ class Tried:
 
 @dataclass(frozen=True)
 class Finding:
-    """Effect of one aspect on the bits, and the fields that prevent the effect. ``cost_us``: the largest cost of
-    ``guarantee`` among the tried calls, negative where it is faster; None without a time.
+    """Effect of one aspect on the bits, and the fields that prevent it. ``cost_us``: the largest cost of ``guarantee``
+    among the tried calls, negative if it is faster; None without a time.
     """
 
     aspect: Aspect
@@ -161,7 +161,7 @@ class Invariance:
     ----------
     findings : tuple of Finding
         One per aspect: ``verdict``, the calls that were ``tried``, the fields of the ``guarantee`` and ``cost_us``, its
-        cost in microseconds; ``invariance["batch"]`` is that of one aspect.
+        cost in microseconds; ``invariance["batch"]`` is the finding of one aspect.
     base : RunResult
         The run of the call itself.
     row, heads, sequence : int
@@ -190,11 +190,13 @@ class Invariance:
         return finding
 
     def holds(self, *aspects: str) -> bool:
-        """Return whether no change of these aspects changed a bit, by itself or through the fields chosen for it."""
+        """Return whether no change of these aspects changed a bit, directly or through the fields chosen for it."""
         return all(self[aspect].verdict != "changes" and not self.chosen_otherwise(aspect) for aspect in aspects)
 
     def chosen_otherwise(self, aspect: str) -> str:
-        """Return the first call of an aspect for which npusim chooses fields that change bits; empty where none is."""
+        """Return the first call of an aspect for which npusim chooses fields that change bits; empty if there
+        is none.
+        """
         calls = {t.what for t in self[aspect].tried}
         choices = [f for f in self.findings if f.aspect == "choice"]
         return next((t.what for f in choices for t in f.tried if t.difference and t.what in calls), "")
@@ -216,8 +218,8 @@ def invariant(schedule: str, *, vary: Collection[str] = ASPECTS, **options: Unpa
     Returns
     -------
     Invariance
-        By aspect: whether the bits change (with the first element, operation and tile that differ), cannot
-        by structure, or did not on these inputs; and the cost in microseconds of excluding the change.
+        By aspect: the bits change (with the first element, operation and tile that differ), cannot change by structure,
+        or did not change on these inputs; and the cost, in microseconds, of excluding the change.
 
     Raises
     ------
@@ -238,7 +240,9 @@ def invariant(schedule: str, *, vary: Collection[str] = ASPECTS, **options: Unpa
 def examine(
     request: Request, vary: Collection[str] = ASPECTS, on_tried: Callable[[int, int], None] | None = None
 ) -> Invariance:
-    """Examine a request; see :func:`invariant`.  ``on_tried`` gets the variants done and all there are."""
+    """Examine a request; see :func:`invariant`.  ``on_tried`` receives the number of finished variants and
+    their total.
+    """
     unknown = [name for name in vary if name not in ASPECTS]
     if unknown or not vary:
         raise SpecError(f"vary: {unknown[0] if unknown else 'nothing'!r}; allowed: {', '.join(ASPECTS)}")
@@ -260,7 +264,7 @@ def examine(
 
 
 class _AsAsked(Generic[Part]):
-    """The parts that an iterator yields, each computed when it is asked for, and stored."""
+    """The parts that an iterator yields, each computed when it is requested, and stored."""
 
     def __init__(self, parts: Iterator[Part]) -> None:
         self._parts, self._known = parts, list[Part]()
@@ -274,7 +278,7 @@ class _AsAsked(Generic[Part]):
             yield self._known[number]
 
 
-#: The bits of the examined rows: those of the heads of one group, and those of the others, which are not needed if the
+#: The bits of the examined rows: those of one group's heads, and those of the other heads, which are not needed if the
 #: first differ.
 _Bits = _AsAsked[Computed]
 
@@ -306,7 +310,7 @@ class _Examination:
         self.lengths: tuple[int, ...] = () if self.attention is None else self.attention.lengths
         self.sequence = self.lengths.index(max(self.lengths)) if self.lengths else 0
         self.place = Place(_row(base, self.sequence), batch=self.sequence)
-        # The fields that the user or the run chose: one kernel for every call.  Sizes stay free to fit.
+        # The fields that the user or the run chose: one kernel for every call.  Sizes may still shrink to fit.
         self.asked = Request(
             request.schedule,
             problem=problem,
@@ -318,7 +322,7 @@ class _Examination:
         )
         self.variants = Variants(replace(self.asked, tiling=fields_of_run(plan, base.tiling)))
         self._tried: dict[str, tuple[Tiling, Tried]] = {}
-        #: Programs of the examined problem, of which several rules of splits build the same one.
+        #: Programs of the examined problem; several rules of splits build the same one.
         self._same: dict[ProgramContent, Tried] = {}
         self._other: dict[str, None] = {}
         if (p := self.attention) is not None:
@@ -332,7 +336,9 @@ class _Examination:
         self.latency = None if base.timing is None else base.latency_us
 
     def findings(self, vary: Collection[str], chosen: Collection[str] | None = None) -> Invariance:
-        """Return the findings, in the order of `ASPECTS`; ``chosen``: fields that npusim chose, None: it may not."""
+        """Return the findings, in the order of `ASPECTS`; ``chosen``: the fields that npusim chose, None if it may not
+        choose.
+        """
         every = self._calls()
         calls = {name: listed for name, listed in every.items() if name in vary}
         others = [call for name in CHOSEN_FOR for call in (calls.get(name, []) if calls else every[name])]
@@ -350,10 +356,10 @@ class _Examination:
             self.on_tried(self.count, self.total)
         return tried
 
-    # ---------------------------------------------------------------- what is tried
+    # ---------------------------------------------------------------- variations
 
     def _calls(self) -> dict[Aspect, list[VariedCall]]:
-        """Return the calls to try, by aspect; none where a call cannot be varied."""
+        """Return the calls to try, by aspect; none if a call cannot be varied."""
         calls: dict[str, list[VariedCall]]
         if (p := self.attention) is not None:
             of_problem, sizes = (p, self.sequence), {"heads": p.heads, "kv_heads": p.kv_heads}
@@ -397,15 +403,15 @@ class _Examination:
 
     @cached_property
     def splits(self) -> int:
-        """Into how many parts the keys of a block of queries are split, at most."""
+        """Largest number of parts into which the keys of a block of queries are split."""
         spans = [span for block in self.base.program.phases[0].blocks for span in block.spans]
         return max((start for axis, start, _ in spans if axis == "split"), default=0) + 1
 
     def _try(self, call: VariedCall, *, as_run: bool = False) -> Tried:
-        """Try a call in the kernel of the call that is examined, or in that which a run of it chooses."""
+        """Try a call in the kernel of the examined call, or in the kernel that a run of it chooses."""
         try:
             built = self._as_run(call) if as_run else self.variants.build(call.variant)
-        except (TilingError, ProgramError) as error:  # it does not fit, or a user's kernel takes no such call
+        except (TilingError, ProgramError) as error:  # it does not fit, or a user's kernel does not accept such a call
             return Tried(call.what, reason=one_line(error))
         tiling, tried = self._tried.get(call.what, (None, None))
         if as_run and tried and tiling == built.plan.tiling:
@@ -449,19 +455,17 @@ class _Examination:
         return replace(self._same[content], what=call.what)
 
     def _compared(self, call: VariedCall, built: BuiltPlan) -> Tried:
-        """Return a varied call compared with the call that is examined, by structure and else by bits."""
+        """Return a varied call compared with the examined call, by structure and otherwise by bits."""
         latency, program = _latency(built), built.program
         problem = built.plan.problem
-        # Places of sequences of one length are compared within the larger batch.
+        # Positions of sequences of one length are compared within the larger batch.
         is_moved = call.position != self.sequence and not self.lengths
         base = (program, self.place) if is_moved else (self.base.program, self._row_of(call, self.problem, self.place))
         place = self._row_of(call, problem, replace(self.place, batch=call.position))
         keys = self._key_of(*base), self._key_of(program, place)
         if _is_equal(*keys) and not _adds(program):
             return Tried(call.what, is_same_structure=True, latency_us=latency)
-        if call.variant == Variant(tiling=call.variant.tiling) and not _adds(
-            program
-        ):  # classes are those of one problem
+        if call.variant == Variant(tiling=call.variant.tiling) and not _adds(program):  # classes apply to one problem
             classes = [class_key(p, self.base.device) for p in (self.base.program, program)]
             if classes[0] and classes[0] == classes[1]:
                 return Tried(call.what, is_same_class=True, latency_us=latency)
@@ -494,14 +498,14 @@ class _Examination:
     def _computed(
         self, program: TileProgram, place: Place, problem: AnyProblem, *, has_path: bool, at_once: bool = False
     ) -> _Bits:
-        """Return the bits of rows of the examined sequence from a place on, of the first heads and of the others.
+        """Return the bits of rows of the examined sequence from a position on, of the first heads and of the others.
 
         The bits of a program with which others are compared are stored.  Without ``has_path`` the steps of the place's
         row are not recorded.  ``at_once``: the bits of all heads in one
         execution, where no difference is expected in the first ones.
         """
         key = id(program), place, at_once
-        if key[0] in self._kept and not at_once:  # anything that is compared with it
+        if key[0] in self._kept and not at_once:  # any program that is compared with it
             has_path = True
         if key in self._made:
             return self._made[key]
@@ -547,7 +551,7 @@ class _Examination:
                 return self._fixed_splits(finding, calls)
 
     def _in_order(self, finding: Finding) -> Finding:
-        """Return the cost of sums in one order, in place of the order in which their parts arrive."""
+        """Return the cost of adding parts in one fixed order instead of the order of their arrival."""
         for call in self._calls()["merge"]:
             built = self.variants.build(call.variant)
             if not _adds(built.program):
@@ -557,7 +561,7 @@ class _Examination:
         return finding
 
     def _fixed(self, *, is_size: bool) -> dict[str, object]:
-        """Return the tiling in which splits depend only on a sequence: its number of splits, or the size of one."""
+        """Return the tiling in which splits depend only on a sequence: a fixed number of splits, or a fixed size."""
         if not is_size:
             return {"splits": self.splits}
         blocks = cast("tuple[Any, ...]", self.base.program.phases[0].blocks)
@@ -580,7 +584,7 @@ class _Examination:
                 continue
             fixed = self.variants.build(replace(call.variant, tiling={**call.variant.tiling, **fixed_fields}))
             if not self._is_alike(call, base.program if base else self.base.program, fixed):
-                return finding  # it is not the splits
+                return finding  # it is not caused by the splits
             latency = _latency(fixed)
             if tried.latency_us is not None and latency is not None:
                 costs.append((latency - tried.latency_us, f"at {tried.what}"))
@@ -590,7 +594,7 @@ class _Examination:
         return replace(finding, guarantee=guarantee, **_cost(costs))
 
     def _fixed_call(self, fields: Mapping[str, object]) -> BuiltPlan:
-        """Return the call itself with splits that are fixed; stored, as are its bits."""
+        """Return the call itself with fixed splits; it is stored with its bits."""
         if str(fields) not in self._calls_fixed:
             built = self._calls_fixed[str(fields)] = self.variants.build(Variant(tiling=fields))
             self._kept[id(built.program)] = built.program
@@ -611,7 +615,9 @@ class _Examination:
 
 
 def _adds(program: TileProgram) -> bool:
-    """Return whether the output has sums to which blocks add in order of arrival: one order of several."""
+    """Return whether the output has sums to which blocks add in order of arrival; npusim uses one of the possible
+    orders.
+    """
     tensors = (t.of for t in program.tensors.values() if t.of is not None and t.of.added)
     final = next(p for p in reversed(program.phases) if p.serves != "none")
     steps = (step for step in steps_of(final.body(final.blocks[0])) if isinstance(step, Step))
@@ -630,7 +636,7 @@ def _cost(costs: list[tuple[float, str]]) -> dict[str, Any]:
 
 
 def _against(finding: Finding, latency: float | None, times: list[tuple[float, str]]) -> Finding:
-    """Return the finding with the cost of a call as it is, compared with the fastest of others."""
+    """Return the finding with the cost of the unchanged call, compared with the fastest of the others."""
     if latency is None:
         return finding
     best, what = min(times, default=(latency, ""))

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from npusim.formats.float_format import FloatFormat
     from npusim.studies.probe.questions import ProbeCase, Probes
 
-#: Number of compared outputs of the tiles beside the diagonals, spread over all of them.
+#: Number of compared outputs of the tiles outside the diagonals, distributed over all of them.
 MOST_OTHERS = 20_000
 #: Number of equally good answers up to which each is compared with all outputs.
 MOST_OPEN = 6
-#: How an alignment may cut.
+#: Ways in which an alignment may cut.
 CUTS = ("toward_zero", "floor", "nearest_even")
 #: Width of a fused step before it is known: wide enough for the values of the structure's probes.
 SOME_FRACTION = 20
@@ -42,7 +42,8 @@ def _of(name: str, **answers: object) -> dict[str, Change]:
     return {words.replace("_", " "): {name: value} for words, value in answers.items()}
 
 
-# What a unit may do, by answer: the questions ask for one after the other, `_Unit._polish` tries all of them together.
+# Possible behaviours of a unit, by answer: the questions ask for one after the other, `_Unit._polish` tries all of them
+# together.
 ROUNDINGS: Mapping[str, Change] = MappingProxyType(
     {
         f"{mode}{'' if kept is None else f', {kept} bits kept'}": {"rounding": mode, "kept": kept}
@@ -75,7 +76,7 @@ def widths(fractions: range) -> dict[str, Change]:
 
 
 def products_in(tree: Tree) -> dict[str, Change]:
-    """Return how products may enter exact additions: where they have more bits than the accumulator."""
+    """Return the ways in which products may enter exact additions if they have more bits than the accumulator."""
     plain = trees.bare(tree)
     rounded = trees.with_leaves(plain, lambda k: k if k == C else (k,))
     products = {
@@ -87,10 +88,10 @@ def products_in(tree: Tree) -> dict[str, Change]:
 
 
 def kinds(tree: Tree, modes: Mapping[str, Change], *, more: bool = False) -> Iterator[Change]:
-    """Yield the variants of a tree that a search tries: each rounding of ``modes``, and roundings of sums of sums if
-    any.
+    """Yield the variants of a tree that a search tries: each rounding of ``modes``, and the roundings of sums of sums
+    if there are any.
 
-    ``more``: instead each alone, with the ways in which products enter such sums, and the flushed subnormals.
+    ``more``: instead each variant alone, with the ways in which products enter such sums, and with flushed subnormals.
     """
     has_sums = trees.has_sums(trees.bare(tree))
     if not more:
@@ -122,8 +123,8 @@ class Answer:
 class Identified:
     """The unit that explains a case's outputs.
 
-    ``name`` is a registered arithmetic's, else it states the unit's parameters; None if no unit explains every output.
-    ``unit`` has one step, which includes c if c was given; it adds in ``acc``, and ``out`` rounds its result.
+    ``name`` is the name of a registered arithmetic, or states the unit's parameters; None if no unit explains every
+    output. ``unit`` has one step, which includes c if c was given; it adds in ``acc``, and ``out`` rounds its result.
     ``findings`` are faults or remarks on the outputs.
     """
 
@@ -140,7 +141,7 @@ class Identified:
 
 
 def same(x: Array, y: Array) -> Array:
-    """Return where values are equal: NaN to NaN, zeros of either sign."""
+    """Return where values are equal: NaN equals NaN, and zeros of either sign are equal."""
     equal: Array = (x == y) | (np.isnan(x) & np.isnan(y))
     return equal
 
@@ -158,7 +159,7 @@ def predicted(unit: AdditionTree, case: ProbeCase, operands: Operands, acc: Floa
 def by_registry(name: str, case: ProbeCase, a: Array, b: Array, c: Array, side: int = 1) -> Array:
     """Return the result of a registered arithmetic's kernel for tiles of ``side`` rows, as float64 (n, side)."""
     u = get_arithmetic(name)
-    many = side if side > 1 else next(t for t in (16, 8, 4, 2, 1) if len(a) % t == 0)  # of single rows the diagonals
+    many = side if side > 1 else next(t for t in (16, 8, 4, 2, 1) if len(a) % t == 0)  # for single rows, the diagonals
     x, y, z = (np.asarray(cast(v.astype(np.float32), f)) for v, f in ((a, u.a), (b, u.b), (c, u.acc)))
     tiles = len(a) // many
     right = np.ascontiguousarray(y.reshape(tiles, many, -1).swapaxes(1, 2))
@@ -196,14 +197,14 @@ class _Unit:
         self.answers[question] = Answer(question, words, explained, asked, still)
 
     def choose(self, question: str, where: Array, options: Mapping[str, Change]) -> None:
-        """Choose the option that explains most of the outputs; name the options that explain as many."""
+        """Choose the option that explains the most outputs; name the options that explain as many."""
         if not len(where):
             self.answer(question, "not asked", 0, 0)
             return
         scores = {name: self.score(replace(self.unit, **change), where) for name, change in options.items()}
         best = max(scores.values())
         winners = [name for name, n in scores.items() if n == best]
-        # a decided answer stays if it explains as many
+        # a decided answer is unchanged if it explains as many
         winners.sort(key=lambda name: replace(self.unit, **options[name]) != self.unit)
         self.unit = replace(self.unit, **options[winners[0]])
         self.others[question] = {name: options[name] for name in winners[1:]}
@@ -212,7 +213,7 @@ class _Unit:
     def settle_open(self, equal_of: Callable[[AdditionTree], Array]) -> Array:
         """Compare answers that explain equally many outputs of their question with all outputs; return the equal ones.
 
-        The candidate that explains more outputs is the answer; candidates that explain fewer are no longer open.
+        The candidate that explains the most outputs is the answer; candidates that explain fewer are no longer open.
         """
         equal = equal_of(self.unit)
         for question, changes in self.others.items():
@@ -228,10 +229,12 @@ class _Unit:
             self.answers[question] = replace(self.answers[question], answer=best, open=tuple(still))
         return equal
 
-    # ------------------------------------------------------------ which terms meet
+    # ------------------------------------------------------------ terms that are added together
 
     def structure(self) -> bool:
-        """Find the tree that explains the pairs; return whether all of them: read off, a plain chain, or searched."""
+        """Determine the tree that explains the pairs; return whether it explains all of them. The tree is derived from
+        the losses, a plain chain, or searched.
+        """
         where, best = self.p.of("structure"), (-1, AdditionTree())
         for tree, fraction in self._read_off(where):
             for rounding in ("nearest_even", "toward_zero"):
@@ -240,7 +243,7 @@ class _Unit:
             if best[0] == len(where):
                 break
         how = "all terms of a step aligned" if best[1].fraction else "added exactly, then rounded"
-        if best[0] < 0.98 * len(where):  # else some outputs are wrong: they are reported
+        if best[0] < 0.98 * len(where):  # otherwise some outputs are wrong: they are reported
             best, how = self._search(where), "one of the known kinds"
         score, self.unit = best
         step = trees.step_of(self.unit.tree)
@@ -269,7 +272,7 @@ class _Unit:
                 yield from ((tree, None), (tree, SOME_FRACTION))
 
     def _search(self, where: Array) -> tuple[int, AdditionTree]:
-        """Where sums are rounded one way (toward zero, odd), M and -M do not cancel: try known kinds of trees."""
+        """If sums are rounded in one direction (toward zero, odd), M and -M do not cancel: try known kinds of trees."""
         random = self.p.of("width", "random_normal", "random_wide")
         some = np.concatenate([where[:: max(1, len(where) // 30)], random[:: max(1, len(random) // 90)]])
         few, best, modes = some[::9], (-1, AdditionTree()), self._modes()
@@ -298,16 +301,16 @@ class _Unit:
             modes |= {name: None for name, n in scores.items() if n == max(scores.values())}
         return {name: ROUNDINGS[name] for name in list(modes)[:6]}
 
-    # ------------------------------------------------------------ what an addition does
+    # ------------------------------------------------------------ behaviour of an addition
 
     def decide(self) -> None:
-        """Answer the other questions, twice: the second time each with the answers of the others."""
+        """Answer the other questions twice, the second time each with the answers to the others."""
         for _ in range(2):
             for question in self._questions():
                 self.choose(*question)
         while self._polish():
             before = self.unit, dict(self.answers), dict(self.others)
-            for question in islice(self._questions(), 2, None):  # widths and operands stay
+            for question in islice(self._questions(), 2, None):  # widths and operands are unchanged
                 self.choose(*question)
             if self.score(self.unit, self.everything) <= self.score(before[0], self.everything):
                 self.unit, self.answers, self.others = before
@@ -325,7 +328,7 @@ class _Unit:
             self.answer(words, good if n == len(where) else bad, n, len(where))
 
     def _questions(self) -> Iterator[tuple[str, Array, Mapping[str, Change]]]:
-        """Yield each question, the probes that answer it, and its answers, as far as the unit is decided by then."""
+        """Yield each question, the probes that answer it, and its answers, as far as the unit is determined by then."""
         of, is_exact = self.p.of, self.unit.fraction is None
         if len(where := of("output")):
             wide = self.unit if is_exact else replace(self.unit, fraction=24)
@@ -349,7 +352,9 @@ class _Unit:
         yield "overflow", of("overflow"), OVERFLOW
 
     def _widths(self) -> tuple[Array, dict[str, Change]]:
-        """Return the probes where small terms vanish, and the alignments about where the last one is seen."""
+        """Return the probes where small terms vanish, and the alignments near the distance at which the last one is
+        visible.
+        """
         p, tree, where = self.p, self.unit.tree, self.p.of("width", "width_c")
         if self.unit.fraction is None:
             return where, {"all": {"fraction": None}}
@@ -380,7 +385,7 @@ class _Unit:
         neutral = replace(self.unit, rounding="nearest_even", late="nearest_even", kept=None, flush="none")
         for start, order in product((self.unit, neutral), ((*rounded, *aligned), (*aligned, *rounded))):
             here = self.score(start, some), start
-            for change in (*order, *order):  # the second time each with what the others settled
+            for change in (*order, *order):  # the second time each with the answers to the others
                 if here[0] == len(some):
                     break
                 unit = replace(here[1], **change)
@@ -397,7 +402,7 @@ class _Unit:
 
 
 def identify_product(p: Probes, d: Array, stated: str = "", instruction: str = "") -> Identified:
-    """Return the unit that explains a case's outputs ``d`` (n, tile): each row's column, and others of its tile.
+    """Return the unit that explains a case's outputs ``d`` (n, tile): each row's column, and other outputs of its tile.
 
     ``stated`` is the arithmetic in the device's file, ``instruction`` the device's matrix instruction, such as
     ``wgmma``: both are preferred among registered ones that explain all, the instruction first.
@@ -500,7 +505,8 @@ def _looked_at(d: Array) -> tuple[Array, Array]:
 def _as_asked(p: Probes, d: Array) -> tuple[Array, tuple[str, ...], bool]:
     """Return D in the requested orientation, remarks on it, and whether it is a product of A, B and C at all.
 
-    Random rows decide this, to a 64th: swapped operands give D's transpose, or each other's formats; C may be missing.
+    Random rows decide this, up to one in 64: swapped operands give D's transpose, or each other's formats; C may be
+    missing.
     """
     where, side = p.of("random_normal"), d.shape[1]
     tiles = np.unique(where // side)
@@ -540,7 +546,7 @@ def _as_asked(p: Probes, d: Array) -> tuple[Array, tuple[str, ...], bool]:
 
 
 def goes_on(one: Identified, p: Probes, d: Array) -> Answer:
-    """Return how a product that is four times as long continues: as the unit's steps, or cut by a library along K."""
+    """Return how a product that is four times as long continues: as the unit's steps, or split by a library along K."""
     assert one.unit is not None
     diagonal = d[np.arange(len(d)), np.arange(len(d)) % d.shape[1]]
     scores = {}

@@ -34,7 +34,7 @@ DEFAULT_CASES = ("f16.f32.to_f16", "bf16.f32.to_bf16", "f32.f32.to_f32", "f16.f3
 def cases_of(device: DeviceSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the cases of a device's matrix units, and the arithmetics for which there are no probes.
 
-    Each pair of formats is asked with C, and as torch's products without.
+    Each pair of formats is probed with C, and without C as torch's products are.
     """
     cases: dict[str, None] = {}
     names = dict.fromkeys(str(choice.value) for choice in device.arithmetic_choices.values())
@@ -95,7 +95,9 @@ def folder_contents(names: Sequence[str], device: str = "") -> dict[str, bytes]:
 
 
 def others_files(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
-    """Return existing files with names of ``contents`` that npusim did not write: neither equal nor probes."""
+    """Return existing files with the names of ``contents`` that npusim did not write: they are neither equal to these
+    nor probes.
+    """
     existing = [folder / name for name in contents if os.path.lexists(folder / name)]
     return [f for f in existing if not (f.is_file() and (f.read_bytes() == contents[f.name] or _is_probes(f)))]
 
@@ -128,8 +130,8 @@ class Outputs:
 def read_outputs(path: Path) -> Outputs:
     """Return the outputs of a chip, with the probes.npz that is in the same folder.
 
-    Raises `TensorError` if a file is missing or damaged, the outputs are of other probes, or a key, dtype or shape does
-    not match; the message names file and key.
+    Raises `TensorError` if a file is missing or damaged, if the outputs belong to other probes, or if a key, dtype or
+    shape does not match; the message names file and key.
     """
     arrays = read_tensors(path)
     probes_path = path.parent / "probes.npz"
@@ -186,7 +188,7 @@ def _facts(path: Path, arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of(path: Path, key: str, array: Array, fmt: str, rows: tuple[int, ...]) -> Array:
-    """Return an output's patterns as unsigned ones; raise `TensorError` for another width or length."""
+    """Return an output's patterns as unsigned integers; raise `TensorError` for another width or length."""
     f = get_format(fmt)
     if array.dtype.kind not in "iuf" or array.dtype.itemsize != f.size_bytes or array.shape[:1] != rows:
         raise TensorError(

@@ -1,4 +1,4 @@
-"""The keys of a device file that a chip's outputs settle: all identified units, and the file that extends the
+"""The keys of a device file that a chip's outputs determine: all identified units, and the file that extends the
 device's.
 """
 
@@ -66,7 +66,7 @@ def _formats(name: object) -> tuple[str, str, str]:
 
 
 def settled_keys(settled: Settled, device: DeviceSpec) -> Iterator[tuple[str, str, str]]:
-    """Yield the keys of a device's file that the outputs settle, with their values and the number of outputs.
+    """Yield the keys of a device's file that the outputs determine, with their values and the number of outputs.
 
     A product that was probed with C and without has the answer with C; the source states a difference.
     """
@@ -93,7 +93,8 @@ def settled_keys(settled: Settled, device: DeviceSpec) -> Iterator[tuple[str, st
             yield key, common[0], f"{sum(o.asked for o in operations):,} results explained"
 
 
-#: Keys of a vector unit, the operations that settle them, and their values by answer (empty: the answers themselves).
+#: Keys of a vector unit, the operations that determine them, and their values by answer (empty: the answers
+#: themselves).
 _VECTOR_KEYS: Mapping[str, tuple[str, dict[str, str]]] = MappingProxyType(
     {
         "row_sum": ("sum.", {}),
@@ -106,7 +107,7 @@ _VECTOR_KEYS: Mapping[str, tuple[str, dict[str, str]]] = MappingProxyType(
 def overlay_text(
     keys: Iterable[tuple[str, str, str]], outputs: Outputs, device: DeviceSpec, extends: str, name: str
 ) -> str:
-    """Return the device file that extends ``extends`` with the settled ``keys``."""
+    """Return the device file that extends ``extends`` with the determined ``keys``."""
     about = f"{device.name}, its arithmetic as probed"
     lines = ["schema: npusim.device/1", f"extends: {json.dumps(extends)}", f"name: {name}"]
     lines += [f"description: {json.dumps(about)}", ""]

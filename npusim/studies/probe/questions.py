@@ -1,6 +1,7 @@
-"""Probes of a matrix unit: dot products of 64 and 256 products, each of which answers one question.
+"""Probes of a matrix unit: dot products of 64 and 256 products; each answers one question.
 
-M is the largest power of two that a format and its accumulator hold, u the smallest product that a result can show.
+M is the largest power of two that a format and its accumulator can represent, u the smallest product that a result can
+show.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from npusim.formats.cast import Array
     from npusim.formats.float_format import FloatFormat
 
-#: Products of a probe: two steps of the deepest unit known. And of a probe that shows how a library splits K.
+#: Products of a probe: two steps of the deepest known unit; and products of a probe that shows how a library splits K.
 K, LONG_K = 64, 256
 #: Probes are the diagonals of square tiles; their number is a multiple of the largest such tile.
 TILE = 64
@@ -33,15 +34,15 @@ QUESTIONS = (
     *("structure", "width", "width_c", "raw", "inputs", "output", "rounding", "rounding_c", "subnormal_in"),
     *("subnormal_out", "floor", "subnormal_c", "zero", "overflow", "special", "split", *RANDOM),
 )
-#: Products of one step, of which two are M and -M and the third is small.
+#: Products of one step: two of them are M and -M, and the third is small.
 TRIPLES = ((0, 1, 2), (0, 1, 4), (0, 2, 4), (0, 4, 8))
-#: The same where C is M: -M and the small product, of a step of two products too.
+#: The same with C as M: -M and the small product, also for a step of two products.
 BESIDE_C = ((1, 2), (1, 4), (0, 1))
 #: Places below the last stored place of a sum, in eighths of that place: they decide its rounding.
 EIGHTHS = (1, 2, 3, 4, 5, 6, 7, 9, 11, 12, 13)
-#: Terms of a rounding probe: of a first step, of one of interleaved chains, and of a last step.
+#: Terms of a rounding probe: in a first step, in a step of interleaved chains, and in a last step.
 PLACES = (tuple(range(10)), (0, 8, 16, 24, 32, 40, 48, 56, 1, 9), tuple(range(48, 58)))
-#: Exponent beyond which no probe goes.
+#: Largest exponent of a probe.
 FAR = 60
 Terms = dict[int, tuple[float, float]]
 
@@ -93,7 +94,7 @@ class ProbeCase:
 
 
 def case_name(a: str, b: str, acc: str, out: str | None = None) -> str:
-    """Return the name of a case; ``out``: the format of its results, where they have no C."""
+    """Return the name of a case; ``out``: the format of its results if they have no C."""
     return f"{input_name(a, b)}.{input_name(acc, acc)}{f'.to_{input_name(out, out)}' if out else ''}"
 
 
@@ -142,7 +143,8 @@ class _Builder:
         self.high = min(sum(high), _top(self.acc) - 1, 40)
         floor = -24 if "float16" in (self.acc.name, self.case.out.name) else -140
         self.low = max(sum(low), self.high - 75, floor)
-        # An accumulator with the place of u would not lose u; where formats leave few places, weights are small.
+        # An accumulator that represents the place of u would not lose u; if formats leave few places, weights are
+        # small.
         self.is_narrow = self.high - self.low < 34 or self.case.out.mantissa_bits < 10
 
     @staticmethod
@@ -161,7 +163,7 @@ class _Builder:
         return known
 
     def term(self, e: int, x: float = 1.0, y: float = 1.0) -> tuple[float, float]:
-        """Return operands x 2**i and y 2**j with i + j = e, of integers x and y."""
+        """Return operands x 2**i and y 2**j with i + j = e, for integers x and y."""
         (ha, hb), (la, lb) = self.highs, self.lows
         ha, hb = ha - int(abs(x)).bit_length() + 1, hb - int(abs(y)).bit_length() + 1
         ea = min(max(e - e // 2, la), ha)
@@ -231,7 +233,7 @@ def probes_of(case: ProbeCase, random: int = 800, seed: int = 7) -> Probes:
 
 
 def _structure(p: _Builder) -> None:
-    """M and -M at every pair of leaves: the lost weights of the others show the node where the two meet."""
+    """M and -M at every pair of leaves: the lost weights of the others show the node at which the two are added."""
     _pairs(p, "structure", combinations(range(K + p.case.has_c), 2), p.weights())
 
 
@@ -250,7 +252,7 @@ def _pairs(p: _Builder, question: str, pairs: Iterable[tuple[int, int]], weights
     light = [p.term(p.low, *factors) for _, *factors in weights[:depth]]
     for i, j in pairs:
         terms, c = dict(enumerate(light)), weights[depth][0] * 2.0**p.low * p.case.has_c
-        if j == depth:  # c is positive: a sum rounded toward zero leaves a positive M alone
+        if j == depth:  # c is positive: a sum that is rounded toward zero leaves a positive M unchanged
             c, terms[i] = 2.0**p.high, (-x, y)
         else:
             terms[i], terms[j] = (x, y), (-x, y)
@@ -258,7 +260,7 @@ def _pairs(p: _Builder, question: str, pairs: Iterable[tuple[int, int]], weights
 
 
 def _width(p: _Builder) -> None:
-    """M, -M and a small term of one step: at which distance is it lost, and how is it cut."""
+    """M, -M and a small term of one step: the distance at which the term is lost, and how it is cut."""
     hi, is_half = p.high, p.acc.name == "float16"
     for s in range(max(4, hi - 14 if p.is_seen and p.case.out.exponent_bits == 5 else 0), min(60, hi - p.low - 2) + 1):
         for x in (3, -3, 5):  # 1.5, -1.5 and 1.25 times 2**-s
@@ -288,7 +290,7 @@ def _inputs(p: _Builder) -> None:
 def _rounding(p: _Builder) -> None:
     """Add sums whose bits below the last place of the result decide its rounding."""
     base = 8 if p.is_seen else min(p.high - 6, 0 if p.low <= -35 else 99)
-    for r in EIGHTHS if p.is_seen else ():  # rounded again on the way out: exact in the accumulator
+    for r in EIGHTHS if p.is_seen else ():  # rounded again on output: exact in the accumulator
         bits = p.case.out.mantissa_bits
         for sign in (1, -1):
             low, high = p.term(-bits - 3, sign * (r & 3 or 4)), p.term(-bits - 1, sign * (r >> 2))
@@ -304,7 +306,7 @@ def _rounding(p: _Builder) -> None:
                         terms[place[n]] = p.term(e, sign * (r & 3 or 4))
                         if r > 4 and r & 3:
                             terms[place[n + 1]] = p.term(e + 2, sign * (r >> 2))
-                        if p.is_seen:  # a later step takes the leading bits away, so that the last ones can be seen
+                        if p.is_seen:  # a later step cancels the leading bits, so that the last ones are visible
                             terms[K - 1] = p.term(base, -sign * n)
                         p.add("rounding", (width, n, sign * r), terms)
                         if n == 1:
@@ -317,7 +319,7 @@ def _split_power(e: int) -> tuple[float, float]:
 
 
 def _subnormal(p: _Builder) -> None:
-    """Subnormal operands, results and C, and the least exponent that is aligned to."""
+    """Subnormal operands, results and C, and the smallest exponent to which terms are aligned."""
     fa, fb, acc = p.fa, p.fb, p.acc
     for x in (1, 3):
         p.add("subnormal_in", (0, x), {0: (x * fa.min_subnormal, 2.0 ** min(_top(fb), 100))})
@@ -328,7 +330,8 @@ def _subnormal(p: _Builder) -> None:
         p.add("subnormal_out", (), {0: (3 * 2.0**ea, 2.0 ** (e - ea))})
     last = acc.min_exponent - acc.mantissa_bits
     half = last - (acc.name == "float16")
-    for s in range(1, 45):  # half of the smallest result and a far smaller term: lost if no such exponent is aligned to
+    # half of the smallest result and a far smaller term: the term is lost if terms are not aligned to such an exponent
+    for s in range(1, 45):
         for sign in (1, -1):
             small = _split_power(last - s - 1)
             p.add("floor", (s, sign), {0: _split_power(half), 1: (sign * small[0], small[1])})
@@ -359,7 +362,7 @@ def _special(p: _Builder) -> None:
 
 
 def _random(p: _Builder, kind: str, count: int, rng: np.random.Generator) -> None:
-    """Dense random rows: normal, of many magnitudes, of terms that cancel, of tiny ones."""
+    """Dense random rows: normal, with many magnitudes, with terms that cancel, and with tiny terms."""
 
     def values(shape: tuple[int, ...], f: FloatFormat) -> Array:
         x = rng.standard_normal(shape)

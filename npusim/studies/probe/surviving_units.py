@@ -1,4 +1,4 @@
-"""Units that explain random vectors (A, B, C, D) alone, without probes: the surviving ones, and the excluded ones."""
+"""Units that explain random vectors (A, B, C, D) without probes: the remaining units and the excluded ones."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ LISTED = MappingProxyType(
 class Survivors:
     """The units that random vectors do not exclude: the named one explains ``matched`` of ``total`` outputs.
 
-    ``registered`` explain every output, ``excluded`` do not; ``units`` of ``tried`` ones explain the ``looked_at``
-    outputs, and ``left`` has, by parameter, the values among them.
+    ``registered`` explain every output, ``excluded`` do not; ``units`` of the ``tried`` ones explain the ``looked_at``
+    outputs, and ``left`` contains, by parameter, the values among them.
     """
 
     name: str
@@ -70,7 +70,7 @@ def survivors(v: MmaVectors) -> Survivors:
     some = np.random.default_rng(0).permutation(v.d.size)[: LOOKS[-1]]
     case, row, column = np.unravel_index(some, v.d.shape)
     picked = v.a[case, row], v.b[case, :, column], v.c[case, row, column], v.d[case, row, column]
-    with np.errstate(invalid="ignore"):  # NaN of any pattern
+    with np.errstate(invalid="ignore"):  # NaN with any pattern
         a, b, c, d = (np.asarray(widen(np.ascontiguousarray(x)), np.float64) for x in picked)
     if unit.a.name == "tf32":  # the unit ignores the low bits
         a, b = (operand_of(x, unit.a, AdditionTree(input_bits=unit.a.mantissa_bits)) for x in (a, b))

@@ -1,4 +1,4 @@
-"""Trees of additions: read off the weights that large terms swallow, enumerated, brought to one step, and in words."""
+"""Trees of additions: derived from the weights that large terms hide, enumerated, reduced to one step, and in words."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ if TYPE_CHECKING:
 
     from npusim.formats.cast import Array
 
-#: Chains that may stand beside one another, and runs of k that go to one chain.
+#: Numbers of chains that may be independent, and lengths of k that belong to one chain.
 CHAIN_COUNTS, RUNS = (2, 4, 8, 16, 32), (1, 2, 4, 8, 16)
 
 
 def swallowing_tree(leaves: list[int], lost: Array, weights: list[int]) -> Tree:
     """Return the tree in which each node with M loses its other terms; raise `ValueError` if there is no such tree.
 
-    ``lost`` (leaves, leaves): the loss of the sum with M and -M at two leaves: the weight of the node where they meet.
+    ``lost`` (leaves, leaves): the loss of the sum with M and -M at two leaves: the weight of the node at which they are
+    added.
     """
     if len(leaves) == 1:
         return leaves[0]
@@ -44,8 +45,9 @@ def swallowing_tree(leaves: list[int], lost: Array, weights: list[int]) -> Tree:
 def exact_tree(leaves: list[int], lost: Array, weights: list[int]) -> Tree:
     """Return the tree of nodes that add exactly; raise `ValueError` if there is no such tree.
 
-    ``lost``, as above, is the loss by earlier roundings: the sum of the two subtrees of the leaves before
-    they meet.  Built from the leaves up: leaves that meet one another, with equal losses for all others, are one node.
+    ``lost``, as above, is the loss by earlier roundings: the sum of the two subtrees of the leaves before they are
+    added.  The tree is built from the leaves up: leaves that are added to one another, with equal losses for all
+    others, are one node.
     """
     items: list[Tree] = list(leaves)
     members = {x: leaves_of(x) for x in items}
@@ -105,7 +107,9 @@ def bare(tree: Tree) -> Tree:
 
 
 def first_rounded(tree: Tree) -> Tree:
-    """Return a tree with the first of two products that meet rounded: a chain that starts with a product."""
+    """Return a tree in which the first of two products that are added is rounded first: a chain that starts with a
+    product.
+    """
     if isinstance(tree, int):
         return tree
     if len(tree) == 2 and all(isinstance(part, int) and part != C for part in tree):
@@ -137,7 +141,7 @@ def repeated(step: Tree, depth: int, start: Tree | None = C) -> Any:
 
 
 def step_of(tree: Tree) -> Tree | None:
-    """Return the smallest step that, repeated, is this tree, C in it; None if there is no such step."""
+    """Return the smallest step that, repeated, is this tree, including C; None if there is no such step."""
     depth, subtrees = leaf_count(tree), {frozenset(leaves_of(t)): t for t in nodes(tree)} | {frozenset({0}): 0}
     start, size = C if C in leaves_of(tree) else None, 1
     while size < depth:
@@ -151,7 +155,7 @@ def step_of(tree: Tree) -> Tree | None:
 
 
 def _shifted(tree: Tree, inner: Tree, size: int) -> Tree:
-    """Return a tree with a subtree as C, and its other leaves moved down."""
+    """Return a tree with a subtree as C, and with its other leaves renumbered."""
     if tree == inner:
         return C
     return tree - size if isinstance(tree, int) else tuple(_shifted(part, inner, size) for part in tree)
@@ -161,7 +165,9 @@ def _shifted(tree: Tree, inner: Tree, size: int) -> Tree:
 
 
 def chain(leaves: Sequence[int], step: int, start: Tree | None = C) -> Any:
-    """Return steps that each continue the previous one, from c or (``start`` None) from the first one's products."""
+    """Return steps that each continue the previous one; the first continues c, or (``start`` None) begins with its own
+    products.
+    """
     tree: Any = start
     for at in range(0, len(leaves), step):
         tree = (*(() if tree is None else (tree,)), *leaves[at : at + step])
@@ -176,7 +182,7 @@ def _sequential(parts: list[Tree]) -> Tree:
 
 
 def _pairs(parts: list[Tree], *, in_halves: bool = False) -> Tree:
-    """Add neighbours, then neighbours' sums; or the first half to the second."""
+    """Add neighbours, then the sums of neighbours; or add the first half to the second."""
     while len(parts) > 1:
         half = len(parts) // 2
         firsts, seconds = (parts[:half], parts[half:]) if in_halves else (parts[::2], parts[1::2])
@@ -195,8 +201,8 @@ COMBINED: Mapping[str, Callable[[list[Tree]], Tree]] = MappingProxyType(
 
 
 def chains(depth: int, count: int, run: int, step: int, how: str) -> Tree:
-    """Return the tree of independent chains: runs of k go to the chains in turn, each addition has ``step`` products,
-    and the chains are added at the end.
+    """Return the tree of independent chains: consecutive k are assigned to the chains in turn, each addition has
+    ``step`` products, and the chains are added at the end.
     """
     lanes = [[k for k in range(depth) if k // run % count == lane] for lane in range(count)]
     return COMBINED[how]([chain(lane, step, None) for lane in lanes])
@@ -211,7 +217,7 @@ def all_chains(depth: int) -> Iterator[tuple[int, int, int, str]]:
 
 
 def steps(depth: int) -> Iterator[Tree]:
-    """Yield chains of steps of a power of two, ascending, descending or strided, c in the first or last."""
+    """Yield chains of steps of a power of two, ascending, descending or strided, with c in the first or last step."""
     for size in (1 << n for n in range(depth.bit_length()) if 1 << n <= depth):
         yield repeated((C, tuple(range(size))), depth)
         orders = [list(range(depth)), [k for at in range(depth - size, -1, -size) for k in range(at, at + size)]]
@@ -224,7 +230,7 @@ def steps(depth: int) -> Iterator[Tree]:
 
 
 def families(depth: int) -> Iterator[Tree]:
-    """Yield trees that units are known or likely to have, c in them: the shallow ones first."""
+    """Yield trees that units are known or likely to have, including c: the shallow ones first."""
     yield from steps(depth)
     for how, part, n in product(("in pairs", "in halves"), RUNS, range(depth.bit_length())):
         if part < 1 << n <= depth:

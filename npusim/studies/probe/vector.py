@@ -22,15 +22,15 @@ from npusim.studies.probe.trees import in_words, swallowing_tree
 if TYPE_CHECKING:
     from npusim.formats.cast import Array
 
-#: By name the ways to compute an operation.
+#: The ways to compute an operation, by name.
 Ways = dict[str, Callable[..., "Array"]]
-#: Columns of the rows that are summed: all pairs of the first, some pairs of the others.
+#: Columns of the rows that are summed: all pairs of the first ones, some pairs of the others.
 COLUMNS = (64, 100, 128, 256)
-#: First columns of the pairs that are asked where not all are.
+#: First columns of the tested pairs if not all pairs are tested.
 FIRST = (0, 1, 5, 77)
 SAMPLES = 8192
 FUNCTIONS = ("exp", "exp2", "rsqrt", "tanh")
-#: M of rows that are summed, and the unit of its weights: lost beside M in float32 too.
+#: M of rows that are summed, and the unit of its weights, which M hides in float32 too.
 LARGE = MappingProxyType({"float16": (2.0**15, 2.0**-24), "float32": (2.0**60, 2.0**-10)})
 #: Targets of the casts of float32.
 TARGETS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
@@ -47,7 +47,7 @@ class VectorCase:
 
 
 def cases() -> dict[str, VectorCase]:
-    """Return the operations that are asked, by key."""
+    """Return the tested operations, by key."""
     listed = {f"cast.{target}": VectorCase("cast", "float32", (f"ties.{target}",), target) for target in TARGETS}
     for f in ("float16", "float32"):
         operands = {"max": ("nans",), "div": ("x", "y"), "fma": ("x", "y", "z")}
@@ -89,10 +89,12 @@ def row_probes(n: int, fmt: str) -> tuple[Array, list[tuple[int, int]], list[int
 
 
 def tie_probes(target: str) -> Array:
-    """Return float32 at the midpoints of a format's neighbours, one ulp to each side, at its edges, Inf and NaN."""
+    """Return float32 values at the midpoints between a format's neighbours, one ulp to each side, at its limits, and
+    Inf and NaN.
+    """
     f = get_format(target)
     codes = np.arange(f.max_code, dtype=f.bits_dtype)
-    if len(codes) > 1 << 12:  # of a 16-bit format every 53rd, and the subnormals' and the largest
+    if len(codes) > 1 << 12:  # for a 16-bit format every 53rd, and those at the subnormals and the largest
         codes = np.unique(np.concatenate([codes[::53], codes[1:64], codes[-64:]]))
     low = widen(codes.view(f.dtype)).astype(np.float64)
     high = widen((codes + np.ones_like(codes)).view(f.dtype)).astype(np.float64)
@@ -178,7 +180,7 @@ OPTIONS: Mapping[str, tuple[str, Callable[[str], Ways]]] = MappingProxyType(
 
 
 def ways_of(case: VectorCase) -> Ways:
-    """Return npusim's ways to compute an operation; of narrow formats also in float32, as frameworks do."""
+    """Return npusim's ways to compute an operation; for narrow formats also in float32, as frameworks do."""
     _, of = OPTIONS[case.operation]
     if case.fmt == "float32" or case.operation == "max":
         return of(case.out)
@@ -192,8 +194,8 @@ def ways_of(case: VectorCase) -> Ways:
 def identify_operation(key: str, case: VectorCase, operands: tuple[Array, ...], result: Array) -> OperationResult:
     """Return which of npusim's ways to compute an operation explain all its results (bit patterns).
 
-    NaN equals any NaN, except in casts, whose NaN rule is probed: there only if no rule explains all results.  Of
-    maxima zeros are equal.
+    NaN equals any NaN, except in casts, whose NaN rule is probed: there only if no rule explains all results.  For
+    maxima all zeros are equal.
     """
     f, asked = get_format(case.out), len(result)
     question = f"{OPTIONS[case.operation][0]}{' ' if case.operation == 'cast' else ', '}{case.out}"
@@ -222,7 +224,7 @@ def identify_operation(key: str, case: VectorCase, operands: tuple[Array, ...], 
 
 
 def _row_order(case: VectorCase, rows: Array, sums: Array) -> str:
-    """Return in words the tree of additions of two terms that gives these sums; empty where there is none."""
+    """Return in words the tree of two-term additions that gives these sums; empty if there is none."""
     n = rows.shape[1]
     if n != COLUMNS[0]:
         return ""
@@ -237,7 +239,9 @@ def _row_order(case: VectorCase, rows: Array, sums: Array) -> str:
 
 
 def _ulps(right: Array | None, result: Array) -> str:
-    """Return how many results are how many patterns from the correctly rounded ones, the commonest first."""
+    """Return the numbers of results by their distance, in patterns, from the correctly rounded ones, the most frequent
+    first.
+    """
     assert right is not None
     usual = ~np.isnan(np.asarray(widen(right)))
     signed = f"i{right.itemsize}"

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 #: Aspects that differ from the base by name: a point of the search.
 Point = Mapping[str, float]
-#: Values of a range that are tried one by one.
+#: Number of values of a range that are tried one by one.
 LEVELS = 4
 #: ``tokens``: one key in this number is an outlier; ``sinks``: number of first keys (P-Cast has four).
 OUTLIERS, SINKS = 64, 4
 #: Periods of the shared wave along the head dimension (as `workloads/pasa_resonance.yaml`).
 PERIODS = 4
-#: Position of the late key: its share of the number of keys.
+#: Position of the late key, as a share of the number of keys.
 LATE = 7 / 8
 
 
@@ -43,7 +43,8 @@ class Aspect:
 
     ``needs``: ``attention`` (Q, K and V), ``plain`` tensors, a ``tail`` of keys that may be removed, or nothing.
     ``is_range``: values between the first and the last are tested too; the values of a factor differ by factors.  An
-    aspect with the single value 1 is a switch.  ``is_default``: its values are not a user's, and may be exceeded.
+    aspect with the single value 1 is a switch.  ``is_default``: its values are not stated by the user, and may be
+    exceeded.
     """
 
     name: str
@@ -65,9 +66,9 @@ class Aspect:
         return replace(bounds, values=tuple(bounds.between(n / (LEVELS - 1)) for n in range(LEVELS)))
 
     def grown(self, factor: float) -> tuple[float, ...]:
-        """Return amplitudes beyond the bounds: ``factor`` times the last value, and a negative first one.
+        """Return amplitudes beyond the limits: ``factor`` times the last value, and a negative first one.
 
-        None for switches, a number of keys, and bounds of a user.
+        None for switches, for a number of keys, and for a user's limits.
         """
         if not (self.is_range and self.is_default) or self.needs == "tail":
             return ()
@@ -78,11 +79,11 @@ class Aspect:
         return self.is_range and value in (self.values[0], self.values[-1])
 
 
-#: logit_std: Q times it, which scales the spread of scores; logit_mean: all scaled scores are moved by it; resonance:
-#: amplitude of a wave along the head that Q and K share, in phase, or where negative out of phase; channels: one
-#: channel of K times it; tokens: one key of 64 times it; sinks, late: the scaled scores of the first keys, or of one
-#: at 7/8 of the keys, are raised by it (sinks have no values, as those of models hardly have); values: V times it;
-#: equal: all keys are the first; zero: Q is 0; tail: keys left out at the end; padding: NaN in keys that no query sees;
+#: logit_std: Q times it, which scales the spread of scores; logit_mean: it is added to all scaled scores; resonance:
+#: amplitude of a wave along the head that Q and K share, in phase, or out of phase if it is negative; channels: one
+#: channel of K times it; tokens: one key of 64 times it; sinks, late: it is added to the scaled scores of the first
+#: keys, or of one key at 7/8 of the keys (the V of sinks is 0, as it nearly is in models); values: V times it; equal:
+#: all keys equal the first; zero: Q is 0; tail: keys left out at the end; padding: NaN in keys that no query sees;
 #: scale: all inputs times it.
 ASPECTS: Mapping[str, Aspect] = MappingProxyType(
     {
@@ -106,10 +107,10 @@ ASPECTS: Mapping[str, Aspect] = MappingProxyType(
 )
 #: The aspect that multiplies all inputs, by kind of subject.
 AMPLITUDE: Mapping[str, str] = MappingProxyType({"attention": "logit_std", "plain": "scale"})
-#: Aspects of judged calls alone, which no search tries: no input of a kernel of plain tensors is above 0, and a number
+#: Aspects of judged calls only, which no search tries: no input of a kernel of plain tensors is above 0, and a number
 #: is added to all inputs.
 NEGATIVE, MOVED = "negative", "moved"
-#: Aspects by a name for several.
+#: Aspects by the name of a group.
 GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "outliers": ("channels", "tokens", "sinks", "late"),
@@ -120,7 +121,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def bounded(text: str) -> tuple[Aspect, ...]:
-    """Return the aspects of ``NAME``, ``NAME=LOW:HIGH`` or ``NAME=A,B,C``; raise `SpecError` for another text."""
+    """Return the aspects of ``NAME``, ``NAME=LOW:HIGH`` or ``NAME=A,B,C``; raise `SpecError` for any other text."""
     name, equals, values = text.partition("=")
     if name not in (known := (*ASPECTS, *GROUPS)):
         raise SpecError(f"--over {text}: unknown aspect{choices(name, known)}")
@@ -150,7 +151,8 @@ def bounded(text: str) -> tuple[Aspect, ...]:
 def aspects_of(over: Sequence[str], kind: str, *, has_tail: bool) -> tuple[Aspect, ...]:
     """Return the aspects that are named, or all that inputs of a call have.
 
-    Raises `SpecError` for an aspect that the inputs do not have, unless a group names it, and for one named twice.
+    Raises `SpecError` for an aspect that the inputs do not have, unless a group names it, and for an aspect that is
+    named twice.
     """
     able = {"", kind, *(("tail",) if has_tail else ())}
     named = [(a, text) for text in over or ("all",) for a in bounded(text)]
@@ -176,7 +178,7 @@ def stressed(base: HeadSource, subject: Subject, point: Point, seed: int) -> Hea
     """
     problem = subject.attention
     change = _of_tensors if problem is None else partial(_of_attention, problem)
-    # Rows of a kernel may share one row of an input: their values stay equal.
+    # Rows of a kernel may share one row of an input: their values remain equal.
     shared = [t.name for t in subject.plain.values() if t.shared_rows > 1]
 
     @cache
@@ -217,7 +219,7 @@ def _of_attention(
     raised = {"sinks": (-1, slice(0, SINKS)), "late": (-2, slice(int(LATE * len(x)), int(LATE * len(x)) + 1))}
     for aspect, (column, keys) in raised.items():
         if gap := point.get(aspect):
-            part = math.sqrt(abs(gap) / problem.scale)  # of Q and of K, so that both stay small
+            part = math.sqrt(abs(gap) / problem.scale)  # in Q and in K, so that both stay small
             x[:, column] = part if name == "q" else 0.0
             if name == "k":
                 x[keys, column] = math.copysign(part, gap)

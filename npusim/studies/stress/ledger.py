@@ -49,7 +49,7 @@ class Ledger:
     def __init__(self, allowed: float) -> None:
         self.allowed = allowed
         self.entries: dict[tuple[str, str, int], Entry] = {}
-        #: The first value that is off: step, place, and both values in words.
+        #: The first value with an error: step, place, and both values in words.
         self.first = ""
 
     def __call__(self, moment: Moment) -> None:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from npusim.program.numerics.executor import HeadSource, Moment
 
-#: Sizes are counted by powers of two between these; smaller ones and 0 with the first power, larger ones with the last.
+#: Sizes are counted by powers of two between these limits; smaller sizes and 0 count in the first power, larger ones in
+#: the last.
 LOWEST, HIGHEST = -8, 24
 
 
@@ -44,7 +45,7 @@ class ScoreSizes:
 
 @dataclass(slots=True)
 class ScoreCounter:
-    """Observer that counts scores by size where the program first stores them: a product, or its conversion."""
+    """Observer that counts scores by size where the program first stores them: as a product, or as its conversion."""
 
     fmt: str = ""
     counts: NDArray[np.int64] = field(default_factory=lambda: _sizes(np.zeros(0)))
@@ -55,7 +56,7 @@ class ScoreCounter:
         step = moment.step
         if moment.role != "score" or step.opcode not in (Opcode.MATMUL, Opcode.CAST):
             return
-        if step.attributes.accumulate:  # the sum so far was counted before
+        if step.attributes.accumulate:  # the earlier sum was counted before
             self.counts -= self._last
         self.fmt, self._last = step.dst.fmt, _sizes(widen(moment.result).astype(np.float64))
         self.counts += self._last

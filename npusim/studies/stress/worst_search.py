@@ -45,26 +45,27 @@ if TYPE_CHECKING:
     from npusim.simulation.plan import Plan
     from npusim.studies.workers.tasks import Executor
 
-#: Accuracy is lost above so many times the error on calm inputs: errors of correct kernels reach 1.1 times it
-#: (measured: `reports/stress`).
+#: Accuracy is lost if the error is above this multiple of the error on calm inputs: errors of correct kernels reach 1.1
+#: times it (measured: `reports/stress`).
 FACTOR = 2.0
-#: Accuracy is lost above so many steps of the coarsest format too, whatever the error on calm inputs.
+#: Accuracy is also lost if the error is above this number of steps of the coarsest format, whatever the error on calm
+#: inputs is.
 STEPS = 4
-#: Calm inputs: normal numbers, scores with this standard deviation, at most so many keys, no mask.
+#: Calm inputs: normal numbers, scores with this standard deviation, at most this number of keys, no mask.
 CALM, CALM_KEYS = {"logit_std": 0.5}, 256
-#: Aspects whose worst values are tried in pairs, and points tried about the worst one.
+#: Number of aspects whose worst values are tried in pairs, and number of points that are tried near the worst one.
 JOINED, AROUND = 4, 16
 #: Powers of two by which inputs grow, or shrink, for the margin.
 GROWN, SHRUNK = 6, 4
-#: Amplitudes beyond the default bounds, where finite outputs are required: each factor is the square of the last.
+#: Amplitudes beyond the default bounds if finite outputs are required: each factor is the square of the previous one.
 GROWTH = (2.0, *(2.0**2**n for n in range(1, 8)))
-#: Shares of the budget that are spent when the search for the worst input, and when all else, ends.
+#: Shares of the budget that are spent when the search for the worst input ends, and when everything else ends.
 SEARCHED, ENDED = 0.55, 0.95
 
 
 @dataclass(frozen=True)
 class PointError:
-    """Error of a schedule at one point: relative to float64, None where an output is NaN or Inf.
+    """Error of a schedule at one point, relative to float64; None if an output is NaN or Inf.
 
     ``is_beyond``: an exact output exceeds the output's format, so that every schedule has Inf there.
     """
@@ -85,7 +86,7 @@ class PointError:
 
 @dataclass(eq=False)
 class StressedRun:
-    """Computes the error of a request at points of a search; a pickle of it has the request alone."""
+    """Computes the error of a request at points of a search; its pickle contains only the request."""
 
     request: Request
     _tails: dict[int, tuple[Plan, TileProgram]] = field(default_factory=dict, init=False)
@@ -104,7 +105,7 @@ class StressedRun:
 
     @cached_property
     def base(self) -> tuple[Plan, TileProgram]:
-        """The plan and the program of the request, as a run has them."""
+        """The plan and the program of the request, as in a run."""
         plan, program = program_of(plan_of(self.request, is_bare=True))
         if "o" not in program.tensors:
             raise SpecError(f"stress: schedule {self.request.schedule} has no output to compare with float64")
@@ -156,7 +157,7 @@ class StressedRun:
         results: dict[str, Any] = {"exact": {} if exact is None else exact, "exact_results": {}}  # on these inputs
         plan = replace(plan, sources={subject: self.source(plan, subject, point)}, **results)
         p = subject.attention
-        if rows == "sample" and p is not None and not p.lengths:  # where a block has fewer, too
+        if rows == "sample" and p is not None and not p.lengths:  # also if a block has fewer
             rows = range(max(0, p.seq_q - SAMPLE_ROWS), p.seq_q)
         return bits_of(plan, program, rows=rows, heads=self.heads(subject), **how)
 
@@ -187,7 +188,7 @@ class StressedRun:
         return subject.read_heads(chosen_heads(subject.output, self.heads(subject)))
 
     def room(self, point: Point) -> Literal["more", "last", "none"]:
-        """Return whether amplitudes may grow beyond those of a point, or must end there or earlier.
+        """Return whether amplitudes may grow beyond those of a point; otherwise they must end there or earlier.
 
         They end where an input reaches the largest number of its format, and before the sum of an input's squares
         exceeds float32, the widest format in which matrix units add.
@@ -236,7 +237,8 @@ class Stress:
     choices : mapping of str to float
         Errors on the worst input with the choices that are within the limit, else with the nearest choice.
     rounding : str
-        If ``first`` is empty, the first choice of precision within the limit: roundings accumulate with all others.
+        If ``first`` is empty: the first choice of precision that is within the limit, because all roundings together
+        cause the error.
     outcomes, beyond : tuple of PointError
         Tested points within the default bounds, and beyond these; ``worst`` is a point beyond them only if it is not
         finite.
@@ -253,7 +255,7 @@ class Stress:
     scores : ScoreSizes or None
         Sizes of the scores on the worst input, of QK^T and as the schedule stores them; None without such products.
     name, schedule, device, precision, tile, seed
-        The run.
+        The names and the seed of the run.
 
     Examples
     --------
@@ -351,7 +353,7 @@ class _Search:
     budget_s: float
     progress: Callable[[int, int], None] | None
     outcomes: list[PointError] = field(default_factory=list)
-    #: Outcomes beyond the default bounds: these count if they are not finite, while their errors do not count.
+    #: Outcomes beyond the default bounds; they count only if they are not finite.
     beyond: list[PointError] = field(default_factory=list)
     is_whole: bool = True
 

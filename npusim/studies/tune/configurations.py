@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from npusim.kernels.triton.launch import Launch
     from npusim.simulation.request import Request
 
-#: Options of a configuration beside constexprs: tiling fields, by Triton's name.
+#: Options of a configuration other than constexprs: tiling fields, by Triton's name.
 OPTIONS: Mapping[str, str] = MappingProxyType({"num_warps": "warps", "num_stages": "stages"})
 _NAMES: Mapping[str, str] = MappingProxyType({field: name for name, field in OPTIONS.items()})
 

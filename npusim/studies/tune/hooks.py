@@ -2,7 +2,7 @@
 
 Triton's ``Autotuner.run`` (3.6 to 3.9) sets ``nargs`` (positional arguments by name) and, for a new key, calls
 ``early_config_prune(configs, nargs, **kwargs)`` with the launch's grid and constexprs, then ``perf_model`` with the
-same and a configuration's values.  Neither gets the kernel.
+same arguments and a configuration's values.  Neither receives the kernel.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from npusim.studies.tune.prediction import Configuration, kept, predict_all
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-#: A call by what a prediction depends on.
+#: A call, described by the properties on which a prediction depends.
 Call = tuple[Any, ...]
 
 
@@ -45,10 +45,11 @@ class Pruner:
     hw
         A device of `npusim hw list`; None: the GPU that torch sees.
     top
-        Number of remaining configurations, those with the smallest predicted times, at least 1; a single one is not
+        Number of remaining configurations, which have the smallest predicted times, at least 1; a single one is not
         measured.
     bits
-        ``any``, or ``same``: all remaining ones give the same bits for finite inputs, proved from the structure.
+        ``any``, or ``same``: all remaining configurations give the same bits for finite inputs, which is proved from
+        the structure.
 
     Raises `SpecError` for other values.
 
@@ -86,7 +87,7 @@ class Pruner:
             self._warn(f"no configuration is removed: {one_line(error)}")
             return list(configs)
         if self._unmeasured and vars(tuner).get("_bench") is self._unmeasured:
-            del tuner._bench  # left by an earlier key, which was not measured
+            del tuner._bench  # left over from an earlier key, which was not measured
         if len(left) == 1 and hasattr(tuner, "_bench") and measures_the_only():
             # A single configuration is not measured: the function that the autotuner calls for its time answers once.
             self._unmeasured = tuner._bench = lambda *_, **__: vars(tuner).pop("_bench") and [0.0, 0.0, 0.0]
@@ -145,7 +146,7 @@ class Pruner:
 
 
 def _device_name() -> str:
-    """Return the device file that has this process's GPU; raise `SpecError` where none has."""
+    """Return the device file for this process's GPU; raise `SpecError` if there is none."""
     from npusim.config.load import list_devices
 
     torch = sys.modules.get("torch")
@@ -163,7 +164,7 @@ def _device_name() -> str:
 def _configuration(
     kernel: Any, config: Any, named: dict[str, Any], rest: dict[str, Any], hw: str
 ) -> Configuration | str:
-    """Return a live call with one configuration as the request of a launch, or the reason why no text states the
+    """Return a live call with one configuration as the request of a launch, or the reason why no text can state the
     call.
     """
     values = {**named, **rest, **config.all_kwargs()}
@@ -190,7 +191,7 @@ def _compile(listed: Sequence[Configuration]) -> None:
     def made(configuration: Configuration) -> None:
         request, tiling = configuration.request, dict(configuration.request.tiling or {})
         options = {name: int(str(tiling[field])) for name, field in OPTIONS.items()}
-        with suppress(NpusimError):  # said where it is predicted
+        with suppress(NpusimError):  # reported when it is predicted
             architecture = architecture_of(request.machine())
             compiled_launch(*launch_and_names(request.schedule, request.problem), options, architecture)
 
@@ -207,7 +208,7 @@ def _described(value: Any) -> Any:
 
 
 def _written(name: str, value: Any) -> str:
-    """Return an argument of a live call in the text of a launch; raise `SpecError` for one that no text states."""
+    """Return an argument of a live call in the text of a launch; raise `SpecError` if no text can state it."""
     if not hasattr(value, "stride"):
         return repr(value)
     shape, fmt, strides = list(value.shape), str(value.dtype).removeprefix("torch."), tuple(value.stride())
@@ -221,9 +222,10 @@ def _written(name: str, value: Any) -> str:
 
 
 def perf_model(hw: str | None = None) -> Callable[..., float]:
-    """Return a ``perf_model`` for ``prune_configs_by={"perf_model": ..., "top_k": ...}``: predicted us of the cores.
+    """Return a ``perf_model`` for ``prune_configs_by={"perf_model": ..., "top_k": ...}``: predicted time of the cores
+    in us.
 
-    ``hw`` as of `Pruner`.  A configuration that is not predicted has 0.0, so that it is measured.
+    ``hw`` as in `Pruner`.  A configuration that is not predicted has 0.0, so that it is measured.
     """
     return Pruner(hw).perf_model
 

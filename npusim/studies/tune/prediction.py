@@ -22,8 +22,8 @@ Fields = Mapping[str, object]
 
 @dataclass(frozen=True)
 class Configuration:
-    """Values of fields, and the request whose run has them; ``decorator``: the same as a ``triton.Config``, of a
-    TileLang kernel as the mapping that its autotuner has, if it is one.
+    """Values of fields, and the request whose run has them; ``decorator``: the same as a ``triton.Config``, or for a
+    TileLang kernel as its autotuner's mapping.
     """
 
     fields: Fields
@@ -36,7 +36,9 @@ class Configuration:
 
 
 def predict(configuration: Configuration) -> Prediction:
-    """Return the prediction of one configuration; one that cannot be read, compiled or placed has a reason, no time."""
+    """Return the prediction of one configuration; one that cannot be read, compiled or placed has a reason instead of a
+    time.
+    """
     try:
         plan, program = program_of(
             plan_of(replace(configuration.request, numerics=False), is_bare=True), is_hinted=False
@@ -59,7 +61,7 @@ def predict_all(
 
 
 def lettered(predictions: Sequence[Prediction], order: Iterable[int]) -> dict[int, str]:
-    """Return a letter for each class of bits in the order of ``order``; ``?`` where it is not known."""
+    """Return a letter for each class of bits in the order of ``order``; ``?`` if the class is not known."""
     letters: dict[str, str] = {}
     named = {}
     for i in order:
@@ -74,7 +76,7 @@ def _letter(number: int) -> str:
 
 def kept(predictions: Sequence[Prediction], bits: str, reference: int | None = None) -> list[int]:
     """Return the numbers of the configurations that ``bits`` selects, best first: ``any``; ``same``: the class of
-    ``reference``, else best's; else a letter of `lettered`.
+    ``reference``, or of the best one; or a letter of `lettered`.
 
     Raises `SpecError` for a letter that no class has.
     """

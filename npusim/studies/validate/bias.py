@@ -1,4 +1,6 @@
-"""Bias of an output: parts of its error that rounding makes cancel over rows, against those of correct kernels."""
+"""Bias of an output: parts of its error that rounding makes cancel over rows, compared with those of correct
+kernels.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,9 @@ if TYPE_CHECKING:
 
     Doubles = NDArray[np.float64]
 
-#: Standard errors of a bias that are allowed: over all outputs, and over one of many heads.
+#: Allowed bias in standard errors: over all outputs, and over one of many heads.
 ALL, EACH = 5.0, 7.0
-#: Rows below which there is no standard error: of all outputs, and of a head.
+#: Numbers of rows below which there is no standard error: of all outputs, and of a head.
 LEAST, LEAST_OF_HEAD = 16, 32
 
 
@@ -43,7 +45,7 @@ class BiasCheck:
     """The biases of correct kernels' rows, with which an output's are compared.
 
     ``exact``: float64 results by batch, head and first row; ``tilt``: their derivatives by the logarithm of the scale
-    of scores, None where they have no scale; ``finite``: outputs that are judged; ``drawn``: correct kernels' rows.
+    of scores, None where they have no scale; ``finite``: the judged outputs; ``drawn``: correct kernels' rows.
     """
 
     exact: Mapping[BlockRows, Doubles]
@@ -76,7 +78,9 @@ class BiasCheck:
 
     @cached_property
     def _groups(self) -> list[NDArray[np.bool_]]:
-        """Groups of rows that are compared together: all rows, and of several heads each with enough rows."""
+        """Groups of rows that are compared together: all rows, and if there are several heads, each head with enough
+        rows.
+        """
         each = [self._head == number for number in range(int(self._head.max()) + 1)]
         several = [rows for rows in each if rows.sum() >= LEAST_OF_HEAD] if len(each) > 1 else []
         return [np.ones(len(self._head), np.bool_), *several]

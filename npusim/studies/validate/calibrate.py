@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 #: Bases of constants that may be fitted: neither the vendor nor a direct measurement states them.
 UNCERTAIN = ("assumed", "derived", "fitted")
-#: Times of one request that differ by more are no noise.
+#: Times of one request that differ by more than this are not explained by noise.
 CONTRADICTION = 0.25
 FEWEST = 4
-#: Number of selections of constants, each about the values that the earlier ones were fitted to.
+#: Number of selections of constants, each around the values to which the earlier ones were fitted.
 ROUNDS = 2
-#: A constant in cycles, an integer, is fitted from this number of cycles on.
+#: Smallest number of cycles at which a constant in cycles, an integer, is fitted.
 FINE_CYCLES = 100
 
 
@@ -42,7 +42,7 @@ FINE_CYCLES = 100
 class Constant:
     """A fitted constant: its value before and after, and the ends of its 90 % interval.
 
-    ``with_it`` are the keys that these measurements cannot distinguish from it: all have changed by one factor.
+    ``with_it`` are the keys that these measurements cannot distinguish from it: all of them were changed by one factor.
     """
 
     key: str
@@ -55,7 +55,7 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class ClassErrors:
-    """Mean absolute errors of a class of cases: as the device was, fitted, and fitted without their group."""
+    """Mean absolute errors of a class of cases: with the original device, fitted, and fitted without their group."""
 
     name: str
     cases: int
@@ -123,7 +123,7 @@ def calibrate(
     """Fit a device's uncertain constants to the times of a file of measurements.
 
     ``hw``: the device, if it is not that of the cases; ``constants``: patterns of keys that may be fitted; a complete
-    key may name a measured constant, and where the cases belong to another device every pattern may: a number measured
+    key may name a measured constant, and so may every pattern if the cases belong to another device: a number measured
     on one chip is an assumption for another.  The fit chooses constants that reduce the error of left-out groups most
     and that the data can distinguish; times are simulated again, never interpolated.  Ranges count by their geometric
     middle.
@@ -156,7 +156,7 @@ class _Fit:
     ) -> None:
         self.base, self.name, self.progress = base, device, progress
         self.device = base.machine(device)
-        #: What was measured on one chip is assumed of another.
+        #: A number measured on one chip is an assumption for another.
         is_another = any(case.device not in (device, self.device.name) for case in cases)
         self.uncertain = (*UNCERTAIN, "measured") if is_another else UNCERTAIN
         cases = [case.model_copy(update={"device": device}) for case in cases]
@@ -175,7 +175,7 @@ class _Fit:
         self.measured = np.log([getattr(case.measured, name) for case, name in listed]).mean(axis=1)
         self.cases = [case for case, _ in listed]
         groups = [case.group or case.schedule for case in self.cases]
-        #: Cases that are left out together; each case alone where there is one group.
+        #: Cases that are left out together; each case alone if there is only one group.
         self.groups = groups if len(set(groups)) > 1 else [case.name for case in self.cases]
         self.texts = [f"{base.text(case)} {case.kind} {case.host_floor_us} {name}" for case, name in listed]
         self.asked = dict(zip(self.texts, listed, strict=True))
@@ -220,7 +220,7 @@ class _Fit:
         x, chosen, fitted = np.zeros(len(self.keys)), np.zeros((len(self.keys), 0)), None
         base, is_seen, is_whole = self.predict(x), np.full(len(x), True), True
         try:
-            for _ in range(ROUNDS):  # more constants are seen to matter once the first are right
+            for _ in range(ROUNDS):  # more constants have a visible effect after the first are right
                 jac = least_squares.jacobian(self.predict, x, is_seen)
                 is_seen = np.abs(jac).max(axis=0) >= least_squares.LEAST
                 wider = least_squares.choose(jac, self.predict(x) - self.measured - jac @ x, self.groups, chosen)
@@ -274,10 +274,11 @@ class _Fit:
         return str(round(value)) if key in self.whole else f"{value:.6g}"
 
     def predict(self, x: Array, numbers: Iterable[int] | None = None) -> Array:
-        """Return the logarithms of predicted times, of all measurements or some, from the logarithms of factors on
+        """Return the logarithms of predicted times, for all measurements or some, from the logarithms of factors on
         `keys`.
 
-        Infinite out of range.  A case whose time reads none of the changed constants is not simulated again.
+        The result is infinite out of range.  A case whose time reads none of the changed constants is not simulated
+        again.
         """
         changed = {
             k: self._written(k, self.values[k] * float(np.exp(v))) for k, v in zip(self.keys, x, strict=True) if v
@@ -309,10 +310,12 @@ class _Fit:
         return self.known[known]
 
     def _along(self, chosen: Array) -> least_squares.Predict:
-        """Return the same of logarithms of factors on bundles."""
+        """Return the same for logarithms of factors on bundles."""
         return lambda x: self.predict(chosen @ x)
 
 
 def _is_fine(key: str, fact: Quantity) -> bool:
-    """Return whether a number can be changed by some per cent: not a count, a size, or a small number of cycles."""
+    """Return whether a number can be changed by some per cent: it is not a count, a size, or a small number
+    of cycles.
+    """
     return not isinstance(fact, WholeQuantity) or (key.endswith("_cycles") and fact.value >= FINE_CYCLES)

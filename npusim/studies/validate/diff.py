@@ -46,13 +46,13 @@ if TYPE_CHECKING:
     from npusim.simulation.run_result import RunData
     from npusim.simulation.simulate import BuiltPlan
 
-#: Number of nearest single changes with which all others are tried in pairs, and the excess of equal outputs over
-#: chance that they need, in square roots of the number of outputs.
+#: Number of nearest single changes that are tried in pairs with all others, and the excess of equal outputs over chance
+#: that they need, in square roots of the number of outputs.
 NEAREST, CHANCE = 3, 4.0
-#: Share of the outputs that differ which a change makes equal at least, to be named as the nearest: one that explains
-#: nothing makes as many equal as unequal by chance, and the best of some hundred a few more.
+#: Smallest share of the differing outputs that a change must make equal to be named as the nearest: a change that
+#: explains nothing makes as many equal as unequal by chance, and the best of some hundred a few more.
 CLOSES = 0.5
-#: Formats that an intermediate may have, scales of an FP8 P, keys of a tile and splits that are tried.
+#: Tried formats of an intermediate, scales of an FP8 P, keys of a tile, and splits.
 FORMATS = ("float32", "float16", "bfloat16")
 SCALES = (1.0, 16.0, 256.0, 448.0)
 #: Numeric fields and their tried values: scales of P, and powers of two by which a maximum grows.
@@ -77,8 +77,8 @@ class Change:
 class Explanation:
     """Other values of stated choices, the number of outputs that are then equal, and the step of the difference.
 
-    ``of``: the number of compared outputs: all of them or, if those from the first difference's row to the end of its
-    block are not all equal, only these.
+    ``of``: the number of compared outputs: all of them, or only those from the first difference's row to the end of its
+    block if these are not all equal.
     """
 
     changes: tuple[Change, ...]
@@ -95,12 +95,12 @@ class Difference:
     """A kernel's output compared with predicted bits, on the computed rows.
 
     ``reading``: how tensors were read, if another layout is likelier (`Plan.reading`).  ``tile``: the fields of the
-    tile that were named or chosen.  ``first`` is the first element that differs (batch,
-    head, row, column), ``given`` and ``predicted`` its values.  ``blank``: rows of the output that are all NaN, in
-    words; ``problem`` is another problem that the kernel computes: no choice is tried then.  ``explained`` are the
-    changes that make every output equal, the simplest alone, and ``nearest`` the closest change where none does: the
-    arithmetic that the device's makers state, or another choice if it makes the share `CLOSES` of the differing outputs
-    equal; ``tried`` counts the changes.
+    tile that were named or chosen.  ``first`` is the first element that differs (batch, head, row, column), ``given``
+    and ``predicted`` its values.  ``blank``: rows of the output that are all NaN, in words; ``problem`` is another
+    problem that the kernel computes: no choice is tried then.  ``explained`` are the changes that make every output
+    equal, the simplest alone, and ``nearest`` the closest change where none does: the arithmetic that the device's
+    vendor states, or another choice if it makes the share `CLOSES` of the differing outputs equal; ``tried`` counts the
+    changes.
     """
 
     run: RunData
@@ -128,17 +128,17 @@ def diff(
 ) -> Difference:
     """Compare a kernel's output with the prediction of a request, and search for an explanation of the difference.
 
-    ``output`` is (batch, heads, seq_q, value head size), the first axis left out where it is 1, in the
-    run's output format or as unsigned bit patterns of its width; or a ``.npz`` or ``.safetensors`` with it under
-    ``o``, ``out`` or ``output``, or alone.  A key ``computed`` of such a file, (batch, heads, seq_q), states which rows
-    it has (not 0): these alone are compared, and all of them unless the request names rows or heads.  ``on_tried`` gets
-    the number of changes tried, and of all.
+    ``output`` is (batch, heads, seq_q, value head size), the first axis left out where it is 1, in the run's output
+    format or as unsigned bit patterns of its width; or a ``.npz`` or ``.safetensors`` file that contains it as ``o``,
+    ``out`` or ``output``, or as its only array.  A key ``computed`` of such a file, (batch, heads, seq_q), states which
+    rows it has (not 0): these alone are compared, and all of them unless the request names rows or heads.  ``on_tried``
+    gets the number of changes tried, and of all.
 
     Tiling fields that the request does not name are chosen, as `npusim.run` chooses them.
 
-    Raises `TensorError` if the file is not readable or has no output, that is of another shape or dtype, or it has none
-    of the requested rows; `SpecError` if the request is no attention, or is one of a node; `NpusimError` as
-    `npusim.run`.
+    Raises `TensorError` if the file is not readable or has no output, if the output is of another shape or dtype, or if
+    it has none of the requested rows; `SpecError` if the request is not an attention, or runs on a node; `NpusimError`
+    as `npusim.run`.
     """
     return comparison(output, request, on_tried).difference()
 
@@ -183,7 +183,7 @@ class HeldOutput:
 
     @property
     def tile(self) -> str:
-        """The fields of the run's tile that are named or may be chosen, as they are written."""
+        """The fields of the run's tile that are named or may be chosen, as a user writes them."""
         named = dict(self.request.tiling or {})
         names = open_fields(self.plan.schedule, self.plan.device) if self.plan.is_open else frozenset()
         words = {n: word_of(type(self.declared), n, x) for n, x in self.base.tiling if n in names or n in named}
@@ -214,7 +214,7 @@ class HeldOutput:
         return replace(found, explained=tuple(explained), nearest=nearest, tried=self.tried)
 
     def neighbour(self, place: Place, written: Mapping[BlockRows, NDArray[Any]]) -> Neighbour | None:
-        """Return another problem that the output computes from a place on; ``written``: the predicted rows."""
+        """Return another problem that the output computes from a row on; ``written``: the predicted rows."""
         schedule, problem = self.plan.schedule, self.subject.attention
         if problem is None or schedule.reference or schedule.sees or schedule.is_hooked:
             return None
@@ -226,7 +226,9 @@ class HeldOutput:
         return nearest_problem(*both, problem, self.source, place, partial(self._predicted, place))
 
     def _explain(self, place: Place, total: int) -> tuple[list[Explanation], Explanation | None]:
-        """Return the single changes that explain all, else the pairs that do, and the nearest where none does."""
+        """Return the single changes that explain all outputs, or the pairs that do, and the nearest change if none
+        does.
+        """
         base = self._compute(self.base.program, place)
         singles = alternatives(self.base)
         listed = [*((c,) for c in singles), *self._declared()]
@@ -254,7 +256,7 @@ class HeldOutput:
         return [], near
 
     def _predicted(self, place: Place, problem: Problem) -> NDArray[Any]:
-        """Return the schedule's rows from a place on for another problem; NaN where it does not compute that."""
+        """Return the schedule's rows from a row on for another problem; NaN if it does not compute that problem."""
         plan = replace(self.plan, problem=problem, is_open=False)
         try:
             return self._compute(program_of(plan, is_hinted=False)[1], place).rows[place.head]
@@ -262,20 +264,22 @@ class HeldOutput:
             return np.full((1, problem.output_cols), np.nan)
 
     def _declared(self) -> list[tuple[Change, ...]]:
-        """Return the fields that were chosen for the run, as declared: the tile of a published kernel, all together."""
+        """Return the fields that were chosen for the run, with their declared values: the tile of a published kernel as
+        a whole.
+        """
         kind, declared = type(self.declared), dict(self.declared)
         moved = [n for n, value in dict(self.request.tiling or {}).items() if declared[n] != value]
         return [tuple(Change("tiling", n, word_of(kind, n, declared[n])) for n in moved)] if moved else []
 
     def is_foreign(self, change: Change) -> bool:
-        """Return whether a change is to the matrix arithmetic of another maker's device."""
+        """Return whether a change is to the matrix arithmetic of another vendor's device."""
         makers = {name.partition(".")[0] for name in named_choices(self.base.program)[0]}
         return change.field == "arithmetic" and str(change.value).partition(".")[0] not in makers
 
     def _try(self, listed: Sequence[tuple[Change, ...]], place: Place, base: Computed) -> Iterator[Explanation]:
-        """Yield the results of changes on the block of the first difference; on all rows where that block is equal.
+        """Yield the results of changes on the block of the first difference; on all rows if that block is equal.
 
-        Their programs are not checked (`_holds`): a check is slower than the bits, and few are named.
+        Their programs are not checked (`_holds`): a check is slower than the bits, and few changes are reported.
         """
 
         def computed(changes: tuple[Change, ...]) -> tuple[BuiltPlan, Computed]:
@@ -308,7 +312,7 @@ class HeldOutput:
         return compute(program, place, self.source)
 
     def _probe(self, computed: Computed, place: Place) -> tuple[int, int]:
-        """Return how many outputs of the block from a row on are equal, and of how many."""
+        """Return the number of equal outputs in the block from a row on, and the number of compared ones."""
         return self.equal(self.given.cut({(place.batch, place.head, place.row): computed.rows[place.head]}))
 
     def rows(self, program: TileProgram) -> dict[BlockRows, NDArray[Any]]:
@@ -318,7 +322,7 @@ class HeldOutput:
         return rows_alone(program, self.source, rows, heads)
 
     def equal(self, written: Mapping[BlockRows, NDArray[Any]]) -> tuple[int, int]:
-        """Return how many outputs have the bits of some rows, and how many these are."""
+        """Return the number of outputs with the bits of some rows, and the number of compared ones."""
         given = self.given.beside(written)
         return sum(_count(x, given[at]) for at, x in written.items()), sum(x.size for x in written.values())
 

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from npusim.program.numerics.evaluate import BlockRows, Choice
     from npusim.simulation.evaluation import Subject
 
-#: Keys under which a file may have the output, and the key of the rows that it has.
+#: Keys under which a file may contain the output, and the key of the mask of its rows.
 KEYS, COMPUTED = ("o", "out", "output"), "computed"
 #: Advice on rows that are NaN.
 BLANK = "if the kernel did not compute them, name its rows with --rows and --heads"
-#: Spans of rows that a message names.
+#: Number of spans of rows that a message lists.
 SHOWN = 3
 
 
@@ -67,11 +67,11 @@ class GivenOutput:
         return parts
 
     def beside(self, blocks: Mapping[BlockRows, NDArray[Any]]) -> dict[BlockRows, NDArray[Any]]:
-        """Return the output's rows at the places of blocks of rows."""
+        """Return the output's rows at the positions of blocks of rows."""
         return {(n, h, row): self.values[n, h, row : row + len(b)] for (n, h, row), b in blocks.items()}
 
     def blank(self, predicted: Mapping[BlockRows, NDArray[Any]]) -> str:
-        """Return in words the rows that are all NaN where the prediction has numbers; empty where none is."""
+        """Return in words the rows that are all NaN where the prediction has numbers; empty if there are none."""
         given = self.beside(predicted)
         all_nan = {
             at: np.asarray(_is_nan(rows).all(axis=1) & ~_is_nan(predicted[at]).all(axis=1))
@@ -144,7 +144,7 @@ def _has(stated: NDArray[Any], shape: tuple[int, ...], where: str) -> NDArray[np
 
 
 def _in_format(values: NDArray[Any], fmt: str, where: str) -> NDArray[Any]:
-    """Return values in the run's format, from those or their bit patterns."""
+    """Return values in the run's format, from such values or their bit patterns."""
     dtype = get_format(fmt).dtype
     if values.dtype in (np.dtype(f"u{dtype.itemsize}"), np.dtype(f"V{dtype.itemsize}")):  # .npz has bfloat16 as V2
         return values.view(dtype)

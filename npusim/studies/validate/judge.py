@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from npusim.simulation.request import Request
 
 Rows = Mapping["BlockRows", "NDArray[Any]"]
-#: Choices that a correct kernel of the same precision may make otherwise: order and grouping of sums, where a factor
-#: rounds, the unit's arithmetic, order of keys, tiles and splits.  Formats are claimed, and none of these.
+#: Choices that a correct kernel of the same precision may make differently: order and grouping of sums, where a factor
+#: rounds, the unit's arithmetic, order of keys, tiles and splits.  Formats are claimed by the kernel, and are none of
+#: these choices.
 LEGAL = frozenset(
     (
         *("sum_order", "accumulate", "exponent", "multiply_add", "rounding", "arithmetic", "exp_variant"),
@@ -38,15 +39,16 @@ LEGAL = frozenset(
 )
 #: Exponentials that are as exact as float32.
 EXPONENTIALS = frozenset(("exp.correct", "exp2.correct", "exp2.exp2p", "exp2.hopper_ex2"))
-#: Number of drawn kernels, the share of its choices in which each differs, and the most attempts to draw one.
+#: Number of drawn kernels, the share of its choices in which each differs, and the largest number of attempts to draw
+#: one.
 DRAWN, SHARE, ATTEMPTS = 24, 0.5, 4
 #: An error is refused above this multiple of the quantile of the drawn kernels' errors.
 FACTOR, QUANTILE = 2.0, 0.99
 #: An error is also refused above this share of the error of zeros, if correct kernels have large errors too.
 MOST = 0.5
-#: Share of the scale by which it is moved for its derivative.
+#: Share by which the scale is changed for its derivative.
 TILT = 2.0**-8
-#: Errors that `_errors` returns.
+#: Kinds of errors that `_errors` returns.
 MEASURES = "the error of all outputs", "the largest error of a row", "the largest error of an output"
 
 
@@ -159,7 +161,7 @@ class Judge:
 
 
 def _tilt(held: HeldOutput, exact: Mapping[BlockRows, NDArray[np.float64]]) -> Rows | None:
-    """Return the derivatives of float64 rows by the logarithm of the scale of scores; None without one."""
+    """Return the derivatives of float64 rows by the logarithm of the scale of scores; None without a scale."""
     problem = cast("Problem", held.plan.problem)
     if "attention" not in held.plan.features:
         return None

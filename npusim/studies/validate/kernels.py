@@ -43,7 +43,8 @@ FAMILIES = MappingProxyType(
     }
 )
 CHIP = "h200"
-#: The recurrence's values that the file records after each block, in its order, and for how many rows.
+#: The recurrence's values that the file records after each block, in its order, and the number of rows for which it
+#: does.
 STATE = ("m_tile", "l_tile", "mean", "f", "m", "l", "e_old", "e_tile")
 STATE_ROWS = 16
 
@@ -63,9 +64,9 @@ class BitsReport:
 
 
 def check_bits(path: Path, only: str = "*") -> BitsReport:
-    """Return how many outputs of a file of matrix units' vectors, or of complete kernels, are equal; ``only``: a glob.
+    """Return the number of equal outputs in a file of matrix units' vectors, or of complete kernels; ``only``: a glob.
 
-    Raises `TensorError` as `load_vectors` and `check_kernels`, `SpecError` where ``only`` selects nothing.
+    Raises `TensorError` as `load_vectors` and `check_kernels`, `SpecError` if ``only`` selects nothing.
     """
     keys = read_tensors(path)
     is_of_kernels = any(key.endswith("/o") for key in keys)
@@ -147,7 +148,7 @@ def _options(family: str, archive: Mapping[str, Any], name: str) -> tuple[dict[s
 def _state_recorder(states: dict[tuple[int, int], Any]) -> Callable[[Moment], None]:
     """Return an observer that stores the recurrence's row vectors of each head's first rows.
 
-    They are the values of their names at the beginning of a tile's update.
+    They are the values of these names at the beginning of a tile's update.
     """
     current: dict[str, Any] = {}
 

@@ -1,8 +1,8 @@
 """Constants fitted to times: those that the data can distinguish, their values and intervals, and left-out cases.
 
-Everything is in logarithms: ``x`` are the logarithms of factors on constants, a residual is the logarithm of predicted
-over measured.  Nothing here depends on a device: predictions are a function of ``x``.  A bundle has a number for each
-constant: 1 or -1 for those that change together (-1 for a change in the other direction), 0 for all others.
+All quantities are logarithms: ``x`` are the logarithms of factors on constants, a residual is the logarithm of
+predicted over measured.  Nothing here depends on a device: predictions are a function of ``x``.  A bundle has a number
+for each constant: 1 or -1 for those that change together (-1 for a change in the other direction), 0 for all others.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
 #: Returns the logarithm of the predicted time of each measurement, from the logarithm of each constant's factor.
 Predict = Callable[["Array"], "Array"]
 
-#: Steps of finite differences, as factors on a constant; the second is the step with which a fit begins.
+#: Steps of finite differences, as factors on a constant; a fit begins with the second one.
 STEP, COARSE = 1.05, 1.2
-#: A constant is not fitted where d ln t / d ln x is below this share for every time t.
+#: A constant is not fitted if d ln t / d ln x is below this share for every time t.
 LEAST = 0.02
-#: Cosine of two constants' columns of the Jacobian from which data of this kind do not distinguish them.
+#: Cosine of two constants' columns of the Jacobian above which such data do not distinguish them.
 ALIKE = 0.98
 #: Largest ratio of singular values of the chosen columns, each of length 1.
 CONDITION = 30.0
-#: Largest factor by which a constant may rise or fall; the logarithm of predicted over measured where there is no
+#: Largest factor by which a constant may rise or fall; the logarithm of predicted over measured if there is no
 #: prediction.
 BOUND, FAR = 3.0, 5.0
 #: Relative distance from a bound within which a value counts as at the bound.
 ALMOST = 1e-3
-#: Most predictions of a descent, besides the predictions for slopes.
+#: Largest number of predictions of a descent, in addition to the predictions for slopes.
 MOST_TRIALS = 25
-#: Constants fitted at most; measurements that each needs; by how many measurements' mean error one more lessens the sum
-#: at least (Akaike: chance alone gives one).
+#: Largest number of fitted constants; the number of measurements that each needs; and how much an additional constant
+#: must reduce the sum, in mean errors of a measurement (Akaike: chance alone gives one).
 MOST, EACH, GAIN = 8, 3, 2.0
 #: Coverage of an interval.
 COVERAGE = 0.90
@@ -61,7 +61,7 @@ class Fitted:
 def jacobian(predict: Predict, x: Array, which: NDArray[np.bool_], factor: float = STEP) -> Array:
     """Return d ln t / d ln constant at ``x``, (measurements, constants), 0 except for ``which``: one prediction each.
 
-    ``factor``: on each constant, that of the finite difference.
+    ``factor``: the factor on each constant for the finite difference.
     """
     base, steps = predict(x), np.log(factor) * np.eye(len(x))
     slopes = np.zeros((len(x), len(base)))
@@ -70,9 +70,9 @@ def jacobian(predict: Predict, x: Array, which: NDArray[np.bool_], factor: float
 
 
 def bundles(jac: Array) -> Array:
-    """Return the bundles of constants that move any time, the strongest first, (constants, bundles).
+    """Return the bundles of constants that change any time, the strongest first, (constants, bundles).
 
-    A bundle contains constants that no data distinguishes.
+    A bundle contains constants that no measurement distinguishes.
     """
     strength = np.abs(jac).max(axis=0, initial=0.0)
     unit = jac / np.maximum(np.linalg.norm(jac, axis=0), TINY)
@@ -115,8 +115,8 @@ def choose(jac: Array, residuals: Array, groups: Sequence[object], chosen: Array
     """Return the bundles to fit: ``chosen``, and one after the other the bundle that reduces the left-out error most.
 
     ``residuals``: at x = 0, to first order.  No bundle is chosen that makes the columns hard to distinguish (by their
-    singular values), reduces little, or has its best value outside the bounds: it would replace another bundle, and
-    seem stable for all left-out cases because the bound fixes it.
+    singular values), reduces the error little, or has its best value outside the bounds: it would replace another
+    bundle, and seem stable for all left-out cases because the bound fixes it.
     """
 
     def is_inside(listed: Array) -> bool:
@@ -146,8 +146,9 @@ def condition(jac: Array) -> float:
 def fit(predict: Predict, measured: Array, start: Array, step: float = STEP) -> Fitted:
     """Return the least squares of ``predict(x) - measured``, by scipy's trust regions.
 
-    ``measured``: logarithms; ``step``: the factor of the slopes at the start, which are learnt from then on (Broyden),
-    and of the returned ones: rounded to integers, small changes of cycles would spoil the derivatives.
+    ``measured``: logarithms; ``step``: the factor for the slopes at the start, which are updated from then on
+    (Broyden), and for the returned ones: since cycles are rounded to integers, small changes would falsify the
+    derivatives.
 
     Raises `SpecError` if there are not more measurements than constants.
     """
@@ -179,7 +180,7 @@ def fit(predict: Predict, measured: Array, start: Array, step: float = STEP) -> 
 def intervals(fitted: Fitted) -> Array:
     """Return the ends of each constant's interval, (constants, 2).
 
-    It covers `COVERAGE` where errors are independent and of one width, and times near to linear within it.
+    It covers `COVERAGE` if errors are independent and have one width, and times are nearly linear within it.
     """
     free = len(fitted.fun) - len(fitted.x)
     variances = np.diag(np.linalg.pinv(fitted.jac.T @ fitted.jac)) * 2 * fitted.cost / free

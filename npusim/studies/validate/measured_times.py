@@ -48,7 +48,7 @@ THOUSAND = (400.0, 2500.0)
 TINY = 1e-9
 #: The part of a node's time with which a measured quantity is compared.
 NODE_PARTS = MappingProxyType({f"{part}_us": f"{part}_s" for part in ("compute", "attention", "linear", "allreduce")})
-#: Measured quantities that are sums of a node's operations, with the parts of these.
+#: Measured quantities that are sums of a node's operations, with the parts of each sum.
 RAN_PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"upload_us": ("upload",), "gpu_us": ("attention",), "cpu_us": ("cpu",), "off_upload_us": ("offload", "return")}
 )
@@ -168,7 +168,7 @@ class TimesReport:
 
 
 def median_error(residuals: Sequence[Residual]) -> float:
-    """Return the median of absolute relative errors; 0 of none."""
+    """Return the median of absolute relative errors; 0 if there are none."""
     return median(abs(r.relative_error) for r in residuals) if residuals else 0.0
 
 
@@ -189,8 +189,8 @@ def validate_times(
     of all.
 
     Raises `SpecError` if the file is wrong, ``only`` selects nothing, or no selected case can be predicted: its
-    schedule, device or tiling does not exist, its device has no timing model.  Where only some cannot, the report has
-    the others and each reason once; no case is skipped without a reason.
+    schedule, device or tiling does not exist, its device has no timing model.  If only some cannot, the report has the
+    others and each reason once; no case is skipped without a reason.
     """
     file = load_measurements(path)
     texts = {c.name: (c.name, c.schedule, c.device) for c in file.cases}
@@ -293,7 +293,8 @@ class Predictor:
         return f"{self.folder / path}{colon}{name}"
 
     def retimed(self, changes: Mapping[str, object]) -> Predictor:
-        """Return these runs with changed numbers: programs stay, their times are simulated again on request.
+        """Return these runs with changed numbers: programs are unchanged, and their times are simulated again on
+        request.
 
         For numbers that price operations; a number that changes the program (a capacity, a count of cores) needs a
         separate `Predictor`.
@@ -339,7 +340,7 @@ class Predictor:
         raise SpecError(f"case {case.name}: npusim does not predict {quantity} for schedule {case.schedule}")
 
     def latency_us(self, case: MeasurementCase) -> float:
-        """Return a case's latency as it was measured: of its kind of timing, with the host's floor."""
+        """Return a case's latency in the measured form: of its kind of timing, with the host's floor."""
         timing = self.timing(case)
         times, floor = timing.times_s, case.host_floor_us
         if case.kind not in times:
@@ -364,7 +365,7 @@ class Predictor:
         return self.latency_us(case) > (device + timing.stream_s * MICROSECONDS) * (1 + TINY)
 
     def timing(self, case: MeasurementCase) -> TimingResult | NodeTiming:
-        """Return the time of a case's run; raise `SpecError` where its device has none."""
+        """Return the time of a case's run; raise `SpecError` if its device has none."""
         timing = self.result(case).timing
         if timing is None:
             raise SpecError(f"case {case.name}: {case.device} has no timing model")
@@ -379,7 +380,7 @@ class Predictor:
         return f"{board} {case.schedule} {launch} {case.precision} {chosen} {case.workload!r} {case.start}"
 
     def tile(self, case: MeasurementCase) -> str:
-        """Return the fields of the tile that a case's attention takes where it leaves them open or names none."""
+        """Return the fields of the tile that a case's attention uses, if the case leaves them open or names none."""
         plan, run = self.plan(case), self.result(case)
         if (case.tiling and not plan.is_open) or "attention" not in run.problem.features or plan.machine.node:
             return ""
@@ -423,7 +424,8 @@ class Predictor:
         )
         if case.is_open:
             return plan_of(request)
-        # The tile of a measured kernel is its author's: fields that are not stated are as declared, not the fastest.
+        # The tile of a measured kernel is its author's: fields that are not stated have their declared values, not the
+        # fastest ones.
         if case.tiling:
             schedule, device, _ = target_of(request, has_bits=False)
             named = schedule.tiled(_tiling(case)), schedule.precision(request.precision)
@@ -464,6 +466,6 @@ def kendall_tau(pairs: list[tuple[float, float]]) -> float:
 
 
 def regret(pairs: list[tuple[float, float]]) -> float:
-    """Return the measured time of the predicted best over the measured best, less 1."""
+    """Return the measured time of the predicted best relative to the measured best, minus 1."""
     chosen = min(pairs, key=lambda p: p[1])[0]
     return chosen / min(p[0] for p in pairs) - 1

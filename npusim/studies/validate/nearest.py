@@ -1,4 +1,6 @@
-"""Measured cases nearest to a run, and the errors of their predictions: shown with a prediction, never mixed in."""
+"""Measured cases nearest to a run, and the errors of their predictions: shown next to a prediction, never mixed into
+it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from npusim.config.cases import MeasurementCase
     from npusim.simulation.run_result import RunData
 
-#: Distance of another value of a field of the tiling, or of a mask: that of a doubled size.
+#: Distance between two values of a field of the tiling, or of a mask: the distance of a doubled size.
 OTHER = 1.0
 SHOWN = 3
 
@@ -55,7 +57,7 @@ def nearest(run: RunData, path: Path, method: str = "auto") -> tuple[MeasuredNei
 
 
 def _differences(run: RunData, who: Predictor, case: MeasurementCase) -> tuple[float, str]:
-    """Return how far a case's sizes are from a run's, as a number of doublings, and the differences in words."""
+    """Return the distance between a case's sizes and a run's, in doublings, and the differences in words."""
     plan = who.plan(case)
     tiling = plan.tiling.model_copy(update=choose_tile(plan).fields)
     words, distance = [], 0.0

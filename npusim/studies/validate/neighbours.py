@@ -1,4 +1,4 @@
-"""Problems next to the requested one, one of which a kernel may compute instead: distinguished in float64."""
+"""Problems next to the requested one, which a kernel may compute by mistake: distinguished in float64."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
     Rows = NDArray[Any]
 
-#: Rows that are compared, fewer where they have many keys, and the share of the distance that a neighbour's is at most:
-#: rounding, which has nothing to do with the difference of two problems, makes none as much nearer.
+#: Number of compared rows, fewer if they have many keys, and the largest share of the distance that a neighbour may
+#: have: rounding, which does not depend on the difference of two problems, brings none so much nearer.
 ROWS, SCORES, NEARER = 64, 1 << 19, 0.75
 #: A neighbour counts if its error is at most this multiple of the schedule's error on the neighbour's problem.
 ROUNDING = 4.0
-#: Features besides scale and mask that a kernel may leave out: visible keys, and functions of scores.
+#: Features other than scale and mask that a kernel may omit: visible keys, and functions of scores.
 SEEN = ("window", "sinks", "prefix", "chunk", "documents")
 SCORED = ("softcap", "alibi", "bias", "sink_logits")
-#: A soft-cap of a kernel is searched among powers of two times the largest score, then between two of these.
+#: A kernel's soft-cap is searched among powers of two times the largest score, then between two of these.
 CAPS, REFINED = range(-6, 7), 24
 
 
@@ -48,7 +48,7 @@ class Neighbour:
 
 
 class _Candidate(NamedTuple):
-    """Another problem for a head: its name, the KV head, and how often scores are capped."""
+    """Another problem for a head: its name, the KV head, and the number of times that scores are capped."""
 
     change: str
     problem: Problem
@@ -59,10 +59,10 @@ class _Candidate(NamedTuple):
 def nearest_problem(
     out: Rows, predicted: Rows, problem: Problem, source: HeadSource, place: Place, predict: Callable[[Problem], Rows]
 ) -> Neighbour | None:
-    """Return the neighbour that a kernel computes, judged by its rows (rows, dv) from a place; None if there is none.
+    """Return the neighbour that a kernel computes, judged by its rows (rows, dv) from a row on; None if there is none.
 
     ``predicted``: the same rows of the schedule; ``predict`` returns the schedule's rows of another problem, from
-    ``place`` on.  The nearest neighbour is one where the distance is no more than rounding.
+    ``place`` on.  The nearest neighbour counts if its distance is no more than rounding.
     """
     if not _wide(out).any() and _wide(predicted).any():
         return Neighbour("zeros", 0.0, 1.0)
@@ -88,7 +88,7 @@ def _wide(x: Rows) -> NDArray[np.float64]:
 
 
 class _Rows:
-    """Rows (rows, dv) of a kernel or of the schedule from a place on, and the inputs of the problem."""
+    """Rows (rows, dv) of a kernel or of the schedule from a row on, and the inputs of the problem."""
 
     def __init__(self, rows: NDArray[np.float64], problem: Problem, source: HeadSource, place: Place) -> None:
         self.problem, self.source, self.place = problem, source, place
@@ -101,7 +101,7 @@ class _Rows:
         return _Rows(rows, self.problem, self.source, self.place)
 
     def error(self, one: _Candidate) -> float:
-        """Return the relative RMSE against a problem in float64; Inf where there is none."""
+        """Return the relative RMSE against a problem in float64; Inf if there is none."""
         k, v = self._keys(one.kv_head)
         with np.errstate(invalid="ignore"):
             if one.softcaps > 1:
@@ -110,10 +110,10 @@ class _Rows:
             return self._distance(attention(self.q, k, v, one.problem, self.place.row, self.place.head))
 
     def capped(self, error: float) -> tuple[float, _Candidate] | None:
-        """Return a soft-cap that leaves less than an error, and the error that it leaves; None if none does.
+        """Return a soft-cap with an error below the given one, and its error; None if there is none.
 
-        The distance from the output with a cap grows to both sides of the kernel's cap: the best of `CAPS` is refined
-        by sections, and the cap is the shortest number that is as near.
+        The distance from the output with a cap grows on both sides of the kernel's cap: the best of `CAPS` is refined
+        by sections, and the result is the shortest number that is as near.
         """
         plain = self.problem.model_copy(update={"softcap": None})
         k, v = self._keys(self.kv_head)
@@ -125,7 +125,7 @@ class _Rows:
 
         largest = float(np.abs(scores, where=np.isfinite(scores), out=np.zeros_like(scores)).max(initial=0.0))
         if not largest or self.problem.alibi or self.problem.bias or self.problem.sink_logits:
-            return None  # features that apply after a soft-cap, or beside it
+            return None  # features that apply after a soft-cap, or together with it
         caps = [largest * 2.0**n for n in CAPS]
         best = min(range(1, len(caps) - 1), key=lambda n: left(caps[n]))
         if left(caps[best]) >= error:
@@ -149,7 +149,7 @@ class _Rows:
         return float(np.linalg.norm(self.rows[seen] - exact[seen])) / norm if norm else np.inf
 
     def neighbours(self) -> Iterator[_Candidate]:
-        """Yield kernels with another mask, a step left out or applied twice, other heads of K and V, or no scores."""
+        """Yield kernels with another mask, a step omitted or applied twice, other heads of K and V, or no scores."""
         p, kv_head = self.problem, self.kv_head
         usual = {name: type(p).model_fields[name].default for name in (*SEEN, *SCORED)}
         left_out = {name: value for name, value in usual.items() if getattr(p, name) != value}
@@ -171,7 +171,7 @@ class _Rows:
 
 
 def _capped(scores: NDArray[np.float64], cap: float) -> NDArray[np.float64]:
-    """Return ``cap tanh(s / cap)`` of scores, -Inf where they are."""
+    """Return ``cap tanh(s / cap)`` of scores; scores of -Inf are unchanged."""
     return np.where(scores == -np.inf, scores, formats.tanh(scores / cap, "float64") * cap)
 
 
@@ -189,7 +189,7 @@ def _masks(p: Problem) -> Iterator[tuple[str, object]]:
         yield from (("window", (before, n)) for n in (after - 1, after + 1) if after >= 0 <= n)
     elif p.window:
         yield from (("window", n) for n in (p.window - 1, p.window + 1) if n)
-    # Behind windows: with one side alone, another offset is another window.
+    # After windows: with only one side, another offset is another window.
     offset = p.causal_offset
     offsets = dict.fromkeys((0, p.seq_kv - p.seq_q, offset - 1, offset + 1))
     yield from (("causal_offset", n) for n in offsets if n != offset)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from npusim.config.cases import KernelRule, MappingFile
 
-#: The profilers' columns of a quantity: those of a pipe, and those of the cores.
+#: The profilers' columns of a quantity: the columns of a pipe, and those of the cores.
 _QUANTITIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         **{name: profiled_times(name) for name in MEASURED_PIPES},
@@ -51,14 +51,14 @@ _FORMATS = MappingProxyType(
 _UNIT = re.compile("([num]?)s(econd)?")
 _PREFIXES = MappingProxyType({"n": 1e-3, "u": 1.0, "m": 1e3, "": 1e6})
 _TASK = "Task Duration(us)"
-#: What ``kernel_details.csv``, ``OpBasicInfo.csv`` and other versions of CANN call columns of ``op_summary``.
+#: Names of columns of ``op_summary`` in ``kernel_details.csv``, ``OpBasicInfo.csv`` and other versions of CANN.
 _RENAMED = MappingProxyType(
     {"Name": "Op Name", "Type": "OP Type", "Op Type": "OP Type", "Duration(us)": _TASK, "Block Num": "Block Dim"}
 )
 _DURATION = ("gpu__time_duration.sum", "Duration")
-#: Number of kernels that a message names.
+#: Number of kernels that a message lists.
 _SHOWN = 8
-#: Most seconds for one expression on one name.
+#: Largest number of seconds for one expression on one name.
 MATCH_S = 2
 
 
@@ -88,8 +88,9 @@ def import_profile(kind: str, path: Path, mapping: Path | None, out: str = "meas
 
     ``kind``: one of `PROFILERS`; ``path``: its folder or file; ``out``: the name of the resulting file in errors.
 
-    Raises `SpecError` if a file cannot be read or lacks columns (says which), a number is none, no launch is matched
-    by a rule (names the kernels that take longest), or a case is incomplete (``out:line  key: ``).
+    Raises `SpecError` if a file cannot be read or lacks columns (the message names them), if a cell is not a number, if
+    no rule matches a launch (the message names the kernels that take longest), or if a case is incomplete (``out:line
+    key: ``).
     """
     launches = list(PROFILERS[kind](path))
     if not launches:
@@ -114,7 +115,7 @@ _HOW = "npusim import --template prints a mapping file to begin with, for --map"
 
 
 def listed(launches: Sequence[KernelLaunch]) -> str:
-    """Return the kernels that take longest in all by name, with their times, and how many more there are."""
+    """Return, by name, the kernels that take longest in total, with their times, and the number of others."""
     total: Counter[str] = Counter()
     for launch in launches:
         total[launch.names[0]] += launch.measured["latency_us"]  # type: ignore[assignment]  # times add up as counts do
@@ -144,7 +145,7 @@ def _matched(pattern: str, name: str, where: str) -> re.Match[str] | None:
 
 
 def _case_of(launch: KernelLaunch, rules: MappingFile, file: Path | None) -> dict[str, Any] | None:
-    """Return the case of the first rule that matches a launch, without its measured values; None for none."""
+    """Return the case of the first rule that matches a launch, without its measured values; None if no rule matches."""
     tried = ((n, r, name) for n, r in enumerate(rules.kernels) for name in launch.names)
     matches = ((n, r, m) for n, r, name in tried if (m := _matched(r.kernel, name, f"{file}: kernels.{n}")))
     number, rule, match = next(matches, (0, None, None))
@@ -211,7 +212,7 @@ def _rows(path: Path, patterns: Sequence[str], *needed: str) -> Iterator[tuple[P
 
 
 def _quantities(rows: Iterable[tuple[Path, str, Mapping[str, str]]]) -> dict[str, float]:
-    """Return the largest of each quantity over rows; quantities of 0 are left out."""
+    """Return the largest value of each quantity over rows; quantities of 0 are omitted."""
     largest: dict[str, float] = defaultdict(float)
     for _, where, row in rows:
         for name, columns in _QUANTITIES.items():
@@ -241,9 +242,9 @@ def _cann(path: Path, patterns: Sequence[str] = ("op_summary*.csv", "kernel_deta
 
 
 def _decimal_mark(texts: Iterable[str], path: Path) -> str:
-    """Return the mark before fractions by the numbers that can be read in one way only; empty where there is none.
+    """Return the decimal mark that the numbers with only one reading show; empty if there is none.
 
-    Nsight Compute writes numbers as the locale has them: 151,360 or 151.360.
+    Nsight Compute writes numbers by the locale: 151,360 or 151.360.
     """
     marks = set()
     for mark, other in (".,", ",."):
@@ -282,8 +283,8 @@ def _ncu(path: Path) -> Iterator[KernelLaunch]:
     for row in launches:
         if not mark and re.fullmatch(r"\d{1,3}[.,]\d{3}", row[name]):
             raise SpecError(
-                f"{path}: {name}: {row[name]!r} {units[name]}: is the separator one of thousands or of "
-                f"a fraction? {_LOCALE}"
+                f"{path}: {name}: {row[name]!r} {units[name]}: does the separator mark thousands or a fraction? "
+                f"{_LOCALE}"
             )
         if mark == ",":
             row[name] = row[name].translate(str.maketrans(".,", ",."))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from npusim.formats.mma_arithmetic import MmaArithmetic
 
 _ROLES = ("A", "B", "C", "D")
-#: Cases of one output each that are computed in one product.
+#: Number of cases with one output each that are computed in one product.
 TOGETHER = 16
 
 
@@ -117,7 +117,7 @@ def check_vectors(path: str | Path, only: str = "*") -> dict[str, VectorReport]:
 
 
 def compare(vectors: MmaVectors) -> VectorReport:
-    """Return how many outputs of one name its arithmetic explains."""
+    """Return the number of outputs of one name that its arithmetic explains."""
     result = _products(vectors)
     bits = vectors.arithmetic.acc.bits_dtype
     got, wanted = result.view(bits), vectors.d.view(bits)

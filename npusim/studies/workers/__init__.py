@@ -1,1 +1,1 @@
-"""Who computes the tasks of a study: this process, a pool of processes, or the workers of a cluster."""
+"""The executors of a study's tasks: this process, a pool of processes, or the workers of a cluster."""

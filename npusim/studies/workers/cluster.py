@@ -1,7 +1,8 @@
 """Tasks of a search on many machines, by Dask: ``--cluster tcp://scheduler:8786``, or ``local`` for this machine alone.
 
-Every worker runs the same files of npusim with the same numpy and ml_dtypes: a task carries a digest of them, and a
-worker that has others refuses it.  A worker that dies costs its tasks alone: Dask gives them to others, a few times.
+Every worker runs the same files of npusim with the same numpy and ml_dtypes: a task contains a digest of them, and a
+worker with others refuses it.  If a worker dies, only its own tasks are affected: Dask gives them to others, a few
+times.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from npusim.studies.workers.tasks import TRIES, Argument, Done, Executor, Lost
 _PACKAGES = ("numpy", "ml_dtypes", "numba")
 #: Seconds to wait for a scheduler that a user names.
 CONNECT_S = 10
-#: While a local cluster runs.  Dask restarts a worker that ended, but dismisses one that is missing for 15 s: on a
-#: loaded machine a restart takes longer, and a cluster without workers never ends its tasks.
+#: Settings of a local cluster.  Dask restarts a worker that ended, but dismisses one that is missing for 15 s: on a
+#: loaded machine a restart takes longer, and a cluster without workers never finishes its tasks.
 _LOCAL: Mapping[str, str] = MappingProxyType({"distributed.deploy.lost-worker-timeout": "1000 days"})
 
 
 class ClusterExecutor(Executor):
-    """Evaluates tasks on the workers of a Dask cluster; function, tasks and results must pickle.
+    """Evaluates tasks on the workers of a Dask cluster; it must be possible to pickle function, tasks and results.
 
     ``address`` is a scheduler's, or ``local``: ``jobs`` processes of this machine.  Files that tasks name (schedules
-    and devices of a user) must be at the same path on every worker.  Raises `NpusimError` where Dask is missing or no
+    and devices of a user) must be at the same path on every worker.  Raises `NpusimError` if Dask is missing or no
     scheduler answers.
     """
 
@@ -73,8 +74,8 @@ class ClusterExecutor(Executor):
     ) -> Iterator[tuple[int, Done | Lost]]:
         """Yield the result of each task as it is done.
 
-        Dask charges the death of a worker to every task that waits there.  A task that is charged too often is
-        therefore run once more alone, and is `Lost` only where its worker ends again.
+        Dask counts the death of a worker for every task that waits there.  A task with too many deaths is therefore run
+        once more alone, and is `Lost` only if its worker ends again.
         """
         from distributed import KilledWorker, as_completed
 
@@ -99,7 +100,7 @@ class ClusterExecutor(Executor):
                 except KilledWorker as error:
                     yield number, Lost(f"its workers ended unexpectedly (the last one was {error.last_worker.address})")
         finally:
-            self._client.cancel(list(futures))  # where a caller stops early
+            self._client.cancel(list(futures))  # if a caller stops early
 
     def close(self) -> None:
         """Leave the cluster; a local one ends."""

@@ -1,9 +1,9 @@
 """Executors of a study's tasks: this process, or a pool of processes (processes of a cluster:
 `npusim.studies.workers.cluster`).
 
-Processes are forked where this one has a single thread on Linux (threads of OpenBLAS end before a fork and restart),
-so that they share its imported modules and loaded data; else they are spawned: another thread may hold a lock, which a
-fork would never release.
+Processes are forked if this one has a single thread on Linux (threads of OpenBLAS end before a fork and restart), so
+that they share its imported modules and loaded data. Otherwise they are spawned: another thread may hold a lock, which
+a fork would never release.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from npusim.errors import NpusimError
 from npusim.simulation.other_process import is_single
 from npusim.studies.workers.tasks import TRIES, Argument, Done, Executor, Lost
 
-#: Objects that are created before Python looks for garbage in cycles: a third of a search's objects are such garbage,
-#: and more frequent collections took an eighth of the time of searches.
+#: Number of created objects before Python searches for garbage in cycles: a third of a search's objects are such
+#: garbage, and more frequent collections took an eighth of the time of searches.
 GARBAGE = 1_000_000
 
 
@@ -35,8 +35,8 @@ GARBAGE = 1_000_000
 def executor(jobs: int, cluster: str | None = None) -> Iterator[Executor]:
     """Yield the executor of tasks: ``jobs`` processes (1: this one alone), or the workers of a ``cluster`` of Dask.
 
-    None of its processes is left after, and none looks for modules in the current folder unless this one does.
-    Raises `NpusimError` where there are none.
+    None of its processes remains afterwards, and none looks for modules in the current folder unless this one does.
+    Raises `NpusimError` if no process can be started.
     """
     if jobs < 1:
         raise NpusimError(f"jobs: {jobs} must be at least 1")
@@ -69,8 +69,8 @@ def results(
 ) -> list[Done]:
     """Return the result of each task, in their order, computed by `executor`.
 
-    ``lost`` returns the result of a task that took its worker with it, by the reason; ``advance`` gets the number of
-    tasks that are done, and of all.
+    ``lost`` returns the result of a task whose worker ended with it, from the reason; ``advance`` receives the number
+    of finished tasks, and of all.
     """
     outcomes: dict[int, Done] = {}
     with executor(min(jobs, max(1, len(tasks))), cluster) as workers:
@@ -83,7 +83,7 @@ def results(
 
 @contextmanager
 def _safe_path() -> Iterator[None]:
-    """Keep the current folder off the path of processes that begin meanwhile, for their first imports.
+    """Remove the current folder from the path of processes that begin in the meantime, for their first imports.
 
     A worker has the path of its parent; the tracker of shared resources has only the default path.
     """
@@ -98,14 +98,16 @@ def _safe_path() -> Iterator[None]:
 
 
 class ProcessExecutor(Executor):
-    """Evaluates tasks in ``workers`` processes, which last; function, tasks and results must pickle."""
+    """Evaluates tasks in ``workers`` long-lived processes; it must be possible to pickle function, tasks and
+    results.
+    """
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
         self._running: list[_Worker] = []
         self._owners: dict[Hashable, _Worker] = {}
         self._has_done = False
-        if is_single():  # now, before anybody begins a thread
+        if is_single():  # now, before any thread is started
             self._start()
 
     def run(
@@ -113,13 +115,13 @@ class ProcessExecutor(Executor):
     ) -> Iterator[tuple[int, Done | Lost]]:
         """Yield the result of each task as it is done.
 
-        A task whose worker ended is tried once more in a new one. If all workers have ended before one has finished a
-        task, none can work: `NpusimError`.
+        A task whose worker ended is tried once more in a new one. If all workers have ended before one of them has
+        finished a task, none can work: `NpusimError`.
         """
         waiting, tries = dict.fromkeys(range(len(tasks))), Counter[int]()
         try:
             while waiting or self._busy():
-                if self._has_done or not tries:  # else the workers that are left show first whether any can work
+                if self._has_done or not tries:  # otherwise the remaining workers first show whether any can work
                     self._start()
                 for worker in self._running:
                     if worker.task is None and waiting:
@@ -149,7 +151,7 @@ class ProcessExecutor(Executor):
                     self._has_done = True
                     yield number, result
         finally:
-            self._end(self._busy())  # where a caller stops early, their results are not read
+            self._end(self._busy())  # if a caller stops early, their results are not read
 
     def _next(self, worker: _Worker, waiting: Mapping[int, None], homes: Sequence[Sequence[Hashable]]) -> int:
         """Return a worker's next task: one of its group, else one without a worker, else one of the largest
@@ -174,7 +176,7 @@ class ProcessExecutor(Executor):
             self._running.append(_Worker())
 
     def _end(self, workers: Sequence[_Worker]) -> None:
-        """End processes at once, and let them go."""
+        """End processes at once, and release them."""
         for worker in workers:
             worker.process.terminate()
         for worker in workers:
@@ -189,14 +191,14 @@ class ProcessExecutor(Executor):
 
 
 class _Worker:
-    """A process at the other end of a pipe, and the number of the task that it does."""
+    """A process at the other end of a pipe, and the number of its current task."""
 
     def __init__(self) -> None:
         self.task: int | None = None
         self.pipe, theirs = multiprocessing.Pipe()
         kind = multiprocessing.get_context("fork") if is_single() else multiprocessing.get_context("spawn")
         if kind.get_start_method() == "spawn" and sys.platform != "win32":
-            resource_tracker.ensure_running()  # which allows interrupts when it begins
+            resource_tracker.ensure_running()  # it allows interrupts when it begins
         with _interrupts_blocked():
             self.process = kind.Process(target=_work, args=(theirs,), daemon=True)
             self.process.start()
@@ -219,7 +221,7 @@ class _Worker:
 
 @contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Keep Ctrl-C from processes that begin meanwhile until they can end quietly."""
+    """Block Ctrl-C in processes that begin in the meantime until they can end quietly."""
     if not hasattr(signal, "pthread_sigmask"):  # not on Windows
         yield
         return
@@ -233,8 +235,8 @@ def _interrupts_blocked() -> Iterator[None]:
 def _work(pipe: Connection) -> None:
     """Run the tasks that arrive through a pipe: a worker.
 
-    It ends at Ctrl-C without a traceback (the parent tells the user), and when the parent is gone: a parent that is
-    killed cannot end its workers; each watches its parent itself.
+    It ends at Ctrl-C without a traceback (the parent informs the user), and when the parent has ended: a parent that is
+    killed cannot end its workers, so that each watches its parent itself.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if hasattr(signal, "pthread_sigmask"):

@@ -1,4 +1,4 @@
-"""What executors of a study's tasks have in common: each yields ``(number of the task, result)`` as tasks are done."""
+"""The common interface of executors of a study's tasks: each yields ``(number of the task, result)`` as tasks end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TRIES = 2
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A task that took its worker with it whenever it was tried."""
+    """A task whose worker ended each time that it was tried."""
 
     reason: str
 
