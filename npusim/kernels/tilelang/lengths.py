@@ -244,6 +244,9 @@ class Growing:
     def __repr__(self) -> str:
         return str(self.value)
 
+    def __str__(self) -> str:
+        return str(operator.index(self))
+
 
 #: How a range of an axis moves with an iteration; None: its place or its extent depends on the length otherwise.
 Move = Slope | None

@@ -95,7 +95,7 @@ def prove(path: Path, name: str, arguments: Mapping[str, object], length: str, s
             break
         longer = [made, *(run(made.growth.k + more) for more in range(1, made.growth.period))]
         repeated = [_repeats(x, one.growth) for one in longer for x in executed(one)]
-        if all(repeated) or faults:
+        if faults or (all(repeated) and {_conditions(one.growth) for one in longer} == {_conditions(made.growth)}):
             break
         reasons = (f"the states of {2 * settling} iterations do not repeat",)
     if not reasons:  # the lengths that are too short for that; the first of them with a fault, if there is one
@@ -115,7 +115,7 @@ def _settled(run: Callable[[int], _Run], settling: int) -> _Run:
     for _ in range(8):
         made = run(k)
         own = made.growth
-        form = (own.before, own.after, own.period, own.least)
+        form = _conditions(own)
         needed = max(own.least, own.before + own.after + (settling + 2) * own.period)
         if own.reasons or (form == before and k >= needed):
             return made
@@ -125,6 +125,10 @@ def _settled(run: Callable[[int], _Run], settling: int) -> _Run:
         before, k = form, max(k, needed)
     made.growth.refuse("the conditions of a longer program differ from those of a shorter one")
     return made
+
+
+def _conditions(growth: Growth) -> tuple[int, int, int, int]:
+    return growth.before, growth.after, growth.period, growth.least
 
 
 def _run(path: Path, name: str, arguments: Mapping[str, object], growth: Growth) -> _Run:
