@@ -147,3 +147,47 @@ def halves(X, E, n, B: tl.constexpr):
     at = tl.program_id(0) * B + tl.arange(0, B)
     bits = tl.load(X + at, mask=at < n, other=0.0).to(tl.int16, bitcast=True)
     tl.store(E + at, ((bits >> 10) & 0x1F).to(tl.int32) - 15, mask=at < n)
+
+
+@triton.jit
+def counted(X, Y, Z, n, B: tl.constexpr):
+    row = tl.program_id(0)
+    count = 0
+    lanes = tl.zeros([B], tl.int32)
+    for start in range(0, n, B):
+        at = start + tl.arange(0, B)
+        x = tl.load(X + row * n + at, mask=at < n, other=0.0)
+        count += tl.sum((x > 0.5).to(tl.int32), 0)
+        lanes += (x < -0.5).to(tl.int32)
+    tl.store(Y + row, count)
+    tl.store(Z + row, tl.sum(lanes, 0))
+
+
+@triton.jit
+def histogram(X, Counts, n, B: tl.constexpr):
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    tl.atomic_add(Counts + tl.load(X + at, mask=at < n, other=0), 1, mask=at < n)
+
+
+@triton.jit
+def dealt_out(In, Out, Which, N: tl.constexpr, SIZE: tl.constexpr, RANK: tl.constexpr):
+    extra = tl.full((), 0, tl.int32)
+    last = 0
+    for i in range(N):
+        length = tl.load(In + i) + extra
+        own = length // SIZE + (length % SIZE > RANK)
+        if own > 0:
+            tl.store(Which + last, i)
+            tl.store(Out + last, own)
+            last += 1
+        extra = length - own * SIZE
+
+
+@triton.jit
+def overtaken(X, Y, n):
+    tl.store(Y + tl.program_id(0), tl.load(Y + (tl.program_id(0) + 1) % n) + tl.load(X + tl.program_id(0)))
+
+
+@triton.jit
+def numbered(X, Counts, Y):
+    tl.store(Y + tl.program_id(0), tl.atomic_add(Counts + tl.load(X + tl.program_id(0)), 1))

@@ -35,6 +35,7 @@ from npusim.kernels.triton.values import (
     Condition,
     Elements,
     Floats,
+    HeldState,
     Known,
     Listed,
     ListedMask,
@@ -55,6 +56,18 @@ if TYPE_CHECKING:
 EXACT = 32
 #: Integers up to this one are exact in float64, from which they are rounded once.
 _MOST_IN_FLOAT64 = 1 << 53
+
+
+#: Operations whose one operand is the result where the other one is 0; the first one only, of the first.
+_LEAVING_BY_0 = ("subi", "addi", "ori", "xori")
+#: Operations that make integers or masks of floats.
+_FROM_FLOATS = ("arith.cmpf", "arith.fptosi", "arith.fptoui", "tt.bitcast")
+
+
+def _is_of_floats(op: Op) -> bool:
+    """Return whether an operation makes integers, or a mask, of floats: of a bitcast its type says it."""
+    is_bits = op.name != "tt.bitcast" or shape_of(op.text.partition(" : ")[2].split(" -> ")[0])[1] in FORMATS
+    return op.name in _FROM_FLOATS and is_bits
 
 
 class ExactIntegers(WholeNumbers, ABC):
@@ -101,10 +114,20 @@ class ExactIntegers(WholeNumbers, ABC):
             first, second = (np.array([int(x or 0)], np.int64) for x in hidden)
             pad = float(whole_operation(name, first, second, bits)[0])
         blocks = [x for x in (one, other) if isinstance(x, Floats)]
-        self._bind(op, Floats(text, self._joined(*blocks), EXACT_BITS, pad))
+        held = self._held_of(name, one, other)
+        made = Floats(text, self._joined(*blocks), EXACT_BITS, pad, held=held)
+        self._bind(op, made)
         why = "an operation of integers that the kernel computes is timed as an addition (a comparison on GPUs)"
         if not any(n.endswith(why) for n in self.notes):
             self.notes.append(f"{op.line}: {why}")
+
+    @staticmethod
+    def _held_of(name: str, one: Floats | Number, other: Floats | Number) -> HeldState | None:
+        """Return the state of a loop that an operation leaves as it is where a mask hides elements, if it does."""
+        if name in _LEAVING_BY_0 and isinstance(one, Floats) and hidden_value(other) == 0:
+            return one.held
+        is_second = name in _LEAVING_BY_0[1:] and isinstance(other, Floats) and hidden_value(one) == 0
+        return other.held if is_second and isinstance(other, Floats) else None
 
     def _exact(self, op: Op, x: Known) -> Floats | Number:
         """Return an integer as a value of a tile that is exact at any magnitude of 32 bits."""
@@ -145,6 +168,24 @@ class ExactIntegers(WholeNumbers, ABC):
         is_one = not given.shape
         made = self._known_block(op, self._unique("integers"), values[..., None] if is_one else values, EXACT_BITS)
         return replace(made, axes=()) if is_one else made
+
+    def _is_computed(self, loop: Op, name: str) -> bool:
+        """Return whether a loop computes an integer of floats, or of a mask that compares these."""
+        made = set(self._made_of(name))
+        return any(_is_of_floats(o) and made.intersection(o.results) for o in loop.body)
+
+    def _is_exact_state(self, loop: Op, end: str) -> bool:
+        """Return whether a loop carries an integer that operations of integers compute from floats."""
+        made, of_floats = set(self._made_of(end)), set[str]()
+        for o in loop.body:
+            if not made.intersection(o.results):
+                continue
+            is_further = bool(of_floats.intersection(o.operands))
+            is_sum = o.name.partition(".")[2] in WHOLE_OPERATIONS or (o.name == "tt.reduce" and bool(of_integers(o)))
+            if is_sum and is_further and bits_of(o.type) > 1:
+                return True
+            of_floats.update(o.results if is_further or _is_of_floats(o) else ())
+        return False
 
     def _tt_bitcast(self, op: Op, x: Known) -> None:
         """Read the bits of floats as integers, and integers as the bits of floats; other bits as without this."""
@@ -258,6 +299,13 @@ class ExactIntegers(WholeNumbers, ABC):
         made = self.values[op.results[0]]
         self._set(op, replace(made, fmt=EXACT_BITS) if isinstance(made, Floats) else made)
 
+    def _by_value(self, op: Op, mask: ValueComparison, a: Known, b: Known) -> None:
+        """Write a choice by a mask of values; in a loop of known integers too, which are tiles of data there."""
+        kind = shape_of(op.type.rpartition(", ")[2])[1]
+        if op.name == "arith.select" and kind in WHOLE and self._walk is not None:
+            a, b = (self._as_value(op, x) if isinstance(x, Affine | Listed | Elements) else x for x in (a, b))
+        super()._by_value(op, mask, a, b)
+
     def _without_sign(self, op: Op, of: str, x: Floats) -> Floats:
         """Return exact integers in the format in which their tensor has them."""
         tensor = self.arguments[of]
@@ -284,15 +332,24 @@ class ExactIntegers(WholeNumbers, ABC):
         if others or not isinstance(x, Floats) or not name or (x.fmt != EXACT_BITS and x.most):
             super()._tt_reduce(op, x, *others)
             return
-        words = {"addi": "addf", "maxsi": "maxnumf"}
+        words = {"addi": "addf", "maxsi": "maxnumf", "minsi": "maxnumf"}
         if name not in words or bits_of(op.type) != EXACT:
             raise op.fail(f"a reduction by {op.body[0].name} of integers that are values of a tile is not supported")
         body = [replace(op.body[0], name=f"arith.{words[name]}"), *op.body[1:]]
         wide = self._named(op, self._exact(op, x))
+        if name == "minsi":  # the maximum of the opposite bits, which are in the opposite order
+            wide = self._opposite(op, wide)
         super()._tt_reduce(replace(op, body=body), wide)
         made = self.values[op.results[0]]
         assert isinstance(made, Floats)
-        self._set(op, replace(made, fmt=EXACT_BITS))
+        made = replace(made, fmt=EXACT_BITS)
+        self._set(op, self._opposite(op, made) if name == "minsi" else made)
+
+    def _opposite(self, op: Op, x: Floats) -> Floats:
+        """Return integers with all bits inverted."""
+        pad = None if x.pad is None else float(~int(x.pad))
+        text = f"integers({self.text(x)}, -1.0, 'xori.{EXACT}')"
+        return cast("Floats", self._named(op, replace(x, text=text, pad=pad), "opposite"))
 
     def _arith_sitofp(self, op: Op, x: Known) -> None:
         if not self._set_rounded(op, x, is_signed=True):

@@ -21,8 +21,8 @@ from npusim.kernels.triton.integers import bits_of
 from npusim.kernels.triton.results_apart import inside
 from npusim.kernels.triton.tensor_axes import IntegerTensor
 from npusim.kernels.triton.ttir_text import FORMATS, TYPES, Function, Line, Op, read, shape_of
-from npusim.kernels.triton.values import MOST_ELEMENTS
 from npusim.kernels.triton.values import AXES as TENSOR_AXES
+from npusim.kernels.triton.values import MOST_ELEMENTS
 
 #: Operations of all programs that are evaluated one by one, and elements of a block that one program stores.
 MOST_OPERATIONS, MOST_BLOCK = 200_000, 1024

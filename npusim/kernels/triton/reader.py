@@ -36,7 +36,7 @@ from npusim.kernels.triton.peeled_loops import with_loops_joined, with_loops_tur
 from npusim.kernels.triton.rolled_rows import rolled, with_scale_before_maximum, with_scratch_kept
 from npusim.kernels.triton.tensor_axes import Access, GatheredView, View
 from npusim.kernels.triton.third_axis import without_axis_of_one, without_third_axis
-from npusim.kernels.triton.ttir_text import FORMATS, TYPES, Function, Line, Op, refusing, shape_of
+from npusim.kernels.triton.ttir_text import EXACT_BITS, FORMATS, TYPES, WHOLE, Function, Line, Op, refusing, shape_of
 from npusim.kernels.triton.turned_blocks import with_turned_blocks
 from npusim.kernels.triton.values import (
     RELATIONS,
@@ -734,6 +734,9 @@ class Reader(Memory):
             self._do(o)
         for counted, o in counters.items():
             self._count_up(o, counted, walk)
+        for name, e in zip(names, ends, strict=True):
+            if name in self.states and self.states[name][2] == EXACT_BITS:
+                self.values[e] = self._exact(op, self.values[e])
         new = {n: self.text(self.values[e]) for n, e in zip(names, ends, strict=True) if n}
         new = {n: text for n, text in new.items() if n != text}
         if new:
@@ -755,13 +758,8 @@ class Reader(Memory):
         if made is None or not is_sum or readers or not shape_of(made.type)[0]:
             return None
         by = next((o for o in op.body if made.operands[1] in o.results), None)
-        is_known = by is not None and by.name == "arith.extui" and not self._is_of_floats(by.operands[0])
+        is_known = by is not None and by.name == "arith.extui" and not self._is_computed(op, by.operands[0])
         return made if is_known else None
-
-    def _is_of_floats(self, name: str) -> bool:
-        """Return whether a mask compares floats."""
-        made = set(self._made_of(name))
-        return any(o.name == "arith.cmpf" and made.intersection(o.results) for o in self._made)
 
     def _count_up(self, op: Op, end: str, walk: Walk) -> None:
         """Set a counter behind its loop: what it begins with, and in how many iterations a mask holds in each lane."""
@@ -884,9 +882,12 @@ class Reader(Memory):
     def _state(self, op: Op, at: int, times: Integers) -> str:
         """Bind a loop-carried value; return its name, none for a value that is no block of floats."""
         inner, start = op.operands[4::2][at], op.operands[5::2][at]
-        x = self.values[start]
-        if isinstance(x, Affine) and not self._is_moved(op, inner, op.body[-1].operands[at]):
-            x = self._as_number(x, shape_of(TYPES.findall(op.text.partition("-> (")[2])[at])[1]) or x
+        x, end = self.values[start], op.body[-1].operands[at]
+        types = TYPES.findall(op.text.partition("-> (")[2])
+        kind = shape_of(types[at])[1]
+        if isinstance(x, Affine) and (not self._is_moved(op, inner, end) or self._is_computed(op, end)):
+            x = self._as_number(x, kind) or x
+        is_exact = isinstance(x, Number) and kind in WHOLE and self._is_exact_state(op, end)
         if isinstance(x, Affine | Listed):  # a pointer or number that moves by the same step every time
             moved = x.rest if isinstance(x, Listed) else x
             by = times * self._moved(op, inner, op.body[-1].operands[at])
@@ -902,9 +903,8 @@ class Reader(Memory):
         if not isinstance(x, Number) and not (isinstance(x, Floats) and x.text in self.loads and not x.is_transposed):
             why = "starts from a computed value; start it from a number or from a loaded block"
             raise op.fail(f"{plain_name(inner)} {why}")
-        types = TYPES.findall(op.text.partition("-> (")[2])
         axes = self._axes(x.shape) if isinstance(x, Number) else x.axes
-        name, fmt = self._unique(inner), shape_of(types[at])[1]
+        name, fmt = self._unique(inner), EXACT_BITS if is_exact else kind
         self.walks[-1 if self.choices.is_apart else 0].states.append(name)
         self.states[name] = x, axes, fmt
         self._enter(inner, Floats(name, axes, fmt, hidden_value(x)))
