@@ -191,3 +191,17 @@ def overtaken(X, Y, n):
 @triton.jit
 def numbered(X, Counts, Y):
     tl.store(Y + tl.program_id(0), tl.atomic_add(Counts + tl.load(X + tl.program_id(0)), 1))
+
+
+@triton.jit
+def first_block_added(X, First, Y, n, T: tl.constexpr, R: tl.constexpr, B: tl.constexpr):
+    row = tl.arange(0, R)[:, None]
+    column = tl.arange(0, B)[None]
+    for i in range(T):
+        at = ((tl.program_id(0) * T + i) * R + row) * n + column
+        x = tl.load(X + at)
+        if i == 0:
+            x += tl.load(First + (tl.program_id(0) * R + row) * n + column)
+        else:
+            x = x * x
+        tl.store(Y + at, x)

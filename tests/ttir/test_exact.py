@@ -205,3 +205,12 @@ def test_integers_that_depend_on_the_order_of_programs_are_refused() -> None:
     counts = np.zeros(2, np.int32)
     message = refused("numbered", (4,), X=np.array([0, 1, 0, 1], np.int32), Counts=counts, Y=y)
     assert "depends on the order of programs" in message
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_an_if_between_values_of_blocks_that_a_loop_stores(hw: str) -> None:
+    x, first = normal(1, 3, 16, 32), normal(2, 3, 4, 32)
+    wanted = x * x
+    wanted[:, :4] = x[:, :4] + first
+    words = {"X": x, "First": first, "Y": np.zeros_like(x), "n": 32, "T": 4, "R": 4, "B": 32}
+    check("first_block_added", (3,), words, {"Y": wanted}, hw, close=1e-12)

@@ -610,12 +610,21 @@ class Reader(Memory):
     def _chosen_by_program(self, op: Op, every: Any) -> None:
         """Read both branches of an if whose integers differ between programs."""
         made, before = list[list[Known]](), self._only
+        kinds = [shape_of(t)[1] for t in TYPES.findall(op.text.partition("-> (")[2])]
+        is_shared = self._walk is None and len(np.unique(self.ids, axis=0)) < len(self.ids)
+        is_whole = is_shared and bool(FORMATS.keys() & {*kinds})  # blocks of one program that a loop stores
+        if is_whole:
+            why = "an if differs between blocks that a loop stores: all blocks compute both branches here, and the time"
+            self.notes.append(f"{op.line}: {why} includes them")
         for body, here in ((op.body, every), (op.otherwise, ~every)):
-            self._only = here if before is None else before & here
+            self._only = before if is_whole else here if before is None else before & here
             self._branch(op, body)
             made.append([self.values[r] for r in op.results])
         self._only = before
         for r, a, b in zip(op.results, *made, strict=True):
+            if is_whole and all(isinstance(x, Floats | Number) for x in (a, b)):
+                self._chosen_by_block(op, r, every, a, b)
+                continue
             if not isinstance(a, Affine) or not isinstance(b, Affine) or a.steps != b.steps or a.of != b.of:
                 why = (
                     "an if that chooses between computed values, differently in different programs, is not "
@@ -625,6 +634,16 @@ class Reader(Memory):
             left = tuple(lesser(x, y) for x, y in zip(a.limits(), b.limits(), strict=True))
             said = a.overflow or b.overflow
             self.values[r] = replace(a, base=np.where(every, a.base, b.base), left=left, overflow=said)
+
+    def _chosen_by_block(self, op: Op, result: str, every: Booleans, a: Known, b: Known) -> None:
+        """Choose between values that both branches compute, by a number that is known for each block of a program."""
+        value = a if isinstance(a, Floats) else b
+        shape = tuple(1 for _ in value.axes) if isinstance(value, Floats) else value.shape
+        kind = value.fmt if isinstance(value, Floats) else "f32"
+        holds = np.broadcast_to(every, (len(self.ids), 1)).astype(np.int64).reshape(len(self.ids), 1, *shape)
+        one = replace(op, results=[result], name="arith.select", type=f"i1, {kind}")
+        named = [self._named(one, x) if isinstance(x, Floats) else x for x in (a, b)]
+        self._fixed_choice(one, Elements(holds, 1, 1), *named)
 
     def _is_skipped_else(self, op: Op) -> bool:
         """Return whether an if that does not hold leaves every state of its loop, which stores nothing."""
