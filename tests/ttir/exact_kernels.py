@@ -205,3 +205,26 @@ def first_block_added(X, First, Y, n, T: tl.constexpr, R: tl.constexpr, B: tl.co
         else:
             x = x * x
         tl.store(Y + at, x)
+
+
+@triton.jit
+def unlike_tiles(X, Y, n, N: tl.constexpr, KIND: tl.constexpr, B: tl.constexpr):
+    row = tl.program_id(0)
+    column = tl.arange(0, B)
+    out = tl.zeros([B], tl.float32) + 2.0
+    for i in range(N):
+        x = tl.load(X + (row * N + i) * n + column, mask=column < n, other=0.0)
+        if KIND == "first":
+            out = tl.where(i == 0, x, out * x)
+        elif KIND == "last":
+            out = tl.where(i == N - 1, out * x, out + x)
+        elif KIND == "branch":
+            if i == 0:  # noqa: SIM108 - a branch is what is read
+                out = x
+            else:
+                out = out + x
+        elif KIND == "lanes":
+            out = tl.where((column + i) % 3 == 0, out + x, out)
+        else:
+            out = tl.where(row + i < 3, out + x, out)
+    tl.store(Y + row * n + column, out, mask=column < n)

@@ -214,3 +214,25 @@ def test_an_if_between_values_of_blocks_that_a_loop_stores(hw: str) -> None:
     wanted[:, :4] = x[:, :4] + first
     words = {"X": x, "First": first, "Y": np.zeros_like(x), "n": 32, "T": 4, "R": 4, "B": 32}
     check("first_block_added", (3,), words, {"Y": wanted}, hw, close=1e-12)
+
+
+@pytest.mark.parametrize(("kind", "hw"), in_turn(("first", "last", "branch", "lanes", "row"), DEVICES))
+def test_choices_between_values_by_the_iteration_of_a_loop(kind: str, hw: str) -> None:
+    rows, count, n = 3, 4, 21
+    x = normal(1, rows, count, n)
+    wanted, column, row = np.full((rows, n), 2, np.float32), np.arange(n), np.arange(rows)[:, None]
+    for i in range(count):
+        one = x[:, i]
+        match kind:
+            case "first":
+                wanted = one if i == 0 else wanted * one
+            case "last":
+                wanted = wanted * one if i == count - 1 else wanted + one
+            case "branch":
+                wanted = one if i == 0 else wanted + one
+            case "lanes":
+                wanted = np.where((column + i) % 3 == 0, wanted + one, wanted)
+            case _:
+                wanted = np.where(row + i < 3, wanted + one, wanted)
+    words = {"X": x, "Y": np.zeros((rows, n), np.float32), "n": n, "N": count, "KIND": kind, "B": 32}
+    check("unlike_tiles", (rows,), words, {"Y": wanted}, hw)

@@ -26,7 +26,9 @@ from npusim.formats.whole import (
 )
 from npusim.kernels.triton.arithmetic import MASK, hidden_value
 from npusim.kernels.triton.element_wise import computed_elements, elements_in
+from npusim.kernels.triton.first_tile import OtherFirstError
 from npusim.kernels.triton.integers import WrapsError, bits_of
+from npusim.kernels.triton.known_tiles import known_tiles
 from npusim.kernels.triton.tensor_axes import IntegerTensor, MaskView
 from npusim.kernels.triton.ttir_text import EXACT_BITS, EXACT_WIDE, FORMATS, WHOLE, Op, shape_of
 from npusim.kernels.triton.values import (
@@ -44,7 +46,6 @@ from npusim.kernels.triton.values import (
     constant,
     elements,
     literal,
-    one_hot,
     refuse_many,
 )
 from npusim.kernels.triton.whole_numbers import MOST_EXACT, WholeNumbers, of_integers
@@ -299,6 +300,38 @@ class ExactIntegers(WholeNumbers, ABC):
         made = self.values[op.results[0]]
         self._set(op, replace(made, fmt=EXACT_BITS) if isinstance(made, Floats) else made)
 
+    def _selected(self, op: Op, mask: Condition, a: Known, b: Floats | Number) -> None:
+        """Write a choice by a mask of indices; of a loop's first tile that has other values, by a tile of data."""
+        try:
+            super()._selected(op, mask, a, b)
+        except OtherFirstError:
+            if not mask.shape:
+                raise
+            self._fixed_choice(op, mask, a, b)
+
+    def _mask(self, op: Op, a: Floats, b: Number, mask: Condition | Elements) -> None:
+        if self._walk is not None and len(mask.shape) == 1:
+            self._fixed_choice(op, mask, a, b)
+            return
+        super()._mask(op, a, b, mask)
+
+    def _fixed_choice(self, op: Op, mask: Condition | Elements, a: Known, b: Known) -> None:
+        """Write a choice by a mask of indices; in a loop by tiles of data that say which of the two each element is."""
+        is_known = isinstance(a, Floats | Number) and isinstance(b, Floats | Number)
+        if self._walk is None or not is_known or not mask.shape or self._is_at_index(op, mask) is not None:
+            super()._fixed_choice(op, mask, a, b)
+            return
+        values, kind = [x for x in (a, b) if isinstance(x, Floats)], shape_of(op.type.rpartition(", ")[2])[1]
+        given = elements_in(op, mask).values
+        whole = np.broadcast_to(given, (len(given), self._walk.most, *mask.shape))
+        seen = self._known_block(op, self._unique("seen"), whole, kind)
+        one, other = hidden_value(a), hidden_value(b)
+        text = f"where(compare({seen.text}, 0.0, 'une'), {self.text(a)}, {self.text(b)}"
+        text += ")" if values else f", {self.choices.fmt(kind)!r})"
+        states = {x.held for x in values}
+        held = states.pop() if len(states) == 1 and len(values) > 1 else None  # chosen or not, it is the same state
+        self._bind(op, Floats(text, self._joined(seen, *values), kind, one if one == other else None, held=held))
+
     def _by_value(self, op: Op, mask: ValueComparison, a: Known, b: Known) -> None:
         """Write a choice by a mask of values; in a loop of known integers too, which are tiles of data there."""
         kind = shape_of(op.type.rpartition(", ")[2])[1]
@@ -408,47 +441,23 @@ class ExactIntegers(WholeNumbers, ABC):
         return self._known_tiles(op, name, values, fmt)
 
     def _known_tiles(self, op: Op, name: str, values: Integers, fmt: str) -> Floats:
-        """Read a block's elements, (program, iteration, *axes), as tiles of a tensor: one of rows by programs, and of
-        columns by iterations.
-        """
+        """Read a block's elements, (program, iteration, *axes), as tiles of a tensor of their own."""
         assert self._walk is not None
-        most, block = self._walk.most, values.shape[2:]
-        grid = self.ids.max(0) + 1
-        if len(self.ids) != np.prod(grid) or len(np.unique(self.ids, axis=0)) != len(self.ids) or len(block) > 2:
+        block = values.shape[2:]
+        refuse_many(op, len(self.ids) * self._walk.most * int(np.prod(block)))
+        whole = np.broadcast_to(values, (len(self.ids), self._walk.most, *block))
+        is_along, called = self._goes_along(), f"known_{name}"
+        walked = tuple(is_along and i == len(block) - 1 for i in range(len(block)))
+        left = tuple(self._left_like(n, is_walked=each) for n, each in zip(block, walked, strict=True))
+        tiles = known_tiles(called, self.ids, whole, left, is_along=is_along)
+        if tiles is None:
             why = "indices as values of a tile in a loop, of some programs alone or along three axes, are not supported"
             raise op.fail(why)
-        refuse_many(op, len(self.ids) * most * int(np.prod(block)))
-        whole = np.broadcast_to(values, (len(self.ids), most, *block))
-        rows, columns = (1, *block)[-2:]
-        in_grid = np.zeros((*grid[::-1], rows, most, columns), values.dtype)
-        in_grid[tuple(self.ids[:, i] for i in (2, 1, 0))] = np.moveaxis(
-            whole.reshape(len(self.ids), most, rows, columns), 1, 2
-        )
-        x, y, z = map(int, grid)
-        width = most * columns
-        sides = [(z, y * x * rows * width), (y, x * rows * width), (x * rows, width), (width, 1)]
-        sides = [side for side in sides if side[0] > 1]
-        ones, called = (1,) * len(AXES), f"known_{name}"
-        own = MaskView(
-            called,
-            ones,
-            self.choices.fmt(fmt),
-            ones,
-            sizes=tuple(n for n, _ in sides),
-            by=tuple(step for _, step in sides),
-            holds=in_grid.reshape(-1),
-        )
-        self.arguments[called] = own
-        first = ((self.ids[:, 2] * y + self.ids[:, 1]) * x + self.ids[:, 0]) * rows * width
-        base = first[:, None] + np.arange(most)[None] * columns
-        steps = (width, 1)[-len(block) :]
-        rules = tuple(
-            ("slt", Affine(-left, one_hot(i, block), block))
-            for i in range(len(block))
-            if (left := self._left_like(block[i], is_walked=i == len(block) - 1)) is not None
-        )
+        ones = (1,) * len(AXES)
+        fmt_of = self.choices.fmt(fmt)
+        self.arguments[called] = MaskView(called, ones, fmt_of, ones, sizes=tiles.sizes, by=tiles.by, holds=tiles.holds)
         before = self.values.pop(op.results[0], None)
-        self._load(op, Affine(base, steps, block, called), Condition(rules) if rules else None, None, fmt)
+        self._load(op, tiles.pointer, tiles.mask, None, fmt)
         made = self.values.pop(op.results[0])
         self.values |= {} if before is None else {op.results[0]: before}
         assert isinstance(made, Floats)
@@ -456,11 +465,21 @@ class ExactIntegers(WholeNumbers, ABC):
         self.notes.append(f"{op.line}: {why}; the time includes loading it")
         return replace(made, pad=None, is_even=True)  # whichever number it is there, it is finite
 
+    def _goes_along(self) -> bool:
+        """Return whether the tiles that the loop loads follow one another along an axis of theirs."""
+        assert self._walk is not None
+        for load in (self.loads[n] for n in self._walk.loads):
+            base, sides = load.pointer.base, zip(load.pointer.steps, load.pointer.shape, strict=True)
+            if base.shape[1] > 1 and any(n > 1 and abs(base[0, 1] - base[0, 0]) == abs(s) * n for s, n in sides):
+                return True
+        return False
+
     def _left_like(self, size: int, *, is_walked: bool) -> Integers | None:
         """Return how many elements loads leave along an axis of a size, one that the loop goes along or not."""
         for load in self.loads.values():
             for n, left in zip(load.pointer.shape, load.left, strict=True):
-                if n == size and (left.shape[1] > 1) is is_walked and np.any(left < n):
+                is_moved = left.shape[1] > 1 and bool(np.any(left != left[:, :1]))
+                if n == size and is_moved is is_walked and np.any(left < n):
                     return left
         return None
 

@@ -610,12 +610,16 @@ class Reader(Memory):
     def _chosen_by_program(self, op: Op, every: Any) -> None:
         """Read both branches of an if whose integers differ between programs."""
         made, before = list[list[Known]](), self._only
-        kinds = [shape_of(t)[1] for t in TYPES.findall(op.text.partition("-> (")[2])]
+        types = op.text.partition("-> (")[2].partition(")")[0]
+        kinds = [shape_of(t)[1] for t in TYPES.findall(types)]
         is_shared = self._walk is None and len(np.unique(self.ids, axis=0)) < len(self.ids)
-        is_whole = is_shared and bool(FORMATS.keys() & {*kinds})  # blocks of one program that a loop stores
+        is_tile = self._walk is not None and every.shape[1] > 1 and all(shape_of(t)[0] for t in TYPES.findall(types))
+        is_whole = (is_shared or is_tile) and bool(
+            FORMATS.keys() & {*kinds}
+        )  # blocks of one program that a loop stores
         if is_whole:
-            why = "an if differs between blocks that a loop stores: all blocks compute both branches here, and the time"
-            self.notes.append(f"{op.line}: {why} includes them")
+            why = "an if differs between blocks, or tiles, of a loop: all of them compute both branches here"
+            self.notes.append(f"{op.line}: {why}, and the time includes them")
         for body, here in ((op.body, every), (op.otherwise, ~every)):
             self._only = before if is_whole else here if before is None else before & here
             self._branch(op, body)
@@ -623,7 +627,7 @@ class Reader(Memory):
         self._only = before
         for r, a, b in zip(op.results, *made, strict=True):
             if is_whole and all(isinstance(x, Floats | Number) for x in (a, b)):
-                self._chosen_by_block(op, r, every, a, b)
+                self._chosen_by_block(op, r, every, a, b, shape_of(TYPES.findall(types)[op.results.index(r)])[0])
                 continue
             if not isinstance(a, Affine) or not isinstance(b, Affine) or a.steps != b.steps or a.of != b.of:
                 why = (
@@ -635,12 +639,15 @@ class Reader(Memory):
             said = a.overflow or b.overflow
             self.values[r] = replace(a, base=np.where(every, a.base, b.base), left=left, overflow=said)
 
-    def _chosen_by_block(self, op: Op, result: str, every: Booleans, a: Known, b: Known) -> None:
+    def _chosen_by_block(
+        self, op: Op, result: str, every: Booleans, a: Known, b: Known, shape: tuple[int, ...]
+    ) -> None:
         """Choose between values that both branches compute, by a number that is known for each block of a program."""
         value = a if isinstance(a, Floats) else b
-        shape = tuple(1 for _ in value.axes) if isinstance(value, Floats) else value.shape
         kind = value.fmt if isinstance(value, Floats) else "f32"
-        holds = np.broadcast_to(every, (len(self.ids), 1)).astype(np.int64).reshape(len(self.ids), 1, *shape)
+        shape = shape if self._walk is not None else tuple(1 for _ in shape)
+        given = every.reshape(*every.shape, *(1 for _ in shape))
+        holds = np.broadcast_to(given, (len(self.ids), every.shape[1], *shape)).astype(np.int64)
         one = replace(op, results=[result], name="arith.select", type=f"i1, {kind}")
         named = [self._named(one, x) if isinstance(x, Floats) else x for x in (a, b)]
         self._fixed_choice(one, Elements(holds, 1, 1), *named)
