@@ -86,6 +86,8 @@ class ExactIntegers(WholeNumbers, ABC):
         if any(isinstance(x, Floats) for x in (a, b)) and op.name != "tt.addptr" and not self._is_place(op, a, b):
             self._set_operation(op, a, b)
             return
+        if op.name == "tt.addptr" and isinstance(b, Floats):
+            raise op.fail("an address that the kernel computes from values is not supported; load it as an integer")
         try:
             super()._integer(op, a, b)
         except WrapsError:
