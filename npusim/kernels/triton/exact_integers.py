@@ -317,11 +317,11 @@ class ExactIntegers(WholeNumbers, ABC):
             return
         super()._mask(op, a, b, mask)
 
-    def _fixed_choice(self, op: Op, mask: Condition | Elements, a: Known, b: Known) -> None:
+    def _other_choice(self, op: Op, mask: Condition | Elements, a: Known, b: Known) -> None:
         """Write a choice by a mask of indices; in a loop by tiles of data that say which of the two each element is."""
         is_known = isinstance(a, Floats | Number) and isinstance(b, Floats | Number)
-        if self._walk is None or not is_known or not mask.shape or self._is_at_index(op, mask) is not None:
-            super()._fixed_choice(op, mask, a, b)
+        if self._walk is None or not is_known or not mask.shape:
+            super()._other_choice(op, mask, a, b)
             return
         values, kind = [x for x in (a, b) if isinstance(x, Floats)], shape_of(op.type.rpartition(", ")[2])[1]
         given = elements_in(op, mask).values
