@@ -87,6 +87,7 @@ class Choices:
     of a tensor, the same in all programs, is of a part with these alone.  ``programs``: the programs that are read, by
     their numbers in the grid; empty: all.  ``multiplied``: formats of factors that the
     matrix unit multiplies; empty: any.  FP8 that it does not multiply becomes float16, which has all of its numbers.
+    ``knows_tiles``: integers and masks of a loop's tiles that are known at launch are tiles of a tensor.
     ``converts_wide``: floats become integers of 8 bits as ones of 16, of which a store has the low 8 (PTX).
     """
 
@@ -110,6 +111,7 @@ class Choices:
     programs: tuple[tuple[int, ...], ...] = ()
     multiplied: frozenset[str] = frozenset()
     converts_wide: bool = False
+    knows_tiles: bool = False
 
     def form(self, name: str, fmt: str, usual: str) -> str:
         """Return how a function of a format is written; ``usual``: where nothing computes it in a way of its own."""

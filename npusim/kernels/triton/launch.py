@@ -15,7 +15,7 @@ import operator
 import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache, partial, reduce
 from itertools import chain, count, product
 from pathlib import Path
 from types import MappingProxyType
@@ -492,11 +492,15 @@ def launched(
 
     Raises `ProgramError` for a kernel that none of these is read of.
     """
-    try:
-        return _launched_floats(function, arguments, grid, choices)
-    except ProgramError:
-        if not (known := known_kernels(function, arguments, grid)):
-            raise
+    has_loops = any(o.name == "scf.for" for o in (*function.operations, *inside(function.operations)))
+    faults = list[ProgramError]()
+    for each in (choices, *([replace(choices, knows_tiles=True)] if has_loops else [])):
+        try:
+            return _launched_floats(function, arguments, grid, each)
+        except ProgramError as error:
+            faults.append(error)
+    if not (known := known_kernels(function, arguments, grid)):
+        raise reduce(_further, faults)
     made = list[LaunchGrid]()
     for i, (own, given, size) in enumerate(known):
         one = placed(read_launch(own, given, size, choices))

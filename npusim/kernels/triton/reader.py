@@ -613,7 +613,8 @@ class Reader(Memory):
         types = op.text.partition("-> (")[2].partition(")")[0]
         kinds = [shape_of(t)[1] for t in TYPES.findall(types)]
         is_shared = self._walk is None and len(np.unique(self.ids, axis=0)) < len(self.ids)
-        is_tile = self._walk is not None and every.shape[1] > 1 and all(shape_of(t)[0] for t in TYPES.findall(types))
+        is_tile = self._walk is not None and self.choices.knows_tiles and every.shape[1] > 1
+        is_tile = is_tile and all(shape_of(t)[0] for t in TYPES.findall(types))
         is_whole = (is_shared or is_tile) and bool(
             FORMATS.keys() & {*kinds}
         )  # blocks of one program that a loop stores
