@@ -292,9 +292,7 @@ def stored_format(name: str) -> FloatFormat:
     return lookup({**_STORED_BLOCKS, **FORMATS}, name, "number format")
 
 
-_BY_DTYPE = MappingProxyType(
-    {item.dtype: item for item in (*FORMATS.values(), *_WHOLE.values()) if item.name != "tf32"}
-)
+_BY_DTYPE = MappingProxyType({item.dtype: item for item in FORMATS.values() if item.name != "tf32"})
 
 
 def format_of_dtype(dtype: np.dtype[Any]) -> FloatFormat | None:

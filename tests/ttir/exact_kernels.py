@@ -147,3 +147,84 @@ def halves(X, E, n, B: tl.constexpr):
     at = tl.program_id(0) * B + tl.arange(0, B)
     bits = tl.load(X + at, mask=at < n, other=0.0).to(tl.int16, bitcast=True)
     tl.store(E + at, ((bits >> 10) & 0x1F).to(tl.int32) - 15, mask=at < n)
+
+
+@triton.jit
+def counted(X, Y, Z, n, B: tl.constexpr):
+    row = tl.program_id(0)
+    count = 0
+    lanes = tl.zeros([B], tl.int32)
+    for start in range(0, n, B):
+        at = start + tl.arange(0, B)
+        x = tl.load(X + row * n + at, mask=at < n, other=0.0)
+        count += tl.sum((x > 0.5).to(tl.int32), 0)
+        lanes += (x < -0.5).to(tl.int32)
+    tl.store(Y + row, count)
+    tl.store(Z + row, tl.sum(lanes, 0))
+
+
+@triton.jit
+def histogram(X, Counts, n, B: tl.constexpr):
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    tl.atomic_add(Counts + tl.load(X + at, mask=at < n, other=0), 1, mask=at < n)
+
+
+@triton.jit
+def dealt_out(In, Out, Which, N: tl.constexpr, SIZE: tl.constexpr, RANK: tl.constexpr):
+    extra = tl.full((), 0, tl.int32)
+    last = 0
+    for i in range(N):
+        length = tl.load(In + i) + extra
+        own = length // SIZE + (length % SIZE > RANK)
+        if own > 0:
+            tl.store(Which + last, i)
+            tl.store(Out + last, own)
+            last += 1
+        extra = length - own * SIZE
+
+
+@triton.jit
+def overtaken(X, Y, n):
+    tl.store(Y + tl.program_id(0), tl.load(Y + (tl.program_id(0) + 1) % n) + tl.load(X + tl.program_id(0)))
+
+
+@triton.jit
+def numbered(X, Counts, Y):
+    tl.store(Y + tl.program_id(0), tl.atomic_add(Counts + tl.load(X + tl.program_id(0)), 1))
+
+
+@triton.jit
+def first_block_added(X, First, Y, n, T: tl.constexpr, R: tl.constexpr, B: tl.constexpr):
+    row = tl.arange(0, R)[:, None]
+    column = tl.arange(0, B)[None]
+    for i in range(T):
+        at = ((tl.program_id(0) * T + i) * R + row) * n + column
+        x = tl.load(X + at)
+        if i == 0:
+            x += tl.load(First + (tl.program_id(0) * R + row) * n + column)
+        else:
+            x = x * x
+        tl.store(Y + at, x)
+
+
+@triton.jit
+def unlike_tiles(X, Y, n, N: tl.constexpr, KIND: tl.constexpr, B: tl.constexpr):
+    row = tl.program_id(0)
+    column = tl.arange(0, B)
+    out = tl.zeros([B], tl.float32) + 2.0
+    for i in range(N):
+        x = tl.load(X + (row * N + i) * n + column, mask=column < n, other=0.0)
+        if KIND == "first":
+            out = tl.where(i == 0, x, out * x)
+        elif KIND == "last":
+            out = tl.where(i == N - 1, out * x, out + x)
+        elif KIND == "branch":
+            if i == 0:  # noqa: SIM108 - a branch is what is read
+                out = x
+            else:
+                out = out + x
+        elif KIND == "lanes":
+            out = tl.where((column + i) % 3 == 0, out + x, out)
+        else:
+            out = tl.where(row + i < 3, out + x, out)
+    tl.store(Y + row * n + column, out, mask=column < n)

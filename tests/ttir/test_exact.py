@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
+import npusim
+from npusim.errors import ProgramError
 from tests.turns import in_turn
 from ttir.checked_launches import checked
 from ttir.test_engines import normal
@@ -154,3 +156,83 @@ def test_bits_of_halves(hw: str) -> None:
     x = normal(1, 100).astype(np.float16)
     words = {"X": x, "E": np.zeros(100, np.int32), "n": 100, "B": 64}
     check("halves", (2,), words, {"E": np.frexp(x.astype(float))[1] - 1}, hw)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_counts_that_a_loop_carries(hw: str) -> None:
+    x = normal(1, 3, 200)
+    words = {"X": x, "Y": np.zeros(3, np.int32), "Z": np.zeros(3, np.int32), "n": 200, "B": 64}
+    check("counted", (3,), words, {"Y": (x > 0.5).sum(1), "Z": (x < -0.5).sum(1)}, hw)
+
+
+@pytest.mark.parametrize("hw", in_turn(DEVICES))
+def test_a_histogram_by_atomic_additions_of_integers(hw: str) -> None:
+    x, before = np.random.default_rng(1).integers(0, 16, 300).astype(np.int32), np.arange(16, dtype=np.int32)
+    words = {"X": x, "Counts": before.copy(), "n": 300, "B": 128}
+    done = check("histogram", (3,), words, {"Counts": before + np.bincount(x, minlength=16)}, hw)
+    assert any("the time is that of storing them" in note for note in done.notes)
+
+
+@pytest.mark.parametrize("hw", in_turn(DEVICES, start=1))
+def test_a_loop_over_integers_that_stores_some_of_them(hw: str) -> None:
+    lengths = np.random.default_rng(2).integers(0, 9, 16).astype(np.int32)
+    wanted, which, extra = list[int](), list[int](), 0
+    for i, length in enumerate(lengths.tolist()):
+        own = (length + extra) // 4 + ((length + extra) % 4 > 1)
+        if own:
+            wanted.append(own)
+            which.append(i)
+        extra += length - own * 4
+    rest = [0] * (16 - len(wanted))
+    words = {"In": lengths, "Out": np.zeros(16, np.int32), "Which": np.zeros(16, np.int32)}
+    given = {**words, "N": 16, "SIZE": 4, "RANK": 1}
+    check("dealt_out", (1,), given, {"Out": wanted + rest, "Which": which + rest}, hw)
+
+
+def refused(kernel: str, grid: tuple[int, ...], **words: Any) -> str:
+    from ttir import exact_kernels
+
+    with npusim.record(floats=True) as calls:
+        getattr(exact_kernels, kernel)[grid](**words)
+    with pytest.raises(ProgramError) as error:
+        npusim.run(calls[0], hw="h200")
+    return str(error.value)
+
+
+def test_integers_that_depend_on_the_order_of_programs_are_refused() -> None:
+    x, y = (np.arange(4, dtype=np.int32) for _ in "xy")
+    assert "another program" in refused("overtaken", (4,), X=x, Y=y, n=4)
+    counts = np.zeros(2, np.int32)
+    message = refused("numbered", (4,), X=np.array([0, 1, 0, 1], np.int32), Counts=counts, Y=y)
+    assert "depends on the order of programs" in message
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_an_if_between_values_of_blocks_that_a_loop_stores(hw: str) -> None:
+    x, first = normal(1, 3, 16, 32), normal(2, 3, 4, 32)
+    wanted = x * x
+    wanted[:, :4] = x[:, :4] + first
+    words = {"X": x, "First": first, "Y": np.zeros_like(x), "n": 32, "T": 4, "R": 4, "B": 32}
+    check("first_block_added", (3,), words, {"Y": wanted}, hw, close=1e-12)
+
+
+@pytest.mark.parametrize(("kind", "hw"), in_turn(("first", "last", "branch", "lanes", "row"), DEVICES))
+def test_choices_between_values_by_the_iteration_of_a_loop(kind: str, hw: str) -> None:
+    rows, count, n = 3, 4, 21
+    x = normal(1, rows, count, n)
+    wanted, column, row = np.full((rows, n), 2, np.float32), np.arange(n), np.arange(rows)[:, None]
+    for i in range(count):
+        one = x[:, i]
+        match kind:
+            case "first":
+                wanted = one if i == 0 else wanted * one
+            case "last":
+                wanted = wanted * one if i == count - 1 else wanted + one
+            case "branch":
+                wanted = one if i == 0 else wanted + one
+            case "lanes":
+                wanted = np.where((column + i) % 3 == 0, wanted + one, wanted)
+            case _:
+                wanted = np.where(row + i < 3, wanted + one, wanted)
+    words = {"X": x, "Y": np.zeros((rows, n), np.float32), "n": n, "N": count, "KIND": kind, "B": 32}
+    check("unlike_tiles", (rows,), words, {"Y": wanted}, hw)

@@ -30,7 +30,7 @@ from npusim.kernels.triton.element_wise import (
     or_elements,
     resized_elements,
 )
-from npusim.kernels.triton.first_tile import FirstTile
+from npusim.kernels.triton.first_tile import FirstTile, OtherFirstError
 from npusim.kernels.triton.integers import (
     DIVISIONS,
     SHIFTS,
@@ -1329,7 +1329,7 @@ class Arithmetic(Draft, ABC):
         mask, one, other = op.operands
         if not self._first_tile(op, mask).are_equal(one, other):
             why = "and its two values differ for the state before the loop; start the state with the first value"
-            raise op.fail(f"tl.where tests for the first iteration, {why}")
+            raise OtherFirstError(f"{op.line}: tl.where tests for the first iteration, {why}")
 
     def _is_of_tiles(self, a: Floats, mask: Condition) -> bool:
         """Return whether a mask leaves the elements of a loop's tiles that its loads leave, no more and no less."""

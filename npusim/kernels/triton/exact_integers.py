@@ -26,7 +26,9 @@ from npusim.formats.whole import (
 )
 from npusim.kernels.triton.arithmetic import MASK, hidden_value
 from npusim.kernels.triton.element_wise import computed_elements, elements_in
+from npusim.kernels.triton.first_tile import OtherFirstError
 from npusim.kernels.triton.integers import WrapsError, bits_of
+from npusim.kernels.triton.known_tiles import known_tiles
 from npusim.kernels.triton.tensor_axes import IntegerTensor, MaskView
 from npusim.kernels.triton.ttir_text import EXACT_BITS, EXACT_WIDE, FORMATS, WHOLE, Op, shape_of
 from npusim.kernels.triton.values import (
@@ -35,6 +37,7 @@ from npusim.kernels.triton.values import (
     Condition,
     Elements,
     Floats,
+    HeldState,
     Known,
     Listed,
     ListedMask,
@@ -43,7 +46,6 @@ from npusim.kernels.triton.values import (
     constant,
     elements,
     literal,
-    one_hot,
     refuse_many,
 )
 from npusim.kernels.triton.whole_numbers import MOST_EXACT, WholeNumbers, of_integers
@@ -55,6 +57,18 @@ if TYPE_CHECKING:
 EXACT = 32
 #: Integers up to this one are exact in float64, from which they are rounded once.
 _MOST_IN_FLOAT64 = 1 << 53
+
+
+#: Operations whose one operand is the result where the other one is 0; the first one only, of the first.
+_LEAVING_BY_0 = ("subi", "addi", "ori", "xori")
+#: Operations that make integers or masks of floats.
+_FROM_FLOATS = ("arith.cmpf", "arith.fptosi", "arith.fptoui", "tt.bitcast")
+
+
+def _is_of_floats(op: Op) -> bool:
+    """Return whether an operation makes integers, or a mask, of floats: of a bitcast its type says it."""
+    is_bits = op.name != "tt.bitcast" or shape_of(op.text.partition(" : ")[2].split(" -> ")[0])[1] in FORMATS
+    return op.name in _FROM_FLOATS and is_bits
 
 
 class ExactIntegers(WholeNumbers, ABC):
@@ -72,6 +86,8 @@ class ExactIntegers(WholeNumbers, ABC):
         if any(isinstance(x, Floats) for x in (a, b)) and op.name != "tt.addptr" and not self._is_place(op, a, b):
             self._set_operation(op, a, b)
             return
+        if op.name == "tt.addptr" and isinstance(b, Floats):
+            raise op.fail("an address that the kernel computes from values is not supported; load it as an integer")
         try:
             super()._integer(op, a, b)
         except WrapsError:
@@ -101,10 +117,20 @@ class ExactIntegers(WholeNumbers, ABC):
             first, second = (np.array([int(x or 0)], np.int64) for x in hidden)
             pad = float(whole_operation(name, first, second, bits)[0])
         blocks = [x for x in (one, other) if isinstance(x, Floats)]
-        self._bind(op, Floats(text, self._joined(*blocks), EXACT_BITS, pad))
+        held = self._held_of(name, one, other)
+        made = Floats(text, self._joined(*blocks), EXACT_BITS, pad, held=held)
+        self._bind(op, made)
         why = "an operation of integers that the kernel computes is timed as an addition (a comparison on GPUs)"
         if not any(n.endswith(why) for n in self.notes):
             self.notes.append(f"{op.line}: {why}")
+
+    @staticmethod
+    def _held_of(name: str, one: Floats | Number, other: Floats | Number) -> HeldState | None:
+        """Return the state of a loop that an operation leaves as it is where a mask hides elements, if it does."""
+        if name in _LEAVING_BY_0 and isinstance(one, Floats) and hidden_value(other) == 0:
+            return one.held
+        is_second = name in _LEAVING_BY_0[1:] and isinstance(other, Floats) and hidden_value(one) == 0
+        return other.held if is_second and isinstance(other, Floats) else None
 
     def _exact(self, op: Op, x: Known) -> Floats | Number:
         """Return an integer as a value of a tile that is exact at any magnitude of 32 bits."""
@@ -145,6 +171,24 @@ class ExactIntegers(WholeNumbers, ABC):
         is_one = not given.shape
         made = self._known_block(op, self._unique("integers"), values[..., None] if is_one else values, EXACT_BITS)
         return replace(made, axes=()) if is_one else made
+
+    def _is_computed(self, loop: Op, name: str) -> bool:
+        """Return whether a loop computes an integer of floats, or of a mask that compares these."""
+        made = set(self._made_of(name))
+        return any(_is_of_floats(o) and made.intersection(o.results) for o in loop.body)
+
+    def _is_exact_state(self, loop: Op, end: str) -> bool:
+        """Return whether a loop carries an integer that operations of integers compute from floats."""
+        made, of_floats = set(self._made_of(end)), set[str]()
+        for o in loop.body:
+            if not made.intersection(o.results):
+                continue
+            is_further = bool(of_floats.intersection(o.operands))
+            is_sum = o.name.partition(".")[2] in WHOLE_OPERATIONS or (o.name == "tt.reduce" and bool(of_integers(o)))
+            if is_sum and is_further and bits_of(o.type) > 1:
+                return True
+            of_floats.update(o.results if is_further or _is_of_floats(o) else ())
+        return False
 
     def _tt_bitcast(self, op: Op, x: Known) -> None:
         """Read the bits of floats as integers, and integers as the bits of floats; other bits as without this."""
@@ -258,6 +302,45 @@ class ExactIntegers(WholeNumbers, ABC):
         made = self.values[op.results[0]]
         self._set(op, replace(made, fmt=EXACT_BITS) if isinstance(made, Floats) else made)
 
+    def _selected(self, op: Op, mask: Condition, a: Known, b: Floats | Number) -> None:
+        """Write a choice by a mask of indices; of a loop's first tile that has other values, by a tile of data."""
+        try:
+            super()._selected(op, mask, a, b)
+        except OtherFirstError:
+            if not mask.shape or not self.choices.knows_tiles:
+                raise
+            self._fixed_choice(op, mask, a, b)
+
+    def _mask(self, op: Op, a: Floats, b: Number, mask: Condition | Elements) -> None:
+        if self._walk is not None and len(mask.shape) == 1 and self.choices.knows_tiles:
+            self._fixed_choice(op, mask, a, b)
+            return
+        super()._mask(op, a, b, mask)
+
+    def _other_choice(self, op: Op, mask: Condition | Elements, a: Known, b: Known) -> None:
+        """Write a choice by a mask of indices; in a loop by tiles of data that say which of the two each element is."""
+        is_known = isinstance(a, Floats | Number) and isinstance(b, Floats | Number)
+        if self._walk is None or not is_known or not mask.shape or not self.choices.knows_tiles:
+            super()._other_choice(op, mask, a, b)
+            return
+        values, kind = [x for x in (a, b) if isinstance(x, Floats)], shape_of(op.type.rpartition(", ")[2])[1]
+        given = elements_in(op, mask).values
+        whole = np.broadcast_to(given, (len(given), self._walk.most, *mask.shape))
+        seen = self._known_block(op, self._unique("seen"), whole, kind)
+        one, other = hidden_value(a), hidden_value(b)
+        text = f"where(compare({seen.text}, 0.0, 'une'), {self.text(a)}, {self.text(b)}"
+        text += ")" if values else f", {self.choices.fmt(kind)!r})"
+        states = {x.held for x in values}
+        held = states.pop() if len(states) == 1 and len(values) > 1 else None  # chosen or not, it is the same state
+        self._bind(op, Floats(text, self._joined(seen, *values), kind, one if one == other else None, held=held))
+
+    def _by_value(self, op: Op, mask: ValueComparison, a: Known, b: Known) -> None:
+        """Write a choice by a mask of values; in a loop of known integers too, which are tiles of data there."""
+        kind = shape_of(op.type.rpartition(", ")[2])[1]
+        if op.name == "arith.select" and kind in WHOLE and self._walk is not None:
+            a, b = (self._as_value(op, x) if isinstance(x, Affine | Listed | Elements) else x for x in (a, b))
+        super()._by_value(op, mask, a, b)
+
     def _without_sign(self, op: Op, of: str, x: Floats) -> Floats:
         """Return exact integers in the format in which their tensor has them."""
         tensor = self.arguments[of]
@@ -284,15 +367,24 @@ class ExactIntegers(WholeNumbers, ABC):
         if others or not isinstance(x, Floats) or not name or (x.fmt != EXACT_BITS and x.most):
             super()._tt_reduce(op, x, *others)
             return
-        words = {"addi": "addf", "maxsi": "maxnumf"}
+        words = {"addi": "addf", "maxsi": "maxnumf", "minsi": "maxnumf"}
         if name not in words or bits_of(op.type) != EXACT:
             raise op.fail(f"a reduction by {op.body[0].name} of integers that are values of a tile is not supported")
         body = [replace(op.body[0], name=f"arith.{words[name]}"), *op.body[1:]]
         wide = self._named(op, self._exact(op, x))
+        if name == "minsi":  # the maximum of the opposite bits, which are in the opposite order
+            wide = self._opposite(op, wide)
         super()._tt_reduce(replace(op, body=body), wide)
         made = self.values[op.results[0]]
         assert isinstance(made, Floats)
-        self._set(op, replace(made, fmt=EXACT_BITS))
+        made = replace(made, fmt=EXACT_BITS)
+        self._set(op, self._opposite(op, made) if name == "minsi" else made)
+
+    def _opposite(self, op: Op, x: Floats) -> Floats:
+        """Return integers with all bits inverted."""
+        pad = None if x.pad is None else float(~int(x.pad))
+        text = f"integers({self.text(x)}, -1.0, 'xori.{EXACT}')"
+        return cast("Floats", self._named(op, replace(x, text=text, pad=pad), "opposite"))
 
     def _arith_sitofp(self, op: Op, x: Known) -> None:
         if not self._set_rounded(op, x, is_signed=True):
@@ -351,47 +443,25 @@ class ExactIntegers(WholeNumbers, ABC):
         return self._known_tiles(op, name, values, fmt)
 
     def _known_tiles(self, op: Op, name: str, values: Integers, fmt: str) -> Floats:
-        """Read a block's elements, (program, iteration, *axes), as tiles of a tensor: one of rows by programs, and of
-        columns by iterations.
-        """
+        """Read a block's elements, (program, iteration, *axes), as tiles of a tensor of their own."""
         assert self._walk is not None
-        most, block = self._walk.most, values.shape[2:]
-        grid = self.ids.max(0) + 1
-        if len(self.ids) != np.prod(grid) or len(np.unique(self.ids, axis=0)) != len(self.ids) or len(block) > 2:
+        if not self.choices.knows_tiles:
+            raise op.fail("indices as values of a tile in a loop, or beyond 2^24")
+        block = values.shape[2:]
+        refuse_many(op, len(self.ids) * self._walk.most * int(np.prod(block)))
+        whole = np.broadcast_to(values, (len(self.ids), self._walk.most, *block))
+        is_along, called = self._goes_along(), f"known_{name}"
+        walked = tuple(is_along and i == len(block) - 1 for i in range(len(block)))
+        left = tuple(self._left_like(n, is_walked=each) for n, each in zip(block, walked, strict=True))
+        tiles = known_tiles(called, self.ids, whole, left, is_along=is_along)
+        if tiles is None:
             why = "indices as values of a tile in a loop, of some programs alone or along three axes, are not supported"
             raise op.fail(why)
-        refuse_many(op, len(self.ids) * most * int(np.prod(block)))
-        whole = np.broadcast_to(values, (len(self.ids), most, *block))
-        rows, columns = (1, *block)[-2:]
-        in_grid = np.zeros((*grid[::-1], rows, most, columns), values.dtype)
-        in_grid[tuple(self.ids[:, i] for i in (2, 1, 0))] = np.moveaxis(
-            whole.reshape(len(self.ids), most, rows, columns), 1, 2
-        )
-        x, y, z = map(int, grid)
-        width = most * columns
-        sides = [(z, y * x * rows * width), (y, x * rows * width), (x * rows, width), (width, 1)]
-        sides = [side for side in sides if side[0] > 1]
-        ones, called = (1,) * len(AXES), f"known_{name}"
-        own = MaskView(
-            called,
-            ones,
-            self.choices.fmt(fmt),
-            ones,
-            sizes=tuple(n for n, _ in sides),
-            by=tuple(step for _, step in sides),
-            holds=in_grid.reshape(-1),
-        )
-        self.arguments[called] = own
-        first = ((self.ids[:, 2] * y + self.ids[:, 1]) * x + self.ids[:, 0]) * rows * width
-        base = first[:, None] + np.arange(most)[None] * columns
-        steps = (width, 1)[-len(block) :]
-        rules = tuple(
-            ("slt", Affine(-left, one_hot(i, block), block))
-            for i in range(len(block))
-            if (left := self._left_like(block[i], is_walked=i == len(block) - 1)) is not None
-        )
+        ones = (1,) * len(AXES)
+        fmt_of = self.choices.fmt(fmt)
+        self.arguments[called] = MaskView(called, ones, fmt_of, ones, sizes=tiles.sizes, by=tiles.by, holds=tiles.holds)
         before = self.values.pop(op.results[0], None)
-        self._load(op, Affine(base, steps, block, called), Condition(rules) if rules else None, None, fmt)
+        self._load(op, tiles.pointer, tiles.mask, None, fmt)
         made = self.values.pop(op.results[0])
         self.values |= {} if before is None else {op.results[0]: before}
         assert isinstance(made, Floats)
@@ -399,11 +469,21 @@ class ExactIntegers(WholeNumbers, ABC):
         self.notes.append(f"{op.line}: {why}; the time includes loading it")
         return replace(made, pad=None, is_even=True)  # whichever number it is there, it is finite
 
+    def _goes_along(self) -> bool:
+        """Return whether the tiles that the loop loads follow one another along an axis of theirs."""
+        assert self._walk is not None
+        for load in (self.loads[n] for n in self._walk.loads):
+            base, sides = load.pointer.base, zip(load.pointer.steps, load.pointer.shape, strict=True)
+            if base.shape[1] > 1 and any(n > 1 and abs(base[0, 1] - base[0, 0]) == abs(s) * n for s, n in sides):
+                return True
+        return False
+
     def _left_like(self, size: int, *, is_walked: bool) -> Integers | None:
         """Return how many elements loads leave along an axis of a size, one that the loop goes along or not."""
         for load in self.loads.values():
             for n, left in zip(load.pointer.shape, load.left, strict=True):
-                if n == size and (left.shape[1] > 1) is is_walked and np.any(left < n):
+                is_moved = left.shape[1] > 1 and bool(np.any(left != left[:, :1]))
+                if n == size and is_moved is is_walked and np.any(left < n):
                     return left
         return None
 

@@ -15,7 +15,7 @@ import operator
 import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache, partial, reduce
 from itertools import chain, count, product
 from pathlib import Path
 from types import MappingProxyType
@@ -35,7 +35,7 @@ from npusim.kernels.triton.added_parts import PartsError, atomics_apart, has_ato
 from npusim.kernels.triton.calls import MOST_PROGRAMS
 from npusim.kernels.triton.compiled_choices import UNKNOWN
 from npusim.kernels.triton.compiler import OPTIONS, POINTERS, Compiled, Source, compiled, function_of, source_of
-from npusim.kernels.triton.float64_walk import ExactLaunch
+from npusim.kernels.triton.float64_walk import ExactLaunch, KnownLaunches
 from npusim.kernels.triton.kernel_draft import Choices, UnlikeProgramsError
 from npusim.kernels.triton.known_kernels import known_kernels
 from npusim.kernels.triton.launch_axes import UnplacedError
@@ -492,11 +492,15 @@ def launched(
 
     Raises `ProgramError` for a kernel that none of these is read of.
     """
-    try:
-        return _launched_floats(function, arguments, grid, choices)
-    except ProgramError:
-        if not (known := known_kernels(function, arguments, grid)):
-            raise
+    has_loops = any(o.name == "scf.for" for o in (*function.operations, *inside(function.operations)))
+    faults = list[ProgramError]()
+    for each in (choices, *([replace(choices, knows_tiles=True)] if has_loops else [])):
+        try:
+            return _launched_floats(function, arguments, grid, each)
+        except ProgramError as error:
+            faults.append(error)
+    if not (known := known_kernels(function, arguments, grid)):
+        raise reduce(_further, faults)
     made = list[LaunchGrid]()
     for i, (own, given, size) in enumerate(known):
         one = placed(read_launch(own, given, size, choices))
@@ -773,8 +777,9 @@ def read_as(
 def exact_launch(ttir: str, name: str, line: Line, arguments: Mapping[str, Any], grid: tuple[int, ...]) -> ExactLaunch:
     """Return the results of a launch in float64."""
     blocks = read_as(ttir, name, line, arguments, grid, EXACT)
-    if (known := blocks[0].known) is not None:
-        return ExactLaunch(known[0], known[1], known[2], blocks)
+    known = [ExactLaunch(*x.known, [x]) for x in blocks if x.known is not None]
+    if known:
+        return KnownLaunches(known)
     return ExactLaunch(read(ttir), arguments, grid, blocks)
 
 

@@ -151,7 +151,7 @@ class LaunchGrid:
         #: Of several kernels that one is read as: from 2 for each but the first, whose tensors have the plain names.
         self.number = 0
         #: The kernel, with its arguments and grid, whose results in float64 these are; None: the launch's.
-        self.known: tuple[Function, Mapping[str, Any], tuple[int, ...]] | None = None
+        self.known: tuple[Function, dict[str, Any], tuple[int, ...]] | None = None
         self.reader, self.stored, ids = reader, reader.stored[0], reader.ids
         #: Recorded views with all of their axes; the result's is given.
         self._views: dict[str, View] = {} if result is None else {self.stored.pointer.of: result}

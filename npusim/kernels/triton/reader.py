@@ -37,7 +37,7 @@ from npusim.kernels.triton.rolled_rows import rolled, with_scale_before_maximum,
 from npusim.kernels.triton.shared_memory import are_elements_own
 from npusim.kernels.triton.tensor_axes import Access, GatheredView, View
 from npusim.kernels.triton.third_axis import without_axis_of_one, without_third_axis
-from npusim.kernels.triton.ttir_text import FORMATS, TYPES, Function, Line, Op, refusing, shape_of
+from npusim.kernels.triton.ttir_text import EXACT_BITS, FORMATS, TYPES, WHOLE, Function, Line, Op, refusing, shape_of
 from npusim.kernels.triton.turned_blocks import WAYS, reduces_down, with_axes_exchanged, with_turned_blocks
 from npusim.kernels.triton.values import (
     RELATIONS,
@@ -651,12 +651,26 @@ class Reader(Memory):
     def _chosen_by_program(self, op: Op, every: Any) -> None:
         """Read both branches of an if whose integers differ between programs."""
         made, before = list[list[Known]](), self._only
+        types = op.text.partition("-> (")[2].partition(")")[0]
+        kinds = [shape_of(t)[1] for t in TYPES.findall(types)]
+        is_shared = self._walk is None and len(np.unique(self.ids, axis=0)) < len(self.ids)
+        is_tile = self._walk is not None and self.choices.knows_tiles and every.shape[1] > 1
+        is_tile = is_tile and all(shape_of(t)[0] for t in TYPES.findall(types))
+        is_whole = (is_shared or is_tile) and bool(
+            FORMATS.keys() & {*kinds}
+        )  # blocks of one program that a loop stores
+        if is_whole:
+            why = "an if differs between blocks, or tiles, of a loop: all of them compute both branches here"
+            self.notes.append(f"{op.line}: {why}, and the time includes them")
         for body, here in ((op.body, every), (op.otherwise, ~every)):
-            self._only = here if before is None else before & here
+            self._only = before if is_whole else here if before is None else before & here
             self._branch(op, body)
             made.append([self.values[r] for r in op.results])
         self._only = before
         for r, a, b in zip(op.results, *made, strict=True):
+            if is_whole and all(isinstance(x, Floats | Number) for x in (a, b)):
+                self._chosen_by_block(op, r, every, a, b, shape_of(TYPES.findall(types)[op.results.index(r)])[0])
+                continue
             if not isinstance(a, Affine) or not isinstance(b, Affine) or a.steps != b.steps or a.of != b.of:
                 why = (
                     "an if that chooses between computed values, differently in different programs, is not "
@@ -666,6 +680,19 @@ class Reader(Memory):
             left = tuple(lesser(x, y) for x, y in zip(a.limits(), b.limits(), strict=True))
             said = a.overflow or b.overflow
             self.values[r] = replace(a, base=np.where(every, a.base, b.base), left=left, overflow=said)
+
+    def _chosen_by_block(
+        self, op: Op, result: str, every: Booleans, a: Known, b: Known, shape: tuple[int, ...]
+    ) -> None:
+        """Choose between values that both branches compute, by a number that is known for each block of a program."""
+        value = a if isinstance(a, Floats) else b
+        kind = value.fmt if isinstance(value, Floats) else "f32"
+        shape = shape if self._walk is not None else tuple(1 for _ in shape)
+        given = every.reshape(*every.shape, *(1 for _ in shape))
+        holds = np.broadcast_to(given, (len(self.ids), every.shape[1], *shape)).astype(np.int64)
+        one = replace(op, results=[result], name="arith.select", type=f"i1, {kind}")
+        named = [self._named(one, x) if isinstance(x, Floats) else x for x in (a, b)]
+        self._fixed_choice(one, Elements(holds, 1, 1), *named)
 
     def _is_skipped_else(self, op: Op) -> bool:
         """Return whether an if that does not hold leaves every state of its loop, which stores nothing."""
@@ -776,6 +803,9 @@ class Reader(Memory):
             self._do(o)
         for counted, o in counters.items():
             self._count_up(o, counted, walk)
+        for name, e in zip(names, ends, strict=True):
+            if name in self.states and self.states[name][2] == EXACT_BITS:
+                self.values[e] = self._exact(op, self.values[e])
         new = {n: self.text(self.values[e]) for n, e in zip(names, ends, strict=True) if n}
         new = {n: text for n, text in new.items() if n != text}
         if new:
@@ -810,13 +840,8 @@ class Reader(Memory):
         if made is None or not is_sum or readers or not shape_of(made.type)[0]:
             return None
         by = next((o for o in op.body if made.operands[1] in o.results), None)
-        is_known = by is not None and by.name == "arith.extui" and not self._is_of_floats(by.operands[0])
+        is_known = by is not None and by.name == "arith.extui" and not self._is_computed(op, by.operands[0])
         return made if is_known else None
-
-    def _is_of_floats(self, name: str) -> bool:
-        """Return whether a mask compares floats."""
-        made = set(self._made_of(name))
-        return any(o.name == "arith.cmpf" and made.intersection(o.results) for o in self._made)
 
     def _count_up(self, op: Op, end: str, walk: Walk) -> None:
         """Set a counter behind its loop: what it begins with, and in how many iterations a mask holds in each lane."""
@@ -939,9 +964,12 @@ class Reader(Memory):
     def _state(self, op: Op, at: int, times: Integers) -> str:
         """Bind a loop-carried value; return its name, none for a value that is no block of floats."""
         inner, start = op.operands[4::2][at], op.operands[5::2][at]
-        x = self.values[start]
-        if isinstance(x, Affine) and not self._is_moved(op, inner, op.body[-1].operands[at]):
-            x = self._as_number(x, shape_of(TYPES.findall(op.text.partition("-> (")[2])[at])[1]) or x
+        x, end = self.values[start], op.body[-1].operands[at]
+        types = TYPES.findall(op.text.partition("-> (")[2])
+        kind = shape_of(types[at])[1]
+        if isinstance(x, Affine) and (not self._is_moved(op, inner, end) or self._is_computed(op, end)):
+            x = self._as_number(x, kind) or x
+        is_exact = isinstance(x, Number) and kind in WHOLE and self._is_exact_state(op, end)
         if isinstance(x, Affine | Listed):  # a pointer or number that moves by the same step every time
             moved = x.rest if isinstance(x, Listed) else x
             by = times * self._moved(op, inner, op.body[-1].operands[at])
@@ -957,9 +985,8 @@ class Reader(Memory):
         if not isinstance(x, Number) and not (isinstance(x, Floats) and x.text in self.loads and not x.is_transposed):
             why = "starts from a computed value; start it from a number or from a loaded block"
             raise op.fail(f"{plain_name(inner)} {why}")
-        types = TYPES.findall(op.text.partition("-> (")[2])
         axes = self._axes(x.shape) if isinstance(x, Number) else x.axes
-        name, fmt = self._unique(inner), shape_of(types[at])[1]
+        name, fmt = self._unique(inner), EXACT_BITS if is_exact else kind
         self.walks[-1 if self.choices.is_apart else 0].states.append(name)
         self.states[name] = x, axes, fmt
         self._enter(inner, Floats(name, axes, fmt, hidden_value(x)))

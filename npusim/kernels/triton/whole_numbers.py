@@ -185,10 +185,14 @@ class WholeNumbers(Arithmetic, ABC):
     def _fixed_choice(self, op: Op, mask: Condition | Elements, a: Known, b: Known) -> None:
         """Write a choice by a mask of indices; in a loop, of one index in each program (a label's)."""
         if self._walk is None or (made := self._is_at_index(op, mask)) is None:
-            super()._fixed_choice(op, mask, a, b)
+            self._other_choice(op, mask, a, b)
             return
         is_at, relation = made
         self._by_value(op, is_at, *((a, b) if relation == "eq" else (b, a)))
+
+    def _other_choice(self, op: Op, mask: Condition | Elements, a: Known, b: Known) -> None:
+        """Write a choice by another mask of indices."""
+        super()._fixed_choice(op, mask, a, b)
 
     def _by_value(self, op: Op, mask: ValueComparison, a: Known, b: Known) -> None:
         """Write a choice by a mask of values; of integers too, where both are values of a tile or known at launch."""

@@ -155,10 +155,11 @@ def _fma(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attribu
 
 
 def _compare(sources: Sequence[Array], _before: Array, _fmt: str, attributes: Attributes) -> Array:
-    (first, second), fmt = sources, format_of_dtype(sources[0].dtype)
+    first, second = sources
+    if first.dtype.kind == "i":
+        return formats.compare(first.astype(np.float64), second.astype(np.float64), attributes.variant, "float64")
+    fmt = format_of_dtype(first.dtype)
     assert fmt is not None
-    if fmt.is_integer:
-        first, second, fmt = first.astype(np.float64), second.astype(np.float64), formats.FORMATS["float64"]
     return formats.compare(first, second, attributes.variant, fmt)
 
 
