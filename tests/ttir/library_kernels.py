@@ -154,3 +154,25 @@ def added_to_rows(X, W, Y, Ids, Experts, Rows, pairs, R: tl.constexpr, N: tl.con
     made = tl.dot(x, tl.load(W + expert * R * N + k[:, None] * N + n[None, :]))
     y = tl.load(at, mask=is_pair[:, None], other=0.0).to(tl.float32)
     tl.store(at, (y + made).to(Y.dtype.element_ty), mask=is_pair[:, None])
+
+
+@triton.jit
+def row_sums_added(X, Z, R: tl.constexpr, N: tl.constexpr, BM: tl.constexpr):
+    """Sums of rows that are added to a tensor, each by one program."""
+    m, h, n = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1), tl.arange(0, N)
+    tl.atomic_add(Z + h * R + m, tl.sum(tl.load(X + h * R * N + m[:, None] * N + n[None, :]), 1))
+
+
+@triton.jit
+def scaled_factors(A, K, V, S, W, U, T: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, B: tl.constexpr):
+    """Products of one matrix with two others, part by part, whose rows are scaled before (FLA's WY representation)."""
+    b, t, d = tl.program_id(0), tl.arange(0, T), tl.arange(0, B)
+    a, s = tl.load(A + (b * T + t[:, None]) * T + t[None, :]), tl.load(S + b * T + t)
+    for i in range(DV // B):
+        v = tl.load(V + (b * T + t[:, None]) * DV + i * B + d[None, :])
+        u = tl.dot(a, (v * s[:, None]).to(a.dtype))
+        tl.store(U + (b * T + t[:, None]) * DV + i * B + d[None, :], u.to(U.dtype.element_ty))
+    for i in range(DK // B):
+        k = tl.load(K + (b * T + t[:, None]) * DK + i * B + d[None, :])
+        w = tl.dot(a, (k * s[:, None] * 2).to(a.dtype))
+        tl.store(W + (b * T + t[:, None]) * DK + i * B + d[None, :], w.to(W.dtype.element_ty))

@@ -163,3 +163,21 @@ def test_rows_that_two_programs_store_are_not_loaded_in_place() -> None:
         "loads an element that another program may store to|writes the same row",
         **_sorted_pairs(rows)[0],
     )
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_atomic_additions_of_one_program_to_each_number_of_a_row(hw: str) -> None:
+    x, z = normal(0, 4, 64, 16), normal(1, 4, 64)
+    words = {"X": x, "Z": z, "R": 64, "N": 16, "BM": 32}
+    checked("library_kernels", "row_sums_added", (2, 4), words, {"Z": z + x.astype(np.float64).sum(2)}, hw)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_right_factors_that_are_computed_outside_of_loops(hw: str) -> None:
+    a, k, v = (normal(i, 2, 32, n, fmt="float16") for i, n in enumerate((32, 64, 32)))
+    s = normal(3, 2, 32, fmt="float16")
+    words = {"A": a, "K": k, "V": v, "S": s, "W": np.zeros_like(k), "U": np.zeros_like(v)}
+    words |= {"T": 32, "DK": 64, "DV": 32, "B": 32}
+    matrix, scale = a.astype(np.float64), s[:, :, None]
+    wanted = {"W": matrix @ (k * scale * 2).astype(np.float64), "U": matrix @ (v * scale).astype(np.float64)}
+    checked("library_kernels", "scaled_factors", (2,), words, wanted, hw)
