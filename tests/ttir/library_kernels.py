@@ -176,3 +176,28 @@ def scaled_factors(A, K, V, S, W, U, T: tl.constexpr, DK: tl.constexpr, DV: tl.c
         k = tl.load(K + (b * T + t[:, None]) * DK + i * B + d[None, :])
         w = tl.dot(a, (k * s[:, None] * 2).to(a.dtype))
         tl.store(W + (b * T + t[:, None]) * DK + i * B + d[None, :], w.to(W.dtype.element_ty))
+
+
+@triton.jit
+def split_product(A, B, C, M, N, K: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr):
+    """A product of which each program adds up a part of the terms; the parts are stored below each other."""
+    part, m, n, k = tl.program_id(1), tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BM), tl.arange(0, BK)
+    total = tl.zeros((BM, BM), tl.float32)
+    for i in range(part * (K // PARTS), (part + 1) * (K // PARTS), BK):
+        total += tl.dot(tl.load(A + m[:, None] * K + i + k[None, :]), tl.load(B + (i + k)[:, None] * N + n[None, :]))
+    tl.store(C + part * M * N + m[:, None] * N + n[None, :], total)
+
+
+@triton.jit
+def added_product(A, B, C, M, N, K, BM: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr):
+    """A product of which each program adds every fourth tile of the terms to the result (split-K)."""
+    m, n = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BM)
+    k = tl.program_id(1) * BK + tl.arange(0, BK)
+    a, b, total = A + m[:, None] * K + k[None, :], B + k[:, None] * N + n[None, :], tl.zeros((BM, BM), tl.float32)
+    for i in range(tl.cdiv(K, BK * PARTS)):
+        left = K - i * BK * PARTS
+        x = tl.load(a, mask=k[None, :] < left, other=0.0)
+        total += tl.dot(x, tl.load(b, mask=k[:, None] < left, other=0.0))
+        a += BK * PARTS
+        b += BK * PARTS * N
+    tl.atomic_add(C + m[:, None] * N + n[None, :], total)

@@ -181,3 +181,15 @@ def test_right_factors_that_are_computed_outside_of_loops(hw: str) -> None:
     matrix, scale = a.astype(np.float64), s[:, :, None]
     wanted = {"W": matrix @ (k * scale * 2).astype(np.float64), "U": matrix @ (v * scale).astype(np.float64)}
     checked("library_kernels", "scaled_factors", (2,), words, wanted, hw)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize("kernel", ["split_product", "added_product"])
+def test_parts_of_a_products_terms(kernel: str, hw: str) -> None:
+    a, b, adds = normal(0, 64, 128, fmt="float16"), normal(1, 128, 32, fmt="float16"), kernel == "added_product"
+    words = {"A": a, "B": b, "C": np.zeros((64, 32) if adds else (4, 64, 32), np.float32), "M": 64, "N": 32, "K": 128}
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    parts = np.stack([x[:, i : i + 32] @ y[i : i + 32] for i in range(0, 128, 32)])
+    words |= {"BM": 32, "BK": 16, "PARTS": 4}
+    done = checked("library_kernels", kernel, (2, 4), words, {"C": parts.sum(0) if adds else parts}, hw)
+    assert done.numerics.rmse < 1e-6

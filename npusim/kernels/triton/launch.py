@@ -530,6 +530,7 @@ def _launched(
         ways += [(choices, single), (listed, single)]
         ways += [(replace(choices, cuts=True), parts) for parts in ([function], each, single)]
         ways.append((replace(listed, lists_in_order=True), [function]))
+        ways += [(replace(choices, adds_tiles=True), [function])] if choices.is_fresh else []
         for how, parts in ways:
             try:
                 made = made or [placed(read_launch(part, arguments, grid, how)) for part in parts]
@@ -778,7 +779,8 @@ def read_as(
 def exact_launch(ttir: str, name: str, line: Line, arguments: Mapping[str, Any], grid: tuple[int, ...]) -> ExactLaunch:
     """Return the results of a launch in float64."""
     blocks = read_as(ttir, name, line, arguments, grid, EXACT)
-    return ExactLaunch(read(ttir), arguments, grid, blocks)
+    others = partial(read_as, ttir, name, line, arguments, grid, replace(EXACT, accumulate="fresh"))
+    return ExactLaunch(read(ttir), arguments, grid, blocks, others)
 
 
 def _exact(launch: Launch, problem: KernelProblem, tiling: Tiling) -> ExactLaunch:

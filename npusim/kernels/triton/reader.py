@@ -737,6 +737,9 @@ class Reader(Memory):
             return
         zeros = (isinstance(x, Number) and not x.value for x in map(self.values.__getitem__, starts))
         walk.is_sum = self.choices.is_fresh and not self.walks and _is_sum(op, list(zeros))
+        if walk.is_sum and self.choices.adds_tiles:
+            walk.is_sum, why = False, "the products of its tiles are added one by one here, not in the matrix unit"
+            self.notes.append(f"{op.line}: a program adds up a part of a product alone: {why}")
         walk.is_sum &= not any(map(self.choices.is_widened, _factors(op)))
         is_still = not self._is_walked(op)
         if is_still and walk.counts.any() and (np.ptp(walk.counts) or walk.most > MOST_UNROLLED):
