@@ -201,3 +201,19 @@ def added_product(A, B, C, M, N, K, BM: tl.constexpr, BK: tl.constexpr, PARTS: t
         a += BK * PARTS
         b += BK * PARTS * N
     tl.atomic_add(C + m[:, None] * N + n[None, :], total)
+
+
+@triton.jit
+def goes_on(X, Y, Z, T, B: tl.constexpr):
+    """Two values of a loop that both begin with what the loop before leaves."""
+    r, d = tl.program_id(0) * 16 + tl.arange(0, 16), tl.arange(0, B)
+    m = tl.full((16,), -1e30, tl.float32)
+    for t in range(0, T, B):
+        m = tl.maximum(m, tl.max(tl.load(X + r[:, None] * T + (t + d)[None, :]), 1))
+    a, b = m, m
+    for t in range(0, T, B):
+        x = tl.load(X + r[:, None] * T + (t + d)[None, :])
+        a += tl.sum(x, 1)
+        b = tl.maximum(b, tl.sum(x * x, 1))
+    tl.store(Y + r, a)
+    tl.store(Z + r, b)

@@ -193,3 +193,11 @@ def test_parts_of_a_products_terms(kernel: str, hw: str) -> None:
     words |= {"BM": 32, "BK": 16, "PARTS": 4}
     done = checked("library_kernels", kernel, (2, 4), words, {"C": parts.sum(0) if adds else parts}, hw)
     assert done.numerics.rmse < 1e-6
+
+
+def test_values_that_go_on_from_the_loop_before() -> None:
+    x = normal(0, 32, 128)
+    most, squares = x.max(1).astype(np.float64), (x.astype(np.float64) ** 2).reshape(32, 4, 32).sum(2).max(1)
+    words = {"X": x, "Y": np.zeros(32, np.float32), "Z": np.zeros(32, np.float32), "T": 128, "B": 32}
+    wanted = {"Y": most + x.astype(np.float64).sum(1), "Z": np.maximum(most, squares)}
+    checked("library_kernels", "goes_on", (2,), words, wanted, "ascend_910b2")

@@ -194,6 +194,8 @@ class Walk:
     #: state's value where the loop begins.
     partial: dict[str | None, bool] = field(default_factory=dict)
     entered: dict[str, Floats] = field(default_factory=dict)
+    #: Of states, the name of the value that an iteration leaves in them, where it has one.
+    last_values: dict[str, str] = field(default_factory=dict)
 
     @property
     def most(self) -> int:
