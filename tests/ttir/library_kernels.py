@@ -154,3 +154,66 @@ def added_to_rows(X, W, Y, Ids, Experts, Rows, pairs, R: tl.constexpr, N: tl.con
     made = tl.dot(x, tl.load(W + expert * R * N + k[:, None] * N + n[None, :]))
     y = tl.load(at, mask=is_pair[:, None], other=0.0).to(tl.float32)
     tl.store(at, (y + made).to(Y.dtype.element_ty), mask=is_pair[:, None])
+
+
+@triton.jit
+def row_sums_added(X, Z, R: tl.constexpr, N: tl.constexpr, BM: tl.constexpr):
+    """Sums of rows that are added to a tensor, each by one program."""
+    m, h, n = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1), tl.arange(0, N)
+    tl.atomic_add(Z + h * R + m, tl.sum(tl.load(X + h * R * N + m[:, None] * N + n[None, :]), 1))
+
+
+@triton.jit
+def scaled_factors(A, K, V, S, W, U, T: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, B: tl.constexpr):
+    """Products of one matrix with two others, part by part, whose rows are scaled before (FLA's WY representation)."""
+    b, t, d = tl.program_id(0), tl.arange(0, T), tl.arange(0, B)
+    a, s = tl.load(A + (b * T + t[:, None]) * T + t[None, :]), tl.load(S + b * T + t)
+    for i in range(DV // B):
+        v = tl.load(V + (b * T + t[:, None]) * DV + i * B + d[None, :])
+        u = tl.dot(a, (v * s[:, None]).to(a.dtype))
+        tl.store(U + (b * T + t[:, None]) * DV + i * B + d[None, :], u.to(U.dtype.element_ty))
+    for i in range(DK // B):
+        k = tl.load(K + (b * T + t[:, None]) * DK + i * B + d[None, :])
+        w = tl.dot(a, (k * s[:, None] * 2).to(a.dtype))
+        tl.store(W + (b * T + t[:, None]) * DK + i * B + d[None, :], w.to(W.dtype.element_ty))
+
+
+@triton.jit
+def split_product(A, B, C, M, N, K: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr):
+    """A product of which each program adds up a part of the terms; the parts are stored below each other."""
+    part, m, n, k = tl.program_id(1), tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BM), tl.arange(0, BK)
+    total = tl.zeros((BM, BM), tl.float32)
+    for i in range(part * (K // PARTS), (part + 1) * (K // PARTS), BK):
+        total += tl.dot(tl.load(A + m[:, None] * K + i + k[None, :]), tl.load(B + (i + k)[:, None] * N + n[None, :]))
+    tl.store(C + part * M * N + m[:, None] * N + n[None, :], total)
+
+
+@triton.jit
+def added_product(A, B, C, M, N, K, BM: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr):
+    """A product of which each program adds every fourth tile of the terms to the result (split-K)."""
+    m, n = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BM)
+    k = tl.program_id(1) * BK + tl.arange(0, BK)
+    a, b, total = A + m[:, None] * K + k[None, :], B + k[:, None] * N + n[None, :], tl.zeros((BM, BM), tl.float32)
+    for i in range(tl.cdiv(K, BK * PARTS)):
+        left = K - i * BK * PARTS
+        x = tl.load(a, mask=k[None, :] < left, other=0.0)
+        total += tl.dot(x, tl.load(b, mask=k[:, None] < left, other=0.0))
+        a += BK * PARTS
+        b += BK * PARTS * N
+    tl.atomic_add(C + m[:, None] * N + n[None, :], total)
+
+
+@triton.jit
+def goes_on(X, Y, Z, T, B: tl.constexpr):
+    """Two values of a loop that both begin with what the loop before leaves."""
+    r, d = tl.program_id(0) * 16 + tl.arange(0, 16), tl.arange(0, B)
+    m = tl.full((16,), -1e30, tl.float32)
+    for t in range(0, T, B):
+        m = tl.maximum(m, tl.max(tl.load(X + r[:, None] * T + (t + d)[None, :]), 1))
+    a, b = m, m
+    for t in range(0, T, B):
+        x = tl.load(X + r[:, None] * T + (t + d)[None, :])
+        a += tl.sum(x, 1)
+        b = tl.maximum(b, tl.sum(x * x, 1))
+    tl.store(Y + r, a)
+    tl.store(Z + r, b)

@@ -163,3 +163,41 @@ def test_rows_that_two_programs_store_are_not_loaded_in_place() -> None:
         "loads an element that another program may store to|writes the same row",
         **_sorted_pairs(rows)[0],
     )
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_atomic_additions_of_one_program_to_each_number_of_a_row(hw: str) -> None:
+    x, z = normal(0, 4, 64, 16), normal(1, 4, 64)
+    words = {"X": x, "Z": z, "R": 64, "N": 16, "BM": 32}
+    checked("library_kernels", "row_sums_added", (2, 4), words, {"Z": z + x.astype(np.float64).sum(2)}, hw)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_right_factors_that_are_computed_outside_of_loops(hw: str) -> None:
+    a, k, v = (normal(i, 2, 32, n, fmt="float16") for i, n in enumerate((32, 64, 32)))
+    s = normal(3, 2, 32, fmt="float16")
+    words = {"A": a, "K": k, "V": v, "S": s, "W": np.zeros_like(k), "U": np.zeros_like(v)}
+    words |= {"T": 32, "DK": 64, "DV": 32, "B": 32}
+    matrix, scale = a.astype(np.float64), s[:, :, None]
+    wanted = {"W": matrix @ (k * scale * 2).astype(np.float64), "U": matrix @ (v * scale).astype(np.float64)}
+    checked("library_kernels", "scaled_factors", (2,), words, wanted, hw)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize("kernel", ["split_product", "added_product"])
+def test_parts_of_a_products_terms(kernel: str, hw: str) -> None:
+    a, b, adds = normal(0, 64, 128, fmt="float16"), normal(1, 128, 32, fmt="float16"), kernel == "added_product"
+    words = {"A": a, "B": b, "C": np.zeros((64, 32) if adds else (4, 64, 32), np.float32), "M": 64, "N": 32, "K": 128}
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    parts = np.stack([x[:, i : i + 32] @ y[i : i + 32] for i in range(0, 128, 32)])
+    words |= {"BM": 32, "BK": 16, "PARTS": 4}
+    done = checked("library_kernels", kernel, (2, 4), words, {"C": parts.sum(0) if adds else parts}, hw)
+    assert done.numerics.rmse < 1e-6
+
+
+def test_values_that_go_on_from_the_loop_before() -> None:
+    x = normal(0, 32, 128)
+    most, squares = x.max(1).astype(np.float64), (x.astype(np.float64) ** 2).reshape(32, 4, 32).sum(2).max(1)
+    words = {"X": x, "Y": np.zeros(32, np.float32), "Z": np.zeros(32, np.float32), "T": 128, "B": 32}
+    wanted = {"Y": most + x.astype(np.float64).sum(1), "Z": np.maximum(most, squares)}
+    checked("library_kernels", "goes_on", (2,), words, wanted, "ascend_910b2")

@@ -438,7 +438,8 @@ class _Lowering:
                     "or return the loop's result and multiply in a separate kernel",
                     e,
                 )
-            if right.kind != "operand" and (e.loop is None or not (self.is_of_operands(right) or _is_of_state(right))):
+            is_made = self.is_of_operands(right) or (e.loop is not None and _is_of_state(right))
+            if right.kind != "operand" and ((e.loop is None and not self.kernel.computes_factors) or not is_made):
                 self.kernel.fail(
                     f"{right} is the right factor of a product: the right factor must be an operand, or computed from "
                     "operands of the tile in a loop, or from a state; compute it in an earlier kernel",

@@ -91,11 +91,12 @@ def _with_effects(operations: Sequence[Op], kept: Sequence[Op]) -> tuple[list[Op
 
 
 def parts_apart(
-    function: Function, arguments: Mapping[str, Any], count: int, *, by_element: bool = False
+    function: Function, arguments: Mapping[str, Any], count: int, *, by_element: bool = False, is_flat: bool = False
 ) -> PartsApart:
     """Return a kernel with atomic additions as two, for so many parts of each element.
 
-    ``by_element``: each program of the second kernel adds one element, and not a row.
+    ``by_element``: each program of the second kernel adds one element, and not a row.  ``is_flat``: the tensor of the
+    parts has all elements of one part along one axis.
 
     Raises `ProgramError` for other atomic operations, for several such tensors, and for one with gaps.
     """
@@ -107,7 +108,7 @@ def parts_apart(
     name, total = f"{root}_parts", f"{root}_sum"
     own = replace(view, is_workspace=True, storage=-1, described=(), described_by=())
     is_block = atomics[0].type.startswith("tensor")
-    sizes, by = (view.sizes, view.by) if is_block and not by_element else ((span,), (1,))  # numbers: one place each
+    sizes, by = (view.sizes, view.by) if is_block and not is_flat else ((span,), (1,))  # numbers have one place each
     sizes, by = ((count, *sizes), (span, *by)) if count > 1 else (sizes, by)
     given = {
         name: replace(own, name=name, sizes=sizes, by=by, parts=count),

@@ -551,18 +551,21 @@ class ExactLaunch:
     """The results of a launch in float64, by the programs that store them."""
 
     def __init__(
-        self, function: Function, arguments: Mapping[str, Any], size: Sequence[int], grids: Sequence[LaunchGrid]
+        self,
+        function: Function,
+        arguments: Mapping[str, Any],
+        size: Sequence[int],
+        grids: Sequence[LaunchGrid],
+        others: Callable[[], Sequence[LaunchGrid]],
     ) -> None:
         """``function``: TTIR as it is; ``size``: programs along each axis; ``grids``: those of a launch, of which the
-        first says which programs store which rows.
+        first says which programs store which rows; ``others``: the same with the axes that tensors have where a matrix
+        unit adds up all tiles of a product.
         """
-        self.function, self.arguments, self.size, self.grids = with_maxima(function)[0], arguments, size, grids
-        self.grid = grids[0]
-        self._inputs = dict[str, Any]()
+        self.function, self.arguments, self.size = with_maxima(function)[0], arguments, size
+        self._others, self._inputs = others, dict[str, Any]()
         self._scratch = with_scratch_kept(function)[1].keys() | with_values_kept(function, arguments)[2].keys()
-        for grid in grids:
-            for name, placed in grid.placed_inputs.items():
-                self._inputs.setdefault(name, []).extend(placed)
+        self._place(grids)
         #: The latest inputs, and their matrices in float64.
         self._inputs_of: HeadSource | None = None
         self._matrix: Callable[[str, int, int], Array]
@@ -624,9 +627,24 @@ class ExactLaunch:
             self._together = kept, self._stored(kept, sorted(programs))
         return self._together[1] if self._together else {}
 
+    def _place(self, grids: Sequence[LaunchGrid]) -> None:
+        """Take the axes of tensors from the blocks of a launch."""
+        self.grids, self.grid = grids, grids[0]
+        self._inputs.clear()
+        for grid in grids:
+            for name, placed in grid.placed_inputs.items():
+                self._inputs.setdefault(name, []).extend(placed)
+
+    def _is_of_axes(self, inputs: HeadSource) -> bool:
+        """Return whether inputs have the axes that tensors have here."""
+        tensors = [x for placed in self._inputs.values() for x, _ in placed if x.role == "input"]
+        return all(np.shape(inputs(x.name, 0, 0)) == (x.rows, x.cols) for x in tensors if not x.is_transposed)
+
     def _use(self, inputs: HeadSource) -> None:
         """Forget what other inputs gave."""
         if self._inputs_of is not inputs:
+            if not self._is_of_axes(inputs):
+                self._place(self._others())
             self._inputs_of, self._latest, self._together = inputs, None, None
             self._matrix = lru_cache(maxsize=MATRICES)(lambda *of: formats.cast(inputs(*of), F64))
 

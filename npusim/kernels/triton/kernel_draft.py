@@ -80,6 +80,8 @@ class Choices:
     ``lists_elements``: elements by loaded integers, one in each program, are a list of all programs.
     ``listed_rows``: tensors of which the rows of each block are a list of all programs, whatever its addresses are;
     with a point behind the name, those of the block's part of a longer row.
+    ``adds_tiles``: fresh products of tiles are added one by one also where one product could have all of them, as where
+    a program has a part of them alone (split-K).
     ``lists_in_order``: lists of rows have the rows of one program after those of another, in the programs' order.
     ``lists_remainders``: a block's remainders that restart within it are a list of all programs.
     ``chooses_lanes``: lanes that a mask hides in all programs alike are chosen behind a load of all lanes: ``first``
@@ -109,6 +111,7 @@ class Choices:
     parts_by_loops: bool = False
     listed_rows: frozenset[str] = frozenset()
     lists_in_order: bool = False
+    adds_tiles: bool = False
     cuts: bool = False
     lists_remainders: bool = False
     chooses_lanes: str = ""
@@ -199,6 +202,8 @@ class Walk:
     #: state's value where the loop begins.
     partial: dict[str | None, bool] = field(default_factory=dict)
     entered: dict[str, Floats] = field(default_factory=dict)
+    #: Of states, the name of the value that an iteration leaves in them, where it has one.
+    last_values: dict[str, str] = field(default_factory=dict)
 
     @property
     def most(self) -> int:

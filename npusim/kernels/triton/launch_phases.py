@@ -103,10 +103,11 @@ def is_part(reader: Reader, view: View) -> bool:
     return sum((x.parameter, x.of) == (view.parameter, view.of) for x in views) > 1
 
 
-def placed(reader: Reader) -> LaunchGrid:
+def placed(reader: Reader, *, like: View | None = None) -> LaunchGrid:
     """Return the blocks of a launch; other readings of a recorded result's axes are tried until all views agree.
 
-    Raises `ProgramError` with the message of the first reading where none fits.
+    ``like``: the parts that the result is the sum of, whose batch, heads and rows it has.  Raises `ProgramError` with
+    the message of the first reading where none fits.
     """
     stored = reader.stored[0]
     view = reader.arguments[stored.pointer.of]
@@ -115,7 +116,10 @@ def placed(reader: Reader) -> LaunchGrid:
     most, faults = [int(n.max()) for n in stored.left], list[ProgramError]()
     rows, columns = (0, 0, *most)[-2:]
     how: Any = {"is_row": reader.is_of_one_row, "is_part": is_part(reader, view), "rows": rows, "columns": columns}
-    ways = list(readings(view, stored.pointer.base, **how))
+    given = list(readings(view, stored.pointer.base, **how)) if like is None else [view.with_axes_of(like)]
+    ways = [x for x in given if x is not None]
+    if not ways:
+        raise ProgramError(f"{stored.line}: {stored.pointer.of} cannot have the axes of its parts")
     for freedom, result in product(range(MOST_FREEDOM + 1), ways):
         try:
             return LaunchGrid(reader, result, freedom=freedom)

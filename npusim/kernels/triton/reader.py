@@ -781,6 +781,9 @@ class Reader(Memory):
             return
         zeros = (isinstance(x, Number) and not x.value for x in map(self.values.__getitem__, starts))
         walk.is_sum = self.choices.is_fresh and not self.walks and _is_sum(op, list(zeros))
+        if walk.is_sum and self.choices.adds_tiles:
+            walk.is_sum, why = False, "the products of its tiles are added one by one here, not in the matrix unit"
+            self.notes.append(f"{op.line}: a program adds up a part of a product alone: {why}")
         walk.is_sum &= not any(map(self.choices.is_widened, _factors(op)))
         is_still = not self._is_walked(op)
         if is_still and walk.counts.any() and (np.ptp(walk.counts) or walk.most > MOST_UNROLLED):
@@ -810,6 +813,7 @@ class Reader(Memory):
         new = {n: text for n, text in new.items() if n != text}
         if new:
             self._emit(f"{', '.join(new)} = {', '.join(new.values())}", op.line)
+        walk.last_values = {n: text for n, text in new.items() if text.isidentifier() and text not in self.states}
         done = [
             self._end_of_state(op, at, name) if name else self.values[e]
             for at, (name, e) in enumerate(zip(names, ends, strict=True))
@@ -977,6 +981,12 @@ class Reader(Memory):
             self.values[inner] = replace(x, rest=moved) if isinstance(x, Listed) else moved
             return ""
         if isinstance(x, Floats) and x.text in self.states:  # it goes on from the loop before
+            if x.text in {known.text for known in self.walks[-1].entered.values()}:
+                why = f"and another value of the loop both begin with what the loop before leaves in {x.text}"
+                raise op.fail(f"{plain_name(inner)} {why}, which is not supported; carry both through both loops")
+            for name in [walk.last_values[x.text] for walk in self.walks if x.text in walk.last_values]:
+                self._emit(f"{name} = None", op.line)  # a second name of the state, which this loop changes
+                self.walks[-1].at = len(self.lines)
             self._enter(inner, x)
             return x.text
         if self.walks[-1].is_sum:  # one product of all tiles, which starts at 0

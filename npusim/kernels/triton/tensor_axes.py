@@ -232,6 +232,18 @@ class View(Tensor):
         view = self._merged(self.groups[role])
         return view.halved(view.groups[role][0], inner) if view is not None else None
 
+    def with_axes_of(self, parts: View) -> View | None:
+        """Return the view with the axes of its parts in an atomic addition, but for the axis of parts.
+
+        None where some index of another axis has no part.
+        """
+        gone = 1 if parts.parts > 1 else 0
+        batch, heads, splits, rows, columns = ([i - gone for i in group if i >= gone] for group in parts.groups)
+        if parts.fixed or splits or prod(parts.sizes[gone:]) != prod(self.sizes):
+            return None
+        view = replace(self, sizes=parts.sizes[gone:], by=parts.by[gone:], groups=NO_GROUPS, fixed=())
+        return view.assigned(batch=tuple(batch), heads=tuple(heads), rows=tuple(rows), columns=tuple(columns))
+
     def flat(self) -> View | None:
         """Return the view, none of whose axes is anything yet, with all of them as one; None where gaps are between."""
         return self._merged(tuple(range(len(self.sizes))))
