@@ -9,6 +9,7 @@ from itertools import chain, count
 import numpy as np
 
 from npusim.errors import ProgramError
+from npusim.kernels.triton.arithmetic import MASK
 from npusim.kernels.triton.calls import INTEGERS
 from npusim.kernels.triton.integers import bits_of, wrapped
 from npusim.kernels.triton.kernel_draft import Load, Stored
@@ -866,6 +867,7 @@ class Memory(WholeNumbers):
             value = self._stored_integers(op, value, pointer.rest.of if isinstance(pointer, Listed) else pointer.of)
         if isinstance(value, Number) and isinstance(pointer, Affine | Listed):  # of all elements
             fmt = self._element_of(pointer)
+            fmt = "i8" if fmt == MASK and value.value in (0.0, 1.0) else fmt  # one byte of 0 or 1, as Triton stores it
             if fmt not in FORMATS and fmt not in WHOLE:
                 raise op.fail(f"a store of a number to a tensor of {fmt}; allowed: {', '.join((*FORMATS, *WHOLE))}")
             text = f"filled('@', {value.text}, {self.choices.fmt(fmt)!r})"

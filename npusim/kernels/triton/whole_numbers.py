@@ -40,6 +40,8 @@ from npusim.kernels.triton.values import (
 )
 
 _SELECTS = ("arith.select", "arith.select")
+#: Half as many numbers as a byte has.
+HALF_BYTE = 1 << 7
 #: Whole numbers up to this one are exact in float32.
 MOST_EXACT = 1 << 24
 #: What passes integers of a block on as they are, and what makes values of them.
@@ -96,6 +98,10 @@ class WholeNumbers(Arithmetic, ABC):
                 f"the integers of {pointer.of} are not recorded, because they are reinterpreted or loaded through "
                 "a descriptor"
             )
+        is_byte = tensor.fmt == "uint8" and kind == "i8" and not self._is_of_values(op, ("tt.dot", "arith.sitofp"))
+        if is_byte:
+            self._load_bytes(op, tensor, pointer, mask, other)
+            return
         if kind not in WHOLE or (tensor.fmt == "uint8") or np.abs(tensor.data).max(initial=0) > MOST_EXACT:
             raise op.fail(
                 f"{pointer.of}: the kernel converts integers of {kind} to floats; allowed: signed integers of at "
@@ -111,6 +117,33 @@ class WholeNumbers(Arithmetic, ABC):
         if isinstance(other, Affine) and not any(other.steps) and not np.ptp(other.base):
             other = _number(op, other, pointer.shape)
         self._load(op, replace(pointer, of=name), mask, other, kind)
+
+    def _load_bytes(
+        self, op: Op, tensor: IntegerTensor, pointer: Affine, mask: Known | None, other: Known | None
+    ) -> None:
+        """Load integers of 8 bits without a sign as those with one, 128 less, to which 128 is added in float32."""
+        ones, name = (1,) * len(AXES), f"{pointer.of}.numbers"
+        holds = np.asarray(tensor.data).astype(np.int64) - HALF_BYTE
+        view = MaskView(name, ones, self.choices.fmt("i8"), ones, sizes=tensor.sizes, by=tensor.by, holds=holds)
+        self.arguments.setdefault(name, view)
+        if mask is not None and (other is None or (isinstance(other, Affine) and not any(other.steps))):
+            given = 0 if other is None else int(other.base.flat[0]) % (2 * HALF_BYTE)
+            if other is not None and np.ptp(other.base):
+                raise op.fail(f"{pointer.of}: other= of a load of bytes must be one number")
+            low = float(given - HALF_BYTE)
+            other = Number(low, literal(low), pointer.shape)
+        self.notes.append(
+            f"{op.line}: {pointer.of}: bytes without a sign are stored here as signed ones that are 128 less; the "
+            "time includes adding 128"
+        )
+        self._load(op, replace(pointer, of=name), mask, other, "i8")
+        loaded = self.values[op.results[0]]
+        assert isinstance(loaded, Floats)
+        text = f"({self.text(loaded)}.to({self.choices.fmt('i16')!r}) + {float(HALF_BYTE)!r})"
+        pad = None if loaded.pad is None else loaded.pad + HALF_BYTE
+        whole = Floats(text, loaded.axes, "i16", pad, is_seen=loaded.is_seen, most=2 * HALF_BYTE - 1)
+        named = self._named(op, whole, "byte")
+        self._set(op, replace(named, wide=named))
 
     def _said_as(self, op: Op, of: str, kind: str) -> None:
         """Note integers that are stored here as floats."""
@@ -393,7 +426,11 @@ class WholeNumbers(Arithmetic, ABC):
         kind = shape_of(op.type)[1]
         x = x.wide if x.wide and op.name == "arith.extsi" else x
         has_room = kind in WHOLE and 0 < x.most <= limits_of(int(kind[1:]))[1]
-        if kind not in WHOLE or (int(kind[1:]) < int(x.fmt[1:]) and not has_room) or op.name == "arith.extui":
+        has_no_sign = x.wide is not None and 0 < x.most < 2 * HALF_BYTE and x.wide.text == x.text
+        if has_no_sign and op.name == "arith.extsi":
+            raise op.fail("bytes that are loaded without a sign are read with one; convert them with .to(tl.int8)")
+        is_extended = op.name == "arith.extui" and not has_no_sign
+        if kind not in WHOLE or (int(kind[1:]) < int(x.fmt[1:]) and not has_room) or is_extended:
             raise op.fail(
                 f"values of a tile of {x.fmt} cannot be converted to {kind}; allowed: signed integers of as many "
                 "bits or more"
