@@ -40,3 +40,27 @@ def signed_bytes(X, Y, n, B: tl.constexpr):
     i = tl.arange(0, B)
     x = tl.load(X + i, mask=i < n, other=0)
     tl.store(Y + i, x.to(tl.int8, bitcast=True).to(tl.float32), mask=i < n)
+
+
+@triton.jit
+def gated_experts(X, W, I, n, E: tl.constexpr, K: tl.constexpr, B: tl.constexpr, KP: tl.constexpr):
+    """The K largest of each row and their indices, each put into its lane, as shares of their sum."""
+    r, e, k = tl.program_id(0) * B + tl.arange(0, B), tl.arange(0, E), tl.arange(0, KP)
+    x = tl.load(X + r[:, None] * E + e[None, :], mask=r[:, None] < n, other=-float("inf"))
+    w, at = tl.zeros((B, KP), tl.float32), tl.zeros((B, KP), tl.int32)
+    for i in tl.static_range(K):
+        j = tl.argmax(x, 1)
+        w = tl.where(k[None, :] == i, tl.max(x, 1)[:, None], w)
+        at = tl.where(k[None, :] == i, j[:, None], at)
+        x = tl.where(e[None, :] == j[:, None], -float("inf"), x)
+    stored = (r[:, None] < n) & (k[None, :] < K)
+    tl.store(W + r[:, None] * K + k[None, :], w / tl.sum(w, 1)[:, None], mask=stored)
+    tl.store(I + r[:, None] * K + k[None, :], at, mask=stored)
+
+
+@triton.jit
+def rows_by_weight(X, KEEP, Y, D: tl.constexpr, B: tl.constexpr):
+    r, c = tl.program_id(0) * B + tl.arange(0, B), tl.arange(0, D)
+    keep = tl.load(KEEP + r) > 0.5
+    x = tl.load(X + r[:, None] * D + c[None, :], mask=keep[:, None], other=-2.0)
+    tl.store(Y + r[:, None] * D + c[None, :], tl.where(keep[:, None] | (c < 4)[None, :], x, 1.0))

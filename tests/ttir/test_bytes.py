@@ -62,3 +62,22 @@ def test_the_largest_few_of_a_row_are_found_one_after_another_in_a_loop(hw: str)
     weights /= weights.sum(1, keepdims=True)
     assert np.array_equal(made["I"], order)
     assert np.allclose(made["W"], np.take_along_axis(weights, order, 1), rtol=1e-6)
+
+
+def test_the_largest_few_of_each_row_and_their_indices_are_put_into_lanes(hw: str) -> None:
+    x = np.abs(np.random.default_rng(2).standard_normal((8, 32))).astype(np.float32)
+    words = {"X": x, "W": np.zeros((8, 3), np.float32), "I": np.zeros((8, 3), np.int32)}
+    made = launched("gated_experts", (2,), {**words, "n": 8, "E": 32, "K": 3, "B": 4, "KP": 4}, hw)
+    order = np.argsort(-x, 1, kind="stable")[:, :3]
+    weights = np.take_along_axis(x, order, 1)
+    assert np.array_equal(made["I"], order)
+    assert np.allclose(made["W"], weights / weights.sum(1, keepdims=True), rtol=1e-6)
+
+
+def test_a_mask_of_compared_values_down_the_rows_hides_what_a_load_loads(hw: str) -> None:
+    x, keep = np.random.default_rng(3).random((48, 32)), np.random.default_rng(4).random(48)
+    x, keep = x.astype(np.float32), keep.astype(np.float32)
+    words = {"X": x, "KEEP": keep, "Y": np.zeros_like(x), "D": 32, "B": 16}
+    loaded = np.where(keep[:, None] > 0.5, x, -2)
+    wanted = np.where((keep[:, None] > 0.5) | (np.arange(32) < 4), loaded, 1)
+    assert np.array_equal(launched("rows_by_weight", (3,), words, hw)["Y"], wanted.astype(np.float32))

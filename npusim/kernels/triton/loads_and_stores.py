@@ -70,6 +70,9 @@ class Memory(WholeNumbers):
         if isinstance(mask, ListedMask) and self._is_scattered(op, mask):
             self._load_where_held(op, pointer, mask, other)
             return
+        if isinstance(mask, ValueComparison):
+            self._load_by_values(op, pointer, mask, other)
+            return
         pointer = self._as_listed(op, self._turned_round(op, pointer, mask), mask)
         if of in self.choices.listed_rows and isinstance(pointer, Affine):
             self._load_rows(op, pointer, mask, other)
@@ -101,6 +104,19 @@ class Memory(WholeNumbers):
         except ProgramError:
             return True
         return False
+
+    def _load_by_values(self, op: Op, pointer: Affine | Listed, mask: ValueComparison, other: Known | None) -> None:
+        """Load what a mask of values hides too, within its mask of indices, and choose behind it."""
+        self._tt_load(op, pointer, mask.within, other if mask.within is not None else None)
+        loaded = self.values[op.results[0]]
+        if not isinstance(loaded, Floats) or not isinstance(other, Number | None):
+            raise op.fail("a mask of compared values in a tl.load of integers, or with a block as other=")
+        self.notes.append(
+            f"{op.line}: a mask of compared values is a choice behind a load of all elements here: the time includes "
+            "the hidden ones"
+        )
+        named = self._named(op, loaded)
+        self._by_value(op, replace(mask, within=None), named, Number(0.0, "0.0") if other is None else other)
 
     def _load_where_held(self, op: Op, pointer: Affine | Listed, mask: ListedMask, other: Known | None) -> None:
         """Load all elements, and put a number in place of those that a mask by loaded integers hides."""

@@ -173,12 +173,12 @@ class WholeNumbers(Arithmetic, ABC):
         view = View(of, ones, self.choices.fmt(kind), ones, sizes=tensor.sizes, by=tensor.by)
         self.arguments[of] = replace(view, storage=memory[0], offset=memory[1])
 
-    def _as_block(self, op: Op, x: Affine) -> Floats:
-        """Return indices as a block of numbers that is read."""
+    def _as_block(self, op: Op, x: Affine, like: tuple[str | None, ...] = ()) -> Floats:
+        """Return indices as a block of numbers that is read; ``like``: axes of the block that they are read with."""
         values = elements(op, x)
         if self._walk is not None or np.abs(values).max() > MOST_EXACT:
             raise op.fail("indices as values of a tile in a loop, or beyond 2^24")
-        return self._known_block(op, self._unique("indices"), values, f"i{x.bits}")
+        return self._known_block(op, self._unique("indices"), values, f"i{x.bits}", like=like)
 
     def _indices_of_tiles(self, op: Op, x: Affine, axis: str | None) -> Floats:
         """Return indices along an axis of a loop's tiles, the same ones in each, as a tensor that is read with them."""
@@ -231,6 +231,15 @@ class WholeNumbers(Arithmetic, ABC):
         made, known = self.values[op.results[0]], [_most_of(x) for x in pair]
         if isinstance(made, Floats) and all(x is not None for x in known):
             self._set(op, replace(made, most=max(1, *(x or 0 for x in known))))
+
+    def _arith_select(self, op: Op, mask: Known, a: Known, b: Known) -> None:
+        """Read a choice of integers of which some are values of a tile, outside of loops, as one of such values."""
+        is_of_values = (
+            isinstance(a, Floats) != isinstance(b, Floats) and shape_of(op.type.rpartition(", ")[2])[1] in WHOLE
+        )
+        if is_of_values and self._walk is None:
+            a, b = (self._as_value(op, x) if isinstance(x, Affine | Listed | Elements) else x for x in (a, b))
+        super()._arith_select(op, mask, a, b)
 
     def _is_at_index(self, op: Op, mask: Condition | Elements) -> tuple[ValueComparison, str] | None:
         """Return where a loop's tile has the one index that its program has, and how the mask compares with it.
@@ -461,7 +470,8 @@ class WholeNumbers(Arithmetic, ABC):
         relation = op.text.split()[1].rstrip(",")
         if relation not in _RELATIONS:
             raise op.fail("an unsigned comparison of the values of a tile is not supported")
-        one, other = (self._as_value(op, x.wide if isinstance(x, Floats) and x.wide else x) for x in (a, b))
+        like = next(x.axes for x in (a, b) if isinstance(x, Floats))
+        one, other = (self._as_value(op, x.wide if isinstance(x, Floats) and x.wide else x, like) for x in (a, b))
         text = f"compare({self.text(one)}, {self.text(other)}, {_RELATIONS[relation]!r})"
         axes = self._joined(*(x for x in (one, other) if isinstance(x, Floats)))
         chosen = [is_hidden for x, y in ((a, b), (b, a)) if (is_hidden := self._is_hidden_place(x, y)) is not None]
@@ -516,15 +526,15 @@ class WholeNumbers(Arithmetic, ABC):
             return None
         return Number(math.nan, f"({walked}.index * {float(step)!r} + {float(first)!r})", x.shape, is_known=False)
 
-    def _as_value(self, op: Op, x: Known) -> Floats | Number:
-        """Return an integer as a value of a tile: one that is there, one number, or indices."""
+    def _as_value(self, op: Op, x: Known, like: tuple[str | None, ...] = ()) -> Floats | Number:
+        """Return an integer as a value of a tile: one that is there, one number, or indices; ``like`` as above."""
         if isinstance(x, Affine) and not any(x.steps) and not np.ptp(x.base):
             return _number(op, x, x.shape)
         if isinstance(x, Affine) and (number := self._of_loop(x)) is not None:
             return number
         if isinstance(x, Listed | Elements) and self._walk is None and not (isinstance(x, Listed) and x.rest.of):
             x = self._known_integers(op, x, is_signed=True)
-        made = self._as_block(op, x) if isinstance(x, Affine) else x
+        made = self._as_block(op, x, like) if isinstance(x, Affine) else x
         if not isinstance(made, Floats):
             raise op.fail(f"{op.name} of a value of a tile and of loaded integers is not supported")
         return made
@@ -625,7 +635,7 @@ class WholeNumbers(Arithmetic, ABC):
         """Set the index of a maximum, of equal ones the first, as a second maximum: of the opposite indices."""
         at, axis = op.number("axis"), x.axes[op.number("axis")]
         is_of_tiles = self._walk is not None and index.base.size == 1
-        block = self._indices_of_tiles(op, index, axis) if is_of_tiles else self._as_block(op, index)
+        block = self._indices_of_tiles(op, index, axis) if is_of_tiles else self._as_block(op, index, x.axes)
         wide = replace(best, axes=(*best.axes[:at], None, *best.axes[at:]))
         axes, beyond = self._joined(x, wide, block), float(MOST_EXACT)
         is_hidden = axis is not None and self._hidden_maximum(x, axis) is not None
