@@ -572,8 +572,8 @@ class _Lowering:
     def _declared(self, operands: Mapping[str, OperandForm], outs: tuple[OperandForm, ...]) -> dict[str, Name]:
         """Return names with their kinds: tiles before vectors, operands, masks and states first."""
         ranks = {kind: i for i, kind in enumerate(("operand", "mask", "state"))}
-        labels: dict[str, str] = {}
-        for o in (*operands.values(), *outs):  # if operands are parts of one tensor, the first has the tensor's name
+        labels = {o.name: o.label for o in operands.values() if o.name == o.label}
+        for o in (*operands.values(), *outs):  # if operands are parts of one tensor, one has the tensor's name
             if o.label and o.label not in labels.values():
                 labels[o.name] = o.label
         chosen = {self.name_of[v]: v.chosen_role for v in self.name_of if v.chosen_role}

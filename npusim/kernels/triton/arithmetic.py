@@ -364,6 +364,10 @@ class Arithmetic(Draft, ABC):
             return other if name != "xori" and np.all(every) == (name == "ori") else a
         if other is not None and name == "andi":
             return replace(a, within=other & a.within if a.within else other)
+        if other is not None and self._walk is None and a.within is None:
+            seen = self._known_block(op, self._unique("seen"), elements_in(op, other).values, "f32", like=a.of.axes)
+            text = f"({a.of.text} {_JOINED[name]} compare({seen.text}, 0.0, 'une'))"
+            return ValueComparison(Floats(text, self._joined(a.of, seen), MASK))
         raise op.fail(
             f"{op.name} joins a mask that compares values with one that compares indices; only & is supported "
             "between these"

@@ -53,7 +53,7 @@ def with_blocks_as_rows(function: Function) -> Function | None:
     operations = [*function.operations, *inside(function.operations)]
     if any((o.body and o.name not in _REGIONS) or o.name.startswith(_OTHERS) for o in operations):
         return None
-    made = {r: o for o in operations for r in o.results} | _carried(operations)
+    made = {r: o for o in operations for r in o.results} | carried_by(operations)
     wide = {_operand_type(o) for o in operations if _joins_axes(o, made)}
     blocks = {shape for shape in wide if len(shape) == _RANK and min(shape) > 1}
     if len(blocks) != 1:
@@ -64,7 +64,7 @@ def with_blocks_as_rows(function: Function) -> Function | None:
         return None
 
 
-def _carried(operations: list[Op]) -> dict[str, Op]:
+def carried_by(operations: list[Op]) -> dict[str, Op]:
     """Return the values that loops carry, and their results, each as an operation with its type."""
     made = dict[str, Op]()
     for op in operations:

@@ -452,11 +452,15 @@ class Draft:
         axes = values[0].axes
         for other in values[1:]:
             axes = tuple(map(self._join, axes, other.axes))
+        self._refuse_diagonal(axes, self.line)
+        return axes
+
+    def _refuse_diagonal(self, axes: Sequence[str | None], line: Line) -> None:
+        """Raise `ProgramError` for a block whose rows and columns are one axis."""
         roots = [self.root(a) for a in axes if a is not None]
         if len(set(roots)) < len(roots):
             why = "a block has the same axis as its rows and as its columns, as in x[:, None] * x[None, :]"
-            raise ProgramError(f"{self.line}: {why}; load x again through a pointer of its own")
-        return axes
+            raise ProgramError(f"{line}: {why}; load x again through a pointer of its own")
 
     def _unique(self, name: str, but: frozenset[str] = frozenset()) -> str:
         """Return a name that the kernel of tiles has not yet, and that is none of some others."""

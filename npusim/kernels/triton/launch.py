@@ -40,6 +40,7 @@ from npusim.kernels.triton.kernel_draft import Choices, UnlikeProgramsError
 from npusim.kernels.triton.known_kernels import known_kernels
 from npusim.kernels.triton.launch_axes import UnplacedError
 from npusim.kernels.triton.launch_phases import LaunchGrid, placed
+from npusim.kernels.triton.neighbours_apart import with_neighbours_apart
 from npusim.kernels.triton.own_maxima import with_maxima
 from npusim.kernels.triton.reader import Reader, read_launch
 from npusim.kernels.triton.releases import untried
@@ -550,7 +551,7 @@ def _launched(
         ways += [(whole, [function]), (whole, each)] if _has_remainders(function) else []
         lanes = [replace(choices, chooses_lanes=which) for which in ("first", "all")]
         ways += [(how, parts) for how in lanes for parts in ([function], each)]
-        single = results_apart(function, by_store=True)
+        single = results_apart(with_neighbours_apart(function) or function, by_store=True)
         ways += [(choices, single), (listed, single)]
         ways += [(replace(choices, cuts=True), parts) for parts in ([function], each, single)]
         ways.append((replace(listed, lists_in_order=True), [function]))

@@ -10,6 +10,7 @@ import numpy as np
 
 from npusim.errors import ProgramError
 from npusim.formats.whole import wrapped
+from npusim.kernels.triton.arithmetic import MASK
 from npusim.kernels.triton.calls import INTEGERS
 from npusim.kernels.triton.exact_integers import ExactIntegers
 from npusim.kernels.triton.integers import bits_of
@@ -69,6 +70,9 @@ class Memory(ExactIntegers):
         if isinstance(mask, ListedMask) and self._is_scattered(op, mask):
             self._load_where_held(op, pointer, mask, other)
             return
+        if isinstance(mask, ValueComparison):
+            self._load_by_values(op, pointer, mask, other)
+            return
         pointer = self._as_listed(op, self._turned_round(op, pointer, mask), mask)
         if of in self.choices.listed_rows and isinstance(pointer, Affine):
             self._load_rows(op, pointer, mask, other)
@@ -100,6 +104,19 @@ class Memory(ExactIntegers):
         except ProgramError:
             return True
         return False
+
+    def _load_by_values(self, op: Op, pointer: Affine | Listed, mask: ValueComparison, other: Known | None) -> None:
+        """Load what a mask of values hides too, within its mask of indices, and choose behind it."""
+        self._tt_load(op, pointer, mask.within, other if mask.within is not None else None)
+        loaded = self.values[op.results[0]]
+        if not isinstance(loaded, Floats) or not isinstance(other, Number | None):
+            raise op.fail("a mask of compared values in a tl.load of integers, or with a block as other=")
+        self.notes.append(
+            f"{op.line}: a mask of compared values is a choice behind a load of all elements here: the time includes "
+            "the hidden ones"
+        )
+        named = self._named(op, loaded)
+        self._by_value(op, replace(mask, within=None), named, Number(0.0, "0.0") if other is None else other)
 
     def _load_where_held(self, op: Op, pointer: Affine | Listed, mask: ListedMask, other: Known | None) -> None:
         """Load all elements, and put a number in place of those that a mask by loaded integers hides."""
@@ -900,6 +917,7 @@ class Memory(ExactIntegers):
             value = self._stored_integers(op, value, pointer.rest.of if isinstance(pointer, Listed) else pointer.of)
         if isinstance(value, Number) and isinstance(pointer, Affine | Listed):  # of all elements
             fmt = self._element_of(pointer)
+            fmt = "i8" if fmt == MASK and value.value in (0.0, 1.0) else fmt  # one byte of 0 or 1, as Triton stores it
             if fmt not in FORMATS and fmt not in WHOLE:
                 raise op.fail(f"a store of a number to a tensor of {fmt}; allowed: {', '.join((*FORMATS, *WHOLE))}")
             text = f"filled('@', {value.text}, {self.choices.fmt(fmt)!r})"

@@ -260,6 +260,7 @@ class Reader(Memory):
         self._join_free()
         accessed = [x.pointer.of for x in self.stored] + [x.of for x in self.loads.values()]
         for x in self.stored:
+            self._refuse_diagonal(x.value.axes, x.line)
             if accessed.count(x.pointer.of) > 1 and not self._is_in_place(x):
                 others = {str(y.line) for y in (*self.stored, *self.loads.values()) if y.pointer.of == x.pointer.of}
                 why = f"{x.pointer.of} is stored to and also accessed elsewhere; pass another tensor"
@@ -325,12 +326,13 @@ class Reader(Memory):
         stored.value = replace(value, text=text)
 
     def _drop_unread(self) -> None:
-        """Leave out loads outside of loops that no statement reads, as compiled code does."""
+        """Leave out loads outside of loops, and known blocks, that no statement reads, as compiled code does."""
         texts = [text for text, _ in (*self.lines, *(line for walk in self.walks for line in walk.lines))]
         texts += [self.text(x.value) for x in self.stored]
         texts += [start.text for start, _, _ in self.states.values()]
         words = {word for text in texts for word in re.findall(r"[A-Za-z_]\w*", text)}
         self.loads = {n: x for n, x in self.loads.items() if x.is_walked or n in words}
+        self.seen = {n: x for n, x in self.seen.items() if n in words}
 
     def _drop_states(self) -> None:
         """Leave out states of loops that only their own next value reads, as compiled code does."""

@@ -42,6 +42,8 @@ from npusim.kernels.triton.values import (
 )
 
 _SELECTS = ("arith.select", "arith.select")
+#: Half as many numbers as a byte has.
+HALF_BYTE = 1 << 7
 #: Whole numbers up to this one are exact in float32.
 MOST_EXACT = 1 << 24
 #: What passes integers of a block on as they are, and what makes values of them.
@@ -98,6 +100,10 @@ class WholeNumbers(Arithmetic, ABC):
                 f"the integers of {pointer.of} are not recorded, because they are reinterpreted or loaded through "
                 "a descriptor"
             )
+        is_byte = tensor.fmt == "uint8" and kind == "i8" and not self._is_of_values(op, ("tt.dot", "arith.sitofp"))
+        if is_byte:
+            self._load_bytes(op, tensor, pointer, mask, other)
+            return
         if kind not in WHOLE or (tensor.fmt == "uint8") or np.abs(tensor.data).max(initial=0) > MOST_EXACT:
             raise op.fail(
                 f"{pointer.of}: the kernel converts integers of {kind} to floats; allowed: signed integers of at "
@@ -113,6 +119,33 @@ class WholeNumbers(Arithmetic, ABC):
         if isinstance(other, Affine) and not any(other.steps) and not np.ptp(other.base):
             other = _number(op, other, pointer.shape)
         self._load(op, replace(pointer, of=name), mask, other, kind)
+
+    def _load_bytes(
+        self, op: Op, tensor: IntegerTensor, pointer: Affine, mask: Known | None, other: Known | None
+    ) -> None:
+        """Load integers of 8 bits without a sign as those with one, 128 less, to which 128 is added in float32."""
+        ones, name = (1,) * len(AXES), f"{pointer.of}.numbers"
+        holds = np.asarray(tensor.data).astype(np.int64) - HALF_BYTE
+        view = MaskView(name, ones, self.choices.fmt("i8"), ones, sizes=tensor.sizes, by=tensor.by, holds=holds)
+        self.arguments.setdefault(name, view)
+        if mask is not None and (other is None or (isinstance(other, Affine) and not any(other.steps))):
+            given = 0 if other is None else int(other.base.flat[0]) % (2 * HALF_BYTE)
+            if other is not None and np.ptp(other.base):
+                raise op.fail(f"{pointer.of}: other= of a load of bytes must be one number")
+            low = float(given - HALF_BYTE)
+            other = Number(low, literal(low), pointer.shape)
+        self.notes.append(
+            f"{op.line}: {pointer.of}: bytes without a sign are stored here as signed ones that are 128 less; the "
+            "time includes adding 128"
+        )
+        self._load(op, replace(pointer, of=name), mask, other, "i8")
+        loaded = self.values[op.results[0]]
+        assert isinstance(loaded, Floats)
+        text = f"({self.text(loaded)}.to({self.choices.fmt('i16')!r}) + {float(HALF_BYTE)!r})"
+        pad = None if loaded.pad is None else loaded.pad + HALF_BYTE
+        whole = Floats(text, loaded.axes, "i16", pad, is_seen=loaded.is_seen, most=2 * HALF_BYTE - 1)
+        named = self._named(op, whole, "byte")
+        self._set(op, replace(named, wide=named))
 
     def _said_as(self, op: Op, of: str, kind: str) -> None:
         """Note integers that are stored here as floats."""
@@ -143,12 +176,12 @@ class WholeNumbers(Arithmetic, ABC):
         view = View(of, ones, self.choices.fmt(kind), ones, sizes=tensor.sizes, by=tensor.by)
         self.arguments[of] = replace(view, storage=memory[0], offset=memory[1])
 
-    def _as_block(self, op: Op, x: Affine) -> Floats:
-        """Return indices as a block of numbers that is read."""
+    def _as_block(self, op: Op, x: Affine, like: tuple[str | None, ...] = ()) -> Floats:
+        """Return indices as a block of numbers that is read; ``like``: axes of the block that they are read with."""
         values = elements(op, x)
         if self._walk is not None or np.abs(values).max() > MOST_EXACT:
             raise op.fail("indices as values of a tile in a loop, or beyond 2^24")
-        return self._known_block(op, self._unique("indices"), values, f"i{x.bits}")
+        return self._known_block(op, self._unique("indices"), values, f"i{x.bits}", like=like)
 
     def _indices_of_tiles(self, op: Op, x: Affine, axis: str | None) -> Floats:
         """Return indices along an axis of a loop's tiles, the same ones in each, as a tensor that is read with them."""
@@ -205,6 +238,15 @@ class WholeNumbers(Arithmetic, ABC):
         made, known = self.values[op.results[0]], [_most_of(x) for x in pair]
         if isinstance(made, Floats) and all(x is not None for x in known):
             self._set(op, replace(made, most=max(1, *(x or 0 for x in known))))
+
+    def _arith_select(self, op: Op, mask: Known, a: Known, b: Known) -> None:
+        """Read a choice of integers of which some are values of a tile, outside of loops, as one of such values."""
+        is_of_values = (
+            isinstance(a, Floats) != isinstance(b, Floats) and shape_of(op.type.rpartition(", ")[2])[1] in WHOLE
+        )
+        if is_of_values and self._walk is None:
+            a, b = (self._as_value(op, x) if isinstance(x, Affine | Listed | Elements) else x for x in (a, b))
+        super()._arith_select(op, mask, a, b)
 
     def _is_at_index(self, op: Op, mask: Condition | Elements) -> tuple[ValueComparison, str] | None:
         """Return where a loop's tile has the one index that its program has, and how the mask compares with it.
@@ -400,7 +442,11 @@ class WholeNumbers(Arithmetic, ABC):
         kind = shape_of(op.type)[1]
         x = x.wide if x.wide and op.name == "arith.extsi" else x
         has_room = kind in WHOLE and 0 < x.most <= whole_limits(int(kind[1:]))[1]
-        if kind not in WHOLE or (int(kind[1:]) < int(x.fmt[1:]) and not has_room) or op.name == "arith.extui":
+        has_no_sign = x.wide is not None and 0 < x.most < 2 * HALF_BYTE and x.wide.text == x.text
+        if has_no_sign and op.name == "arith.extsi":
+            raise op.fail("bytes that are loaded without a sign are read with one; convert them with .to(tl.int8)")
+        is_extended = op.name == "arith.extui" and not has_no_sign
+        if kind not in WHOLE or (int(kind[1:]) < int(x.fmt[1:]) and not has_room) or is_extended:
             raise op.fail(
                 f"values of a tile of {x.fmt} cannot be converted to {kind}; allowed: signed integers of as many "
                 "bits or more"
@@ -431,7 +477,8 @@ class WholeNumbers(Arithmetic, ABC):
         relation = op.text.split()[1].rstrip(",")
         if relation not in _RELATIONS:
             raise op.fail("an unsigned comparison of the values of a tile is not supported")
-        one, other = (self._as_value(op, x.wide if isinstance(x, Floats) and x.wide else x) for x in (a, b))
+        like = next(x.axes for x in (a, b) if isinstance(x, Floats))
+        one, other = (self._as_value(op, x.wide if isinstance(x, Floats) and x.wide else x, like) for x in (a, b))
         text = f"compare({self.text(one)}, {self.text(other)}, {_RELATIONS[relation]!r})"
         axes = self._joined(*(x for x in (one, other) if isinstance(x, Floats)))
         chosen = [is_hidden for x, y in ((a, b), (b, a)) if (is_hidden := self._is_hidden_place(x, y)) is not None]
@@ -486,15 +533,15 @@ class WholeNumbers(Arithmetic, ABC):
             return None
         return Number(math.nan, f"({walked}.index * {float(step)!r} + {float(first)!r})", x.shape, is_known=False)
 
-    def _as_value(self, op: Op, x: Known) -> Floats | Number:
-        """Return an integer as a value of a tile: one that is there, one number, or indices."""
+    def _as_value(self, op: Op, x: Known, like: tuple[str | None, ...] = ()) -> Floats | Number:
+        """Return an integer as a value of a tile: one that is there, one number, or indices; ``like`` as above."""
         if isinstance(x, Affine) and not any(x.steps) and not np.ptp(x.base):
             return _number(op, x, x.shape)
         if isinstance(x, Affine) and (number := self._of_loop(x)) is not None:
             return number
         if isinstance(x, Listed | Elements) and self._walk is None and not (isinstance(x, Listed) and x.rest.of):
             x = self._known_integers(op, x, is_signed=True)
-        made = self._as_block(op, x) if isinstance(x, Affine) else x
+        made = self._as_block(op, x, like) if isinstance(x, Affine) else x
         if not isinstance(made, Floats):
             raise op.fail(f"{op.name} of a value of a tile and of loaded integers is not supported")
         return made
@@ -609,7 +656,7 @@ class WholeNumbers(Arithmetic, ABC):
         """Set the index of a maximum, of equal ones the first, as a second maximum: of the opposite indices."""
         at, axis = op.number("axis"), x.axes[op.number("axis")]
         is_of_tiles = self._walk is not None and index.base.size == 1
-        block = self._indices_of_tiles(op, index, axis) if is_of_tiles else self._as_block(op, index)
+        block = self._indices_of_tiles(op, index, axis) if is_of_tiles else self._as_block(op, index, x.axes)
         wide = replace(best, axes=(*best.axes[:at], None, *best.axes[at:]))
         axes, beyond = self._joined(x, wide, block), float(MOST_EXACT)
         is_hidden = axis is not None and self._hidden_maximum(x, axis) is not None
