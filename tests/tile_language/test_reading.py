@@ -332,3 +332,25 @@ def test_a_tile_that_is_accessed_in_two_parts_is_two_tiles(hw: str) -> None:
     call = recorded(lambda: product_of_two_parts(64, 64, 32, 16)(a, b, c, torch.zeros(64, 64)))
     right = np.concatenate([b.numpy(), c.numpy()], 1).astype(np.float64)
     assert error(call, hw, "C", 2.0 * a.numpy().astype(np.float64) @ right.T) < 1e-6
+
+
+def test_a_variable_of_bool_that_a_loop_sets_decides_behind_it() -> None:
+    from tests.tile_language.tile_kernels import drawn, sum_of_chosen_blocks, torch
+
+    p, v = drawn((96, 128), (128, 64))
+    w = torch.rand(96, 128) + 0.5
+    chosen = torch.tensor([[1, 0, 1, 0], [0, 0, 0, 0], [0, 1, 1, 1]], dtype=torch.bool)
+    call = recorded(lambda: sum_of_chosen_blocks(96, 128, 64)(p, v, w, chosen, torch.zeros(96, 64)))
+    kept = np.repeat(np.repeat(chosen.numpy(), 32, 0), 32, 1)
+    sums = (p.numpy() * kept).astype(np.float64) @ v.numpy().astype(np.float64)
+    wanted = sums / np.maximum((w.numpy() * kept).sum(1, keepdims=True), 1e-9)
+    assert error(call, "h200", "O", wanted) < CLOSE
+
+
+def test_maxima_along_an_axis_of_splits_weight_a_sum() -> None:
+    from tests.tile_language.tile_kernels import combined_splits, drawn, torch
+
+    lse, parts = drawn((4, 64), (64, 4, 32), dtype=torch.float32)
+    call = recorded(lambda: combined_splits(64, 4, 32)(lse, parts, torch.zeros(64, 32)))
+    weights = np.exp2(lse.numpy().astype(np.float64) - lse.numpy().max(0))
+    assert error(call, "h200", "O", np.einsum("kr,rkd->rd", weights, parts.numpy())) < 1e-6

@@ -607,3 +607,71 @@ def product_of_two_parts(rows: int, columns: int, depth: int, tail: int):
             T.copy(total, C[bx * 32, 0])
 
     return product
+
+
+@tilelang.jit
+def sum_of_chosen_blocks(rows: int, length: int, dim: int, tile: int = 32):
+    """The sum of chosen tiles of a product by that of their weights; ``seen`` says whether a program has one."""
+
+    @T.prim_func
+    def mean(
+        P: T.Tensor((rows, length), "float16"),
+        V: T.Tensor((length, dim), "float16"),
+        W: T.Tensor((rows, length), "float32"),
+        chosen: T.Tensor((rows // 32, length // tile), "bool"),
+        O: T.Tensor((rows, dim), "float32"),
+    ):
+        with T.Kernel(rows // 32, threads=128) as bx:
+            p = T.alloc_shared((32, tile), "float16")
+            v = T.alloc_shared((tile, dim), "float16")
+            o = T.alloc_fragment((32, dim), "float32")
+            w = T.alloc_fragment((32, tile), "float32")
+            part = T.alloc_fragment((32,), "float32")
+            total = T.alloc_fragment((32,), "float32")
+            seen = T.alloc_var("bool")
+            T.clear(o)
+            T.clear(total)
+            seen = False
+            for k in T.Pipelined(length // tile, num_stages=1):
+                if chosen[bx, k]:
+                    seen = True
+                    T.copy(P[bx * 32, k * tile], p)
+                    T.copy(V[k * tile, 0], v)
+                    T.gemm(p, v, o)
+                    T.copy(W[bx * 32, k * tile], w)
+                    T.reduce_sum(w, part, dim=1)
+                    for i in T.Parallel(32):
+                        total[i] += part[i]
+            if seen:
+                for i, j in T.Parallel(32, dim):
+                    o[i, j] /= total[i]
+            T.copy(o, O[bx * 32, 0])
+
+    return mean
+
+
+@tilelang.jit
+def combined_splits(rows: int, splits: int, dim: int):
+    """The sum of partial results, weighted by maxima along an axis of splits."""
+
+    @T.prim_func
+    def combined(
+        L: T.Tensor((splits, rows), "float32"),
+        P: T.Tensor((rows, splits, dim), "float32"),
+        O: T.Tensor((rows, dim), "float32"),
+    ):
+        with T.Kernel(rows // 32, threads=128) as bx:
+            every = T.alloc_fragment((splits, 32), "float32")
+            largest = T.alloc_fragment((32,), "float32")
+            part = T.alloc_fragment((32, dim), "float32")
+            o = T.alloc_fragment((32, dim), "float32")
+            T.clear(o)
+            T.copy(L[:, bx * 32 : (bx + 1) * 32], every)
+            T.reduce_max(every, largest, dim=0, clear=True)
+            for k in T.Pipelined(splits, num_stages=1):
+                T.copy(P[bx * 32 : (bx + 1) * 32, k, :], part)
+                for i, j in T.Parallel(32, dim):
+                    o[i, j] += part[i, j] * T.exp2(every[k, i] - largest[i])
+            T.copy(o, O[bx * 32, 0])
+
+    return combined

@@ -724,6 +724,7 @@ class Reader(Memory):
         times = np.arange(walk.most)[None]
         self.values[number] = replace(cast("Affine", bounds[0]), base=first + times * each)
         self.walks.append(walk)
+        earlier = dict(self.states)
         counters = {n: o for i, n in zip(inner, ends, strict=True) if (o := self._counter(op, i, n)) is not None}
         names = ["" if n in counters else self._state(op, i, times) for i, n in enumerate(ends)]
         taken, self._at_loop = self._taken, self._at_loop or frozenset(self._taken)
@@ -736,6 +737,11 @@ class Reader(Memory):
             self._count_up(o, counted, walk)
         new = {n: self.text(self.values[e]) for n, e in zip(names, ends, strict=True) if n}
         new = {n: text for n, text in new.items() if n != text}
+        if not new and all(names) and not walk.lines and not walk.loads and not earlier.keys() & {*names}:
+            self._walk, self._taken, self.states = None, self._taken | taken, earlier
+            self.walks.pop()  # no program changes anything in it
+            self.values |= zip(op.results, map(self.values.__getitem__, starts), strict=True)
+            return
         if new:
             self._emit(f"{', '.join(new)} = {', '.join(new.values())}", op.line)
         done = [
