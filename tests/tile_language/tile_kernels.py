@@ -437,8 +437,11 @@ def added_rows(rows: int, columns: int):
 
 
 @tilelang.jit(out_idx=[4])
-def copied_by_an_if(length: int, dim: int, tile: int = 32):
-    """Each block reads the tiles before its own of one pair of tensors, and at last its own of the first half."""
+def copied_by_an_if(length: int, dim: int, tile: int = 32, hides: bool = False):
+    """Each block reads the tiles before its own of one pair of tensors, and at last its own of the first half.
+
+    ``hides``: the mask of the last one says what is hidden.
+    """
 
     @T.prim_func
     def attended(
@@ -474,7 +477,9 @@ def copied_by_an_if(length: int, dim: int, tile: int = 32):
                 if is_last != 0:
                     for i, j in T.Parallel(tile, tile):
                         seen = T.if_then_else(i // 4 >= j // 4, 1, 0)
-                        s[i, j] = T.if_then_else(seen > 0, s[i, j], 0)
+                        s[i, j] = (
+                            T.if_then_else(seen == 0, 0, s[i, j]) if hides else T.if_then_else(seen > 0, s[i, j], 0)
+                        )
                 T.copy(s, p)
                 T.gemm(p, v, o)
             T.copy(o, O[bx * tile, 0])
@@ -675,3 +680,26 @@ def combined_splits(rows: int, splits: int, dim: int):
             T.copy(o, O[bx * 32, 0])
 
     return combined
+
+
+@tilelang.jit
+def persistent_product(rows: int, columns: int, depth: int, programs: int):
+    @T.prim_func
+    def product(
+        A: T.Tensor((rows, depth), "float16"),
+        B: T.Tensor((depth, columns), "float16"),
+        C: T.Tensor((rows, columns), "float32"),
+    ):
+        with T.Kernel(programs, threads=128) as number:
+            left = T.alloc_shared((32, 32), "float16")
+            right = T.alloc_shared((32, 32), "float16")
+            total = T.alloc_fragment((32, 32), "float32")
+            for bx, by in T.Persistent([rows // 32, columns // 32], programs, number):
+                T.clear(total)
+                for k in T.Pipelined(depth // 32, num_stages=2):
+                    T.copy(A[bx * 32, k * 32], left)
+                    T.copy(B[k * 32, by * 32], right)
+                    T.gemm(left, right, total)
+                T.copy(total, C[bx * 32, by * 32])
+
+    return product

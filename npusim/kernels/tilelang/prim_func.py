@@ -125,6 +125,7 @@ _GROUPS_NOTE = (
     "warp groups (T.ws): their barriers order each access as the text does, which is checked; times are those of a "
     "program without warp groups, barriers or slots of their own"
 )
+_PERSISTENT_NOTE = "T.Persistent: the time is that of a grid with a program for each iteration"
 _FAST, _UNGUARDED = "tl.enable_fast_math", "tl.disable_safe_memory_legalize"
 _FAST_NOTE = (
     "fast math: on a GPU its exponentials, roots and divisions are approximate instructions; here they are "
@@ -185,6 +186,7 @@ class _PrimFuncReader:
         self.barriers, self.registers = dict[str, tuple[int, ...]](), set[TileBuffer]()
         self.unfinished: Line | None = None
         self.scratch, self.accessed = list[TileBuffer](), set[TileBuffer]()
+        self.deferred = dict[object, "tirx.PrimExpr"]()
         self.ranges, self.bindings = dict[str, tuple[float, float]](), dict[str, Expression]()
         self.begin()
         self.parameters = tuple(map(self.parameter, function.params))
@@ -408,9 +410,23 @@ class _PrimFuncReader:
             self.variables[s.var] = made = Variable(f"thread_{len(self.variables)}")  # refused where it is read
             self.thread = self.thread or made
             return ()
+        if self.is_of_later_loop(s.value):
+            self.deferred[s.var] = s.value
+            self.note(_PERSISTENT_NOTE)
+            return ()
         name, value = self.name(str(s.var.name)), self.expression(s.value)
         self.variables[s.var], self.bindings[name] = Variable(name), value
         return (BoundValue(name, value, self.line),)
+
+    def is_of_later_loop(self, e: tirx.PrimExpr) -> bool:
+        """Return whether a whole number is computed from a loop's variable that is not yet known (``T.Persistent``).
+
+        TileLang's compiler has the value where it is used.
+        """
+        if type(e).__name__ == "Var":
+            return e in self.deferred or (e not in self.variables and str(e.name) not in self.sizes)
+        inner = [getattr(e, n) for n in ("a", "b", "value") if hasattr(e, n) and type(e).__name__ not in _NUMBERS]
+        return type(e).__name__ in {*_OF_TWO, "Cast"} and any(map(self.is_of_later_loop, inner))
 
     def loop(self, s: tirx.For) -> tuple[Statement, ...]:
         tag = str(s.thread_binding.thread_tag) if s.thread_binding is not None else ""
@@ -632,6 +648,8 @@ class _PrimFuncReader:
     def variable(self, e: tirx.Var) -> Expression:
         if e in self.variables:
             return self.variables[e]
+        if e in self.deferred:
+            return self.expression(self.deferred[e])
         if str(e.name) in self.sizes:
             return Literal(self.sizes[str(e.name)], "int32")
         raise self.refuse(f"no argument of the launch has the size {e.name}")
@@ -668,6 +686,7 @@ class _PrimFuncReader:
 
 
 _ZERO = Literal(0.0, "float32")
+_NUMBERS = frozenset({"int", "float", "bool", "IntImm", "FloatImm"})
 _GROUP = "warp_specialize"
 #: Steps at a barrier of the program, beside copies that have one.
 _STEPS = frozenset({"mbarrier_wait_parity", "ptx_arrive_barrier"})
