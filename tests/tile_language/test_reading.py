@@ -363,3 +363,12 @@ def test_iterations_of_persistent_programs_are_programs() -> None:
     call = recorded(lambda: persistent_product(96, 128, 64, 5)(a, b, torch.zeros(96, 128)))
     assert error(call, "h200", "C", a.numpy().astype(np.float64) @ b.numpy().astype(np.float64)) < 1e-6
     assert any("T.Persistent: the time is that of a grid" in n for n in call.configurations[0].notes)
+
+
+def test_both_ways_of_an_if_in_parallel_loops_write_a_new_tile() -> None:
+    from tests.tile_language.tile_kernels import filled_below, torch
+
+    a, b = torch.rand(64, 32), torch.rand(64, 32)
+    call = recorded(lambda: filled_below(64, 32, 40)(a, b, torch.zeros(64, 32)))
+    wanted = np.where(np.arange(64)[:, None] < 40, a.numpy(), 2.0 * b.numpy())
+    assert error(call, "h200", "C", wanted) == 0

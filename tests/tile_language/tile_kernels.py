@@ -703,3 +703,25 @@ def persistent_product(rows: int, columns: int, depth: int, programs: int):
                 T.copy(total, C[bx * 32, by * 32])
 
     return product
+
+
+@tilelang.jit
+def filled_below(rows: int, columns: int, end: int):
+    """Rows below a number are copied, others are another tensor's, by an if with two ways."""
+
+    @T.prim_func
+    def filled(
+        A: T.Tensor((rows, columns), "float32"),
+        B: T.Tensor((rows, columns), "float32"),
+        C: T.Tensor((rows, columns), "float32"),
+    ):
+        with T.Kernel(rows // 32, threads=128) as bx:
+            x = T.alloc_fragment((32, columns), "float32")
+            for i, j in T.Parallel(32, columns):
+                if bx * 32 + i < end:
+                    x[i, j] = A[bx * 32 + i, j]
+                else:
+                    x[i, j] = B[bx * 32 + i, j] * 2.0
+            T.copy(x, C[bx * 32, 0])
+
+    return filled

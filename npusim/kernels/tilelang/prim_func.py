@@ -46,7 +46,7 @@ from npusim.kernels.tilelang.statements import (
 )
 from npusim.kernels.tilelang.tile_parts import with_parts_apart
 from npusim.kernels.tilelang.tile_slots import without_slots
-from npusim.kernels.tilelang.ttir_writer import BY_ITSELF, part_as_nest
+from npusim.kernels.tilelang.ttir_writer import BY_ITSELF, chosen_value, part_as_nest
 from npusim.kernels.tilelang.warp_groups import in_text_order
 from npusim.kernels.triton.compiler import OPTIONS
 from npusim.kernels.triton.ttir_text import Line, refusing
@@ -482,6 +482,10 @@ class _PrimFuncReader:
             ways: list[tuple[tirx.Stmt, Expression]] = [(s.then_case, then)]
             ways += [] if s.else_case is None else [(s.else_case, Applied("not", (then,)))]
             made_of: list[Elementwise | BoundValue] = [BoundValue(name, own, self.line)]
+            if s.else_case is not None:
+                pair = self.in_nest(s.then_case, axes, condition), self.in_nest(s.else_case, axes, condition)
+                if (chosen := _chosen(then, *pair)) is not None:
+                    return made_of + chosen
             for body, rule in ways:
                 whole = rule if condition is None else Applied("and", (condition, rule))
                 made_of += self.in_nest(body, axes, whole)
@@ -707,6 +711,22 @@ def has_sums(body: Sequence[Statement]) -> bool:
         if isinstance(s, Conditional | SerialLoop)
     ]
     return any(isinstance(s, TileReduction) and s.word.endswith("sum") for s in body) or any(map(has_sums, inside))
+
+
+def _chosen(
+    condition: Expression, then: Sequence[Elementwise | BoundValue], otherwise: Sequence[Elementwise | BoundValue]
+) -> list[Elementwise | BoundValue] | None:
+    """Return assignments of the same elements on both ways of an if as ones that choose; None for other statements."""
+    made = list[Elementwise | BoundValue]()
+    if len(then) != len(otherwise):
+        return None
+    for a, b in zip(then, otherwise, strict=True):
+        if isinstance(a, BoundValue) or isinstance(b, BoundValue) or a.is_added or b.is_added:
+            return None
+        if a.buffer is not b.buffer or a.buffer.is_global or (a.axes, a.indices) != (b.axes, b.indices):
+            return None
+        made.append(replace(a, value=chosen_value(condition, a.value, b.value)))
+    return made
 
 
 def _without_factor(e: Expression, name: str, factor: int) -> Expression | None:
