@@ -238,6 +238,7 @@ class Reader(Memory):
         self.accesses |= {n: list(known) for n, known in (accesses or {}).items()}
         self._loops = [o for o in function.operations if o.name == "scf.for"]
         self._flat, self._part = block, cast("Affine | None", None)
+        self._block_loop: Op | None = None  # whose iterations are programs
         self._all(function.operations)
         if choices.chooses_lanes and not self.hides_first_lanes:
             raise ProgramError(f"{function.name}: a mask may not hide lanes before the lanes that it keeps")
@@ -709,8 +710,11 @@ class Reader(Memory):
     def _is_last(self, op: Op) -> bool:
         """Return whether no operation with an effect follows an operation of the kernel."""
         operations = self.function.operations
-        if op not in operations:
-            return False
+        if op not in operations:  # an iteration of a loop of blocks is a program of its own
+            loop = next((o for o in operations if o is self._block_loop and op in o.body), None)
+            if loop is None or not self._is_last(loop):
+                return False
+            operations = loop.body[:-1]
         later = operations[operations.index(op) + 1 :]
         return all(o.name in (*_IGNORED, "block") or (o.results and not o.body) for o in later)
 
@@ -798,6 +802,7 @@ class Reader(Memory):
         times = np.arange(walk.most)[None]
         self.values[number] = replace(cast("Affine", bounds[0]), base=first + times * each)
         self.walks.append(walk)
+        earlier = dict(self.states)
         counters = {n: o for i, n in zip(inner, ends, strict=True) if (o := self._counter(op, i, n)) is not None}
         names = ["" if n in counters else self._state(op, i, times) for i, n in enumerate(ends)]
         taken, self._at_loop = self._taken, self._at_loop or frozenset(self._taken)
@@ -813,6 +818,11 @@ class Reader(Memory):
                 self.values[e] = self._exact(op, self.values[e])
         new = {n: self.text(self.values[e]) for n, e in zip(names, ends, strict=True) if n}
         new = {n: text for n, text in new.items() if n != text}
+        if not new and all(names) and not walk.lines and not walk.loads and not earlier.keys() & {*names}:
+            self._walk, self._taken, self.states = None, self._taken | taken, earlier
+            self.walks.pop()  # no program changes anything in it
+            self.values |= zip(op.results, map(self.values.__getitem__, starts), strict=True)
+            return
         if new:
             self._emit(f"{', '.join(new)} = {', '.join(new.values())}", op.line)
         walk.last_values = {n: text for n, text in new.items() if text.isidentifier() and text not in self.states}
@@ -926,6 +936,7 @@ class Reader(Memory):
                 raise op.fail(f"{plain_name(inner)} {why}, or make the blocks independent")
         moved = [self._moved(op, inner, end) for inner, end in zip(carried[::2], ends, strict=True)]
         self._keep(program)
+        self._block_loop = op
         one = Affine(first).at(program).base + time * Affine(each).at(program).base
         self.values[op.operands[0]] = replace(cast("Affine", self.values[op.operands[1]]), base=one)
         for inner, start, by in zip(carried[::2], carried[1::2], moved, strict=True):
