@@ -94,6 +94,20 @@ def test_attention_is_that_of_float64(hides: bool) -> None:
     assert distance(made, attended(q, k, v, hides=hides)) < CLOSE
 
 
+def test_attention_as_text_has_the_bits_of_the_packaged_kernel() -> None:
+    from ttir.stored import stored
+
+    q, k, v = (drawn(2, 128, 64, seed=i) for i in range(3))
+    given = {"Q": q, "K": k, "V": v, "O": np.zeros_like(q)}
+    (call,) = program_call(PROGRAMS, "attention", {"tile_rows": 64, "tile_columns": 64})
+    call = replace(call, arguments={n: replace(x, data=given[n]) for n, x in call.tensors.items()})
+    made = stored(npusim.run(call, hw="ascend_910b2", rows="all"), given)["O"]
+    how: Any = {"tiling": {"block_q": 64, "block_kv": 64}, "causal": False, "rows": "all", "heads": "all"}
+    packaged = npusim.run("flash", tensors={"q": q[None], "k": k[None], "v": v[None]}, hw="ascend_910b2", **how)
+    assert packaged.output is not None
+    assert np.array_equal(made, packaged.output[0])
+
+
 def test_norms_are_those_of_float64() -> None:
     x, w = drawn(96, 64), drawn(64, seed=1)
     made = computed(read("rms_norm"), X=x, W=w)["Y"]

@@ -403,19 +403,44 @@ def where_held(op: Op, x: Listed, mask: ListedMask, kinds_of: Kinds) -> Listed |
     return replace(x, table=made.table, at=replace(made.at, shape=x.shape))
 
 
+def as_list(x: Affine | Listed) -> Listed:
+    """Return pointers of a block of one axis as a list of its elements."""
+    if isinstance(x, Listed):
+        return x
+    rest = replace(x, steps=(0,), left=())
+    return Listed(rest, x.steps[0] * np.arange(x.shape[0]), Affine(np.zeros((1, 1), np.int64), (1,), x.shape))
+
+
+def without_hidden(op: Op, x: Listed, mask: ListedMask, source: View) -> Listed:
+    """Return pointers by a list whose elements that a mask hides lead to none."""
+    shift = _shift_along(source, _axes_along(source, x.table), x)
+    part = replace(x, rest=Affine(shift, (0,), x.shape))
+    values, holds = np.broadcast_arrays(elements_of(op, part), holds_of(op, mask))
+    made = table_of(op, np.where(holds, values, -1), None, x.shape, WIDE)
+    return replace(made, rest=replace(x.rest, base=x.rest.base - shift))
+
+
+def _axes_along(source: View, table: Integers) -> tuple[int, ...]:
+    """Return the axes of a tensor along which a table's entries lead."""
+    along = tuple(i for i in range(len(source.sizes)) if np.any(source.index((i,), table)))
+    return along or tuple(sorted(range(len(source.sizes)), key=lambda i: -source.by[i])[:1])
+
+
+def _shift_along(source: View, along: tuple[int, ...], x: Listed) -> Integers:
+    """Return what the rest of pointers by a table adds along some axes, (program, iteration)."""
+    return np.asarray(sum(source.index((i,), x.rest.base) * source.by[i] for i in along))
+
+
 def rows_of(op: Op, x: Listed, source: View, name: str) -> tuple[Affine, GatheredView]:
     """Return pointers by a table as linear ones into a tensor of the table's rows, and that tensor."""
     last = sum((n - 1) * s for n, s in zip(source.sizes, source.by, strict=True))
     inside = (x.table >= 0) & (x.table <= last)
     known = np.where(inside, x.table, 0)
-    along = tuple(i for i in range(len(source.sizes)) if np.any(source.index((i,), known)))
-    if not along:
-        along = tuple(sorted(range(len(source.sizes)), key=lambda i: -source.by[i])[:1])
+    along = _axes_along(source, known)
     rest = sum(source.index((i,), known) * source.by[i] for i in along)
     if np.any(rest != known):
         raise op.fail(f"{source.name}: loaded integers address an element outside of its axes")
-    shift = np.asarray(sum(source.index((i,), x.rest.base) * source.by[i] for i in along))
-    if np.any(shift):
+    if np.any(shift := _shift_along(source, along, x)):
         return rows_of(op, _shifted(op, x, shift), source, name)
     view = gathered(name, source, along, tuple(np.where(inside, x.table, -1).tolist()))
     steps = tuple(s * view.by_row + t for s, t in zip(x.at.steps, x.rest.steps, strict=True))

@@ -15,7 +15,16 @@ from npusim.kernels.triton.calls import INTEGERS
 from npusim.kernels.triton.exact_integers import ExactIntegers
 from npusim.kernels.triton.integers import bits_of
 from npusim.kernels.triton.kernel_draft import Load, LookedAt, Stored
-from npusim.kernels.triton.listed import by_one_list, elements_of, first_ones, rows_of, table_of, where_held
+from npusim.kernels.triton.listed import (
+    as_list,
+    by_one_list,
+    elements_of,
+    first_ones,
+    rows_of,
+    table_of,
+    where_held,
+    without_hidden,
+)
 from npusim.kernels.triton.tensor_axes import NO_GROUPS, GatheredView, IntegerTensor, MaskView, View
 from npusim.kernels.triton.ttir_text import FORMATS, WHOLE, Line, Op, shape_of
 from npusim.kernels.triton.values import (
@@ -68,7 +77,8 @@ class Memory(ExactIntegers):
             self._set(op, self._looked_up(op, tensor, pointer, mask, other))
             return
         if isinstance(mask, ListedMask) and self._is_scattered(op, mask):
-            self._load_where_held(op, pointer, mask, other)
+            load = self._load_where_held if mask.at.of or len(pointer.shape) != 1 else self._load_elements
+            load(op, pointer, mask, other)
             return
         if isinstance(mask, ValueComparison):
             self._load_by_values(op, pointer, mask, other)
@@ -96,6 +106,19 @@ class Memory(ExactIntegers):
         if isinstance(loaded, Floats) and whole:
             number = other if isinstance(other, Number) else Number(0.0, "0.0", pointer.shape)
             self._fixed_choice(op, Condition(tuple(whole)), self._named(op, loaded), number)
+
+    def _load_elements(self, op: Op, pointer: Affine | Listed, mask: ListedMask, other: Known | None) -> None:
+        """Load a row by a list of its elements, of which those that a mask of indices hides are a number."""
+        number = Number(0.0, "0.0", pointer.shape) if other is None else other
+        if not isinstance(number, Number):
+            raise op.fail("a tl.load whose mask hides other elements than the last ones needs a number as other=")
+        self.notes.append(f"{op.line}: elements that the mask hides are timed as loaded ones")
+        of = pointer.rest.of if isinstance(pointer, Listed) else pointer.of
+        if not isinstance(source := self.arguments[of], View):
+            raise op.fail(f"{of}: a mask of indices hides elements of a row, so that npusim needs a call; record it")
+        listed = without_hidden(op, as_list(pointer), mask, source)
+        at = self._in_rows(op, listed, None, hidden=number.value)
+        self._load(op, at, None, number, shape_of(op.type)[1])
 
     def _is_scattered(self, op: Op, mask: ListedMask) -> bool:
         """Return whether a mask by loaded integers leaves other elements than the first ones of a block."""
@@ -534,10 +557,13 @@ class Memory(ExactIntegers):
         of = (pointer.rest.of if isinstance(pointer, Listed) else pointer.of).partition(".")[0]
         return shape_of(self.function.parameters[of])[1]
 
-    def _in_rows(self, op: Op, pointer: Affine | Listed, mask: Known | None, *, drops: bool = False) -> Affine:
+    def _in_rows(
+        self, op: Op, pointer: Affine | Listed, mask: Known | None, *, drops: bool = False, hidden: float | None = None
+    ) -> Affine:
         """Return pointers of a block whose rows go by a table in a tensor of these rows; others as they are.
 
-        ``drops``: the table has entries that lead to no row, of lanes that a mask hides.
+        ``drops``: the table has entries that lead to no row, of lanes that a mask hides; ``hidden``: these are loaded
+        as a number.
         """
         if isinstance(pointer, Affine):
             return pointer
@@ -549,9 +575,9 @@ class Memory(ExactIntegers):
         is_read_alone = self._is_read_first(op, of)
         for name in chain((f"{of}.rows",), (f"{of}.rows{i}" for i in count(2))):
             made, view = rows_of(op, pointer, source, name)
-            view = self._visited(made, view)
+            view = replace(self._visited(made, view), hidden=hidden)
             known = self.arguments.get(name)
-            if not isinstance(known, GatheredView) or (known.listed, known.along) == (view.listed, view.along):
+            if not isinstance(known, GatheredView) or known.is_like(view):
                 break
             if not is_read_alone:
                 raise op.fail(f"{of}: two accesses select rows by different loaded integers, which is not supported")
@@ -560,7 +586,7 @@ class Memory(ExactIntegers):
             raise op.fail(
                 f"{of}: one access selects rows by loaded integers and another does not, which is not supported"
             )
-        self._check_rows(op, made, view, self._lanes(op, mask, made), drops=drops)
+        self._check_rows(op, made, view, self._lanes(op, mask, made), drops=drops or hidden is not None)
         if known is None:
             listed = f"{len(view.listed):,} rows, selected by loaded integers or by indices that are not linear"
             self.notes.append(f"{op.line}: {of}: {listed}: a row that is selected twice is read from memory twice")
@@ -930,6 +956,11 @@ class Memory(ExactIntegers):
         self.text(value)  # refuses a transposed one
         if self.choices.lists_elements and isinstance(pointer, Affine):
             pointer, mask = self._of_held(op, pointer, mask)
+        if isinstance(mask, ListedMask) and not mask.at.of and len(pointer.shape) == 1 and self._is_scattered(op, mask):
+            raise op.fail(
+                "a tl.store has a mask that hides columns of a block that is summed along both of its axes, which is "
+                "not supported; use a block with as many columns as the tensor, or sum the rows in a loop"
+            )
         pointer = self._in_rows(op, pointer, mask)
         pointer, _ = self._in_cut(op, pointer, mask) or self._in_part(pointer)
         left = self._left(op, mask, pointer)

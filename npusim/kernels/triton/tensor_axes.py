@@ -18,7 +18,7 @@ import numpy as np
 
 from npusim.errors import SpecError
 from npusim.formats import get_format
-from npusim.kernels.triton.values import AXES, ROWS, Affine, Booleans, Integers, Tensor
+from npusim.kernels.triton.values import AXES, COLUMNS, ROWS, Affine, Booleans, Integers, Tensor
 
 if TYPE_CHECKING:
     from npusim.kernels.triton.calls import Argument
@@ -319,13 +319,17 @@ class View(Tensor):
             ]
         return (self.cut.of(whole) if self.cut else whole).reshape(self.sizes)
 
-    def drawn(self, values: Array) -> Array:
-        """Return drawn values of a head, (rows, columns); rows at one place in memory are equal."""
+    def drawn(self, values: Array, head: tuple[int, int]) -> Array:
+        """Return drawn values of a (batch, head), (rows, columns); rows at one place in memory are equal."""
         return values
 
     def array(self, values: Array) -> Array:
         """Return the values of the view as (batch * splits, heads, rows, columns), from values in its shape."""
-        whole, at = self.laid_out(values), dict(self.fixed)
+        return self.by_heads(self.laid_out(values))
+
+    def by_heads(self, whole: Array) -> Array:
+        """Return values along the axes of the view as (batch * splits, heads, rows, columns)."""
+        at = dict(self.fixed)
         whole = whole[tuple(at.get(i, slice(None)) for i in range(len(self.sizes)))]
         kept = [i for i in range(len(self.sizes)) if i not in at]
         batch, heads, splits, rows, columns = self.groups
@@ -348,12 +352,13 @@ class GatheredView(View):
     """Rows of a view that are accessed by a table, as the outermost axis of a separate view.
 
     ``source``: the view; ``along``: its axes that the table leads along; ``listed``: of each row here the offset of its
-    first element there, -1 of an entry that leads to none.
+    first element there, -1 of an entry that leads to none, which has the number ``hidden`` where it is loaded.
     """
 
     source: View | None = None
     along: Group = ()
     listed: tuple[int, ...] = ()
+    hidden: float | None = None
 
     @property
     def by_row(self) -> int:
@@ -373,15 +378,27 @@ class GatheredView(View):
         whole, rows = self.source.laid_out(values), np.maximum(np.array(self.listed, np.int64), 0)
         rest = [i for i in range(whole.ndim) if i not in self.along]
         at = tuple(self.source.index((i,), rows) for i in self.along)
-        made = whole.transpose((*self.along, *rest))[at]
-        return made.reshape(self.sizes)
+        made = whole.transpose((*self.along, *rest))[at].reshape(self.sizes)
+        return made if self.hidden is None else np.where(self.leads_nowhere(), made.dtype.type(self.hidden), made)
 
-    def drawn(self, values: Array) -> Array:
-        """Return drawn values of a head, (rows, columns); rows at one place in memory are equal."""
-        if self.groups[ROWS] != (0,) or len(values) != len(self.listed):
-            return values
-        _, first, of = np.unique(self.listed, return_index=True, return_inverse=True)
-        return values[first[of]]
+    def is_like(self, other: GatheredView) -> bool:
+        """Return whether another view has the same elements."""
+        return (self.listed, self.along, self.hidden) == (other.listed, other.along, other.hidden)
+
+    def leads_nowhere(self) -> Array:
+        """Return which elements are of entries that lead to no row."""
+        is_none = np.array(self.listed, np.int64) < 0
+        return np.repeat(is_none, prod(self.sizes) // len(is_none)).reshape(self.sizes)
+
+    def drawn(self, values: Array, head: tuple[int, int]) -> Array:
+        """Return drawn values of a (batch, head), (rows, columns); rows at one place in memory are equal."""
+        for role, axis in ((ROWS, 0), (COLUMNS, 1)):
+            if self.groups[role] == (0,) and values.shape[axis] == len(self.listed):
+                _, first, of = np.unique(self.listed, return_index=True, return_inverse=True)
+                values = np.take(values, first[of], axis)
+        if self.hidden is not None:
+            return np.where(self.by_heads(self.leads_nowhere())[head], values.dtype.type(self.hidden), values)
+        return values
 
     def offsets(self, own: Integers) -> Integers:
         """Return the offsets in the argument of elements by their offsets here, -1 of what the list does not have."""

@@ -64,8 +64,8 @@ class Arranged(Protocol):
     def array(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return values as (batch, heads, rows, cols)."""
 
-    def drawn(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return drawn values of a head, (rows, cols); rows that share one place in memory are equal."""
+    def drawn(self, values: NDArray[Any], head: tuple[int, int]) -> NDArray[Any]:
+        """Return drawn values of a (batch, head), (rows, cols); rows that share one place in memory are equal."""
 
     def piece(self, rows: int, cols: int) -> int:
         """Return how many elements of a part of a matrix follow one another in memory."""
