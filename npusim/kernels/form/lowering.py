@@ -567,7 +567,7 @@ class _Lowering:
         """Return names with their kinds: tiles before vectors, operands, masks and states first."""
         ranks = {kind: i for i, kind in enumerate(("operand", "mask", "state"))}
         labels: dict[str, str] = {}
-        for o in (*operands.values(), *outs):  # if operands are parts of one tensor, the first has the tensor's name
+        for o in (*operands.values(), *outs):  # of operands that are parts of one tensor, the first is called after it
             if o.label and o.label not in labels.values():
                 labels[o.name] = o.label
         chosen = {self.name_of[v]: v.chosen_role for v in self.name_of if v.chosen_role}

@@ -65,7 +65,7 @@ def with_blocks_as_rows(function: Function) -> Function | None:
 
 
 def _carried(operations: list[Op]) -> dict[str, Op]:
-    """Return the values that loops carry, and their results, each as an operation with its type."""
+    """Return the values that loops carry, and leave, each as an operation of its type."""
     made = dict[str, Op]()
     for op in operations:
         if op.name == "scf.for" and len(op.operands) > _BOUNDS:
@@ -259,9 +259,7 @@ def flattened(op: Op, x: Known) -> Known:
 
 
 def _rules_of(op: Op, x: Condition) -> Condition:
-    """Return comparisons of a block as those of a row: comparisons of rows as bounds on the elements before one, others
-    if linear.
-    """
+    """Return comparisons of a block as those of a row: of rows as the elements before one, others if linear."""
     (down, along), made = x.every[0][1].shape, list[tuple[str, Affine]]()
     size = down * along
     for relation, d in x.of:

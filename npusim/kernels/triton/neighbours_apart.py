@@ -22,7 +22,7 @@ _ELEMENTWISE = ("arith.", "math.", "tt.fp_to_fp", "tt.extern_elementwise", "tt.p
 _WITHOUT_RESULTS = ("tt.store", "tt.return", "block", "llvm.intr.assume", "cf.cond_br", "cf.br")
 
 
-#: Operations with inner operations that are unchanged.
+#: Operations with operations of their own, that stay as they are.
 _WITH_BODIES = ("tt.reduce", "scf.if")
 
 
@@ -31,7 +31,7 @@ class _OtherBlocksError(Exception):
 
 
 def with_neighbours_apart(function: Function) -> Function | None:
-    """Return a kernel without splits and joins of neighbours; None if it has none, or others."""
+    """Return a kernel without splits and joins of neighbours; None where it has none, or others."""
     operations = function.operations
     if not any(o.name in ("tt.split", "tt.join") for o in operations):
         return None
@@ -44,7 +44,7 @@ def with_neighbours_apart(function: Function) -> Function | None:
 
 
 def _is_other(op: Op) -> bool:
-    """Return whether an operation may have effects that are not examined, or splits or joins inside."""
+    """Return whether an operation may have effects that are not looked at, or splits or joins within it."""
     inner = [o.name for o in inside([op])]
     return (not op.results and op.name not in (*_WITHOUT_RESULTS, "scf.if")) or bool({*inner} & {"tt.split", "tt.join"})
 
@@ -58,7 +58,7 @@ class _Halves:
         self._known: dict[tuple[str, int, int], str] = {}
 
     def changed(self) -> list[Op]:
-        """Return the operations that stores need; raise `_OtherBlocksError` if one splits or joins in another way."""
+        """Return the operations that stores need; raise `_OtherBlocksError` where one splits or joins otherwise."""
         for op in self.operations:
             if op.name == "tt.split":
                 size = self._pairs(op.operands[0])

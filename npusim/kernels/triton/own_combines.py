@@ -19,7 +19,7 @@ MOST_ROWS = 4
 
 
 class _Value(NamedTuple):
-    """A value of a function: its text, its factors if it is a product, and the product's place."""
+    """A value of a function: how it is written, its factors if it is a product, and the product's place."""
 
     text: str
     factors: tuple[str, str] | None = None
@@ -38,7 +38,7 @@ class Functions(NamedTuple):
 def combined_text(op: Op, choices: Choices, functions: Functions, known: Mapping[str, str]) -> str:
     """Return the function of a reduction's or scan's region as text; ``known``: numbers from outside of it.
 
-    Raises `ProgramError` for a function of formats other than float32, or with operations that are not supported.
+    Raises `ProgramError` for a function of other than float32, or with operations that are not supported.
     """
     count = len(op.arguments) // 2
     if not 1 <= count <= MOST_ROWS or len(op.arguments) != 2 * count:

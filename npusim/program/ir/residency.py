@@ -267,8 +267,7 @@ class _Cache:
             if role == "input" and new:
                 self.compulsory += ceil(new * (1 - warm)) * count
             hit_bytes = known * row_bytes if is_kept else int(warm * size)
-            # A region that is too large to stay is fetched again by every pass over it, like the data that others evict
-            # in the meantime.
+            # A region too large to stay is fetched again by every pass over it, as what others evict meanwhile is.
             passes = use.times if size > capacity else 1
             absent = (size - hit_bytes) * passes
             if passes < use.times and use.readers == 1:  # what other blocks also read, they access in the meantime
