@@ -101,7 +101,7 @@ class Measured(SpecModel):
     upload_us: Range | None = Field(default=None, description="copy of a layer's K and V to the device")
     gpu_us: Range | None = Field(default=None, description="attention on the device")
     cpu_us: Range | None = Field(default=None, description="attention on the host")
-    off_upload_us: Range | None = Field(default=None, description="copy of Q, K and V to the host, and of the result back")
+    off_upload_us: Range | None = Field(default=None, description="copies: Q, K and V to the host, the result back")
     speedup: Range | None = Field(default=None, description="time of the baseline divided by the time of this case")
     tflops: Range | None = None
     tokens_per_s: Range | None = Field(default=None, description="throughput of a decoding step over all sequences")
