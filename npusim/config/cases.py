@@ -88,21 +88,21 @@ class Measured(SpecModel):
 
     latency_us: Range | None = Field(default=None, description="time of the kind that `timing` names")
     core_us: Range | None = Field(default=None, description="the cores' time, without launch")
-    mac_us: Range | None = Field(default=None, description="matrix unit")
+    mac_us: Range | None = Field(default=None, description="busy time of the matrix unit")
     mte1_us: Range | None = None
     mte2_us: Range | None = None
     fixp_us: Range | None = None
-    vec_us: Range | None = Field(default=None, description="vector unit")
+    vec_us: Range | None = Field(default=None, description="busy time of the vector unit")
     phase1_us: Range | None = Field(default=None, description="a call of only the first of several kernels")
     compute_us: Range | None = None
     attention_us: Range | None = None
     linear_us: Range | None = None
     allreduce_us: Range | None = None
-    upload_us: Range | None = Field(default=None, description="K and V of a layer to the device")
+    upload_us: Range | None = Field(default=None, description="copy of a layer's K and V to the device")
     gpu_us: Range | None = Field(default=None, description="attention on the device")
     cpu_us: Range | None = Field(default=None, description="attention on the host")
-    off_upload_us: Range | None = Field(default=None, description="Q, K and V down and the result up")
-    speedup: Range | None = Field(default=None, description="the baseline's time over this one's")
+    off_upload_us: Range | None = Field(default=None, description="copies: Q, K and V to the host, the result back")
+    speedup: Range | None = Field(default=None, description="time of the baseline divided by the time of this case")
     tflops: Range | None = None
     tokens_per_s: Range | None = Field(default=None, description="throughput of a decoding step over all sequences")
 

@@ -29,7 +29,7 @@ _f = np.float32
 
 @dataclass(frozen=True)
 class BlockFormat:
-    """Numbers in blocks along one axis, each with a scale.
+    """Numbers in blocks along one axis; each block has a scale.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class BlockFormat:
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """Names of the rules for scales of this format."""
+        """The names of the rules for scales of this format."""
         return tuple(rule.name for rule in SCALE_RULES.values() if rule.fits(self))
 
     @property
@@ -142,7 +142,7 @@ class BlockArray:
 
 
 def scales_of(stored: Array, block: int, axis: int) -> Array:
-    """Return the scales of an array that `BlockArray.stored` returned, one a ``block`` along ``axis``."""
+    """Return the scales of an array that `BlockArray.stored` returned, one for each ``block`` along ``axis``."""
     return np.take(stored["scale"], np.arange(0, stored.shape[axis], block), axis=axis)
 
 

@@ -125,7 +125,7 @@ def widen_float16(source: NDArray[Any], out: NDArray[Any]) -> None:
 
 @inline
 def widen_row(row: NDArray[Any], out: NDArray[Any]) -> None:
-    """Write float32 values of float16 patterns (int16); one serves all."""
+    """Write float32 values of float16 patterns (int16); one kernel serves all cases."""
     if row.size == 1:
         value = bits_float32(np.uint32(widened_float16(np.int32(row[0]))))
         for i in range(out.size):

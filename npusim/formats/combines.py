@@ -70,7 +70,7 @@ def combine_text(body: str, *, take: int, size: int, pads: Sequence[float], is_r
 
 @lru_cache(maxsize=256)
 def combine_of(text: str) -> Combine:
-    """Return a function by its text; raise `FormatError` for a text that is none."""
+    """Return a function by its text; raise `FormatError` for a text that is not a function."""
     match = _TEXT.fullmatch(text)
     if match is None:
         raise FormatError(f"{text!r} is no function of two elements: take=0 size=32 pads=0.0: a0 + b0")
@@ -107,7 +107,7 @@ def folded(values: Sequence[Array], fmt: str | FloatFormat, text: str, order: st
     ndarray
         ``(...)``.  NaN and Inf follow the function's operations.
 
-    Raises `FormatError` for another order, or a text that is no function.
+    Raises `FormatError` for another order, or a text that is not a function.
     """
     how, target = combine_of(text), get_format(fmt)
     rows = _filled(values, how, target)
@@ -130,7 +130,7 @@ def scanned(values: Sequence[Array], fmt: str | FloatFormat, text: str, order: s
     come the combined elements of all previous warps, from the first on, with the last element of each lane.  Finally a
     lane's other elements combine with the last one of the previous lane.
 
-    Returns ``(..., n)``; raises `FormatError` for another order, or a text that is no function.
+    Returns ``(..., n)``; raises `FormatError` for another order, or a text that is not a function.
     """
     how, target = combine_of(text), get_format(fmt)
     count = max(np.shape(x)[-1] for x in values)
@@ -203,11 +203,11 @@ def _in_lanes_of_warps(rows: Rows, how: Combine, target: FloatFormat, neighbours
     ends = [x[..., -1] for x in last]
     before = _in_line(ends, how, target)
     first = [[x[..., :1, :] for x in last]]
-    if ends[0].shape[-1] > 1:  # what stands before each run of a warp, in every lane of it
+    if ends[0].shape[-1] > 1:  # the elements before each run of a warp, in each of its lanes
         prefix = [np.repeat(x[..., :-1, None], lanes, -1) for x in before]
         first.append(_combined(how, prefix, [x[..., 1:, :] for x in last], target))
     last = [np.concatenate(x, -2) for x in zip(*first, strict=True)]
-    starts = [x[..., :-1] for x in last]  # of each lane what the lane before it ends with
+    starts = [x[..., :-1] for x in last]  # for each lane, the last element of the previous lane
     entry = [np.concatenate([x[..., :1, :1], y[..., :-1, None]], -2) for x, y in zip(last, before, strict=True)]
     starts = [np.concatenate([x, y], -1) for x, y in zip(entry, starts, strict=True)]
     made = list[Rows]()
@@ -215,7 +215,7 @@ def _in_lanes_of_warps(rows: Rows, how: Combine, target: FloatFormat, neighbours
         own = [x[..., at] for x in cut]
         new = _combined(how, starts, own, target)
         for x, y in zip(new, own, strict=True):
-            x[..., 0, 0] = y[..., 0, 0]  # nothing stands before the first lane of all
+            x[..., 0, 0] = y[..., 0, 0]  # no element comes before the first lane of the first warp
         made.append(new)
     made.append(last)
     return [np.stack(x, -1).reshape(shape) for x in zip(*made, strict=True)]
@@ -260,7 +260,7 @@ def _value(node: ast.expr, names: Mapping[str, Array], target: FloatFormat, shap
 
 
 def _called(name: str, args: list[Array], words: list[str], nan: str, target: FloatFormat) -> Array:
-    """Return a function of the language of kernels of some values."""
+    """Return the result of a function of the language of kernels for some values."""
     form = words[0] if words else ""
     if name == "fma":
         a, b, c = args

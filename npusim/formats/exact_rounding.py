@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: about 60 bits (18 digits); float16 and bfloat16 need fewer.
 DIGITS = 60
 _CONTEXT = Context(prec=DIGITS, Emin=-(10**9), Emax=10**9)
-#: For rationals as decimals: binary floats are exact enough.
+#: For rationals as decimals; all binary floats are exact in it.
 _OF_RATIONALS = Context(prec=400, Emin=-(10**9), Emax=10**9)
 _LN_2 = _CONTEXT.ln(Decimal(2))
 _PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459230781640628620899")

@@ -16,7 +16,7 @@ import numpy as np
 if TYPE_CHECKING:
     from npusim.formats.cast import Array
 
-#: Every function here is within this relative error of the true value (tested, 4x slack).
+#: Every function here has at most this relative error (tests find a quarter of it).
 RELATIVE_ERROR = 2.0**-49
 
 LOG2_E = float.fromhex("0x1.71547652b82fep+0")

@@ -85,7 +85,7 @@ class Table:
 
 
 def _address(array: np.ndarray[Any, Any]) -> int:
-    """Return where an array's elements begin: the first thing after the head of its object, by numpy's ABI."""
+    """Return where an array's elements begin: directly after the head of its object, by numpy's ABI."""
     if not array.flags.c_contiguous:
         raise AssertionError("kernels find entries of an array one after the other")
     address: int | None = ctypes.c_void_p.from_address(id(array) + object.__basicsize__).value

@@ -12,7 +12,7 @@ from npusim.late_methods import dataclass
 if TYPE_CHECKING:
     import numpy as np
 
-#: Known type of an argument: a letter, (dtype's letter, dimensions), a `TableKind`, or a tuple of these.
+#: The known type of an argument: a letter, (dtype's letter, dimensions), a `TableKind`, or a tuple of these.
 ArgumentType = Any
 
 

@@ -72,7 +72,8 @@ class MmaArithmetic:
     group
         Products of a group (``grouped``).
     converts_to
-        Format to which instructions convert their factors, exactly, before they multiply; empty: none.
+        Format to which instructions convert their factors, exactly, before they multiply; empty: there is no such
+        format.
     tree
         Any other unit (``tree``): the terms of each addition, and its rounding.
     evidence, source
@@ -245,7 +246,7 @@ _LATE = "PTX of Triton 3.6: wgmma without an accumulator in the first instructio
 def _sequential(
     name: str, a_format: str, b_format: str, acc_format: str, evidence: Evidence, source: str
 ) -> MmaArithmetic:
-    """Return the row of one fused multiply-add after the other."""
+    """Return the row of a unit that executes one fused multiply-add after the other."""
     return MmaArithmetic(
         name=name,
         a_format=a_format,

@@ -137,8 +137,8 @@ def scratch(columns: int) -> tuple[Any, ...]:
 def exact_kernel(block: int) -> Callable[..., None]:
     """Return the kernel of exact sums of ``block`` products; see the module's first lines.
 
-    It takes A and B with their ranges, all (matrices, ...), contiguous C (matrices, M, N), and in ``which`` the number
-    of each C's A and B: (2, matrices).
+    It takes A and B with their ranges, all (matrices, ...), contiguous C (matrices, M, N), and ``which`` (2, matrices):
+    for each C the numbers of its A and B.
     """
 
     @kernel
@@ -159,7 +159,7 @@ def exact_kernel(block: int) -> Callable[..., None]:
             for kb in range(a.shape[1] // block):
                 k0 = kb * block
                 right = (b[k0 : k0 + block], b_unit[kb])
-                widest, least = 0.0, np.inf  # over all columns: a row whose terms span few bits needs no closer look
+                widest, least = 0.0, np.inf  # over all columns: a row whose terms span few bits needs no further check
                 for j in range(columns):
                     widest, least = max(widest, b_range[kb, j]), min(least, b_unit[kb, j])
                 for i in range(c.shape[0]):

@@ -20,7 +20,7 @@ from npusim.formats.reduction_kernels import round_lane
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: Exponent of zero operands: two of them, or one and any other, stay below ``NO_PRODUCT``.
+#: Exponent of zero operands: the sum of two of them, or of one and any other exponent, is below ``NO_PRODUCT``.
 ZERO_EXPONENT = -1000
 NO_PRODUCT = -500
 #: Columns that are processed at a time: 16 rows of operands and exponents fit into a 32 KiB L1 cache.
@@ -29,7 +29,9 @@ COLUMNS = 256
 
 @kernel
 def sequential_float32(left: NDArray[Any], right: NDArray[Any], out: NDArray[Any], which: NDArray[Any]) -> None:
-    """Overwrite each C with a chain of float32 fused multiply-adds, ascending k; ``which``: its A and B."""
+    """Overwrite each C with a chain of float32 fused multiply-adds, ascending k; ``which``: the numbers of its A
+    and B.
+    """
     for n in range(out.shape[0]):
         a, b, c = left[which[0, n]], right[which[1, n]], out[n]
         for i in range(c.shape[0]):
@@ -41,7 +43,9 @@ def sequential_float32(left: NDArray[Any], right: NDArray[Any], out: NDArray[Any
 
 @kernel
 def sequential_float64(left: NDArray[Any], right: NDArray[Any], out: NDArray[Any], which: NDArray[Any]) -> None:
-    """Overwrite each C with a chain of float64 fused multiply-adds, ascending k; ``which``: its A and B."""
+    """Overwrite each C with a chain of float64 fused multiply-adds, ascending k; ``which``: the numbers of its A
+    and B.
+    """
     for n in range(out.shape[0]):
         a, b, c = left[which[0, n]], right[which[1, n]], out[n]
         for i in range(c.shape[0]):
@@ -188,9 +192,9 @@ def fused_kernel(block: int) -> Callable[..., None]:
 
     The kernel takes A (matrices, M, K) and B (matrices, K, N) as (values with 0 for NaN and Inf, exponents, the values
     themselves, whether the block that starts at a k has NaN or Inf: (M, K) and (1, K)), contiguous C (matrices, M, N),
-    the numbers of each C's A and B: (2, matrices), and (F, smallest alignment exponent, mask of the result's pattern,
-    1 for float16 results).  The block length is a constant of the compiled code, so that its loops unroll and the loops
-    over columns become the innermost, vectorised ones.
+    for each C the numbers of its A and B: (2, matrices), and (F, smallest alignment exponent, mask of the result's
+    pattern, 1 for float16 results).  The block length is a constant of the compiled code, so that its loops unroll and
+    the loops over columns become the innermost, vectorised ones.
     """
     part = min(block, 16)  # 16 truncated products of at most 27 bits fit an int32 sum
     parts = block // part

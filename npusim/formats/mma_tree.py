@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Tree = int | tuple[Any, ...]
 #: The accumulator's place in a tree.
 C = -1
-#: Exponent of a zero, which takes no part in an alignment.
+#: Exponent of a zero, which does not affect an alignment.
 NO_EXPONENT = -9999
 #: Length of a tree's text, and its additions: enough for 64 products that are added one by one.
 MOST_TEXT, MOST_NODES = 4096, 256
@@ -95,7 +95,7 @@ class AdditionTree:
         return ":".join((*words, *(f"{name}-{value}" for name, value in changed.items())))
 
 
-#: Values of the parts of an `AdditionTree`'s text; none where they are whole numbers.
+#: The values of each part of an `AdditionTree`'s text; empty if they are whole numbers.
 PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         **dict.fromkeys(("fraction", "kept", "lowest", "input_bits"), ()),
@@ -238,7 +238,7 @@ def operand_of(x: Array, fmt: FloatFormat, unit: AdditionTree) -> Array:
 def compute(unit: AdditionTree, formats: Formats, a: Array, b: Array, c: Array) -> Array:
     """Return D of rows of A and columns of B, float64: ``a`` and ``b`` (n, K), ``c`` (n,), exact in their formats.
 
-    NaN is NaN, a zero +0; a finite product never overflows.
+    A NaN is the canonical NaN, and a zero is +0; a finite product never overflows.
     """
     first, second, acc = formats
     with np.errstate(all="ignore"):

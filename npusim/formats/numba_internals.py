@@ -187,7 +187,7 @@ def _translated(function: FunctionType) -> Any:
 
 
 def check() -> None:
-    """Raise whatever numba raises where its compiler is not one that parts can be built with."""
+    """Raise numba's error if parts cannot be built with its compiler."""
 
     @_translated
     def twice(x: int) -> int:

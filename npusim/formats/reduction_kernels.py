@@ -62,7 +62,7 @@ def round_sum(x: Any, y: Any, z: Any) -> Any:
 
 @kernel
 def sum_rows(x: NDArray[Any], start: NDArray[Any], out: NDArray[Any]) -> None:
-    """((start + x0) + x1) ... of each row, in the arrays' own dtype."""
+    """Compute ((start + x0) + x1) ... of each row, in the dtype of the arrays."""
     for row in range(x.shape[0]):
         total = start[row]
         for column in range(x.shape[1]):
@@ -97,9 +97,9 @@ def sum_rows_rounded(
 
 @kernel
 def sum_products(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any]) -> None:
-    """Add a b to out, all float64: each element's products in the order of a's columns, a fused one at a time.
+    """Add a b to out, all float64: the products of each element in the order of a's columns, by fused multiply-adds.
 
-    a's rows are a multiple of two and its columns of four: so many are worked on at a time.
+    a's rows are a multiple of two and its columns of four: this number of them is processed at a time.
     """
     rows, columns = out.shape
     for left in range(0, columns, NEAR_COLUMNS):
@@ -128,9 +128,11 @@ def narrowed(value: Any, plan: Any) -> Any:
 
 @kernel
 def fold_rows(x: NDArray[Any], row: NDArray[Any], out: NDArray[Any], of_neighbours: Any, plan: Any) -> None:
-    """Tree of each row until one element is left, each sum `narrowed`; ``row`` has the lanes in which it is computed.
+    """Sum each row as a tree until one element is left, each sum `narrowed`; ``row`` has the lanes in which it is
+    computed.
 
-    x[i] + x[i + half], or ``of_neighbours`` x[2i] + x[2i + 1]; an element without a partner waits.
+    The sums are x[i] + x[i + half], or with ``of_neighbours`` x[2i] + x[2i + 1]; an element without a partner waits for
+    the next step.
     """
     for r in range(x.shape[0]):
         count = row.size

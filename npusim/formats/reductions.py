@@ -20,11 +20,13 @@ Order = Literal["sequential", "tree_halves", "vector_lanes", "four_chains", "mma
 ORDERS: tuple[str, ...] = ("sequential", "tree_halves", "vector_lanes", "four_chains", "mma_lanes")
 #: Accumulators of ``four_chains``.
 CHAINS = 4
-#: Neighbours that each lane holds of a row, lanes, and warps: of a product's fragment (PTX ISA, m16n8 and wgmma); of
-#: any other layout its order says them, and the neighbouring columns of a warp where its lanes repeat.
+#: The number of adjacent elements of a row in each lane, and the numbers of lanes and warps: for a product's fragment
+#: (PTX ISA, m16n8 and wgmma); the order of any other layout states them, and the adjacent columns of a warp if its
+#: lanes repeat.
 MMA_LANES, LANES = (2, 4, 1), re.compile(r"(?:lanes|trees)_(\d+)x(\d+)x(\d+)(?:_(\d+))?")
 _TREES = "trees_"
-#: Sums of rows, and then of these sums: the rows' order, their length, and the sums' order.
+#: Sums of rows, and then of these sums: the order of the rows' sums, the length of the rows, and the order of the sums
+#: of sums.
 ROWS = re.compile(r"(\w+)/(\d+)\+(\w+)")
 #: One operand block of the Ascend vector unit (``WholeReduceSum``, ``BlockReduceSum``: 32 bytes).
 VECTOR_BLOCK_BYTES = 32
@@ -45,19 +47,17 @@ def reduce_sum(
     x
         ``(..., n)`` in the format's dtype, n >= 1 (n = 0 only with a start value).
     order
-        ``sequential``: ((start + x0) + x1) + ...; without a start, (x0 + x1) + ....
-        ``tree_halves``: x[i] + x[i + n/2], again on the halves until one is left; at odd n the
-        element in the middle waits for the next round.
-        ``vector_lanes``: the Ascend vector unit: 32-byte blocks, each a tree of neighbours (x0 + x1,
-        x2 + x3, then their sums, ...), repeated on the block sums until one is left; lanes beyond n
-        do not take part.  At powers of two this is one tree of neighbours, whichever of the unit's
-        reductions forms it.
-        ``four_chains``: x0, x4, x8, ... left to right, so x1, x5, ... and so on, and then (s0 + s1) + (s2 + s3): the
-        registers of an Ascend 950's vector unit along transposed scores; a chain without elements takes no part.
-        ``mma_lanes``: a row of a GPU's product as its lanes hold it: lane l of four adds columns 2 l, 2 l + 1, 2 l + 8,
-        2 l + 9, ... left to right, and then (s0 + s2) + (s1 + s3), as Triton 3.6 compiles it (PTX: shfl.bfly 2, 1).
-        ``lanes_VxLxW``: V neighbours each lane, L lanes, W warps, and from the start again: each lane adds its own left
-        to right, then halves of the lanes, then halves of the warps (Triton's blocked layouts; H100: every bit).
+        ``sequential``: ((start + x0) + x1) + ...; without a start, (x0 + x1) + .... ``tree_halves``: x[i] + x[i + n/2],
+        again on the halves until one is left; at odd n the element in the middle waits for the next round.
+        ``vector_lanes``: the Ascend vector unit: 32-byte blocks, each a tree of neighbours (x0 + x1, x2 + x3, then
+        their sums, ...), repeated on the block sums until one is left; lanes beyond n do not take part.  At powers of
+        two this is one tree of neighbours, whichever of the unit's reductions forms it. ``four_chains``: x0, x4, x8,
+        ... left to right, so x1, x5, ... and so on, and then (s0 + s1) + (s2 + s3): the registers of an Ascend 950's
+        vector unit along transposed scores; a chain without elements takes no part. ``mma_lanes``: a row of a GPU's
+        product as its lanes hold it: lane l of four adds columns 2 l, 2 l + 1, 2 l + 8, 2 l + 9, ... left to right, and
+        then (s0 + s2) + (s1 + s3), as Triton 3.6 compiles it (PTX: shfl.bfly 2, 1). ``lanes_VxLxW``: V adjacent
+        elements in each lane, L lanes, W warps, then again from the first lane: each lane adds its own left to right,
+        then halves of the lanes, then halves of the warps (Triton's blocked layouts; H100: every bit).
         ``lanes_VxLxW_C``: a warp's lanes repeat along C neighbouring columns before the next warp's begin (wgmma).
         ``trees_VxLxW``, ``trees_VxLxW_C``: the same with each lane's own as a tree of neighbours (PTX of Triton 3.8).
         ``A/N+B``: rows of N elements each in order A, and then these sums in order B; N divides n.
@@ -130,7 +130,7 @@ def rows_order(order: str, columns: int, of_sums: str) -> str:
 def _of_rows(
     x: ArrayLike, target: FloatFormat, match: re.Match[str], start: ArrayLike | None, times: ArrayLike | None
 ) -> Array:
-    """Return sums of rows, and then of these sums; raise `FormatError` for a last row that is shorter."""
+    """Return sums of rows, and then of these sums; raise `FormatError` if the last row is shorter."""
     order, columns, of_sums = match[1], int(match[2]), match[3]
     (values,) = check_operands((x,), target)
     if not columns or values.ndim == 0 or values.shape[-1] % columns:
@@ -142,8 +142,8 @@ def _of_rows(
 
 
 def lane_layout(order: str) -> tuple[int, int, int, int] | None:
-    """Return neighbours, lanes, warps and columns of a warp; None for an order that names none, or numbers that are not
-    powers of two.
+    """Return neighbours, lanes, warps and columns of a warp; None for an order that does not name them, or for numbers
+    that are not powers of two.
     """
     if (match := LANES.fullmatch(order)) is None:
         return None
@@ -285,8 +285,8 @@ def _of_products(
     layout: tuple[int, int, int, int] | None,
     first: Array | None,
 ) -> Array:
-    """Return the sum of products: as in `_of_lanes` and `_sequential`, with one ``fma`` for each lane's
-    own additions.
+    """Return the sum of products: as in `_of_lanes` and `_sequential`, with one ``fma`` for each addition within a
+    lane.
     """
     (y,) = check_operands((times,), target)
     x, y = np.broadcast_arrays(x, y)
@@ -296,7 +296,8 @@ def _of_products(
         raise FormatError(f"a sum of products in order {order!r}: allowed: sequential, mma_lanes, lanes, trees")
     # A missing element has the product -0, which changes no sum.
     x, y = (in_lanes(v, *layout, empty=empty) for v, empty in ((x, -0.0), (y, 1.0)))
-    if x.shape[-1] == 1 < x.shape[-2]:  # a lane adds its own product to a rounded one, which the first shuffle brings
+    # a lane adds its own product to the rounded product that it gets by the first shuffle
+    if x.shape[-1] == 1 < x.shape[-2]:
         half = x.shape[-2] // 2
         x, y = (np.concatenate([v[..., :half, :], v[..., half:, :]], -1) for v in (x, y))
         sums = _chained(x, y, target, None)

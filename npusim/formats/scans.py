@@ -107,10 +107,10 @@ def inverse(x: Any, fmt: str | FloatFormat, order: str = "rows", *, arithmetic: 
         ``rows``: row i begins as that of I; for j = 0, 1, ..., i - 1 the inverse's row j times L_ij is subtracted, by a
         multiply-add rounded once (forward substitution, as a vector unit does it). ``blocks``: flash-linear-attention's
         ``solve_tril`` as Triton 3.6 compiles it for sm_90.  Blocks of 16 on the diagonal, row by row: a = -L_i, then a
-        + the sum over j of a_j times row j; of rows j and j + 8 the later one's product is rounded and the earlier
-        one's added to it by a multiply-add, then halves are added.  Below them, one diagonal after the other: block (i,
-        j) is -(X_ii L_ij) X_jj next to the diagonal, else -X_ii times the sum of L_ik X_kj, k from j on; products by
-        ``arithmetic``, a sum of them in one accumulator.
+        + the sum over j of a_j times row j; of rows j and j + 8 the product of the later one is rounded, and that of
+        the earlier one is added to it by a multiply-add; then halves are added.  Below them, one diagonal after the
+        other: block (i, j) is -(X_ii L_ij) X_jj next to the diagonal, else -X_ii times the sum of L_ik X_kj, k from j
+        on; products by ``arithmetic``, a sum of them in one accumulator.
     arithmetic
         Arithmetic of the products of blocks, a name in `ARITHMETICS` whose operands and sums are float32 in memory.
 
@@ -137,7 +137,8 @@ def inverse(x: Any, fmt: str | FloatFormat, order: str = "rows", *, arithmetic: 
 
 
 def of_float32(unit: str) -> str:
-    """Return the arithmetic of float32 operands on the tensor cores that have ``unit``: TF32, else none of theirs.
+    """Return the arithmetic of float32 operands on the tensor cores that have ``unit``: TF32, or none if the unit has
+    none.
 
     >>> of_float32("hopper.mma.k16.f16.f32"), of_float32("volta.mma.k4.f16.f32")
     ('hopper.mma.k8.tf32.f32', 'ieee.f32')

@@ -138,15 +138,15 @@ _MASK = Operator("clone", "s_copied", masked), Operator("mask", "s_masked", mask
 _SOFTMAX = Operator("softmax", "p", fmt="operand")
 
 
-#: What runs between Q K^T and P V, by how a framework is used:
-#:   fused          the fewest passes there can be
-#:   added          as PyTorch runs them where a mask is a tensor that is added: mul, add, softmax
-#:   eager          operators of PyTorch, a kernel each: mul, masked_fill, softmax.  A matmul reshapes to three axes, so
-#:                  that what does not lie head by head is copied first, as are K and V that heads share.  A softmax of
-#:                  float16 or bfloat16 is one kernel that widens inside, on an NPU (op-plugin hands it to aclnnSoftmax
-#:                  as it is, that launches SoftmaxV2) as on a GPU; products take and leave plain rows on a 910B (CANN
-#:                  ops-nn, batch_matmul_util.cpp: ND on all that have bfloat16)
-#:   eager_float32  the same with softmax(..., dtype=float32) and a cast back, as Transformers' models have it
+#: The operators between Q K^T and P V, by how a framework is used:
+#:   fused          as few passes as possible
+#:   added          as PyTorch runs them if a mask is a tensor that is added: mul, add, softmax
+#:   eager          operators of PyTorch, one kernel each: mul, masked_fill, softmax.  A matmul reshapes to three axes,
+#:                  so that a tensor whose heads are not contiguous is copied first, as are K and V that heads share.
+#:                  A softmax of float16 or bfloat16 is one kernel that computes in float32, on an NPU (op-plugin passes
+#:                  it unchanged to aclnnSoftmax, which launches SoftmaxV2) as on a GPU; products read and write plain
+#:                  rows on a 910B (CANN ops-nn, batch_matmul_util.cpp: ND on all chips that have bfloat16)
+#:   eager_float32  the same with softmax(..., dtype=float32) and a cast back, as in Transformers' models
 OPERATORS = MappingProxyType(
     {
         "fused": (Operator("scale_mask", "s_masked", scaled, is_masked=True), _SOFTMAX),

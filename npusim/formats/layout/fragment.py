@@ -135,7 +135,7 @@ class Fragment:
 
 RowOrder = Literal["group", "lane"]
 
-#: A group's lanes read 4 rows at a time (a threadgroup; volta.md §1).
+#: The lanes of a group read 4 rows at a time (a threadgroup; volta.md §1).
 _QUAD = 4
 
 

@@ -29,7 +29,7 @@ INSTRUCTIONS = ("m8n8k4", "m16n8k8", "m16n8k16")
 _THREADGROUP = 4
 #: Volta: bits that a lane reads of A or B, and writes of D in a step (volta.md §1).
 _PIECE_BITS = 64
-#: Ampere: rows and columns of the blocks that operands are made of (PTX ISA; volta.md §2).
+#: Ampere: rows and columns of the blocks that form operands (PTX ISA; volta.md §2).
 _BLOCK = 8
 _HALF_BITS = 16
 

@@ -144,7 +144,7 @@ def fragment_addresses(
     An access wider than the lane's values also reads neighbouring fragments: an access of 16 bytes serves two
     fragments of m8n8k4, whose k (or n) then run in another order, equal in both operands (volta.md §4.1).
 
-    Raises `LayoutError` if a lane's part is not contiguous in memory, or is not a multiple of its vectors.
+    Raises `LayoutError` if a lane's part is not contiguous in memory, or is not a multiple of the vector length.
     """
     count, left = divmod(access_bytes, element_bytes)
     axis = fragment.vector_axis
@@ -168,7 +168,7 @@ def fragment_addresses(
 
 
 def _run(fragment: Fragment, axis: int) -> int:
-    """Return how many of a lane's first values are neighbours along ``axis``."""
+    """Return how many of a lane's first values are adjacent along ``axis``."""
     first = fragment.coordinate(0, 0)
     run = 1
     while run < fragment.values:

@@ -113,7 +113,7 @@ def _run(path: Path, arguments: Sequence[str], calls: Calls) -> None:
 
 @contextmanager
 def _torch_with_npu() -> Iterator[None]:
-    """Provide a PyTorch whose NPU is the CPU; comparisons of results are skipped, since nothing computes them."""
+    """Provide a PyTorch whose NPU is the CPU; comparisons of results are skipped, since no results are computed."""
     torch = import_module("torch")
     with (
         replaced(torch.Tensor, npu=lambda x, *_, **__: x),
@@ -172,7 +172,9 @@ def _sized(kernel: PrimFunc, values: Mapping[str, object]) -> PrimFunc:
 def _call_of(
     kernel: PrimFunc, language: Language, values: Mapping[str, object], where: str, recorder: Recorder
 ) -> Call:
-    """Return the call of a launch, with the configurations of its tuner; a call that cannot be read has the reason."""
+    """Return the call of a launch, with the configurations of its tuner; a call that cannot be read states
+    the reason.
+    """
     given, listed = dict[str, object](), list[CallConfiguration]()
     for one, constants in kernel.tuned or ((kernel, {}),):
         plain = {n: x if isinstance(x, bool | int | float | str | None) else str(x) for n, x in constants.items()}

@@ -70,7 +70,7 @@ _BY_ROWS = MappingProxyType(
 #: Modes of a choice by one bit per element.
 _SELECTS = ("VSEL_TENSOR_SCALAR_MODE", "VSEL_TENSOR_TENSOR_MODE")
 _COMPARISONS = MappingProxyType({name.upper(): name for name in ("eq", "ne", "lt", "le", "gt", "ge")})
-#: Modes of a cast to whole numbers, and the function before it.
+#: Modes of a cast to whole numbers, and the function that is applied before the cast.
 _TO_INTEGERS = MappingProxyType(
     {"CAST_TRUNC": "", "CAST_RINT": "rint", "CAST_NONE": "rint", "CAST_FLOOR": "floor", "CAST_CEIL": "ceil"}
 )
@@ -127,8 +127,8 @@ class AscendWords:
         return x.part
 
     def add(self, *statements: Statement) -> None:
-        """Add statements to those read so far; if a statement overwrites a buffer of bits, these are no longer those of
-        a comparison.
+        """Add statements to those read so far; if a statement overwrites a buffer of bits, its bits are no longer the
+        result of a comparison.
         """
         for tile in written_tiles(statements):
             self._masks.pop(tile, None)
@@ -271,7 +271,7 @@ class AscendWords:
         self.add(nest)
 
     def lengthened(self, a: BufferPart, b: BufferPart, pad: object) -> ParallelNest | None:
-        """Return a copy of a row of a tensor to a longer line of a tile, whose rest is a number; None for
+        """Return a copy of a row of a tensor to a longer row of a tile, whose other elements are one number; None for
         another copy.
         """
         lines = [[n for n in x.extent if n != 1] for x in (a, b)]
@@ -540,7 +540,7 @@ class TileWords:
         self._made(target, source, lambda x: Applied(word, (x,)) if word else x)
 
     def round(self, target: object, source: object, count: object = None) -> None:
-        """The nearest whole number; of two equally near ones the even one."""
+        """The nearest whole number; halves round to even."""
         if count is not None:
             self._counted("round", target, count)
         self._made(target, source, lambda x: Applied("rint", (x,)))

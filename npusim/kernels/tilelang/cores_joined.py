@@ -52,7 +52,7 @@ def one_sequence(body: Sequence[Statement]) -> tuple[Statement, ...]:
     """Return statements of both cores in one order that the flags between the cores allow.
 
     Raises `ProgramError` with a line for a wait that no set ends, for loops of the two cores that do not correspond,
-    and for flags that one iteration leaves in another state than the one before.
+    and for flags whose state changes from one iteration to the next.
     """
     return tuple(_Sequencer().level(body))
 
@@ -127,7 +127,9 @@ class _Sequencer:
         return statements
 
     def numbered(self, one: _Followed, s: SerialLoop) -> list[_Followed]:
-        """Return what is followed for each number of a loop; nothing if the numbers are only known at run time."""
+        """Return the state that is followed for each number of a loop; nothing if the numbers are only known at run
+        time.
+        """
         low, high = (number_of(x, one.known) for x in (s.low, s.high))
         if not isinstance(low, int) or not isinstance(high, int) or high - low > _MOST_FOLLOWED // len(self.followed):
             return [replace(one, set=Counter(one.set))]
@@ -145,7 +147,7 @@ class _Sequencer:
         return made
 
     def advanced(self, core: str, rest: list[Statement], made: list[Statement]) -> None:
-        """Move the statements of a core that nothing stops."""
+        """Move the statements of a core until a flag or a loop stops it."""
         while rest:
             s = rest[0]
             if isinstance(s, CrossFlag):
@@ -181,7 +183,7 @@ class _Sequencer:
             raise
 
     def runs(self, core: str, s: Statement) -> bool:
-        """Return whether nothing stops a loop or if of a core; flags are then those after it."""
+        """Return whether a loop or if of a core can run without a wait; flags are then those after it."""
         return all(self.ran(core, [s], x.known, x.set) for x in self.followed)
 
     def ran(self, core: str, body: Iterable[Statement], known: Mapping[str, int], flags: Flags) -> bool:
@@ -265,7 +267,7 @@ def joined_halves(body: Sequence[Statement], vector: str) -> tuple[Statement, ..
 
 
 class _HalfJoiner:
-    """Finds the tiles that are halves: by the axis that the number of a vector core moves, through all statements."""
+    """Finds the tiles that are halves, by the axis along which the number of a vector core moves, in all statements."""
 
     def __init__(self, vector: str) -> None:
         self.vector, self.halves = vector, dict[TileBuffer, int]()
@@ -316,7 +318,7 @@ class _HalfJoiner:
         return rows
 
     def follow(self, s: Statement) -> None:
-        """Learn from a statement which tiles are halves."""
+        """Record which tiles of a statement are halves."""
         if isinstance(s, ParallelNest):
             for x in s.body:
                 if isinstance(x, Elementwise) and (row := self.row_of(x)):
@@ -446,7 +448,7 @@ def without_workspaces(body: Sequence[Statement], names: Iterable[str]) -> tuple
     """Return statements with tiles in place of tensors that the kernel writes and reads again.
 
     ``names``: workspaces, which nothing reads after the kernel.  Raises `ProgramError` with the line at which a tensor
-    is read at another place than the one where it is written.
+    is read at another place than it is written.
     """
     written = {b for s in walked(body) if isinstance(s, ParallelNest) for b in stored_tensors(s)}
     read = {e.buffer for x in expressions_in(body) for e in parts_of(x) if isinstance(e, BufferElement)}
@@ -512,7 +514,7 @@ class _Workspace:
         return made
 
     def seen(self, e: BufferElement, x: Elementwise | BoundValue) -> None:
-        """Learn the place of an access, which all accesses have."""
+        """Record the place of an access; all accesses must have the same place."""
         axes = dict(x.axes) if isinstance(x, Elementwise) else {}
         first, lengths = list[frozenset[tuple[Expression, float]]](), list[int]()
         for index in e.indices:
@@ -590,7 +592,9 @@ def _stored_place(s: Statement) -> tuple[object, ...] | None:
 
 
 def check_places(body: Sequence[Statement], together: Mapping[TileBuffer, set[TileBuffer]]) -> None:
-    """Refuse a tile that is read after another tile at its bytes was written; ``together``: tiles with common bytes."""
+    """Refuse a tile that is read after another tile with the same bytes was written; ``together``: tiles with common
+    bytes.
+    """
     gone = dict[TileBuffer, TileBuffer]()
 
     def read(buffer: TileBuffer, line: Line) -> None:

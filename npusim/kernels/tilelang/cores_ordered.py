@@ -56,7 +56,7 @@ def _writes(s: Statement) -> set[TileBuffer]:
 
 
 def _is_read_early(body: Sequence[Statement], tensor: TileBuffer) -> bool:
-    """Return whether a statement reads a tensor that a later one, of the text, writes."""
+    """Return whether a statement reads a tensor that a later statement of the text writes."""
     leaves = [s for s in walked(body) if not isinstance(s, SerialLoop)]
     reads = [i for i, s in enumerate(leaves) if tensor in _reads(s)]
     return bool(reads) and min(reads) < max(i for i, s in enumerate(leaves) if tensor in _writes(s))

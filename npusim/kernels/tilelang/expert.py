@@ -138,7 +138,7 @@ class Decisions:
 class GroupWalk:
     """The instructions of a core group in the order in which each core issues them, and the assumptions.
 
-    ``cut``: the number of iterations of each loop of which only the first ones were walked.
+    ``cut``: for each loop of which only the first iterations were walked, their number.
     """
 
     group: int

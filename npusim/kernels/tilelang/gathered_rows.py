@@ -70,7 +70,7 @@ class _Rows:
         self.rows, self.names = dict[TileBuffer, Elementwise](), dict[str, Expression]()
 
     def copies(self) -> list[Statement]:
-        """Return a copy of all rows for each tensor or tile that the loop writes rows of."""
+        """Return a copy of all rows for each tensor or tile whose rows the loop writes."""
         targets = list[Elementwise]()
         for s in self.loop.body:
             if isinstance(s, BoundValue):

@@ -1,7 +1,6 @@
 """Sums of int8 products over a loop as float32, which represents them exactly as long as there are few enough.
 
-In the TTIR for Triton's reader, integers of a tile are floats, and a sum of products is in integers only within one
-product.
+In the TTIR for Triton's reader, integers of a tile are floats; only within one product is a sum of products an integer.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def with_float_sums(kernel: TileKernel) -> TileKernel:
     """Return a kernel with float32 tiles in place of the int32 tiles to which products of int8 are added.
 
     Raises `ProgramError` with a line for a sum of more than 1,024 products, whose bits float32 may not represent, and
-    for such a tile that anything but products, zeros, casts and copies reads or writes.
+    for such a tile if a statement other than a product, zero, cast or copy reads or writes it.
     """
     by = dict[TileBuffer, TileBuffer]()
     for x, loops in _products(kernel.body):

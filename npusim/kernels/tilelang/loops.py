@@ -1,7 +1,7 @@
 """Loops of tile programs in a simpler form with the same results: one loop for several, and a program for each task.
 
 An expert kernel computes several tiles ahead: it has a loop for each stage of a batch of tiles, loops over batches, and
-a loop over the tasks of a core.  Each change here is made only if the same numbers enter and leave.
+a loop over the tasks of a core.  Each change here is applied only if inputs and results remain the same.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Access:
 
 
 def accesses(statements: Iterable[Statement]) -> Iterator[Access]:
-    """Yield the accesses of statements, those of parts along a loop of their own."""
+    """Yield the accesses of statements; an access of a part has a parallel loop for each axis."""
     for s in walked(statements):
         parallel = frozenset[str]()
         if isinstance(s, ParallelNest):
@@ -148,7 +148,7 @@ def first_of(x: Access, axis: int) -> tuple[bool, frozenset[tuple[Expression, fl
 
 
 def _is_of_iteration(own: Sequence[Access], variable: str) -> bool:
-    """Return whether each iteration has a part of a buffer of its own, by one index of all accesses."""
+    """Return whether each iteration has a separate part of a buffer, by one index of all accesses."""
     for axis in range(len(own[0].indices)):
         if any(x.moves(axis) for x in own):
             continue
@@ -254,7 +254,9 @@ def _known(e: Expression) -> Expression:
 
 
 class _Flattened:
-    """Expressions of a batch and of the element in it as those of the element's number, which has the latter's name."""
+    """Replaces expressions of a batch and of the element in it by those of the element's number among all, which gets
+    the name of the element.
+    """
 
     def __init__(self, batch: str, element: str, size: int) -> None:
         self.batch, self.number, self.size, self.is_left = batch, element, size, False
@@ -303,7 +305,7 @@ def _sum(terms: Mapping[Expression, float]) -> Expression:
 
 @dataclass(frozen=True, slots=True)
 class Tasks:
-    """Statements of one task, whose number is ``variable``, and how many there are."""
+    """The statements of one task, whose number is ``variable``, and the number of tasks."""
 
     body: tuple[Statement, ...]
     variable: str
@@ -363,7 +365,7 @@ class _Numbers:
         self.known = dict(zip((core, loop.variable), np.array(pairs).T, strict=True))
 
     def count(self, condition: Expression | None) -> int | None:
-        """Return the number of tasks, of which each core has its own; None if some are missing or done twice."""
+        """Return the number of tasks, if each is done by exactly one core; None if some are missing or done twice."""
         assert self.task is not None
         made = number_of(_sum(dict(self.task)), self.known)
         runs = number_of(condition, self.known) if condition is not None else np.True_

@@ -184,8 +184,8 @@ class PrimFunc:
 class Language(ModuleType):
     """``tilelang.language``: ``words`` gives the words of the kernel that is being walked, if one is.
 
-    ``launched``: called where the program launches a kernel (`PrimFunc`).  ``sizes``: those of ``T.symbolic`` that are
-    known, by name; ``asked``: the names that the program asks for.
+    ``launched``: called when the program launches a kernel (`PrimFunc`).  ``sizes``: known sizes of ``T.symbolic``, by
+    name; ``asked``: the names that the program requests.
     """
 
     asked: dict[str, None]

@@ -329,7 +329,7 @@ class RecordedKernel:
             self._recorder.calls.append(Call(*called, given, tuple(listed), language=language))
 
     def get_profiler(self, *_: object, **__: object) -> _Clock:
-        """Return a clock that launches the kernel once, if the program has not."""
+        """Return a clock that launches the kernel once, unless the program has launched it."""
         return _Clock(self)
 
     def launch_once(self) -> None:
@@ -355,7 +355,7 @@ class _Clock:
         self._kernel = kernel
 
     def do_bench(self, function: Callable[[], object] | None = None, *_: object, **__: object) -> float:
-        """Launch the kernel once, if the program has not, and return one millisecond."""
+        """Launch the kernel once, unless the program has launched it, and return one millisecond."""
         self._kernel.launch_once()
         return _SECONDS
 

@@ -134,7 +134,7 @@ def _is_sum(e: Expression) -> bool:
 
 
 def _are_alike(one: Sequence[Statement], other: Sequence[Statement], live: Set[TileBuffer]) -> bool:
-    """Return whether statements do the same, with tiles of their own in place of others that nothing reads later."""
+    """Return whether statements do the same, where they may use other tiles if no later statement reads these."""
     a, b = _Form(), _Form()
     if [a.statement(s) for s in one] != [b.statement(s) for s in other]:
         return False

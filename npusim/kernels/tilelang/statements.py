@@ -41,7 +41,7 @@ class TileBuffer:
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """The axes that the value of a tile has: those of more than one element."""
+        """The axes of the value of a tile: the axes with more than one element."""
         return tuple(i for i, n in enumerate(self.shape) if n != 1)
 
     @property
@@ -185,7 +185,7 @@ class Conditional:
 
 @dataclass(frozen=True, slots=True)
 class CrossFlag:
-    """A flag that a core sets for those of the other kind, or waits for; `cores_joined` removes it."""
+    """A flag that a core sets for the cores of the other kind, or waits for; `cores_joined` removes it."""
 
     number: int
     is_wait: bool
@@ -320,7 +320,7 @@ def with_inner(e: Expression, change: Change) -> Expression:
 
 
 def with_bodies(s: Statement, change: Callable[[tuple[Statement, ...]], tuple[Statement, ...]]) -> Statement:
-    """Return a loop or if with the statements in it changed; another statement as it is."""
+    """Return a loop or if with the statements in it changed; any other statement unchanged."""
     if isinstance(s, SerialLoop):
         return replace(s, body=change(s.body))
     if isinstance(s, Conditional):
@@ -397,7 +397,9 @@ def number_of(e: Expression, known: Mapping[str, Numbers]) -> Numbers | None:
 
 
 def interval(x: Expression, ranges: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
-    """Return bounds of a whole number, both included, from those of variables; infinite where nothing is known."""
+    """Return the bounds of a whole number, both inclusive, from the bounds of variables; infinite if they
+    are unknown.
+    """
     unknown = (-math.inf, math.inf)
     if isinstance(x, Literal):
         return (x.value, x.value)

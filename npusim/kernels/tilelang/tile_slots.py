@@ -56,7 +56,7 @@ def with_invariant_slots(body: Sequence[Statement]) -> Body:
 
 
 def _unconditional(s: Statement, loop: SerialLoop, body: Body) -> Statement:
-    """Return an if that fills each slot of a tile once as its assignment; another statement as it is."""
+    """Return an if that fills each slot of a tile once as its assignment; any other statement unchanged."""
     if not isinstance(s, Conditional) or s.otherwise or len(s.then) != 1 or not isinstance(s.then[0], ParallelNest):
         return s
     (nest,), x = s.then, only_assignment(s.then[0])
@@ -122,7 +122,7 @@ def without_slots(body: Sequence[Statement], others: Set[TileBuffer] = frozenset
 
 
 def _with_branches(body: Sequence[Statement], others: Set[TileBuffer]) -> Body:
-    """Return statements with tiles in place of slots that one branch of an if alone accesses."""
+    """Return statements with tiles in place of slots that only one branch of an if accesses."""
     used = [{x.buffer for x in accesses([s])} for s in body]
     made = list(body)
     for i, s in enumerate(body):
@@ -230,7 +230,7 @@ class _Ring:
 
     # ------------------------------------------------------------ copies ahead
     def copied_ahead(self, loop: SerialLoop, at: int, within: list[_Leaf], outside: list[_Leaf]) -> Body | None:
-        """Return the statements with a copy at the begin of each iteration in place of one ahead of it."""
+        """Return the statements with a copy at the begin of each iteration in place of a copy ahead of it."""
         copies = [leaf for leaf in within if any(x.is_write for x in self.own(leaf))]
         if len(copies) != 1 or copies[0].loops[-1] is not loop or len(copies[0].conditions) > 1 or at == 0:
             return None
@@ -316,7 +316,9 @@ class _Ring:
         return ended(made)
 
     def replaced(self, body: Body, of: Callable[[Expression], TileBuffer], fills: TileBuffer | None = None) -> Body:
-        """Return statements with other tiles in place of slots; ``fills``: a second tile that a fill of all has."""
+        """Return statements with other tiles in place of slots; ``fills``: a second tile that a fill of all slots also
+        fills.
+        """
         tiles = (self.tile,) if fills is None else (self.tile, fills)
         return _SlotTiles(self.buffer, self.axis, of, tiles).statements(body)
 

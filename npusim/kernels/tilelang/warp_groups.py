@@ -42,7 +42,7 @@ from npusim.kernels.tilelang.statements import (
 from npusim.kernels.triton.ttir_text import Line
 
 Body = tuple[Statement, ...]
-#: Largest number of statements of all groups, with loops as they run, that are followed.
+#: Largest number of statements of all groups, with all iterations of loops, that are followed.
 MOST_STEPS = 200_000
 _ALL = "all threads"
 _ZERO = Literal(0)
@@ -53,9 +53,9 @@ def in_text_order(
 ) -> Body:
     """Return statements without warp groups and barriers.
 
-    ``counts``: the arrivals of each barrier's phases, by name; ``threads``: those of a block; ``registers``: tiles of
-    which each group has its own.  Raises `ProgramError` with a line for accesses or waits that the barriers do not
-    order.
+    ``counts``: the arrivals of each barrier's phases, by name; ``threads``: the threads of a block; ``registers``:
+    tiles of which each group has a separate copy.  Raises `ProgramError` with a line for accesses or waits that the
+    barriers do not order.
     """
     _Order(counts, threads, registers).follow(body, {})
     return _plain(body)
@@ -155,7 +155,7 @@ class _Order:
         others = (g.partition(":") for g in self.groups - {s.core})
         if any(int(first) < int(b) and int(a) < int(end) for a, _, b in others):
             raise refused(s.line, f"the threads {s.core} are a part of another warp group's, which is not supported")
-        if s.core not in self.groups:  # it comes after what all threads have done
+        if s.core not in self.groups:  # it comes after all earlier statements of all threads
             self.groups.add(s.core)
             _joined(self.clocks[s.core], self.clocks[_ALL])
         self.group = s.core
@@ -183,7 +183,7 @@ class _Order:
         return clock, clock[self.group]
 
     def end(self) -> None:
-        """End a statement: all groups come after one of all threads, between which the compiler puts a barrier."""
+        """End a statement: all groups come after a statement of all threads, because the compiler adds a barrier."""
         for g in self.groups if self.group == _ALL else ():
             _joined(self.clocks[g], self.clocks[_ALL])
 
@@ -241,7 +241,7 @@ class _Order:
         self.end()
 
     def copied(self, s: ParallelNest, barrier: _Barrier, known: Mapping[str, int]) -> None:
-        """Follow a copy that ends with the current phase of its barrier, and nothing else waits for."""
+        """Follow a copy that ends with the current phase of its barrier, and for which nothing else waits."""
         clock, _ = self.begin()
         if barrier.phases and not self.is_after(clock, barrier.phases[-1]):
             raise refused(s.line, "a copy may count for the phase before of its barrier: it does not follow its end")
@@ -305,7 +305,9 @@ Region = tuple[TileBuffer, tuple[Expression, ...], tuple[int, ...]]
 
 
 def _region(buffer: TileBuffer, indices: Sequence[Expression], axes: Mapping[str, int]) -> Region:
-    """Return the part of a buffer that parallel loops access by some indices; all of an axis where it is not clear."""
+    """Return the part of a buffer that parallel loops access by some indices; the complete axis if the part
+    is unknown.
+    """
     start, extent = list[Expression](), list[int]()
     for index, n in zip(indices, buffer.shape, strict=True):
         moving = variables_of([index]) & axes.keys()

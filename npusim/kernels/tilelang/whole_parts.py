@@ -109,7 +109,7 @@ class _Parts:
             raise _OtherLoopError
 
     def follow(self, at: int, x: Elementwise) -> None:
-        """Learn which parallel loop of an assignment goes over a part, and which tiles are parts."""
+        """Record which parallel loop of an assignment runs over a part, and which tiles are parts."""
         lengths, every = dict(x.axes), [BufferElement(x.buffer, x.indices), *elements_of(x)]
         found = {self.counted(index, lengths) for e in every for index in e.indices if self.uses(index)}
         for e in every:
@@ -145,7 +145,7 @@ class _Parts:
         return names[0]
 
     def follow_product(self, at: int, s: MatrixProduct) -> None:
-        """Learn from a product, whose second factor and result may be parts along their columns."""
+        """Record the parts in a product, whose second factor and result may be parts along their columns."""
         columns = [max(s.b.buffer.dims[:1] if s.transposes[1] else s.b.buffer.dims), max(s.c.buffer.dims)]
         if s.b.buffer in self.along or s.c.buffer in self.along:
             for x, axis in zip((s.b, s.c), columns, strict=True):

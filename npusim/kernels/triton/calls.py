@@ -31,7 +31,7 @@ FORMAT = 1
 INTEGERS = MappingProxyType(
     {"bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8}
 )
-#: Programs of a launch: the addresses of every one are evaluated, a block each.
+#: Programs of a launch: the addresses of each program are evaluated as one block.
 MOST_PROGRAMS = 1 << 20
 #: Letters of a name or path, and the largest distance between a tensor's integers: elements between them are stored
 #: here too.
@@ -216,7 +216,7 @@ def _read(path: str, _changed: int) -> Calls:
         return Calls(_call(i, each, texts, arrays, release) for i, each in enumerate(document["calls"]))
     except (TensorError, SpecError) as error:
         raise SpecError(str(error)) from None
-    except ValueError as error:  # of the checks below: what, value, allowed
+    except ValueError as error:  # of the checks below: name, value, allowed values
         raise SpecError(f"{why}: {error}") from None
     except KeyError as error:
         raise SpecError(f"{why} (the file has no entry named {error})") from None

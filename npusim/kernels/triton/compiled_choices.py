@@ -185,7 +185,7 @@ class _Arithmetic(NamedTuple):
 
 
 class Contraction(NamedTuple):
-    """What compiled code contracts: code with the same ``digest`` contracts the same operations of the source.
+    """The contractions of compiled code: code with the same ``digest`` contracts the same operations of the source.
 
     ``addends``: by the place of each addition that contracts a product, for all elements in the same way, the place of
     the product to which it adds that one; empty if it adds no product. ``sums``: by the place of a product to which an
@@ -202,9 +202,9 @@ class Contraction(NamedTuple):
 def contraction_of(ptx: str, ttgir: str, assembled: Callable[[], Sequence[str]]) -> Contraction:
     """Return what compiled code contracts.
 
-    ``assembled``: the lines of machine code that ptxas contracts, and those of code that it does not, requested if it
-    can contract more; none if both codes are the same. If one operation of the source is contracted for some elements
-    only, the digest is that of all instructions.
+    ``assembled``: the lines of machine code with ptxas's contraction and without it, requested if ptxas can contract
+    more; none if both codes are the same. If one operation of the source is contracted for some elements only, the
+    digest is that of all instructions.
     """
     code, copies = _arithmetic(ptx)
     code = _placed(code, ptx, ttgir)

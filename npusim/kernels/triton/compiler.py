@@ -158,7 +158,7 @@ def compiled(
     options: Mapping[str, int],
     check: Callable[[str], object] | None = None,
 ) -> Compiled:
-    """Return Triton's result for a kernel and an architecture (by its number after ``_``; empty: TTIR alone).
+    """Return Triton's result for a kernel and an architecture (by its number after ``_``; empty: only TTIR).
 
     ``arguments``: for each parameter a format (a pointer's element), ``(number,)`` for a constant, or a number; the
     compiler learns, as in a launch, whether it is 1 or a multiple of 16.  ``check``: called with the TTIR before code
@@ -244,7 +244,7 @@ _RUNNING_TEST = "PYTEST_CURRENT_TEST"
 def compiled_text(
     ttir: str, architecture: str, options: Mapping[str, int], check: Callable[[str], object] | None = None
 ) -> Compiled:
-    """Return Triton's result for a kernel's TTIR and an architecture; with an empty one the TTIR alone.
+    """Return Triton's result for a kernel's TTIR and an architecture; with an empty one only the TTIR.
 
     ``check``: as for `compiled`.  Raises `SpecError`: Triton is missing, its release is untried, or it refuses the
     kernel.
@@ -421,7 +421,7 @@ def _compile(
     except Exception as error:  # noqa: BLE001 - more than the compiler takes, whatever it says
         raise SpecError(_told(error, source)) from None
     ttir = made.asm["ttir"]
-    if own := re.search(r'^#loc = loc\("(.*?)":', ttir, re.MULTILINE):  # Triton keeps what it made of the same text
+    if own := re.search(r'^#loc = loc\("(.*?)":', ttir, re.MULTILINE):  # Triton stores its result for the same text
         ttir = ttir.replace(f'"{own[1]}"', f'"{source.path}"')
     made_code = _Code(made.asm["cubin"], made.asm["ttgir"], made.asm["ptx"], made.metadata.shared)
     return _measured(made_code, ttir, architecture)
@@ -433,7 +433,7 @@ def _measured(made: _Code, ttir: str, architecture: str) -> Compiled:
 
     used = _tool("cuobjdump", "-res-usage", cubin=made.cubin)
     registers, stack = (int(re.findall(rf"{key}:(\d+)", used)[0]) for key in ("REG", "STACK"))
-    disassembled = lru_cache(_disassembled)  # it takes longer than the compiler, so it runs where a text is read
+    disassembled = lru_cache(_disassembled)  # it takes longer than the compiler, so it runs only when a text is read
     sass = disassembled(made.cubin) if stack or compiled_rows.has_body(made.ptx, architecture) else ""
     down = re.search(r"nvidia_mma<.*?warpsPerCTA = \[(\d+)", made.ttgir)
 
@@ -561,7 +561,7 @@ def _told(error: Exception, source: Source) -> str:
     line = source.line + int(at[1]) if at else source.line
     if own:
         return f"{source.path}:{line}: {own}"
-    while isinstance(error.__cause__, Exception):  # of what it inlines, and what failed there
+    while isinstance(error.__cause__, Exception):  # of the functions that it inlines, and the cause in each
         error = error.__cause__
     kind = "" if type(error).__module__ == "builtins" else f"{type(error).__name__}: "
     return f"{source.path}:{line}: Triton refuses {source.name}: {kind}{_last_line(str(error))}"
@@ -747,5 +747,5 @@ def _execute(node: ast.stmt, module: ModuleType, path: str) -> None:
     try:
         exec(compile(ast.fix_missing_locations(ast.Module([node], [])), path, "exec"), module.__dict__)
     except Exception as error:  # noqa: BLE001 - of a module that is not there, whatever it says
-        if isinstance(node, ast.FunctionDef):  # of the file's other kernels a launch may need none of this one
+        if isinstance(node, ast.FunctionDef):  # another kernel of the file may be launched that does not need this one
             module.__dict__[_FAULTS][node.name] = f"{path}:{node.lineno}: {type(error).__name__}: {error}"

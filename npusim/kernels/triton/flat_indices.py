@@ -1,4 +1,5 @@
-"""Kernels on flat indices, whose quotients and remainders address tensors: the same TTIR on blocks of rows and columns.
+"""Kernels on flat indices, whose quotients and remainders address tensors: written as the same TTIR on blocks of rows
+and columns.
 
 A block of B flat indices with ``i // n`` and ``i % n`` is B / n rows of n columns, on which both are linear.  If a
 block exceeds the end of a further quotient's group, or if n does not divide it, it is read as several smaller blocks:

@@ -1,7 +1,7 @@
 """Blocks of one axis that are reshaped into groups, and back: the same TTIR on blocks of groups and their elements.
 
-Every operation on such a block is on single elements, so that indices ``i`` are ``group * size + element``, and a
-reshape returns an existing block.
+Every operation on such a block is on single elements, so that index ``i`` is ``group * size + element``, and a reshape
+returns an existing block.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _grouped(op: Op) -> tuple[int, tuple[int, int]] | None:
 
 
 class _Blocks:
-    """Which blocks of one axis of some size are grouped: those that operations join with one that is reshaped."""
+    """Which blocks of one axis of some size are grouped: the blocks that operations join with a reshaped one."""
 
     def __init__(self, every: list[Op], size: int) -> None:
         self.grouped = set[str]()

@@ -23,7 +23,7 @@ _VECTOR = 1
 def with_loads_again(function: Function, arguments: Mapping[str, Any]) -> tuple[Function, dict[str, Any]] | None:
     """Return a kernel with second loads of such blocks, and its arguments; None if it has none.
 
-    Vectors along rows and along columns are of one tensor under two names, because either has its own axes.  A tensor
+    Vectors along rows and along columns are of one tensor under two names, because each has separate axes.  A tensor
     that the kernel also stores to is not loaded again, because the second load may have another value.
     """
     every = [*function.operations, *inside(function.operations)]

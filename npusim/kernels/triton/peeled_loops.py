@@ -287,7 +287,8 @@ class _Forms:
 
     def __init__(self, made: Mapping[str, Op]) -> None:
         self.made, self.known, self.masks = made, dict[object, int](), list[str]()
-        self.has_choices = False  #: whether masks choose, or are values, beside those of loads and stores
+        # whether there are masks that choose, or are values, in addition to those of loads and stores
+        self.has_choices = False
         self.names = dict[str, int]()
 
     def number(self, key: object) -> int:

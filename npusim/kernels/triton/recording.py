@@ -93,7 +93,7 @@ class Recorder:
     def __init__(self, architecture: str, *, floats: bool) -> None:
         self.target: object = None
         self.architecture, self.floats, self.calls = architecture, floats, Calls()
-        self._storages: dict[int, tuple[int, Any]] = {}  # numbers, and what keeps an address from being used again
+        self._storages: dict[int, tuple[int, Any]] = {}  # numbers, and a reference that prevents reuse of the address
         self._texts: dict[Any, Any] = {}
         self._chosen: Mapping[str, Any] | None = None  # by a tuner, while it launches
 
@@ -135,7 +135,7 @@ class Recorder:
         path, name, line = place_of(function)
         self.calls.append(Call(name, path, line, launching_line(), recorded, (configuration,), release()))
 
-    _tuning: int | None = None  # which call the tuner's configurations are added to
+    _tuning: int | None = None  # the call to which the tuner's configurations are added
 
     def tuned(self, tuner: Any, *args: Any, **given: Any) -> Any:
         """Launch every configuration of an autotuner; the first represents the program's launch."""

@@ -69,7 +69,7 @@ def _dotted(number: tuple[int, ...]) -> str:
 
 
 def measures_the_only() -> bool:
-    """Return whether an autotuner measures a configuration that is the only one left."""
+    """Return whether an autotuner measures a configuration that is the only remaining one."""
     return _number(release()) < TAKES_ONE
 
 

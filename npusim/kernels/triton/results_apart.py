@@ -11,7 +11,7 @@ from dataclasses import replace
 from npusim.kernels.triton.ttir_text import TYPES, Function, Op
 
 STORES, LOADS = ("tt.store", "tt.descriptor_store"), ("tt.load", "tt.descriptor_load")
-#: Operations that must stay where one of their inner operations does, and operations that store in other ways.
+#: Operations that must stay where one of their inner operations does, and operations with other stores.
 _CONTROL, _OTHERS = ("cf.", "block", "tt.return"), ("tt.atomic",)
 #: Operations that may have stores inside.
 _REPEATED = ("scf.for", "scf.if")
@@ -61,8 +61,8 @@ def inside(operations: Sequence[Op]) -> Iterator[Op]:
 
 
 def sources_of(operations: Sequence[Op]) -> dict[str, list[str]]:
-    """Return the parameters to which each name may be a pointer: for a value that a loop carries, those of its start
-    and its end.
+    """Return the parameters to which each name may be a pointer: for a value that a loop carries, the parameters of its
+    start and of its end.
     """
     sources = dict[str, list[str]]()
     for op in (*operations, *inside(operations)):

@@ -27,7 +27,7 @@ class StartsApart(NamedTuple):
 
 
 def starts_apart(function: Function, arguments: Mapping[str, Any]) -> StartsApart | None:
-    """Return a kernel as two if states of its loop begin with computed values; None for another kernel."""
+    """Return a kernel as two kernels if states of its loop begin with computed values; None for another kernel."""
     operations = function.operations
     loops = [o for o in operations if o.name == "scf.for" and len(o.operands) > 4]
     if not loops or any(o.name.startswith(("cf.", "tt.atomic")) for o in (*operations, *inside(operations))):
