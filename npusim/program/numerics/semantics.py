@@ -49,7 +49,13 @@ def _cast(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attrib
 
 
 def _matmul(sources: Sequence[Array], before: Array, _fmt: str, attributes: Attributes) -> Array:
-    a, b = sources
+    return product(sources[0], sources[1], before, attributes)
+
+
+def product(a: Array, b: Array, before: Array, attributes: Attributes, b_of: NDArray[np.int64] | None = None) -> Array:
+    """Return the product of two operands of all lanes; ``b_of``: the number of each lane's ``b``, where they share
+    some.
+    """
     if attributes.transpose_a:
         a = a.swapaxes(-1, -2)
     if attributes.transpose_b:
@@ -67,7 +73,7 @@ def _matmul(sources: Sequence[Array], before: Array, _fmt: str, attributes: Attr
             "b_scale": formats.scales_of(b, arithmetic.scale_block, -2),
         }
         a, b = a["element"], b["element"]
-    return formats.matmul(a, b, c, arithmetic=arithmetic, **scales)
+    return formats.matmul(a, b, c, arithmetic=arithmetic, b_of=b_of, **scales)
 
 
 def _binary(function: Callable[[Any, Any, str], Array]) -> Semantics:
