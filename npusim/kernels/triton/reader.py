@@ -785,12 +785,7 @@ class Reader(Memory):
         walk = Walk(np.broadcast_to(np.maximum(0, -(-(end - first) // each)), (len(self.ids), 1)), len(self.lines))
         if self._is_stored_by(op, walk, first, each):
             return
-        zeros = (isinstance(x, Number) and not x.value for x in map(self.values.__getitem__, starts))
-        walk.is_sum = self.choices.is_fresh and not self.walks and _is_sum(op, list(zeros))
-        if walk.is_sum and self.choices.adds_tiles:
-            walk.is_sum, why = False, "the products of its tiles are added one by one here, not in the matrix unit"
-            self.notes.append(f"{op.line}: a program adds up a part of a product alone: {why}")
-        walk.is_sum &= not any(map(self.choices.is_widened, _factors(op)))
+        walk.is_sum = self._is_product_sum(op, starts)
         is_still = not self._is_walked(op)
         if is_still and walk.counts.any() and (np.ptp(walk.counts) or walk.most > MOST_UNROLLED):
             why = f"and its count differs between programs, or is more than {MOST_UNROLLED}"
@@ -834,6 +829,16 @@ class Reader(Memory):
         self.values |= zip(op.results, done, strict=True)
         if len(self.walks) > 1:
             self._compare(op)
+
+    def _is_product_sum(self, op: Op, starts: Sequence[str]) -> bool:
+        """Return whether a matrix unit adds up the products of a loop's tiles; note where they are added one by one."""
+        zeros = (isinstance(x, Number) and not x.value for x in map(self.values.__getitem__, starts))
+        is_sum = self.choices.is_fresh and not self.walks and _is_sum(op, list(zeros))
+        if is_sum and self.choices.adds_tiles:
+            why = "the products of its tiles are added one by one here, not in the matrix unit"
+            self.notes.append(f"{op.line}: a program adds up a part of a product alone: {why}")
+            return False
+        return is_sum and not any(map(self.choices.is_widened, _factors(op)))
 
     def _within_loop(self, op: Op) -> None:
         """Read a loop within a loop: one of few iterations, as many each time, one iteration after another."""
