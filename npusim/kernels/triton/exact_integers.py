@@ -487,16 +487,17 @@ class ExactIntegers(WholeNumbers, ABC):
                     return left
         return None
 
-    def _as_block(self, op: Op, x: Affine) -> Floats:
+    def _as_block(self, op: Op, x: Affine, like: tuple[str | None, ...] = ()) -> Floats:
         """Return indices as a block of numbers that is read; in a loop as tiles of a tensor, beyond 2^24 exactly."""
         values = elements(op, x)
         is_large = np.abs(values).max() > MOST_EXACT
         if not is_large and self._walk is None:
-            return super()._as_block(op, x)
+            return super()._as_block(op, x, like)
         if is_large and x.bits != 32:
             raise op.fail("integers of a tile beyond 2^24 are supported with 32 bits alone")
         times = values if self._walk is None else np.broadcast_to(values, (len(values), self._walk.most, *x.shape))
-        return self._known_block(op, self._unique("indices"), times, EXACT_BITS if is_large else f"i{x.bits}")
+        fmt = EXACT_BITS if is_large else f"i{x.bits}"
+        return self._known_block(op, self._unique("indices"), times, fmt, like=like)
 
     def _large(self, op: Op, x: Elements | Listed | Affine) -> Elements | None:
         """Return integers of a block, known at launch, of which some are beyond 2^24; else None.
