@@ -419,6 +419,7 @@ class LoopSpec(SpecModel):
     special_beside_cycles: Quantity = Field(description="the same of the pipe of special functions")
     product_delay_cycles: Quantity = Field(description="cycles by which an instruction delays a product beside it")
     fill_bytes_per_cycle: Positive = Field(description="rate at which what comes from L2 enters shared memory or L1")
+    hit_cycles: WholeQuantity = Field(description="cycles until a load that finds its line in L1 has its number")
 
 
 class SharingSpec(IssueSpec):
