@@ -427,6 +427,7 @@ class LoopSpec(SpecModel):
         description=("cycles by which an instruction delays a product that runs at the same time")
     )
     fill_bytes_per_cycle: Positive = Field(description="rate at which data from L2 enter shared memory or L1")
+    hit_cycles: WholeQuantity = Field(description="cycles until a load that finds its line in L1 has its number")
 
 
 class SharingSpec(IssueSpec):

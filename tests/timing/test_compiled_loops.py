@@ -21,6 +21,7 @@ PLAIN = LoopCore(
     load_bytes=128.0,
     fill_bytes=128.0,
     near=29.0,
+    hit=40.0,
     far=262.0,
     copied=375.0,
     shuffle=24.0,
@@ -131,3 +132,13 @@ def test_what_the_engine_waits_for_is_left_out_of_one_stage() -> None:
     work = loop_work(body, PLAIN, 1)
     assert work.before == work.held == pytest.approx(whole - 375 - 0.5 * 16 * 32 * 4 / 128)
     assert loop_work(body, PLAIN, 4).held < work.held
+
+
+def test_places_that_follow_one_another_are_read_from_l2_once_a_line() -> None:
+    """A loop without copies loads the places of its rows one after the other: the first of each line comes from L2."""
+    place = [word("LDG", 1, 4, result=2), word("SHF", 5, waits=1 << 2)]
+    rows = [word("LDG", 1, 16, result=3), word("STS", 4, 16, waits=1 << 3)]
+    body = " ".join([*place * 8, *rows, PRODUCT, WAIT])
+    each, listed = (loop_work(body, PLAIN, 1, size).before for size in (0, 64 * 4))
+    assert each - listed == pytest.approx(6 * (PLAIN.far - PLAIN.hit), abs=30)  # of 8 loads two have a line's first
+    assert loop_work(body, PLAIN, 1, 8 * 128).before == each  # each in a line of its own

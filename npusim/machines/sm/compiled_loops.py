@@ -23,6 +23,7 @@ from npusim.machines.frame import attention_products
 from npusim.machines.sm.compiled_rows import NARROW, SCOREBOARDS, control_fields, instructions_of
 from npusim.machines.sm.core import ALU, FMA, LDG, LSU, MUFU, REGISTER_BYTES, SM, SPILL, TENSOR, engine_of, warp_issue
 from npusim.machines.sm.group_cost import GROUP_ROWS, MATRIX_BYTES
+from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,6 +39,8 @@ HALF_RATE = NARROW - {"UMOV"} | {"IMAD"}
 #: Accesses of a warp to shared memory, copies to it, and accesses to registers that were spilled.
 SHARED = frozenset({"LDS", "STS", "LDSM", "STSM", "SHFL"})
 COPY, LOAD, LOCAL = "LDGSTS", "LDG", frozenset({"LDL", "STL"})
+#: A load whose lines another load of the loop has brought to the multiprocessor.
+HIT = "LDG hit"
 #: What makes a group of the copies before it, and what waits for such groups.
 COMMIT, AWAIT = "LDGDEPBAR", "DEPBAR"
 #: In place of a warp's number: no warp.
@@ -46,6 +49,9 @@ NONE = -1
 ACCESSES = SHARED | LOCAL | {COPY, LOAD}
 #: Whose operands are free when memory has them, where others' are read at once.
 STORES = frozenset({"STS", "STL", "STSM"})
+#: Bytes of a lane in loads of rows, at least; of a line of L1 (CUDA C++ Programming Guide, global memory); of a number
+#: that says where a row is (int32, as lists of pages and of rows have them).
+ROW_BYTES, LINE_BYTES, PLACE_BYTES = 16, 128, 4
 #: Base of the numbers that a disassembler writes (nvdisasm, CUDA binary utilities).
 HEXADECIMAL = 16
 #: Rounds of a loop, and those of them in which its scoreboards and products settle.
@@ -58,12 +64,13 @@ class LoopCore(NamedTuple):
     """The properties of a multiprocessor that determine the time of warps in a loop.
 
     ``memory_bytes``, ``local_bytes``, ``load_bytes``, ``fill_bytes``: bytes a cycle of shared memory, of spilled
-    registers, of loads from L2, and of what they occupy of shared memory's pipe; ``near``, ``far``, ``copied``,
-    ``shuffle``, ``function``, ``drain``: cycles until a result of shared memory, a load from L2, a copy from there,
-    another lane, a special function and a product exists; ``product``, ``copy``, ``fence``: cycles of a warp to issue a
-    product or a copy, and to let products see what was stored; ``elements``: columns of a product a cycle;
-    ``issue_beside``, ``narrow_beside``, ``special_beside``: cycles that instructions take longer beside a product;
-    ``product_delay``: cycles by which each of them delays it.  The other fields are those of `compiled_rows.RowCore`.
+    registers, of loads from L2, and of what they occupy of shared memory's pipe; ``near``, ``hit``, ``far``,
+    ``copied``, ``shuffle``, ``function``, ``drain``: cycles until a result of shared memory, a load from L1, one from
+    L2, a copy from there, another lane, a special function and a product exists; ``product``, ``copy``, ``fence``:
+    cycles of a warp to issue a product or a copy, and to let products see what was stored; ``elements``: columns of a
+    product a cycle; ``issue_beside``, ``narrow_beside``, ``special_beside``: cycles that instructions take longer
+    beside a product; ``product_delay``: cycles by which each of them delays it. The other fields are those of
+    `compiled_rows.RowCore`.
     """
 
     warps: int
@@ -75,6 +82,7 @@ class LoopCore(NamedTuple):
     load_bytes: float
     fill_bytes: float
     near: float
+    hit: float
     far: float
     copied: float
     shuffle: float
@@ -280,6 +288,9 @@ class LoopWalk:
             return now, begin + core.function
         if name in ACCESSES:
             return self._accessed(x, warp, now, i)
+        if name == HIT:
+            bytes_of_all = WARP_LANES * x.details[0] * core.subcores
+            return now, self._through_memory(bytes_of_all / core.memory_bytes, now) + core.hit
         if name == COMMIT:
             warp.committed.append(warp.arrivals)
         elif name == AWAIT and not self.is_alone:
@@ -380,10 +391,23 @@ def _first_loaded(code: Sequence[LoopInstruction], core: LoopCore) -> float:
     return WARP_LANES * core.warps * min(before, every / 2)
 
 
+def _with_hits(code: Sequence[LoopInstruction], places_bytes: int) -> list[LoopInstruction]:
+    """Return the code with the loads of places that find their lines in L1, as an earlier load has read them.
+
+    ``places_bytes``: of the places of a tile's rows, which all warps read; loads of less than `ROW_BYTES` are theirs.
+    """
+    at = [i for i, x in enumerate(code) if x.name == LOAD and x.size_bytes < ROW_BYTES]
+    hits = set(at[ceil_div(places_bytes, LINE_BYTES) :]) if places_bytes else set()
+    return [x._replace(name=HIT) if i in hits else x for i, x in enumerate(code)]
+
+
 @lru_cache(maxsize=256)  # a few entries a kernel
-def loop_work(body: str, core: LoopCore, blocks: int) -> LoopWork:
-    """Return the work of a block in an iteration of a loop, by its code, where so many blocks are resident."""
-    code = [_decoded(word) for word in body.split()]
+def loop_work(body: str, core: LoopCore, blocks: int, places_bytes: int = 0) -> LoopWork:
+    """Return the work of a block in an iteration of a loop, by its code, where so many blocks are resident.
+
+    ``places_bytes``: of the numbers that say where a tile's rows are, if the loop loads them.
+    """
+    code = _with_hits([_decoded(word) for word in body.split()], places_bytes)
     each, names = core.warps / core.subcores, Counter(x.name for x in code)
     whole, before = held, _ = LoopWalk(code, core).cycles()
     if blocks > 1:  # which are out of step: spread over an iteration
@@ -417,7 +441,8 @@ def with_loops(tiling: SmTiling, loops: Sequence[str], phase: Phase, device: Dev
     assert spec is not None
     core = _core_of(device, spec, decided.warps * decided.groups, decided.generation)
     bodies = sorted(loops, key=lambda body: body.count(" "))
-    works = tuple(loop_work(body, core, tiling.residents) for body in bodies)
+    places_bytes = PLACE_BYTES * phase.sizes[phase.loop_axis] if phase.looked_up else 0
+    works = tuple(loop_work(body, core, tiling.residents, places_bytes) for body in bodies)
     # The code waits for places that it loads, so that the loads of a tile need not wait for them again.
     return replace(tiling, decided=decided._replace(loops=works, awaits_places=False))
 
@@ -441,6 +466,7 @@ def _core_of(device: DeviceSpec, spec: LoopSpec, warps: int, generation: str) ->
         load_bytes=load.bytes_per_cycle.value * copies.rate,
         fill_bytes=spec.fill_bytes_per_cycle.value * copies.rate,
         near=float(memory.latency_cycles.value),
+        hit=float(spec.hit_cycles.value),
         far=float(sharing.lookup_cycles.value),
         copied=float(load.latency_cycles.value),
         shuffle=float(memory.shuffle_latency_cycles.value),
