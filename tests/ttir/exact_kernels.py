@@ -208,6 +208,16 @@ def first_block_added(X, First, Y, n, T: tl.constexpr, R: tl.constexpr, B: tl.co
 
 
 @triton.jit
+def stepped(X, Y, n, N: tl.constexpr, B: tl.constexpr):
+    pointer = X + tl.program_id(0) * n + tl.arange(0, B)
+    total = 0.0
+    for i in range(N):
+        total += tl.sum(tl.load(pointer), 0)
+        pointer += tl.where(i >= 0, B, 0)
+    tl.store(Y + tl.program_id(0), total)
+
+
+@triton.jit
 def unlike_tiles(X, Y, n, N: tl.constexpr, KIND: tl.constexpr, B: tl.constexpr):
     row = tl.program_id(0)
     column = tl.arange(0, B)

@@ -236,3 +236,10 @@ def test_choices_between_values_by_the_iteration_of_a_loop(kind: str, hw: str) -
                 wanted = np.where(row + i < 3, wanted + one, wanted)
     words = {"X": x, "Y": np.zeros((rows, n), np.float32), "n": n, "N": count, "KIND": kind, "B": 32}
     check("unlike_tiles", (rows,), words, {"Y": wanted}, hw)
+
+
+@pytest.mark.parametrize("hw", in_turn(DEVICES))
+def test_a_pointer_that_moves_by_a_computed_step(hw: str) -> None:
+    x = normal(1, 3, 256)
+    words = {"X": x, "Y": np.zeros(3, np.float32), "n": 256, "N": 8, "B": 32}
+    check("stepped", (3,), words, {"Y": x.astype(float).sum(1)}, hw)

@@ -309,6 +309,9 @@ class ExactIntegers(WholeNumbers, ABC):
         except OtherFirstError:
             if not mask.shape or not self.choices.knows_tiles:
                 raise
+            if self.choices.fuses:
+                why = "compiled code may split off the first iteration and fuse other operations there"
+                self.notes.append(f"{op.line}: {why}; last bits may differ")
             self._fixed_choice(op, mask, a, b)
 
     def _mask(self, op: Op, a: Floats, b: Number, mask: Condition | Elements) -> None:

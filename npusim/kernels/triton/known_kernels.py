@@ -22,7 +22,7 @@ from npusim.kernels.triton.results_apart import inside
 from npusim.kernels.triton.tensor_axes import IntegerTensor
 from npusim.kernels.triton.ttir_text import FORMATS, TYPES, Function, Line, Op, read, shape_of
 from npusim.kernels.triton.values import AXES as TENSOR_AXES
-from npusim.kernels.triton.values import MOST_ELEMENTS
+from npusim.kernels.triton.values import MOST_ELEMENTS, Booleans, Integers
 
 #: Operations of all programs that are evaluated one by one, and elements of a block that one program stores.
 MOST_OPERATIONS, MOST_BLOCK = 200_000, 1024
@@ -51,12 +51,12 @@ class _Cells:
     program uses what such an operation returned.
     """
 
-    data: Any
-    readers: Any = field(init=False)
-    writers: Any = field(init=False)
-    adders: Any = field(init=False)
-    kinds: Any = field(init=False)
-    is_seen: Any = field(init=False)
+    data: Integers
+    readers: Integers = field(init=False)
+    writers: Integers = field(init=False)
+    adders: Integers = field(init=False)
+    kinds: Integers = field(init=False)
+    is_seen: Booleans = field(init=False)
 
     def __post_init__(self) -> None:
         self.data = self.data.copy()
@@ -64,12 +64,12 @@ class _Cells:
         self.kinds, self.is_seen = np.zeros(self.data.shape, np.int64), np.zeros(self.data.shape, bool)
 
 
-def _is_others(who: Any, program: int) -> Any:
+def _is_others(who: Integers, program: int) -> Booleans:
     """Return whether somebody else than a program is there."""
-    return (who != _NOBODY) & (who != program)
+    return np.asarray((who != _NOBODY) & (who != program))
 
 
-def _joined(who: Any, program: int) -> Any:
+def _joined(who: Integers, program: int) -> Integers:
     return np.where(_is_others(who, program), _SEVERAL, program)
 
 
@@ -83,6 +83,8 @@ class _KnownMemory:
         self.cells = {n: _Cells(x.data) for n, x in self.tensors.items()}
         self.stored = dict[str, None]()
         self.program, self.count, self.line = 0, 0, Line("", 0)
+        #: Values that some operation reads.
+        self.used = frozenset[str]()
 
     def fail(self, why: str) -> ProgramError:
         """Return the error of an access."""
@@ -152,9 +154,7 @@ class _KnownMemory:
 class _KnownProgram(ExactProgram):
     """One program, on integers."""
 
-    memory: Any
-    #: Values that something reads.
-    read: frozenset[str] = frozenset()
+    memory: _KnownMemory  # type: ignore[assignment]
 
     def _made(self, op: Op) -> Any:
         self.memory.line = op.line
@@ -183,7 +183,7 @@ def known_kernels(function: Function, arguments: Mapping[str, Any], grid: Sequen
     if not _is_of_integers(function, every, arguments):
         return []
     memory = _KnownMemory(function, arguments)
-    memory.used = frozenset(n for o in every for n in o.operands)  # type: ignore[attr-defined]
+    memory.used = frozenset(n for o in every for n in o.operands)
     for i, at in enumerate(product(*(range(n) for n in grid[::-1]))):
         memory.program = i
         _KnownProgram(function.operations, memory, at[::-1], grid)  # type: ignore[arg-type]

@@ -994,7 +994,8 @@ class Reader(Memory):
         is_exact = isinstance(x, Number) and kind in WHOLE and self._is_exact_state(op, end)
         if isinstance(x, Affine | Listed):  # a pointer or number that moves by the same step every time
             moved = x.rest if isinstance(x, Listed) else x
-            by = times * self._moved(op, inner, op.body[-1].operands[at])
+            by = self._moved(op, inner, op.body[-1].operands[at], times.shape[1])
+            by = times * by if by.shape[1] == 1 else np.cumsum(by, 1) - by
             moved = within(op, replace(moved, base=moved.base + by))
             self.values[inner] = replace(x, rest=moved) if isinstance(x, Listed) else moved
             return ""
@@ -1078,14 +1079,14 @@ class Reader(Memory):
             if o.name in ("tt.reduce", "tt.scan", "tt.dot") and roots & along:
                 raise o.fail(f"{of}; the loop reduces it: reduce it after the loop instead")
 
-    def _moved(self, op: Op, inner: str, end: str) -> Integers:
-        """Return by how much an integer or pointer moves in an iteration."""
+    def _moved(self, op: Op, inner: str, end: str, times: int = 1) -> Integers:
+        """Return by how much an integer or pointer moves in an iteration, or in each of so many."""
         if inner == end:
             return np.zeros((1, 1), np.int64)
         for o in op.body:
             if end in o.results and o.name in ("tt.addptr", "arith.addi") and inner in o.operands:
                 by = self._early(op, next((n for n in o.operands if n != inner), inner))
-                if isinstance(by, Affine) and not any(by.steps) and by.base.shape[1] == 1:
+                if isinstance(by, Affine) and not any(by.steps) and by.base.shape[1] in (1, times):
                     return by.base
         raise op.fail(f"{plain_name(inner)} moves by a step that the loop computes; use one constant step")
 
