@@ -531,6 +531,7 @@ def _launched(
         ways += [(replace(choices, cuts=True), parts) for parts in ([function], each, single)]
         ways.append((replace(listed, lists_in_order=True), [function]))
         ways += [(replace(choices, adds_tiles=True), [function])] if choices.is_fresh else []
+        ways.append((replace(listed, fills_rows=True), [function]))
         for how, parts in ways:
             try:
                 made = made or [placed(read_launch(part, arguments, grid, how)) for part in parts]

@@ -296,13 +296,19 @@ class Memory(WholeNumbers):
             (r, d)
             for r, d in mask.of
             if any(d.steps)
-            and (bound_of(d, r) is None or self._hides_lanes_alike(r, d))
+            and (bound_of(d, r) is None or self._hides_lanes_alike(r, d) or self._is_filled(op, d))
             and not any(np.all(each) for each in answers(Condition(((r, d),))))
         ]
         either = tuple(group for group in mask.either if not np.all(answers(Condition((), (group,)))[0]))
         if not others and not either:
             return mask, None
         return Condition(tuple(x for x in mask.of if x not in others)), Condition(tuple(others), either)
+
+    def _is_filled(self, op: Op, d: Affine) -> bool:
+        """Return whether the rows of a block that a comparison hides are numbers that the kernel stores."""
+        along = [i for i, step in enumerate(d.steps) if step]
+        is_of_rows = len(d.shape) == 2 and along == [0]
+        return self.choices.fills_rows and op.name == "tt.load" and self._walk is None and is_of_rows
 
     def _load_and_choose(
         self, op: Op, pointer: Affine, bounds: Known | None, rest: Condition, other: Known | None, fmt: str
@@ -329,7 +335,9 @@ class Memory(WholeNumbers):
         )
         loaded = self.values[op.results[0]]
         if isinstance(loaded, Floats):
-            self._selected(op, rest, self._named(op, loaded), number)
+            is_filled = any(self._is_filled(op, d) for _, d in rest.of)
+            choose = self._fixed_choice if is_filled else self._selected
+            choose(op, rest, self._named(op, loaded), number)
 
     def _in_visible_lanes(self, op: Op, pointer: Affine, bounds: Known | None, rest: Condition) -> Affine:
         """Return pointers of which lanes that a mask hides in all programs alike have the address of a visible one."""
