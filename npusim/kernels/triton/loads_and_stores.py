@@ -431,18 +431,27 @@ class Memory(WholeNumbers):
             return None
         (step, i), left = min(steps), self._left(op, mask, pointer)
         plain = replace(view, groups=NO_GROUPS, fixed=()).assigned()
-        if len(steps) == len(pointer.shape) == step == pointer.base.shape[1] == 1:  # elements may be one row
-            plain = plain.flat() or plain
-        axis = next((a for a, by in enumerate(plain.by) if by == step), None)
         counts, first = np.broadcast_arrays(np.minimum(left[i], pointer.shape[i]), pointer.base)
         counts, first = counts[counts > 0], first[counts > 0]
-        if axis is None or not counts.size or view.groups[ROWS] == (axis,):
+        if not counts.size:
             return None
-        at = plain.index((axis,), first)
-        is_one = not (np.ptp(counts) or np.ptp(at))
-        width, start = int((at + counts).max() - at.min()), int(at.min())
-        is_row = len(plain.sizes) == pointer.base.shape[1] == 1
-        if not (is_one or is_row) or start < 0 or start + width > plain.sizes[axis] or width == plain.sizes[axis]:
+
+        def along(one: View) -> tuple[int | None, int, int, bool]:
+            """Return the axis of the columns, the first one and how many, and whether all programs have these."""
+            axis = next((a for a, by in enumerate(one.by) if by == step), None)
+            at = first if axis is None else one.index((axis,), first)
+            is_one = not (np.ptp(counts) or np.ptp(at))
+            return axis, int(at.min()), int((at + counts).max() - at.min()), is_one
+
+        axis, start, width, is_one = along(plain)
+        is_within = axis is not None and is_one and start + width <= plain.sizes[axis]
+        if not is_within and len(steps) == len(pointer.shape) == step == pointer.base.shape[1] == 1:
+            plain = plain.flat() or plain  # elements of one row
+            axis, start, width, is_one = along(plain)
+            is_one |= len(plain.sizes) == 1
+        if axis is None or not is_one or view.groups[ROWS] == (axis,):
+            return None
+        if start < 0 or start + width > plain.sizes[axis] or width == plain.sizes[axis]:
             return None
         for name in (f"{pointer.of}.{k}" for k in count(2)):
             part = plain.part(name, axis, start, width)
