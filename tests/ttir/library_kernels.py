@@ -217,3 +217,12 @@ def goes_on(X, Y, Z, T, B: tl.constexpr):
         b = tl.maximum(b, tl.sum(x * x, 1))
     tl.store(Y + r, a)
     tl.store(Z + r, b)
+
+
+@triton.jit
+def filled_sums(O, D, Y, S, R, N: tl.constexpr, BM: tl.constexpr):
+    """Sums of rows, stored for all rows of a buffer that is longer: behind the last row these are zeros."""
+    m, h, n = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1), tl.arange(0, N)
+    o = tl.load(O + (h * S + m[:, None]) * N + n[None, :], mask=m[:, None] < S, other=0.0)
+    d = tl.load(D + (h * S + m[:, None]) * N + n[None, :], mask=m[:, None] < S, other=0.0)
+    tl.store(Y + h * R + m, tl.sum(o * d, 1))

@@ -201,3 +201,13 @@ def test_values_that_go_on_from_the_loop_before() -> None:
     words = {"X": x, "Y": np.zeros(32, np.float32), "Z": np.zeros(32, np.float32), "T": 128, "B": 32}
     wanted = {"Y": most + x.astype(np.float64).sum(1), "Z": np.maximum(most, squares)}
     checked("library_kernels", "goes_on", (2,), words, wanted, "ascend_910b2")
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize("rows", [40, 64, 72])
+def test_rows_behind_the_last_one_are_stored_as_zeros(rows: int, hw: str) -> None:
+    o, d = normal(0, 3, rows, 16), normal(1, 3, rows, 16)
+    words = {"O": o, "D": d, "Y": np.ones((3, 96), np.float32), "S": rows, "R": 96, "N": 16, "BM": 32}
+    wanted = np.zeros((3, 96))
+    wanted[:, :rows] = (o.astype(np.float64) * d).sum(2)
+    checked("library_kernels", "filled_sums", (3, 3), words, {"Y": wanted}, hw)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import product
@@ -637,8 +638,13 @@ class ExactLaunch:
 
     def _is_of_axes(self, inputs: HeadSource) -> bool:
         """Return whether inputs have the axes that tensors have here."""
-        tensors = [x for placed in self._inputs.values() for x, _ in placed if x.role == "input"]
-        return all(np.shape(inputs(x.name, 0, 0)) == (x.rows, x.cols) for x in tensors if not x.is_transposed)
+        known = self.function.parameters
+        tensors = [x for placed in self._inputs.values() for x, _ in placed if x.role == "input" and x.name in known]
+        for x in (x for x in tensors if not x.is_transposed):
+            with suppress(KeyError):  # a tensor that the program does without
+                if np.shape(inputs(x.name, 0, 0)) != (x.rows, x.cols):
+                    return False
+        return True
 
     def _use(self, inputs: HeadSource) -> None:
         """Forget what other inputs gave."""

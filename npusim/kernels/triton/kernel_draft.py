@@ -80,6 +80,7 @@ class Choices:
     ``lists_elements``: elements by loaded integers, one in each program, are a list of all programs.
     ``listed_rows``: tensors of which the rows of each block are a list of all programs, whatever its addresses are;
     with a point behind the name, those of the block's part of a longer row.
+    ``fills_rows``: rows that the mask of a load hides are rows of the number in their place, which a store may have.
     ``adds_tiles``: fresh products of tiles are added one by one also where one product could have all of them, as where
     a program has a part of them alone (split-K).
     ``lists_in_order``: lists of rows have the rows of one program after those of another, in the programs' order.
@@ -112,6 +113,7 @@ class Choices:
     listed_rows: frozenset[str] = frozenset()
     lists_in_order: bool = False
     adds_tiles: bool = False
+    fills_rows: bool = False
     cuts: bool = False
     lists_remainders: bool = False
     chooses_lanes: str = ""

@@ -554,8 +554,6 @@ def _launched(
         single = results_apart(with_neighbours_apart(function) or function, by_store=True)
         ways += [(choices, single), (listed, single)]
         ways += [(replace(choices, cuts=True), parts) for parts in ([function], each, single)]
-        ways.append((replace(listed, lists_in_order=True), [function]))
-        ways += [(replace(choices, adds_tiles=True), [function])] if choices.is_fresh else []
         for how, parts in ways:
             try:
                 made = made or [placed(read_launch(part, arguments, grid, how)) for part in parts]
@@ -576,7 +574,16 @@ def _launched(
             )
             first.reader.notes.append(f"{function.name}: {why}")
             made = [first, *_launched(apart.before, apart.arguments, grid, choices, kinds), *others]
-    return made or _by_programs(fault, function, arguments, grid, choices, kinds)
+    if made:
+        return made
+    try:
+        return _by_programs(fault, function, arguments, grid, choices, kinds)
+    except ProgramError:
+        last = [replace(listed, lists_in_order=True), replace(listed, fills_rows=True)]
+        for how in [*last, *([replace(choices, adds_tiles=True)] if choices.is_fresh else [])]:
+            with suppress(ProgramError):
+                return [placed(read_launch(function, arguments, grid, how))]
+        raise
 
 
 def _with_rows_listed(

@@ -337,13 +337,19 @@ class Memory(ExactIntegers):
             (r, d)
             for r, d in mask.of
             if any(d.steps)
-            and (bound_of(d, r) is None or self._hides_lanes_alike(r, d))
+            and (bound_of(d, r) is None or self._hides_lanes_alike(r, d) or self._is_filled(op, d))
             and not any(np.all(each) for each in answers(Condition(((r, d),))))
         ]
         either = tuple(group for group in mask.either if not np.all(answers(Condition((), (group,)))[0]))
         if not others and not either:
             return mask, None
         return Condition(tuple(x for x in mask.of if x not in others)), Condition(tuple(others), either)
+
+    def _is_filled(self, op: Op, d: Affine) -> bool:
+        """Return whether the rows of a block that a comparison hides are numbers that the kernel stores."""
+        along = [i for i, step in enumerate(d.steps) if step]
+        is_of_rows = len(d.shape) == 2 and along == [0]
+        return self.choices.fills_rows and op.name == "tt.load" and self._walk is None and is_of_rows
 
     def _load_and_choose(
         self, op: Op, pointer: Affine, bounds: Known | None, rest: Condition, other: Known | None, fmt: str
@@ -370,7 +376,9 @@ class Memory(ExactIntegers):
         )
         loaded = self.values[op.results[0]]
         if isinstance(loaded, Floats):
-            self._selected(op, rest, self._named(op, loaded), number)
+            is_filled = any(self._is_filled(op, d) for _, d in rest.of)
+            choose = self._fixed_choice if is_filled else self._selected
+            choose(op, rest, self._named(op, loaded), number)
 
     def _in_visible_lanes(self, op: Op, pointer: Affine, bounds: Known | None, rest: Condition) -> Affine:
         """Return pointers of which lanes that a mask hides in all programs alike have the address of a visible one."""
@@ -464,18 +472,27 @@ class Memory(ExactIntegers):
             return None
         (step, i), left = min(steps), self._left(op, mask, pointer)
         plain = replace(view, groups=NO_GROUPS, fixed=()).assigned()
-        if len(steps) == len(pointer.shape) == step == pointer.base.shape[1] == 1:  # elements may be one row
-            plain = plain.flat() or plain
-        axis = next((a for a, by in enumerate(plain.by) if by == step), None)
         counts, first = np.broadcast_arrays(np.minimum(left[i], pointer.shape[i]), pointer.base)
         counts, first = counts[counts > 0], first[counts > 0]
-        if axis is None or not counts.size or view.groups[ROWS] == (axis,):
+        if not counts.size:
             return None
-        at = plain.index((axis,), first)
-        is_one = not (np.ptp(counts) or np.ptp(at))
-        width, start = int((at + counts).max() - at.min()), int(at.min())
-        is_row = len(plain.sizes) == pointer.base.shape[1] == 1
-        if not (is_one or is_row) or start < 0 or start + width > plain.sizes[axis] or width == plain.sizes[axis]:
+
+        def along(one: View) -> tuple[int | None, int, int, bool]:
+            """Return the axis of the columns, the first one and how many, and whether all programs have these."""
+            axis = next((a for a, by in enumerate(one.by) if by == step), None)
+            at = first if axis is None else one.index((axis,), first)
+            is_one = not (np.ptp(counts) or np.ptp(at))
+            return axis, int(at.min()), int((at + counts).max() - at.min()), is_one
+
+        axis, start, width, is_one = along(plain)
+        is_within = axis is not None and is_one and start + width <= plain.sizes[axis]
+        if not is_within and len(steps) == len(pointer.shape) == step == pointer.base.shape[1] == 1:
+            plain = plain.flat() or plain  # elements of one row
+            axis, start, width, is_one = along(plain)
+            is_one |= len(plain.sizes) == 1
+        if axis is None or not is_one or view.groups[ROWS] == (axis,):
+            return None
+        if start < 0 or start + width > plain.sizes[axis] or width == plain.sizes[axis]:
             return None
         for name in (f"{pointer.of}.{k}" for k in count(2)):
             part = plain.part(name, axis, start, width)

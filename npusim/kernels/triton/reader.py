@@ -847,11 +847,13 @@ class Reader(Memory):
         if len(known) < len(bounds) or " unsigned " in op.text or np.any(known[2] <= 0):
             raise op.fail("a loop within a loop is not supported here; move the outer loop into the grid")
         first, end, each = known
-        counts = np.maximum(0, -(-(end - first) // each))
-        if np.ptp(counts) or counts.flat[0] > MOST_UNROLLED:
+        every = np.maximum(0, -(-(end - first) // each))
+        every, is_read = np.broadcast_arrays(every, self.is_read(every.shape[1]))
+        counts = every[is_read] if np.any(is_read) else every[:1, 0]
+        if np.ptp(counts) or counts[0] > MOST_UNROLLED:
             why = f"unless it has the same number of iterations each time, at most {MOST_UNROLLED}"
             raise op.fail(f"a loop within a loop is not supported here, {why}; move the outer loop into the grid")
-        self._unroll(op, int(counts.flat[0]), first, each)
+        self._unroll(op, int(counts[0]), first, each)
 
     def _counter(self, op: Op, inner: str, end: str) -> Op | None:
         """Return the addition of a counter of a block's lanes, that nothing else of its loop reads; None for others."""
