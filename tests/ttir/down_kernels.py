@@ -66,3 +66,15 @@ def centred_products(X, Y, N: tl.constexpr):
     x = tl.load(X + p * N + c)
     x = x - tl.sum(x) / N
     tl.store(Y + p * N * N + c[:, None] * N + c[None, :], x[:, None] * x[None, :])
+
+
+@triton.jit
+def padded_sinkhorn(X, Y, M: tl.constexpr, N: tl.constexpr, B: tl.constexpr, STEPS: tl.constexpr):
+    p, r, c = tl.program_id(0), tl.arange(0, B)[:, None], tl.arange(0, B)[None, :]
+    at, mask = p * M * N + r * N + c, (r < M) & (c < N)
+    x = tl.load(X + at, mask=mask, other=-float("inf"))
+    x = tl.where(mask, tl.exp(x - tl.max(x, axis=1)[:, None]), 0.0)
+    for _ in tl.static_range(STEPS):
+        x = x / (tl.sum(x, axis=1)[:, None] + 1e-6)
+        x = x / (tl.sum(x, axis=0)[None, :] + 1e-6)
+    tl.store(Y + at, x, mask=mask)

@@ -93,3 +93,14 @@ class TestKernels:
         words = {"X": drawn(4, 16), "Y": np.zeros((4, 16, 16), np.float32), "N": 16}
         with pytest.raises(ProgramError, match=r"down_kernels\.py:\d+: "):
             launched("centred_products", (4,), words, hw)
+
+    def test_rows_and_columns_beyond_a_tensor_are_zero_in_sums_each_way(self, hw: str) -> None:
+        x = drawn(6, 5, 3)
+        wanted = np.exp(x - x.max(2, keepdims=True)).astype(np.float64)
+        for _ in range(2):
+            wanted /= wanted.sum(2, keepdims=True) + 1e-6
+            wanted /= wanted.sum(1, keepdims=True) + 1e-6
+        words = {"X": x, "Y": np.zeros_like(x), "M": 5, "N": 3, "B": 8, "STEPS": 2}
+        made, done = launched("padded_sinkhorn", (6,), words, hw)
+        assert np.allclose(made["Y"], wanted, rtol=1e-5)
+        assert done.numerics.error.rmse < 1e-6

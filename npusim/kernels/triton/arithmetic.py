@@ -196,6 +196,8 @@ LIBDEVICE: Mapping[str, str] = MappingProxyType(
 _LOG2_UNIT = ("__nv_fast_logf", "__nv_fast_log2f")
 #: Brackets of one expression: Python reads about 200 that are nested.
 MOST_STEPS = 100
+#: How a refused reduction down the rows of a block begins.
+DOWN_ROWS = "a reduction along axis 0 is not supported here"
 #: A number that hides a score where it is added: so low that the weight is 0.
 LOW = -1e4
 #: Numbers of a row may be any: what two of the first operand, and two of the second one, give alike is known.
@@ -779,9 +781,8 @@ class Arithmetic(Draft, ABC):
         axis = x.axes[at := op.number("axis")]
         is_down = axis is not None and (at != len(x.axes) - 1 or (bool(self.choices.turns) and self._is_of_rows(x)))
         if is_down and not self.choices.turns:
-            raise op.fail(
-                "a reduction along axis 0 is not supported here, only along the last axis; transpose the loaded block"
-            )
+            raise op.fail(f"{DOWN_ROWS}, only along the last axis; transpose the loaded block")
+        beside = x.pad if is_down and (kind == "max" or x.pad == 0.0) else None  # of columns that a mask hides
         if is_down and self._has_unlike_rows(axis):
             x = replace(x, pad=None)
         self._refuse_anew(op, axis)
@@ -811,7 +812,7 @@ class Arithmetic(Draft, ABC):
             why = "compiled code fuses the products of this sum with its additions (fma), so its bits differ"
             self.notes.append(f"{op.line}: {why}: here each product is rounded before it is added")
         text = text if floor is None else _written(f"maximum {nan}".strip(), text, literal(floor))  # of hidden lanes
-        self._bind(op, Floats(text, (*x.axes[:at], *x.axes[at + 1 :]), x.fmt))
+        self._bind(op, Floats(text, (*x.axes[:at], *x.axes[at + 1 :]), x.fmt, beside))
 
     def _is_of_rows(self, x: Floats) -> bool:
         """Return whether a vector has an element for each row of a block: a reduction along the block leaves it."""

@@ -19,7 +19,7 @@ import numpy as np
 
 from npusim.errors import ProgramError
 from npusim.kernels.triton.added_parts import part_of
-from npusim.kernels.triton.arithmetic import BINARY, UNARY, hidden_value
+from npusim.kernels.triton.arithmetic import BINARY, DOWN_ROWS, UNARY, hidden_value
 from npusim.kernels.triton.blocks_as_rows import flattened, trimmed, with_blocks_as_rows
 from npusim.kernels.triton.element_behind import with_elements_chosen
 from npusim.kernels.triton.element_wise import elements_in
@@ -154,8 +154,10 @@ def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[in
             reader.notes.append(f"{function.name}: {why}")
             return reader
         for way in WAYS[1:] if reduces_down(function) else ():
-            with suppress(ProgramError):
+            try:
                 return _read(function, arguments, grid, replace(choices, turns=way))
+            except ProgramError as other:
+                fault = other if DOWN_ROWS in str(fault) else fault
         raise fault from None
 
 
