@@ -374,3 +374,15 @@ def test_both_ways_of_an_if_in_parallel_loops_write_a_new_tile() -> None:
     call = recorded(lambda: filled_below(64, 32, 40)(a, b, torch.zeros(64, 32)))
     wanted = np.where(np.arange(64)[:, None] < 40, a.numpy(), 2.0 * b.numpy())
     assert error(call, "h200", "C", wanted) == 0
+
+
+def test_an_if_masks_the_first_tile_by_a_number_of_a_tensor() -> None:
+    from tests.tile_language.tile_kernels import drawn, masked_first_tile, torch
+
+    q, k = drawn((96, 64), (96, 64))
+    ends = torch.tensor([5, 32, 17], dtype=torch.int32)
+    call = recorded(lambda: masked_first_tile(96, 64)(q, k, ends, torch.zeros(96)))
+    scores = q.numpy().astype(np.float64) @ k.numpy().astype(np.float64).T
+    keys = np.arange(96)[None]
+    is_hidden = (keys < 32) & (keys >= np.repeat(ends.numpy(), 32)[:, None])
+    assert error(call, "h200", "O", np.where(is_hidden, 0, np.exp2(scores * 0.125)).sum(1)) < 1e-5

@@ -930,8 +930,11 @@ def _unchanged(s: Statement) -> ParallelNest | None:
     x = s.body[-1] if isinstance(s, ParallelNest) else None
     if not isinstance(s, ParallelNest) or not isinstance(x, Elementwise) or x.buffer not in tiles_read([x.value]):
         return None
-    values = [e for y in s.body for e in parts_of(y.value)]
-    if any(isinstance(e, BufferElement) and e.buffer.is_global for e in values):
+    axes, values = {name for name, _ in x.axes}, [e for y in s.body for e in parts_of(y.value)]
+    blocks = (
+        e for e in values if isinstance(e, BufferElement) and e.buffer.is_global and variables_of(e.indices) & axes
+    )
+    if any(blocks):
         return None  # what is beside its tensor where the condition does not hold
     return replace(s, body=(replace(x, value=BufferElement(x.buffer, x.indices)),))
 
