@@ -725,3 +725,39 @@ def filled_below(rows: int, columns: int, end: int):
             T.copy(x, C[bx * 32, 0])
 
     return filled
+
+
+@tilelang.jit
+def masked_first_tile(length: int, dim: int, tile: int = 32):
+    """Maxima and sums of scores; the first tile alone is masked, by a number of a tensor."""
+
+    @T.prim_func
+    def masked(
+        Q: T.Tensor((length, dim), "float16"),
+        K: T.Tensor((length, dim), "float16"),
+        ends: T.Tensor((length // 32,), "int32"),
+        O: T.Tensor((length,), "float32"),
+    ):
+        with T.Kernel(length // 32, threads=128) as bx:
+            q = T.alloc_shared((32, dim), "float16")
+            k = T.alloc_shared((tile, dim), "float16")
+            s = T.alloc_fragment((32, tile), "float32")
+            part = T.alloc_fragment((32,), "float32")
+            total = T.alloc_fragment((32,), "float32")
+            T.copy(Q[bx * 32, 0], q)
+            T.clear(total)
+            for t in T.Pipelined(length // tile, num_stages=1):
+                T.copy(K[t * tile, 0], k)
+                T.clear(s)
+                T.gemm(q, k, s, transpose_B=True)
+                if t == 0:
+                    for i, j in T.Parallel(32, tile):
+                        s[i, j] = T.if_then_else(t * tile + j >= ends[bx], -T.infinity("float32"), s[i, j])
+                for i, j in T.Parallel(32, tile):
+                    s[i, j] = T.exp2(s[i, j] * 0.125)
+                T.reduce_sum(s, part, dim=1)
+                for i in T.Parallel(32):
+                    total[i] += part[i]
+            T.copy(total, O[bx * 32 : (bx + 1) * 32])
+
+    return masked

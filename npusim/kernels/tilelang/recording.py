@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from npusim.errors import NpusimError, SpecError
 from npusim.kernels.tilelang.prim_func import first_line, kernels_of, name_of, parameters_of, sizes_of
 from npusim.kernels.tilelang.statements import TYPES, TileBuffer, TileKernel
-from npusim.kernels.tilelang.ttir_writer import written
+from npusim.kernels.tilelang.ttir_writer import written_with_notes
 from npusim.kernels.triton.calls import Argument, Call, CallConfiguration, Calls
 from npusim.kernels.triton.recording import Recorder, UnreadFormatError, as_method, launching_line, recording, replaced
 
@@ -385,7 +385,8 @@ def _configuration(variant: _Variant, kernels: list[TileKernel] | str, number: i
         return CallConfiguration("", (1,), {}, constants, kernels)
     kernel = kernels[number]
     try:
-        return CallConfiguration(written(kernel), kernel.grid, dict(kernel.options), constants, "", kernel.notes)
+        text, notes = written_with_notes(kernel)
+        return CallConfiguration(text, kernel.grid, dict(kernel.options), constants, "", notes)
     except NpusimError as error:
         return CallConfiguration("", (1,), {}, constants, str(error))
 

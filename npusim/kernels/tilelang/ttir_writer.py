@@ -64,6 +64,8 @@ FUNCTIONS: Mapping[str, str] = MappingProxyType(
 )
 #: Note of a product of a tile by itself.
 BY_ITSELF = "here a product of a tile with itself loads its tensor twice, and the time includes both loads"
+#: Note of a part of a tile that is not read from the tile.
+_AGAIN = "a part of the tile {} is loaded and computed again from tensors, and the time includes this"
 #: Functions whose results are whole numbers.
 _TO_WHOLE = frozenset({"rint", "floor", "ceil"})
 #: An addition of floats to elements of a tensor.
@@ -169,7 +171,13 @@ def used_lines(lines: Sequence[str]) -> list[str]:
 
 def written(kernel: TileKernel) -> str:
     """Return the TTIR of a kernel; raise `ProgramError` at a line that has no counterpart."""
-    return _Writer(with_float_sums(kernel)).text()
+    return written_with_notes(kernel)[0]
+
+
+def written_with_notes(kernel: TileKernel) -> tuple[str, tuple[str, ...]]:
+    """Return the TTIR of a kernel, and its notes with those on what the TTIR computes otherwise, as `written` does."""
+    writer = _Writer(with_float_sums(kernel))
+    return writer.text(), (*kernel.notes, *writer.notes)
 
 
 class _Writer:
@@ -178,6 +186,7 @@ class _Writer:
     def __init__(self, kernel: TileKernel) -> None:
         self.kernel, self.line, self.depth = kernel, kernel.line, 2
         self.lines, self.places, self.count = list[str](), dict[Line, int](), 0
+        self.notes = dict[str, None]()
         self.reserved = {p.name if isinstance(p, TileBuffer) else p[0] for p in kernel.parameters}
         self.tiles, self.values = dict[TileBuffer, TileValue](), dict[str, TileValue]()
         self.origins, self.numbers = dict[TileBuffer, TileOrigin](), dict[str, TileValue]()
@@ -502,6 +511,7 @@ class _Writer:
         if isinstance(at, str) and v.number is not None:
             return self.constant(v.number, (), v.fmt)
         if isinstance(at, str) and e.buffer in self.origins:
+            self.notes[f"{self.line}: {_AGAIN.format(e.buffer.name)}"] = None
             return self.cast(self.value(self.origins[e.buffer].at(e.indices)), e.buffer.fmt)
         if isinstance(at, str):
             raise refused(
@@ -922,8 +932,11 @@ def _unchanged(s: Statement) -> ParallelNest | None:
     x = s.body[-1] if isinstance(s, ParallelNest) else None
     if not isinstance(s, ParallelNest) or not isinstance(x, Elementwise) or x.buffer not in tiles_read([x.value]):
         return None
-    values = [e for y in s.body for e in parts_of(y.value)]
-    if any(isinstance(e, BufferElement) and e.buffer.is_global for e in values):
+    axes, values = {name for name, _ in x.axes}, [e for y in s.body for e in parts_of(y.value)]
+    blocks = (
+        e for e in values if isinstance(e, BufferElement) and e.buffer.is_global and variables_of(e.indices) & axes
+    )
+    if any(blocks):
         return None  # what is beside its tensor where the condition does not hold
     return replace(s, body=(replace(x, value=BufferElement(x.buffer, x.indices)),))
 
