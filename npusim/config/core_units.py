@@ -229,7 +229,7 @@ class VectorEngine(_QueueSpec):
     row_sum: Choice[MemoryRowSum] = Field(description="name of the order in which the unit adds up a row")
     head_exposed: Choice[Literal["idle", "always"]] | None = Field(
         default=None,
-        description="instructions whose time includes a head: those that start on an idle pipe, or (absent) all",
+        description="instructions whose time includes a head: only those that start on an idle pipe; absent: all",
     )
     count_mode_cycles: Quantity | None = Field(
         default=None,

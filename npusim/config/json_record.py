@@ -12,7 +12,7 @@ from npusim.errors import SpecError
 
 RecordType = TypeVar("RecordType")
 
-#: Converts seconds to the microseconds of a file; there and back gives the file's number again, to the last bit.
+#: Converts seconds to the microseconds of a file, and back; the result has every bit of the file's number.
 Microseconds = Annotated[float, AfterValidator(lambda us: us / 1e6), PlainSerializer(lambda s: s * 1e6, float)]
 
 

@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 
 #: Operations along a tile, and the order in which warps do them.
 ALONG: Mapping[Opcode, str] = MappingProxyType({Opcode.CUMSUM: "warps", Opcode.INVERSE: "blocks", Opcode.SCAN: ""})
-#: A row of the substitution in a block of 16, whose 8 elements a lane has: additions of two sums over rows and what
-#: joins them, 8 products in 4 multiplications and 4 multiply-adds, selections of the row and by column, comparisons.
+#: Instructions of a row of the substitution in a block of 16, of which a lane has 8 elements: the additions of two sums
+#: over rows and of the two results, 8 products (4 multiplications and 4 multiply-adds), the selections of the row and
+#: by column, and comparisons.
 ROW: Mapping[str, int] = MappingProxyType({"add": 32, "mul": 4, "fma": 4, "permute": 26, "compare": 14})
-#: Exchanges between lanes of such a row: four columns of the row itself are summed over 8 lanes one after the other and
-#: brought to other lanes, four of its products side by side.  A warp issues in order, and waits for so many of them.
+#: Exchanges between lanes for such a row: four columns of the row are summed over 8 lanes one after the other and sent
+#: to other lanes, and four of its products at the same time; and the number of exchanges for which a warp waits, since
+#: it issues in order.
 ROW_SHUFFLES, ROW_ROUNDS = 4 * 3 + 4 + 4 * 3, 4 * 3 + 1 + 3
 #: Rows that begin as they are.
 FIRST_ROWS = 2

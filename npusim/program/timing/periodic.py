@@ -200,7 +200,7 @@ def note_engine(p: Program, m: EngineState, s: Snapshots, e: int, moment: int, o
 
 @inline
 def note_pair(p: Program, m: EngineState, s: Snapshots, member: int, at: int, out: Ints, start: int) -> int:
-    """Write the distance of two endpoints, and the flags of one for which the other may still wait."""
+    """Write the distance of two endpoints, and the flags of one endpoint for which the other may still wait."""
     own, first, n = p.pair[at].own, member * len(p.endpoint), start
     peer = first + p.pair[at].peer
     need, period = m.counter[first + own].count + p.endpoint[own].lag, p.endpoint[own].period

@@ -134,7 +134,7 @@ def survey(job: Job) -> list[tuple[int, Surveyed | str]]:
     """
     surveyed: list[tuple[int, Surveyed | str]] = []
     first: dict[Hashable, int] = {}
-    works: dict[int, dict[Hashable, Ints]] = {}  # by families, through their one object: points of a family share them
+    works: dict[int, dict[Hashable, Ints]] = {}  # one mapping for each family, which its points share
     is_narrowed = _variants(job.variants).request.method in _COMPILED
     in_time = takewhile(lambda _: time.time() <= job.deadline, job.tasks)
     every = figures(in_time, partial(_candidates, job), (TilingError,), refused=lambda _, error: one_line(error))

@@ -71,7 +71,7 @@ INPUTS: dict[str, Change] = {"all": {"input_bits": None}} | {
 
 
 def widths(fractions: range) -> dict[str, Change]:
-    """Return the alignments of these fraction bits."""
+    """Return the changes of an alignment to each of these numbers of fraction bits."""
     return {f"{f}, {cut}": {"fraction": f, "cut": cut} for f in fractions for cut in CUTS}
 
 
@@ -385,7 +385,7 @@ class _Unit:
         neutral = replace(self.unit, rounding="nearest_even", late="nearest_even", kept=None, flush="none")
         for start, order in product((self.unit, neutral), ((*rounded, *aligned), (*aligned, *rounded))):
             here = self.score(start, some), start
-            for change in (*order, *order):  # the second time each with the answers to the others
+            for change in (*order, *order):  # the second time, each with the others' answers
                 if here[0] == len(some):
                     break
                 unit = replace(here[1], **change)
