@@ -341,6 +341,8 @@ class Lockstep:
         self._runs: dict[Attributes, list[tuple[int, int, Attributes]]] = {}
         #: Events and observers see the tile of each lane.
         self._may_share = self._is_one_program and not self.is_counted and not self.observers
+        #: Loads of tiles that the lanes do not share, by operation and step.
+        self._unshared: set[tuple[str, int]] = set()
         #: The number of each block; variants may run equal blocks.
         self._distinct = {block: n for n, block in enumerate(dict.fromkeys(lane.block for lane in lanes))}
         #: For each lane its tensors and the number of its block: hashing a block takes long.
@@ -378,7 +380,7 @@ class Lockstep:
 
     def _step(self, resolved: ResolvedOp, index: int, steps: Sequence[Step]) -> None:
         step = steps[0]
-        if self._may_share and len(steps) == 1 and self._is_shared(resolved, step):
+        if self._may_share and len(steps) == 1 and self._is_shared(resolved, index, step):
             return
         fmt = step.dst.fmt
         known = step.constant_format
@@ -403,7 +405,7 @@ class Lockstep:
         else:
             before[...] = result
 
-    def _is_shared(self, resolved: ResolvedOp, step: Step) -> bool:
+    def _is_shared(self, resolved: ResolvedOp, index: int, step: Step) -> bool:
         """Execute a step whose tile several lanes share, and return whether it is such a step.
 
         It is a load, of which memory has no copies before another step asks for them, or a product with such a tile as
@@ -421,6 +423,8 @@ class Lockstep:
         if step.opcode is not Opcode.COPY or not isinstance(source := step.srcs[0], GlobalTile):
             return False
         form = source.fmt, source.rows, source.cols
+        if (resolved.op.label, index) in self._unshared:
+            return False
         if form != (step.dst.fmt, step.dst.rows, step.dst.cols) or stored_format(source.fmt).scale_block:
             return False
         corners = self._corners(source)
@@ -430,6 +434,7 @@ class Lockstep:
             place = id(tensors), *corners[number]
             of.append(numbers.setdefault(place, len(numbers)))
             if 2 * len(numbers) > len(self.lanes):
+                self._unshared.add((resolved.op.label, index))
                 return False
             if len(firsts) < len(numbers):
                 firsts.append(tensors.cut(source, number))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -51,39 +51,84 @@ class PathEvent:
         return f"{self.block}{spans}" + (f", {', '.join(visited)}" if visited else "")
 
 
-@dataclass(slots=True)
-class Computed:
-    """Blocks of output rows from a given row on, by head, and the steps of that row in program order."""
+class _Step(NamedTuple):
+    """One step of blocks that run together, with the first row of each block, or one for all."""
 
-    rows: dict[int, NDArray[Any]]
-    events: list[PathEvent]
+    operation: str
+    name: str
+    path: Path
+    rows: NDArray[Any]
 
 
-@dataclass
-class _Recorder:
-    """Stores the first row of the result of each step of each block, only for the first slice of a tile."""
+class _Together:
+    """The steps of blocks that run together, in program order, and by operation and name."""
 
-    order: dict[tuple[str, int], int]
-    phases: list[str]
-    events: dict[tuple[int, int], list[PathEvent]] = field(default_factory=lambda: defaultdict(list))
-    seen: set[Hashable] = field(default_factory=set)
+    def __init__(self, phase: str, blocks: Sequence[Any]) -> None:
+        self.phase, self.blocks = phase, blocks
+        self.steps: list[_Step] = []
+        self.by_name: dict[tuple[str, str], list[_Step]] = defaultdict(list)
+        self.seen: set[Hashable] = set()
+
+    def add(self, step: _Step) -> None:
+        self.steps.append(step)
+        self.by_name[step.operation, step.name].append(step)
+
+    def event(self, step: _Step, lane: int) -> PathEvent:
+        values = step.rows[lane if len(step.rows) > 1 else 0]  # a constant is one for all lanes
+        return PathEvent(self.phase, step.operation, step.name, self.blocks[lane], step.path, values)
+
+
+class RowPath:
+    """The steps of a row in program order, block by block; each is an object when it is asked for.
+
+    It observes an execution, and stores the first row of each step's result, for the first slice of a tile alone.
+    ``order``: the position of each block by phase and identity.
+    """
+
+    def __init__(self, order: Mapping[tuple[str, int], int], phases: Sequence[str]) -> None:
+        self._order, self._phases = order, phases
+        #: By the identity of their blocks, which are stored so that no others get it; None: none has the row.
+        self._groups: dict[int, tuple[Sequence[Any], _Together | None]] = {}
+        self._places: dict[tuple[int, int], tuple[_Together, int]] = {}
 
     def __call__(self, moment: Moment) -> None:
-        op, path = moment.resolved.op, moment.resolved.path
-        key = (moment.phase, id(moment.blocks[0]), op.label, moment.index, path)
-        if key in self.seen:
+        """Store a step."""
+        key = id(moment.blocks)
+        group = self._groups[key][1] if key in self._groups else self._begun(moment)
+        if group is None:
             return
-        self.seen.add(key)
-        phase, name = self.phases.index(moment.phase), moment.step.name
-        rows = np.array(moment.result[:, 0])
-        for lane, block in enumerate(moment.blocks):
-            at = self.order.get((moment.phase, id(block)))
-            if at is not None:  # a constant is the same for all lanes
-                values = rows[lane if len(rows) > 1 else 0]
-                self.events[phase, at].append(PathEvent(moment.phase, op.label, name, block, path, values))
+        op, path = moment.resolved.op, moment.resolved.path
+        if (op.label, moment.index, path) not in group.seen:
+            group.seen.add((op.label, moment.index, path))
+            group.add(_Step(op.label, moment.step.name, path, np.array(moment.result[:, 0])))
 
-    def in_order(self) -> list[PathEvent]:
-        return [event for key in sorted(self.events) for event in self.events[key]]
+    def _begun(self, moment: Moment) -> _Together | None:
+        group, phase = _Together(moment.phase, moment.blocks), self._phases.index(moment.phase)
+        places = ((self._order.get((moment.phase, id(block))), lane) for lane, block in enumerate(moment.blocks))
+        known = {(phase, at): (group, lane) for at, lane in places if at is not None}
+        self._places |= known
+        self._groups[id(moment.blocks)] = moment.blocks, group if known else None
+        return group if known else None
+
+    def __bool__(self) -> bool:
+        return bool(self._places)
+
+    def __iter__(self) -> Iterator[PathEvent]:
+        for _, (group, lane) in sorted(self._places.items(), key=itemgetter(0)):
+            yield from (group.event(step, lane) for step in group.steps)
+
+    def named(self, operation: str, step: str) -> Iterator[PathEvent]:
+        """Yield the steps of one name of one operation."""
+        for _, (group, lane) in sorted(self._places.items(), key=itemgetter(0)):
+            yield from (group.event(x, lane) for x in group.by_name.get((operation, step), ()))
+
+
+@dataclass(slots=True)
+class Computed:
+    """Blocks of output rows from a given row on, by head, and the steps of that row."""
+
+    rows: dict[int, NDArray[Any]]
+    events: RowPath
 
 
 def compute(
@@ -103,12 +148,12 @@ def compute(
     wanted, how = range(place.head, place.head + heads), {"batches": {place.batch}, "memories": memories}
     if not has_path:
         written = rows_alone(program, source, [place.row], wanted, since=place.row, **how)
-        return Computed(_from_place(written, place), [])
+        return Computed(_from_place(written, place), RowPath({}, ()))
     needed = needed_blocks(program, [place.row], {place.head}, batches={place.batch})
     order = {(name, id(block)): at for name, blocks in needed.items() for at, block in enumerate(blocks)}
-    recorder = _Recorder(order, [phase.name for phase in program.phases])
-    written = rows_alone(program, source, [place.row], wanted, observers=(recorder,), **how)
-    return Computed(_from_place(written, place), recorder.in_order())
+    path = RowPath(order, [phase.name for phase in program.phases])
+    written = rows_alone(program, source, [place.row], wanted, observers=(path,), **how)
+    return Computed(_from_place(written, place), path)
 
 
 def _from_place(written: Mapping[BlockRows, NDArray[Any]], place: Place) -> dict[int, NDArray[Any]]:
@@ -141,19 +186,16 @@ def bits_of(values: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(values).view(f"u{values.dtype.itemsize}")
 
 
-def parting(one: list[PathEvent], two: list[PathEvent]) -> str:
+def parting(one: RowPath, two: RowPath) -> str:
     """Return the first step of ``one`` that differs from its counterpart, the step with the same name and position
     among steps of this name.
 
     The text has both values ("none" if the other computation has no such step); empty if no step differs.
     """
     counterparts: dict[tuple[str, str], Iterator[PathEvent]] = {}
-    by_name: dict[tuple[str, str], list[PathEvent]] = defaultdict(list)
-    for event in two:
-        by_name[event.operation, event.step].append(event)
     for event in one:
         name = event.operation, event.step
-        twin = next(counterparts.setdefault(name, iter(by_name[name])), None)
+        twin = next(counterparts.setdefault(name, two.named(*name)), None)
         column = 0
         if twin is not None:
             count = min(len(event.values), len(twin.values))
