@@ -54,6 +54,14 @@ And one of a decision: which schedule and tile wins a space:
   - {schedule: flash, fields: {block_kv: [128, 256, 512]}}
   - {schedule: pasa, fields: {block_kv: [128, 256]}}"""
 
+_Every = Annotated[
+    str, o.option("--every NAME=STEP", "Prove the flags for each longer value of an argument, in steps.", shown=False)
+]
+_Hw = Annotated[
+    str,
+    o.option("--hw DEVICE", "Print the time of the program as written, instead of checking its flags.", shown=False),
+]
+
 
 @app.verb(
     "check",
@@ -88,20 +96,16 @@ def check(
     vector_barriers: Annotated[
         bool, o.option("--vector-barriers", "Check as if the vector pipe needed barriers between instructions.")
     ] = False,
-    hw: Annotated[
-        str,
-        o.option(
-            "--hw DEVICE", "Print the time of the program as written, instead of checking its flags.", shown=False
-        ),
-    ] = "",
+    every: _Every = "",
+    hw: _Hw = "",
     json: o.Json = False,
 ) -> None:
     """Compare cycles and decisions with the accepted ones, or check the flags of a TileLang-Ascend program.
 
     Cycles are compared exactly. Exit code 1 if any differ. --update is refused where the environment
     variable CI is set. FILE.py::program is an expert program of TileLang-Ascend, whose flags and barriers
-    are checked instead: exit code 1 for a race, a wait without a set, a flag left set (npusim help tilelang).
-    With --hw its time is shown instead.
+    are checked instead: exit code 1 for a race, a wait without a set, a flag left set (npusim help tilelang);
+    --every proves them for longer programs too. With --hw its time is shown instead.
     """
     of_baselines: dict[str, object] = {"--tolerance": None if tolerance == "0" else tolerance}
     of_baselines |= {"--update": update or None, "--github": github or None}
@@ -110,13 +114,19 @@ def check(
         refuse(of_baselines, f"{folder} is a program; these options are for a folder of baselines")
         given = str(folder), arguments or []
         if hw:
+            refuse({"--every": every or None}, "--hw prints a time, and --every is for the check")
             show_time(*given, hw=hw, vector_barriers=vector_barriers, json=json)
         else:
-            check_flags(*given, vector_barriers=vector_barriers, json=json)
+            check_flags(*given, every=every, vector_barriers=vector_barriers, json=json)
         return
     if folder.suffix == ".py":
         raise SpecError(f"{folder}: name the program in the file: {folder}{SIGN}NAME")
-    of_programs = {"-a": arguments, "--vector-barriers": vector_barriers or None, "--hw": hw or None}
+    of_programs = {
+        "-a": arguments,
+        "--vector-barriers": vector_barriers or None,
+        "--hw": hw or None,
+        "--every": every or None,
+    }
     refuse(of_programs, f"{folder} has baselines; these options are for FILE.py::program")
     if reason and not update:
         raise SpecError(f"--reason {reason}: needs --update")

@@ -4,28 +4,41 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npusim.cli.console import show_either
-from npusim.errors import CheckFailedError
+from npusim.errors import CheckFailedError, SpecError
 from npusim.kernels.triton import SIGN
 from npusim.report.text import Block, Facts, cells, document, percent
+from npusim.simulation.request import refuse
 from npusim.units import format_duration, plural
 
 if TYPE_CHECKING:
-    from npusim.studies.flags import FlagReport
+    from npusim.studies.flags import FlagReport, Proof
     from npusim.studies.flags.bounded_check import FoundFault
     from npusim.studies.flags.written_time import WrittenTime
 
 
-def check_flags(program: str, arguments: list[str], *, vector_barriers: bool, json: bool) -> None:
-    """Check a program and show the result; raise `CheckFailedError` where it has faults."""
+def check_flags(program: str, arguments: list[str], *, every: str, vector_barriers: bool, json: bool) -> None:
+    """Check a program and show the result; raise `CheckFailedError` if it has faults, or if a proof was asked for in
+    vain.
+    """
     from npusim.kernels.tilelang.program import argument_values
-    from npusim.studies.flags import check_program
+    from npusim.studies.flags import check_every_length, check_program
 
     path, _, name = program.partition(SIGN)
-    report = check_program(Path(path), name, argument_values(arguments), vector_in_order=not vector_barriers)
+    given = Path(path), name, argument_values(arguments)
+    if every:
+        refuse({"--vector-barriers": vector_barriers or None}, "--every proves the order of a vector pipe in order")
+        length, _, step = every.partition("=")
+        if step and not step.isdecimal():
+            raise SpecError(f"--every {every}: write NAME or NAME=STEP, for example seq=128")
+        report = check_every_length(*given, length, int(step or 1))
+    else:
+        report = check_program(*given, vector_in_order=not vector_barriers)
     show_either(json, lambda: _document(report), lambda: _blocks(report))
     if report.faults:
         count = len(report.faults)
         raise CheckFailedError(f"{program}: {count} {plural(count, 'fault')} of flags and barriers")
+    if report.proof is not None and report.proof.reasons:
+        raise CheckFailedError(f"{program}: {report.proof}")
 
 
 def show_time(program: str, arguments: list[str], *, hw: str, vector_barriers: bool, json: bool) -> None:
@@ -84,8 +97,21 @@ def _document(report: "FlagReport") -> dict[str, object]:
         barriers=report.barriers,
         instructions=report.instructions,
         bounds=list(report.bounds),
+        proof=None if report.proof is None else _proof(report.proof),
         notes=list(report.notes),
     )
+
+
+def _proof(proof: "Proof") -> dict[str, object]:
+    return {
+        "argument": proof.name,
+        "first": proof.first,
+        "step": proof.step,
+        "proved": not proof.reasons,
+        "reasons": list(proof.reasons),
+        "longest_run": proof.last,
+        "period": proof.period,
+    }
 
 
 def _blocks(report: "FlagReport") -> list[Block]:
@@ -93,10 +119,14 @@ def _blocks(report: "FlagReport") -> list[Block]:
     rows += [(x.fault.kind, _fault(x)) for x in report.faults]
     if not report.faults:
         rows.append(("faults", ("none: every execution within the bounds gives the same values",)))
+        if report.proof is not None:
+            rows.append(
+                ("not proved", report.proof.reasons) if report.proof.reasons else ("proved", (str(report.proof),))
+            )
         rows.append(("redundant barriers", (_lines(report.redundant, f"of {report.barriers}, each by itself"),)))
         rows.append(("removable together", (_lines(report.removable, "in one change"),)))
     rows.append(("checked", (f"{report.instructions:,} instructions: {', '.join(report.bounds)}",)))
-    rows += [("note", (note,)) for note in report.notes]
+    rows += [("note", (note,)) for note in (*report.notes, *(report.proof.notes if report.proof else ()))]
     return [Facts(tuple((label, cells(*texts)) for label, texts in rows))]
 
 

@@ -55,12 +55,22 @@ class BufferSpec(SpecModel):
     banks: BankSpec | None = None
 
 
+class PartsSpec(SpecModel):
+    """Reads of parts of lines: of rows that go on behind what a tile has of them, as others will read it later."""
+
+    line_bytes: PositiveWhole = Field(description="pieces of fewer bytes are parts")
+    read_factor: Positive = Field(description="time of a link to memory beyond L2 for them, over that of their bytes")
+
+
 class GlobalMemorySpec(SpecModel):
     """Device memory."""
 
     capacity_bytes: PositiveWhole
     alignment_bytes: PositiveWhole = Field(description="preferred, for full bandwidth")
     request_min_bytes: PositiveWhole = Field(description="smallest size of the requests into which transfers are split")
+    parts: PartsSpec | None = Field(
+        default=None, description="cost of reads of parts of lines; absent: they cost their bytes"
+    )
 
 
 #: Content of L2 when a kernel starts: nothing useful, other data that must be written back, the inputs, or the state

@@ -87,9 +87,9 @@ def plan_cast(fmt: FloatFormat, overflow: str | None, nan: str) -> CastPlan:
     if policy == "nan" and fmt.nan == "none":
         raise FormatError(f"overflow 'nan': {fmt.name} has no NaN; use 'saturate'")
     if policy == "low_bits":
-        if not fmt.is_integer:
-            raise FormatError(f"overflow 'low_bits': {fmt.name} is not a format of integers; use 'saturate'")
-        policy = "saturate"  # `_to_int8` has the rule
+        if fmt.name != "int8":
+            raise FormatError(f"overflow 'low_bits': {fmt.name} is not int8; use 'saturate'")
+        policy = "saturate"  # `_to_integer` has the rule
     keep = nan != "canonical"
     canonical = fmt.canonical_nan_bits >> fmt.storage_shift
     if fmt.nan == "ieee" and keep:
@@ -198,7 +198,7 @@ def cast(
     source = _as_array(x)
     plan = plan_cast(target, overflow, nan)
     if target.is_integer:
-        return _to_int8(widen(source), rounding=mode, has_low_bits=overflow == "low_bits")
+        return _to_integer(widen(source), target, rounding=mode, has_low_bits=overflow == "low_bits")
     if target.table is not None:
         return _to_table(widen(source), plan, mode)
     natural = overflow in (None, natural_overflow(target))
@@ -312,10 +312,10 @@ def with_canonical_nan(values: Array, fmt: FloatFormat) -> Array:
     return values
 
 
-def _to_int8(wide: Array, *, rounding: int, has_low_bits: bool) -> Array:
+def _to_integer(wide: Array, target: FloatFormat, *, rounding: int, has_low_bits: bool) -> Array:
     """Round to whole numbers; NaN becomes 0, -0 becomes 0.
 
-    They saturate to [-128, 127], or to 16 bits, of which the result has the low 8.
+    They saturate to the format's limits, or, of int8, to 16 bits, of which the result has the low 8.
     """
     with np.errstate(invalid="ignore"):
         values = wide.astype(np.float64)
@@ -336,4 +336,4 @@ def _to_int8(wide: Array, *, rounding: int, has_low_bits: bool) -> Array:
         whole = np.where(np.isnan(whole), 0.0, whole)
     if has_low_bits:
         return np.clip(whole, -32768.0, 32767.0).astype(np.int16).astype(np.int8)
-    return np.clip(whole, -128.0, 127.0).astype(np.int8)
+    return np.clip(whole, -target.max_finite - 1.0, target.max_finite).astype(target.dtype)

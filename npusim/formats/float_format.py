@@ -71,7 +71,7 @@ class FloatFormat:
 
     @property
     def is_integer(self) -> bool:
-        """Whether values are whole numbers (int8)."""
+        """Whether values are whole numbers (int8, int32)."""
         return self.exponent_bits == 0
 
     @functools.cached_property
@@ -106,7 +106,7 @@ class FloatFormat:
     def max_code(self) -> int:
         """Encoding of the largest finite value, without unused storage bits."""
         if self.is_integer:
-            return 127
+            return (1 << (self.bits - 1)) - 1
         if self.table is not None:
             return max((c for c, v in enumerate(self.table) if math.isfinite(v)), key=self.table.__getitem__)
         all_ones = (1 << (self.exponent_bits + self.mantissa_bits)) - 1
@@ -123,7 +123,7 @@ class FloatFormat:
     def max_finite(self) -> float:
         """Largest finite value."""
         if self.is_integer:
-            return 127.0
+            return float(self.max_code)
         if self.table is not None:
             return self.table[self.max_code]
         significand = (1 << self.mantissa_bits) | (self.max_code & ((1 << self.mantissa_bits) - 1))
@@ -237,6 +237,12 @@ def _all_formats() -> Mapping[str, FloatFormat]:
 FORMATS: Mapping[str, FloatFormat] = _all_formats()
 
 
+#: Formats of tiles that hold integers of a kernel exactly; no tensor of a problem has one.
+_WHOLE: Mapping[str, FloatFormat] = MappingProxyType(
+    {"int32": FloatFormat("int32", 32, 0, 31, 0, False, "none", np.dtype(np.int32), 0)}
+)
+
+
 def get_format(name: str | FloatFormat) -> FloatFormat:
     """Return the format called ``name``; a :class:`FloatFormat` is returned as it is.
 
@@ -249,6 +255,8 @@ def get_format(name: str | FloatFormat) -> FloatFormat:
     """
     if type(name) is str and name in FORMATS:
         return FORMATS[name]
+    if type(name) is str and name in _WHOLE:
+        return _WHOLE[name]
     return name if isinstance(name, FloatFormat) else lookup(FORMATS, name, "number format")
 
 
@@ -279,6 +287,8 @@ def stored_format(name: str) -> FloatFormat:
     """
     if name in FORMATS:
         return FORMATS[name]
+    if name in _WHOLE:
+        return _WHOLE[name]
     return lookup({**_STORED_BLOCKS, **FORMATS}, name, "number format")
 
 

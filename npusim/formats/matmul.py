@@ -16,7 +16,7 @@ from npusim.formats.mma_arithmetic import E8M0, MmaArithmetic, get_arithmetic
 from npusim.formats.mma_paths import MmaProblem, multiply
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
+    from numpy.typing import ArrayLike, NDArray
 
 #: Environment variable naming the number of threads when ``threads`` is not given.
 THREADS_VARIABLE = "NPUSIM_THREADS"
@@ -67,16 +67,16 @@ def _check_shapes(a: Array, b: Array, c: Array | None, arithmetic: MmaArithmetic
 
 
 def checked_operands(
-    a: ArrayLike, b: ArrayLike, c: ArrayLike | None, arithmetic: MmaArithmetic
+    a: ArrayLike, b: ArrayLike, c: ArrayLike | None, arithmetic: MmaArithmetic, *, is_shared: bool = False
 ) -> tuple[Array, Array, Array | None, tuple[int, ...]]:
-    """Return A, B and C as arrays and the shape of the result.
+    """Return A, B and C as arrays and the shape of the result; ``is_shared``: each A names its B by number.
 
     Raises `FormatError` if a dtype or a shape does not fit.
     """
     first = _check(a, arithmetic.a, "A", arithmetic.name)
     second = _check(b, arithmetic.b, "B", arithmetic.name)
     third = None if c is None else _check(c, arithmetic.acc, "C", arithmetic.name)
-    return first, second, third, _check_shapes(first, second, third, arithmetic)
+    return first, second, third, _check_shapes(first, second[0] if is_shared else second, third, arithmetic)
 
 
 def _check_scale(scale: ArrayLike | None, operand: Array, axis: int, unit: MmaArithmetic, role: str) -> Array | None:
@@ -106,6 +106,7 @@ def matmul(
     arithmetic: str | MmaArithmetic,
     a_scale: ArrayLike | None = None,
     b_scale: ArrayLike | None = None,
+    b_of: NDArray[np.int64] | None = None,
     threads: int | None = None,
 ) -> Array:
     """Return ``a @ b + c``, computed by chained instructions of one matrix unit.
@@ -123,6 +124,9 @@ def matmul(
         ``(..., M, K / scale_block)`` and ``(..., K / scale_block, N)`` in the unit's scale format (E8M0:
         ``ml_dtypes.float8_e8m0fnu``; the sign of an E4M3 scale is ignored), leading axes as the operand's; None: 1.
         A scale of NaN makes its products NaN.
+    b_of
+        With ``a`` (A, M, K) and ``b`` (B, K, N): the number of the B of each A, where several share one; None: leading
+        axes broadcast.
     threads
         Threads to use; default ``NPUSIM_THREADS``, else 1.  Bits do not depend on it.
 
@@ -148,7 +152,7 @@ def matmul(
     4.0
     """
     unit, thread_count = get_arithmetic(arithmetic), _thread_count(threads)
-    first, second, third, shape = checked_operands(a, b, c, unit)
+    first, second, third, shape = checked_operands(a, b, c, unit, is_shared=b_of is not None)
     out = np.zeros(shape, np.float64 if unit.acc.name == "float64" else np.float32)
     if third is not None:
         out[...] = widen(third)
@@ -159,7 +163,7 @@ def matmul(
             b=second.reshape(-1, *second.shape[-2:]),
             out=out.reshape(-1, *shape[-2:]),
             a_of=_batch_index(first.shape[:-2], shape[:-2]),
-            b_of=_batch_index(second.shape[:-2], shape[:-2]),
+            b_of=_batch_index(second.shape[:-2], shape[:-2]) if b_of is None else b_of,
             a_scale=_check_scale(a_scale, first, -1, unit, "A"),
             b_scale=_check_scale(b_scale, second, -2, unit, "B"),
         )

@@ -350,7 +350,8 @@ def run_work(multiplier: Multiplier, problem: MmaProblem, threads: int) -> None:
     """Run every piece of work; pieces share no output, so threads cannot change a bit."""
     unit, last = problem.arithmetic, list[tuple[Array, Lanes]]()
     if threads == 1 and (problem.each <= SMALL or problem.each * len(problem.out) <= TOGETHER):
-        for part in problem.parts(TOGETHER):
+        # A shared B is prepared once: in parts, each part would prepare those that it uses.
+        for part in (problem,) if 2 * len(problem.b) <= len(problem.out) else problem.parts(TOGETHER):
             left = multiplier.prepare(operand_values(part.a, unit.a, unit, 2), part.a_scale, is_left=True)
             right = multiplier.prepare(operand_values(part.b, unit.b, unit, 1), part.b_scale, is_left=False)
             multiplier.run(left, right, part.out, np.array((part.a_of, part.b_of)))

@@ -128,8 +128,12 @@ class Frame:
         return self.phase.sizes[self.phase.names[n].axes[0]]
 
     def led_by(self, stage: Stage) -> str:
-        """Return the first name that a stage writes row by row and that is not a single row for all rows."""
-        return next((n for n in stage.written if self.axes(n)[0] != ONE), stage.written[0])
+        """Return the first name that a stage writes row by row and that is not a single row for all rows.
+
+        Of a stage without one, the first name whose columns it reduces.
+        """
+        reduced = (n for r in stage.rows if r.is_down for n in r.srcs if n in self.phase.names)
+        return next((n for n in (*stage.written, *reduced) if self.axes(n)[0] != ONE), stage.written[0])
 
     def rows_of(self, n: str, rows: Span) -> Span:
         """Return the rows of a name for some rows of a tile: the same rows, or the only row of the name."""
@@ -305,6 +309,8 @@ class Frame:
 
         def chosen(r: Instruction) -> Instruction:
             how = r.attributes
+            if r.opcode is Opcode.ROW_SUM and r.is_down and not how.order:  # whole rows are added one after another
+                return replace(r, attributes=replace(how, order="sequential"))
             if how.order or r.opcode not in of:
                 return r
             name, unit = of[r.opcode]

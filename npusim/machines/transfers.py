@@ -108,7 +108,9 @@ class Transfers:
             return whole.at_rate(spec.rate)
         if isinstance(src, GlobalTile):  # the share of its tensor that misses L2 takes longer
             latency += ceil(self._miss_share(src.tensor.name) * self.device.memory.l2.miss_extra_latency_cycles.value)
-        return Cost(ceil(port), latency, self._links(step, route), tuple(terms)).at_rate(spec.rate)
+        idle = self._idle(step, route)
+        links = tuple((link, n + dict(idle).get(link, 0)) for link, n in self._links(step, route))
+        return Cost(ceil(port), latency, links, tuple(terms), idle_bytes=idle).at_rate(spec.rate)
 
     def latency(self, _step: Step, route: RouteSpec) -> tuple[str, int]:
         """Return the latency of a transfer: the name of its key in the device file, and the cycles."""
@@ -163,6 +165,16 @@ class Transfers:
             return ()
         sizes = [("l2", step.dst.payload_bytes), ("hbm", self._beyond(step))]
         return tuple((link, n) for link, n in sizes if n and link in route.links)
+
+    def _idle(self, step: Step, route: RouteSpec) -> tuple[tuple[str, int], ...]:
+        """Return the bytes that memory could send in the time that reads of parts of lines take beyond their own."""
+        source, parts = step.srcs[0], self.device.memory.gm.parts
+        if parts is None or not isinstance(source, GlobalTile) or not source.is_part_of_lines(parts.line_bytes.value):
+            return ()
+        missed = ceil(
+            source.payload_bytes * self.residency.read_misses[source.tensor.name] * (parts.read_factor.value - 1)
+        )
+        return tuple((link, missed) for link in ("hbm",) if missed and link in route.links)
 
     def _beyond(self, step: Step) -> int:
         """Return the bytes of a transfer from or to memory beyond L2, by the share of its tensor that is there."""

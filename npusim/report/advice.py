@@ -160,9 +160,11 @@ def _matrix(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Advic
 def _link(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Advice | None:
     if not _routes(timing, busiest) or timing.busy_share(busiest) < BOUND_SHARE:
         return None
-    for name, share in timing.link_shares(record.device.link_bytes_per_s).items():
+    for name, share in timing.used_shares(record.device.link_bytes_per_s).items():
         if share >= LINK_SHARE:
-            text = f"{busiest.pipe} is the limit, with link {name} at {percent(share)} of its bandwidth"
+            lost = timing.idle_shares(record.device.link_bytes_per_s).get(name, 0.0)
+            parts = f" ({percent(lost)} lost to reads of parts of lines)" if lost else ""
+            text = f"{busiest.pipe} is the limit, with link {name} at {percent(share)} of its bandwidth{parts}"
             return Advice(text, _larger_blocks)
     return None
 

@@ -154,8 +154,14 @@ def time_facts(record: RunRecord, timing: TimingRecord, *, is_full: bool = False
         reached, why = _roofline_lines(timing.roofline)
         yield "roofline", cells(reached, *([why] if is_full else []))
     if not is_full and timing.link_bytes:
-        shares = [f"{percent(n)} of {name}'s" for name, n in timing.link_shares(record.device.link_bytes_per_s).items()]
-        yield "bandwidth", cells(", ".join(shares))
+        yield "bandwidth", cells(", ".join(_bandwidths(timing, record.device.link_bytes_per_s)))
+
+
+def _bandwidths(timing: TimingRecord, bytes_per_s: Mapping[str, float]) -> Iterator[str]:
+    lost = timing.idle_shares(bytes_per_s)
+    for name, share in timing.link_shares(bytes_per_s).items():
+        parts = f" ({percent(lost[name])} lost to reads of parts of lines)" if name in lost else ""
+        yield f"{percent(share)} of {name}'s{parts}"
 
 
 def _duration(us: float) -> str:

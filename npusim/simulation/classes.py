@@ -183,7 +183,7 @@ def _attributes(row: Instruction, phase: Phase) -> str:
     """Return an instruction's attributes without lanes and cost; the order of a sum is in normal form."""
     a = replace(row.attributes, warp=None, share=1.0, comparisons=0, lookups=0)
     if row.opcode is Opcode.ROW_SUM and (axes := phase.names[row.srcs[0]].axes):
-        a = replace(a, order=normal_order(a.order, phase.sizes[axes[-1]]))
+        a = replace(a, order=normal_order(a.order, phase.sizes[axes[0 if row.is_down else -1]]))
     return str(a)
 
 
@@ -201,7 +201,8 @@ def _deciding(phase: Phase, arithmetic: str) -> set[str]:
             elif row.opcode is Opcode.INVERSE:
                 axes |= set(phase.names[row.dst].axes)
             elif row.opcode is Opcode.FOLD:
-                axes |= {a for n in row.srcs if not isinstance(n, float) for a in phase.names[n].axes[-1:]}
+                along = slice(1) if row.is_down else slice(-1, None)
+                axes |= {a for n in row.srcs if not isinstance(n, float) for a in phase.names[n].axes[along]}
             elif row.opcode in (Opcode.CUMSUM, Opcode.SCAN):  # along the last axis: where a tile of it ends, sums do
                 axes.add(phase.names[row.dst].axes[-1])
             elif row.opcode is Opcode.ROW_SUM and not isinstance(row.srcs[0], float):

@@ -26,6 +26,15 @@ def test_leading_axes_broadcast() -> None:
 
 
 @pytest.mark.parametrize("name", [HOPPER, "ascend.cube.k16.f16.f32", "ascend.cube_fma.k16.f16.f32"])
+@pytest.mark.parametrize("columns", [40, 300])
+def test_a_named_b_is_as_one_of_its_own(name: str, columns: int) -> None:
+    a, b, of = halves(5, 8, 64), halves(2, 64, columns, seed=1), np.array([1, 0, 1, 1, 0])
+    c = np.random.default_rng(2).standard_normal((5, 8, columns)).astype(np.float32)
+    got = matmul(a, b, c, arithmetic=name, b_of=of)
+    np.testing.assert_array_equal(got, matmul(a, b[of], c, arithmetic=name))
+
+
+@pytest.mark.parametrize("name", [HOPPER, "ascend.cube.k16.f16.f32", "ascend.cube_fma.k16.f16.f32"])
 def test_tiles_and_views_change_nothing(name: str) -> None:
     a, b = halves(130, 48), halves(48, 300, seed=1)
     whole = matmul(a, b, arithmetic=name)

@@ -245,3 +245,32 @@ def test_launches_on_the_same_bytes_find_what_a_device_says_stays_of_them(share:
     program = replace(touching([[read(K, head)] for head in range(8)]), l2="repeated")
     found = residency(program, 1, round(8 * HEAD / share), staying=(0.8, 1.05))
     assert found.read_misses["k"] == pytest.approx(missed, abs=1e-4)
+
+
+def test_tiles_of_parts_of_lines_have_neighbours_in_their_rows() -> None:
+    whole = GlobalTensor("x", 1, 2, 64, 256, "float16", "input")
+    beside = replace(whole, is_interleaved=True)
+
+    def is_part(tensor: GlobalTensor, rows: int, cols: int) -> bool:
+        return tensor.tile(0, 0, 0, rows, 0, cols).is_part_of_lines(128)
+
+    assert is_part(whole, 16, 32)
+    assert not is_part(whole, 1, 32)  # one piece
+    assert not is_part(whole, 16, 64)  # a line
+    assert not is_part(whole, 16, 256)  # rows behind one another
+    assert not is_part(replace(whole, cols=32), 16, 32)
+    assert is_part(replace(beside, cols=32), 16, 32)  # of another head
+    assert is_part(replace(whole, is_transposed=True), 16, 32)
+    assert not is_part(replace(whole, cols=264), 16, 8 * 3 + 1)  # an edge, whose line nothing else reads
+
+
+@pytest.mark.parametrize("l2", ["repeated", "warm"])
+def test_what_is_left_of_a_launch_before_is_there_for_rows_that_later_blocks_add(l2: Any) -> None:
+    """As the blocks of rows of a causal head do: each reads from the first key to its own."""
+    program = replace(touching([[read(K, 0, 16)], [read(K, 0, 40)], [read(K, 0, 64)]]), l2=l2)
+    found = residency(program, 1, 100 * HEAD)
+    assert (found.read_misses["k"], found.read_waits["k"]) == (0.0, 0.0)
+    assert found.compulsory_bytes == 0
+    cold = residency(replace(program, l2="clean"), 1, 100 * HEAD)
+    assert cold.read_misses["k"] == pytest.approx(64 / (16 + 40 + 64))
+    assert cold.compulsory_bytes == HEAD

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import networkx as nx
@@ -15,7 +16,18 @@ from npusim.config.problem import Problem
 from npusim.errors import TensorError
 from npusim.program.ir.op import Opcode
 from npusim.program.ir.walk import Walker, walk
-from npusim.program.numerics.executor import LANES, Execution, Lane, Lockstep, TensorStore, execute
+from npusim.program.numerics.executor import (
+    EAGER_ROWS,
+    LANES,
+    BufferStore,
+    Execution,
+    Lane,
+    Lockstep,
+    SharedTile,
+    TensorStore,
+    ViewKey,
+    execute,
+)
 from npusim.program.numerics.input_tensors import array_source, recipe_source
 from npusim.program.timing import des
 from numerics.toy_values import Straight
@@ -186,6 +198,57 @@ def test_bits_do_not_depend_on_which_blocks_run_together(build_flash: Callable[.
         a = together.tensors.head(o, 0, block.head)[rows]
         b = alone.tensors.head(o, 0, block.head)[rows]
         assert (a.view(np.uint16) == b.view(np.uint16)).all()
+
+
+@pytest.mark.parametrize("problem", [{"kv_heads": 5}, {"kv_heads": 5, "seq_q": 1, "causal": False}], ids=str)
+def test_tiles_that_lanes_share_are_loaded_once_and_change_no_bit(
+    problem: dict[str, Any], build_flash: Callable[..., TileProgram], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heads of a group read the same K and V; where events are counted, each lane has its own."""
+    fields = {**GROUPED, **problem}
+    program = build_flash({"block_q": 16, "block_kv": 16}, **fields)
+    tensors, shared = draw(Problem(**fields), seed=6), list[tuple[int, int]]()
+
+    def share(store: BufferStore, key: Any, loaded: SharedTile) -> None:
+        shared.append((len(loaded.tiles), len(loaded.of)))
+        of_class(store, key, loaded)
+
+    of_class = BufferStore.share
+    monkeypatch.setattr(BufferStore, "share", share)
+    o, (each, once) = (
+        program.tensors["o"],
+        (execute(program, array_source(tensors), is_counted=n) for n in (True, False)),
+    )
+    assert shared
+    assert all(2 * tiles <= lanes for tiles, lanes in shared)
+    for head in range(fields["heads"]):
+        assert each.tensors.head(o, 0, head).tobytes() == once.tensors.head(o, 0, head).tobytes()
+
+
+def test_another_view_of_a_shared_tile_has_each_lanes_values() -> None:
+    store = BufferStore(cast("Any", SimpleNamespace(used_bytes={"UB": 256})), 3, {})
+    tiles = np.arange(16, dtype=np.float32).reshape(2, 2, 4)
+    key: ViewKey = ("UB", 32, 2, 4, 4, "float32")
+    store.share(key, SharedTile(tiles, np.array([1, 0, 1])))
+    assert store.shared(key) is not None
+    row = store.view(("UB", 48, 1, 4, 4, "float32"))
+    np.testing.assert_array_equal(row, tiles[[1, 0, 1], 1:])
+    assert store.shared(key) is None
+    np.testing.assert_array_equal(store.view(key), tiles[[1, 0, 1]])
+    assert np.isnan(store.view(("UB", 16, 1, 4, 4, "float32"))).all()
+    assert np.isnan(store.view(("UB", 16, 1, 8, 8, "float32"))[:, :, :4]).all()
+
+
+def test_rows_of_a_large_result_start_as_nan_when_they_are_asked_for(build_flash: Callable[..., TileProgram]) -> None:
+    fields = {"heads": 1, "seq_q": 2 * EAGER_ROWS, "seq_kv": 16, "head_dim": 16}
+    program = build_flash({"block_q": 16, "block_kv": 16}, **fields)
+    store, o = TensorStore(program, array_source(draw(Problem(**fields), seed=1))), program.tensors["o"]
+    store.started(o, (0, 0), 3, 5)[4] = 1
+    part = store.started(o, (0, 0), 4, 7)
+    assert np.isnan(part[[3, 5, 6]]).all()
+    whole = store.head(o, 0, 0)
+    assert whole[4].tolist() == [1] * 16
+    assert np.isnan(np.delete(whole, 4, 0)).all()
 
 
 def test_a_block_is_hashed_a_few_times_however_many_operations_it_has(

@@ -853,3 +853,38 @@ def padded_factors(groups=4, channels=5, size=64, tile=16):
                     T.copy(x, Y[cid, 0:channels, i * tile : (i + 1) * tile])
 
     return main
+
+
+@tilelang.jit(out_idx=[3])
+def cleared_once(rows=32, columns=32, depth=128, part=32, how="two loops"):
+    """A product whose result a condition clears: the first iterations of two loops, or a first one that may not run."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((rows, depth), "float16"),
+        B: T.Tensor((depth, columns), "float16"),
+        N: T.Tensor((1,), "int32"),
+        C: T.Tensor((rows, columns), "float16"),
+    ):
+        with T.Kernel(1, is_npu=True) as (_, _):
+            left = T.alloc_L1((rows, part), "float16")
+            right = T.alloc_L1((part, columns), "float16")
+            total = T.alloc_L0C((rows, columns), "float")
+            with T.Scope("C"):
+                if how == "two loops":
+                    for k in T.serial(depth // part // 2):
+                        for kk in T.serial(2):
+                            T.copy(A[0, (k * 2 + kk) * part], left)
+                            T.copy(B[(k * 2 + kk) * part, 0], right)
+                            T.gemm_v0(left, right, total, init=T.And(k == 0, kk == 0))
+                else:
+                    if how == "zeros":
+                        T.clear(total)
+                    for k in T.serial(depth // part):
+                        if k < N[0]:
+                            T.copy(A[0, k * part], left)
+                            T.copy(B[k * part, 0], right)
+                            T.gemm_v0(left, right, total, init=(k == 0))  # cleared
+                T.copy(total, C[0, 0])
+
+    return main

@@ -94,6 +94,20 @@ def test_attention_is_that_of_float64(hides: bool) -> None:
     assert distance(made, attended(q, k, v, hides=hides)) < CLOSE
 
 
+def test_attention_as_text_has_the_bits_of_the_packaged_kernel() -> None:
+    from ttir.stored import stored
+
+    q, k, v = (drawn(2, 128, 64, seed=i) for i in range(3))
+    given = {"Q": q, "K": k, "V": v, "O": np.zeros_like(q)}
+    (call,) = program_call(PROGRAMS, "attention", {"tile_rows": 64, "tile_columns": 64})
+    call = replace(call, arguments={n: replace(x, data=given[n]) for n, x in call.tensors.items()})
+    made = stored(npusim.run(call, hw="ascend_910b2", rows="all"), given)["O"]
+    how: Any = {"tiling": {"block_q": 64, "block_kv": 64}, "causal": False, "rows": "all", "heads": "all"}
+    packaged = npusim.run("flash", tensors={"q": q[None], "k": k[None], "v": v[None]}, hw="ascend_910b2", **how)
+    assert packaged.output is not None
+    assert np.array_equal(made, packaged.output[0])
+
+
 def test_norms_are_those_of_float64() -> None:
     x, w = drawn(96, 64), drawn(64, seed=1)
     made = computed(read("rms_norm"), X=x, W=w)["Y"]
@@ -140,6 +154,19 @@ def test_attention_to_chosen_keys_is_that_of_float64(order: str) -> None:
     powers = np.exp(q.astype(np.float64) @ keys.transpose(0, 2, 1) / 8)
     wanted = powers / powers.sum(-1, keepdims=True) @ keys
     assert distance(computed(kernel, Q=q, KV=kv, I=chosen)["O"], wanted) < CLOSE
+
+
+@pytest.mark.parametrize(("how", "count"), [("two loops", 4), ("zeros", 3), ("zeros", 0)])
+def test_a_product_that_first_iterations_clear_is_that_of_float64(how: str, count: int) -> None:
+    a, b = drawn(32, 128), drawn(128, 32, seed=1)
+    made = computed(read("cleared_once", how=how), A=a, B=b, N=np.array([count], np.int32))["C"]
+    wanted = a.astype(np.float64)[:, : 32 * count] @ b.astype(np.float64)[: 32 * count]
+    assert distance(made, wanted) < CLOSE if count else not made.any()
+
+
+def test_a_result_that_an_if_may_not_clear_is_refused() -> None:
+    with pytest.raises(NpusimError, match=r"developer_programs\.py:\d+: total is read before it is written"):
+        written(read("cleared_once", how="if"))
 
 
 def test_a_name_in_a_loop_begins_with_the_value_before_it() -> None:

@@ -166,13 +166,13 @@ def test_what_changes_the_time_alone_is_named() -> None:
     assert swizzled[0] == "the order of blocks (T.use_swizzle) changes only the time; npusim ignores it"
 
 
-@pytest.mark.parametrize("hw", ["h200", "ascend_910b2"])
-def test_an_if_of_each_iteration_chooses_tiles_and_what_a_mask_hides(hw: str) -> None:
+@pytest.mark.parametrize(("hides", "hw"), [(False, "h200"), (True, "h200"), (False, "ascend_910b2")])
+def test_an_if_of_each_iteration_chooses_tiles_and_what_a_mask_hides(hides: bool, hw: str) -> None:
     from tests.tile_language.tile_kernels import attended_in_float64, copied_by_an_if, drawn, torch
 
     q, k, v = drawn((128, 64), (256, 64), (256, 64))
     (b,) = drawn((128,), dtype=torch.float32)
-    call = recorded(lambda: copied_by_an_if(128, 64)(q, k, v, b))
+    call = recorded(lambda: copied_by_an_if(128, 64, hides=hides)(q, k, v, b))
     wanted = attended_in_float64(*(x.numpy().astype(np.float64) for x in (q, k, v, b)))
     assert error(call, hw, "O", wanted) < CLOSE
 
@@ -313,3 +313,62 @@ def test_warp_groups_that_do_not_wait_are_refused() -> None:
         NpusimError, match=r"tile_kernels\.py:\d+: a copy may count for the phase before of its barrier"
     ):
         npusim.run(call, hw="h200")
+
+
+def test_events_of_a_tracer_have_no_values_and_a_note() -> None:
+    from tests.tile_language.tile_kernels import torch, with_events
+
+    a = torch.rand(128)
+    call = recorded(lambda: with_events(128)(a, torch.zeros(128)))
+    assert error(call, "h200", "C", (a + 1.0).numpy()) == 0
+    assert any("events of tilelang.tools.cuda.iket take time on a GPU" in n for n in call.configurations[0].notes)
+
+
+@pytest.mark.parametrize("hw", ["h200", "ascend_910b2"])
+def test_a_tile_that_is_accessed_in_two_parts_is_two_tiles(hw: str) -> None:
+    from tests.tile_language.tile_kernels import drawn, product_of_two_parts, torch
+
+    a, b, c = drawn((64, 48), (64, 32), (64, 16))
+    call = recorded(lambda: product_of_two_parts(64, 64, 32, 16)(a, b, c, torch.zeros(64, 64)))
+    right = np.concatenate([b.numpy(), c.numpy()], 1).astype(np.float64)
+    assert error(call, hw, "C", 2.0 * a.numpy().astype(np.float64) @ right.T) < 1e-6
+
+
+def test_a_variable_of_bool_that_a_loop_sets_decides_behind_it() -> None:
+    from tests.tile_language.tile_kernels import drawn, sum_of_chosen_blocks, torch
+
+    p, v = drawn((96, 128), (128, 64))
+    w = torch.rand(96, 128) + 0.5
+    chosen = torch.tensor([[1, 0, 1, 0], [0, 0, 0, 0], [0, 1, 1, 1]], dtype=torch.bool)
+    call = recorded(lambda: sum_of_chosen_blocks(96, 128, 64)(p, v, w, chosen, torch.zeros(96, 64)))
+    kept = np.repeat(np.repeat(chosen.numpy(), 32, 0), 32, 1)
+    sums = (p.numpy() * kept).astype(np.float64) @ v.numpy().astype(np.float64)
+    wanted = sums / np.maximum((w.numpy() * kept).sum(1, keepdims=True), 1e-9)
+    assert error(call, "h200", "O", wanted) < CLOSE
+
+
+def test_maxima_along_an_axis_of_splits_weight_a_sum() -> None:
+    from tests.tile_language.tile_kernels import combined_splits, drawn, torch
+
+    lse, parts = drawn((4, 64), (64, 4, 32), dtype=torch.float32)
+    call = recorded(lambda: combined_splits(64, 4, 32)(lse, parts, torch.zeros(64, 32)))
+    weights = np.exp2(lse.numpy().astype(np.float64) - lse.numpy().max(0))
+    assert error(call, "h200", "O", np.einsum("kr,rkd->rd", weights, parts.numpy())) < 1e-6
+
+
+def test_iterations_of_persistent_programs_are_programs() -> None:
+    from tests.tile_language.tile_kernels import drawn, persistent_product, torch
+
+    a, b = drawn((96, 64), (64, 128))
+    call = recorded(lambda: persistent_product(96, 128, 64, 5)(a, b, torch.zeros(96, 128)))
+    assert error(call, "h200", "C", a.numpy().astype(np.float64) @ b.numpy().astype(np.float64)) < 1e-6
+    assert any("T.Persistent: the time is that of a grid" in n for n in call.configurations[0].notes)
+
+
+def test_both_ways_of_an_if_in_parallel_loops_write_a_new_tile() -> None:
+    from tests.tile_language.tile_kernels import filled_below, torch
+
+    a, b = torch.rand(64, 32), torch.rand(64, 32)
+    call = recorded(lambda: filled_below(64, 32, 40)(a, b, torch.zeros(64, 32)))
+    wanted = np.where(np.arange(64)[:, None] < 40, a.numpy(), 2.0 * b.numpy())
+    assert error(call, "h200", "C", wanted) == 0

@@ -8,6 +8,7 @@ import numpy as np
 import tilelang
 import tilelang.language as T
 import torch
+from tilelang.tools.cuda import iket
 
 LOG2_E = 1.44269504
 
@@ -436,8 +437,11 @@ def added_rows(rows: int, columns: int):
 
 
 @tilelang.jit(out_idx=[4])
-def copied_by_an_if(length: int, dim: int, tile: int = 32):
-    """Each block reads the tiles before its own of one pair of tensors, and at last its own of the first half."""
+def copied_by_an_if(length: int, dim: int, tile: int = 32, hides: bool = False):
+    """Each block reads the tiles before its own of one pair of tensors, and at last its own of the first half.
+
+    ``hides``: the mask of the last one says what is hidden.
+    """
 
     @T.prim_func
     def attended(
@@ -473,7 +477,9 @@ def copied_by_an_if(length: int, dim: int, tile: int = 32):
                 if is_last != 0:
                     for i, j in T.Parallel(tile, tile):
                         seen = T.if_then_else(i // 4 >= j // 4, 1, 0)
-                        s[i, j] = T.if_then_else(seen > 0, s[i, j], 0)
+                        s[i, j] = (
+                            T.if_then_else(seen == 0, 0, s[i, j]) if hides else T.if_then_else(seen > 0, s[i, j], 0)
+                        )
                 T.copy(s, p)
                 T.gemm(p, v, o)
             T.copy(o, O[bx * tile, 0])
@@ -562,3 +568,160 @@ def product_of_warp_groups(rows: int, columns: int, depth: int, slots: int, wait
                 T.copy(total, C[by * tile, bx * tile])
 
     return product
+
+
+@tilelang.jit
+def with_events(size: int):
+    """Events that record times, around an assignment and in it."""
+
+    @T.prim_func
+    def above(A: T.Tensor((size,), "float32"), C: T.Tensor((size,), "float32")):
+        with T.Kernel(T.ceildiv(size, 64), threads=64) as bx, iket.range("all"):
+            for i in T.Parallel(64):
+                iket.mark("store", payload=iket.payload(bx * 64 + i, dtype="int32"))
+                C[bx * 64 + i] = A[bx * 64 + i] + 1.0
+
+    return above
+
+
+@tilelang.jit
+def product_of_two_parts(rows: int, columns: int, depth: int, tail: int):
+    """A tile whose parts are copied, scaled together and multiplied apart."""
+
+    @T.prim_func
+    def product(
+        A: T.Tensor((rows, depth + tail), "float16"),
+        B: T.Tensor((columns, depth), "float16"),
+        B_tail: T.Tensor((columns, tail), "float16"),
+        C: T.Tensor((rows, columns), "float32"),
+    ):
+        with T.Kernel(rows // 32, threads=128) as bx:
+            left = T.alloc_shared((32, depth + tail), "float16")
+            right = T.alloc_shared((columns, depth), "float16")
+            right_tail = T.alloc_shared((columns, tail), "float16")
+            total = T.alloc_fragment((32, columns), "float32")
+            T.copy(A[bx * 32 : (bx + 1) * 32, :depth], left[:, :depth])
+            T.copy(A[bx * 32 : (bx + 1) * 32, depth:], left[:, depth:])
+            T.copy(B, right)
+            T.copy(B_tail, right_tail)
+            for i, j in T.Parallel(32, depth + tail):
+                left[i, j] = left[i, j] * 2
+            T.clear(total)
+            T.gemm(left[:, :depth], right, total, transpose_B=True)
+            T.gemm(left[:, depth:], right_tail, total, transpose_B=True)
+            T.copy(total, C[bx * 32, 0])
+
+    return product
+
+
+@tilelang.jit
+def sum_of_chosen_blocks(rows: int, length: int, dim: int, tile: int = 32):
+    """The sum of chosen tiles of a product by that of their weights; ``seen`` says whether a program has one."""
+
+    @T.prim_func
+    def mean(
+        P: T.Tensor((rows, length), "float16"),
+        V: T.Tensor((length, dim), "float16"),
+        W: T.Tensor((rows, length), "float32"),
+        chosen: T.Tensor((rows // 32, length // tile), "bool"),
+        O: T.Tensor((rows, dim), "float32"),
+    ):
+        with T.Kernel(rows // 32, threads=128) as bx:
+            p = T.alloc_shared((32, tile), "float16")
+            v = T.alloc_shared((tile, dim), "float16")
+            o = T.alloc_fragment((32, dim), "float32")
+            w = T.alloc_fragment((32, tile), "float32")
+            part = T.alloc_fragment((32,), "float32")
+            total = T.alloc_fragment((32,), "float32")
+            seen = T.alloc_var("bool")
+            T.clear(o)
+            T.clear(total)
+            seen = False
+            for k in T.Pipelined(length // tile, num_stages=1):
+                if chosen[bx, k]:
+                    seen = True
+                    T.copy(P[bx * 32, k * tile], p)
+                    T.copy(V[k * tile, 0], v)
+                    T.gemm(p, v, o)
+                    T.copy(W[bx * 32, k * tile], w)
+                    T.reduce_sum(w, part, dim=1)
+                    for i in T.Parallel(32):
+                        total[i] += part[i]
+            if seen:
+                for i, j in T.Parallel(32, dim):
+                    o[i, j] /= total[i]
+            T.copy(o, O[bx * 32, 0])
+
+    return mean
+
+
+@tilelang.jit
+def combined_splits(rows: int, splits: int, dim: int):
+    """The sum of partial results, weighted by maxima along an axis of splits."""
+
+    @T.prim_func
+    def combined(
+        L: T.Tensor((splits, rows), "float32"),
+        P: T.Tensor((rows, splits, dim), "float32"),
+        O: T.Tensor((rows, dim), "float32"),
+    ):
+        with T.Kernel(rows // 32, threads=128) as bx:
+            every = T.alloc_fragment((splits, 32), "float32")
+            largest = T.alloc_fragment((32,), "float32")
+            part = T.alloc_fragment((32, dim), "float32")
+            o = T.alloc_fragment((32, dim), "float32")
+            T.clear(o)
+            T.copy(L[:, bx * 32 : (bx + 1) * 32], every)
+            T.reduce_max(every, largest, dim=0, clear=True)
+            for k in T.Pipelined(splits, num_stages=1):
+                T.copy(P[bx * 32 : (bx + 1) * 32, k, :], part)
+                for i, j in T.Parallel(32, dim):
+                    o[i, j] += part[i, j] * T.exp2(every[k, i] - largest[i])
+            T.copy(o, O[bx * 32, 0])
+
+    return combined
+
+
+@tilelang.jit
+def persistent_product(rows: int, columns: int, depth: int, programs: int):
+    @T.prim_func
+    def product(
+        A: T.Tensor((rows, depth), "float16"),
+        B: T.Tensor((depth, columns), "float16"),
+        C: T.Tensor((rows, columns), "float32"),
+    ):
+        with T.Kernel(programs, threads=128) as number:
+            left = T.alloc_shared((32, 32), "float16")
+            right = T.alloc_shared((32, 32), "float16")
+            total = T.alloc_fragment((32, 32), "float32")
+            for bx, by in T.Persistent([rows // 32, columns // 32], programs, number):
+                T.clear(total)
+                for k in T.Pipelined(depth // 32, num_stages=2):
+                    T.copy(A[bx * 32, k * 32], left)
+                    T.copy(B[k * 32, by * 32], right)
+                    T.gemm(left, right, total)
+                T.copy(total, C[bx * 32, by * 32])
+
+    return product
+
+
+@tilelang.jit
+def filled_below(rows: int, columns: int, end: int):
+    """Rows below a number are copied, others are another tensor's, by an if with two ways."""
+
+    @T.prim_func
+    def filled(
+        A: T.Tensor((rows, columns), "float32"),
+        B: T.Tensor((rows, columns), "float32"),
+        C: T.Tensor((rows, columns), "float32"),
+    ):
+        with T.Kernel(rows // 32, threads=128) as bx:
+            x = T.alloc_fragment((32, columns), "float32")
+            for i, j in T.Parallel(32, columns):
+                if bx * 32 + i < end:
+                    x[i, j] = A[bx * 32 + i, j]
+                else:
+                    x[i, j] = B[bx * 32 + i, j] * 2.0
+            T.copy(x, C[bx * 32, 0])
+
+    return filled

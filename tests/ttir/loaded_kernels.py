@@ -275,4 +275,4 @@ def groups_normalized(X, W, Y, S, N, R: tl.constexpr, B: tl.constexpr, MASKED: t
     for t in range(0, N, B):
         mask = (t + at < S)[None, :] if MASKED else (t + at < N)[None, :]
         x = tl.load(X + group[:, None] * S + (t + at)[None, :], mask=mask, other=0.0)
-        tl.store(Y + group[:, None] * S + (t + at)[None, :], (x - mean) * w[:, None], mask=mask)
+        tl.store(Y + group[:, None] * N + (t + at)[None, :], (x - mean) * w[:, None], mask=(t + at < N)[None, :])

@@ -254,3 +254,28 @@ def added_beyond(X, T, n, most, OTHER: tl.constexpr, B: tl.constexpr):
         x = tl.load(X + row * n + cols, mask=cols < n, other=OTHER)
         total += tl.where(cols < most, x, 0.0)
     tl.store(T + row, tl.sum(total, 0))
+
+
+@triton.jit
+def masked_in_two_loops(Q, K, V, O, S, D: tl.constexpr, B: tl.constexpr, G: tl.constexpr):
+    """Products of scores without weights: keys before the block by groups of G, or for 0 by a diagonal; the others by
+    another diagonal.
+    """
+    rows = tl.program_id(0) * B + tl.arange(0, B)
+    d, n = tl.arange(0, D), tl.arange(0, B)
+    q = tl.load(Q + rows[:, None] * D + d[None])
+    acc = tl.zeros([B, D], tl.float32)
+    for j in range(0, tl.program_id(0) * B, B):
+        k = tl.load(K + (j + n)[:, None] * D + d[None])
+        s = tl.dot(q, tl.trans(k))
+        if G:
+            s = tl.where((rows // G)[:, None] % 2 == ((j + n) // G)[None] % 2, s, 0.0)
+        else:
+            s = tl.where(rows[:, None] >= (j + n)[None] + 8, s, 0.0)
+        acc = tl.dot(s.to(q.dtype), tl.load(V + (j + n)[:, None] * D + d[None]), acc)
+    for j in range(tl.program_id(0) * B, S, B):
+        k = tl.load(K + (j + n)[:, None] * D + d[None])
+        s = tl.dot(q, tl.trans(k))
+        s = tl.where(rows[:, None] + B >= (j + n)[None], s, 0.0)
+        acc = tl.dot(s.to(q.dtype), tl.load(V + (j + n)[:, None] * D + d[None]), acc)
+    tl.store(O + rows[:, None] * D + d[None], acc)

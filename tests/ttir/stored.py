@@ -37,6 +37,4 @@ def _has_place(view: Any) -> Any:
     if not isinstance(view, GatheredView):
         return np.ones(view.array(np.zeros(view.argument)).shape, bool)
     whole = View(view.name, view.shape, view.fmt, view.strides, sizes=view.sizes, by=view.by, groups=view.groups)
-    has = np.array(view.listed) >= 0
-    has = has.reshape(view.sizes if has.size == np.prod(view.sizes) else (-1, *(1 for _ in view.sizes[1:])))
-    return replace(whole, fixed=view.fixed).array(np.broadcast_to(has, view.sizes))
+    return replace(whole, fixed=view.fixed).array(~view.leads_nowhere())

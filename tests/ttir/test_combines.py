@@ -69,6 +69,17 @@ def test_a_function_that_depends_on_its_order_is_refused_where_the_lane_decides(
         launched("faded_rows", (1,), words, "h200", R=64, B=128)
 
 
+def test_a_division_by_a_constant_is_a_product_with_its_inverse_as_ptxas_folds_it() -> None:
+    x = np.random.default_rng(0).standard_normal((4, 128)).astype(np.float32)
+    made, _ = launched("thirds", (4,), {"X": x, "Y": np.zeros(4, np.float32), "N": 128}, "h200", num_warps=4)
+    lanes = x.reshape(4, 4, 32)
+    for axis in (2, 1):  # halves of the lanes, then of the warps
+        while (n := lanes.shape[axis]) > 1:
+            first, second = np.split(lanes, [n // 2], axis)
+            lanes = (first + second) * (np.float32(1) / np.float32(3))
+    assert np.array_equal(made["Y"], lanes.reshape(4))
+
+
 @pytest.mark.parametrize("order", ["sequential", "mma_lanes", "lanes_1x32x4", "lanes_4x16x2", "trees_4x32x2"])
 def test_sums_as_a_function_are_sums(order: str) -> None:
     x = np.random.default_rng(0).standard_normal((3, 256)).astype(np.float32)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,6 @@ import pytest
 
 import npusim
 from npusim.errors import ProgramError
-from npusim.kernels.triton.masks import check_masks
-from npusim.kernels.triton.values import Elements
 from ttir.stored import stored
 
 pytestmark = [
@@ -223,11 +220,14 @@ def test_lanes_that_a_mask_leaves_and_no_load_reads_are_refused(hw: str) -> None
         _run("added_beyond", (4,), hw, **words, most=22, OTHER=1.5)
 
 
-def test_a_mask_by_elements_in_one_of_several_loops_is_refused_as_the_call_is_listed() -> None:
-    mask = Elements(np.zeros((1, 1, 4, 4), np.int64), 1, 1)
-    loops = [SimpleNamespace(mask=mask), SimpleNamespace(mask=None)]
-    grid: Any = SimpleNamespace(reader=SimpleNamespace(walks=loops), stored=SimpleNamespace(line="kernel.py:7"))
-    with pytest.raises(ProgramError, match=r"kernel\.py:7: a kernel with several loops has a mask"):
-        check_masks(grid)
-    grid.reader.walks.pop()
-    check_masks(grid)
+@pytest.mark.parametrize(("group", "hw"), [(4, "ascend_910b2"), (4, "h200"), (0, "h200")])
+def test_each_of_several_loops_has_its_own_mask(group: int, hw: str) -> None:
+    size, dim, block = 64, 16, 16
+    q, k, v = (_drawn(size, dim, seed=i).astype(np.float16) for i in range(3))
+    words = {"Q": q, "K": k, "V": v, "O": np.zeros((size, dim), np.float32), "S": size}
+    done = _run("masked_in_two_loops", (size // block,), hw, **words, D=dim, B=block, G=group)
+    rows, keys = np.arange(size)[:, None], np.arange(size)[None]
+    before = rows // group % 2 == keys // group % 2 if group else rows >= keys + 8
+    kept = np.where(keys < rows // block * block, before, rows + block >= keys)
+    scores = (q.astype(np.float32) @ k.astype(np.float32).T * kept).astype(np.float16)
+    assert _is_near(done, scores.astype(np.float64) @ v.astype(np.float64))

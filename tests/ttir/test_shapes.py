@@ -302,10 +302,10 @@ def test_a_sum_along_both_axes_adds_as_compiled_code_does(in_rows: bool) -> None
     check("centred_groups", (40,), words, wanted, "ascend_910b2", **how)
 
 
-def test_a_sum_along_both_axes_of_hidden_columns_is_refused() -> None:
+def test_a_sum_along_both_axes_of_hidden_columns_is_refused_at_its_store() -> None:
     words = {"X": normal(0, 4, 8, 15), "W": normal(1, 8), "Y": zeros(4, 8, 15), "SUMS": zeros(4)}
     how = {"rows": 8, "columns": 15, "ROWS": 8, "COLUMNS": 16, "IN_ROWS": True}
-    with pytest.raises(ProgramError, match=r"shape_kernels\.py:\d+: a mask hides columns of a block"):
+    with pytest.raises(ProgramError, match=r"shape_kernels\.py:\d+: a tl.store has a mask that hides columns"):
         check("centred_groups", (4,), words, {}, "h200", **how)
 
 

@@ -21,7 +21,6 @@ HERE = Path(__file__).parent
 #: Cases that npusim refuses, and why; all else is measured and equal.
 REFUSED = {
     "group_norm": "both of its axes",
-    "attn_extra1": "indices.* as values of a tile in a loop",
     **{f"both_axes_{s}_{n}": "a mask hides columns" for s in ("f16", "bf16", "f32") for n in ("4x250", "3x1000")},
     **{f"counted_mean_{n}": "read after the loop along its axis, but on" for n in ("1500_512", "700_512")},
 }

@@ -327,10 +327,10 @@ REFUSED = {
         "    tl.atomic_add(O, 1.0)\n    tl.store(O + off",
     ),
     "a condition on values": (
-        "arith.addi of integers that are values of a tile",
+        "arith.muli of integers of 64 bits that are values of a tile",
         "capped",
         "        mn = ",
-        "        s = tl.where((s > 0).to(tl.int32) + 1 > 1, s, 0.0)\n        mn = ",
+        "        s = tl.where((s > 0).to(tl.int64) * 3 > 1, s, 0.0)\n        mn = ",
     ),
     "an address that is loaded": (
         "a load of one element of K",

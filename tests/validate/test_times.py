@@ -87,6 +87,13 @@ def test_tau_and_regret_by_hand() -> None:
     assert regret(pairs) == pytest.approx(1.0)
 
 
+def test_a_schedule_without_the_presets_kernel_has_its_own(tmp_path: Path) -> None:
+    # The preset names PTO's kernel, which flash has on these cores and two_level has not: its one kernel is CANN's.
+    file = write(tmp_path, *(case(n, schedule="two_level", kv=k) for n, k in (("a", 256), ("b", "256, kernel: cann"))))
+    open_, stated = times(file).residuals
+    assert open_.predicted == stated.predicted
+
+
 LATENT = (
     "latent: {kv_lora_rank: 512, nope_head_dim: 128, rope_head_dim: 64}, scale: 0.1352337788608801, "
     "heads: 128, head_dim: 192, value_head_dim: 128, seq_q: 1, seq_kv: 1024, causal: true, dtype: bfloat16, "

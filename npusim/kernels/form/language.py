@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from npusim.errors import FormatError, ProgramError
 from npusim.formats import BLOCK_FORMATS, MAX_NANS, RELATIONS, combine_of, get_format, get_scale_rule, stored_format
 from npusim.formats.scans import INVERSE_ORDERS, SCAN_ORDERS
+from npusim.formats.whole import WHOLE_OPERATIONS
 from npusim.late_methods import dataclass
-from npusim.program.ir.op import COMPARED, MASK, PLAIN, REVERSE, Attributes, Opcode
+from npusim.program.ir.op import COMPARED, DOWN, MASK, PLAIN, REVERSE, Attributes, Opcode
 from npusim.program.ir.opaque import varying
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ WRITTEN: Mapping[Opcode, str] = MappingProxyType(
         Opcode.MIN: "minimum({}, {})",
         Opcode.COMPARE: "compare({}, {}, {variant!r})",
         Opcode.LOGIC: "({} {variant} {})",
+        Opcode.INTEGER: "integers({}, {}, {variant!r})",
+        Opcode.BITS: "bits({}, {variant!r})",
         Opcode.SELECT: "where({}, {}, {})",
     }
 )
@@ -289,24 +292,29 @@ class Value:
             fmt, how = _checked(fmt), Attributes(overflow=overflow)
         return TRACE.get().record(Opcode.CAST, Value(self.axes, fmt), (self,), how)
 
-    def max(self, nan: MaxNan = "number") -> Value:
-        """Return the maximum of each row; ``nan`` as in `maximum`."""
-        return _rows(Opcode.ROW_MAX, self.axes[:1], self.fmt, (self,), _by_nan(nan))
+    def max(self, nan: MaxNan = "number", *, down: bool = False) -> Value:
+        """Return the maximum of each row; ``nan`` as in `maximum`; ``down`` as in `sum`."""
+        return _rows(Opcode.ROW_MAX, _left(self.axes, down), self.fmt, (self,), _along(_by_nan(nan), down))
 
-    def sum(self, order: str = "", *, times: Source | None = None) -> Value:
+    def sum(self, order: str = "", *, times: Source | None = None, down: bool = False) -> Value:
         """Return the sum of each row, in a named order (default: the core's).
+
+        ``down``: the sum of each column, from the first row to the last one: one row with the tile's columns; of a
+        vector of rows one number.  One vector core, or one warp group, must have all rows of the tile.
 
         ``times``: a value of the same format, or a number. The result is then the sum of products: each lane adds a
         product without rounding it first (fma), except for one of its first two products (`npusim.formats.reduce_sum`).
         """
         if times is None:
-            return _rows(Opcode.ROW_SUM, self.axes[:1], self.fmt, (self,), Attributes(order=order))
+            how = _along(Attributes(order=order), down)
+            return _rows(Opcode.ROW_SUM, _left(self.axes, down), self.fmt, (self,), how)
         if isinstance(times, Value) and times.fmt != self.fmt:
             fail(
                 f"{self}.sum(times={times}): {times.fmt} differs from {self.fmt}; convert one of them with .to(format)"
             )
         axes = _joined(f"{self}.sum(times={times})", [x for x in (self, times) if isinstance(x, Value)])
-        return _rows(Opcode.ROW_SUM, axes[:1], self.fmt, (self, times), Attributes(order=order))
+        how = _along(Attributes(order=order), down)
+        return _rows(Opcode.ROW_SUM, _left(axes, down), self.fmt, (self, times), how)
 
     def cumsum(self, order: str = "", *, every: int = 0, reverse: bool = False) -> Value:
         """Return the cumulative sums of each row, in a named order (default: the core's).
@@ -509,6 +517,15 @@ def _by_nan(nan: str) -> Attributes:
     return Attributes(variant="" if nan == MAX_NANS[0] else nan)
 
 
+def _left(axes: tuple[str, ...], down: bool) -> tuple[str, ...]:
+    """Return the axes of a reduction of rows, or ``down`` of columns."""
+    return (ONE, *axes[1:]) if down else axes[:1]
+
+
+def _along(how: Attributes, down: bool) -> Attributes:
+    return replace(how, axis=DOWN) if down else how
+
+
 def _rows(
     opcode: Opcode, axes: tuple[str, ...], fmt: str, srcs: tuple[Any, ...], how: Attributes = PLAIN, only: str = ""
 ) -> Value:
@@ -620,14 +637,15 @@ def inverse(a: Value, order: str = "") -> Value:
     return _rows(Opcode.INVERSE, a.axes, a.fmt, (a,), Attributes(order=order))
 
 
-def folded(values: tuple[Source, ...], text: str, order: str = "sequential") -> Value:
+def folded(values: tuple[Source, ...], text: str, order: str = "sequential", *, down: bool = False) -> Value:
     """Return a result of a reduction of each row by a function of two elements, in a named order.
 
     ``values``: one to four values of one format, or numbers; an element is one of each. ``text``: the function, as
-    `npusim.formats.combine_text` makes it; ``order``: as of `npusim.formats.folded`.
+    `npusim.formats.combine_text` makes it; ``order``: as of `npusim.formats.folded`; ``down`` as in `Value.sum`.
     """
     axes, fmt = _of_elements("folded", values, text)
-    return _rows(Opcode.FOLD, axes[:1], fmt, values, Attributes(variant=text, order=order))
+    how = _along(Attributes(variant=text, order=order), down)
+    return _rows(Opcode.FOLD, _left(axes, down), fmt, values, how)
 
 
 def scanned(values: tuple[Source, ...], text: str, order: str = "sequential") -> Value:
@@ -698,6 +716,27 @@ def compare(a: Source, b: Source, relation: str) -> Value:
     if relation not in RELATIONS:
         fail(f"compare({a}, {b}, {relation!r}): unknown relation; allowed: {', '.join(RELATIONS)}")
     return _binary(Opcode.COMPARE, a, b, Attributes(variant=relation), MASK)
+
+
+def integers(a: Source, b: Source, how: str) -> Value:
+    """Return an operation of integers, or of whole numbers; ``how``: LLVM's name and the bits of the type in which it
+    wraps, as ``addi.32``.
+    """
+    name, _, width = how.partition(".")
+    if name not in WHOLE_OPERATIONS or not width.isdigit():
+        fail(f"integers({a}, {b}, {how!r}): unknown operation; allowed: {', '.join(WHOLE_OPERATIONS)}, each with .BITS")
+    return _binary(Opcode.INTEGER, a, b, Attributes(variant=how))
+
+
+def bits(a: Value, how: str, fmt: str) -> Value:
+    """Return the bits of floats of a format as integers (``bits.FORMAT``), or the floats of these bits
+    (``floats.FORMAT``), in ``fmt``.
+    """
+    way, _, of = how.partition(".")
+    if way not in ("bits", "floats") or not isinstance(a, Value):
+        fail(f"bits({a}, {how!r}): a value is read by 'bits.FORMAT' or 'floats.FORMAT'")
+    _checked(of)
+    return _rows(Opcode.BITS, a.axes, _checked(fmt), (a,), Attributes(variant=how))
 
 
 def where(mask: Value | tuple[Value, ...] | None, kept: Source, other: Source, fmt: str = "") -> Value:

@@ -31,7 +31,7 @@ from npusim.kernels.form.phase import (
     with_finite_starts,
 )
 from npusim.late_methods import dataclass
-from npusim.program.ir.op import PLAIN, Attributes
+from npusim.program.ir.op import PLAIN, Attributes, goes_down
 from npusim.program.ir.op import Opcode as O
 from npusim.program.ir.tile import GlobalTensor
 
@@ -155,7 +155,7 @@ class Kernel:
         phase = Phase(
             name=label,
             cells=cells,
-            sizes={ONE: 1, **sizes} if any(ONE in axes.split() for axes in self.axes.values()) else sizes,
+            sizes={ONE: 1, **sizes} if any(ONE in x.axes for x in tables.names.values()) else sizes,
             tensors={**tensors, **dict(zip(self.results, results, strict=True))},
             masks=masks,
             values=values or {},
@@ -438,7 +438,8 @@ class _Lowering:
                     "or return the loop's result and multiply in a separate kernel",
                     e,
                 )
-            if right.kind != "operand" and (e.loop is None or not (self.is_of_operands(right) or _is_of_state(right))):
+            is_made = self.is_of_operands(right) or (e.loop is not None and _is_of_state(right))
+            if right.kind != "operand" and ((e.loop is None and not self.kernel.computes_factors) or not is_made):
                 self.kernel.fail(
                     f"{right} is the right factor of a product: the right factor must be an operand, or computed from "
                     "operands of the tile in a loop, or from a state; compute it in an earlier kernel",
@@ -487,7 +488,7 @@ class _Lowering:
         groups: list[list[Event]] = []
         for e in self.events:
             last = groups[-1] if groups else []
-            of_rows = {self.trace.row_axis if x.dst.axes[0] == ONE else x.dst.axes[0] for x in (e, *last[:1])}
+            of_rows = set(map(self._row_axis, (e, *last[:1])))
             is_apart = last and (e.loop != last[0].loop or len(of_rows) > 1)
             if not last or O.MATMUL in (e.opcode, last[0].opcode) or is_apart:
                 groups.append([e])
@@ -504,6 +505,11 @@ class _Lowering:
             else:
                 last.append(e)
         return [g for g in groups if g]
+
+    def _row_axis(self, e: Event) -> str:
+        """Return the axis of the rows that an event goes through: of a reduction of columns, its operands' rows."""
+        axes = [x.axes[0] for x in (*(e.read if goes_down(e.opcode, e.attributes) else ()), e.dst)]
+        return next((a for a in axes if a != ONE), self.trace.row_axis)
 
     # ---------------------------------------------------------------- tables
 
@@ -566,8 +572,8 @@ class _Lowering:
     def _declared(self, operands: Mapping[str, OperandForm], outs: tuple[OperandForm, ...]) -> dict[str, Name]:
         """Return names with their kinds: tiles before vectors, operands, masks and states first."""
         ranks = {kind: i for i, kind in enumerate(("operand", "mask", "state"))}
-        labels: dict[str, str] = {}
-        for o in (*operands.values(), *outs):  # of operands that are parts of one tensor, the first is called after it
+        labels = {o.name: o.label for o in operands.values() if o.name == o.label}
+        for o in (*operands.values(), *outs):  # if operands are parts of one tensor, one has the tensor's name
             if o.label and o.label not in labels.values():
                 labels[o.name] = o.label
         chosen = {self.name_of[v]: v.chosen_role for v in self.name_of if v.chosen_role}

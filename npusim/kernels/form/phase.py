@@ -17,7 +17,7 @@ from npusim.errors import ProgramError
 from npusim.formats import get_format, stored_format
 from npusim.late_methods import dataclass
 from npusim.program.ir.content import record
-from npusim.program.ir.op import PLAIN, SOURCES, Attributes, Opcode, Step
+from npusim.program.ir.op import PLAIN, SOURCES, Attributes, Opcode, Step, goes_down
 from npusim.program.ir.opaque import varying
 
 if TYPE_CHECKING:
@@ -80,6 +80,11 @@ class Instruction:
                 f"{self.dst} = {self.opcode.name}({', '.join(self.srcs)}): the operation needs "
                 f"{' or '.join(map(str, wanted))} sources, not {len(self.srcs)}"
             )
+
+    @property
+    def is_down(self) -> bool:
+        """Whether it reduces each column of a tile, and so needs all of its rows."""
+        return goes_down(self.opcode, self.attributes)
 
 
 Table = tuple[Instruction, ...]
@@ -451,9 +456,14 @@ class Phase:
 
     @cached_property
     def row_grain(self) -> int:
-        """Rows that stay together: of blocks along rows, which share a scale, and of a square that is inverted."""
-        if whole := [r.dst for s in self.stages for r in s.rows if r.opcode is Opcode.INVERSE]:
-            return max(self.sizes[self.names[n].axes[1]] for n in whole)
+        """Rows that stay together: of blocks along rows, which share a scale, of a square that is inverted, and of a
+        tile that is reduced down its rows.
+        """
+        if whole := [self.names[r.dst].axes[1] for s in self.stages for r in s.rows if r.opcode is Opcode.INVERSE]:
+            return max(self.sizes[a] for a in whole)
+        down = [r.srcs[0] for s in self.stages for r in s.rows if r.is_down]
+        if down := [self.names[str(n)].axes[0] for n in down]:
+            return max(self.sizes[a] for a in down)
         casts = (r for s in self.stages for r in s.rows if r.opcode is Opcode.CAST and r.attributes.axis != PLAIN.axis)
         return max((stored_format(self.names[r.dst].fmt).scale_block for r in casts), default=1)
 

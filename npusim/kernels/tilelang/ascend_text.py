@@ -29,6 +29,7 @@ from npusim.kernels.tilelang.ascend_values import (
     size_of,
 )
 from npusim.kernels.tilelang.ascend_words import AscendWords
+from npusim.kernels.tilelang.cleared_tiles import with_zeros_before
 from npusim.kernels.tilelang.cores_joined import (
     check_places,
     joined_halves,
@@ -210,7 +211,7 @@ class AscendReader:
             if ordered != body:
                 self.notes[_BY_WORKSPACES] = None
             body = joined_halves(ordered, self.vector)
-        body = fused(with_invariant_slots(body))
+        body = fused(with_invariant_slots(with_zeros_before(body)))
         whole = with_whole_parts(body) if has_products else body
         if whole != body:
             self.notes[_WHOLE] = None

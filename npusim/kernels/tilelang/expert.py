@@ -11,13 +11,14 @@ from __future__ import annotations
 import operator
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType, SimpleNamespace
 from typing import Literal
 
 from npusim.errors import SpecError
+from npusim.kernels.tilelang.lengths import Growing, Growth, Move, Turn, move_of, plain
 from npusim.kernels.tilelang.program import PLAIN, Language, PrimFunc, TensorType, place_in
 from npusim.kernels.tilelang.tiles import Box, Buffer, OpenCondition, Scalar, width_of
 
@@ -71,7 +72,9 @@ _AUTOMATIC = ("TL_ASCEND_AUTO_SYNC", "TL_ASCEND_AUTO_CV_SYNC", "TL_ASCEND_AUTO_C
 class Issued:
     """An issued instruction: ``pipe`` executes it; ``run`` counts how often ``line`` issued it (from 1).
 
-    ``product``: rows, columns and depth of a product, or of the product for which it loads.
+    ``product``: rows, columns and depth of a product, or of the product for which it loads.  ``turn``: the number of
+    the part of the program, where loops whose number of iterations grows separate parts, and the iteration of such a
+    loop.
     """
 
     core: str
@@ -84,6 +87,7 @@ class Issued:
     writes: tuple[Box, ...] = ()
     flag: Flag = ()
     product: tuple[int, int, int] | None = None
+    turn: tuple[int, int] = (0, 0)
 
     def __str__(self) -> str:
         return f"line {self.line} ({self.name}, {self.core} {self.pipe}, run {self.run})"
@@ -99,6 +103,8 @@ class Decisions:
         self.path: list[tuple[str, int, int]] = []
         self._chosen = dict[str, int]()
         self._given = 0
+        #: Keys that were asked for so far.
+        self.asked = 0
 
     def begin(self) -> None:
         """Start to walk the current path."""
@@ -108,6 +114,7 @@ class Decisions:
     def choose(self, key: str, options: int) -> int:
         """Return the choice for a key, from 0."""
         if key not in self._chosen:
+            self.asked += 1
             if self._given == len(self.path):
                 self.path.append((key, 0, options))
             self._chosen[key] = self.path[self._given][1]
@@ -152,19 +159,20 @@ def walk_program(
     decisions: Decisions,
     scalars: Mapping[str, object],
     most: int | None = None,
+    growth: Growth | None = None,
 ) -> GroupWalk:
     """Return the instructions of core group ``group`` along the path of ``decisions``.
 
     ``scalars``: values of the kernel's parameters that are not tensors; other parameters are unknown.  ``most``:
-    iterations that are walked of an outermost loop.  Raises `SpecError` with the line of a word that cannot be read, or
-    whose flags the compiler sets.
+    iterations that are walked of an outermost loop.  ``growth``: that of a length, if one grows.  Raises `SpecError`
+    with the line of a word that cannot be read, or whose flags the compiler sets.
     """
     refuse_automatic(kernel)
     decisions.begin()
     cores, notes, groups, loose = dict[str, tuple[Issued, ...]](), dict[str, None](), 1, dict[str, int]()
     cut = set[int]()
     for core in CORES:
-        one = _CoreWalk(kernel, core, group, decisions, most=most)
+        one = _CoreWalk(kernel, core, group, decisions, most=most, growth=growth)
         one.run(language, scalars)
         cores[core], groups = tuple(one.issued), one.groups
         cut |= one.cut
@@ -218,15 +226,23 @@ class _Unknown(Scalar):
 
 
 class _Part(Scalar):
-    """A part of a buffer; one element of it is a scalar, which the scalar unit reads if arithmetic needs it."""
+    """A part of a buffer; one element of it is a scalar, which the scalar unit reads if arithmetic needs it.
 
-    def __init__(self, walk: _CoreWalk, buffer: Buffer, box: Box, *, is_element: bool) -> None:
+    ``starts``: where each range of the box begins, which may grow.
+    """
+
+    def __init__(
+        self, walk: _CoreWalk, buffer: Buffer, box: Box, starts: tuple[int | Growing, ...], *, is_element: bool
+    ) -> None:
         self.walk, self.buffer, self.box, self.is_element = walk, buffer, box, is_element
+        self.starts = starts
         self._read: _Unknown | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Elements by axis."""
+        if None in self.box.moves and self.walk.growth is not None:
+            self.walk.growth.refuse(f"the program reads the shape of {self.box}, which grows")
         return tuple(b - a for a, b in self.box.ranges)
 
     @property
@@ -269,6 +285,8 @@ class _CoreWalk:
     most: int | None = None  # iterations that are walked of an outermost loop
     cut: set[int] = field(default_factory=set)  # iterations of the loops that are not walked to their end
     _depth: int = 0
+    growth: Growth | None = None  # of the length that grows
+    turn: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
         self._runs, self._scope, self._buffers = Counter[tuple[int, str, str]](), "", list[Buffer]()
@@ -299,13 +317,15 @@ class _CoreWalk:
 
     def _sizes(self, shape: object) -> tuple[int, ...]:
         sizes = tuple(shape) if isinstance(shape, tuple | list) else (shape,)
-        if any(isinstance(n, bool) or not isinstance(n, int) for n in sizes):
+        if any(isinstance(n, bool) or not isinstance(n, int | Growing) for n in sizes):
             raise SpecError(f"{self.here()}: the shape {sizes!r} has sizes that are not numbers; give them with -a")
         return sizes
 
     def _buffer(self, name: str, shape: tuple[int, ...], fmt: str, space: str) -> Buffer:
         width_of(fmt)
-        buffer = Buffer(name, shape, fmt, space, self.part, self.put)
+        numbers = tuple(map(plain if space == "GM" else operator.index, shape))
+        buffer = Buffer(name, numbers, fmt, space, self.part, self.put)
+        buffer.shape = shape if space == "GM" else numbers  # a program may compute with a shape that grows
         self._buffers.append(buffer)
         return buffer
 
@@ -357,23 +377,28 @@ class _CoreWalk:
                 f"{self.here()}: {len(entries)} indices for {buffer.name}, which has {len(buffer.shape)} axes"
             )
         ranges, is_element, is_exact = list[tuple[int, int]](), len(entries) == len(buffer.shape), True
+        starts, moves = list[int | Growing](), list[Move]()
         for n, entry in zip(buffer.shape, (*entries, *[slice(None)] * (len(buffer.shape) - len(entries))), strict=True):
-            pair = (0, n)
+            pair: tuple[int | Growing, int | Growing] = (0, n)
             if isinstance(entry, slice):
                 is_element = False
                 if entry.step not in (None, 1):
                     raise SpecError(f"{self.here()}: a slice of {buffer.name} has a step, which is not supported")
-                low, high = entry.start or 0, n if entry.stop is None else entry.stop
+                low = entry.start if isinstance(entry.start, Growing) else entry.start or 0
+                high = n if entry.stop is None else entry.stop
                 is_known = not isinstance(low, Scalar) and not isinstance(high, Scalar)
-                pair = (int(low), int(high)) if is_known else pair
+                pair = (_whole(low), _whole(high)) if is_known else pair
                 is_exact = is_exact and is_known
             elif isinstance(entry, Scalar):
                 entry.text()  # the scalar unit reads it
                 is_exact = False
             else:
-                pair = (operator.index(entry), operator.index(entry) + 1)
-            ranges.append(pair)
-        return _Part(self, buffer, self._box(buffer, tuple(ranges), is_exact=is_exact), is_element=is_element)
+                pair = (_whole(entry), _whole(entry) + 1)
+            ranges.append((plain(pair[0]), plain(pair[1])))
+            starts.append(pair[0])
+            moves.append(move_of(*pair))
+        box = self._box(buffer, tuple(ranges), tuple(moves), is_exact=is_exact)
+        return _Part(self, buffer, box, tuple(starts), is_element=is_element)
 
     def put(self, buffer: Buffer, index: object, value: object) -> None:
         """A scalar store: the scalar unit writes an element."""
@@ -383,14 +408,22 @@ class _CoreWalk:
         self.issue("S", "access", "scalar write", writes=(target.box,))
         buffer.writes += 1
 
-    def _box(self, buffer: Buffer, ranges: tuple[tuple[int, int], ...], *, is_exact: bool = True) -> Box:
+    def _box(
+        self,
+        buffer: Buffer,
+        ranges: tuple[tuple[int, int], ...],
+        moves: tuple[Move, ...] = (),
+        *,
+        is_exact: bool = True,
+    ) -> Box:
         core = "" if buffer.space == "GM" else self.core
-        return Box(buffer.name, buffer.space, core, ranges, buffer.strides, buffer.fmt, buffer.address, is_exact)
+        own = moves if any(x != 0 for x in moves) else ()
+        return Box(buffer.name, buffer.space, core, ranges, buffer.strides, buffer.fmt, buffer.address, is_exact, own)
 
     def box(self, x: object) -> Box:
         """Return the part of memory that an operand is."""
         if isinstance(x, Buffer):
-            return self._box(x, tuple((0, n) for n in x.shape))
+            return self._box(x, tuple((0, plain(n)) for n in x.shape), tuple(move_of(0, n) for n in x.shape))
         if isinstance(x, _Part):
             return x.box
         raise SpecError(f"{self.here()}: the operand {x!r:.60} must be a buffer or a part of one")
@@ -404,9 +437,14 @@ class _CoreWalk:
         if isinstance(other, _Part) and other.is_element:
             return box
         extents = [1] * (len(box.ranges) - len(extents)) + extents[-len(box.ranges) :]
-        ranges = tuple((a, min(a + e, n)) for (a, _), e, n in zip(box.ranges, extents, x.buffer.shape, strict=True))
-        known = tuple(r if b - a == 1 else (a, b) for r, (a, b) in zip(ranges, box.ranges, strict=True))
-        return self._box(x.buffer, known, is_exact=box.is_exact)
+        pairs = [(a, min(a + e, n)) for a, e, n in zip(x.starts, extents, x.buffer.shape, strict=True)]
+        ranges, moves = [(plain(a), plain(b)) for a, b in pairs], [move_of(*pair) for pair in pairs]
+        before = box.moves or (0,) * len(ranges)
+        known = [
+            (r, move) if b - a == 1 else ((a, b), old)
+            for r, move, (a, b), old in zip(ranges, moves, box.ranges, before, strict=True)
+        ]
+        return self._box(x.buffer, *map(tuple, zip(*known, strict=True)), is_exact=box.is_exact)
 
     # ------------------------------------------------------------ words
 
@@ -433,7 +471,8 @@ class _CoreWalk:
         line = self.line
         key = line, pipe, name
         self._runs[key] += 1
-        self.issued.append(Issued(self.core, pipe, kind, name, line, self._runs[key], reads, writes, flag, product))
+        run = self._runs[key]
+        self.issued.append(Issued(self.core, pipe, kind, name, line, run, reads, writes, flag, product, self.turn))
 
     def word(self, name: str) -> object:
         """Return a word of the language."""
@@ -469,14 +508,16 @@ class _CoreWalk:
     @contextmanager
     def word_Kernel(self, *grid: int, **_: object) -> Iterator[object]:  # the program's word
         """The grid: the numbers of this core group, and of the vector core."""
-        self.groups = 1
-        for n in self._sizes(grid):
-            self.groups *= n
+        self.groups, sizes = 1, self._sizes(grid)
+        for n in sizes:
+            self.groups *= plain(n)
+            if isinstance(n, Growing):
+                n.growth.has_grid = n > self.group or True  # from some length on the group is in this axis' first row
         if not 0 <= self.group < self.groups:
             raise SpecError(f"{self.here()}: core group {self.group}; allowed: 0 to {self.groups - 1}")
         rest, numbers = self.group, list[int]()
-        for n in reversed(grid):
-            rest, last = divmod(rest, n)
+        for n in reversed(sizes):
+            rest, last = divmod(rest, plain(n))
             numbers.insert(0, last)
         yield (*numbers, int(self.core[1:] or 0))
 
@@ -492,6 +533,9 @@ class _CoreWalk:
     def word_serial(self, *bounds: object, **_: object) -> Iterator[int]:
         """A loop, as it runs; if its number is only known at run time, some numbers of iterations."""
         low, high, *step = (0, bounds[0]) if len(bounds) == 1 else bounds
+        if isinstance(low, Growing) or isinstance(high, Growing):
+            yield from self._growing_loop(low, high, step)
+            return
         if isinstance(low, Scalar) or step:
             raise SpecError(f"{self.here()}: T.serial has a step, or a start that is known only at run time")
         if isinstance(high, Scalar):
@@ -510,6 +554,36 @@ class _CoreWalk:
         self._depth -= 1
 
     word_unroll = word_serial
+
+    def _growing_loop(self, low: object, high: object, step: Sequence[object]) -> Iterator[int]:
+        """Yield the iterations of a loop whose number of iterations grows."""
+        if self.is_muted:
+            yield from range(plain(low), plain(high))[:1]
+            return
+        growth = next(x.growth for x in (high, low) if isinstance(x, Growing))
+        is_regular = isinstance(high, Growing) and not isinstance(low, Growing | Scalar) and not step
+        if not is_regular or self.turn[0] % 2:
+            growth.refuse("a loop that starts at an integer that grows, or stands in another loop that grows")
+            yield from range(plain(low), plain(high))
+            return
+        assert isinstance(high, Growing)
+        if high.slopes != (0, 1):
+            growth.refuse(f"the loop has {high.slopes[1]} more iterations a step of the length; choose another step")
+        turn, part, asked = Turn(operator.index(low), high.value), self.turn[0] + 1, -1  # type: ignore[arg-type]
+        growth.ran(part, turn.iteration, turn.end)
+        is_ended = False
+        try:
+            for t in range(turn.iteration, turn.end):
+                turn.iteration, self.turn = t, (part, t)
+                yield Growing(growth, t, 1, 0, turn)  # type: ignore[misc]  # it computes as an integer does
+                if asked not in (-1, self.decisions.asked):
+                    growth.refuse("a later iteration asks for a value that only a run knows")
+                asked = self.decisions.asked
+            is_ended = True
+        finally:
+            turn.is_open, self.turn = False, (part + 1, 0)
+            if not is_ended:
+                growth.refuse("the loop is left before its end")
 
     def word_use_swizzle(self, *numbers: object, **_: object) -> object:
         """Another order of the blocks: each block's instructions are the same."""
@@ -614,6 +688,11 @@ class _CoreWalk:
         """A barrier of one pipe."""
         name = str(pipe).upper()
         self.issue("ALL" if name == "ALL" else self._pipe(pipe), "barrier", f"pipe_barrier {name}")
+
+
+def _whole(x: object) -> int | Growing:
+    """Return an index as an integer, which may grow."""
+    return x if isinstance(x, Growing) else operator.index(x)  # type: ignore[arg-type]
 
 
 class _Tile(SimpleNamespace):

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from npusim.errors import ProgramError
+from npusim.kernels.tilelang.float_flags import with_float_flags
 from npusim.kernels.tilelang.statements import (
     TYPES,
     Applied,
@@ -43,8 +44,9 @@ from npusim.kernels.tilelang.statements import (
     walked,
     with_inner,
 )
+from npusim.kernels.tilelang.tile_parts import with_parts_apart
 from npusim.kernels.tilelang.tile_slots import without_slots
-from npusim.kernels.tilelang.ttir_writer import BY_ITSELF, part_as_nest
+from npusim.kernels.tilelang.ttir_writer import BY_ITSELF, chosen_value, part_as_nest
 from npusim.kernels.tilelang.warp_groups import in_text_order
 from npusim.kernels.triton.compiler import OPTIONS
 from npusim.kernels.triton.ttir_text import Line, refusing
@@ -77,6 +79,9 @@ _QUIET = frozenset(
     | {"wait_wgmma", "warpgroup_arrive", "print", "device_assert", "annotate_producer_reg_dealloc"}
     | {"annotate_consumer_reg_alloc", "fence_proxy_async"}
 )
+#: Calls that record times of the GPU, and have no effect on values.
+_EVENTS = frozenset({"TL_IKET_EVENT", "TL_IKET_EVENT_PAYLOAD_U32", "TL_IKET_EVENT_PAYLOAD_F32"})
+_EVENTS_NOTE = "events of tilelang.tools.cuda.iket take time on a GPU; npusim ignores them"
 #: Annotations and attributes that change only the time, which npusim ignores.
 TIME_ALONE: Mapping[str, str] = MappingProxyType(
     {"threadblock_swizzle_pattern": "the order of blocks (T.use_swizzle)", "layout_map": "T.annotate_layout"}
@@ -98,6 +103,7 @@ CONFIGURATIONS = frozenset(
     | {"tl.disable_data_race_check", "tl.disable_buffer_init_check", "tl.disable_prelower_semantic_check"}
     | {"tl.Simplify", "tl.enable_reducer_plan_verbose", "tl.disable_dynamic_tail_split"}
     | {"tl.dynamic_alignment", "tl.debug_merge_shared_memory_allocations", "tl.disable_rng_guard"}
+    | {"tl.layout_visualization_enable", "tl.layout_visualization_formats"}
     | {"tl.disable_wgmma", "tl.disable_shuffle_elect", "tir.disable_cse_tir", "tir.enable_equiv_terms_in_cse_tir"}
 )
 _POLICY, _ALONE = "the policy of T.gemm", " changes only the time; npusim ignores it"
@@ -119,6 +125,7 @@ _GROUPS_NOTE = (
     "warp groups (T.ws): their barriers order each access as the text does, which is checked; times are those of a "
     "program without warp groups, barriers or slots of their own"
 )
+_PERSISTENT_NOTE = "T.Persistent: the time is that of a grid with a program for each iteration"
 _FAST, _UNGUARDED = "tl.enable_fast_math", "tl.disable_safe_memory_legalize"
 _FAST_NOTE = (
     "fast math: on a GPU its exponentials, roots and divisions are approximate instructions; here they are "
@@ -179,6 +186,7 @@ class _PrimFuncReader:
         self.barriers, self.registers = dict[str, tuple[int, ...]](), set[TileBuffer]()
         self.unfinished: Line | None = None
         self.scratch, self.accessed = list[TileBuffer](), set[TileBuffer]()
+        self.deferred = dict[object, "tirx.PrimExpr"]()
         self.ranges, self.bindings = dict[str, tuple[float, float]](), dict[str, Expression]()
         self.begin()
         self.parameters = tuple(map(self.parameter, function.params))
@@ -230,7 +238,7 @@ class _PrimFuncReader:
     def kernel(self, node: tirx.For, number: int) -> TileKernel:
         """Return one launch; ``number``: that of several, else 0."""
         self.begin()
-        body = self.in_order(self.statements(node))
+        body = with_float_flags(with_parts_apart(self.in_order(self.statements(node))))
         used = [p for p in (*self.parameters, *self.scratch) if not isinstance(p, TileBuffer) or p in self.accessed]
         return TileKernel(
             name_of(self.function) + (f"_{number}" if number else ""),
@@ -402,9 +410,23 @@ class _PrimFuncReader:
             self.variables[s.var] = made = Variable(f"thread_{len(self.variables)}")  # refused where it is read
             self.thread = self.thread or made
             return ()
+        if self.is_of_later_loop(s.value):
+            self.deferred[s.var] = s.value
+            self.note(_PERSISTENT_NOTE)
+            return ()
         name, value = self.name(str(s.var.name)), self.expression(s.value)
         self.variables[s.var], self.bindings[name] = Variable(name), value
         return (BoundValue(name, value, self.line),)
+
+    def is_of_later_loop(self, e: tirx.PrimExpr) -> bool:
+        """Return whether a whole number is computed from a loop's variable that is not yet known (``T.Persistent``).
+
+        TileLang's compiler has the value where it is used.
+        """
+        if type(e).__name__ == "Var":
+            return e in self.deferred or (e not in self.variables and str(e.name) not in self.sizes)
+        inner = [getattr(e, n) for n in ("a", "b", "value") if hasattr(e, n) and type(e).__name__ not in _NUMBERS]
+        return type(e).__name__ in {*_OF_TWO, "Cast"} and any(map(self.is_of_later_loop, inner))
 
     def loop(self, s: tirx.For) -> tuple[Statement, ...]:
         tag = str(s.thread_binding.thread_tag) if s.thread_binding is not None else ""
@@ -460,11 +482,15 @@ class _PrimFuncReader:
             ways: list[tuple[tirx.Stmt, Expression]] = [(s.then_case, then)]
             ways += [] if s.else_case is None else [(s.else_case, Applied("not", (then,)))]
             made_of: list[Elementwise | BoundValue] = [BoundValue(name, own, self.line)]
+            if s.else_case is not None:
+                pair = self.in_nest(s.then_case, axes, condition), self.in_nest(s.else_case, axes, condition)
+                if (chosen := _chosen(then, *pair)) is not None:
+                    return made_of + chosen
             for body, rule in ways:
                 whole = rule if condition is None else Applied("and", (condition, rule))
                 made_of += self.in_nest(body, axes, whole)
             return made_of
-        if kind == "Evaluate" and _word(s.value) in _QUIET:
+        if kind == "Evaluate" and self.is_without_effect(_word(s.value)):
             return []
         if kind == "Evaluate" and (width := _ADDITIONS.get(_word(s.value))):
             return [self.added(s.value, axes, condition, width)]
@@ -522,7 +548,7 @@ class _PrimFuncReader:
     def called(self, node: tirx.Call) -> tuple[Statement, ...]:
         """Return a call that is a statement."""
         word = _word(node)
-        if word in _QUIET:
+        if self.is_without_effect(word):
             return ()
         known = dict(getattr(node, "annotations", None) or {})
         if word in _STEPS or "barrier" in known:
@@ -560,6 +586,12 @@ class _PrimFuncReader:
             x = self.added(node, (), None, width)
             return (ParallelNest((), (x,), self.line),)
         raise self.refuse(f"npusim has no rule for T.{word}")
+
+    def is_without_effect(self, word: str) -> bool:
+        """Return whether a call has no effect on values; a note names one that has an effect on the time."""
+        if word in _EVENTS:
+            self.note(_EVENTS_NOTE)
+        return word in _QUIET | _EVENTS
 
     def at_barrier(self, word: str, node: tirx.Call, known: dict[object, object]) -> BarrierStep:
         """Return a wait for a barrier, an arrival there, or a copy that a phase of it ends after."""
@@ -620,6 +652,8 @@ class _PrimFuncReader:
     def variable(self, e: tirx.Var) -> Expression:
         if e in self.variables:
             return self.variables[e]
+        if e in self.deferred:
+            return self.expression(self.deferred[e])
         if str(e.name) in self.sizes:
             return Literal(self.sizes[str(e.name)], "int32")
         raise self.refuse(f"no argument of the launch has the size {e.name}")
@@ -656,6 +690,7 @@ class _PrimFuncReader:
 
 
 _ZERO = Literal(0.0, "float32")
+_NUMBERS = frozenset({"int", "float", "bool", "IntImm", "FloatImm"})
 _GROUP = "warp_specialize"
 #: Steps at a barrier of the program, beside copies that have one.
 _STEPS = frozenset({"mbarrier_wait_parity", "ptx_arrive_barrier"})
@@ -676,6 +711,22 @@ def has_sums(body: Sequence[Statement]) -> bool:
         if isinstance(s, Conditional | SerialLoop)
     ]
     return any(isinstance(s, TileReduction) and s.word.endswith("sum") for s in body) or any(map(has_sums, inside))
+
+
+def _chosen(
+    condition: Expression, then: Sequence[Elementwise | BoundValue], otherwise: Sequence[Elementwise | BoundValue]
+) -> list[Elementwise | BoundValue] | None:
+    """Return assignments of the same elements on both ways of an if as ones that choose; None for other statements."""
+    made = list[Elementwise | BoundValue]()
+    if len(then) != len(otherwise):
+        return None
+    for a, b in zip(then, otherwise, strict=True):
+        if isinstance(a, BoundValue) or isinstance(b, BoundValue) or a.is_added or b.is_added:
+            return None
+        if a.buffer is not b.buffer or a.buffer.is_global or (a.axes, a.indices) != (b.axes, b.indices):
+            return None
+        made.append(replace(a, value=chosen_value(condition, a.value, b.value)))
+    return made
 
 
 def _without_factor(e: Expression, name: str, factor: int) -> Expression | None:

@@ -14,8 +14,10 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import FunctionType, MappingProxyType, ModuleType, SimpleNamespace
+from typing import cast
 
 from npusim.errors import SpecError
+from npusim.kernels.tilelang.lengths import Growing
 from npusim.kernels.tilelang.tiles import WIDTHS
 
 #: Packages that a stand-in replaces while a program's file is loaded: nothing of a run is computed.
@@ -461,7 +463,8 @@ def _called(
     if missing := [n for n in missing if parameters[n].kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD,)]:
         given = " ".join(f"-a {n}=..." for n in missing)
         raise SpecError(f"{path}::{name}: {', '.join(missing)} needed: {given}")
-    numbers = {n: x for n, x in sizes.items() if isinstance(x, int) and not isinstance(x, bool) and x > 0}
+    positive = {n: x for n, x in sizes.items() if isinstance(x, int | Growing) and not isinstance(x, bool) and x > 0}
+    numbers = cast("dict[str, int]", positive)  # a number that grows computes as an integer does
     with language.sized(numbers):
         made = function(**own)
     if unknown := [n for n in sizes if n not in numbers or n not in language.asked]:

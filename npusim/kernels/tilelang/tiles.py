@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from npusim.errors import SpecError
+from npusim.kernels.tilelang.lengths import Move
 
 #: Bytes of an element, by the name of its format.
 WIDTHS = MappingProxyType(
@@ -27,6 +28,8 @@ class Box:
     ``space`` is the memory (``GM`` is shared by all cores), ``core`` the core whose memory it is, empty for ``GM``.
     ``address`` is the byte at which the buffer begins, where the program states it (`T.annotate_address`).
     ``is_exact`` is False where an index is a value that only a run knows: the ranges then cover all its values.
+    ``moves``: how each range moves with an iteration of a loop whose number of iterations grows (`lengths`); empty
+    where none does.
     """
 
     buffer: str
@@ -37,6 +40,7 @@ class Box:
     fmt: str
     address: int | None = None
     is_exact: bool = True
+    moves: tuple[Move, ...] = field(default=(), compare=False)
 
     @property
     def width(self) -> int:

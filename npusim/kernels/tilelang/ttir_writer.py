@@ -959,6 +959,8 @@ def chosen_value(condition: Expression, a: Expression, b: Expression) -> Express
     if isinstance(a, Applied) and a.word == "select" and _are_alike(a.operands[1], b):
         rule = Applied("or", (Applied("not", (condition,)), a.operands[0]))
         return replace(a, operands=(rule, *a.operands[1:]))
+    if isinstance(a, Applied) and a.word == "select" and _are_alike(a.operands[2], b):
+        return replace(a, operands=(Applied("and", (condition, a.operands[0])), *a.operands[1:]))
     return Applied("select", (condition, a, b))
 
 

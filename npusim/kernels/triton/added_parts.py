@@ -6,6 +6,7 @@ more than the one kernel's.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
@@ -37,7 +38,7 @@ class PartsError(ProgramError):
 class PartsApart(NamedTuple):
     """The kernel that stores the parts, the one that adds them with its grid, and the arguments of both.
 
-    ``others``: the kernel of the other results; None where there is none.
+    ``others``: the kernel of the other results; None where there is none.  ``parts``: of each element.
     """
 
     before: Function
@@ -45,6 +46,7 @@ class PartsApart(NamedTuple):
     after: Function
     arguments: dict[str, Any]
     grid: tuple[int, ...]
+    parts: int
 
 
 def has_atomics(function: Function) -> bool:
@@ -88,32 +90,25 @@ def _with_effects(operations: Sequence[Op], kept: Sequence[Op]) -> tuple[list[Op
     return made, having
 
 
-def parts_apart(function: Function, arguments: Mapping[str, Any], count: int) -> PartsApart:
+def parts_apart(
+    function: Function, arguments: Mapping[str, Any], count: int, *, by_element: bool = False, is_flat: bool = False
+) -> PartsApart:
     """Return a kernel with atomic additions as two, for so many parts of each element.
+
+    ``by_element``: each program of the second kernel adds one element, and not a row.  ``is_flat``: the tensor of the
+    parts has all elements of one part along one axis.
 
     Raises `ProgramError` for other atomic operations, for several such tensors, and for one with gaps.
     """
     every = [*function.operations, *inside(function.operations)]
     atomics = [o for o in every if o.name.startswith("tt.atomic")]
-    line, read_names = atomics[0].line, {n for o in every for n in o.operands}
-    if any(not o.text.startswith(_ADDS) or read_names.intersection(o.results) for o in atomics):
-        why = "the only supported atomic is tl.atomic_add of floats, and no use of the old value that it returns"
-        raise atomics[0].fail(f"{why}; store each program's part, and add the parts in a second kernel")
-    sources = sources_of(function.operations)
-    roots = set[str]().union(*(roots_of(o.operands[0], sources) for o in atomics))
-    accessed = {r for o in every if o.name in ("tt.load", "tt.store") for r in roots_of(o.operands[0], sources)}
-    (root, *more), view = sorted(roots), arguments.get(min(roots))
-    if more or not isinstance(view, View) or roots & accessed or len(atomics) > 1:
-        why = "a kernel may have only one tl.atomic_add, to a tensor that it neither loads nor stores"
-        raise atomics[0].fail(f"{why}; write a separate kernel for each")
+    line, (root, view) = atomics[0].line, _added_tensor(function, arguments, every, atomics)
     span = prod(view.sizes)
-    if tuple(view.by) != tuple(prod(view.sizes[i + 1 :]) for i in range(len(view.sizes))):
-        raise atomics[0].fail(f"{root}: tl.atomic_add to a tensor that is not contiguous is not supported")
     (fmt,) = {n for n, f in FORMATS.items() if f == _format(function, root)}
     name, total = f"{root}_parts", f"{root}_sum"
     own = replace(view, is_workspace=True, storage=-1, described=(), described_by=())
     is_block = atomics[0].type.startswith("tensor")
-    sizes, by = (view.sizes, view.by) if is_block else ((span,), (1,))  # numbers have one place each
+    sizes, by = (view.sizes, view.by) if is_block and not is_flat else ((span,), (1,))  # numbers have one place each
     sizes, by = ((count, *sizes), (span, *by)) if count > 1 else (sizes, by)
     given = {
         name: replace(own, name=name, sizes=sizes, by=by, parts=count),
@@ -129,10 +124,9 @@ def parts_apart(function: Function, arguments: Mapping[str, Any], count: int) ->
                 listed.append(replace(op, body=stored(op.body), otherwise=stored(op.otherwise)))
                 continue
             pointer, value, *mask = op.operands
-            chain, into = pointers_into(pointer, root, f"{name}@own", fmt, made)
+            chain, into = _into_parts(op, pointer, (root, name), fmt, span, made)
             pointers.add(into)
-            part = Op("npusim.part", [f"{name}@own"], [name, pointer], f"npusim.part {{span = {span}}}", "", op.line)
-            listed += [part, *chain, Op("tt.store", [], [into, value, *mask], "tt.store", "", op.line)]
+            listed += [*chain, Op("tt.store", [], [into, value, *mask], "tt.store", "", op.line)]
         return listed
 
     kinds = dict.fromkeys(given, f"!tt.ptr<{fmt}>")
@@ -147,10 +141,50 @@ def parts_apart(function: Function, arguments: Mapping[str, Any], count: int) ->
         )
     before = function._replace(parameters={**function.parameters, **kinds}, operations=needed_by(parts, ends))
     others = function._replace(operations=needed_by(parts, rest)) if rest else None
-    columns = view.sizes[-1] if is_block and view.sizes and view.sizes[-1] <= MOST_COLUMNS else 1
+    is_by_row = is_block and not by_element and view.sizes and view.sizes[-1] <= MOST_COLUMNS
+    columns = view.sizes[-1] if is_by_row else 1
     adding = _adding(function.name, (root, total), fmt, columns)
     after = adding._replace(operations=[replace(op, line=line) for op in adding.operations])
-    return PartsApart(before, others, after, {**arguments, **given}, (span // columns, 1, 1))
+    return PartsApart(before, others, after, {**arguments, **given}, (span // columns, 1, 1), count)
+
+
+def _added_tensor(
+    function: Function, arguments: Mapping[str, Any], every: Sequence[Op], atomics: Sequence[Op]
+) -> tuple[str, View]:
+    """Return the tensor that atomic additions go to, and its name; raise `ProgramError` for other ones."""
+    read_names = {n for o in every for n in o.operands}
+    if any(not o.text.startswith(_ADDS) or read_names.intersection(o.results) for o in atomics):
+        why = "the only supported atomic is tl.atomic_add of floats, and no use of the old value that it returns"
+        raise atomics[0].fail(f"{why}; store each program's part, and add the parts in a second kernel")
+    sources = sources_of(function.operations)
+    roots = set[str]().union(*(roots_of(o.operands[0], sources) for o in atomics))
+    accessed = {r for o in every if o.name in ("tt.load", "tt.store") for r in roots_of(o.operands[0], sources)}
+    (root, *more), view = sorted(roots), arguments.get(min(roots))
+    if more or not isinstance(view, View) or roots & accessed or len(atomics) > 1:
+        why = "a kernel may have only one tl.atomic_add, to a tensor that it neither loads nor stores"
+        raise atomics[0].fail(f"{why}; write a separate kernel for each")
+    if tuple(view.by) != tuple(prod(view.sizes[i + 1 :]) for i in range(len(view.sizes))):
+        raise atomics[0].fail(f"{root}: tl.atomic_add to a tensor that is not contiguous is not supported")
+    return root, view
+
+
+def _into_parts(
+    op: Op, pointer: str, names: tuple[str, str], fmt: str, span: int, made: Mapping[str, Op]
+) -> tuple[list[Op], str]:
+    """Return the operations that give the addresses of a program's part, and their name.
+
+    A pointer that a loop moves has no operations from which it is computed: its part is that of all of its addresses.
+    """
+    root, name = names
+    text, own = f"npusim.part {{span = {span}}}", f"{name}@own"
+    origin = pointer
+    while origin in made and made[origin].operands:
+        origin = made[origin].operands[0]
+    if origin == root:
+        chain, into = pointers_into(pointer, root, own, fmt, made)
+        return [Op("npusim.part", [own], [name, pointer], text, "", op.line), *chain], into
+    type_ = re.sub(rf"\b{fmt}\b(?=>?$)", f"!tt.ptr<{fmt}>", op.type)
+    return [Op("npusim.into_part", [own], [name, pointer], text, type_, op.line)], own
 
 
 def _format(function: Function, root: str) -> str:
@@ -186,7 +220,9 @@ def _adding(called: str, names: tuple[str, str], fmt: str, columns: int) -> Func
 def part_of(op: Op, base: Affine, pointer: Affine, view: View) -> Affine:
     """Return where each program's part begins: of programs that add to the same block one has one part."""
     addresses: Integers = np.broadcast_to(pointer.base, (len(pointer.base), pointer.base.shape[1]))
-    _, kinds = np.unique(addresses, axis=0, return_inverse=True)
+    every, kinds = np.unique(addresses, axis=0, return_inverse=True)
+    if len(np.unique(every)) < sum(len(np.unique(each)) for each in every) and every.shape[1] > 1:
+        raise op.fail("programs add to the same elements in different iterations of a loop, which is not supported")
     kinds = kinds.reshape(-1)
     order = np.argsort(kinds, kind="stable")
     first = np.searchsorted(kinds[order], kinds[order])

@@ -30,7 +30,7 @@ from npusim.kernels.triton.element_wise import (
     or_elements,
     resized_elements,
 )
-from npusim.kernels.triton.first_tile import FirstTile
+from npusim.kernels.triton.first_tile import FirstTile, OtherFirstError
 from npusim.kernels.triton.integers import (
     DIVISIONS,
     SHIFTS,
@@ -75,6 +75,7 @@ from npusim.kernels.triton.values import (
     bound_of,
     constant,
     elements,
+    folded_inverse,
     lesser,
     literal,
     number_of,
@@ -108,8 +109,6 @@ _JOINED = MappingProxyType({"andi": "&", "ori": "|", "xori": "^"})
 MASK = "i1"
 #: An exponent whose powers are beyond float32 for 2 and for e, and none of float64.
 _MOST_EXPONENT = 700.0
-#: Magnitudes of divisors that `div.full.f32` does not scale (PTX ISA, div).
-UNSCALED = 2.0**-126, 2.0**126
 
 
 def _root(x: float) -> float:
@@ -365,6 +364,10 @@ class Arithmetic(Draft, ABC):
             return other if name != "xori" and np.all(every) == (name == "ori") else a
         if other is not None and name == "andi":
             return replace(a, within=other & a.within if a.within else other)
+        if other is not None and self._walk is None and a.within is None:
+            seen = self._known_block(op, self._unique("seen"), elements_in(op, other).values, "f32", like=a.of.axes)
+            text = f"({a.of.text} {_JOINED[name]} compare({seen.text}, 0.0, 'une'))"
+            return ValueComparison(Floats(text, self._joined(a.of, seen), MASK))
         raise op.fail(
             f"{op.name} joins a mask that compares values with one that compares indices; only & is supported "
             "between these"
@@ -530,9 +533,7 @@ class Arithmetic(Draft, ABC):
         """
         if not isinstance(divisor, Number) or not divisor.is_known or op.operands[1] not in self._literals:
             return 0.0
-        if not UNSCALED[0] <= abs(divisor.value) <= UNSCALED[1]:
-            return 0.0
-        return float(np.float32(1.0) / np.float32(divisor.value))
+        return folded_inverse(divisor.value)
 
     def _inverse(self, op: Op, divisor: Known) -> str:
         """Return the inverse of a divisor that has a name or is a number."""
@@ -775,10 +776,14 @@ class Arithmetic(Draft, ABC):
             return
         if not kind or len(inner) != 2 or not isinstance(x, Floats):
             raise op.fail("only tl.sum, tl.max and tl.min of floats are supported as reductions")
-        if (axis := x.axes[at := op.number("axis")]) is not None and at != len(x.axes) - 1:
+        axis = x.axes[at := op.number("axis")]
+        is_down = axis is not None and (at != len(x.axes) - 1 or (bool(self.choices.turns) and self._is_of_rows(x)))
+        if is_down and not self.choices.turns:
             raise op.fail(
                 "a reduction along axis 0 is not supported here, only along the last axis; transpose the loaded block"
             )
+        if is_down and self._has_unlike_rows(axis):
+            x = replace(x, pad=None)
         self._refuse_anew(op, axis)
         self._check_hidden(op, x, kind, neutral)
         floor = self._hidden_maximum(x, axis) if kind == "max" else None
@@ -791,19 +796,26 @@ class Arithmetic(Draft, ABC):
             factors = x.factors if length == 1 else None
             self._set(op, replace(x, axes=(*x.axes[:at], *x.axes[at + 1 :]), factors=factors))
             return
-        self._leave_rows(op, axis, x.axes[:-1])
-        self.reduced.append((axis, op.line))
-        how = self._order(op) if kind == "sum" else nan
-        text = f"{self.text(x)}.{kind}({how and repr(how)})"
+        if is_down:
+            self.goes_down.append(op.line)
+        else:
+            self._leave_rows(op, axis, x.axes[:-1])
+            self.reduced.append((axis, op.line))
+        how, down = self._order(op) if kind == "sum" else nan, "down=True" if is_down else ""
+        text = f"{self.text(x)}.{kind}({', '.join(filter(None, (how and repr(how), down)))})"
         if x.factors and self._sums_products(op, x.place):
             one, other = x.factors if x.factors[0].isidentifier() else reversed(x.factors)
-            text = f"{one}.sum({how!r}, times={other})"
+            text = f"{one}.sum({', '.join(filter(None, (repr(how), f'times={other}', down)))})"
             self._note_halves(op, how)
         elif self._sums_products(op, x.place):
             why = "compiled code fuses the products of this sum with its additions (fma), so its bits differ"
             self.notes.append(f"{op.line}: {why}: here each product is rounded before it is added")
         text = text if floor is None else _written(f"maximum {nan}".strip(), text, literal(floor))  # of hidden lanes
-        self._bind(op, Floats(text, x.axes[:-1], x.fmt))
+        self._bind(op, Floats(text, (*x.axes[:at], *x.axes[at + 1 :]), x.fmt))
+
+    def _is_of_rows(self, x: Floats) -> bool:
+        """Return whether a vector has an element for each row of a block: a reduction along the block leaves it."""
+        return len(x.axes) == 1 and self.root(x.axes[0]) in map(self.root, self.left)
 
     def _note_halves(self, op: Op, order: str) -> None:
         """Note a sum of products in one warp, one element a lane, that a block reads: its halves have other sums."""
@@ -969,7 +981,8 @@ class Arithmetic(Draft, ABC):
         self.reduced.append((axes[-1], op.line))
         forms = Functions(BINARY, _written, {n: text for n, (text, _) in UNARY.items()}, LIBDEVICE)
         numbers = {n: x.text for n, x in self.values.items() if isinstance(x, Number) and x.is_known and not x.shape}
-        body, pads = combined_text(op, self.choices, forms, numbers), [x or 0.0 for x in hidden]
+        literals = {n: x.value for n, x in self.values.items() if isinstance(x, Number) and n in self._literals}
+        body, pads = combined_text(op, self.choices, forms, numbers, literals), [x or 0.0 for x in hidden]
         order = self._order_of_function(op, shape[-1], is_scan=is_scan)
         if not is_scan and self.choices.orders:
             self._note_other_lanes(op, body, len(blocks), order)
@@ -1179,6 +1192,9 @@ class Arithmetic(Draft, ABC):
         a, b = self._as_integers(a), self._as_integers(b)
         if isinstance(a, Number) and isinstance(b, Number) and not b.value and a.value <= LOW:
             mask, a, b = ~mask, b, a  # the number is where the mask does not hold
+        if isinstance(a, Affine) and isinstance(b, Affine) and a.of != b.of and not np.any(~every & ~none):
+            why = "tl.where chooses pointers to different tensors in different iterations, which is not supported"
+            raise self.unlike(op, f"{why}; use a loop for each tensor", every)
         if isinstance(a, Affine) and isinstance(b, Affine):
             linear, rules, pair = partial(self._chosen_or_listed, op, mask, a, b), mask, (a, b)
             self._set(op, or_elements(linear, lambda: chosen_elements(op, rules, *pair)))
@@ -1317,7 +1333,7 @@ class Arithmetic(Draft, ABC):
         mask, one, other = op.operands
         if not self._first_tile(op, mask).are_equal(one, other):
             why = "and its two values differ for the state before the loop; start the state with the first value"
-            raise op.fail(f"tl.where tests for the first iteration, {why}")
+            raise OtherFirstError(f"{op.line}: tl.where tests for the first iteration, {why}")
 
     def _is_of_tiles(self, a: Floats, mask: Condition) -> bool:
         """Return whether a mask leaves the elements of a loop's tiles that its loads leave, no more and no less."""
@@ -1393,7 +1409,7 @@ class Arithmetic(Draft, ABC):
             return False
         rows, first = (x[..., None, None] for x in self._read_of_tile(a, mask.shape))
         down, along = np.arange(mask.shape[0])[:, None], np.arange(mask.shape[1])
-        is_visited = (np.arange(walk.most)[None] < walk.counts)[..., None, None]
+        is_visited = self.is_read(walk.most)[..., None, None]
         return not np.any((mask.values != 0) & (down < rows) & (along >= first) & is_visited)
 
     def _is_loaded_so(self, op: Op, axis: str | None, most: Integers) -> bool:
@@ -1419,7 +1435,7 @@ class Arithmetic(Draft, ABC):
     def _leaves_unread(self, axis: str | None, most: Integers) -> bool:
         """Return whether a mask leaves more elements along an axis than some load of a block along it reads."""
         walk = self._walk
-        is_visited = np.arange(walk.most)[None] < walk.counts if walk else np.ones((1, 1), bool)
+        is_visited = self.is_read(walk.most) if walk else np.ones((1, 1), bool)
         for load in self.loads.values():
             for own, n, left in zip(load.axes, load.pointer.shape, load.left, strict=True):
                 is_of_it = own is not None and self.root(own) == self.root(axis)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from npusim.kernels.triton.listed import unlike_rows
 from npusim.kernels.triton.results_apart import inside
 from npusim.kernels.triton.ttir_text import FORMATS, TYPES, Function, Op, shape_of
 from npusim.kernels.triton.values import (
@@ -20,11 +21,13 @@ from npusim.kernels.triton.values import (
     Integers,
     Known,
     Listed,
+    ListedMask,
     Number,
     answers,
     bound_of,
     constant,
     reshaped,
+    truth,
 )
 
 #: An operation that TTIR does not have: integers or a mask of a block of rows and columns, or along one of its axes, as
@@ -53,7 +56,7 @@ def with_blocks_as_rows(function: Function) -> Function | None:
     operations = [*function.operations, *inside(function.operations)]
     if any((o.body and o.name not in _REGIONS) or o.name.startswith(_OTHERS) for o in operations):
         return None
-    made = {r: o for o in operations for r in o.results} | _carried(operations)
+    made = {r: o for o in operations for r in o.results} | carried_by(operations)
     wide = {_operand_type(o) for o in operations if _joins_axes(o, made)}
     blocks = {shape for shape in wide if len(shape) == _RANK and min(shape) > 1}
     if len(blocks) != 1:
@@ -64,8 +67,8 @@ def with_blocks_as_rows(function: Function) -> Function | None:
         return None
 
 
-def _carried(operations: list[Op]) -> dict[str, Op]:
-    """Return the values that loops carry, and leave, each as an operation of its type."""
+def carried_by(operations: list[Op]) -> dict[str, Op]:
+    """Return the values that loops carry, and their results, each as an operation with its type."""
     made = dict[str, Op]()
     for op in operations:
         if op.name == "scf.for" and len(op.operands) > _BOUNDS:
@@ -237,7 +240,7 @@ class _Rows:
 def flattened(op: Op, x: Known) -> Known:
     """Return integers or a mask of a block as those of the row of its elements.
 
-    Raises `ProgramError` for a mask that hides the last columns of the rows.
+    A mask that hides columns has the row's elements as a table.
     """
     rows, columns, axis = op.number("rows"), op.number("columns"), op.number("axis")
     if axis >= 0:
@@ -247,7 +250,10 @@ def flattened(op: Op, x: Known) -> Known:
         return _row_of(op, x)
     if isinstance(x, Condition):
         either = tuple(tuple(_rules_of(op, c) for c in group) for group in x.either)
-        return replace(_rules_of(op, replace(x, either=())), either=either)
+        hides = [rule for rule in x.of if _linear_rule(op, rule) is None] if not either else []
+        rest = replace(x, of=tuple(rule for rule in x.of if rule not in hides), either=())
+        linear = replace(_rules_of(op, rest), either=either) if rest.of or not hides else None
+        return _by_elements(op, Condition(tuple(hides)), linear) if hides else linear or rest
     if isinstance(x, Elements):
         return replace(x, values=x.values.reshape(*x.values.shape[:2], rows * columns))
     if isinstance(x, Number):
@@ -260,20 +266,37 @@ def flattened(op: Op, x: Known) -> Known:
 
 def _rules_of(op: Op, x: Condition) -> Condition:
     """Return comparisons of a block as those of a row: of rows as the elements before one, others if linear."""
-    (down, along), made = x.every[0][1].shape, list[tuple[str, Affine]]()
-    size = down * along
-    for relation, d in x.of:
-        bound = bound_of(d, relation)
-        if np.all(answers(Condition(((relation, d),)))[0]):
-            made.append(("slt", constant(-1, (size,))))
-        elif bound is not None and bound[0] == 0:
-            made.append(("slt", Affine(-bound[1] * along, (1,), (size,))))
-        elif isinstance(row := _row_of(op, d), Affine):
-            made.append((relation, row))
-        else:
-            why = "a mask hides columns of a block that is summed along both of its axes, which is not supported"
+    made = list[tuple[str, Affine]]()
+    for rule in x.of:
+        if (linear := _linear_rule(op, rule)) is None:
+            why = (
+                "a mask with an or hides columns of a block that is summed along both of its axes, which is not "
+                "supported"
+            )
             raise op.fail(f"{why}; use a block with as many columns as the tensor, or sum the rows in a loop")
+        made.append(linear)
     return Condition(tuple(made))
+
+
+def _linear_rule(op: Op, rule: tuple[str, Affine]) -> tuple[str, Affine] | None:
+    """Return a comparison of a block as one of a row; None where it is not linear in the row's index."""
+    relation, d = rule
+    (down, along), bound = d.shape, bound_of(d, relation)
+    size = down * along
+    if np.all(answers(Condition((rule,)))[0]):
+        return "slt", constant(-1, (size,))
+    if bound is not None and bound[0] == 0:
+        return "slt", Affine(-bound[1] * along, (1,), (size,))
+    return (relation, row) if isinstance(row := _row_of(op, d), Affine) else None
+
+
+def _by_elements(op: Op, hides: Condition, within: Condition | None) -> ListedMask:
+    """Return a mask that hides columns as a table of the row's elements, of which alike iterations share entries."""
+    holds = truth(op, hides)
+    n = holds.shape[2] * holds.shape[3]
+    kinds, of_each = unlike_rows(holds.reshape(-1, n).astype(np.int64))
+    base = of_each.reshape(holds.shape[:2]) * n
+    return ListedMask(kinds.astype(bool).reshape(-1), Affine(base, (1,), (n,)), within)
 
 
 def _row_of(op: Op, x: Affine) -> Affine | Listed:

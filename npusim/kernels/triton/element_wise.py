@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from npusim.kernels.triton.integers import DIVISIONS, SHIFTS, NonlinearError, computed_of, without_sign, wrapped
+from npusim.formats.whole import without_sign, wrapped
+from npusim.kernels.triton.integers import DIVISIONS, SHIFTS, NonlinearError, computed_of
 from npusim.kernels.triton.listed import elements_of, holds_of, known_of
 from npusim.kernels.triton.values import (
     RELATIONS,

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from npusim.errors import ProgramError
 from npusim.kernels.triton.ttir_text import FORMATS, Op, shape_of
 from npusim.kernels.triton.values import number_of
 
@@ -24,6 +25,10 @@ _OF_NUMBERS: Mapping[str, Callable[[float, float], float]] = MappingProxyType(
 )
 #: Results of an operation that one number determines: the number of the other operand.
 _LEFT_AS_IT_IS = MappingProxyType({"arith.addf": 0.0, "arith.mulf": 1.0} | dict.fromkeys(_MAXIMA, -math.inf))
+
+
+class OtherFirstError(ProgramError):
+    """A choice of a loop's first tile that its start values do not give."""
 
 
 class FirstTile:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from npusim import formats
 from npusim.errors import ProgramError
+from npusim.formats.whole import bits_of_floats, floats_of_bits, whole_operation
 from npusim.kernels.triton.added_parts import has_atomics
 from npusim.kernels.triton.arithmetic import BINARY, LIBDEVICE, NUMBERS, TO_WHOLE
 from npusim.kernels.triton.own_maxima import with_maxima
@@ -57,6 +58,12 @@ def _unsigned(function: Callable[..., Array]) -> Callable[..., Array]:
     return of
 
 
+def _high_bits(a: Array, b: Array) -> Array:
+    """Return the upper halves of the bits of products of integers without a sign."""
+    bits = a.dtype.itemsize * 8
+    return np.asarray(whole_operation("mulhiui", a.astype(np.int64), b.astype(np.int64), bits), a.dtype)
+
+
 def _quotient(a: Array, b: Array) -> Array:
     return np.asarray((a - np.fmod(a, b)) // b, a.dtype)
 
@@ -68,7 +75,7 @@ _INTEGERS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     | {"andi": np.bitwise_and, "ori": np.bitwise_or, "xori": np.bitwise_xor}
     | {"shli": np.left_shift, "shrsi": np.right_shift, "shrui": _unsigned(np.right_shift)}
     | {"minsi": np.minimum, "maxsi": np.maximum, "divui": _unsigned(np.floor_divide), "remui": _unsigned(np.remainder)}
-    | {"minui": _unsigned(np.minimum), "maxui": _unsigned(np.maximum)}
+    | {"minui": _unsigned(np.minimum), "maxui": _unsigned(np.maximum), "mulhiui": _high_bits}
 )
 _RELATIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal}
@@ -89,7 +96,7 @@ _REDUCTIONS: Mapping[str, Callable[[Array], Any]] = MappingProxyType(
     }
 )
 #: Operations without rounding, and what gives a block its shape.
-_SHAPED = ("arith.truncf", "arith.extf", "tt.fp_to_fp", "tt.bitcast", "ttg.convert_layout", "tt.broadcast", "tt.splat")
+_SHAPED = ("arith.truncf", "arith.extf", "tt.fp_to_fp", "ttg.convert_layout", "tt.broadcast", "tt.splat")
 _NOTHING = ("llvm.intr.assume", "tt.assert", "gpu.barrier", "block")
 
 
@@ -288,7 +295,7 @@ class ExactProgram:
         x = [self.env[n] for n in op.operands]
         if (method := getattr(self, f"_{family}_{name}", None)) is not None:
             return method(op, *x)
-        if family == "arith" and name in _INTEGERS:
+        if family in ("arith", "tt") and name in _INTEGERS:
             return np.asarray(_INTEGERS[name](*x))
         if op.name in BINARY:
             return np.asarray(NUMBERS[BINARY[op.name]](*x, F64))
@@ -344,6 +351,15 @@ class ExactProgram:
 
     _arith_extsi = _arith_trunci = _arith_index_cast = _arith_sitofp = _converted
 
+    def _tt_bitcast(self, op: Op, x: Array) -> Elements:
+        """Read bits as those of another type: of floats those of their format, to which they are rounded."""
+        of, to = (shape_of(t)[1] for t in op.text.partition(" : ")[2].split(" -> "))
+        if of in FORMATS and to not in FORMATS and not of.startswith("f8"):  # bytes of FP8 are stored as its numbers
+            return np.asarray(bits_of_floats(np.asarray(x), FORMATS[of], F64)).astype(_DTYPES[to])
+        if to in FORMATS and of not in FORMATS:
+            return floats_of_bits(np.asarray(x), FORMATS[to], F64)
+        return self._shaped(op, x)
+
     def _arith_extui(self, op: Op, x: Array) -> Array:
         x = np.asarray(x)
         return self._converted(op, x if x.dtype == np.bool_ else x.view(f"u{x.dtype.itemsize}"))
@@ -363,8 +379,12 @@ class ExactProgram:
             return np.full(np.shape(a), relation == "true")
         return np.asarray(formats.compare(np.asarray(a), np.asarray(b), relation, F64) != 0)
 
-    def _arith_select(self, _op: Op, mask: Array, a: Elements, b: Elements) -> Elements:
+    def _arith_select(self, op: Op, mask: Array, a: Elements, b: Elements) -> Elements:
         if isinstance(a, Pointer) and isinstance(b, Pointer):
+            if a.of != b.of:
+                if np.any(mask) and not np.all(mask):
+                    raise op.fail("a tl.where chooses pointers to different tensors within a block")
+                return a if np.all(mask) else b
             return a._replace(at=np.where(mask, a.at, b.at))
         return np.where(mask, a, b)  # type: ignore[arg-type]
 
@@ -507,22 +527,45 @@ class ExactProgram:
         return self._run(op.body if condition else op.otherwise) or []
 
 
+def values_of(function: Function, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a kernel's parameters where a program begins."""
+    values, parameters = dict[str, Any](), list(function.parameters.items())
+    while parameters:
+        name, kind = parameters.pop(0)
+        x = arguments[name]
+        if kind.startswith("!tt.tensordesc"):
+            count = 2 * len(shape_of(kind)[0])  # its sizes and strides are parameters behind it
+            values[name] = DescribedBlock(Pointer(name, np.asarray(0)), x.described, x.described_by, shape_of(kind)[0])
+            numbers = (np.asarray(n, np.int64) for n in (*x.described, *x.described_by))
+            values |= zip([n for n, _ in parameters[:count]], numbers, strict=True)
+            del parameters[:count]
+        elif "ptr" in kind:
+            values[name] = Pointer(name, np.asarray(0, np.int64))
+        else:
+            number = np.float32(x) if kind in FORMATS else x  # as a launch passes it
+            values[name] = np.asarray(number).astype(_DTYPES[kind])
+    return values
+
+
 class ExactLaunch:
     """The results of a launch in float64, by the programs that store them."""
 
     def __init__(
-        self, function: Function, arguments: Mapping[str, Any], size: Sequence[int], grids: Sequence[LaunchGrid]
+        self,
+        function: Function,
+        arguments: Mapping[str, Any],
+        size: Sequence[int],
+        grids: Sequence[LaunchGrid],
+        others: Callable[[], Sequence[LaunchGrid]],
     ) -> None:
         """``function``: TTIR as it is; ``size``: programs along each axis; ``grids``: those of a launch, of which the
-        first says which programs store which rows.
+        first says which programs store which rows; ``others``: the same with the axes that tensors have where a matrix
+        unit adds up all tiles of a product.
         """
-        self.function, self.arguments, self.size, self.grids = with_maxima(function)[0], arguments, size, grids
-        self.grid = grids[0]
-        self._inputs = dict[str, Any]()
+        self.function, self.arguments, self.size = with_maxima(function)[0], arguments, size
+        self._others, self._inputs = others, dict[str, Any]()
         self._scratch = with_scratch_kept(function)[1].keys() | with_values_kept(function, arguments)[2].keys()
-        for grid in grids:
-            for name, placed in grid.placed_inputs.items():
-                self._inputs.setdefault(name, []).extend(placed)
+        self._place(grids)
         #: The latest inputs, and their matrices in float64.
         self._inputs_of: HeadSource | None = None
         self._matrix: Callable[[str, int, int], Array]
@@ -530,24 +573,7 @@ class ExactLaunch:
         self._latest: tuple[Any, dict[tuple[str, int, int], Array]] | None = None
         #: Of the latest results that were wanted together: their rows, and all of them.
         self._together: tuple[list[KeptResult], dict[tuple[str, int, int], Array]] | None = None
-        self.values = dict[str, Any]()
-        parameters = list(function.parameters.items())
-        while parameters:
-            name, kind = parameters.pop(0)
-            x = arguments[name]
-            if kind.startswith("!tt.tensordesc"):
-                count = 2 * len(shape_of(kind)[0])  # its sizes and strides are parameters behind it
-                self.values[name] = DescribedBlock(
-                    Pointer(name, np.asarray(0)), x.described, x.described_by, shape_of(kind)[0]
-                )
-                numbers = (np.asarray(n, np.int64) for n in (*x.described, *x.described_by))
-                self.values |= zip([n for n, _ in parameters[:count]], numbers, strict=True)
-                del parameters[:count]
-            elif "ptr" in kind:
-                self.values[name] = Pointer(name, np.asarray(0, np.int64))
-            else:
-                number = np.float32(x) if kind in FORMATS else x  # as a launch passes it
-                self.values[name] = np.asarray(number).astype(_DTYPES[kind])
+        self.values = values_of(function, arguments)
 
     def rows(self, inputs: HeadSource, batch: int, head: int, row: int, rows: int) -> NDArray[np.float64]:
         """Return rows (rows, columns) of the first result's head, NaN where no program of the launch stores."""
@@ -601,9 +627,24 @@ class ExactLaunch:
             self._together = kept, self._stored(kept, sorted(programs))
         return self._together[1] if self._together else {}
 
+    def _place(self, grids: Sequence[LaunchGrid]) -> None:
+        """Take the axes of tensors from the blocks of a launch."""
+        self.grids, self.grid = grids, grids[0]
+        self._inputs.clear()
+        for grid in grids:
+            for name, placed in grid.placed_inputs.items():
+                self._inputs.setdefault(name, []).extend(placed)
+
+    def _is_of_axes(self, inputs: HeadSource) -> bool:
+        """Return whether inputs have the axes that tensors have here."""
+        tensors = [x for placed in self._inputs.values() for x, _ in placed if x.role == "input"]
+        return all(np.shape(inputs(x.name, 0, 0)) == (x.rows, x.cols) for x in tensors if not x.is_transposed)
+
     def _use(self, inputs: HeadSource) -> None:
         """Forget what other inputs gave."""
         if self._inputs_of is not inputs:
+            if not self._is_of_axes(inputs):
+                self._place(self._others())
             self._inputs_of, self._latest, self._together = inputs, None, None
             self._matrix = lru_cache(maxsize=MATRICES)(lambda *of: formats.cast(inputs(*of), F64))
 
@@ -615,3 +656,23 @@ class ExactLaunch:
         for ids in programs:
             ExactProgram(self.function.operations, memory, ids, self.size)
         return memory.stored
+
+
+class KnownLaunches(ExactLaunch):
+    """The results of several launches, each of which stores one tensor."""
+
+    def __init__(self, each: Sequence[ExactLaunch]) -> None:
+        self.each = each
+
+    def rows(self, inputs: HeadSource, batch: int, head: int, row: int, rows: int) -> NDArray[np.float64]:
+        """Return rows of the first launch's result, as of one launch."""
+        return self.each[0].rows(inputs, batch, head, row, rows)
+
+    def results(
+        self, inputs: HeadSource, computed: Mapping[str, Mapping[tuple[int, int], Span]]
+    ) -> Mapping[tuple[str, int, int], Array]:
+        """Return the computed rows of all results, as of one launch."""
+        made = dict[tuple[str, int, int], Array]()
+        for one in self.each:
+            made |= one.results(inputs, {n: x for n, x in computed.items() if n in one.grid.placed_results})
+        return made

@@ -8,52 +8,33 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from npusim.errors import ProgramError
+from npusim.formats.whole import WHOLE_OPERATIONS, WIDE, whole_limits, whole_operation, wrapped
 from npusim.kernels.triton.ttir_text import shape_of
 from npusim.kernels.triton.values import Affine, Condition, Integers, affine, elements, known_elements, lesser
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from npusim.kernels.triton.ttir_text import Op
 
-#: Bits of an address, and of an index.
-WIDE = 64
 _TOP = np.int64(-(1 << (WIDE - 1)))
-Unsigned = NDArray[np.uint64]
 
 
 class NonlinearError(ProgramError):
     """Integers of a block that are not linear along its axes, nor by a list along one."""
 
 
-def _quotient(x: Integers, y: Integers) -> Integers:
-    return (x - np.fmod(x, y)) // y  # toward 0, as C has it
+class WrapsError(NonlinearError):
+    """Integers of a block that wrap within it: linear up to there, and no addresses."""
 
 
-_SIGNED: Mapping[str, Callable[..., Any]] = MappingProxyType(
-    {
-        "divsi": _quotient,
-        "remsi": np.fmod,
-        "minsi": np.minimum,
-        "maxsi": np.maximum,
-        "shrsi": np.right_shift,
-        "andi": np.bitwise_and,
-        "ori": np.bitwise_or,
-        "xori": np.bitwise_xor,
-    }
-)
-_UNSIGNED: Mapping[str, Callable[..., Any]] = MappingProxyType(
-    {"divui": np.floor_divide, "remui": np.mod, "minui": np.minimum, "maxui": np.maximum, "shrui": np.right_shift}
-)
-#: Operations whose result may be beyond its type, where it wraps.
-_WRAPPING = ("addi", "subi", "muli", "shli")
 #: Operations by their second operand: one that is 0 has no result, and one that is the number of bits or more.
 DIVISIONS, SHIFTS = ("divsi", "divui", "remsi", "remui"), ("shli", "shrsi", "shrui")
 
@@ -62,22 +43,6 @@ def bits_of(type_: str) -> int:
     """Return the bits of a type of integers, a scalar's, a block's or what pointers point to; of an index `WIDE`."""
     match = re.fullmatch(r"i(\d+)", shape_of(type_)[1])
     return int(match[1]) if match else WIDE
-
-
-def limits_of(bits: int) -> tuple[int, int]:
-    """Return the smallest and the largest integer of a type, with its sign; 0 and 1 of one bit."""
-    return (0, 1) if bits == 1 else (-1 << (bits - 1), (1 << (bits - 1)) - 1)
-
-
-def wrapped(values: Integers, bits: int) -> Integers:
-    """Return the last bits of integers, as numbers with a sign."""
-    low = limits_of(bits)[0]
-    return values if bits >= WIDE else ((values - low) & ((1 << bits) - 1)) + low
-
-
-def without_sign(values: Integers, bits: int) -> Unsigned:
-    """Return integers of a type as numbers without a sign."""
-    return values.astype(np.int64).view(np.uint64) & np.uint64((1 << bits) - 1)
 
 
 def integers(op: Op, a: Affine, b: Affine, *, begins: bool = True) -> tuple[Affine, NDArray[np.bool_] | None]:
@@ -114,31 +79,22 @@ def integers(op: Op, a: Affine, b: Affine, *, begins: bool = True) -> tuple[Affi
     return _by_elements(op, name, a, b, Affine(a.base, a.steps, shape, "", left, bits, said)), None
 
 
-#: Functions of integers that wrap, for blocks that are no linear ones.
-_MODULAR: Mapping[str, Callable[..., Any]] = MappingProxyType(
-    {"addi": np.add, "subi": np.subtract, "addptr": np.add, "muli": np.multiply, "shli": np.left_shift}
-)
-
-
 def _nonlinear(op: Op, why: str) -> NonlinearError:
     return NonlinearError(f"{op.line}: {why}")
 
 
 def computed_of(op: Op, name: str, x: Integers, y: Integers, bits: int) -> Integers:
     """Return an operation (``divsi``, ...) of integers by their elements, in a type of so many bits."""
-    with np.errstate(all="ignore"):
-        if (function := _SIGNED.get(name) or _MODULAR.get(name)) is not None:
-            return wrapped(function(x, y), bits)
-        if name in _UNSIGNED:
-            return wrapped(_UNSIGNED[name](*(without_sign(z, bits) for z in (x, y))).view(np.int64), bits)
-    raise op.fail(
-        f"{op.name} of integers is not supported; allowed: sums, products, quotients, shifts, minima and maxima"
-    )
+    if name not in WHOLE_OPERATIONS:
+        raise op.fail(
+            f"{op.name} of integers is not supported; allowed: sums, products, quotients, shifts, minima and maxima"
+        )
+    return whole_operation(name, x, y, bits)
 
 
 def _by_elements(op: Op, name: str, a: Affine, b: Affine, like: Affine) -> Affine:
     """Return the result of an operation without a linear form, of all elements; it has to be linear all the same."""
-    if name in _UNSIGNED:
+    if name.endswith("ui"):
         like = replace(like, overflow="")  # integers without a sign wrap as they are meant to
 
     def computed(x: Integers, y: Integers) -> Integers:
@@ -190,7 +146,7 @@ def _typed(
     op: Op, x: Affine, a: Affine, b: Affine, function: Callable[[Any, Any], Any]
 ) -> tuple[Affine, NDArray[np.bool_] | None]:
     """Return a function of two integers, computed in 64 bits, as its type has it, and where it wraps."""
-    (least, most), (low, high) = _reach(a, b, function), limits_of(x.bits)
+    (least, most), (low, high) = _reach(a, b, function), whole_limits(x.bits)
     if low <= least and most <= high:
         return x, None
     made = within(op, x)
@@ -204,7 +160,7 @@ def within(op: Op, x: Affine) -> Affine:
 
     Raises `ProgramError` where other elements wrap.
     """
-    low, high = limits_of(x.bits)
+    low, high = whole_limits(x.bits)
     steps = tuple(int(wrapped(np.array(s & ((1 << WIDE) - 1), np.uint64).view(np.int64), x.bits)) for s in x.steps)
     made = replace(x, base=wrapped(x.base, x.bits), steps=steps)
     ends = [s * (n - 1) for s, n in zip(steps, x.shape, strict=True)]
@@ -213,7 +169,8 @@ def within(op: Op, x: Affine) -> Affine:
         return made
     along = [i for i, e in enumerate(ends) if e]
     if len(along) != 1 or falls or x.bits >= WIDE:
-        raise op.fail(f"{op.name}: the indices of a block overflow {x.bits} bits and wrap within the block")
+        why = f"the indices of a block overflow {x.bits} bits and wrap within the block"
+        raise WrapsError(f"{op.line}: {op.name}: {why}")
     fits = (high - made.base) // steps[along[0]] + 1
     left = [lesser(each, fits) if i == along[0] else each for i, each in enumerate(x.limits())]
     return replace(made, left=tuple(map(_ended, left, x.shape)))
@@ -272,7 +229,7 @@ def _difference(op: Op, a: Affine, b: Affine) -> Affine:
     steps = tuple(x - y for x, y in zip(a.steps, b.steps, strict=True))
     low, high = _reach(a, b, lambda x, y: x - y)
     shape = tuple(map(min, a.shape, b.shape))
-    if limits_of(WIDE)[0] <= low and high <= limits_of(WIDE)[1]:
+    if whole_limits(WIDE)[0] <= low and high <= whole_limits(WIDE)[1]:
         return Affine(a.base - b.base, steps, shape)
     if any(a.steps) or any(b.steps):
         raise op.fail("a comparison of a block's indices that differ by more than 64 bits is not supported")

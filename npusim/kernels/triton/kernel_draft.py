@@ -9,14 +9,15 @@ from dataclasses import dataclass, field, replace
 from inspect import signature
 from itertools import chain, count
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from npusim.errors import ProgramError
+from npusim.formats.whole import whole_limits
 from npusim.kernels.form.lowering import Kernel
-from npusim.kernels.triton.integers import bits_of, limits_of
-from npusim.kernels.triton.ttir_text import FORMATS, WHOLE, Function, Line, Op, shape_of
+from npusim.kernels.triton.integers import bits_of
+from npusim.kernels.triton.ttir_text import EXACT, FORMATS, WHOLE, Function, Line, Op, shape_of
 from npusim.kernels.triton.values import (
     Affine,
     Booleans,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 #: Words of the language that a kernel of tiles is written in.
 LANGUAGE = (
     *("exp", "log", "rsqrt", "sqrt", "tanh", "erf", "fma", "divided", "folded", "scanned"),
+    *("integers", "bits"),
     *("maximum", "minimum", "compare", "where", "tiles", "full", "initial", "filled"),
 )
 #: Numbers of that language that have a name.
@@ -78,13 +80,19 @@ class Choices:
     ``lists_elements``: elements by loaded integers, one in each program, are a list of all programs.
     ``listed_rows``: tensors of which the rows of each block are a list of all programs, whatever its addresses are;
     with a point behind the name, those of the block's part of a longer row.
+    ``adds_tiles``: fresh products of tiles are added one by one also where one product could have all of them, as where
+    a program has a part of them alone (split-K).
+    ``lists_in_order``: lists of rows have the rows of one program after those of another, in the programs' order.
     ``lists_remainders``: a block's remainders that restart within it are a list of all programs.
     ``chooses_lanes``: lanes that a mask hides in all programs alike are chosen behind a load of all lanes: ``first``
     ones, before those that it leaves, or ``all``.
     ``parts_by_loops``: the part of a tensor that a loop visits is separate.  ``cuts``: a block that has some columns
-    of a tensor, the same in all programs, is of a part with these alone.  ``programs``: the programs that are read, by
+    of a tensor, the same in all programs, is of a part with these alone; blocks of a tensor's flat indices are of the
+    part between the first and the last one.  ``programs``: the programs that are read, by
     their numbers in the grid; empty: all.  ``multiplied``: formats of factors that the
     matrix unit multiplies; empty: any.  FP8 that it does not multiply becomes float16, which has all of its numbers.
+    ``turns``: which blocks are turned, as `npusim.kernels.triton.turned_blocks` has it.
+    ``knows_tiles``: integers and masks of a loop's tiles that are known at launch are tiles of a tensor.
     ``converts_wide``: floats become integers of 8 bits as ones of 16, of which a store has the low 8 (PTX).
     """
 
@@ -102,12 +110,16 @@ class Choices:
     lists_elements: bool = False
     parts_by_loops: bool = False
     listed_rows: frozenset[str] = frozenset()
+    lists_in_order: bool = False
+    adds_tiles: bool = False
     cuts: bool = False
     lists_remainders: bool = False
     chooses_lanes: str = ""
     programs: tuple[tuple[int, ...], ...] = ()
     multiplied: frozenset[str] = frozenset()
     converts_wide: bool = False
+    turns: str = ""
+    knows_tiles: bool = False
 
     def form(self, name: str, fmt: str, usual: str) -> str:
         """Return how a function of a format is written; ``usual``: where nothing computes it in a way of its own."""
@@ -119,7 +131,20 @@ class Choices:
 
     def fmt(self, name: str) -> str:
         """Return the format that TTIR calls by a name."""
-        return "float64" if self.is_exact else (FORMATS.get(name) or WHOLE[name])
+        if self.is_exact:
+            return "float64"
+        return FORMATS.get(name) or EXACT.get(name) or WHOLE[name]
+
+
+class LookedAt(NamedTuple):
+    """Elements of a tensor of integers that programs load: the programs' numbers in the grid, and (programs, elements).
+
+    -1 where a mask hides an element.
+    """
+
+    ids: Integers
+    places: Integers
+    line: Line
 
 
 @dataclass
@@ -177,6 +202,8 @@ class Walk:
     #: state's value where the loop begins.
     partial: dict[str | None, bool] = field(default_factory=dict)
     entered: dict[str, Floats] = field(default_factory=dict)
+    #: Of states, the name of the value that an iteration leaves in them, where it has one.
+    last_values: dict[str, str] = field(default_factory=dict)
 
     @property
     def most(self) -> int:
@@ -269,15 +296,16 @@ class Draft:
         self.precision, self.hidden = "", HiddenLanes(unsteady)
         #: Axes of blocks with elements that are loaded, but not known here.
         self.anew: set[str | None] = set()
-        #: Masks outside of walked axes that leave a first part of an axis, and sums and maxima along an axis.
+        #: Masks outside of walked axes that leave a first part of an axis; sums and maxima along an axis, down rows.
         self.bounds: list[tuple[str | None, Integers, Line]] = []
-        self.reduced: list[tuple[str | None, Line]] = []
+        self.reduced, self.goes_down = list[tuple[str | None, Line]](), list[Line]()
         #: Axes along which vectors have a value for each row of a tile.
         self.down: set[str | None] = set()
         self.notes: list[str] = []
         self.line = Line("", 0)  #: of the operation at hand
-        #: Tensors of integers of which loads decide addresses and masks.
-        self.looked: dict[str, Line] = {}
+        #: Tensors of integers of which loads decide addresses and masks, and which elements each program loads so;
+        #: None for a tensor of which these are not known.
+        self.looked, self.looked_at = dict[str, Line](), dict[str, list[LookedAt] | None]()
         self.returned = 0  #: programs that return early
         #: Blocks by which recorded views are accessed, by argument.
         self.accesses: dict[str, list[Access]] = {}
@@ -371,7 +399,7 @@ class Draft:
 
     def _whole(self, name: str, value: Any, bits: int) -> Affine:
         """Return an integer argument; one without a sign may have the highest bit of its type."""
-        low, high = limits_of(bits)
+        low, high = whole_limits(bits)
         if not isinstance(value, int) or not low <= value <= (high if bits == 1 else 2 * high + 1):
             raise ProgramError(f"{self.function.name}: {name}: {value!r}; allowed: an integer of {bits} bits")
         return constant(value if value <= high else value - (1 << bits), bits=bits)
@@ -424,7 +452,15 @@ class Draft:
         axes = values[0].axes
         for other in values[1:]:
             axes = tuple(map(self._join, axes, other.axes))
+        self._refuse_diagonal(axes, self.line)
         return axes
+
+    def _refuse_diagonal(self, axes: Sequence[str | None], line: Line) -> None:
+        """Raise `ProgramError` for a block whose rows and columns are one axis."""
+        roots = [self.root(a) for a in axes if a is not None]
+        if len(set(roots)) < len(roots):
+            why = "a block has the same axis as its rows and as its columns, as in x[:, None] * x[None, :]"
+            raise ProgramError(f"{line}: {why}; load x again through a pointer of its own")
 
     def _unique(self, name: str, but: frozenset[str] = frozenset()) -> str:
         """Return a name that the kernel of tiles has not yet, and that is none of some others."""

@@ -15,7 +15,7 @@ import operator
 import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache, partial, reduce
 from itertools import chain, count, product
 from pathlib import Path
 from types import MappingProxyType
@@ -31,14 +31,16 @@ from npusim.formats import ARITHMETICS, IEEE, VARIANTS
 from npusim.formats.exponential import LOG2_E
 from npusim.kernels.declare.define import schedule
 from npusim.kernels.triton import launch_parts, short_kernel_name
-from npusim.kernels.triton.added_parts import PartsError, atomics_apart, has_atomics, parts_apart
+from npusim.kernels.triton.added_parts import PartsApart, PartsError, atomics_apart, has_atomics, parts_apart
 from npusim.kernels.triton.calls import MOST_PROGRAMS
 from npusim.kernels.triton.compiled_choices import UNKNOWN
 from npusim.kernels.triton.compiler import OPTIONS, POINTERS, Compiled, Source, compiled, function_of, source_of
-from npusim.kernels.triton.float64_walk import ExactLaunch
+from npusim.kernels.triton.float64_walk import ExactLaunch, KnownLaunches
 from npusim.kernels.triton.kernel_draft import Choices, UnlikeProgramsError
+from npusim.kernels.triton.known_kernels import known_kernels
 from npusim.kernels.triton.launch_axes import UnplacedError
 from npusim.kernels.triton.launch_phases import LaunchGrid, placed
+from npusim.kernels.triton.neighbours_apart import with_neighbours_apart
 from npusim.kernels.triton.own_maxima import with_maxima
 from npusim.kernels.triton.reader import Reader, read_launch
 from npusim.kernels.triton.releases import untried
@@ -46,6 +48,7 @@ from npusim.kernels.triton.reloaded import with_values_kept
 from npusim.kernels.triton.results_apart import inside, results_apart
 from npusim.kernels.triton.shared_memory import check_programs
 from npusim.kernels.triton.start_values import starts_apart
+from npusim.kernels.triton.tensor_axes import View
 from npusim.kernels.triton.ttir_text import FORMATS, Function, Line, read, refusing
 from npusim.kernels.triton.values import AXES as TENSOR_AXES
 from npusim.kernels.triton.values import Tensor, shaped
@@ -491,6 +494,29 @@ def launched(
 
     Raises `ProgramError` for a kernel that none of these is read of.
     """
+    has_loops = any(o.name == "scf.for" for o in (*function.operations, *inside(function.operations)))
+    faults = list[ProgramError]()
+    for each in (choices, *([replace(choices, knows_tiles=True)] if has_loops else [])):
+        try:
+            return _launched_floats(function, arguments, grid, each)
+        except ProgramError as error:
+            faults.append(error)
+    if not (known := known_kernels(function, arguments, grid)):
+        raise reduce(_further, faults)
+    made = list[LaunchGrid]()
+    for i, (own, given, size) in enumerate(known):
+        one = placed(read_launch(own, given, size, choices))
+        one.number, one.known = i + 1 if i else 0, (own, given, size)
+        made.append(one)
+    why = "the kernel computes integers alone, which are known at launch; the time is that of storing them"
+    made[0].reader.notes.append(f"{function.name}: {why}, not of the kernel")
+    return made
+
+
+def _launched_floats(
+    function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices
+) -> list[LaunchGrid]:
+    """Return the blocks of a launch that are read operation by operation, as `launched`."""
     function, maxima = with_maxima(function)
     function, arguments, kept = with_values_kept(function, arguments)
     made = _launched(function, arguments, grid, choices, MOST_KINDS)
@@ -525,9 +551,11 @@ def _launched(
         ways += [(whole, [function]), (whole, each)] if _has_remainders(function) else []
         lanes = [replace(choices, chooses_lanes=which) for which in ("first", "all")]
         ways += [(how, parts) for how in lanes for parts in ([function], each)]
-        single = results_apart(function, by_store=True)
+        single = results_apart(with_neighbours_apart(function) or function, by_store=True)
         ways += [(choices, single), (listed, single)]
         ways += [(replace(choices, cuts=True), parts) for parts in ([function], each, single)]
+        ways.append((replace(listed, lists_in_order=True), [function]))
+        ways += [(replace(choices, adds_tiles=True), [function])] if choices.is_fresh else []
         for how, parts in ways:
             try:
                 made = made or [placed(read_launch(part, arguments, grid, how)) for part in parts]
@@ -602,8 +630,9 @@ def _added(
     except PartsError as error:
         apart = parts_apart(function, arguments, error.count)
         makers = _launched(apart.before, apart.arguments, grid, choices, kinds)
+    adders = replace(choices, orders={}, sums={})
+    apart, makers, adder = _with_adder(function, arguments, grid, choices, kinds, apart, makers, adders)
     makers += _launched(apart.others, arguments, grid, choices, kinds) if apart.others else []
-    adder = placed(read_launch(apart.after, apart.arguments, apart.grid, replace(choices, orders={}, sums={})))
     why = (
         "atomic additions: here the programs add their parts to zeros, in program order, and a second kernel "
         "adds the sum to the"
@@ -611,6 +640,32 @@ def _added(
     why += " tensor; on hardware the order varies, and bits may differ from run to run"
     adder.reader.notes.append(f"{apart.after.operations[0].line}: {why}; {_LAUNCHES.format(1 + len(makers))}")
     return [adder, *makers]
+
+
+def _with_adder(
+    function: Function,
+    arguments: Mapping[str, Any],
+    grid: tuple[int, ...],
+    choices: Choices,
+    kinds: int,
+    apart: PartsApart,
+    makers: list[LaunchGrid],
+    adders: Choices,
+) -> tuple[PartsApart, list[LaunchGrid], LaunchGrid]:
+    """Return the kernels of atomic additions, the blocks of the one that makes the parts, and those of the other one.
+
+    Numbers of rows, one below the other, are added one by one, in the axes that they are stored along, or flat.
+    """
+    stored = [x for x in (each.out for each in makers) if x.name in apart.arguments and isinstance(x, View)]
+    if not stored or not all(x.shape[-1] == 1 < x.shape[-2] for x in stored):
+        return apart, makers, placed(read_launch(apart.after, apart.arguments, apart.grid, adders))
+    apart = parts_apart(function, arguments, apart.parts, by_element=True)
+    with suppress(ProgramError):
+        reader = read_launch(apart.after, apart.arguments, apart.grid, adders)
+        return apart, makers, placed(reader, like=stored[0])
+    apart = parts_apart(function, arguments, apart.parts, by_element=True, is_flat=True)
+    makers = _launched(apart.before, apart.arguments, grid, choices, kinds)
+    return apart, makers, placed(read_launch(apart.after, apart.arguments, apart.grid, adders))
 
 
 def _by_programs(
@@ -749,7 +804,11 @@ def read_as(
 def exact_launch(ttir: str, name: str, line: Line, arguments: Mapping[str, Any], grid: tuple[int, ...]) -> ExactLaunch:
     """Return the results of a launch in float64."""
     blocks = read_as(ttir, name, line, arguments, grid, EXACT)
-    return ExactLaunch(read(ttir), arguments, grid, blocks)
+    known = [ExactLaunch(*x.known, [x], partial(list, [x])) for x in blocks if x.known is not None]
+    if known:
+        return KnownLaunches(known)
+    others = partial(read_as, ttir, name, line, arguments, grid, replace(EXACT, accumulate="fresh"))
+    return ExactLaunch(read(ttir), arguments, grid, blocks, others)
 
 
 def _exact(launch: Launch, problem: KernelProblem, tiling: Tiling) -> ExactLaunch:

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from npusim.kernels.triton.ttir_text import Line
 
 
+#: The reading of views in which nothing that a loop moves along is pages of rows (`matched`).
+NO_PAGES = 4
+
+
 class UnplacedError(ProgramError):
     """The axes of a tensor, ``of``, do not follow from the place that a program stores to."""
 
@@ -107,7 +111,7 @@ def matched(of: str, view: View, uses: Sequence[TensorUse], result: Result, *, i
 
     ``is_part``: of a tensor that is accessed elsewhere too.  ``freedom``: 1: axes that do not follow are splits, of
     which each program has a separate place; 2: and axes of blocks are groups of these, where they can be; 3: or groups
-    of what a program goes through in its loop.
+    of what a program goes through in its loop; 4: as 1, and no axis that a loop moves along is one of pages of rows.
     """
     *outer, rows, columns = result.view.shape
     first: ProgramError | None = None
@@ -122,7 +126,7 @@ def matched(of: str, view: View, uses: Sequence[TensorUse], result: Result, *, i
     plain = chain(groups, view.ways()) if is_part else chain(view.ways(), groups)
     for one in orders.get(freedom, plain):
         try:
-            return _followed(of, one, uses, result, is_strict=not freedom)
+            return _followed(of, one, uses, result, is_strict=not freedom, has_pages=freedom < NO_PAGES)
         except ProgramError as error:
             first = first or error
     assert first is not None
@@ -140,7 +144,9 @@ def _by_loops(view: View, uses: Sequence[TensorUse]) -> Iterator[View]:
                 yield made
 
 
-def _followed(of: str, view: View, uses: Sequence[TensorUse], result: Result, *, is_strict: bool) -> View:
+def _followed(
+    of: str, view: View, uses: Sequence[TensorUse], result: Result, *, is_strict: bool, has_pages: bool
+) -> View:
     def follows(group: Group, wanted: Integers) -> bool:
         return not any(np.any((view.index(group, u.base) != wanted) & u.is_read) for u in uses)
 
@@ -160,7 +166,7 @@ def _followed(of: str, view: View, uses: Sequence[TensorUse], result: Result, *,
             view = view.assigned(heads=group)
         elif is_vector and size == rows and follows(group, result.row):
             view = view.assigned(rows=group)
-    view = _walked(view, uses, result)
+    view = _walked(view, uses, result, has_pages=has_pages)
     for u in uses:
         if u.is_of_rows and np.any((view.index(view.groups[ROWS], u.base) != result.row) & u.is_read):
             raise UnplacedError(f"{u.line}: {of}: the program loads rows other than those that it stores", of)
@@ -169,13 +175,13 @@ def _followed(of: str, view: View, uses: Sequence[TensorUse], result: Result, *,
     return _with_fixed(of, view, uses, is_strict=is_strict)
 
 
-def _walked(view: View, uses: Sequence[TensorUse], result: Result) -> View:
+def _walked(view: View, uses: Sequence[TensorUse], result: Result, *, has_pages: bool) -> View:
     """Return a view with axes along which its blocks move in the loop: splits, or pages of rows."""
     for i in view.rest if all(u.is_walked for u in uses) else ():
         indices = [np.where(u.is_read, view.index((i,), u.base), -1) for u in uses]
         if any(np.any(np.where(x < 0, x.max(1, keepdims=True), x) != x.max(1, keepdims=True)) for x in indices):
             own = view.groups[ROWS]
-            is_page = own and not result.is_row and not any(u.is_of_rows for u in uses)
+            is_page = has_pages and own and not result.is_row and not any(u.is_of_rows for u in uses)
             view = view.assigned(rows=(i, *own)) if is_page else view.assigned(splits=(i,))
     return view
 

@@ -33,7 +33,7 @@ from npusim.kernels.triton.kernel_draft import (
     UnlikeProgramsError,
     Walk,
 )
-from npusim.kernels.triton.launch_axes import Result, TensorUse, UnplacedError, matched, readings
+from npusim.kernels.triton.launch_axes import NO_PAGES, Result, TensorUse, UnplacedError, matched, readings
 from npusim.kernels.triton.masks import Rule, mask_of_plain
 from npusim.kernels.triton.tensor_axes import GatheredView, MaskView, View
 from npusim.kernels.triton.ttir_text import refusing
@@ -56,12 +56,12 @@ from npusim.units import ceil_div
 if TYPE_CHECKING:
     from npusim.config.problem import AnyProblem, Problem
     from npusim.kernels.triton.reader import Reader
-    from npusim.kernels.triton.ttir_text import Line
+    from npusim.kernels.triton.ttir_text import Function, Line
 
 #: What a place along each axis of a tensor is called.
 SIDES = ("batch", "head", "split", "row", "column")
 #: Of readings of views (`npusim.kernels.triton.launch_axes.matched`).
-MOST_FREEDOM = 3
+MOST_FREEDOM = NO_PAGES
 
 
 class Written(NamedTuple):
@@ -96,16 +96,6 @@ def kernel_of(written: Written) -> Kernel:
     return Kernel(names[name], written.results, axes, keeps_factors=keeps, computes_factors=True)
 
 
-def is_row(reader: Reader) -> bool:
-    """Return whether a program's blocks are one row, which has no axis."""
-    if len(stored := reader.stored[0].value.axes) >= 2:
-        return False
-    blocks = [x.axes[x.dims.index(ROWS)] for x in reader.loads.values() if len(x.axes) == 2]
-    # A state of one row has no axis of rows, nor has a number that is stored.
-    blocks += [axes[0] for _, axes, _ in reader.states.values() if len(axes) == 2 and axes[0] is not None]
-    return not any(reader.root(axis) == reader.root(stored[0]) for axis in blocks if stored)
-
-
 def is_part(reader: Reader, view: View) -> bool:
     """Return whether a kernel accesses a view's tensor elsewhere too, as another part."""
     accessed = {x.pointer.of for x in (*reader.loads.values(), *reader.stored)}
@@ -113,10 +103,11 @@ def is_part(reader: Reader, view: View) -> bool:
     return sum((x.parameter, x.of) == (view.parameter, view.of) for x in views) > 1
 
 
-def placed(reader: Reader) -> LaunchGrid:
+def placed(reader: Reader, *, like: View | None = None) -> LaunchGrid:
     """Return the blocks of a launch; other readings of a recorded result's axes are tried until all views agree.
 
-    Raises `ProgramError` with the message of the first reading where none fits.
+    ``like``: the parts that the result is the sum of, whose batch, heads and rows it has.  Raises `ProgramError` with
+    the message of the first reading where none fits.
     """
     stored = reader.stored[0]
     view = reader.arguments[stored.pointer.of]
@@ -124,8 +115,11 @@ def placed(reader: Reader) -> LaunchGrid:
         return LaunchGrid(reader)
     most, faults = [int(n.max()) for n in stored.left], list[ProgramError]()
     rows, columns = (0, 0, *most)[-2:]
-    how: Any = {"is_row": is_row(reader), "is_part": is_part(reader, view), "rows": rows, "columns": columns}
-    ways = list(readings(view, stored.pointer.base, **how))
+    how: Any = {"is_row": reader.is_of_one_row, "is_part": is_part(reader, view), "rows": rows, "columns": columns}
+    given = list(readings(view, stored.pointer.base, **how)) if like is None else [view.with_axes_of(like)]
+    ways = [x for x in given if x is not None]
+    if not ways:
+        raise ProgramError(f"{stored.line}: {stored.pointer.of} cannot have the axes of its parts")
     for freedom, result in product(range(MOST_FREEDOM + 1), ways):
         try:
             return LaunchGrid(reader, result, freedom=freedom)
@@ -160,6 +154,8 @@ class LaunchGrid:
         self.freedom = freedom
         #: Of several kernels that one is read as: from 2 for each but the first, whose tensors have the plain names.
         self.number = 0
+        #: The kernel, with its arguments and grid, whose results in float64 these are; None: the launch's.
+        self.known: tuple[Function, dict[str, Any], tuple[int, ...]] | None = None
         self.reader, self.stored, ids = reader, reader.stored[0], reader.ids
         #: Recorded views with all of their axes; the result's is given.
         self._views: dict[str, View] = {} if result is None else {self.stored.pointer.of: result}
@@ -167,7 +163,7 @@ class LaunchGrid:
         self.stores = _stores(reader)
         self.is_visited = _visited(reader, self.stores)
         self.is_summed = any(w.is_sum for w in reader.walks)
-        self.is_row = is_row(reader)
+        self.is_row = reader.is_of_one_row
         self.out = self._tensor(self.stored.pointer.of)
         places = self.out.places(
             np.broadcast_to(self.stored.pointer.base, (len(ids), self.stored.pointer.base.shape[1]))
@@ -315,7 +311,7 @@ class LaunchGrid:
     ) -> list[tuple[str | None, int, Any]]:
         """Return axis, size and elements left of a block along its tensor's rows and columns."""
         of = dict(zip(dims[-len(axes) :], zip(axes, pointer.shape, left, strict=True), strict=False))
-        if len(axes) == 1 and not self.is_row and self._is_of_rows(axes):
+        if COLUMNS in of and len(axes) == 1 and not self.is_row and self._is_of_rows(axes):
             of = {ROWS: of[COLUMNS]}
         return [of.get(d, (None, 1, 1)) for d in (ROWS, COLUMNS)]
 
@@ -497,7 +493,9 @@ class LaunchGrid:
                 self.rows = np.minimum(self.rows, count)
                 self.sizes["row"] = int(self.rows.max())
             if np.any(((at != self.row) | (count < self.rows))[is_visited]):
-                raise self._fault(load.line, f"{load.of}: the program must load all rows that it stores, and no others")
+                raise UnplacedError(
+                    f"{load.line}: {load.of}: the program must load all rows that it stores, and no others", load.of
+                )
         elif called == "value" and (self.is_cut or np.any(at[is_visited]) or min(size, whole) < self.sizes["value"]):
             if np.any(((at != self.col) | (count < self.cols))[is_visited]):
                 raise self._fault(load.line, f"{load.of}: the program loads columns other than those that it stores")
@@ -776,13 +774,13 @@ class LaunchGrid:
         if walk.loads and not self.is_summed:
             for name in walk.states:
                 start, of, fmt = self.reader.states[name]
-                if not self.called(of):
+                if not self.called(of) and not self.reader.goes_down:
                     raise self._fault(
                         first,
                         f"{name}: a loop carries a single number together with blocks of several rows, "
                         "which is not supported",
                     )
-                how = f"full({self.called(of)!r}, {start.text}, {self.reader.choices.fmt(fmt)!r})"
+                how = f"full({self.called(of) or language.ONE!r}, {start.text}, {self.reader.choices.fmt(fmt)!r})"
                 yield (f"    {name} = {how if isinstance(start, Number) else f'initial({start.text})'}", first.number)
             walked = list(dict.fromkeys(walk.loads))
             of_all = ", ".join(names[n] for n in walked)
@@ -922,7 +920,8 @@ class LaunchGrid:
         b, h, splits, rows, cols = t.shape
         is_result = of == self.stored.pointer.of and not t.is_workspace and not load and not self.number
         is_changed = is_stored and any(of == x.of for x in self.reader.loads.values())  # in place: two tensors here
-        name = "o" if is_result else f"{t.name}_" if is_changed or t.name == "o" else t.name
+        is_other_o = t.name == "o" or (is_stored and t.name == "O" and len(self.stored.value.axes) > 1)
+        name = "o" if is_result else f"{t.name}_" if is_changed or is_other_o else t.name
         name = f"{name}_{self.number}" if self.number and not t.is_workspace else name
         rows, shared = (self.out.shape[ROWS],) * 2 if load in self.shared else (rows, 1)
         more: Any = {"is_transposed": t.is_transposed, "shared_rows": shared}

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npusim.kernels.triton.integers import DIVISIONS, WIDE, NonlinearError, computed_of, limits_of
+from npusim.formats.whole import WIDE, whole_limits
+from npusim.kernels.triton.integers import DIVISIONS, NonlinearError, computed_of
 from npusim.kernels.triton.tensor_axes import GatheredView, View, gathered
 from npusim.kernels.triton.values import (
     RELATIONS,
@@ -66,7 +67,7 @@ def table_of(
     programs, times, n = *values.shape[:2], shape[wide[0]]
     flat = np.where(known, values, 0).reshape(programs, times * n)
     if kinds_of is None:
-        kinds, of_each = np.unique(flat, axis=0, return_inverse=True)
+        kinds, of_each = unlike_rows(flat)
     else:
         first, of_each = kinds_of(flat)
         kinds = flat[first]
@@ -78,6 +79,21 @@ def table_of(
     left = tuple(count if step and np.any(count < n) else None for step in steps)
     rest = Affine(np.zeros((1, 1), np.int64), (0,) * len(shape), shape, bits=bits)
     return Listed(rest, kinds.reshape(-1), Affine(base, steps, shape, left=left))
+
+
+def unlike_rows(rows: Integers) -> tuple[Integers, Integers]:
+    """Return the unlike rows of integers in ascending order, and for each row its number among these.
+
+    As ``numpy.unique`` along axis 0, which compares long rows by one element after another.
+    """
+    unsigned = rows.astype(np.int64, copy=False).view(np.uint64) ^ np.uint64(1 << 63)
+    keys = [row.tobytes() for row in unsigned.astype(">u8")]  # as bytes they have the order of the integers
+    first = dict[bytes, int]()
+    for i, key in enumerate(keys):
+        first.setdefault(key, i)
+    ordered = sorted(first)
+    number = {key: i for i, key in enumerate(ordered)}
+    return rows[[first[key] for key in ordered]], np.array([number[key] for key in keys], np.int64)
 
 
 def elements_of(op: Op, x: Listed | Affine) -> Integers:
@@ -229,7 +245,7 @@ def _refuse_zero(op: Op, name: str, values: Integers) -> None:
 
 def _in_bits(op: Op, x: Listed) -> Listed:
     """Return a list; raise `ProgramError` for one beyond its type."""
-    (low, high), rest = limits_of(x.rest.bits), x.rest
+    (low, high), rest = whole_limits(x.rest.bits), x.rest
     ends = [s * (n - 1) for s, n in zip(rest.steps, rest.shape, strict=True)]
     entries = x.table if x.beyond is None else np.append(x.table, x.beyond)
     least = int(rest.base.min()) + sum(min(0, e) for e in ends) + int(entries.min(initial=0))
@@ -387,19 +403,44 @@ def where_held(op: Op, x: Listed, mask: ListedMask, kinds_of: Kinds) -> Listed |
     return replace(x, table=made.table, at=replace(made.at, shape=x.shape))
 
 
+def as_list(x: Affine | Listed) -> Listed:
+    """Return pointers of a block of one axis as a list of its elements."""
+    if isinstance(x, Listed):
+        return x
+    rest = replace(x, steps=(0,), left=())
+    return Listed(rest, x.steps[0] * np.arange(x.shape[0]), Affine(np.zeros((1, 1), np.int64), (1,), x.shape))
+
+
+def without_hidden(op: Op, x: Listed, mask: ListedMask, source: View) -> Listed:
+    """Return pointers by a list whose elements that a mask hides lead to none."""
+    shift = _shift_along(source, _axes_along(source, x.table), x)
+    part = replace(x, rest=Affine(shift, (0,), x.shape))
+    values, holds = np.broadcast_arrays(elements_of(op, part), holds_of(op, mask))
+    made = table_of(op, np.where(holds, values, -1), None, x.shape, WIDE)
+    return replace(made, rest=replace(x.rest, base=x.rest.base - shift))
+
+
+def _axes_along(source: View, table: Integers) -> tuple[int, ...]:
+    """Return the axes of a tensor along which a table's entries lead."""
+    along = tuple(i for i in range(len(source.sizes)) if np.any(source.index((i,), table)))
+    return along or tuple(sorted(range(len(source.sizes)), key=lambda i: -source.by[i])[:1])
+
+
+def _shift_along(source: View, along: tuple[int, ...], x: Listed) -> Integers:
+    """Return what the rest of pointers by a table adds along some axes, (program, iteration)."""
+    return np.asarray(sum(source.index((i,), x.rest.base) * source.by[i] for i in along))
+
+
 def rows_of(op: Op, x: Listed, source: View, name: str) -> tuple[Affine, GatheredView]:
     """Return pointers by a table as linear ones into a tensor of the table's rows, and that tensor."""
     last = sum((n - 1) * s for n, s in zip(source.sizes, source.by, strict=True))
     inside = (x.table >= 0) & (x.table <= last)
     known = np.where(inside, x.table, 0)
-    along = tuple(i for i in range(len(source.sizes)) if np.any(source.index((i,), known)))
-    if not along:
-        along = tuple(sorted(range(len(source.sizes)), key=lambda i: -source.by[i])[:1])
+    along = _axes_along(source, known)
     rest = sum(source.index((i,), known) * source.by[i] for i in along)
     if np.any(rest != known):
         raise op.fail(f"{source.name}: loaded integers address an element outside of its axes")
-    shift = np.asarray(sum(source.index((i,), x.rest.base) * source.by[i] for i in along))
-    if np.any(shift):
+    if np.any(shift := _shift_along(source, along, x)):
         return rows_of(op, _shifted(op, x, shift), source, name)
     view = gathered(name, source, along, tuple(np.where(inside, x.table, -1).tolist()))
     steps = tuple(s * view.by_row + t for s, t in zip(x.at.steps, x.rest.steps, strict=True))

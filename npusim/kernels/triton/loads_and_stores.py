@@ -9,15 +9,28 @@ from itertools import chain, count
 import numpy as np
 
 from npusim.errors import ProgramError
+from npusim.formats.whole import wrapped
+from npusim.kernels.triton.arithmetic import MASK
 from npusim.kernels.triton.calls import INTEGERS
-from npusim.kernels.triton.integers import bits_of, wrapped
-from npusim.kernels.triton.kernel_draft import Load, Stored
-from npusim.kernels.triton.listed import by_one_list, elements_of, first_ones, rows_of, table_of, where_held
+from npusim.kernels.triton.exact_integers import ExactIntegers
+from npusim.kernels.triton.integers import bits_of
+from npusim.kernels.triton.kernel_draft import Load, LookedAt, Stored
+from npusim.kernels.triton.listed import (
+    as_list,
+    by_one_list,
+    elements_of,
+    first_ones,
+    rows_of,
+    table_of,
+    where_held,
+    without_hidden,
+)
 from npusim.kernels.triton.tensor_axes import NO_GROUPS, GatheredView, IntegerTensor, MaskView, View
-from npusim.kernels.triton.ttir_text import FORMATS, WHOLE, Op, shape_of
+from npusim.kernels.triton.ttir_text import FORMATS, WHOLE, Line, Op, shape_of
 from npusim.kernels.triton.values import (
     AXES,
     COLUMNS,
+    MOST_ELEMENTS,
     RELATIONS,
     ROWS,
     Affine,
@@ -41,33 +54,34 @@ from npusim.kernels.triton.values import (
     one_hot,
     truth,
 )
-from npusim.kernels.triton.whole_numbers import WholeNumbers
 
 #: What leaves a block's elements in their order, or exchanges its axes.
 CONVERSIONS = ("arith.truncf", "arith.extf", "tt.fp_to_fp", "tt.trans", "ttg.convert_layout")
 
 
-class Memory(WholeNumbers):
+class Memory(ExactIntegers):
     """Operations that load and store blocks."""
 
     def _tt_load(self, op: Op, pointer: Known, mask: Known | None = None, other: Known | None = None) -> None:
         if not isinstance(pointer, Affine | Listed):
             raise op.fail("a tl.load from an address that is computed from floats is not supported")
         of = pointer.rest.of if isinstance(pointer, Listed) else pointer.of
+        if of in self.bytes_of and any(x.of.partition(".")[0] == of for x in self.stored):
+            why = "the kernel both stores and loads these integers, which is not supported"
+            raise op.fail(f"{of}: {why}; pass a copy to the kernel")
         if isinstance(tensor := self.arguments[of], IntegerTensor):
             if self._is_of_values(op):
                 self._load_numbers(op, tensor, pointer, mask, other)
                 return
             self.looked.setdefault(of, op.line)
-            if any(x.of == of for x in self.stored):
-                raise op.fail(
-                    f"{of}: the kernel both stores and loads these integers, which is not supported; pass a copy "
-                    "to the kernel"
-                )
             self._set(op, self._looked_up(op, tensor, pointer, mask, other))
             return
         if isinstance(mask, ListedMask) and self._is_scattered(op, mask):
-            self._load_where_held(op, pointer, mask, other)
+            load = self._load_where_held if mask.at.of or len(pointer.shape) != 1 else self._load_elements
+            load(op, pointer, mask, other)
+            return
+        if isinstance(mask, ValueComparison):
+            self._load_by_values(op, pointer, mask, other)
             return
         pointer = self._as_listed(op, self._turned_round(op, pointer, mask), mask)
         if of in self.choices.listed_rows and isinstance(pointer, Affine):
@@ -93,6 +107,19 @@ class Memory(WholeNumbers):
             number = other if isinstance(other, Number) else Number(0.0, "0.0", pointer.shape)
             self._fixed_choice(op, Condition(tuple(whole)), self._named(op, loaded), number)
 
+    def _load_elements(self, op: Op, pointer: Affine | Listed, mask: ListedMask, other: Known | None) -> None:
+        """Load a row by a list of its elements, of which those that a mask of indices hides are a number."""
+        number = Number(0.0, "0.0", pointer.shape) if other is None else other
+        if not isinstance(number, Number):
+            raise op.fail("a tl.load whose mask hides other elements than the last ones needs a number as other=")
+        self.notes.append(f"{op.line}: elements that the mask hides are timed as loaded ones")
+        of = pointer.rest.of if isinstance(pointer, Listed) else pointer.of
+        if not isinstance(source := self.arguments[of], View):
+            raise op.fail(f"{of}: a mask of indices hides elements of a row, so that npusim needs a call; record it")
+        listed = without_hidden(op, as_list(pointer), mask, source)
+        at = self._in_rows(op, listed, None, hidden=number.value)
+        self._load(op, at, None, number, shape_of(op.type)[1])
+
     def _is_scattered(self, op: Op, mask: ListedMask) -> bool:
         """Return whether a mask by loaded integers leaves other elements than the first ones of a block."""
         try:
@@ -100,6 +127,19 @@ class Memory(WholeNumbers):
         except ProgramError:
             return True
         return False
+
+    def _load_by_values(self, op: Op, pointer: Affine | Listed, mask: ValueComparison, other: Known | None) -> None:
+        """Load what a mask of values hides too, within its mask of indices, and choose behind it."""
+        self._tt_load(op, pointer, mask.within, other if mask.within is not None else None)
+        loaded = self.values[op.results[0]]
+        if not isinstance(loaded, Floats) or not isinstance(other, Number | None):
+            raise op.fail("a mask of compared values in a tl.load of integers, or with a block as other=")
+        self.notes.append(
+            f"{op.line}: a mask of compared values is a choice behind a load of all elements here: the time includes "
+            "the hidden ones"
+        )
+        named = self._named(op, loaded)
+        self._by_value(op, replace(mask, within=None), named, Number(0.0, "0.0") if other is None else other)
 
     def _load_where_held(self, op: Op, pointer: Affine | Listed, mask: ListedMask, other: Known | None) -> None:
         """Load all elements, and put a number in place of those that a mask by loaded integers hides."""
@@ -423,16 +463,20 @@ class Memory(WholeNumbers):
         if not self.choices.cuts or type(view) is not View or not steps:
             return None
         (step, i), left = min(steps), self._left(op, mask, pointer)
-        axis = next((a for a, by in enumerate(view.by) if by == step), None)
+        plain = replace(view, groups=NO_GROUPS, fixed=()).assigned()
+        if len(steps) == len(pointer.shape) == step == pointer.base.shape[1] == 1:  # elements may be one row
+            plain = plain.flat() or plain
+        axis = next((a for a, by in enumerate(plain.by) if by == step), None)
         counts, first = np.broadcast_arrays(np.minimum(left[i], pointer.shape[i]), pointer.base)
         counts, first = counts[counts > 0], first[counts > 0]
-        if axis is None or not counts.size or np.ptp(counts) or view.groups[ROWS] == (axis,):
+        if axis is None or not counts.size or view.groups[ROWS] == (axis,):
             return None
-        at = view.index((axis,), first)
-        width, start = int(counts[0]), int(at[0])
-        if np.ptp(at) or start + width > view.sizes[axis] or width == view.sizes[axis]:
+        at = plain.index((axis,), first)
+        is_one = not (np.ptp(counts) or np.ptp(at))
+        width, start = int((at + counts).max() - at.min()), int(at.min())
+        is_row = len(plain.sizes) == pointer.base.shape[1] == 1
+        if not (is_one or is_row) or start < 0 or start + width > plain.sizes[axis] or width == plain.sizes[axis]:
             return None
-        plain = replace(view, groups=NO_GROUPS, fixed=()).assigned()
         for name in (f"{pointer.of}.{k}" for k in count(2)):
             part = plain.part(name, axis, start, width)
             known = self.arguments.setdefault(name, part)
@@ -513,10 +557,13 @@ class Memory(WholeNumbers):
         of = (pointer.rest.of if isinstance(pointer, Listed) else pointer.of).partition(".")[0]
         return shape_of(self.function.parameters[of])[1]
 
-    def _in_rows(self, op: Op, pointer: Affine | Listed, mask: Known | None, *, drops: bool = False) -> Affine:
+    def _in_rows(
+        self, op: Op, pointer: Affine | Listed, mask: Known | None, *, drops: bool = False, hidden: float | None = None
+    ) -> Affine:
         """Return pointers of a block whose rows go by a table in a tensor of these rows; others as they are.
 
-        ``drops``: the table has entries that lead to no row, of lanes that a mask hides.
+        ``drops``: the table has entries that lead to no row, of lanes that a mask hides; ``hidden``: these are loaded
+        as a number.
         """
         if isinstance(pointer, Affine):
             return pointer
@@ -524,12 +571,13 @@ class Memory(WholeNumbers):
         if not isinstance(source := self.arguments[of], View):
             raise op.fail(f"{of}: loaded integers select rows, so that npusim needs their values; record the call")
         pointer = self._without_hidden(op, by_one_list(op, pointer, self._kinds_of_all), mask)
+        pointer = self._in_order(pointer, mask, op) if self.choices.lists_in_order else pointer
         is_read_alone = self._is_read_first(op, of)
         for name in chain((f"{of}.rows",), (f"{of}.rows{i}" for i in count(2))):
             made, view = rows_of(op, pointer, source, name)
-            view = self._visited(made, view)
+            view = replace(self._visited(made, view), hidden=hidden)
             known = self.arguments.get(name)
-            if not isinstance(known, GatheredView) or (known.listed, known.along) == (view.listed, view.along):
+            if not isinstance(known, GatheredView) or known.is_like(view):
                 break
             if not is_read_alone:
                 raise op.fail(f"{of}: two accesses select rows by different loaded integers, which is not supported")
@@ -538,7 +586,7 @@ class Memory(WholeNumbers):
             raise op.fail(
                 f"{of}: one access selects rows by loaded integers and another does not, which is not supported"
             )
-        self._check_rows(op, made, view, self._lanes(op, mask, made), drops=drops)
+        self._check_rows(op, made, view, self._lanes(op, mask, made), drops=drops or hidden is not None)
         if known is None:
             listed = f"{len(view.listed):,} rows, selected by loaded integers or by indices that are not linear"
             self.notes.append(f"{op.line}: {of}: {listed}: a row that is selected twice is read from memory twice")
@@ -550,6 +598,21 @@ class Memory(WholeNumbers):
                 self.notes.append(f"{op.line}: {of}: {why}")
             self.arguments[name] = view
         return made
+
+    def _in_order(self, x: Listed, mask: Known | None, op: Op) -> Listed:
+        """Return pointers by a table of each program's entries, alike programs' once, in the order of the programs."""
+        axis = next((i for i, (s, n) in enumerate(zip(x.at.steps, x.shape, strict=True)) if s and n > 1), None)
+        if axis is None or x.at.base.shape[1] > 1:
+            return x
+        lanes, most = np.arange(n := x.shape[axis]), self._lanes(op, mask, x.at)[axis].min(1, keepdims=True)
+        at, is_left = np.broadcast_arrays(x.at.base + x.at.steps[axis] * lanes, lanes < most)
+        at = np.broadcast_to(np.where(is_left & (at >= 0) & (at < len(x.table)), at, -1), (len(self.ids), n))
+        entries = np.where(at < 0, -1, x.table[at])
+        _, first, of_each = np.unique(entries, axis=0, return_index=True, return_inverse=True)
+        order = np.argsort(first, kind="stable")
+        base = np.argsort(order)[of_each.reshape(-1)][:, None] * n
+        steps = tuple(int(i == axis) for i in range(len(x.shape)))
+        return replace(x, table=entries[first[order]].reshape(-1), at=replace(x.at, base=base, steps=steps))
 
     def _without_hidden(self, op: Op, x: Listed, mask: Known | None) -> Listed:
         """Return pointers by a table of indices without the lanes behind the last that a mask leaves in any program.
@@ -646,6 +709,7 @@ class Memory(WholeNumbers):
             program = program if len(places) > 1 else 0
             why = f"{self.program(program)} reads element {at} of {len(tensor.data)}, and no mask prevents it"
             raise op.fail(f"{of}: {why}{self._looked(op, program, 0)}")
+        self._note_looked(of, places, known, op.line)
         values = wrapped(tensor.data[np.where(known, places, 0)], bits := bits_of(op.type))
         is_whole = all(x is None for x in limits)
         if (
@@ -666,12 +730,25 @@ class Memory(WholeNumbers):
             return Listed(rest, table, replace(pointer, left=ends), _number_of(other))
         return replace(made, left=ends, bits=bits)
 
+    def _note_looked(self, of: str, places: Integers, known: Booleans, line: Line) -> None:
+        """Note which integers of a tensor each program loads; of a loop over tiles, or of many, they are not known."""
+        noted, count = self.looked_at.setdefault(of, []), places[0].size * len(self.ids)
+        if noted is None or self._walk is not None or count > MOST_ELEMENTS:
+            self.looked_at[of] = None
+            return
+        at = np.where(known, places, -1).reshape(len(places), -1)
+        noted.append(LookedAt(self.ids, np.broadcast_to(at, (len(self.ids), at.shape[1])), line))
+
     def _check_indices(self, op: Op, pointer: Affine, left: Sequence[Integers]) -> None:
         """Raise `ProgramError` for an address beyond a recorded view, whose integers may be data."""
         tensor: Tensor = self.arguments[pointer.of]
         if not np.any(beyond := self._is_beyond(pointer, left)) or not isinstance(tensor, View):
             return
         ends = _ends_of(pointer, left)
+        if tensor.cut is not None:
+            lines = {str(x.line) for x in (*self.stored, *self.loads.values()) if x.of == pointer.of}
+            why = f"{tensor.parameter} is stored to and also accessed elsewhere; pass another tensor"
+            raise op.fail(f"{why}; it is accessed at {', '.join(sorted({*lines, str(op.line)}))}")
         beyond = np.broadcast_to(beyond, (len(self.ids), beyond.shape[1]))
         program, time = (int(i) for i in np.argwhere(beyond)[0])
         step, size = max(zip(tensor.by, tensor.sizes, strict=True))
@@ -866,6 +943,7 @@ class Memory(WholeNumbers):
             value = self._stored_integers(op, value, pointer.rest.of if isinstance(pointer, Listed) else pointer.of)
         if isinstance(value, Number) and isinstance(pointer, Affine | Listed):  # of all elements
             fmt = self._element_of(pointer)
+            fmt = "i8" if fmt == MASK and value.value in (0.0, 1.0) else fmt  # one byte of 0 or 1, as Triton stores it
             if fmt not in FORMATS and fmt not in WHOLE:
                 raise op.fail(f"a store of a number to a tensor of {fmt}; allowed: {', '.join((*FORMATS, *WHOLE))}")
             text = f"filled('@', {value.text}, {self.choices.fmt(fmt)!r})"
@@ -878,6 +956,11 @@ class Memory(WholeNumbers):
         self.text(value)  # refuses a transposed one
         if self.choices.lists_elements and isinstance(pointer, Affine):
             pointer, mask = self._of_held(op, pointer, mask)
+        if isinstance(mask, ListedMask) and not mask.at.of and len(pointer.shape) == 1 and self._is_scattered(op, mask):
+            raise op.fail(
+                "a tl.store has a mask that hides columns of a block that is summed along both of its axes, which is "
+                "not supported; use a block with as many columns as the tensor, or sum the rows in a loop"
+            )
         pointer = self._in_rows(op, pointer, mask)
         pointer, _ = self._in_cut(op, pointer, mask) or self._in_part(pointer)
         left = self._left(op, mask, pointer)

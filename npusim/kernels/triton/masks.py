@@ -99,16 +99,9 @@ def mask_of_plain(
     than -inf.
     """
     assert grid.walk is not None
-    line, at, listed = grid.stored.line, 0, list[list[JoinedRules]]()
-    if any(isinstance(w.mask, Elements) or (w.mask and _moves(grid, w.mask)) for w in grid.reader.walks):
+    rules_of = _rules_of_all(grid)
+    if rules_of is None:
         return _mask_of_elements(grid, kind)
-    for walk in grid.reader.walks:
-        here = slice(at, at := at + walk.most)
-        if isinstance(walk.mask, Condition):
-            listed.append(_rules_of(grid, walk.mask, here))
-    if any([_form(x) for x in other] != [_form(x) for x in listed[0]] for other in listed):
-        raise ProgramError(f"{line}: loops with different masks in one kernel are not supported")
-    rules_of = listed[0]
     if grid.reader.hides_by_numbers:
         _check_rows(grid, rules_of)
     if (
@@ -136,14 +129,26 @@ def _name(grid: LaunchGrid) -> str:
     return f"mask_{grid.number}" if grid.number else "mask"
 
 
-def check_masks(grid: LaunchGrid) -> None:
-    """Raise `ProgramError` for a mask by its elements in one of several loops."""
-    walks = grid.reader.walks
-    if len(walks) > 1 and any(isinstance(w.mask, Elements) for w in walks):
-        raise ProgramError(
-            f"{grid.stored.line}: a kernel with several loops has a mask that is not linear along rows and keys, "
-            "or a mask that moves between tiles"
-        )
+def _rules_of_all(grid: LaunchGrid) -> list[JoinedRules] | None:
+    """Return the mask of all loops in each program; None where only its elements state it, or loops have unlike masks.
+
+    A program without a tile of a loop has the mask of the loop whose tiles it has.
+    """
+    at, listed = 0, list[list[JoinedRules]]()
+    made = dict[int, JoinedRules]()
+    for walk in grid.reader.walks:
+        here = slice(at, at := at + walk.most)
+        if walk.mask is None:
+            continue
+        if isinstance(walk.mask, Elements) or _moves(grid, walk.mask, here):
+            return None
+        listed.append(_rules_of(grid, walk.mask, here))
+        for i in np.flatnonzero(grid.is_visited[:, here].any(1)).tolist():
+            if made.setdefault(i, listed[-1][i]) != listed[-1][i]:
+                return None
+    if len({_form(rules) for each in listed for rules in each}) > 1:
+        return None
+    return [made.get(i, rules) for i, rules in enumerate(listed[0])]
 
 
 def _mask_of_elements(grid: LaunchGrid, kind: MaskKind | None) -> tuple[ElementMask, list[int | None]]:
@@ -151,11 +156,10 @@ def _mask_of_elements(grid: LaunchGrid, kind: MaskKind | None) -> tuple[ElementM
 
     Programs that store the same rows and whose tables differ are of different kinds.
     """
-    check_masks(grid)
-    line, walk = grid.stored.line, grid.reader.walks[0]
-    assert walk.mask is not None
+    line, walks = grid.stored.line, grid.reader.walks
     assert grid.walk is not None
-    mask = elements_in(Op("scf.for", [], [], "a mask", "", line), walk.mask)
+    loop = Op("scf.for", [], [], "a mask", "", line)
+    masks = [None if w.mask is None else elements_in(loop, w.mask) for w in walks]
     rows, (starts, counts) = grid.out.shape[-2], grid.walk
     keys = int(np.where(grid.is_visited, starts + counts, 0).max())
     count, tables, kinds = len(grid.reader.ids), list[Booleans](), list[int | None]()
@@ -164,14 +168,18 @@ def _mask_of_elements(grid: LaunchGrid, kind: MaskKind | None) -> tuple[ElementM
         raise ProgramError(
             f"{line}: npusim would have to evaluate {size} elements of a mask; allowed: {MOST_ELEMENTS:,}"
         )
-    whole = np.broadcast_to(mask.values, (count, walk.most, *mask.shape)) != 0
+    of_tile = list[tuple[Booleans | None, int]]()
+    for w, mask in zip(walks, masks, strict=True):
+        each = None if mask is None else np.broadcast_to(mask.values, (count, w.most, *mask.shape)) != 0
+        of_tile += [(each, i) for i in range(w.most)]
     taken = list[dict[int, bytes]]()
     for i in range(count):
         row, height = int(grid.row[i, 0]), int(grid.rows[i, 0])
         own, known = np.zeros((height, keys), bool), np.zeros(keys, bool)
         for j in np.flatnonzero(grid.is_visited[i]):
             here = slice(start := int(starts[i, j]), start + (n := int(counts[i, j])))
-            part = whole[i, j, :height, :n]
+            whole, at = of_tile[j]
+            part = np.ones((height, n), bool) if whole is None else whole[i, at, :height, :n]
             if part.shape != own[:, here].shape:
                 raise ProgramError(
                     f"{line}: a mask hides elements of a product's factor, but not by row and key; "
@@ -195,17 +203,17 @@ def _mask_of_elements(grid: LaunchGrid, kind: MaskKind | None) -> tuple[ElementM
         tables[number][row : row + height] = own
         kinds.append(number)
     fields = (_name(grid), "int8", 1, len(tables) - 1, rows, keys, (rows,))
-    return ElementMask(*fields, np.stack(tables).astype(np.int8).tobytes(), mask.work, kind != "computed"), kinds
+    work = max(mask.work for mask in masks if mask is not None)
+    return ElementMask(*fields, np.stack(tables).astype(np.int8).tobytes(), work, kind != "computed"), kinds
 
 
-def _moves(grid: LaunchGrid, mask: Condition) -> bool:
-    """Return whether a comparison is another one of rows and keys in different tiles of a program, in one loop."""
-    if len(grid.reader.walks) > 1:
-        return False
+def _moves(grid: LaunchGrid, mask: Condition, here: slice) -> bool:
+    """Return whether a comparison is another one of rows and keys in different tiles of one loop of a program."""
     assert grid.walk is not None
+    visited = grid.is_visited[:, here]
     for _, d in mask.every:
-        base = d.base - d.steps[0] * grid.row - d.steps[1] * grid.walk[0]
-        if np.any((base != _least(base, grid.is_visited)[:, None]) & grid.is_visited):
+        base = np.broadcast_to(d.base - d.steps[0] * grid.row - d.steps[1] * grid.walk[0][:, here], visited.shape)
+        if np.any((base != _least(base, visited)[:, None]) & visited):
             return True
     return False
 
@@ -222,12 +230,7 @@ def _rules_of(grid: LaunchGrid, mask: Condition, here: slice) -> list[JoinedRule
     visited, starts, made = grid.is_visited[:, here], grid.walk[0][:, here], list[list[Rule]]()
     for relation, d in mask.of:
         base = np.broadcast_to(d.base - d.steps[0] * grid.row - d.steps[1] * starts, visited.shape)
-        low = _least(base, visited)
-        if np.any((base != low[:, None]) & visited):
-            raise ProgramError(
-                f"{grid.stored.line}: a mask whose diagonal moves between the tiles of a program is not supported"
-            )
-        bases = np.where(visited.any(1), low, 0)
+        bases = np.where(visited.any(1), _least(base, visited), 0)
         made.append([(relation, int(b), d.steps[0], d.steps[1]) for b in bases])
     groups = [[_rules_of(grid, each, here) for each in group] for group in mask.either]
     return [

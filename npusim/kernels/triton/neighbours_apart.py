@@ -7,8 +7,10 @@ joined and reshaped block is two stores of these.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from npusim.kernels.triton.blocks_as_rows import carried_by
 from npusim.kernels.triton.results_apart import inside
 from npusim.kernels.triton.ttir_text import TYPES, Function, Op, makers, shape_of
 from npusim.kernels.triton.values import Affine, Condition, Known, Number
@@ -22,8 +24,8 @@ _ELEMENTWISE = ("arith.", "math.", "tt.fp_to_fp", "tt.extern_elementwise", "tt.p
 _WITHOUT_RESULTS = ("tt.store", "tt.return", "block", "llvm.intr.assume", "cf.cond_br", "cf.br")
 
 
-#: Operations with operations of their own, that stay as they are.
-_WITH_BODIES = ("tt.reduce", "scf.if")
+#: Operations with inner operations that are unchanged, and the one whose inner operations are changed.
+_WITH_BODIES, _LOOP = ("tt.reduce", "scf.if"), "scf.for"
 
 
 class _OtherBlocksError(Exception):
@@ -31,20 +33,41 @@ class _OtherBlocksError(Exception):
 
 
 def with_neighbours_apart(function: Function) -> Function | None:
-    """Return a kernel without splits and joins of neighbours; None where it has none, or others."""
-    operations = function.operations
+    """Return a kernel without splits and joins of neighbours; None if it has none, or others."""
+    operations = list(_at_hand(function.operations))
     if not any(o.name in ("tt.split", "tt.join") for o in operations):
         return None
-    if any((o.body and o.name not in _WITH_BODIES) or _is_other(o) for o in operations):
+    if any((o.body and o.name not in (*_WITH_BODIES, _LOOP)) or _is_other(o) for o in operations):
         return None
     try:
-        return function._replace(operations=_Halves(operations).changed())
+        return function._replace(operations=_needed(_Halves(operations).changed(function.operations)))
     except _OtherBlocksError:
         return None
 
 
+def _at_hand(operations: Sequence[Op]) -> Iterator[Op]:
+    """Yield operations, and those of loops."""
+    for op in operations:
+        yield op
+        if op.name == _LOOP:
+            yield from _at_hand(op.body)
+
+
+def _needed(operations: Sequence[Op]) -> list[Op]:
+    """Return the operations that those with effects need."""
+    needed, kept = set[str](), list[Op]()
+    for op in reversed(operations):
+        if not op.results or op.name == _LOOP or needed.intersection(op.results):
+            op = replace(op, body=_needed(op.body)) if op.name == _LOOP else op  # noqa: PLW2901
+            needed |= {*op.operands, *(n for o in inside([op]) for n in o.operands)}
+            kept.insert(0, op)
+    return kept
+
+
 def _is_other(op: Op) -> bool:
-    """Return whether an operation may have effects that are not looked at, or splits or joins within it."""
+    """Return whether an operation may have effects that are not examined, or splits or joins inside."""
+    if op.name in (_LOOP, "scf.yield"):
+        return False
     inner = [o.name for o in inside([op])]
     return (not op.results and op.name not in (*_WITHOUT_RESULTS, "scf.if")) or bool({*inner} & {"tt.split", "tt.join"})
 
@@ -53,14 +76,17 @@ class _Halves:
     """The operations of a kernel on halves of its blocks."""
 
     def __init__(self, operations: list[Op]) -> None:
-        self.operations, self.made = operations, makers(operations)
+        self.operations, self.made = operations, makers(operations) | carried_by(operations)
         self.ordered = list[Op]()
         self._known: dict[tuple[str, int, int], str] = {}
 
-    def changed(self) -> list[Op]:
-        """Return the operations that stores need; raise `_OtherBlocksError` where one splits or joins otherwise."""
-        for op in self.operations:
-            if op.name == "tt.split":
+    def changed(self, operations: Sequence[Op]) -> list[Op]:
+        """Return operations of a region; raise `_OtherBlocksError` where one splits or joins otherwise."""
+        before, known, self.ordered = self.ordered, dict(self._known), []
+        for op in operations:
+            if op.name == _LOOP:
+                self.ordered.append(replace(op, body=self.changed(op.body)))
+            elif op.name == "tt.split":
                 size = self._pairs(op.operands[0])
                 halves = [self._half(op.operands[0], size, i) for i in range(_PAIR)]
                 for result, source in zip(op.results, halves, strict=True):
@@ -73,12 +99,8 @@ class _Halves:
                     self.ordered.append(replace(op, operands=[self._half(n, size, i) for n in op.operands]))
             else:
                 self.ordered.append(op)
-        needed, kept = set[str](), list[Op]()
-        for op in reversed(self.ordered):
-            if not op.results or needed.intersection(op.results):
-                needed |= {*op.operands, *(n for o in inside([op]) for n in o.operands)}
-                kept.insert(0, op)
-        return kept
+        made, self.ordered, self._known = self.ordered, before, known
+        return made
 
     def _shape(self, name: str) -> tuple[int, ...]:
         op = self.made.get(name)

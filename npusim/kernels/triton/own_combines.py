@@ -8,22 +8,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from pathlib import PurePath
 from typing import NamedTuple
 
 from npusim.kernels.triton.kernel_draft import Choices
 from npusim.kernels.triton.ttir_text import Op, shape_of
-from npusim.kernels.triton.values import literal, number_of
+from npusim.kernels.triton.values import folded_inverse, literal, number_of
 
 #: Largest number of rows in one element.
 MOST_ROWS = 4
 
 
 class _Value(NamedTuple):
-    """A value of a function: how it is written, its factors if it is a product, and the product's place."""
+    """A value of a function: its text, its factors if it is a product, and the product's place.
+
+    ``number``: of a constant that a compiler knows; ``is_quotient``: the product is a division by such a constant.
+    """
 
     text: str
     factors: tuple[str, str] | None = None
     place: str = ""
+    number: float | None = None
+    is_quotient: bool = False
 
 
 class Functions(NamedTuple):
@@ -35,17 +41,21 @@ class Functions(NamedTuple):
     symbols: Mapping[str, str]
 
 
-def combined_text(op: Op, choices: Choices, functions: Functions, known: Mapping[str, str]) -> str:
+def combined_text(
+    op: Op, choices: Choices, functions: Functions, known: Mapping[str, str], literals: Mapping[str, float]
+) -> str:
     """Return the function of a reduction's or scan's region as text; ``known``: numbers from outside of it.
 
-    Raises `ProgramError` for a function of other than float32, or with operations that are not supported.
+    ``literals``: the numbers that a compiler knows.
+
+    Raises `ProgramError` for a function of formats other than float32, or with operations that are not supported.
     """
     count = len(op.arguments) // 2
     if not 1 <= count <= MOST_ROWS or len(op.arguments) != 2 * count:
         raise op.fail(f"a reduction or scan of {count} blocks at once is not supported; allowed: 1 to {MOST_ROWS}")
     region = _Region(op, choices, functions)
     names = [f"{side}{i}" for side in "ab" for i in range(count)]
-    region.values = {n: _Value(text) for n, text in known.items()}
+    region.values = {n: _Value(text, number=literals.get(n)) for n, text in known.items()}
     region.values |= {a: _Value(n) for a, n in zip(op.arguments, names, strict=True)}
     *operations, end = op.body
     for each in operations:
@@ -74,7 +84,7 @@ class _Region:
         if op.name == "arith.constant":
             value, _, fmt = number_of(op)
             text = literal(float(value)) if fmt == "f32" else str(int(value))
-            self.values[op.results[0]] = _Value(text)
+            self.values[op.results[0]] = _Value(text, number=float(value))
             if fmt not in ("f32", "i1"):
                 raise op.fail(f"a constant of {fmt} {what} is not supported; allowed: f32")
             return
@@ -82,11 +92,14 @@ class _Region:
             raise op.fail(f"{op.name} of {op.type} {what} is not supported; allowed: operations of float32")
         x = [self.of(n, op) for n in op.operands]
         texts, relation = [each.text for each in x], op.text.split()[1].rstrip(",")
-        is_product, factors = op.name == "arith.mulf", None
+        is_product, factors, inverse = op.name == "arith.mulf", None, 0.0
         if op.name in ("arith.addf", "arith.subf") and (fused := self._fused(op, x)):
             made = fused
         elif op.name == "arith.divf" and (form := self.choices.form(op.name, "f32", "")):
-            made = form.format(*texts)
+            divisor = x[1].number
+            inverse = 0.0 if divisor is None else folded_inverse(divisor)
+            factors = (texts[0], literal(inverse)) if inverse else None
+            made = self.functions.written("*", *factors) if factors else form.format(*texts)
         elif op.name in self.functions.binary:
             made = self.functions.written(self.functions.binary[op.name], *texts)
             factors = (texts[0], texts[1]) if is_product else None
@@ -104,7 +117,8 @@ class _Region:
             raise op.fail(f"{op.name} {what} is not supported")
         name = f"t{len(self.statements)}"
         self.statements.append(f"{name} = {made}")
-        self.values[op.results[0]] = _Value(name, factors, op.place if factors else "")
+        place = op.place if factors else ""
+        self.values[op.results[0]] = _Value(name, factors, place, is_quotient=bool(inverse))
 
     def _function(self, op: Op, text: str) -> str:
         symbol = next(iter(re.findall(r'symbol = "(\w*)"', op.text)), "")
@@ -123,8 +137,10 @@ class _Region:
             return ""
         if stays and x[0].place == stays:
             ways.reverse()
+        # ptxas makes the product of a division: it alone contracts that one.
+        is_further = f"{PurePath(op.line.file).name}:{op.line.number}" in self.choices.further
         for one, other, form in ways:
-            if (factors := x[one].factors) is not None:
+            if (factors := x[one].factors) is not None and (is_further or not x[one].is_quotient):
                 how = f", {form!r}" if op.name == "arith.subf" else ""
                 return f"fma({factors[0]}, {factors[1]}, {x[other].text}{how})"
         return ""

@@ -34,14 +34,17 @@ from npusim.kernels.triton.neighbours_apart import half_of, with_neighbours_apar
 from npusim.kernels.triton.passed_states import with_states_passed
 from npusim.kernels.triton.peeled_loops import with_loops_joined, with_loops_turned
 from npusim.kernels.triton.rolled_rows import rolled, with_scale_before_maximum, with_scratch_kept
+from npusim.kernels.triton.shared_memory import are_elements_own
 from npusim.kernels.triton.tensor_axes import Access, GatheredView, View
 from npusim.kernels.triton.third_axis import without_axis_of_one, without_third_axis
-from npusim.kernels.triton.ttir_text import FORMATS, TYPES, Function, Line, Op, refusing, shape_of
-from npusim.kernels.triton.turned_blocks import with_turned_blocks
+from npusim.kernels.triton.ttir_text import EXACT_BITS, FORMATS, TYPES, WHOLE, Function, Line, Op, refusing, shape_of
+from npusim.kernels.triton.turned_blocks import WAYS, reduces_down, with_axes_exchanged, with_turned_blocks
 from npusim.kernels.triton.values import (
     RELATIONS,
+    ROWS,
     Affine,
     Booleans,
+    Condition,
     Elements,
     Floats,
     HeldState,
@@ -51,6 +54,7 @@ from npusim.kernels.triton.values import (
     Number,
     answers,
     lesser,
+    reshaped,
 )
 
 #: Operations that are refused, and what to do instead.
@@ -71,6 +75,8 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
 )
 #: Loops, whose operands name values of their regions too.
 _LOOPS = ("scf.for", "scf.while")
+#: Elementwise operations, which blocks that are loaded transposed may be operands of.
+_TURNING = (*BINARY, *UNARY, "arith.truncf", "arith.extf", "tt.fp_to_fp", "arith.select")
 #: Pointers to integers, of which loads decide addresses.
 _INTEGERS = re.compile(r"ptr<i(?:32|64)>")
 _IGNORED = ("llvm.intr.assume", "tt.assert", "gpu.barrier", "tt.return", "scf.yield", "scf.condition", "block")
@@ -147,6 +153,9 @@ def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[in
                 continue
             reader.notes.append(f"{function.name}: {why}")
             return reader
+        for way in WAYS[1:] if reduces_down(function) else ():
+            with suppress(ProgramError):
+                return _read(function, arguments, grid, replace(choices, turns=way))
         raise fault from None
 
 
@@ -177,7 +186,7 @@ def _read(
     function = with_elements_chosen(function)
     operations, scratch = with_scratch_kept(with_states_passed(function, arguments))
     function = function._replace(operations=with_masked_terms(rolled(operations)))
-    function = with_turned_blocks(function) or function
+    function = with_turned_blocks(function, choices.turns) or function
     alike = function._replace(operations=with_scale_before_maximum(function.operations))
     ways: tuple[tuple[Function, dict[str, Any]], ...] = (
         (function, {}),
@@ -229,6 +238,7 @@ class Reader(Memory):
         self.accesses |= {n: list(known) for n, known in (accesses or {}).items()}
         self._loops = [o for o in function.operations if o.name == "scf.for"]
         self._flat, self._part = block, cast("Affine | None", None)
+        self._block_loop: Op | None = None  # whose iterations are programs
         self._all(function.operations)
         if choices.chooses_lanes and not self.hides_first_lanes:
             raise ProgramError(f"{function.name}: a mask may not hide lanes before the lanes that it keeps")
@@ -245,20 +255,35 @@ class Reader(Memory):
             raise ProgramError(f"{self.stored[0].line}: a loop stores a vector before a tile; store the tile first")
         if all(x.is_one_row or len(x.axes) < 2 for x in self.stored):
             self._drop_rows()
+        if self.goes_down and self.is_of_one_row:
+            why = "a reduction along axis 0 is not supported in a kernel that stores one row"
+            raise ProgramError(f"{self.goes_down[0]}: {why}; transpose the loaded block")
         self._join_free()
         accessed = [x.pointer.of for x in self.stored] + [x.of for x in self.loads.values()]
         for x in self.stored:
+            self._refuse_diagonal(x.value.axes, x.line)
             if accessed.count(x.pointer.of) > 1 and not self._is_in_place(x):
                 others = {str(y.line) for y in (*self.stored, *self.loads.values()) if y.pointer.of == x.pointer.of}
                 why = f"{x.pointer.of} is stored to and also accessed elsewhere; pass another tensor"
                 raise ProgramError(f"{x.line}: {why}; it is accessed at {', '.join(sorted(others))}")
             for y in self.loads.values():
                 is_one = y.of.partition(".")[0] == x.of.partition(".")[0]
-                if is_one and isinstance(self.arguments[y.of], GatheredView) and not self._are_own(x, y):
+                is_listed = is_one and isinstance(self.arguments[y.of], GatheredView)
+                if is_listed and not (self._are_own(x, y) or are_elements_own(self, x, y)):
                     why = f"{x.pointer.of}: a program loads an element that another program may store to"
                     raise ProgramError(
                         f"{y.line}: {why}, at {x.line}: their order is undefined; pass a copy to the kernel"
                     )
+
+    @property
+    def is_of_one_row(self) -> bool:
+        """Whether a program's blocks are one row, which has no axis."""
+        if len(stored := self.stored[0].value.axes) >= 2:
+            return False
+        blocks = [x.axes[x.dims.index(ROWS)] for x in self.loads.values() if len(x.axes) == 2]
+        # A state of one row has no axis of rows, nor has a number that is stored.
+        blocks += [axes[0] for _, axes, _ in self.states.values() if len(axes) == 2 and axes[0] is not None]
+        return not any(self.root(axis) == self.root(stored[0]) for axis in blocks if stored)
 
     @property
     def placed_by_loads(self) -> frozenset[Line]:
@@ -302,12 +327,13 @@ class Reader(Memory):
         stored.value = replace(value, text=text)
 
     def _drop_unread(self) -> None:
-        """Leave out loads outside of loops that no statement reads, as compiled code does."""
+        """Leave out loads outside of loops, and known blocks, that no statement reads, as compiled code does."""
         texts = [text for text, _ in (*self.lines, *(line for walk in self.walks for line in walk.lines))]
         texts += [self.text(x.value) for x in self.stored]
         texts += [start.text for start, _, _ in self.states.values()]
         words = {word for text in texts for word in re.findall(r"[A-Za-z_]\w*", text)}
         self.loads = {n: x for n, x in self.loads.items() if x.is_walked or n in words}
+        self.seen = {n: x for n, x in self.seen.items() if n in words}
 
     def _drop_states(self) -> None:
         """Leave out states of loops that only their own next value reads, as compiled code does."""
@@ -487,7 +513,9 @@ class Reader(Memory):
                 raise op.fail(why)
         operands = [] if op.name in _LOOPS else [self.values[n] for n in op.operands]
         method = getattr(self, f"_{family}_{name}", None)
-        if op.name in BINARY:
+        if op.name in _TURNING and any(map(_is_turned, operands)) and all(map(_can_turn, operands)):
+            self._on_turned(op, operands)
+        elif op.name in BINARY:
             self._binary(op, BINARY[op.name])
         elif op.name in UNARY:
             self._function(op, operands[0], op.name)
@@ -499,6 +527,15 @@ class Reader(Memory):
             self._integer(op, *operands)
         else:
             raise op.fail(f"{op.name} is not supported: {op.text[:80]}")
+
+    def _on_turned(self, op: Op, operands: Sequence[Known]) -> None:
+        """Read an elementwise operation of blocks that are loaded transposed, on the blocks as they are loaded."""
+        names = [f"{n}@turned" for n in op.operands]
+        self.values |= {n: _transposed(x) for n, x in zip(names, operands, strict=True)}
+        self._operation(replace(with_axes_exchanged(op), operands=names))
+        for n in names:
+            self.values.pop(n, None)
+        self._set(op, _transposed(self.values[op.results[0]]))
 
     def _scf_if(self, op: Op, condition: Known) -> None:
         every, none = answers(self._condition(op, condition))
@@ -575,6 +612,13 @@ class Reader(Memory):
         every = replace(pointer, base=np.broadcast_to(pointer.base, (len(self.ids), pointer.base.shape[1])))
         self._set(op, part_of(op, base, every, self.arguments[base.of]))
 
+    def _npusim_into_part(self, op: Op, base: Known, pointer: Known) -> None:
+        """Read the addresses in a program's part of an atomic addition."""
+        self._npusim_part(op, base, pointer)
+        part = self.values[op.results[0]]
+        assert isinstance(part, Affine) and isinstance(pointer, Affine)
+        self._set(op, replace(pointer, of=part.of, base=pointer.base + part.base))
+
     def _npusim_scale(self, op: Op, x: Known) -> None:
         if not isinstance(x, Number) or not x.value > 0:
             raise UnlikeLoopsError(f"{op.line}: a scale must be above 0")
@@ -610,12 +654,26 @@ class Reader(Memory):
     def _chosen_by_program(self, op: Op, every: Any) -> None:
         """Read both branches of an if whose integers differ between programs."""
         made, before = list[list[Known]](), self._only
+        types = op.text.partition("-> (")[2].partition(")")[0]
+        kinds = [shape_of(t)[1] for t in TYPES.findall(types)]
+        is_shared = self._walk is None and len(np.unique(self.ids, axis=0)) < len(self.ids)
+        is_tile = self._walk is not None and self.choices.knows_tiles and every.shape[1] > 1
+        is_tile = is_tile and all(shape_of(t)[0] for t in TYPES.findall(types))
+        is_whole = (is_shared or is_tile) and bool(
+            FORMATS.keys() & {*kinds}
+        )  # blocks of one program that a loop stores
+        if is_whole:
+            why = "an if differs between blocks, or tiles, of a loop: all of them compute both branches here"
+            self.notes.append(f"{op.line}: {why}, and the time includes them")
         for body, here in ((op.body, every), (op.otherwise, ~every)):
-            self._only = here if before is None else before & here
+            self._only = before if is_whole else here if before is None else before & here
             self._branch(op, body)
             made.append([self.values[r] for r in op.results])
         self._only = before
         for r, a, b in zip(op.results, *made, strict=True):
+            if is_whole and all(isinstance(x, Floats | Number) for x in (a, b)):
+                self._chosen_by_block(op, r, every, a, b, shape_of(TYPES.findall(types)[op.results.index(r)])[0])
+                continue
             if not isinstance(a, Affine) or not isinstance(b, Affine) or a.steps != b.steps or a.of != b.of:
                 why = (
                     "an if that chooses between computed values, differently in different programs, is not "
@@ -625,6 +683,19 @@ class Reader(Memory):
             left = tuple(lesser(x, y) for x, y in zip(a.limits(), b.limits(), strict=True))
             said = a.overflow or b.overflow
             self.values[r] = replace(a, base=np.where(every, a.base, b.base), left=left, overflow=said)
+
+    def _chosen_by_block(
+        self, op: Op, result: str, every: Booleans, a: Known, b: Known, shape: tuple[int, ...]
+    ) -> None:
+        """Choose between values that both branches compute, by a number that is known for each block of a program."""
+        value = a if isinstance(a, Floats) else b
+        kind = value.fmt if isinstance(value, Floats) else "f32"
+        shape = shape if self._walk is not None else tuple(1 for _ in shape)
+        given = every.reshape(*every.shape, *(1 for _ in shape))
+        holds = np.broadcast_to(given, (len(self.ids), every.shape[1], *shape)).astype(np.int64)
+        one = replace(op, results=[result], name="arith.select", type=f"i1, {kind}")
+        named = [self._named(one, x) if isinstance(x, Floats) else x for x in (a, b)]
+        self._fixed_choice(one, Elements(holds, 1, 1), *named)
 
     def _is_skipped_else(self, op: Op) -> bool:
         """Return whether an if that does not hold leaves every state of its loop, which stores nothing."""
@@ -639,8 +710,11 @@ class Reader(Memory):
     def _is_last(self, op: Op) -> bool:
         """Return whether no operation with an effect follows an operation of the kernel."""
         operations = self.function.operations
-        if op not in operations:
-            return False
+        if op not in operations:  # an iteration of a loop of blocks is a program of its own
+            loop = next((o for o in operations if o is self._block_loop and op in o.body), None)
+            if loop is None or not self._is_last(loop):
+                return False
+            operations = loop.body[:-1]
         later = operations[operations.index(op) + 1 :]
         return all(o.name in (*_IGNORED, "block") or (o.results and not o.body) for o in later)
 
@@ -698,7 +772,8 @@ class Reader(Memory):
         if _is_of_integers(op) and self._counted(op):
             return
         if self._walk is not None:
-            raise op.fail("a loop within a loop is not supported here; move the outer loop into the grid")
+            self._within_loop(op)
+            return
         number, low, high, step, *carried = op.operands
         bounds = [self.values[n] for n in (low, high, step)]
         first, end, each = (x.base if isinstance(x, Affine) else np.ones((1, 1), np.int64) for x in bounds)
@@ -710,9 +785,7 @@ class Reader(Memory):
         walk = Walk(np.broadcast_to(np.maximum(0, -(-(end - first) // each)), (len(self.ids), 1)), len(self.lines))
         if self._is_stored_by(op, walk, first, each):
             return
-        zeros = (isinstance(x, Number) and not x.value for x in map(self.values.__getitem__, starts))
-        walk.is_sum = self.choices.is_fresh and not self.walks and _is_sum(op, list(zeros))
-        walk.is_sum &= not any(map(self.choices.is_widened, _factors(op)))
+        walk.is_sum = self._is_product_sum(op, starts)
         is_still = not self._is_walked(op)
         if is_still and walk.counts.any() and (np.ptp(walk.counts) or walk.most > MOST_UNROLLED):
             why = f"and its count differs between programs, or is more than {MOST_UNROLLED}"
@@ -724,6 +797,7 @@ class Reader(Memory):
         times = np.arange(walk.most)[None]
         self.values[number] = replace(cast("Affine", bounds[0]), base=first + times * each)
         self.walks.append(walk)
+        earlier = dict(self.states)
         counters = {n: o for i, n in zip(inner, ends, strict=True) if (o := self._counter(op, i, n)) is not None}
         names = ["" if n in counters else self._state(op, i, times) for i, n in enumerate(ends)]
         taken, self._at_loop = self._taken, self._at_loop or frozenset(self._taken)
@@ -734,10 +808,19 @@ class Reader(Memory):
             self._do(o)
         for counted, o in counters.items():
             self._count_up(o, counted, walk)
+        for name, e in zip(names, ends, strict=True):
+            if name in self.states and self.states[name][2] == EXACT_BITS:
+                self.values[e] = self._exact(op, self.values[e])
         new = {n: self.text(self.values[e]) for n, e in zip(names, ends, strict=True) if n}
         new = {n: text for n, text in new.items() if n != text}
+        if not new and all(names) and not walk.lines and not walk.loads and not earlier.keys() & {*names}:
+            self._walk, self._taken, self.states = None, self._taken | taken, earlier
+            self.walks.pop()  # no program changes anything in it
+            self.values |= zip(op.results, map(self.values.__getitem__, starts), strict=True)
+            return
         if new:
             self._emit(f"{', '.join(new)} = {', '.join(new.values())}", op.line)
+        walk.last_values = {n: text for n, text in new.items() if text.isidentifier() and text not in self.states}
         done = [
             self._end_of_state(op, at, name) if name else self.values[e]
             for at, (name, e) in enumerate(zip(names, ends, strict=True))
@@ -747,6 +830,29 @@ class Reader(Memory):
         if len(self.walks) > 1:
             self._compare(op)
 
+    def _is_product_sum(self, op: Op, starts: Sequence[str]) -> bool:
+        """Return whether a matrix unit adds up the products of a loop's tiles; note where they are added one by one."""
+        zeros = (isinstance(x, Number) and not x.value for x in map(self.values.__getitem__, starts))
+        is_sum = self.choices.is_fresh and not self.walks and _is_sum(op, list(zeros))
+        if is_sum and self.choices.adds_tiles:
+            why = "the products of its tiles are added one by one here, not in the matrix unit"
+            self.notes.append(f"{op.line}: a program adds up a part of a product alone: {why}")
+            return False
+        return is_sum and not any(map(self.choices.is_widened, _factors(op)))
+
+    def _within_loop(self, op: Op) -> None:
+        """Read a loop within a loop: one of few iterations, as many each time, one iteration after another."""
+        bounds = [self.values[n] for n in op.operands[1:4]]
+        known = [x.base for x in bounds if isinstance(x, Affine) and not any(x.steps)]
+        if len(known) < len(bounds) or " unsigned " in op.text or np.any(known[2] <= 0):
+            raise op.fail("a loop within a loop is not supported here; move the outer loop into the grid")
+        first, end, each = known
+        counts = np.maximum(0, -(-(end - first) // each))
+        if np.ptp(counts) or counts.flat[0] > MOST_UNROLLED:
+            why = f"unless it has the same number of iterations each time, at most {MOST_UNROLLED}"
+            raise op.fail(f"a loop within a loop is not supported here, {why}; move the outer loop into the grid")
+        self._unroll(op, int(counts.flat[0]), first, each)
+
     def _counter(self, op: Op, inner: str, end: str) -> Op | None:
         """Return the addition of a counter of a block's lanes, that nothing else of its loop reads; None for others."""
         made = next((o for o in op.body if end in o.results), None)
@@ -755,7 +861,8 @@ class Reader(Memory):
         if made is None or not is_sum or readers or not shape_of(made.type)[0]:
             return None
         by = next((o for o in op.body if made.operands[1] in o.results), None)
-        return made if by is not None and by.name == "arith.extui" else None
+        is_known = by is not None and by.name == "arith.extui" and not self._is_computed(op, by.operands[0])
+        return made if is_known else None
 
     def _count_up(self, op: Op, end: str, walk: Walk) -> None:
         """Set a counter behind its loop: what it begins with, and in how many iterations a mask holds in each lane."""
@@ -834,6 +941,7 @@ class Reader(Memory):
                 raise op.fail(f"{plain_name(inner)} {why}, or make the blocks independent")
         moved = [self._moved(op, inner, end) for inner, end in zip(carried[::2], ends, strict=True)]
         self._keep(program)
+        self._block_loop = op
         one = Affine(first).at(program).base + time * Affine(each).at(program).base
         self.values[op.operands[0]] = replace(cast("Affine", self.values[op.operands[1]]), base=one)
         for inner, start, by in zip(carried[::2], carried[1::2], moved, strict=True):
@@ -878,9 +986,12 @@ class Reader(Memory):
     def _state(self, op: Op, at: int, times: Integers) -> str:
         """Bind a loop-carried value; return its name, none for a value that is no block of floats."""
         inner, start = op.operands[4::2][at], op.operands[5::2][at]
-        x = self.values[start]
-        if isinstance(x, Affine) and not self._is_moved(op, inner, op.body[-1].operands[at]):
-            x = self._as_number(x, shape_of(TYPES.findall(op.text.partition("-> (")[2])[at])[1]) or x
+        x, end = self.values[start], op.body[-1].operands[at]
+        types = TYPES.findall(op.text.partition("-> (")[2])
+        kind = shape_of(types[at])[1]
+        if isinstance(x, Affine) and (not self._is_moved(op, inner, end) or self._is_computed(op, end)):
+            x = self._as_number(x, kind) or x
+        is_exact = isinstance(x, Number) and kind in WHOLE and self._is_exact_state(op, end)
         if isinstance(x, Affine | Listed):  # a pointer or number that moves by the same step every time
             moved = x.rest if isinstance(x, Listed) else x
             by = times * self._moved(op, inner, op.body[-1].operands[at])
@@ -888,6 +999,12 @@ class Reader(Memory):
             self.values[inner] = replace(x, rest=moved) if isinstance(x, Listed) else moved
             return ""
         if isinstance(x, Floats) and x.text in self.states:  # it goes on from the loop before
+            if x.text in {known.text for known in self.walks[-1].entered.values()}:
+                why = f"and another value of the loop both begin with what the loop before leaves in {x.text}"
+                raise op.fail(f"{plain_name(inner)} {why}, which is not supported; carry both through both loops")
+            for name in [walk.last_values[x.text] for walk in self.walks if x.text in walk.last_values]:
+                self._emit(f"{name} = None", op.line)  # a second name of the state, which this loop changes
+                self.walks[-1].at = len(self.lines)
             self._enter(inner, x)
             return x.text
         if self.walks[-1].is_sum:  # one product of all tiles, which starts at 0
@@ -896,9 +1013,8 @@ class Reader(Memory):
         if not isinstance(x, Number) and not (isinstance(x, Floats) and x.text in self.loads and not x.is_transposed):
             why = "starts from a computed value; start it from a number or from a loaded block"
             raise op.fail(f"{plain_name(inner)} {why}")
-        types = TYPES.findall(op.text.partition("-> (")[2])
         axes = self._axes(x.shape) if isinstance(x, Number) else x.axes
-        name, fmt = self._unique(inner), shape_of(types[at])[1]
+        name, fmt = self._unique(inner), EXACT_BITS if is_exact else kind
         self.walks[-1 if self.choices.is_apart else 0].states.append(name)
         self.states[name] = x, axes, fmt
         self._enter(inner, Floats(name, axes, fmt, hidden_value(x)))
@@ -1003,6 +1119,26 @@ class Reader(Memory):
         if one != other or more:
             raise UnlikeLoopsError
         first.lines = first.lines if first.mask else second.lines
+
+
+def _is_turned(x: Known) -> bool:
+    """Return whether a value is a block along two axes that is loaded transposed."""
+    return isinstance(x, Floats) and x.is_transposed and all(x.axes)
+
+
+def _can_turn(x: Known) -> bool:
+    """Return whether a value can be an operand beside blocks that are loaded transposed."""
+    if isinstance(x, Floats):
+        return _is_turned(x) or not (len(x.axes) == 2 and all(x.axes))
+    return isinstance(x, Number | Condition)
+
+
+def _transposed(x: Known) -> Known:
+    """Return a value with its two axes exchanged; a block that is loaded transposed is as it is loaded."""
+    if isinstance(x, Floats):
+        is_transposed = x.is_transposed != (len(x.axes) == 2 and all(x.axes))
+        return replace(x, axes=x.axes[::-1], is_transposed=is_transposed)
+    return reshaped(x, x.shape[::-1], lambda s, _: s[::-1]) if isinstance(x, Number | Condition) else x
 
 
 def _continued(blocks: Mapping[str, list[Op]], one: str, other: str) -> list[Op]:

@@ -17,7 +17,7 @@ from npusim.kernels.triton.kernel_draft import Stored
 from npusim.kernels.triton.loads_and_stores import are_alike
 from npusim.kernels.triton.results_apart import LOADS, STORES, roots_of, sources_of
 from npusim.kernels.triton.tensor_axes import GatheredView, IntegerTensor, View
-from npusim.kernels.triton.ttir_text import FORMATS, Function, Op, makers, shape_of
+from npusim.kernels.triton.ttir_text import FORMATS, Function, Line, Op, makers, shape_of
 from npusim.kernels.triton.values import MOST_ELEMENTS, Integers, Tensor
 
 if TYPE_CHECKING:
@@ -140,16 +140,60 @@ def check_programs(readers: Sequence[Reader]) -> None:
     loads = ((r, x) for r in readers for x in r.loads.values())
     for reader, x in ((r, x) for r, x in loads if not _root(r, x.of).is_workspace):  # of a launch before it
         for of, stored in stores:
-            if reader is not of or _root(reader, x.of).name != _root(of, stored.of).name:
+            is_other_part = x.of != stored.of and _is_cut(reader, x.of) and _is_cut(of, stored.of)
+            if reader is not of or _root(reader, x.of).name != _root(of, stored.of).name or is_other_part:
                 _check_pair(reader, x, of, stored)
     for (reader, x), (of, stored) in combinations(stores, 2):
         if reader is not of:
             _check_pair(of, stored, reader, x)
     for reader, (name, line) in ((r, of) for r in readers for of in r.looked.items()):
         for of, stored in stores:
-            if reader is not of and _memory(reader, name) == _memory(of, stored.of):
-                why = f"{name}: some programs load these integers, and others store to them at {stored.line}"
-                raise ProgramError(f"{line}: {why}; pass a copy to the kernel")
+            if _memory(reader, name) == _memory(of, stored.of):
+                _check_looked(reader, name, line, of, stored)
+
+
+def _check_looked(reader: Reader, name: str, line: Line, of: Reader, stored: Load) -> None:
+    """Raise `ProgramError` where a program loads integers, which decide addresses or results, that another one stores.
+
+    A program's own store is behind its loads, as those of the same kind of programs are read in their order.
+    """
+    looked, parts = reader.looked_at.get(name), _bits(of, stored) // (width := _bits_of(reader, name))
+    are_many = any(len(np.unique(r.ids, axis=0)) < len(r.ids) for r in (reader, of))  # iterations of programs
+    why = f"{name}: some programs load these integers, and others store to them at {stored.line}"
+    if looked is None or are_many or parts != 1:
+        raise ProgramError(f"{line}: {why}; pass a copy to the kernel")
+    written = [np.concatenate(x) for x in zip(*_addresses(of, stored, width), strict=True)]
+    order = np.argsort(written[1], kind="stable")
+    owner, stored_at = written[0][order], written[1][order] - _root_offset(reader, name)
+    for each in looked if len(stored_at) else ():
+        found = np.minimum(np.searchsorted(stored_at, each.places), len(stored_at) - 1)
+        is_stored = (each.places >= 0) & (stored_at[found] == each.places)
+        if np.any(is_stored & np.any(of.ids[owner[found]] != each.ids[:, None], axis=2)):
+            raise ProgramError(f"{each.line}: {why}; pass a copy to the kernel")
+
+
+def are_elements_own(reader: Reader, stored: Load, load: Load) -> bool:
+    """Return whether no program loads an element of a tensor that another one stores to, by each element's address.
+
+    False where these are too many to look at.
+    """
+    if any(len(reader.ids) * x.pointer.base.shape[1] * prod(x.pointer.shape) > MOST_ELEMENTS for x in (stored, load)):
+        return False
+    width = _bits(reader, stored)
+    written = [np.concatenate(x) for x in zip(*_addresses(reader, stored, width), strict=True)]
+    order = np.argsort(written[1], kind="stable")
+    owner, stored_at = written[0][order], written[1][order]
+    for program, place in _addresses(reader, load, width) if len(stored_at) else ():
+        found = np.minimum(np.searchsorted(stored_at, place), len(stored_at) - 1)
+        if np.any((stored_at[found] == place) & (owner[found] != program)):
+            return False
+    return len(np.unique(stored_at)) == len(stored_at)
+
+
+def _is_cut(reader: Reader, of: str) -> bool:
+    """Return whether a tensor of a reader is the part of an argument that has some indices of an axis alone."""
+    view = reader.arguments[of]
+    return isinstance(view, View) and view.cut is not None
 
 
 def _root(reader: Reader, of: str) -> Tensor:
@@ -217,13 +261,23 @@ def _check_pair(reader: Reader, x: Load, of: Reader, stored: Load) -> None:
 
 def _bits(reader: Reader, x: Load) -> int:
     """Return the bits of an element in the memory."""
-    kind = shape_of(reader.function.parameters[x.of.partition(".")[0]])[1]
+    return _bits_of(reader, x.of)
+
+
+def _bits_of(reader: Reader, of: str) -> int:
+    """Return the bits of an element of a tensor in the memory."""
+    kind = shape_of(reader.function.parameters[of.partition(".")[0]])[1]
     return get_format(FORMATS[kind]).bits if kind in FORMATS else max(8, bits_of(kind))
 
 
 def _offset(reader: Reader, x: Load) -> int:
     """Return the first element of an access's argument in the memory."""
-    root = _root(reader, x.of)
+    return _root_offset(reader, x.of)
+
+
+def _root_offset(reader: Reader, of: str) -> int:
+    """Return the first element of a tensor's argument in the memory."""
+    root = _root(reader, of)
     return root.offset if isinstance(root, View | IntegerTensor) else 0
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from npusim.errors import SpecError
 from npusim.formats import get_format
-from npusim.kernels.triton.values import AXES, ROWS, Affine, Booleans, Integers, Tensor
+from npusim.kernels.triton.values import AXES, COLUMNS, ROWS, Affine, Booleans, Integers, Tensor
 
 if TYPE_CHECKING:
     from npusim.kernels.triton.calls import Argument
@@ -229,8 +229,46 @@ class View(Tensor):
 
         The outer axis is nothing yet.
         """
-        group = self.groups[role]
-        return self.halved(group[0], inner) if len(group) == 1 else None
+        view = self._merged(self.groups[role])
+        return view.halved(view.groups[role][0], inner) if view is not None else None
+
+    def with_axes_of(self, parts: View) -> View | None:
+        """Return the view with the axes of its parts in an atomic addition, but for the axis of parts.
+
+        None where some index of another axis has no part.
+        """
+        gone = 1 if parts.parts > 1 else 0
+        batch, heads, splits, rows, columns = ([i - gone for i in group if i >= gone] for group in parts.groups)
+        if parts.fixed or splits or prod(parts.sizes[gone:]) != prod(self.sizes):
+            return None
+        view = replace(self, sizes=parts.sizes[gone:], by=parts.by[gone:], groups=NO_GROUPS, fixed=())
+        return view.assigned(batch=tuple(batch), heads=tuple(heads), rows=tuple(rows), columns=tuple(columns))
+
+    def flat(self) -> View | None:
+        """Return the view, none of whose axes is anything yet, with all of them as one; None where gaps are between."""
+        return self._merged(tuple(range(len(self.sizes))))
+
+    def _merged(self, group: Group) -> View | None:
+        """Return the view with neighbouring axes of a group, without a gap, as one axis; None where they are others."""
+        if not group or any(b != a + 1 or self.by[a] != self.by[b] * self.sizes[b] for a, b in pairwise(group)):
+            return None
+        first, last = group[0], group[-1]
+        gone = last - first
+
+        def one(values: Sequence[int], merged: int) -> tuple[int, ...]:
+            return (*values[:first], merged, *values[last + 1 :])
+
+        def number(axis: int) -> int:
+            return axis if axis <= first else max(first, axis - gone)
+
+        view = replace(
+            self,
+            sizes=one(self.sizes, prod(self.sizes[first : last + 1])),
+            by=one(self.by, self.by[last]),
+            groups=tuple(tuple(dict.fromkeys(map(number, of))) for of in self.groups),
+            fixed=tuple((number(i), at) for i, at in self.fixed),
+        )
+        return view if gone else self
 
     def every(self, bases: Integers, *, is_part: bool = False) -> View:
         """Return the view where its further axes are accessed at every so many-th index alone: that one is fixed.
@@ -281,13 +319,17 @@ class View(Tensor):
             ]
         return (self.cut.of(whole) if self.cut else whole).reshape(self.sizes)
 
-    def drawn(self, values: Array) -> Array:
-        """Return drawn values of a head, (rows, columns); rows at one place in memory are equal."""
+    def drawn(self, values: Array, head: tuple[int, int]) -> Array:
+        """Return drawn values of a (batch, head), (rows, columns); rows at one place in memory are equal."""
         return values
 
     def array(self, values: Array) -> Array:
         """Return the values of the view as (batch * splits, heads, rows, columns), from values in its shape."""
-        whole, at = self.laid_out(values), dict(self.fixed)
+        return self.by_heads(self.laid_out(values))
+
+    def by_heads(self, whole: Array) -> Array:
+        """Return values along the axes of the view as (batch * splits, heads, rows, columns)."""
+        at = dict(self.fixed)
         whole = whole[tuple(at.get(i, slice(None)) for i in range(len(self.sizes)))]
         kept = [i for i in range(len(self.sizes)) if i not in at]
         batch, heads, splits, rows, columns = self.groups
@@ -310,12 +352,13 @@ class GatheredView(View):
     """Rows of a view that are accessed by a table, as the outermost axis of a separate view.
 
     ``source``: the view; ``along``: its axes that the table leads along; ``listed``: of each row here the offset of its
-    first element there, -1 of an entry that leads to none.
+    first element there, -1 of an entry that leads to none, which has the number ``hidden`` where it is loaded.
     """
 
     source: View | None = None
     along: Group = ()
     listed: tuple[int, ...] = ()
+    hidden: float | None = None
 
     @property
     def by_row(self) -> int:
@@ -335,15 +378,27 @@ class GatheredView(View):
         whole, rows = self.source.laid_out(values), np.maximum(np.array(self.listed, np.int64), 0)
         rest = [i for i in range(whole.ndim) if i not in self.along]
         at = tuple(self.source.index((i,), rows) for i in self.along)
-        made = whole.transpose((*self.along, *rest))[at]
-        return made.reshape(self.sizes)
+        made = whole.transpose((*self.along, *rest))[at].reshape(self.sizes)
+        return made if self.hidden is None else np.where(self.leads_nowhere(), made.dtype.type(self.hidden), made)
 
-    def drawn(self, values: Array) -> Array:
-        """Return drawn values of a head, (rows, columns); rows at one place in memory are equal."""
-        if self.groups[ROWS] != (0,) or len(values) != len(self.listed):
-            return values
-        _, first, of = np.unique(self.listed, return_index=True, return_inverse=True)
-        return values[first[of]]
+    def is_like(self, other: GatheredView) -> bool:
+        """Return whether another view has the same elements."""
+        return (self.listed, self.along, self.hidden) == (other.listed, other.along, other.hidden)
+
+    def leads_nowhere(self) -> Array:
+        """Return which elements are of entries that lead to no row."""
+        is_none = np.array(self.listed, np.int64) < 0
+        return np.repeat(is_none, prod(self.sizes) // len(is_none)).reshape(self.sizes)
+
+    def drawn(self, values: Array, head: tuple[int, int]) -> Array:
+        """Return drawn values of a (batch, head), (rows, columns); rows at one place in memory are equal."""
+        for role, axis in ((ROWS, 0), (COLUMNS, 1)):
+            if self.groups[role] == (0,) and values.shape[axis] == len(self.listed):
+                _, first, of = np.unique(self.listed, return_index=True, return_inverse=True)
+                values = np.take(values, first[of], axis)
+        if self.hidden is not None:
+            return np.where(self.by_heads(self.leads_nowhere())[head], values.dtype.type(self.hidden), values)
+        return values
 
     def offsets(self, own: Integers) -> Integers:
         """Return the offsets in the argument of elements by their offsets here, -1 of what the list does not have."""

@@ -21,6 +21,10 @@ FORMATS = MappingProxyType(
 )
 #: Formats of values of tiles that are integers (`npusim.kernels.triton.whole_numbers`).
 WHOLE = MappingProxyType({"i8": "int8", "i16": "float32", "i32": "float32", "i64": "float32"})
+#: Integers of 32 bits that are exact at any magnitude (`npusim.kernels.triton.exact_integers`), and those that are
+#: stored as ones of 64 bits; and their formats.
+EXACT_BITS, EXACT_WIDE = "b32", "b64"
+EXACT = MappingProxyType({EXACT_BITS: "int32", EXACT_WIDE: "float64"})
 _LOCATION = re.compile(r" ?loc\((#?\w+|\"[^\"]*\"(?:\([^()]*\)|[^()]*)|callsite\([^()]*\))\)")
 #: Types in a list of them.
 TYPES = re.compile(r"tensor<[^<>]*(?:<[^<>]*>)?[^<>]*>|!tt\.ptr<\w+>|\w+")

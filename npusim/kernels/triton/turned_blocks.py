@@ -25,13 +25,21 @@ _GIVEN = ("tt.load", "tt.descriptor_load", "tt.trans", "tt.dot", "scf.", "arith.
 _SAME = "ttg.convert_layout"
 
 
-def with_turned_blocks(function: Function) -> Function | None:
-    """Return a kernel with blocks turned that are summed down their rows alone, or whose transpose is a left factor.
+#: Which blocks are turned: those that are reduced down their rows alone, also those that are reduced along them too,
+#: or all.  In all ways but ``""``, what is still reduced down its rows then is reduced so.
+ALONE, DOWN, TOO, ALL = WAYS = ("", "down", "too", "all")
 
-    None where there is no such block.
+
+def with_turned_blocks(function: Function, way: str = ALONE) -> Function | None:
+    """Return a kernel with blocks turned that are summed down their rows, or whose transpose is a left factor.
+
+    ``way``: of `WAYS`; a reduction of a turned block along its rows goes down the rows of the result.  None where there
+    is no such block.
     """
     every = _all(function.operations)
     if not any(o.name in _ALONG and _is_down(o) for o in every) and not _left_factors(every):
+        return None
+    if way == ALL and any(o.name == "tt.dot" for o in every):
         return None
     operations = with_own_axes(function.operations)
     every = _all(operations)
@@ -40,10 +48,19 @@ def with_turned_blocks(function: Function) -> Function | None:
     down = {roots(o.operands[0]) for o in every if o.name in _ALONG and _is_down(o)}
     down |= {roots(n) for n in _left_factors(every)}
     along = {roots(o.operands[0]) for o in every if o.name in _ALONG and not _is_down(o)}
-    turned = {n for n, rank in ranks.items() if rank == 2 and roots(n) in down}
-    if down & along or any(o.name.startswith(_OTHERS) and turned & {*o.operands, *o.results} for o in every):
+    turned = {n for n, rank in ranks.items() if rank == 2 and (roots(n) in down or way == ALL)}
+    if (
+        (down & along and way in (ALONE, DOWN))
+        or (way == TOO and not down & along)
+        or any(o.name.startswith(_OTHERS) and turned & {*o.operands, *o.results} for o in every)
+    ):
         return None
     return function._replace(operations=_changed(operations, turned))
+
+
+def reduces_down(function: Function) -> bool:
+    """Return whether a kernel reduces a block down its rows."""
+    return any(o.name == "tt.reduce" and _is_down(o) for o in _all(function.operations))
 
 
 def _left_factors(operations: Sequence[Op]) -> set[str]:
@@ -123,9 +140,15 @@ def _exchanged(op: Op, turned: set[str]) -> Op:
     is_turned = [n in turned for n in (*op.operands[:1], *op.results[:1])]
     if op.name == "tt.trans":
         return op if all(is_turned) else replace(op, name=_SAME)
-    text, type_ = (_TYPE.sub(r"tensor<\2x\1x\3>", t) for t in (op.text, op.type))
+    op = with_axes_exchanged(op)
     if op.name in ("tt.expand_dims", *_ALONG) and is_turned[op.name == "tt.expand_dims"]:
-        text = re.sub(r"\baxis = \d+", f"axis = {1 - op.number('axis')}", text)
+        op = replace(op, text=re.sub(r"\baxis = \d+", f"axis = {1 - op.number('axis')}", op.text))
+    return op
+
+
+def with_axes_exchanged(op: Op) -> Op:
+    """Return an operation whose blocks of two axes have these exchanged."""
+    text, type_ = (_TYPE.sub(r"tensor<\2x\1x\3>", t) for t in (op.text, op.type))
     return replace(op, text=text, type=type_)
 
 
@@ -141,5 +164,4 @@ def _product(op: Op, turned: set[str]) -> list[Op]:
         made.append(Op("tt.trans", [factors[-1]], [name], "tt.trans", "", op.line))
     if not is_turned:
         return [*made, replace(op, operands=[*factors, *op.operands[2:]])]
-    text, type_ = (_TYPE.sub(r"tensor<\2x\1x\3>", t) for t in (op.text, op.type))
-    return [*made, replace(op, operands=[*factors[::-1], *op.operands[2:]], text=text, type=type_)]
+    return [*made, replace(with_axes_exchanged(op), operands=[*factors[::-1], *op.operands[2:]])]

@@ -18,6 +18,7 @@ import numpy as np
 
 from npusim.formats import get_format
 from npusim.kernels.triton.ttir_text import FORMATS, shape_of
+from npusim.program.ir.tile import in_a_row
 
 if TYPE_CHECKING:
     from npusim.kernels.triton.ttir_text import Op
@@ -49,6 +50,15 @@ class Tensor:
     def steps(self) -> tuple[int, ...]:
         """Elements from one to the next along each axis."""
         return self.strides or tuple(prod(self.shape[i + 1 :]) for i in range(len(self.shape)))
+
+    def piece(self, rows: int, cols: int) -> int:
+        """Return how many elements of a part of a matrix follow one another in memory."""
+        *_, down, across = self.steps
+        if self.is_transposed and not self.strides:
+            down, across = 1, self.shape[-2]
+        if across == 1:
+            return in_a_row(cols, rows, down)
+        return in_a_row(rows, cols, across) if down == 1 else 1
 
     @property
     def is_interleaved(self) -> bool:
@@ -512,3 +522,17 @@ def number_of(op: Op) -> tuple[float | int, tuple[int, ...], str]:
 def literal(value: float) -> str:
     """Return a number as the kernel of tiles writes it, where ``inf`` and ``nan`` are names."""
     return repr(value)
+
+
+#: Magnitudes of divisors that `div.full.f32` does not scale (PTX ISA, div).
+UNSCALED = 2.0**-126, 2.0**126
+
+
+def folded_inverse(divisor: float) -> float:
+    """Return the inverse, rounded once, by which ptxas multiplies in place of a division by a constant of float32.
+
+    0 where the inverse needs a scale: the division stays one.
+    """
+    if not UNSCALED[0] <= abs(divisor) <= UNSCALED[1]:
+        return 0.0
+    return float(np.float32(1.0) / np.float32(divisor))

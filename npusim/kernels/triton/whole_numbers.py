@@ -11,18 +11,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from npusim.errors import ProgramError
+from npusim.formats.whole import whole_limits, without_sign, wrapped
 from npusim.kernels.triton.arithmetic import MASK, TO_WHOLE, Arithmetic
 from npusim.kernels.triton.element_wise import elements_in
-from npusim.kernels.triton.integers import bits_of, computed_of, limits_of, without_sign, wrapped
+from npusim.kernels.triton.integers import bits_of, computed_of
 from npusim.kernels.triton.kernel_draft import Choices
 from npusim.kernels.triton.tensor_axes import IntegerTensor, MaskView, View
-from npusim.kernels.triton.ttir_text import WHOLE, Function, Op, makers, shape_of
+from npusim.kernels.triton.ttir_text import EXACT, WHOLE, Function, Op, makers, shape_of
 from npusim.kernels.triton.values import (
     AXES,
     Affine,
@@ -40,6 +42,8 @@ from npusim.kernels.triton.values import (
 )
 
 _SELECTS = ("arith.select", "arith.select")
+#: Half as many numbers as a byte has.
+HALF_BYTE = 1 << 7
 #: Whole numbers up to this one are exact in float32.
 MOST_EXACT = 1 << 24
 #: What passes integers of a block on as they are, and what makes values of them.
@@ -96,6 +100,10 @@ class WholeNumbers(Arithmetic, ABC):
                 f"the integers of {pointer.of} are not recorded, because they are reinterpreted or loaded through "
                 "a descriptor"
             )
+        is_byte = tensor.fmt == "uint8" and kind == "i8" and not self._is_of_values(op, ("tt.dot", "arith.sitofp"))
+        if is_byte:
+            self._load_bytes(op, tensor, pointer, mask, other)
+            return
         if kind not in WHOLE or (tensor.fmt == "uint8") or np.abs(tensor.data).max(initial=0) > MOST_EXACT:
             raise op.fail(
                 f"{pointer.of}: the kernel converts integers of {kind} to floats; allowed: signed integers of at "
@@ -112,6 +120,33 @@ class WholeNumbers(Arithmetic, ABC):
             other = _number(op, other, pointer.shape)
         self._load(op, replace(pointer, of=name), mask, other, kind)
 
+    def _load_bytes(
+        self, op: Op, tensor: IntegerTensor, pointer: Affine, mask: Known | None, other: Known | None
+    ) -> None:
+        """Load integers of 8 bits without a sign as those with one, 128 less, to which 128 is added in float32."""
+        ones, name = (1,) * len(AXES), f"{pointer.of}.numbers"
+        holds = np.asarray(tensor.data).astype(np.int64) - HALF_BYTE
+        view = MaskView(name, ones, self.choices.fmt("i8"), ones, sizes=tensor.sizes, by=tensor.by, holds=holds)
+        self.arguments.setdefault(name, view)
+        if mask is not None and (other is None or (isinstance(other, Affine) and not any(other.steps))):
+            given = 0 if other is None else int(other.base.flat[0]) % (2 * HALF_BYTE)
+            if other is not None and np.ptp(other.base):
+                raise op.fail(f"{pointer.of}: other= of a load of bytes must be one number")
+            low = float(given - HALF_BYTE)
+            other = Number(low, literal(low), pointer.shape)
+        self.notes.append(
+            f"{op.line}: {pointer.of}: bytes without a sign are stored here as signed ones that are 128 less; the "
+            "time includes adding 128"
+        )
+        self._load(op, replace(pointer, of=name), mask, other, "i8")
+        loaded = self.values[op.results[0]]
+        assert isinstance(loaded, Floats)
+        text = f"({self.text(loaded)}.to({self.choices.fmt('i16')!r}) + {float(HALF_BYTE)!r})"
+        pad = None if loaded.pad is None else loaded.pad + HALF_BYTE
+        whole = Floats(text, loaded.axes, "i16", pad, is_seen=loaded.is_seen, most=2 * HALF_BYTE - 1)
+        named = self._named(op, whole, "byte")
+        self._set(op, replace(named, wide=named))
+
     def _said_as(self, op: Op, of: str, kind: str) -> None:
         """Note integers that are stored here as floats."""
         if WHOLE.get(kind, "int8") != "int8":
@@ -126,26 +161,27 @@ class WholeNumbers(Arithmetic, ABC):
                 raise op.fail(f"{of}: bytes of FP8 numbers and other ones are stored to a tensor; store one kind")
             return
         self.bytes_of[of] = kind if is_bytes else ""
-        if of in self.looked or any(x.of.partition(".")[0] == of for x in self.loads.values()):
+        is_unknown = of in self.looked and (self._walk is not None or self.looked_at.get(of) is None)
+        if is_unknown or any(x.of.partition(".")[0] == of for x in self.loads.values()):
             raise op.fail(
                 f"{of}: the kernel both loads and stores these integers, which is not supported; pass a copy to "
                 "the kernel"
             )
         if is_bytes:
             self.notes.append(f"{op.line}: {of}: the stored bytes are FP8 numbers, and these are the values here")
-        elif kind not in WHOLE:
+        elif kind not in WHOLE and kind not in EXACT:
             raise op.fail(f"tl.store of integers of {kind} is not supported; allowed: {', '.join(WHOLE)}")
         self._said_as(op, of, kind)
         ones, memory = (1,) * len(AXES), (tensor.storage, tensor.offset)
         view = View(of, ones, self.choices.fmt(kind), ones, sizes=tensor.sizes, by=tensor.by)
         self.arguments[of] = replace(view, storage=memory[0], offset=memory[1])
 
-    def _as_block(self, op: Op, x: Affine) -> Floats:
-        """Return indices as a block of numbers that is read."""
+    def _as_block(self, op: Op, x: Affine, like: tuple[str | None, ...] = ()) -> Floats:
+        """Return indices as a block of numbers that is read; ``like``: axes of the block that they are read with."""
         values = elements(op, x)
         if self._walk is not None or np.abs(values).max() > MOST_EXACT:
             raise op.fail("indices as values of a tile in a loop, or beyond 2^24")
-        return self._known_block(op, self._unique("indices"), values, f"i{x.bits}")
+        return self._known_block(op, self._unique("indices"), values, f"i{x.bits}", like=like)
 
     def _indices_of_tiles(self, op: Op, x: Affine, axis: str | None) -> Floats:
         """Return indices along an axis of a loop's tiles, the same ones in each, as a tensor that is read with them."""
@@ -182,10 +218,14 @@ class WholeNumbers(Arithmetic, ABC):
     def _fixed_choice(self, op: Op, mask: Condition | Elements, a: Known, b: Known) -> None:
         """Write a choice by a mask of indices; in a loop, of one index in each program (a label's)."""
         if self._walk is None or (made := self._is_at_index(op, mask)) is None:
-            super()._fixed_choice(op, mask, a, b)
+            self._other_choice(op, mask, a, b)
             return
         is_at, relation = made
         self._by_value(op, is_at, *((a, b) if relation == "eq" else (b, a)))
+
+    def _other_choice(self, op: Op, mask: Condition | Elements, a: Known, b: Known) -> None:
+        """Write a choice by another mask of indices."""
+        super()._fixed_choice(op, mask, a, b)
 
     def _by_value(self, op: Op, mask: ValueComparison, a: Known, b: Known) -> None:
         """Write a choice by a mask of values; of integers too, where both are values of a tile or known at launch."""
@@ -198,6 +238,15 @@ class WholeNumbers(Arithmetic, ABC):
         made, known = self.values[op.results[0]], [_most_of(x) for x in pair]
         if isinstance(made, Floats) and all(x is not None for x in known):
             self._set(op, replace(made, most=max(1, *(x or 0 for x in known))))
+
+    def _arith_select(self, op: Op, mask: Known, a: Known, b: Known) -> None:
+        """Read a choice of integers of which some are values of a tile, outside of loops, as one of such values."""
+        is_of_values = (
+            isinstance(a, Floats) != isinstance(b, Floats) and shape_of(op.type.rpartition(", ")[2])[1] in WHOLE
+        )
+        if is_of_values and self._walk is None:
+            a, b = (self._as_value(op, x) if isinstance(x, Affine | Listed | Elements) else x for x in (a, b))
+        super()._arith_select(op, mask, a, b)
 
     def _is_at_index(self, op: Op, mask: Condition | Elements) -> tuple[ValueComparison, str] | None:
         """Return where a loop's tile has the one index that its program has, and how the mask compares with it.
@@ -351,14 +400,14 @@ class WholeNumbers(Arithmetic, ABC):
         is_stored = any(o.name not in _OF_WIDE for o in self._uses.get(op.results[0], []))
         is_read = any(o.name in _OF_WIDE for o in self._readers(op))
         wide = self._within(op, given, "i16") if is_read else None
-        pad = None if x.pad is None or not abs(x.pad) <= limits_of(8)[1] else x.pad + 0.0
+        pad = None if x.pad is None or not abs(x.pad) <= whole_limits(8)[1] else x.pad + 0.0
         low = Floats(f"{given.text}.to({WHOLE['i8']!r}, overflow='low_bits')", x.axes, "i8", pad)
         wide = self._named(op, wide) if wide is not None else None
         self._set(op, replace(self._named(op, low) if is_stored else low, wide=wide))
 
     def _set_within(self, op: Op, x: Floats, kind: str) -> None:
         """Set whole numbers as integers: those beyond the limits are these, NaN is 0, and -0 is +0."""
-        (low, most), fmt = limits_of(int(kind[1:])), self.choices.fmt(kind)
+        (low, most), fmt = whole_limits(int(kind[1:])), self.choices.fmt(kind)
         high = float(most) if self.choices.is_exact else float(np.float32(most))
         how = "as GPUs convert them" if self.choices.converts_wide else "compiled code may give other numbers"
         how += "" if most == high else f"; {most} is {high:.0f} in float32"
@@ -373,7 +422,7 @@ class WholeNumbers(Arithmetic, ABC):
 
     def _within(self, op: Op, x: Floats, kind: str) -> Floats:
         """Return whole numbers of floats within the limits of integers."""
-        low, most = map(float, limits_of(int(kind[1:])))
+        low, most = map(float, whole_limits(int(kind[1:])))
         high = most if self.choices.is_exact else float(np.float32(most))
         pad = None if x.pad is None or math.isnan(x.pad) else min(max(x.pad, low), high) + 0.0
         made = self._named(op, x)
@@ -392,8 +441,12 @@ class WholeNumbers(Arithmetic, ABC):
             return
         kind = shape_of(op.type)[1]
         x = x.wide if x.wide and op.name == "arith.extsi" else x
-        has_room = kind in WHOLE and 0 < x.most <= limits_of(int(kind[1:]))[1]
-        if kind not in WHOLE or (int(kind[1:]) < int(x.fmt[1:]) and not has_room) or op.name == "arith.extui":
+        has_room = kind in WHOLE and 0 < x.most <= whole_limits(int(kind[1:]))[1]
+        has_no_sign = x.wide is not None and 0 < x.most < 2 * HALF_BYTE and x.wide.text == x.text
+        if has_no_sign and op.name == "arith.extsi":
+            raise op.fail("bytes that are loaded without a sign are read with one; convert them with .to(tl.int8)")
+        is_extended = op.name == "arith.extui" and not has_no_sign
+        if kind not in WHOLE or (int(kind[1:]) < int(x.fmt[1:]) and not has_room) or is_extended:
             raise op.fail(
                 f"values of a tile of {x.fmt} cannot be converted to {kind}; allowed: signed integers of as many "
                 "bits or more"
@@ -424,7 +477,8 @@ class WholeNumbers(Arithmetic, ABC):
         relation = op.text.split()[1].rstrip(",")
         if relation not in _RELATIONS:
             raise op.fail("an unsigned comparison of the values of a tile is not supported")
-        one, other = (self._as_value(op, x.wide if isinstance(x, Floats) and x.wide else x) for x in (a, b))
+        like = next(x.axes for x in (a, b) if isinstance(x, Floats))
+        one, other = (self._as_value(op, x.wide if isinstance(x, Floats) and x.wide else x, like) for x in (a, b))
         text = f"compare({self.text(one)}, {self.text(other)}, {_RELATIONS[relation]!r})"
         axes = self._joined(*(x for x in (one, other) if isinstance(x, Floats)))
         chosen = [is_hidden for x, y in ((a, b), (b, a)) if (is_hidden := self._is_hidden_place(x, y)) is not None]
@@ -479,15 +533,15 @@ class WholeNumbers(Arithmetic, ABC):
             return None
         return Number(math.nan, f"({walked}.index * {float(step)!r} + {float(first)!r})", x.shape, is_known=False)
 
-    def _as_value(self, op: Op, x: Known) -> Floats | Number:
-        """Return an integer as a value of a tile: one that is there, one number, or indices."""
+    def _as_value(self, op: Op, x: Known, like: tuple[str | None, ...] = ()) -> Floats | Number:
+        """Return an integer as a value of a tile: one that is there, one number, or indices; ``like`` as above."""
         if isinstance(x, Affine) and not any(x.steps) and not np.ptp(x.base):
             return _number(op, x, x.shape)
         if isinstance(x, Affine) and (number := self._of_loop(x)) is not None:
             return number
         if isinstance(x, Listed | Elements) and self._walk is None and not (isinstance(x, Listed) and x.rest.of):
             x = self._known_integers(op, x, is_signed=True)
-        made = self._as_block(op, x) if isinstance(x, Affine) else x
+        made = self._as_block(op, x, like) if isinstance(x, Affine) else x
         if not isinstance(made, Floats):
             raise op.fail(f"{op.name} of a value of a tile and of loaded integers is not supported")
         return made
@@ -522,10 +576,10 @@ class WholeNumbers(Arithmetic, ABC):
         """Read a maximum with its index, the first of equal ones, beside other reductions."""
         inner = {o.name for o in op.body}
         is_indexed = len(others) == 1 and isinstance(x, Floats) and isinstance(others[0], Affine)
-        if not others and isinstance(x, Affine | Listed | Elements) and self._walk is None and _of_integers(op):
+        if not others and isinstance(x, Affine | Listed | Elements) and self._walk is None and of_integers(op):
             self._known_reduced(op, x)
             return
-        if not others and isinstance(x, Floats) and x.most and _of_integers(op):
+        if not others and isinstance(x, Floats) and x.most and of_integers(op):
             self._joined_integers(op, x)
             return
         if not is_indexed or "arith.cmpf" not in inner:
@@ -561,16 +615,30 @@ class WholeNumbers(Arithmetic, ABC):
 
     def _known_reduced(self, op: Op, x: Affine | Listed | Elements) -> None:
         """Read a reduction of integers that are known at launch, by their elements."""
-        given, at, name = elements_in(op, x), op.number("axis"), _of_integers(op)
+        given, at, name = elements_in(op, x), op.number("axis"), of_integers(op)
         values = np.moveaxis(given.values, at + 2, 0)
         made = reduce(partial(computed_of, op, name, bits=given.bits), values)
         self._set(op, affine(made) or Elements(made, given.bits, given.work + len(values), given.why))
         if isinstance(known := self.values[op.results[0]], Affine):
             self._set(op, replace(known, bits=given.bits))
 
+    def _tt_scan(self, op: Op, x: Known, *others: Known) -> None:
+        """Read cumulative sums, and other scans, of integers that are known at launch by their elements."""
+        name = of_integers(op)
+        if others or not name or not isinstance(x, Affine | Listed | Elements) or self._walk is not None:
+            super()._tt_scan(op, x, *others)
+            return
+        given, at, is_reversed = elements_in(op, x), op.number("axis"), "reverse = true" in op.text
+        values = np.moveaxis(given.values, at + 2, 0)[:: -1 if is_reversed else 1]
+        made = [*accumulate(values, partial(computed_of, op, name, bits=given.bits))][:: -1 if is_reversed else 1]
+        scanned = np.moveaxis(np.array(made), 0, at + 2)
+        self._set(op, affine(scanned) or Elements(scanned, given.bits, given.work + len(values), given.why))
+        if isinstance(known := self.values[op.results[0]], Affine):
+            self._set(op, replace(known, bits=given.bits))
+
     def _joined_integers(self, op: Op, x: Floats) -> None:
         """Write a reduction of integers of a known magnitude: their sums are exact, of 0 and 1 ``or`` is a maximum."""
-        name, (shape, _) = _of_integers(op), shape_of("tensor" + op.text.rpartition("(tensor")[2])
+        name, (shape, _) = of_integers(op), shape_of("tensor" + op.text.rpartition("(tensor")[2])
         most = x.most * (shape[op.number("axis")] if name == "addi" else 1)
         word = {"addi": "addf", "maxsi": "maxnumf", "minsi": "minnumf"} | (
             {"ori": "maxnumf", "andi": "minnumf"} if x.most == 1 else {}
@@ -588,7 +656,7 @@ class WholeNumbers(Arithmetic, ABC):
         """Set the index of a maximum, of equal ones the first, as a second maximum: of the opposite indices."""
         at, axis = op.number("axis"), x.axes[op.number("axis")]
         is_of_tiles = self._walk is not None and index.base.size == 1
-        block = self._indices_of_tiles(op, index, axis) if is_of_tiles else self._as_block(op, index)
+        block = self._indices_of_tiles(op, index, axis) if is_of_tiles else self._as_block(op, index, x.axes)
         wide = replace(best, axes=(*best.axes[:at], None, *best.axes[at:]))
         axes, beyond = self._joined(x, wide, block), float(MOST_EXACT)
         is_hidden = axis is not None and self._hidden_maximum(x, axis) is not None
@@ -625,7 +693,7 @@ def _most_of(x: Known) -> int | None:
     return (x.most or None) if isinstance(x, Floats) else None
 
 
-def _of_integers(op: Op) -> str:
+def of_integers(op: Op) -> str:
     """Return the one operation of integers by which a reduction joins elements (``addi``, ...); empty for others."""
     inner = [o.name.partition(".")[2] for o in op.body]
     return inner[0] if len(inner) == 2 and inner[0] in _REDUCED else ""

@@ -29,7 +29,7 @@ from npusim.machines.ascend.group import VectorWork
 from npusim.machines.decisions import VectorCode
 from npusim.machines.transfers import Transfers
 from npusim.program.ir.content import Itself
-from npusim.program.ir.op import Opcode, Step
+from npusim.program.ir.op import Opcode, Step, goes_down
 from npusim.program.ir.tile import GlobalTile, Operand, RingTile, Tile, memory_of
 from npusim.program.ir.tile_program import Cost
 from npusim.units import ceil_div, round_up
@@ -488,6 +488,8 @@ def _reduction(step: Step, spec: VectorEngine) -> Instructions:
     passes: Instructions = []
     cols = src.cols
     order = step.attributes.order or "vector_lanes"
+    if goes_down(step.opcode, step.attributes):
+        return _along(step, spec)
     if order == "tree_halves":
         while cols > 1:
             half = cols // 2
@@ -516,6 +518,9 @@ def _along(step: Step, spec: VectorEngine) -> Instructions:
             listed.append(("binary", ceil_div(rows * size, spec.repeat_bytes.value)))
             continue
         count = rows * ceil_div(cols * size, spec.repeat_bytes.value)
+        if step.opcode is not Opcode.INVERSE:
+            listed.append(("binary", count))
+            continue
         blocks = spec.repeat_bytes.value // spec.block_bytes.value
         listed += [("broadcast", ceil_div(rows, blocks)), ("binary", count)]
     return [*turns, *listed] or [("copy", 1)]
@@ -539,6 +544,8 @@ VECTOR_COSTS: Mapping[Opcode, Callable[[Step, VectorEngine], Instructions]] = Ma
         Opcode.EXP: _elementwise("exp"),
         Opcode.LOG: _elementwise("log"),
         **dict.fromkeys(registers.MADE_OF, _made_of),
+        Opcode.INTEGER: _elementwise("binary"),
+        Opcode.BITS: _elementwise("copy"),
         Opcode.SELECT: _elementwise("select"),
         Opcode.ROW_MAX: _reduction,
         Opcode.ROW_SUM: _reduction,

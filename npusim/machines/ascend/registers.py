@@ -18,7 +18,7 @@ from npusim.errors import UnknownOpcodeError
 from npusim.formats import BLOCK_FORMATS, combine_of, stored_format
 from npusim.formats.reductions import CHAINS
 from npusim.late_methods import dataclass
-from npusim.program.ir.op import MASK, PLAIN, Opcode
+from npusim.program.ir.op import MASK, PLAIN, Opcode, goes_down
 from npusim.program.ir.tile import GlobalTile, RingTile, Tile
 from npusim.units import ceil_div
 
@@ -52,6 +52,8 @@ INSTRUCTIONS: Mapping[Opcode, str] = MappingProxyType(
         Opcode.SQRT: "sqrt",
         Opcode.TANH: "tanh",
         Opcode.ERF: "erf",
+        Opcode.INTEGER: "add",
+        Opcode.BITS: "",
         Opcode.SELECT: "select",
         Opcode.ROW_MAX: "max",
         Opcode.ROW_SUM: "add",
@@ -90,15 +92,19 @@ def along_tile(step: Step) -> list[tuple[str, int, int]]:
     """Return the passes of an operation along a tile, each an instruction with rows and columns of its result.
 
     Cumulative sums run row after row of the transposed tile, with restarted sums side by side (Ascend C API reference,
-    ``CumSum``); an inverse subtracts a row times a column of numbers from all rows below, row after row.
+    ``CumSum``); an inverse subtracts a row times a column of numbers from all rows below, row after row.  Columns are
+    reduced by operations on whole rows.
     """
     rows, cols = step.dst.rows, step.dst.cols
     if step.opcode is Opcode.INVERSE:
         squares = [*[cols] * (rows // cols), rows % cols]
         return [("multiply_add", n - 1 - j, cols) for n in squares for j in range(n - 1)]
-    if step.opcode in (Opcode.FOLD, Opcode.SCAN):  # element after element, as sums are: each operation of the function
-        longest = max(s.cols for s in step.srcs if not isinstance(s, float))
-        return [("add", rows, 1)] * ceil((longest - 1) * combine_of(step.attributes.variant).work)
+    if step.opcode in (Opcode.FOLD, Opcode.SCAN, *WITHIN):  # element after element: each operation of the function
+        is_down, tiles = goes_down(step.opcode, step.attributes), [s for s in step.srcs if not isinstance(s, float)]
+        longest = max(s.rows if is_down else s.cols for s in tiles)
+        work = 1.0 if step.opcode in WITHIN else combine_of(step.attributes.variant).work
+        name = "max" if step.opcode is Opcode.ROW_MAX else "add"
+        return [(name, 1, cols) if is_down else (name, rows, 1)] * ceil((longest - 1) * work)
     each = min(step.attributes.every or cols, cols)
     return [("add", rows * ceil_div(cols, each), 1)] * (each - 1)
 
@@ -175,10 +181,10 @@ def function_cycles(steps: Sequence[Step], spec: RegisterVectorEngine, key: str,
 
 def check_along(step: Step, key: str) -> None:
     """Raise `UnknownOpcodeError` for an order along a tile that vector units do not have."""
-    if (order := step.attributes.order) != ALONG[step.opcode]:
-        raise UnknownOpcodeError(
-            f"{step.opcode.name} in order {order!r} has no cost on {key}; allowed: {ALONG[step.opcode]}"
-        )
+    allowed = ALONG.get(step.opcode, "sequential")
+    if (order := step.attributes.order) != allowed and step.opcode is not Opcode.ROW_MAX:
+        raise UnknownOpcodeError(f"{step.opcode.name} in order {order!r} has no cost on {key}; allowed: {allowed}")
+    check_sum(step, key)
 
 
 def check_sum(step: Step, key: str) -> None:
@@ -196,7 +202,7 @@ def _values(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: V
         return spelled if (spelled := f"{name}_{fmt}") in spec.ops else name
 
     for step in steps:
-        if step.opcode in ALONG:
+        if step.opcode in ALONG or goes_down(step.opcode, step.attributes):
             check_along(step, key)
             at: RegisterValue | Hashable = latest.get(place(step.srcs[0]), place(step.srcs[0]))  # type: ignore[arg-type]
             size = stored_format(step.dst.fmt).size_bytes

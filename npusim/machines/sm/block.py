@@ -567,11 +567,12 @@ def _in_lanes(attributes: Attributes, plan: WarpPlan) -> Attributes:
 
 
 def _check_whole(frame: Frame, tiling: SmTiling) -> None:
-    """Raise `TilingError` for an inverse of a tile whose rows several warp groups share."""
-    whole = [r for s in frame.stages for r in s.rows if r.opcode is Opcode.INVERSE]
+    """Raise `TilingError` for an inverse, or a reduction of columns, of a tile whose rows several warp groups share."""
+    whole = [r for s in frame.stages for r in s.rows if r.opcode is Opcode.INVERSE or r.is_down]
     if whole and tiling.decided.groups > 1:
+        does = "inverts" if whole[0].opcode is Opcode.INVERSE else "reduces the columns of"
         raise TilingError(
-            f"{frame.phase.name}: line {whole[0].line} inverts {frame.label(whole[0].srcs[0])}, whose rows are "
+            f"{frame.phase.name}: line {whole[0].line} {does} {frame.label(whole[0].srcs[0])}, whose rows are "
             f"shared by {tiling.decided.groups} warp groups, but one group must have all of them; use fewer warps"
         )
 

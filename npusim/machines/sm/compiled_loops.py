@@ -418,7 +418,8 @@ def with_loops(tiling: SmTiling, loops: Sequence[str], phase: Phase, device: Dev
     core = _core_of(device, spec, decided.warps * decided.groups, decided.generation)
     bodies = sorted(loops, key=lambda body: body.count(" "))
     works = tuple(loop_work(body, core, tiling.residents) for body in bodies)
-    return replace(tiling, decided=decided._replace(loops=works))
+    # The code waits for places that it loads, so that the loads of a tile need not wait for them again.
+    return replace(tiling, decided=decided._replace(loops=works, awaits_places=False))
 
 
 def _core_of(device: DeviceSpec, spec: LoopSpec, warps: int, generation: str) -> LoopCore:

@@ -56,12 +56,16 @@ SPECIAL = frozenset({Opcode.EXP, Opcode.LOG, Opcode.RSQRT, Opcode.SQRT, Opcode.T
 #: it for sm_75 and sm_90 (IADD3 and ISETP, 2 FMUL, 2 FFMA), without its branch for subnormals.
 APPROXIMATE_ROOT = "sqrt.hopper_approx"
 ROOT: Mapping[str, int] = MappingProxyType({"mul": 2, "fma": 2, "compare": 2})
-REDUCTIONS = frozenset({Opcode.ROW_MAX, Opcode.ROW_SUM, Opcode.FOLD})
 #: What kernels of warp groups pay: an iteration, a block's start, what products need that read what was just stored.
 STEP, START = Charge(f"{WARPS}.sharing.step_cycles"), Charge(f"{WARPS}.sharing.block_start_cycles", due="block")
 FENCE = Charge(f"{WARPS}.sharing.fence_cycles")
 #: Keys of a device file: of an instruction beside those of steps, and of libraries' kernels.
 INSTRUCTION, LIBRARY = f"{WARPS}.sharing.warp_issue_cycles", f"{WARPS}.library"
+
+
+def priced_as(opcode: Opcode) -> str:
+    """Return what device files call an operation; integers are compared, added and shifted at one rate."""
+    return "compare" if opcode is Opcode.INTEGER else opcode.name.lower()
 
 
 def barriers(decided: GpuDecisions, count: int = 1) -> tuple[Charge, ...]:

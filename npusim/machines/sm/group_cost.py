@@ -24,7 +24,6 @@ from npusim.machines.sm.core import (
     INSTRUCTION,
     LSU,
     MUFU,
-    REDUCTIONS,
     SM,
     SPECIAL,
     SPILL,
@@ -33,12 +32,13 @@ from npusim.machines.sm.core import (
     WARPS,
     Tally,
     listed_as,
+    priced_as,
     special,
     warp_issue,
 )
 from npusim.machines.sm.polynomials import POLYNOMIAL_COMPARISONS, polynomial_multiplies
 from npusim.machines.sm.scans_in_tiles import ALONG, along_passes, applied
-from npusim.program.ir.op import Opcode
+from npusim.program.ir.op import REDUCTIONS, Opcode
 from npusim.program.ir.tile import Tile, memory_of
 from npusim.program.ir.tile_program import Cost, Share
 from npusim.units import ceil_div
@@ -449,7 +449,7 @@ class GroupModel:
         if work.decided.sums_in_products and step.opcode is Opcode.ROW_SUM:
             return
         values = elements(tile, work)
-        name = listed_as(step.opcode.name.lower(), step.attributes.variant, *self.lanes.values())
+        name = listed_as(priced_as(step.opcode), step.attributes.variant, *self.lanes.values())
         if memory_of(step.dst) == "SMEM":  # rows' results for a product on their way through shared memory
             size = values * get_format(step.dst.fmt).size_bytes
             count.issued += size / ACCESS_BYTES
@@ -458,7 +458,7 @@ class GroupModel:
             values *= step.attributes.share
         if step.opcode in SPECIAL:
             self._special(step, values, count)
-        elif step.opcode is Opcode.COPY:  # another name for the same registers
+        elif step.opcode in (Opcode.COPY, Opcode.BITS):  # another name for the same registers
             pass
         elif step.opcode is Opcode.CAST:
             self._cast(step.dst.fmt, source.fmt if not isinstance(source, float) else "", values, count)

@@ -22,9 +22,9 @@ from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
 from npusim.errors import TilingError
-from npusim.machines.sm.core import REDUCTIONS, RF, WARPS
+from npusim.machines.sm.core import RF, WARPS
 from npusim.machines.sm.group_work import GroupWork, work_of
-from npusim.program.ir.op import Opcode, TileOp
+from npusim.program.ir.op import REDUCTIONS, Opcode, TileOp
 from npusim.program.ir.tile import Tile
 
 if TYPE_CHECKING:

@@ -27,7 +27,6 @@ from npusim.machines.sm.core import (
     FMA,
     LSU,
     MUFU,
-    REDUCTIONS,
     SM,
     SPECIAL,
     TENSOR,
@@ -35,13 +34,14 @@ from npusim.machines.sm.core import (
     Tally,
     engine_of,
     listed_as,
+    priced_as,
     special,
 )
 from npusim.machines.sm.group_cost import ACCESS_BYTES, shared
 from npusim.machines.sm.lanes import MMA, accumulator, arranged, chained, fragments, lane_values
 from npusim.machines.sm.polynomials import POLYNOMIAL_COMPARISONS, polynomial_multiplies
 from npusim.machines.sm.scans_in_tiles import ALONG, along_passes, applied
-from npusim.program.ir.op import Opcode
+from npusim.program.ir.op import REDUCTIONS, Opcode
 from npusim.program.ir.tile import GlobalTile, RingTile, Tile, memory_of
 from npusim.program.ir.tile_program import Cost
 from npusim.units import ceil_div, chunks, round_up
@@ -174,7 +174,7 @@ class LaneModel:
 
     def _element_wise(self, step: Step, plan: WarpPlan, tally: Tally) -> None:
         pipe = MUFU if step.opcode in SPECIAL else FMA
-        name = listed_as(step.opcode.name.lower(), step.attributes.variant, self.lanes[pipe])
+        name = listed_as(priced_as(step.opcode), step.attributes.variant, self.lanes[pipe])
         source = step.srcs[0]
         if step.opcode in ALONG:
             self._along(step, plan, tally)

@@ -55,9 +55,13 @@ class Opcode(Enum):
         ``reverse`` from the last element to the first
     FOLD a, ...: (rows, 1), one result of a reduction of each row by the function of two elements ``variant``
         (`npusim.formats.combine_text`) in the named order; with several operands an element is one of each
+    ROW_MAX, ROW_SUM and FOLD with ``axis`` `DOWN`: (1, columns), the same of each column from the first row to the last
     SCAN a, ...: the same of each element of a row and all before it
     INVERSE a: for each square of a (the squares are stacked), the inverse of I + L in the named order; L is the
         strictly lower triangle of the square
+    INTEGER a, b: an operation of integers (``addi.32`` in ``variant``: LLVM's name and the bits in which it wraps),
+        with or without a sign as the name says
+    BITS a: the bits of floats as integers (``bits.float32``), or the floats of these bits (``floats.float32``)
     SELECT mask, a, b: a where the mask (int8) is not zero, else b, bit for bit; a and b may be constants.
         ``variant`` ``compared``: the mask is a result of COMPARE; else it is a mask of positions
     """
@@ -87,6 +91,8 @@ class Opcode(Enum):
     FOLD = "fold"
     SCAN = "scan"
     INVERSE = "inverse"
+    INTEGER = "integer"
+    BITS = "bits"
     SELECT = "select"
 
     #: Compared by identity, not by name, because it is a part of many keys.
@@ -96,14 +102,18 @@ class Opcode(Enum):
         return self.name
 
 
+#: Operations that reduce rows, or with `DOWN` columns, to one element each.
+REDUCTIONS = frozenset({Opcode.ROW_MAX, Opcode.ROW_SUM, Opcode.FOLD})
+
+
 #: Number of sources of an operation; a row sum may also have the factor of its elements.
 SOURCES: Mapping[Opcode, tuple[int, ...]] = MappingProxyType(
     {
         **dict.fromkeys((Opcode.COPY, Opcode.CAST, Opcode.FILL, Opcode.ROW_MAX), (1,)),
-        **dict.fromkeys((Opcode.CUMSUM, Opcode.INVERSE), (1,)),
+        **dict.fromkeys((Opcode.CUMSUM, Opcode.INVERSE, Opcode.BITS), (1,)),
         **dict.fromkeys((Opcode.EXP, Opcode.LOG, Opcode.RSQRT, Opcode.SQRT, Opcode.TANH, Opcode.ERF), (1,)),
         **dict.fromkeys((Opcode.MATMUL, Opcode.ADD, Opcode.SUB, Opcode.MUL, Opcode.DIV), (2,)),
-        **dict.fromkeys((Opcode.COMPARE, Opcode.LOGIC, Opcode.MAX, Opcode.MIN), (2,)),
+        **dict.fromkeys((Opcode.COMPARE, Opcode.LOGIC, Opcode.MAX, Opcode.MIN, Opcode.INTEGER), (2,)),
         Opcode.ROW_SUM: (1, 2),
         **dict.fromkeys((Opcode.FOLD, Opcode.SCAN), (1, 2, 3, 4)),
         **dict.fromkeys((Opcode.SELECT, Opcode.FMA), (3,)),
@@ -120,10 +130,10 @@ class Attributes:
     transpose_b: bool = False
     arithmetic: str = ""  #: registry name of the matrix arithmetic; it also applies to the products of an inverse
     #: Named function (of EXP, LOG, RSQRT, SQRT, TANH, ERF); signs of an FMA; scale rule; relation of a COMPARE,
-    #: function of a LOGIC, FOLD and SCAN, NaN rule of MAX, MIN and ROW_MAX, kind of mask of a SELECT, direction of a
-    #: CUMSUM.
+    #: function of a LOGIC, INTEGER, BITS, FOLD and SCAN, NaN rule of MAX, MIN and ROW_MAX, kind of mask of a SELECT,
+    #: direction of a CUMSUM.
     variant: str = ""
-    axis: int = -1  #: along which the blocks of a CAST are formed: -1 columns, -2 rows
+    axis: int = -1  #: along which the blocks of a CAST are formed, and a reduction goes: -1 columns, `DOWN` rows
     order: str = ""  #: order of a row sum, of cumulative sums, of an inverse, a FOLD and a SCAN
     every: int = 0  #: number of columns after which cumulative sums restart; 0: they do not restart within a row
     overflow: str = ""
@@ -141,6 +151,8 @@ class Attributes:
 
 
 PLAIN = Attributes()
+#: `Attributes.axis` of what goes down the rows of a tile.
+DOWN = -2
 #: Format of masks.
 MASK = "int8"
 #: Whether a SELECT's mask comes from comparisons of values.
@@ -148,6 +160,11 @@ COMPARED = "compared"
 #: Whether cumulative sums go from the last element of a row to the first.
 REVERSE = "reverse"
 Source = Operand | float
+
+
+def goes_down(opcode: Opcode, attributes: Attributes) -> bool:
+    """Return whether an operation reduces each column of a tile, and so needs all of its rows."""
+    return opcode in REDUCTIONS and attributes.axis == DOWN
 
 
 @record

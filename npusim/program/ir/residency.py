@@ -263,11 +263,12 @@ class _Cache:
                 if role == "output":
                     traffic.put_out += new * count
                 continue
-            warm = 0.0 if rows else self.warm_share(role)
+            warm = self.warm_share(role) if new else 0.0  # of rows that nothing has touched, of a region that grows too
             if role == "input" and new:
                 self.compulsory += ceil(new * (1 - warm)) * count
-            hit_bytes = known * row_bytes if is_kept else int(warm * size)
-            # A region too large to stay is fetched again by every pass over it, as what others evict meanwhile is.
+            hit_bytes = (known * row_bytes if is_kept else 0) + int(warm * new)
+            # A region that is too large to stay is fetched again by every pass over it, like the data that others evict
+            # in the meantime.
             passes = use.times if size > capacity else 1
             absent = (size - hit_bytes) * passes
             if passes < use.times and use.readers == 1:  # what other blocks also read, they access in the meantime

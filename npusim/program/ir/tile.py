@@ -64,8 +64,16 @@ class Arranged(Protocol):
     def array(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return values as (batch, heads, rows, cols)."""
 
-    def drawn(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return drawn values of a head, (rows, cols); rows that share one place in memory are equal."""
+    def drawn(self, values: NDArray[Any], head: tuple[int, int]) -> NDArray[Any]:
+        """Return drawn values of a (batch, head), (rows, cols); rows that share one place in memory are equal."""
+
+    def piece(self, rows: int, cols: int) -> int:
+        """Return how many elements of a part of a matrix follow one another in memory."""
+
+
+def in_a_row(count: int, rows: int, pitch: int) -> int:
+    """Return how many elements follow one another of ``rows`` rows of ``count`` that begin ``pitch`` elements apart."""
+    return count * rows if rows == 1 or pitch == count else count
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +196,24 @@ class GlobalTile:
     def payload_bytes(self) -> int:
         """Bytes of the elements of this tile."""
         return stored_format(self.tensor.fmt).bytes_of(ceil_div(self.rows, self.tensor.shared_rows) * self.cols)
+
+    def is_part_of_lines(self, line_bytes: int) -> bool:
+        """Return whether the tile has less than a line of each row, and other tiles as wide have the rest.
+
+        False for fractals, rows that share one place, rows behind one another, and ragged edges.
+        """
+        whole, fmt = self.tensor, stored_format(self.tensor.fmt)
+        if whole.column or whole.shared_rows > 1:
+            return False
+        if whole.view is not None:
+            piece = whole.view.piece(self.rows, self.cols)
+        elif whole.is_transposed:
+            piece = in_a_row(self.rows, self.cols, whole.rows)
+        else:
+            apart = whole.heads * whole.packed if whole.is_interleaved else 1
+            piece = in_a_row(self.cols, self.rows, whole.cols * apart)
+        row = whole.cols if piece == self.cols else whole.rows
+        return piece > 1 and fmt.bytes_of(piece) < min(line_bytes, self.payload_bytes) and row % piece == 0
 
 
 @record

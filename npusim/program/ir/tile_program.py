@@ -239,7 +239,7 @@ class Cost(NamedTuple):
     latency_cycles
         Cycles from the end of the occupancy until results are available.
     link_bytes
-        Bytes that cross shared links; the links may lengthen the occupancy.
+        Bytes by which shared links are busy; the links may lengthen the occupancy.
     terms
         Keys in the device file of the constants that determine the shares of the cycles.
     pipe_cycles
@@ -247,6 +247,8 @@ class Cost(NamedTuple):
     share
         Work of the warps that a core processes concurrently with the work of other warps (processor sharing); the
         occupancy begins when this work has ended. None: the operation waits for free pipes instead.
+    idle_bytes
+        Those of ``link_bytes`` that do not exist: what the links could carry while memory answers more slowly.
     """
 
     occupancy_cycles: int
@@ -255,6 +257,7 @@ class Cost(NamedTuple):
     terms: Terms = ()
     pipe_cycles: tuple[tuple[str, int], ...] = ()
     share: Share | None = None
+    idle_bytes: tuple[tuple[str, int], ...] = ()
 
     def at_rate(self, rate: float) -> Cost:
         """Return the cost on a unit with ``rate`` of its stated rate; latencies and bytes on links do not change."""

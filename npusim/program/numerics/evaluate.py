@@ -112,6 +112,8 @@ SAMPLE_ROWS, LEAST_ROWS, SAMPLE_OUTPUTS = 128, 8, 1 << 17
 #: Rows on which variants and presets are compared.  Measured for presets of six schedules and devices, the relative
 #: standard error of a ratio of errors is 0.25 / sqrt(rows), here 3 %: the second digit is known to a unit or two.
 COMPARED_ROWS = 64
+#: Rows of a block for each row that is wanted, from which these are executed in pieces of their own.
+SPARSE = 4
 
 
 def evaluate(
@@ -327,14 +329,15 @@ def execute_rows(
     since: int | None = None,
     observers: Sequence[Observer] = (),
     is_counted: bool = True,
+    memories: dict[str, Array] | None = None,
 ) -> tuple[Execution, dict[BlockRows, Array]]:
     """Execute the blocks of the chosen rows of ``output``, and the blocks of earlier phases that they need.
 
     Returns the state after it, and by (batch, head, first row) the rows of each block.  ``batches``: all by default;
-    ``most`` and ``since`` as for `needed_blocks`, ``is_counted`` as for `execute`.
+    ``most`` and ``since`` as for `needed_blocks`, ``is_counted`` and ``memories`` as for `execute`.
     """
     needed = needed_blocks(program, rows, heads, output=output, batches=batches, most=most, since=since)
-    done = execute(program, inputs, needed, observers=observers, is_counted=is_counted)
+    done = execute(program, inputs, needed, observers=observers, is_counted=is_counted, memories=memories)
     return done, _written(program, needed, heads, done.tensors, output)
 
 
@@ -355,7 +358,7 @@ def _written(
     tensor, outputs = program.tensors[output], _outputs(program, needed, heads, output)
     if not is_stacked(program, output):
         return {
-            (batch, head, row): tensors.head(tensor, batch, of)[at : at + count]
+            (batch, head, row): tensors.started(tensor, (batch, of), at, at + count)[at : at + count]
             for (batch, head, row), (of, count, at) in outputs.items()
         }
     stored, written, ends = tensors.written(tensor), dict[BlockRows, Array](), dict[tuple[int, int], int]()
@@ -414,16 +417,32 @@ def needed_blocks(
         if (batches is None or b.batch in batches) and any(h in heads for h, *_ in _parts(b, tensor))
     ]
     if since is not None:
-        blocks = [_from_row(b, tensor, since, heads) for b in blocks]
+        blocks = [part for b in blocks for part in _from_row(b, tensor, since, heads)]
     is_cut = most is not None or since is not None
-    return {p.name: _needed(p, blocks, _heads(_final(program)), is_cut=is_cut) for p in program.phases}
+    how = {"is_cut": is_cut, "may_split": since is not None}
+    return {p.name: _needed(p, blocks, _heads(_final(program)), **how) for p in program.phases}
 
 
-def _from_row(block: Any, output: GlobalTensor, row: int, heads: Container[int]) -> Any:
-    """Return a block cut to the rows of the chosen heads from ``row`` on, with the rows between the heads."""
+def _from_row(block: OutputBlock, output: GlobalTensor, row: int, heads: Container[int]) -> list[Any]:
+    """Return a block cut to the rows of the chosen heads from ``row`` on; see `_cut`."""
     wanted = [(at + row - r, at + n) for h, r, n, at in _parts(block, output) if h in heads and r <= row < r + n]
-    first, last = wanted[0][0], wanted[-1][1]
-    return block if last - first == block.rows else block.part(first, last - first)
+    return _cut(block, wanted, may_split=True)
+
+
+def _cut(block: OutputBlock, wanted: Sequence[tuple[int, int]], *, may_split: bool) -> list[Any]:
+    """Return a block cut to ranges of rows, sorted by their starts: one piece with the rows between them, or, with
+    ``may_split`` and if most rows are between them, a piece each.
+    """
+    ranges = [[*wanted[0]]]
+    for first, last in wanted[1:]:
+        if first <= ranges[-1][1]:
+            ranges[-1][1] = max(last, ranges[-1][1])
+        else:
+            ranges.append([first, last])
+    first, last = ranges[0][0], ranges[-1][1]
+    if not may_split or last - first < SPARSE * sum(end - start for start, end in ranges):
+        return [block if last - first == block.rows else block.part(first, last - first)]
+    return [block.part(start, end - start) for start, end in ranges]
 
 
 def _final(program: TileProgram) -> ProgramPhase:
@@ -519,8 +538,10 @@ def _heads(phase: ProgramPhase) -> int:
     return 1 + max(b.head for b in blocks)
 
 
-def _needed(phase: ProgramPhase, blocks: Sequence[OutputBlock], heads: int, *, is_cut: bool) -> list[Any]:
-    """Return the blocks of ``phase`` that the output's ``blocks`` need, cut to their rows if ``is_cut``.
+def _needed(
+    phase: ProgramPhase, blocks: Sequence[OutputBlock], heads: int, *, is_cut: bool, may_split: bool
+) -> list[Any]:
+    """Return the blocks of ``phase`` that the output's ``blocks`` need, cut to their rows if ``is_cut`` (`_cut`).
 
     ``heads``: heads of the output's blocks; several may share one head of the phase.
     """
@@ -544,8 +565,11 @@ def _needed(phase: ProgramPhase, blocks: Sequence[OutputBlock], heads: int, *, i
         low = np.searchsorted(ends[place], b.row, "right")
         high = np.searchsorted(begin, b.row + b.rows)
         if low < high:
-            first, last = max(b.row, int(begin[low])), min(b.row + b.rows, int(ends[place][high - 1]))
-            needed.append(b if not is_cut or last - first == b.rows else b.part(first, last - first))
+            limits = b.row, b.row + b.rows
+            rows_of_b = [
+                (max(limits[0], first), min(limits[1], last)) for first, last in starts[place][low:high].tolist()
+            ]
+            needed += _cut(b, rows_of_b, may_split=may_split) if is_cut else [b]
     return needed
 
 

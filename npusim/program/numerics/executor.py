@@ -6,14 +6,16 @@ axis.  Bits do not depend on the grouping of blocks, since lanes never interact.
 
 from __future__ import annotations
 
+import mmap
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import field, replace
-from functools import partial, reduce
+from functools import lru_cache, partial, reduce
 from itertools import accumulate, groupby, pairwise, zip_longest
 from operator import add
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +31,7 @@ from npusim.program.ir.tile import GlobalTensor, GlobalTile, RingTile, Tile
 from npusim.program.ir.tile_program import Item, Loop, ProgramPhase, TileProgram
 from npusim.program.ir.walk import ResolvedOp, Walker, walk
 from npusim.program.numerics.bits_result import NumericEvent
-from npusim.program.numerics.semantics import apply
+from npusim.program.numerics.semantics import apply, product
 
 Array = NDArray[Any]
 #: Number of lanes that run together: enough to distribute the overhead of a step, few enough for the caches.  Blocks
@@ -231,16 +233,18 @@ def execute(
     progress: Progress | None = None,
     variants: Sequence[Alternative] = (),
     is_counted: bool = True,
+    memories: dict[str, Array] | None = None,
 ) -> Execution:
     """Execute ``blocks`` of each phase (all where not named) and return tensors and events.
 
     ``inputs(name, batch, head)`` gives one head's matrix of an input tensor in its own dtype;
     ``observers`` are called after every step, ``progress`` with the share of blocks that are done; without
-    ``is_counted`` no event is looked for.
+    ``is_counted`` no event is looked for.  ``memories``: those of earlier executions, which this one overwrites.
     """
     stores = [TensorStore(variant.program, inputs) for variant in variants]
     tensors = TensorStore(program, inputs)
     state = Execution(tensors, observers=observers, variants=stores, is_counted=is_counted)
+    state.memories = state.memories if memories is None else memories
     chosen = [phase.blocks if blocks is None else blocks.get(phase.name, phase.blocks) for phase in program.phases]
     done, total = 0, sum(len(part) for part in chosen)
     for phase, part in zip(program.phases, chosen, strict=True):
@@ -335,6 +339,8 @@ class Lockstep:
         self._constants: dict[tuple[float, str], Array] = {}
         self._is_one_program = not any(lane.changes for lane in lanes)
         self._runs: dict[Attributes, list[tuple[int, int, Attributes]]] = {}
+        #: Events and observers see the tile of each lane.
+        self._may_share = self._is_one_program and not self.is_counted and not self.observers
         #: The number of each block; variants may run equal blocks.
         self._distinct = {block: n for n, block in enumerate(dict.fromkeys(lane.block for lane in lanes))}
         #: For each lane its tensors and the number of its block: hashing a block takes long.
@@ -372,6 +378,8 @@ class Lockstep:
 
     def _step(self, resolved: ResolvedOp, index: int, steps: Sequence[Step]) -> None:
         step = steps[0]
+        if self._may_share and len(steps) == 1 and self._is_shared(resolved, step):
+            return
         fmt = step.dst.fmt
         known = step.constant_format
         sources = [self._read(resolved, [s.srcs[i] for s in steps], known) for i in range(len(step.srcs))]
@@ -394,6 +402,41 @@ class Lockstep:
                 cut[...] = values.reshape(cut.shape)  # a column, written to the one row of a tensor
         else:
             before[...] = result
+
+    def _is_shared(self, resolved: ResolvedOp, step: Step) -> bool:
+        """Execute a step whose tile several lanes share, and return whether it is such a step.
+
+        It is a load, of which memory has no copies before another step asks for them, or a product with such a tile as
+        its right operand, which is prepared once for all these lanes.
+        """
+        if isinstance(step.dst, GlobalTile):
+            return False
+        if step.opcode is Opcode.MATMUL and isinstance(step.srcs[1], Tile | RingTile):
+            shared = self.store.shared(self._key(resolved, step.srcs[1]))
+            if shared is None:
+                return False
+            left, before = self._read(resolved, step.srcs[:1], ""), self._view(resolved, step.dst)
+            before[...] = product(left, shared.tiles, before, step.attributes, shared.of)
+            return True
+        if step.opcode is not Opcode.COPY or not isinstance(source := step.srcs[0], GlobalTile):
+            return False
+        form = source.fmt, source.rows, source.cols
+        if form != (step.dst.fmt, step.dst.rows, step.dst.cols) or stored_format(source.fmt).scale_block:
+            return False
+        corners = self._corners(source)
+        numbers, firsts = dict[Hashable, int](), list[Array]()
+        of = []
+        for tensors, number in self._numbered:
+            place = id(tensors), *corners[number]
+            of.append(numbers.setdefault(place, len(numbers)))
+            if 2 * len(numbers) > len(self.lanes):
+                return False
+            if len(firsts) < len(numbers):
+                firsts.append(tensors.cut(source, number))
+                if firsts[-1].shape != form[1:]:
+                    return False
+        self.store.share(self._key(resolved, step.dst), SharedTile(np.stack(firsts), np.array(of)))
+        return True
 
     def _apply(self, step: Step, sources: Sequence[Array], before: Array) -> Array:
         """Return the results of lanes: consecutive lanes with equal attributes are computed together."""
@@ -433,12 +476,17 @@ class Lockstep:
             for tensors, number in self._numbered:
                 yield tensors.cut(tiles[number], number)
             return
-        (tile,), count = tiles, len(self._distinct)
+        (tile,) = tiles
         tensor, rows, cols = tile.tensor, tile.rows, tile.cols
-        places = list(zip(*[at.values if type(at) is Lanes else [at] * count for at in tile.corner], strict=True))
+        places = self._corners(tile)
         for tensors, number in self._numbered:
             batch, head, row, col = places[number]
-            yield tensors.head(tensor, batch, head)[row : row + rows, col : col + cols]
+            yield tensors.started(tensor, (batch, head), row, row + rows)[row : row + rows, col : col + cols]
+
+    def _corners(self, tile: GlobalTile) -> list[tuple[int, int, int, int]]:
+        """Return batch, head, row and column of a tile in each block."""
+        count, corner = len(self._distinct), cast("tuple[Any, ...]", tile.corner)
+        return list(zip(*[at.values if type(at) is Lanes else [at] * count for at in corner], strict=True))
 
     def _constant(self, value: float, fmt: str) -> Array:
         key = (value, fmt)
@@ -447,10 +495,15 @@ class Lockstep:
         return self._constants[key]
 
     def _view(self, resolved: ResolvedOp, operand: Any) -> Array:
+        return self.store.view(self._key(resolved, operand))
+
+    @staticmethod
+    def _key(resolved: ResolvedOp, operand: Tile | RingTile) -> ViewKey:
+        form = operand.rows, operand.cols, operand.stride, operand.fmt
         if not isinstance(operand, RingTile):
-            return self.store.view(operand.space, operand.offset_bytes, operand)
+            return operand.space, operand.offset_bytes, *form
         start = operand.ring.start(resolved.cursors[operand.ring.name, operand.is_producer])
-        return self.store.view(operand.ring.space, start + operand.offset_bytes, operand)
+        return operand.ring.space, start + operand.offset_bytes, *form
 
 
 def _flatten(items: Iterable[Item]) -> Iterator[TileOp]:
@@ -468,23 +521,64 @@ HeadSource = Callable[[str, int, int], Array]
 POISON = 0xFF
 
 
+#: Rows of a result up to which all start as NaN at once.
+EAGER_ROWS = 64
+#: A tile in memory: space, first byte, rows, columns, columns from row to row, format.
+ViewKey = tuple[str, int, int, int, int, str]
+
+
+class SharedTile(NamedTuple):
+    """A tile that lanes loaded from few places: the tiles of these places, and the number of each lane's tile."""
+
+    tiles: Array
+    of: NDArray[np.int64]
+
+
+@lru_cache(maxsize=1024)
+def _span(key: ViewKey) -> tuple[int, int]:
+    """Return the first byte of a tile, and the one after its last."""
+    _, offset, rows, cols, stride, name = key
+    fmt = stored_format(name)
+    return offset, offset + fmt.row_bytes(stride) * (rows - 1) + fmt.row_bytes(cols)
+
+
+def _pages(size: int) -> NDArray[np.uint8]:
+    """Return so many bytes, of which those pages alone cost time and memory that are used.
+
+    Lanes of few rows use a few pages of each memory; pages of 2 MiB, which numpy asks for, would have them all.
+    """
+    pages = mmap.mmap(-1, max(1, size))
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with suppress(OSError):  # a kernel without such pages
+            pages.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(pages, np.uint8, size)
+
+
 class BufferStore:
     """One core group's memories for ``lanes`` blocks that run in step, as bytes.
 
-    ``kept``: memories of finished lanes, by name, for reuse: to fill one is faster than to allocate one.
+    ``kept``: bytes of finished lanes' memories, by name, for reuse: a used memory is faster than a new one.
     """
 
     def __init__(self, program: TileProgram, lanes: int, kept: dict[str, Array]) -> None:
         self.lanes, self._used, self._kept = lanes, program.used_bytes, kept
         self._bytes: dict[str, Array] = {}
+        #: By memory, which bytes of a lane have a view: they were poisoned before their first use.
+        self._viewed: dict[str, Array] = {}
+        #: Tiles that lanes share: no memory has them yet.
+        self._shared: dict[ViewKey, SharedTile] = {}
         #: Values in block formats, by memory: an element and its scale, at twice the address if a byte holds two
         #: elements.
         self._pairs: dict[str, Array] = {}
-        self._views: dict[tuple[str, int, int, int, int, str], Array] = {}
+        self._views: dict[ViewKey, Array] = {}
 
-    def view(self, space: str, offset: int, tile: Tile | RingTile) -> Array:
-        """Return the elements of a tile that begins there, (lanes, rows, cols), as a view of memory."""
-        key = space, offset, tile.rows, tile.cols, tile.stride, tile.fmt
+    def view(self, key: ViewKey) -> Array:
+        """Return the elements of a tile, (lanes, rows, cols), as a view of memory."""
+        if self._shared:
+            loaded = self._shared.pop(key, None)
+            self._spread(key)
+            if loaded is not None:
+                self.view(key)[...] = loaded.tiles[loaded.of]
         view = self._views.get(key)
         if view is None:
             view = self._views[key] = self._view(*key)
@@ -499,15 +593,46 @@ class BufferStore:
                 self._pairs[space] = np.full((self.lanes, 4 * memory.shape[1]), POISON, np.uint8)
             memory, size = self._pairs[space], fmt.dtype.itemsize
             offset, pitch = offset * size * fmt.per_byte, pitch * size * fmt.per_byte
+        else:
+            self._poison(space, offset, (rows, cols * size), pitch)
         return np.ndarray((self.lanes, rows, cols), fmt.dtype, memory, offset, (memory.strides[0], pitch, size))
 
+    def _poison(self, space: str, offset: int, shape: tuple[int, int], pitch: int) -> None:
+        """Poison the bytes of a view that no earlier view has: many programs use a small part of a memory."""
+        memory = self._bytes[space]
+        known = np.ndarray(shape, np.bool_, self._viewed[space], offset, (pitch, 1))
+        fresh = np.ndarray((self.lanes, *shape), np.uint8, memory, offset, (memory.strides[0], pitch, 1))
+        if not known.any():
+            fresh[...] = POISON
+        elif not known.all():
+            fresh[:, ~known] = POISON
+        known[...] = True
+
     def _fresh(self, space: str) -> Array:
-        memory = self._kept.get(space)
-        if memory is None or len(memory) < self.lanes:
-            memory = self._kept[space] = np.empty((self.lanes, self._used[space]), np.uint8)
-        memory = self._bytes[space] = memory[: self.lanes]
-        memory.fill(POISON)
+        memory, size = self._kept.get(space), self.lanes * self._used[space]
+        if memory is None or len(memory) < size:
+            memory = self._kept[space] = _pages(size)
+        memory = self._bytes[space] = memory[:size].reshape(self.lanes, self._used[space])
+        self._viewed[space] = np.zeros(memory.shape[1], np.bool_)
         return memory
+
+    def share(self, key: ViewKey, loaded: SharedTile) -> None:
+        """Store a tile that lanes share, instead of a copy in the memory of each lane."""
+        self._spread(key)
+        self._shared[key] = loaded
+
+    def shared(self, key: ViewKey) -> SharedTile | None:
+        """Return the tile that lanes share; None for a tile in memory."""
+        return self._shared.get(key)
+
+    def _spread(self, key: ViewKey) -> None:
+        """Write the other shared tiles that have bytes of a view to the memories of the lanes."""
+        first, last = _span(key)
+        for other in [x for x in self._shared if x != key and x[0] == key[0]]:
+            start, end = _span(other)
+            if start < last and first < end:
+                loaded = self._shared.pop(other)
+                self.view(other)[...] = loaded.tiles[loaded.of]
 
 
 class TensorStore:
@@ -516,9 +641,25 @@ class TensorStore:
     def __init__(self, program: TileProgram, inputs: HeadSource) -> None:
         self._inputs, self._constants = inputs, program.constants
         self._heads: dict[tuple[str, int, int], Array] = {}
+        #: The bytes of large matrices that start as NaN, and which rows nobody has asked for, by the matrix' identity.
+        self._fresh: dict[int, tuple[NDArray[np.uint8], NDArray[np.bool_]]] = {}
 
     def head(self, tensor: GlobalTensor, batch: int, head: int) -> Array:
         """Return one head's matrix; outputs and workspaces start as NaN."""
+        return self.started(tensor, (batch, head), 0, tensor.rows)
+
+    def started(self, tensor: GlobalTensor, of: tuple[int, int], first: int, last: int) -> Array:
+        """Return the matrix of (batch, head), of which these rows are defined: a large one starts as NaN part by
+        part.
+        """
+        matrix = self._matrix(tensor, *of)
+        if id(matrix) in self._fresh:
+            raw, fresh = self._fresh[id(matrix)]
+            raw[first:last][fresh[first:last]] = POISON
+            fresh[first:last] = False
+        return matrix
+
+    def _matrix(self, tensor: GlobalTensor, batch: int, head: int) -> Array:
         key = (tensor.name, batch, head)
         matrix = self._heads.get(key)
         if matrix is None:
@@ -529,7 +670,7 @@ class TensorStore:
     def _viewed(self, of: GlobalTensor, batch: int, head: int) -> Array:
         """Return a head's matrix of another tensor, or the sum that writers have added so far to its batches."""
         if not of.added:
-            return self.head(of, batch, head)
+            return self._matrix(of, batch, head)
         first, *rest = (self.head(of, batch * of.added + part, head) for part in range(of.added))
         return reduce(add, rest, first)
 
@@ -543,9 +684,13 @@ class TensorStore:
             values = np.ascontiguousarray(values.T) if tensor.is_transposed else values
         else:
             fmt = stored_format(tensor.fmt)
+            is_lazy, size = tensor.rows > EAGER_ROWS and not tensor.added, tensor.cols * fmt.dtype.itemsize
             start = 0 if tensor.added else POISON
-            raw = np.full(tensor.rows * tensor.cols * fmt.dtype.itemsize, start, np.uint8)
-            return raw.view(fmt.dtype).reshape(tensor.rows, tensor.cols)
+            raw = np.empty((tensor.rows, size), np.uint8) if is_lazy else np.full((tensor.rows, size), start, np.uint8)
+            values = raw.reshape(-1).view(fmt.dtype).reshape(tensor.rows, tensor.cols)
+            if is_lazy:
+                self._fresh[id(values)] = raw, np.ones(tensor.rows, np.bool_)
+            return values
         if values.shape != (shape := (tensor.rows_of(batch), tensor.cols)):
             raise TensorError(f"tensor {tensor.name}: its values have shape {values.shape}; needed: {shape}")
         return values
@@ -555,8 +700,9 @@ class TensorStore:
         `Lanes`.
         """
         batch, head, row, col = (at_lane(at, number) for at in tile.corner)
-        return self.head(tile.tensor, batch, head)[row : row + tile.rows, col : col + tile.cols]
+        matrix = self.started(tile.tensor, (batch, head), row, row + tile.rows)
+        return matrix[row : row + tile.rows, col : col + tile.cols]
 
     def written(self, tensor: GlobalTensor) -> dict[tuple[int, int], Array]:
         """Return the matrices of a tensor that exist so far, by (batch, head)."""
-        return {(b, h): m for (name, b, h), m in self._heads.items() if name == tensor.name}
+        return {(b, h): self.head(tensor, b, h) for name, b, h in self._heads if name == tensor.name}

@@ -245,7 +245,7 @@ def kernel_source(inputs: Sequence[GlobalTensor], seed: int, given: Mapping[str,
         if given is None:
             rng = np.random.default_rng([seed, *t.name.encode(), batch, head])
             drawn = formats.cast(rng.standard_normal(shape[2:], np.float32), t.fmt)
-            return drawn if t.view is None else np.asarray(t.view.drawn(drawn))
+            return drawn if t.view is None else np.asarray(t.view.drawn(drawn, (batch, head)))
         size = math.prod(shape)
         array = given.get(t.view.parameter if t.view else t.name, np.empty(0, fmt.dtype))
         if t.view is not None and array.size:

@@ -87,20 +87,27 @@ class _Recorder:
 
 
 def compute(
-    program: TileProgram, place: Place, source: HeadSource, heads: int = 1, *, has_path: bool = True
+    program: TileProgram,
+    place: Place,
+    source: HeadSource,
+    heads: int = 1,
+    *,
+    has_path: bool = True,
+    memories: dict[str, NDArray[Any]] | None = None,
 ) -> Computed:
     """Return the bits of rows from a row on, to the ends of their blocks, in this number of heads from its own on.
 
-    With ``has_path`` the blocks are executed completely, and the steps of the row are recorded.
+    With ``has_path`` the blocks are executed completely, and the steps of the row are recorded.  ``memories``: as for
+    `execute`.
     """
-    wanted, batches = range(place.head, place.head + heads), {place.batch}
+    wanted, how = range(place.head, place.head + heads), {"batches": {place.batch}, "memories": memories}
     if not has_path:
-        written = rows_alone(program, source, [place.row], wanted, batches=batches, since=place.row)
+        written = rows_alone(program, source, [place.row], wanted, since=place.row, **how)
         return Computed(_from_place(written, place), [])
-    needed = needed_blocks(program, [place.row], {place.head}, batches=batches)
+    needed = needed_blocks(program, [place.row], {place.head}, batches={place.batch})
     order = {(name, id(block)): at for name, blocks in needed.items() for at, block in enumerate(blocks)}
     recorder = _Recorder(order, [phase.name for phase in program.phases])
-    written = rows_alone(program, source, [place.row], wanted, batches=batches, observers=(recorder,))
+    written = rows_alone(program, source, [place.row], wanted, observers=(recorder,), **how)
     return Computed(_from_place(written, place), recorder.in_order())
 
 

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from npusim import formats
 from npusim.errors import FormatError, ProgramError, UnknownOpcodeError
 from npusim.formats.float_format import format_of_dtype
-from npusim.program.ir.op import REVERSE, Attributes, Opcode
+from npusim.formats.whole import bits_of_floats, floats_of_bits, whole_step
+from npusim.program.ir.op import DOWN, REVERSE, Attributes, Opcode
 
 Array = NDArray[Any]
 #: (sources, destination before the step, destination's format, attributes) -> result
@@ -48,7 +49,13 @@ def _cast(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attrib
 
 
 def _matmul(sources: Sequence[Array], before: Array, _fmt: str, attributes: Attributes) -> Array:
-    a, b = sources
+    return product(sources[0], sources[1], before, attributes)
+
+
+def product(a: Array, b: Array, before: Array, attributes: Attributes, b_of: NDArray[np.int64] | None = None) -> Array:
+    """Return the product of two operands of all lanes; ``b_of``: the number of each lane's ``b``, where they share
+    some.
+    """
     if attributes.transpose_a:
         a = a.swapaxes(-1, -2)
     if attributes.transpose_b:
@@ -66,7 +73,7 @@ def _matmul(sources: Sequence[Array], before: Array, _fmt: str, attributes: Attr
             "b_scale": formats.scales_of(b, arithmetic.scale_block, -2),
         }
         a, b = a["element"], b["element"]
-    return formats.matmul(a, b, c, arithmetic=arithmetic, **scales)
+    return formats.matmul(a, b, c, arithmetic=arithmetic, b_of=b_of, **scales)
 
 
 def _binary(function: Callable[[Any, Any, str], Array]) -> Semantics:
@@ -102,15 +109,32 @@ def _extreme(function: Callable[..., Array]) -> Semantics:
     return lambda sources, _before, fmt, attributes: function(*sources, fmt, nan=attributes.variant or "number")
 
 
+def _reduced(function: Semantics) -> Semantics:
+    """Return a reduction of rows to one column, or of columns (``axis`` `DOWN`) to one row."""
+
+    def run(sources: Sequence[Array], before: Array, fmt: str, attributes: Attributes) -> Array:
+        if attributes.axis != DOWN:
+            return function(sources, before, fmt, attributes)[..., None]
+        shape = np.broadcast_shapes(*(np.shape(x) for x in sources))
+        turned = [np.ascontiguousarray(np.broadcast_to(x, shape).swapaxes(-1, -2)) for x in sources]
+        return function(turned, before, fmt, attributes)[..., None, :]
+
+    return run
+
+
 def _row_max(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
-    return _extreme(formats.reduce_max)(sources, _before, fmt, attributes)[..., None]
+    if formats.get_format(fmt).is_integer:
+        return np.asarray(sources[0].max(axis=-1))
+    return _extreme(formats.reduce_max)(sources, _before, fmt, attributes)
 
 
 def _row_sum(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
     order: Any = attributes.order
     if not order:
         raise ProgramError("a row sum must name its order")
-    return formats.reduce_sum(sources[0], fmt, order, times=sources[1] if len(sources) > 1 else None)[..., None]
+    if formats.get_format(fmt).is_integer:  # it wraps, the same in any order
+        return np.asarray(sources[0].sum(axis=-1, dtype=sources[0].dtype))
+    return formats.reduce_sum(sources[0], fmt, order, times=sources[1] if len(sources) > 1 else None)
 
 
 def _cumsum(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
@@ -119,7 +143,7 @@ def _cumsum(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attr
 
 
 def _fold(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
-    return formats.folded(sources, fmt, attributes.variant, attributes.order)[..., None]
+    return formats.folded(sources, fmt, attributes.variant, attributes.order)
 
 
 def _scan(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
@@ -137,7 +161,10 @@ def _fma(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attribu
 
 
 def _compare(sources: Sequence[Array], _before: Array, _fmt: str, attributes: Attributes) -> Array:
-    (first, second), fmt = sources, format_of_dtype(sources[0].dtype)
+    first, second = sources
+    if first.dtype.kind == "i":
+        return formats.compare(first.astype(np.float64), second.astype(np.float64), attributes.variant, "float64")
+    fmt = format_of_dtype(first.dtype)
     assert fmt is not None
     return formats.compare(first, second, attributes.variant, fmt)
 
@@ -148,6 +175,15 @@ _LOGIC: Mapping[str, np.ufunc] = MappingProxyType({"and": np.bitwise_and, "or": 
 def _logic(sources: Sequence[Array], _before: Array, _fmt: str, attributes: Attributes) -> Array:
     first, second = (source != 0 for source in sources)
     return np.asarray(_LOGIC[attributes.variant](first, second), np.int8)
+
+
+def _integer(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
+    return whole_step(attributes.variant, sources[0], sources[1], fmt)
+
+
+def _bits(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
+    way, _, of = attributes.variant.partition(".")
+    return {"bits": bits_of_floats, "floats": floats_of_bits}[way](sources[0], of, fmt)
 
 
 def _select(sources: Sequence[Array], _before: Array, _fmt: str, _attributes: Attributes) -> Array:
@@ -176,12 +212,14 @@ SEMANTICS: Mapping[Opcode, Semantics] = MappingProxyType(
         Opcode.SQRT: _named("square root", {"sqrt": formats.sqrt}),
         Opcode.TANH: _named("hyperbolic tangent", {"tanh": formats.tanh}),
         Opcode.ERF: _named("error function", {"erf": formats.erf}),
-        Opcode.ROW_MAX: _row_max,
-        Opcode.ROW_SUM: _row_sum,
+        Opcode.ROW_MAX: _reduced(_row_max),
+        Opcode.ROW_SUM: _reduced(_row_sum),
         Opcode.CUMSUM: _cumsum,
-        Opcode.FOLD: _fold,
+        Opcode.FOLD: _reduced(_fold),
         Opcode.SCAN: _scan,
         Opcode.INVERSE: _inverse,
+        Opcode.INTEGER: _integer,
+        Opcode.BITS: _bits,
         Opcode.SELECT: _select,
     }
 )

@@ -45,6 +45,7 @@ class TimedOp:
     terms: tuple[tuple[str, float], ...]
     pipes: tuple[tuple[int, int], ...] = ()  #: shared pipes that it uses, each with its cycles
     share: Share | None = None  #: work beside other warp groups, which waits for no pipe
+    idle_bytes: tuple[tuple[str, int], ...] = ()  #: those of its flows that do not exist
 
 
 def clocked(program: TileProgram, device: DeviceSpec) -> DeviceSpec:
@@ -169,7 +170,17 @@ class Streams:
             op.timed = (
                 self.costs,
                 TimedOp(
-                    content, op.queue, op.op.label, *spans, op.waits, op.sets, issue, cost.terms, pipes, cost.share
+                    content,
+                    op.queue,
+                    op.op.label,
+                    *spans,
+                    op.waits,
+                    op.sets,
+                    issue,
+                    cost.terms,
+                    pipes,
+                    cost.share,
+                    cost.idle_bytes,
                 ),
             )
         timed: TimedOp = op.timed[1]

@@ -47,12 +47,17 @@ def summarise(
     counts: OpCounts,
     spans: tuple[Span, ...],
 ) -> TimingResult:
-    """Return the result of one simulation; ``ends`` are the cycles at which its phases were over."""
+    """Return the result of one simulation.
+
+    ``ends``: the cycles at which its phases were over; ``link_bytes``: the bytes by which links were busy, idle ones
+    included (`Cost.idle_bytes`).
+    """
     if streams.program.l2 in FOLLOWED:
         ends, uses = _followed(streams, ends, uses, link_bytes)
     device, cycles = streams.device, ends[-1]
     terms: dict[str, float] = {}
     work: dict[str, int] = {}
+    idle: dict[str, int] = {}
     names = [queue.name for queue in streams.program.queues]
     for op, count in counts.items():
         takes = [(streams.pipes[pipe], taken) for pipe, taken in op.pipes]
@@ -60,6 +65,8 @@ def summarise(
             work[unit] = work.get(unit, 0) + taken * count
         for key, part in op.terms:
             terms[key] = terms.get(key, 0.0) + part * count
+        for link, size in op.idle_bytes:
+            idle[link] = idle.get(link, 0) + size * count
     bounds = _bounds(streams, work, link_bytes)
     share = device.sustained(streams.program.flops, device.seconds(cycles), bounds) if cycles else 1.0
     seconds = device.seconds(cycles) / share
@@ -73,7 +80,8 @@ def summarise(
         stream_s=stream,
         clock_hz=float(device.clock_hz.value) * share,
         queues=uses,
-        link_bytes=link_bytes,
+        link_bytes={link: size - idle.get(link, 0) for link, size in link_bytes.items()},
+        idle_bytes=idle,
         term_cycles=terms,
         operations=sum(u.operations for group in uses for u in group if not u.is_pipe),
         bound_cycles=bounds,

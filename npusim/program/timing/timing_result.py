@@ -208,13 +208,14 @@ class TimingRecord:
     """Predicted time of one program on one device, in the form of ``result.json``.
 
     ``cycles`` is the time of the cores, without launches; ``latency_s`` is the time of a call that the host waits for,
-    launch included.  ``times_s`` has the same time as each of `KINDS` would measure it, without the kinds that the
-    device's file has no numbers for.  ``bound_cycles`` is the least time that each unit and each link needs for its
-    work, ``compulsory_bytes`` the least traffic beyond L2.  ``band``: the exact cycles are within ``1 - band`` to ``1 +
-    band`` times ``cycles``; 0 where ``method`` is exact, else derived from a difference measured on operations of the
-    same program.  ``uses``: those of all core groups' queues; ``overlap`` is set on nodes only, ``roofline`` where the
-    device's matrix units are described.  ``account`` belongs to the core group that ends last, ``validated`` states the
-    errors of such predictions; None in files of earlier versions.
+    launch included. ``times_s`` has the same time as each of `KINDS` would measure it, without the kinds that the
+    device's file has no numbers for. ``bound_cycles`` is the least time that each unit and each link needs for its
+    work, ``link_bytes`` the bytes that a link carried, ``idle_bytes`` those that it could have carried while memory
+    answered more slowly (parts of lines), ``compulsory_bytes`` the least traffic beyond L2. ``band``: the exact cycles
+    are within ``1 - band`` to ``1 + band`` times ``cycles``; 0 where ``method`` is exact, else derived from a
+    difference measured on operations of the same program. ``uses``: those of all core groups' queues; ``overlap`` is
+    set on nodes only, ``roofline`` where the device's matrix units are described. ``account`` belongs to the core group
+    that ends last, ``validated`` states the errors of such predictions; None in files of earlier versions.
     """
 
     method: str
@@ -234,6 +235,7 @@ class TimingRecord:
     times_s: Annotated[dict[str, Microseconds], key("times_us")] = field(default_factory=dict)
     account: Account | None = field(default=None, repr=False)
     validated: Validated | None = None
+    idle_bytes: dict[str, int] = field(default_factory=dict)
 
     def clock(self, nominal: float) -> float:
         """Return the clock in Hz of the cores' time; the ``nominal`` clock for files that do not state that time."""
@@ -292,14 +294,26 @@ class TimingRecord:
 
     def link_shares(self, bytes_per_s: Mapping[str, float]) -> dict[str, float]:
         """Return the share of each link's ``bytes_per_s`` that the cores' time took."""
+        return self._link_shares(self.link_bytes, bytes_per_s)
+
+    def idle_shares(self, bytes_per_s: Mapping[str, float]) -> dict[str, float]:
+        """Return the share that each link lost while memory answered more slowly, of those that lost any."""
+        return self._link_shares(self.idle_bytes, bytes_per_s)
+
+    def used_shares(self, bytes_per_s: Mapping[str, float]) -> dict[str, float]:
+        """Return the share of the cores' time in which each link was busy."""
+        lost = self.idle_shares(bytes_per_s)
+        return {name: share + lost.get(name, 0.0) for name, share in self.link_shares(bytes_per_s).items()}
+
+    def _link_shares(self, of: Mapping[str, int], bytes_per_s: Mapping[str, float]) -> dict[str, float]:
         seconds = self.core_us * 1e-6
-        return {name: size / seconds / bytes_per_s[name] for name, size in self.link_bytes.items()} if seconds else {}
+        return {name: size / seconds / bytes_per_s[name] for name, size in of.items()} if seconds else {}
 
     def limit(self, bytes_per_s: Mapping[str, float]) -> Limit:
         """Return the limit of the time; ``bytes_per_s``: the rate of each link."""
         if (busiest := self.busiest) is None:
             return Limit("", 0.0)
-        busy, shares = self.busy_share(busiest), self.link_shares(bytes_per_s)
+        busy, shares = self.busy_share(busiest), self.used_shares(bytes_per_s)
         link = max(shares, key=lambda name: shares[name], default="")
         if link and shares[link] >= max(LINK_SHARE, busy):
             return Limit(link, shares[link], is_link=True, is_limit=True)

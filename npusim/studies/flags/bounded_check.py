@@ -5,13 +5,14 @@ redundant barriers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
 from npusim.errors import SpecError
 from npusim.kernels.tilelang.expert import Decisions, GroupWalk, walk_program
 from npusim.kernels.tilelang.program import Language, PrimFunc, load_program
+from npusim.studies.flags.every_length import Proof, prove
 from npusim.studies.flags.mends import mended
 from npusim.studies.flags.order import Cores, Fault, HappensBefore, Overlaps
 from npusim.units import plural
@@ -42,7 +43,7 @@ class FlagReport:
 
     ``redundant``: lines of barriers, each of which can be removed alone without a fault; ``removable``: such lines that
     can be removed together.  Both are empty if there are faults.  ``bounds``: the examined part of the program;
-    ``notes``: the assumptions.
+    ``notes``: the assumptions.  ``proof``: what is known of longer programs, if that was asked for.
     """
 
     program: str
@@ -53,6 +54,26 @@ class FlagReport:
     instructions: int
     bounds: tuple[str, ...]
     notes: tuple[str, ...]
+    proof: Proof | None = None
+
+
+def check_every_length(
+    path: Path, name: str, arguments: Mapping[str, object], length: str, step: int = 1
+) -> FlagReport:
+    """Check a program as `check_program` does, and prove it for each longer ``length`` in steps of ``step``.
+
+    The report is that of the present length, or that of the shortest longer one that has a fault.  Raises as
+    `check_program` does, and if ``arguments`` has no integer of the name ``length``.
+    """
+    proof = prove(path, name, arguments, length, step)
+    report = check_program(path, name, arguments)
+    if report.faults or proof.fault is None:
+        return replace(report, proof=None if report.faults else proof)
+    number, text = proof.fault
+    longer = check_program(path, name, {**arguments, length: number})
+    if longer.faults:
+        return replace(longer, bounds=(f"{length} = {number:,}", *longer.bounds))
+    return replace(report, proof=replace(proof, fault=None, reasons=(f"{length} = {number:,}: {text}",)))
 
 
 def check_program(

@@ -302,6 +302,8 @@ class _Examination:
         self.base, self.problem, self.attention = base, problem, problem.attention
         self.on_tried, self.count, self.total = on_tried, 0, 0
         self._made: dict[tuple[int, Place, bool], _Bits] = {}
+        #: Memories of one execution after another.
+        self._memories: dict[str, NDArray[Any]] = {}
         self._keys: dict[tuple[int, Place], _AsAsked[Hashable]] = {}
         #: Programs that others are compared with, whose bits and keys are stored.
         self._kept: dict[int, TileProgram] = {id(base.program): base.program}
@@ -519,7 +521,13 @@ class _Examination:
         heads = min(self.heads, subject.output.heads)
         first = min(self.first_heads, heads)
         parts = ((0, first), (first, heads - first)) if heads > first and not at_once else ((0, heads),)
-        bits = _AsAsked(compute(executed, replace(place, head=head), source, n, has_path=has_path) for head, n in parts)
+        bits = _AsAsked(
+            # Steps are compared in the first part alone.
+            compute(
+                executed, replace(place, head=head), source, n, has_path=has_path and not head, memories=self._memories
+            )
+            for head, n in parts
+        )
         if key[0] in self._kept:
             self._made[key] = bits
         return bits

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -77,7 +77,7 @@ class Ledger:
         if self.first:
             return
         if step.opcode is not Opcode.MATMUL:
-            steps = STEPS_A_VALUE * wide[0].shape[-1] if step.opcode is Opcode.ROW_SUM else 1.0
+            steps = STEPS_A_VALUE * wide[0].shape[step.attributes.axis] if step.opcode is Opcode.ROW_SUM else 1.0
             with np.errstate(invalid="ignore"):
                 lost |= known & (np.abs(result - exact) > np.maximum(steps * size, self.allowed * np.abs(exact)))
         if lost.any():
@@ -113,9 +113,9 @@ def _exact(moment: Moment, wide: list[Any]) -> Any:
         )
         return a @ b
     if step.opcode is Opcode.ROW_SUM:
-        return math.prod(wide).sum(axis=-1, keepdims=True)
+        return math.prod(wide).sum(axis=how.axis, keepdims=True)
     if step.opcode in (Opcode.FOLD, Opcode.SCAN):  # each function of it correctly rounded
-        how = type(how)(variant=re.sub(r"'(\w+)\.\w+'", r"'\1.correct'", how.variant), order=how.order)
+        how = replace(how, variant=re.sub(r"'(\w+)\.\w+'", r"'\1.correct'", how.variant))
     elif step.opcode in FUNCTIONS:
         function = how.variant.partition(".")[0] or step.opcode.value
         how = type(how)(variant=f"{function}.correct")

@@ -429,7 +429,10 @@ class Predictor:
         if case.tiling:
             schedule, device, _ = target_of(request, has_bits=False)
             named = schedule.tiled(_tiling(case)), schedule.precision(request.precision)
-            request = replace(request, tiling={**_tiling(case), **machine_of(device).by_tile(*named)})
+            follows = machine_of(device).by_tile(*named)
+            # A preset names the kernel of the schedules that have it; another schedule has its own.
+            if not schedule.kernel_refusal(follows.get("kernel")):
+                request = replace(request, tiling={**_tiling(case), **follows})
         return replace(plan_of(request), is_open=False)
 
     def _what(self, case: MeasurementCase) -> dict[str, Any]:

@@ -1,0 +1,72 @@
+"""Integers and masks of a loop's tiles that are known at launch: tiles of a tensor of their own, which is read.
+
+Where the loop goes on along the tiles, the tensor has rows by programs and columns by iterations; else each iteration
+has a block of its own.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from npusim.kernels.triton.values import Affine, Condition, Integers, one_hot
+
+#: Programs, and then axes of a block.
+_AXES = 2
+
+
+class KnownTiles(NamedTuple):
+    """A tensor of known elements in the order of memory, its axes (sizes, strides), and the tiles of it.
+
+    ``mask``: which elements of a tile the tensor has; None for all.
+    """
+
+    holds: Integers
+    sizes: tuple[int, ...]
+    by: tuple[int, ...]
+    pointer: Affine
+    mask: Condition | None
+
+
+def known_tiles(
+    called: str, ids: Integers, values: Integers, left: tuple[Integers | None, ...], *, is_along: bool
+) -> KnownTiles | None:
+    """Return the elements of blocks, (program, iteration, *axes), as a tensor; None where programs are no whole grid.
+
+    ``ids``: of programs, (x, y, z); ``left``: elements along each axis that other tiles of the loop have, None for all;
+    ``is_along``: whether the loop goes on along the last axis.
+    """
+    grid = ids.max(0) + 1
+    if len(ids) != np.prod(grid) or len(np.unique(ids, axis=0)) != len(ids) or not 1 <= values.ndim - _AXES <= _AXES:
+        return None
+    (x, y, z), (count, most, *block) = map(int, grid), values.shape
+    rows, columns = (1, *block)[-2:]
+    whole = values.reshape(count, most, rows, columns)
+    limits = [None if n is None else np.broadcast_to(n, (count, most)) for n in left]
+    down, across = (None, *limits)[-2:]
+    at = tuple(ids[:, i] for i in (2, 1, 0))
+    times = np.arange(most)[None]
+    in_grid = np.zeros((z, y, x, most, rows, columns), values.dtype)
+    in_grid[at] = whole
+    if is_along:
+        last = most * columns if across is None else int((times * columns + np.minimum(across, columns)).max())
+        height = x * rows if down is None else int((ids[:, :1] * rows + np.minimum(down, rows)).max())
+        tensor = np.moveaxis(in_grid, 3, 4).reshape(z, y, x * rows, most * columns)[:, :, :height, :last]
+        base = ((ids[:, 2] * y + ids[:, 1]) * height + ids[:, 0] * rows)[:, None] * last + times * columns
+        steps = (last, 1)
+    else:
+        last = columns if across is None else int(np.minimum(across, columns).max())
+        height = rows if down is None else int(np.minimum(down, rows).max())
+        tensor = in_grid[..., :height, :last]
+        base = (((ids[:, 2] * y + ids[:, 1]) * x + ids[:, 0])[:, None] * most + times) * height * last
+        steps = (last, 1)
+    strides = [int(np.prod(tensor.shape[i + 1 :])) for i in range(tensor.ndim)]
+    sides = [side for side in zip(tensor.shape, strides, strict=True) if side[0] > 1]
+    shape = tuple(block)
+    rules = tuple(
+        ("slt", Affine(-np.minimum(n, shape[i]), one_hot(i, shape), shape)) for i, n in enumerate(left) if n is not None
+    )
+    pointer = Affine(base, steps[-len(shape) :], shape, called)
+    sizes, by = (tuple(side[i] for side in sides) for i in (0, 1))
+    return KnownTiles(np.ascontiguousarray(tensor).reshape(-1), sizes, by, pointer, Condition(rules) if rules else None)

@@ -1,0 +1,171 @@
+"""Proves that a program without faults at one length has none at any longer one.
+
+The program runs for one length after another.  Its conditions say which iterations of a loop have the same instructions
+(`lengths`).  If the states after two such iterations are equal (`stepped_cores`), the iterations between the first and
+the last ones can be repeated any number of times, so that the longer program has no fault either.  Nothing is assumed
+about lengths that did not run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from npusim.errors import SpecError
+from npusim.kernels.tilelang.expert import Decisions, walk_program
+from npusim.kernels.tilelang.lengths import Growing, Growth
+from npusim.kernels.tilelang.program import Language, load_program
+from npusim.studies.flags.stepped_cores import SteppedCores
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from npusim.studies.flags.order import Cores
+
+#: Periods of iterations that run between the first and the last ones: those that states need to repeat.
+SETTLING = (6, 12, 24)
+#: Most instructions of a core group, and most paths through its conditions.
+MOST_INSTRUCTIONS, MOST_PATHS = 200_000, 64
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What is known of the lengths ``first + step * k`` of a program.
+
+    ``last``: the longest length that ran.  ``period``: the iterations after which states repeat.  ``fault``: a length
+    that has a fault, and the fault in words, None if no fault was seen.  ``reasons``: why longer lengths are not
+    proved, each with a line; empty for a proof.
+    """
+
+    name: str
+    first: int
+    step: int
+    last: int
+    period: int
+    fault: tuple[int, str] | None
+    reasons: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        lengths = f"{self.name} = {self.first:,}, {self.first + self.step:,}, ..."
+        if self.reasons:
+            return f"not proved for every length {lengths}: {'; '.join(self.reasons)}"
+        again = "each iteration" if self.period == 1 else f"{self.period} iterations"
+        return f"every length {lengths}: lengths up to {self.last:,} ran, and the state is the same again after {again}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    growth: Growth
+    cores: tuple[Cores, ...]
+
+    @property
+    def size(self) -> int:
+        return max(sum(map(len, cores.values())) for cores in self.cores)
+
+
+def prove(path: Path, name: str, arguments: Mapping[str, object], length: str, step: int) -> Proof:
+    """Return what is known of a program for each value of an argument from its present one, in steps.
+
+    Raises `SpecError` if the argument has no integer value, or if the program cannot be read at a length.
+    """
+    first = arguments.get(length)
+    if not isinstance(first, int) or isinstance(first, bool):
+        raise SpecError(f"--every {length}: state the first length with -a {length}=INTEGER")
+    if step < 1:
+        raise SpecError(f"--every {length}={step}: the step must be at least 1")
+    notes, ran, faults = dict[str, None](), set[int](), list[tuple[int, str]]()
+
+    def run(k: int) -> _Run:
+        growth = Growth(str(path), k)
+        return _run(path, name, {**arguments, length: Growing(growth, first + step * k, 0, step)}, growth)
+
+    def executed(made: _Run) -> list[SteppedCores]:
+        k = made.growth.k
+        ran.add(k)
+        every = [SteppedCores(cores) for cores in made.cores]
+        faults.extend((first + step * k, x.fault) for x in every if x.fault)
+        return every
+
+    reasons: tuple[str, ...] = ()
+    for settling in SETTLING:
+        made = _settled(run, settling)
+        if reasons := tuple(made.growth.reasons):
+            break
+        longer = [made, *(run(made.growth.k + more) for more in range(1, made.growth.period))]
+        repeated = [_repeats(x, one.growth) for one in longer for x in executed(one)]
+        if faults or (all(repeated) and {_conditions(one.growth) for one in longer} == {_conditions(made.growth)}):
+            break
+        reasons = (f"the states of {2 * settling} iterations do not repeat",)
+    if not reasons:  # the lengths that are too short for that; the first of them with a fault, if there is one
+        for k in range(min(ran)):
+            executed(run(k))
+            if min(faults, default=(first + step * k + 1,))[0] <= first + step * k:
+                break
+    if made.growth.has_grid:
+        notes[f"the number of core groups grows with {length}: it is proved for core groups 0 and 1"] = None
+    last = first + step * max(ran, default=0)
+    return Proof(length, first, step, last, made.growth.period, min(faults, default=None), reasons, tuple(notes))
+
+
+def _settled(run: Callable[[int], _Run], settling: int) -> _Run:
+    """Return a run that is long enough for ``settling`` periods between the first and the last iterations."""
+    k, before = settling, (-1, -1, -1, -1)
+    for _ in range(8):
+        made = run(k)
+        own = made.growth
+        form = _conditions(own)
+        needed = max(own.least, own.before + own.after + (settling + 2) * own.period)
+        if own.reasons or (form == before and k >= needed):
+            return made
+        if made.size * max(1, needed) > MOST_INSTRUCTIONS * max(1, k):
+            own.refuse(f"more than {MOST_INSTRUCTIONS:,} instructions would run before states can repeat")
+            return made
+        before, k = form, max(k, needed)
+    made.growth.refuse("the conditions of a longer program differ from those of a shorter one")
+    return made
+
+
+def _conditions(growth: Growth) -> tuple[int, int, int, int]:
+    return growth.before, growth.after, growth.period, growth.least
+
+
+def _run(path: Path, name: str, arguments: Mapping[str, object], growth: Growth) -> _Run:
+    """Run a program for core groups 0, 1 and the last one along all paths through its conditions."""
+    language = Language()
+    kernel = load_program(path, name, arguments, language)
+    growth.path = kernel.path
+    scalars = arguments if kernel.name == name else {}
+    groups, made = [0], dict[object, "Cores"]()
+    for group in groups:  # grows once the first walk has shown how many there are
+        decisions = Decisions()
+        for _ in range(MOST_PATHS):
+            walk = walk_program(kernel, language, group, decisions, scalars, growth=growth)
+            form = tuple((x.core, x.line, x.kind, x.flag, x.turn) for issued in walk.cores.values() for x in issued)
+            made.setdefault(form, walk.cores)
+            if not decisions.more():
+                break
+        else:
+            growth.refuse(f"core group {group} has more than {MOST_PATHS} paths through its conditions")
+        if group == 0 and walk.groups > 1:
+            groups += [1] if growth.has_grid else sorted({1, walk.groups - 1})
+    boxes = {
+        box for cores in made.values() for issued in cores.values() for x in issued for box in (*x.reads, *x.writes)
+    }
+    for box in boxes:
+        if box.space != "GM" and box.moves:
+            growth.refuse(f"{box} moves with an iteration")
+    return _Run(growth, tuple(made.values()))
+
+
+def _repeats(executed: SteppedCores, growth: Growth) -> bool:
+    """Return whether each loop has two states that are equal and a period apart, away from its ends."""
+    period, states = growth.period, executed.states
+    for part, (low, high) in growth.loops.items():
+        first, last = max(low, growth.before + period), high - growth.after - 2 * period
+        if not any(
+            (part, t) in states and states[part, t] == states.get((part, t + period)) for t in range(first, last)
+        ):
+            return False
+    return True
