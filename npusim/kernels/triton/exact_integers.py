@@ -497,7 +497,7 @@ class ExactIntegers(WholeNumbers, ABC):
             raise op.fail("integers of a tile beyond 2^24 are supported with 32 bits alone")
         times = values if self._walk is None else np.broadcast_to(values, (len(values), self._walk.most, *x.shape))
         fmt = EXACT_BITS if is_large else f"i{x.bits}"
-        return self._known_block(op, self._unique("indices"), times, fmt, like=like)
+        return self._known_block(op, self._unique("indices"), times, fmt, like=like if self._walk is None else ())
 
     def _large(self, op: Op, x: Elements | Listed | Affine) -> Elements | None:
         """Return integers of a block, known at launch, of which some are beyond 2^24; else None.
