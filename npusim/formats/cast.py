@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 Overflow = Literal["inf", "nan", "saturate", "ascend_saturate", "low_bits"]
 
-#: Rounding modes and the number the kernels know them by.  ``none`` and ``rint`` are the Ascend
-#: names (CAST_NONE, CAST_RINT) of nearest even.
+#: Names of rounding modes and their numbers in the kernels.  ``none`` and ``rint`` are the Ascend names (CAST_NONE,
+#: CAST_RINT) of nearest even.
 ROUNDINGS: Mapping[str, int] = MappingProxyType(
     {"nearest_even": 0, "nearest_away": 1, "toward_zero": 2, "floor": 3, "ceil": 4, "odd": 5, "none": 0, "rint": 0}
 )
@@ -33,7 +33,7 @@ NAN_RULES: tuple[str, ...] = ("canonical", "keep_sign", "truncate")
 
 @dataclass(frozen=True, eq=False)
 class CastPlan:
-    """The target side of one conversion, as the integers the kernels read."""
+    """The target side of one conversion, as the integers that the kernels read."""
 
     target: FloatFormat
     over_code: int  #: code of a value that is too large, and of Inf
@@ -298,7 +298,7 @@ def is_all_finite(values: Array) -> bool:
     if values.dtype != np.float16:
         with np.errstate(invalid="ignore"):
             return bool(np.isfinite(widen(values) if values.dtype.names else values).all())
-    # numpy looks at float16 one by one; as patterns, magnitudes are in the order of their numbers.
+    # numpy examines float16 one by one; the magnitudes of patterns have the order of their numbers.
     return values.size == 0 or bool((values.view(np.uint16) & 0x7FFF).max() < FORMATS["float16"].max_code + 1)
 
 
@@ -325,7 +325,7 @@ def _to_integer(wide: Array, target: FloatFormat, *, rounding: int, has_low_bits
             case 0:
                 whole = np.rint(values)
             case 1:
-                # Not floor(abs + 0.5): that carries for the number just below a half.
+                # Not floor(abs + 0.5), which rounds up the number just below a half.
                 whole += np.where(np.abs(values - whole) >= 0.5, np.sign(values), 0.0)
             case 3:
                 whole = low

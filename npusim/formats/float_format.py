@@ -1,4 +1,4 @@
-"""Number formats as data: widths, limits and NaN convention of every format npusim computes in."""
+"""Number formats as data: widths, limits and NaN convention of every format in which npusim computes."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class FloatFormat:
         ``ieee``: exponent all ones, mantissa not 0; ``all_ones``: only exponent and mantissa
         all ones (OCP E4M3); ``none``: no NaN (int8, FP6, FP4); ``minus_zero``: the code that would be -0 (HiF8).
     dtype
-        The numpy dtype arrays of this format are stored in, a byte an element at least; where ml_dtypes has none, one
-        field of a byte that holds the code.
+        The numpy dtype in which arrays of this format are stored, with at least one byte per element; if ml_dtypes has
+        none, one field of a byte that contains the code.
     canonical_nan_bits
         The NaN of a computed result: sign 0, all other bits 1, as NVIDIA hardware returns
         (measured on H200 for float16, bfloat16, FP8 and float32); the IEEE default for float64.  Without NaN: the
@@ -85,7 +85,7 @@ class FloatFormat:
 
     @functools.cached_property
     def per_byte(self) -> int:
-        """Elements that a byte of a tile holds: two of 4 bits in blocks, else one."""
+        """Number of elements in a byte of a tile: two of 4 bits in blocks, else one."""
         return 2 if self.scale_block and self.bits == 4 else 1
 
     def row_bytes(self, elements: int) -> int:
@@ -93,7 +93,7 @@ class FloatFormat:
         return elements * self.size_bytes if self.per_byte == 1 else ceil_div(elements, self.per_byte)
 
     def bytes_of(self, elements: int) -> int:
-        """Return the bytes of some elements, their scales' among them."""
+        """Return the bytes of some elements, including their scales."""
         size = self.row_bytes(elements)
         return size + self.scale_bytes(elements) if self.scale_block else size
 
@@ -244,9 +244,9 @@ _WHOLE: Mapping[str, FloatFormat] = MappingProxyType(
 
 
 def get_format(name: str | FloatFormat) -> FloatFormat:
-    """Return the format called ``name``; a :class:`FloatFormat` is returned as it is.
+    """Return the format called ``name``; a :class:`FloatFormat` is returned unchanged.
 
-    Raises `FormatError` if the name is unknown; lists near names.
+    Raises `FormatError` if the name is unknown; the message lists near names.
 
     Examples
     --------
@@ -261,7 +261,7 @@ def get_format(name: str | FloatFormat) -> FloatFormat:
 
 
 _E8M0_DTYPE = np.dtype(ml_dtypes.float8_e8m0fnu)
-#: Formats in blocks of which tiles may be: elements and scales of a byte each.
+#: Block formats that tiles may have: elements and scales of one byte each.
 _STORED_BLOCKS: Mapping[str, FloatFormat] = MappingProxyType(
     {
         name: replace(
@@ -301,7 +301,7 @@ def format_of_dtype(dtype: np.dtype[Any]) -> FloatFormat | None:
 
 
 Value = TypeVar("Value")
-#: Names an error lists when none is near.
+#: Names that an error lists if no name is near.
 SHOWN_NAMES = 10
 
 

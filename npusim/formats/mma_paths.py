@@ -15,9 +15,9 @@ from npusim.formats.float_format import FloatFormat, get_format
 from npusim.formats.mma_arithmetic import E8M0, Method, MmaArithmetic
 from npusim.late_methods import dataclass
 
-#: Below this many multiply-adds in all, threads cost more than they save.
+#: Number of multiply-adds below which threads cost more than they save.
 THREADED_MACS = 1 << 21
-#: Outputs worked on at a time: they and 16 rows of operands stay in the L2 and L1 cache.
+#: Number of outputs that are processed at a time: they and 16 rows of operands fit into the L2 and L1 cache.
 TILE_ROWS = 128
 TILE_COLUMNS = 256
 
@@ -46,8 +46,8 @@ class MmaProblem:
         return sum(math.prod(x.shape[1:]) for x in (self.a, self.b, self.out))
 
     def parts(self, elements: int) -> Iterator[MmaProblem]:
-        """Yield the problem in parts of the batch whose operands and outputs have at most so many elements, or one
-        matrix each.
+        """Yield the problem in parts of the batch whose operands and outputs have at most this number of elements, or
+        one matrix each.
         """
         count = max(1, elements // self.each)
         if count >= len(self.out):
@@ -80,10 +80,11 @@ class MmaWork:
 #: Arrays that a kernel reads for an operand's matrices: their exact values first, (matrices, M, K) or (matrices, K, N),
 #: or the parts into which they are split.
 Lanes = tuple[Array, ...]
-#: Elements of operands and outputs up to which all matrices are prepared and multiplied at once, and elements of one
-#: matrix up to which a larger batch is multiplied in parts of so many: for large matrices a call more costs little.
+#: Number of elements of operands and outputs up to which all matrices are prepared and multiplied at once, and number
+#: of elements of one matrix up to which a larger batch is multiplied in parts of this size: for large matrices an
+#: additional call costs little.
 TOGETHER, SMALL = 1 << 18, 1 << 14
-#: The A and B of each C, of one each.
+#: The A and B of each C, if there is one of each.
 _FIRST = np.zeros((2, 1), np.int64)
 
 
@@ -143,7 +144,7 @@ class FusedMultiplier(Multiplier):
     def prepare(self, values: Array, scale: Array | None, *, is_left: bool) -> Lanes:
         """Return the values with 0 for NaN and Inf, exponents, the values themselves, and which blocks have any.
 
-        Values are float32 where no product of two such operands exceeds float32's range, else float64.
+        Values are float32 if no product of two such operands exceeds float32's range, else float64.
         """
         from npusim.formats import mma_kernels, mma_narrow
 
@@ -173,7 +174,7 @@ class FusedMultiplier(Multiplier):
         return lanes, exponents, values.astype(lanes.dtype), marks
 
     def run(self, a: Lanes, b: Lanes, c: Array, which: Array) -> None:
-        """Overwrite C with D; where c is added last, each instruction sums from 0 and is added by an IEEE addition."""
+        """Overwrite C with D; if c is added last, each instruction sums from 0 and is added by an IEEE addition."""
         if self.unit.c_mode == "aligned":
             self._run_chain(a, b, c, which)
             return
@@ -278,18 +279,18 @@ class TreeMultiplier(Multiplier):
 
 
 def expanded(scale: Array, block: int, *, is_left: bool) -> Array:
-    """Return one float64 scale an operand's element."""
+    """Return one float64 scale per element of an operand."""
     return np.repeat(scale.astype(np.float64), block, axis=2 if is_left else 1)
 
 
 def operand_values(array: Array, fmt: FloatFormat, arithmetic: MmaArithmetic, axis: int) -> Array:
-    """Return contiguous operand values, k along ``axis`` in the order of the unit's groups.
+    """Return contiguous operand values, with k along ``axis`` in the order of the unit's groups.
 
     float32, float64 for float64; tf32 drops its low 13 bits.
     """
     wide = np.ascontiguousarray(widen(array))
     if fmt.name == "tf32":
-        # A NaN whose payload lies in the dropped bits must stay a NaN.
+        # A NaN whose payload is in the dropped bits must remain a NaN.
         quiet = np.where(np.isnan(wide), np.float32(np.nan), wide)
         wide = (quiet.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
     if arithmetic.index_groups is None:
@@ -358,7 +359,7 @@ def run_work(multiplier: Multiplier, problem: MmaProblem, threads: int) -> None:
         return
 
     def prepared_a(n: int, rows: slice) -> Lanes:
-        """Return rows of a matrix's A prepared; the last result again where the matrix is the same constant."""
+        """Return the prepared rows of a matrix's A; the previous result if the matrix is the same constant."""
         raw = problem.a[problem.a_of[n], rows][None]
         scale = None if problem.a_scale is None else problem.a_scale[problem.a_of[n], rows][None]
         if scale is None and last:

@@ -37,7 +37,9 @@ Placed = tuple[int, "TileRun"]
 
 
 class Along(NamedTuple):
-    """How a core works along a tile: the order of cumulative sums, that of an inverse, arithmetic of its products."""
+    """How a core works along a tile: the order of cumulative sums, the order of an inverse, and the arithmetic of its
+    products.
+    """
 
     scan: str = "sequential"
     inverse: str = "rows"
@@ -49,7 +51,7 @@ Emit = Callable[["WorkTile", Visit], "Iterable[Item]"]
 
 
 class Frame:
-    """A phase as a machine reads it: place and storage of each name, and the position of a block's tiles in the
+    """A phase in the view of a machine: place and storage of each name, and the position of a block's tiles in the
     tensors.
     """
 
@@ -77,7 +79,7 @@ class Frame:
 
     def may_share(self, one: str, other: str) -> bool:
         """Return whether two names of `storage` may have the same place: neither is written while the other is still
-        read.
+        needed.
         """
         mine, others = ({n for n, place in self.storage.items() if place == at} for at in (one, other))
         return not any(self._apart[n] & others for n in mine)
@@ -180,7 +182,7 @@ class Frame:
 
     @cached_property
     def operands(self) -> tuple[str, ...]:
-        """Names of tensors that stages read, in the order in which they do."""
+        """Names of tensors that stages read, in the order of reading."""
         return tuple(dict.fromkeys(n for s in self.stages for n in s.read if self.places.get(n) == "global"))
 
     @cached_property
@@ -233,9 +235,9 @@ class Frame:
 
     @cached_property
     def regions_key(self) -> tuple[Any, ...]:
-        """The properties of the phase that decide, with a block, which regions of tensors it touches.
+        """The properties of the phase that decide, with a block, which regions of tensors it accesses.
 
-        Masks in memory are equal to themselves alone, and tensors by the size of blocks too.
+        Masks in memory are equal only to themselves; tensors are also compared by the size of blocks.
         """
         phase = self.phase
         loops = tuple([(loop.axis, tuple([s.rows for s in loop.stages])) for loop in phase.loops])
@@ -248,7 +250,9 @@ class Frame:
 
     @cached_property
     def _bound(self) -> dict[str, tuple[GlobalTensor | None, tuple[str, ...], int, Stacked | None]]:
-        """The common part of cuts of a name: the tensor, if it is no block's, axes, `sharing` and `stack`."""
+        """The common part of cuts of a name: the tensor (if it does not depend on the block), axes, `sharing` and
+        `stack`.
+        """
         return {
             n: (None if isinstance(of, BySize) else tensor_of(of), self.axes(n), self.sharing(n), self.stack(n))
             for n, of in self.phase.tensors.items()
@@ -274,7 +278,7 @@ class Frame:
         if is_shared:  # one matrix for all blocks
             batch = head = top = left = 0
         else:
-            # Heads that share are no sums of a block's coordinates; only inputs are shared.
+            # Heads that share are not sums of a block's coordinates; only inputs are shared.
             head = block.head if share == 1 else varying(lambda h: h // share, block.head)
             layer = 0
             if stack:
@@ -383,7 +387,9 @@ class Frame:
 
     @cached_property
     def _placing(self) -> dict[Stage, tuple[bool, frozenset[str]]]:
-        """For each stage whether its operands depend on places in all tiles, and the masks that make them depend."""
+        """For each stage, whether its operands depend on places in all tiles, and the masks that cause
+        the dependence.
+        """
         masks = self.phase.masks
 
         def of(s: Stage) -> tuple[bool, frozenset[str]]:
@@ -395,7 +401,7 @@ class Frame:
     def is_placed(self, s: Stage, tile: Visit) -> bool:
         """Return whether a stage of the tile depends on the places of block and tile, not on their sizes alone.
 
-        It does where it stores a result, where a mask is cut for it, and where its rows take numbers of a tile.
+        It does if it stores a result, if a mask is cut for it, or if its rows use numbers of a tile.
         """
         is_always, masks = self._placing[s]
         return is_always or not masks.isdisjoint(tile.only) or bool(tile.cols and self.phase.per_tile(tile))

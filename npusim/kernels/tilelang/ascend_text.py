@@ -1,9 +1,9 @@
 """Reads the text of a TileLang-Ascend kernel as statements on tiles, without its package.
 
-A kernel is a Python function whose closure has real values.  Its statements are read one after another; expressions
-are computed by Python, with buffers and numbers of the kernel in place of values.  So sizes, formats and conditions of
-the text are as Python has them, and helper functions of the program are called.  A name that a loop or a branch gives a
-value has it there alone, as in TileLang.
+A kernel is a Python function whose closure has real values.  Its statements are read one after another; Python computes
+expressions, with buffers and numbers of the kernel in place of values.  Thus sizes, formats and conditions have the
+values that Python gives them, and helper functions of the program are called.  As in TileLang, a name that a loop or a
+branch binds is known only there.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ _VECTOR = (
 
 @dataclass(frozen=True, slots=True)
 class TracedLoop:
-    """What a loop runs over: its word, bounds, and stages of a pipeline."""
+    """The range of a loop: its word, bounds, and stages of a pipeline."""
 
     word: str
     bounds: tuple[object, ...]
@@ -142,14 +142,14 @@ class TracedScope:
 def kernel_of(kernel: PrimFunc, language: Language, scalars: Mapping[str, object] = {}) -> TileKernel:
     """Return the statements of a kernel of TileLang-Ascend.
 
-    ``scalars``: values of parameters that are no tensors; others are numbers of the launch.  Raises `NpusimError` with
-    the line of a statement that is not read.
+    ``scalars``: values of parameters that are not tensors; other such parameters are numbers of the launch.  Raises
+    `NpusimError` with the line of a statement that cannot be read.
     """
     return AscendReader(kernel, scalars).read(language)
 
 
 class AscendReader:
-    """Reads one kernel; ``line`` is that of the statement that is being read."""
+    """Reads one kernel; ``line`` is the line of the current statement."""
 
     def __init__(self, kernel: PrimFunc, scalars: Mapping[str, object]) -> None:
         self.kernel, self.scalars = kernel, scalars
@@ -262,7 +262,7 @@ class AscendReader:
         return {n: of.get(x.name, x) if isinstance(x, SymbolicSize) else x for n, x in names.items()}
 
     def refuse(self, why: str) -> ProgramError:
-        """Return the error of a statement that is not read."""
+        """Return the error for a statement that cannot be read."""
         return refused(self.line, why)
 
     def format(self, name: str) -> str:
@@ -296,12 +296,12 @@ class AscendReader:
         return TracedBuffer(tile, word.removeprefix("alloc_"), self.refuse)
 
     def add(self, *statements: Statement) -> None:
-        """Add statements behind those read so far."""
+        """Add statements after those read so far."""
         self._statements += statements
 
     @contextmanager
     def inside(self, own: Mapping[str, object] = {}) -> Iterator[list[Statement]]:
-        """Read the statements of a loop with its ``own`` numbers, or of a branch; names of these end with it."""
+        """Read the statements of a loop with its ``own`` numbers, or of a branch; the names in them end with it."""
         before, outer, line = self.names, self._statements, self.line
         self.names = {**before, **own}
         self._statements = made = list[Statement]()
@@ -322,7 +322,7 @@ class AscendReader:
         return self._words.word(name)
 
     def loop_of(self, word: str, bounds: tuple[object, ...], stages: object, more: Mapping[str, object]) -> TracedLoop:
-        """Return what a loop runs over."""
+        """Return the range of a loop."""
         if len(bounds) > 2 and word not in ("Parallel", "Persistent"):
             raise self.refuse(f"T.{word} has a step, which is not supported")
         for name in more:
@@ -452,7 +452,7 @@ class AscendReader:
         return value
 
     def branch(self, node: ast.If) -> None:
-        """Read an if, both ways of which are read where only a run knows the condition."""
+        """Read an if; both branches are read if the condition is only known at run time."""
         condition, line = self.value(node.test), self.line
         if isinstance(condition, TracedValue):
             condition = condition != 0
@@ -570,7 +570,7 @@ class AscendReader:
             self.body(node.body)
 
     def nest(self, variables: list[str], over: TracedLoop, made: list[Statement]) -> ParallelNest:
-        """Return parallel loops with their statements, and the conditions around each as its own."""
+        """Return parallel loops with their statements, and the conditions around each as the statement's own."""
         axes = tuple(zip(variables, self.sizes(over.bounds), strict=True))
         found = list[Elementwise | BoundValue]()
 
@@ -599,7 +599,7 @@ class AscendReader:
 
 
 def product_that_clears(s: Conditional) -> MatrixProduct | None:
-    """Return an if of two products that differ in whether they clear as one product; None for another if."""
+    """Return an if between two products that differ only in whether they clear as one product; None for another if."""
     if len(s.then) != 1 or len(s.otherwise) != 1:
         return None
     one, other = s.then[0], s.otherwise[0]
@@ -613,7 +613,7 @@ def product_that_clears(s: Conditional) -> MatrixProduct | None:
 
 
 def chosen_element(s: Conditional) -> Elementwise | None:
-    """Return an if that assigns one element on both ways as one assignment that chooses; None for another if."""
+    """Return an if that assigns one element in both branches as one assignment with a choice; None for another if."""
     ways = [b[0].body for b in (s.then, s.otherwise) if len(b) == 1 and isinstance(b[0], ParallelNest)]
     one, other = (w[0] if len(w) == 1 else None for w in ways) if len(ways) == 2 else (None, None)
     if not isinstance(one, Elementwise) or not isinstance(other, Elementwise):
@@ -630,7 +630,7 @@ def tensors_read(body: Iterable[Statement]) -> set[TileBuffer]:
 
 
 def only_core(body: Iterable[Statement]) -> tuple[Statement, ...]:
-    """Return statements without scopes and flags between cores, of which one core alone has statements."""
+    """Return statements without scopes and flags between cores if only one core has statements."""
     made = list[Statement]()
     for s in body:
         if isinstance(s, CoreScope):
@@ -707,7 +707,7 @@ def running_sum(loop: SerialLoop, before: Sequence[Statement]) -> TileReduction 
 
 
 def only_element(s: Statement) -> Elementwise | None:
-    """Return the assignment of one element that a statement is; None for another statement."""
+    """Return the assignment to one element that a statement consists of; None for another statement."""
     x = only_assignment(s)
     return x if x is not None and not x.axes else None
 
@@ -721,7 +721,7 @@ def is_zero(tile: TileBuffer, before: Sequence[Statement]) -> bool:
 
 
 class _Logic(ast.NodeTransformer):
-    """Has ``and``, ``or`` and ``not`` as functions, which join conditions that only a run knows."""
+    """Provides ``and``, ``or`` and ``not`` as functions, which join conditions that are only known at run time."""
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:  # the name that `ast` calls
         self.generic_visit(node)
@@ -739,7 +739,9 @@ def _called(name: str, *arguments: ast.expr) -> ast.Call:
 
 
 def _joined(word: str, *operands: object) -> object:
-    """Return the conjunction or disjunction of operands as Python has it, of conditions of a run one condition."""
+    """Return the conjunction or disjunction of operands as Python evaluates it; conditions that are only known at run
+    time become one condition.
+    """
     made: object = word == "and"
     for operand in operands:
         x = operand()  # type: ignore[operator]
@@ -772,7 +774,7 @@ def _definition(function: FunctionType) -> ast.FunctionDef:
 
 
 def _names_of(function: FunctionType) -> dict[str, object]:
-    """Return the names that a function's text has: of its module, of its closure, and the words of loops."""
+    """Return the names that a function's text can use: those of its module, of its closure, and the words of loops."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     own = {"__builtins__": builtins, "range": _range}
     own |= {_ALL: lambda *x: _joined("and", *x), _ANY: lambda *x: _joined("or", *x), _NOT: _negated}
@@ -794,6 +796,6 @@ def _range(*bounds: object) -> TracedLoop | range:
 
 
 def _loaded(node: ast.expr) -> ast.expr:
-    """Return what an assignment changes as what is read."""
+    """Return the target of an assignment as an expression that is read."""
     copied = ast.parse(ast.unparse(node), mode="eval").body
     return ast.copy_location(copied, node)

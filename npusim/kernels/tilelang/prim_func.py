@@ -1,8 +1,8 @@
-"""Reads the PrimFunc that TileLang's parser makes of a kernel, before any pass, as statements on tiles.
+"""Reads the PrimFunc that TileLang's parser creates from a kernel, before any pass, as statements on tiles.
 
 Copies, fills, products and reductions are single calls there, and loops have the annotations of the program.  Layouts,
-vectors, threads and barriers, which later passes add, decide no value.  Where a line of the program has no counterpart
-it is refused; what changes times alone is named in a note.
+vectors, threads and barriers, which later passes add, decide no value.  A line of the program without a counterpart is
+refused; a note names what changes only times.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 _WARP = 32
 _PARALLEL = 1  # tirx.ForKind
-#: Iterations of a loop in parallel loops that is written out.
+#: Largest number of iterations of a loop inside parallel loops that is expanded.
 _MOST_REPEATED = 16
 #: Words of two operands by the class of their node.
 _OF_TWO = MappingProxyType(

@@ -1,7 +1,7 @@
 """Atomic additions: a kernel that stores each program's part, and one that adds the parts to the tensor.
 
-Parts share one place in memory, to which programs add in their order, which is free on a chip.  The time has a launch
-more than the one kernel's.
+Parts share one place in memory, to which programs add in their order; on a chip this order is free.  The time includes
+one more launch than that of the single kernel.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ADDS = f"{ATOMIC} fadd"
 
 
 class PartsError(ProgramError):
-    """A tensor of parts has other than as many parts as are needed (``count``)."""
+    """A tensor of parts does not have the number of parts that are needed (``count``)."""
 
     def __init__(self, message: str, count: int) -> None:
         super().__init__(message)
@@ -36,7 +36,7 @@ class PartsError(ProgramError):
 
 
 class PartsApart(NamedTuple):
-    """The kernel that stores the parts, the one that adds them with its grid, and the arguments of both.
+    """The kernel that stores the parts, the kernel that adds them with its grid, and the arguments of both.
 
     ``others``: the kernel of the other results; None where there is none.  ``parts``: of each element.
     """
@@ -55,9 +55,9 @@ def has_atomics(function: Function) -> bool:
 
 
 def atomics_apart(function: Function) -> list[Function]:
-    """Return a kernel for each tensor that a kernel adds to, and one for what it stores.
+    """Return one kernel for each tensor to which a kernel adds, and one for the tensors that it stores.
 
-    None where it adds to one tensor, or where it also accesses such a tensor otherwise.
+    None if it adds to only one tensor, or if it also accesses such a tensor in another way.
     """
     every, sources = [*function.operations, *inside(function.operations)], sources_of(function.operations)
     atomics = {o.results[0]: roots_of(o.operands[0], sources) for o in every if o.name.startswith("tt.atomic")}
@@ -76,7 +76,7 @@ def atomics_apart(function: Function) -> list[Function]:
 
 
 def _with_effects(operations: Sequence[Op], kept: Sequence[Op]) -> tuple[list[Op], list[Op]]:
-    """Return operations with only some effects, and those of them that have these."""
+    """Return the operations that only some effects need, and those among the effects that are in them."""
     made, having = list[Op](), list[Op]()
     for op in operations:
         if op in kept:
@@ -93,12 +93,12 @@ def _with_effects(operations: Sequence[Op], kept: Sequence[Op]) -> tuple[list[Op
 def parts_apart(
     function: Function, arguments: Mapping[str, Any], count: int, *, by_element: bool = False, is_flat: bool = False
 ) -> PartsApart:
-    """Return a kernel with atomic additions as two, for so many parts of each element.
+    """Return a kernel with atomic additions as two kernels, for this number of parts of each element.
 
     ``by_element``: each program of the second kernel adds one element, and not a row.  ``is_flat``: the tensor of the
     parts has all elements of one part along one axis.
 
-    Raises `ProgramError` for other atomic operations, for several such tensors, and for one with gaps.
+    Raises `ProgramError` for other atomic operations, for several such tensors, and for a tensor with gaps.
     """
     every = [*function.operations, *inside(function.operations)]
     atomics = [o for o in every if o.name.startswith("tt.atomic")]
@@ -193,7 +193,7 @@ def _format(function: Function, root: str) -> str:
 
 
 def _adding(called: str, names: tuple[str, str], fmt: str, columns: int) -> Function:
-    """Return a kernel of which each program adds a row of the second tensor to the first one's."""
+    """Return a kernel in which each program adds a row of the second tensor to a row of the first one."""
     (root, total), width = names, 1 << (columns - 1).bit_length()
     block, pointers, numbers = f"tensor<{width}x{fmt}>", f"tensor<{width}x!tt.ptr<{fmt}>>", f"tensor<{width}xi32>"
     lines = [
@@ -218,7 +218,7 @@ def _adding(called: str, names: tuple[str, str], fmt: str, columns: int) -> Func
 
 
 def part_of(op: Op, base: Affine, pointer: Affine, view: View) -> Affine:
-    """Return where each program's part begins: of programs that add to the same block one has one part."""
+    """Return where each program's part begins: of the programs that add to the same block, each has its own part."""
     addresses: Integers = np.broadcast_to(pointer.base, (len(pointer.base), pointer.base.shape[1]))
     every, kinds = np.unique(addresses, axis=0, return_inverse=True)
     if len(np.unique(every)) < sum(len(np.unique(each)) for each in every) and every.shape[1] > 1:

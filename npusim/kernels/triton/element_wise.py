@@ -1,6 +1,6 @@
 """Integers and masks of a block along two axes that are not linear: computed element by element.
 
-They decide which keys a row sees, as ``rows // 16 == keys // 16``; they are no addresses.
+They decide which keys a row sees, such as ``rows // 16 == keys // 16``; they are not addresses.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def elements_in(op: Op, x: Known) -> Elements:
 
 
 def computed_elements(op: Op, a: Known, b: Known) -> Elements:
-    """Return an operation of integers, or of masks, by their elements; refuse a division by 0 and too long a shift."""
+    """Return an operation on integers, or on masks, by their elements; refuse a division by 0 and a shift that is too
+    long.
+    """
     one, other, name = elements_in(op, a), elements_in(op, b), op.name.partition(".")[2]
     if name == "addptr":
         raise op.fail(one.why or other.why)
@@ -94,9 +96,9 @@ def resized_elements(op: Op, x: Elements, bits: int, *, is_signed: bool) -> Elem
 
 
 def or_elements(linear: Callable[[], Known], by_elements: Callable[[], Elements]) -> Known:
-    """Return integers that are linear, or go by a list; those along two axes of a block by their elements.
+    """Return integers that are linear or follow a list; integers along two axes of a block by their elements.
 
-    Raises the `ProgramError` of the first way where that is not why it fails.
+    Raises the `ProgramError` of the first way unless the second way fails for the same reason.
     """
     try:
         return linear()

@@ -1,8 +1,8 @@
-"""TTIR in float64, program by program and operation by operation: what a launch computes without rounding.
+"""TTIR in float64, program by program and operation by operation: the results of a launch without rounding.
 
-The errors of a launch are against this walk.  Only the text is read with `npusim.kernels.triton.reader`'s parser:
-integers, addresses, masks and values are evaluated as the operations say, so that a fault of the reading shows as an
-error. Sums go from left to right, of products by a fused multiply-add each.
+The errors of a launch are relative to this walk.  It shares only the parser of `npusim.kernels.triton.reader`:
+integers, addresses, masks and values are evaluated as the operations state, so that a fault of the reader shows as an
+error. Sums run from left to right, and add each product by a fused multiply-add.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Array = NDArray[Any]
 F64 = "float64"
 #: Name of the first result in a program.
 RESULT = "o"
-#: Matrices that stay converted: of a head Q, K, V and what goes with them.
+#: Number of matrices that remain converted: Q, K, V of a head and those that belong to them.
 MATRICES = 16
 _DTYPES: Mapping[str, Any] = MappingProxyType(
     {"i1": np.bool_, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64, "index": np.int64}
@@ -50,7 +50,7 @@ _DTYPES: Mapping[str, Any] = MappingProxyType(
 
 
 def _unsigned(function: Callable[..., Array]) -> Callable[..., Array]:
-    """Return a function of integers without a sign, on integers that have one."""
+    """Return a function of unsigned integers, applied to signed integers."""
 
     def of(a: Array, b: Array) -> Array:
         kind = np.dtype(f"u{a.dtype.itemsize}")
@@ -69,7 +69,7 @@ def _quotient(a: Array, b: Array) -> Array:
     return np.asarray((a - np.fmod(a, b)) // b, a.dtype)
 
 
-#: Operations of two integers of one type, which wrap in it.
+#: Operations on two integers of one type, which wrap in it.
 _INTEGERS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     dict[str, Callable[..., Any]](divsi=_quotient, ceildivsi=lambda a, b: -_quotient(-a, b))
     | {"addi": np.add, "subi": np.subtract, "muli": np.multiply, "remsi": np.fmod}
@@ -96,13 +96,13 @@ _REDUCTIONS: Mapping[str, Callable[[Array], Any]] = MappingProxyType(
         "arith.minimumf": lambda x: -formats.reduce_max(-x, fmt=F64, nan="propagate"),
     }
 )
-#: Operations without rounding, and what gives a block its shape.
+#: Operations without rounding, and operations that change a block's shape.
 _SHAPED = ("arith.truncf", "arith.extf", "tt.fp_to_fp", "ttg.convert_layout", "tt.broadcast", "tt.splat")
 _NOTHING = ("llvm.intr.assume", "tt.assert", "gpu.barrier", "block")
 
 
 class Pointer(NamedTuple):
-    """Addresses of elements, behind the first one of an argument."""
+    """Addresses of elements, relative to the first one of an argument."""
 
     of: str
     at: Array
@@ -114,7 +114,7 @@ ALL = np.asarray(True)
 
 
 def _on(function: Callable[[Array], Array], x: Elements) -> Elements:
-    """Return what a function of arrays makes of values or of addresses."""
+    """Return the result of a function of arrays for values or for addresses."""
     return x._replace(at=function(x.at)) if isinstance(x, Pointer) else function(x)
 
 
@@ -134,7 +134,7 @@ Span = tuple[int, int]
 class KeptResult(NamedTuple):
     """A result whose elements are stored: tensor of the program, parameter, arrangement, and rows by batch and head.
 
-    ``spans``: one span for every head, or the heads that are wanted.
+    ``spans``: one span for every head, or the requested heads.
     """
 
     name: str
@@ -143,7 +143,7 @@ class KeptResult(NamedTuple):
     spans: Span | Mapping[tuple[int, int], Span]
 
     def span(self, batch: int, head: int) -> Span:
-        """Return the rows of a head that are stored; none where the head is not wanted."""
+        """Return the rows of a head that are stored; none if the head is not requested."""
         return self.spans if isinstance(self.spans, tuple) else self.spans.get((batch, head), (0, 0))
 
 
@@ -151,21 +151,21 @@ class KeptResult(NamedTuple):
 class LaunchMemory:
     """The elements that a launch reads, and those that it stores: float64, NaN where there is nothing.
 
-    ``matrix(name, batch, head)``: of a tensor of the program; ``placed``: the tensors of the program that are read,
-    each with its arrangement, by argument.
+    ``matrix(name, batch, head)``: the matrix of a tensor of the program; ``placed``: the tensors of the program that
+    are read, each with its arrangement, by argument.
     """
 
     arguments: Mapping[str, Any]
     matrix: Callable[[str, int, int], Array]
     placed: Mapping[str, list[tuple[GlobalTensor, Tensor]]]
     results: Sequence[KeptResult]
-    #: Of parameters, where a program begins.
+    #: Parameters of a program at its beginning.
     values: Mapping[str, Any]
     #: Tensors that each program stores to and loads from again.
     scratch: Collection[str]
-    #: Wanted rows of each result, by name, batch and head.
+    #: Requested rows of each result, by name, batch and head.
     stored: dict[tuple[str, int, int], Array] = field(default_factory=dict)
-    #: Elements that the present program stored, by argument and address.
+    #: Elements that the current program has stored, by argument and address.
     own: dict[str, dict[int, float]] = field(default_factory=dict)
 
     def load(self, pointer: Pointer) -> Array:
@@ -196,7 +196,9 @@ class LaunchMemory:
             values[some] = matrix[rows[some], cols[some]]
 
     def store(self, pointer: Pointer, values: Array, mask: Array, *, adds: bool = False) -> None:
-        """Store elements, or add to them; of tensors that are no wanted result only the program itself sees them."""
+        """Store elements, or add to them; only the program itself sees elements of tensors that are not requested
+        results.
+        """
         values = np.asarray(values)
         if values.dtype == np.int8 and getattr(self.arguments[pointer.of], "fmt", "") == "uint8":
             values = values.astype(np.uint8)  # the same bits: operations know no sign of a tensor
@@ -222,7 +224,7 @@ class LaunchMemory:
         return self.stored[key]
 
     def _add(self, result: KeptResult, at: Array, values: Array) -> None:
-        """Add to elements of the result, which begin with what the tensor has."""
+        """Add to elements of the result, which begin with the values of the tensor."""
         (batch, head), (_, width), rows, cols, here = _places(result.arranged, at)
         begun = self.load(Pointer(result.parameter, at))
         for i in np.flatnonzero(here).tolist():
@@ -234,7 +236,9 @@ class LaunchMemory:
 
 
 def _places(tensor: Tensor, offsets: Array) -> tuple[tuple[Array, Array], tuple[int, int], Array, Array, Array]:
-    """Return batch (with splits) and head of elements, a matrix's shape, row, column, and which are in the matrix."""
+    """Return batch (with splits) and head of elements, a matrix's shape, row, column, and which elements are in the
+    matrix.
+    """
     offsets = tensor.own(offsets)
     batch, head, split, row, col = (np.broadcast_to(x, offsets.shape) for x in tensor.places(offsets))
     _, heads, splits, rows, cols = tensor.shape
@@ -243,7 +247,7 @@ def _places(tensor: Tensor, offsets: Array) -> tuple[tuple[Array, Array], tuple[
 
 
 def _matrices(batch: Array, head: Array, here: Array) -> Iterator[tuple[int, int, Array]]:
-    """Yield batch and head of each matrix that elements are in, in ascending order, and which elements those are."""
+    """Yield batch and head of each matrix that contains elements, in ascending order, and which elements those are."""
     if not np.any(here):
         return
     batches, heads = batch[here], head[here]
@@ -258,7 +262,7 @@ def _matrices(batch: Array, head: Array, here: Array) -> Iterator[tuple[int, int
 
 
 class ExactProgram:
-    """One program of a launch: every operation evaluated where it stands."""
+    """One program of a launch: every operation is evaluated at its place."""
 
     def __init__(self, operations: Sequence[Op], memory: LaunchMemory, ids: Sequence[int], grid: Sequence[int]) -> None:
         self.memory, self.ids, self.grid = memory, ids, grid
@@ -268,7 +272,7 @@ class ExactProgram:
             self._run(list(operations))
 
     def _run(self, operations: Sequence[Op]) -> list[Any] | None:
-        """Return what the operations yield; None where the program returns."""
+        """Return the values that the operations yield; None if the program returns."""
         at = 0
         while at < len(operations):
             op = operations[at]
@@ -407,7 +411,9 @@ class ExactProgram:
         return self._converted(op, np.clip(np.trunc(x), ends.min, ends.max))
 
     def _arith_fptoui(self, op: Op, x: Array) -> Array:
-        """Floats beyond an integer without a sign become its limits; its bits stay those of a signed one here."""
+        """Floats beyond the range of an unsigned integer become its limits; its bits are treated as those of a signed
+        one here.
+        """
         kind = np.iinfo(_DTYPES[shape_of(op.type)[1]])
         whole = np.clip(np.trunc(x), 0, (1 << kind.bits) - 1)
         return self._converted(op, np.where(whole > kind.max, whole - (1 << kind.bits), whole))
@@ -440,7 +446,7 @@ class ExactProgram:
         return [np.moveaxis(each, -1, axis) for each in self._combined(op, [x, *others])]
 
     def _combined(self, op: Op, values: Sequence[Array]) -> list[Array]:
-        """Return what a function of two elements makes of all up to each one, along the last axis."""
+        """Return the results of a function of two elements for all elements up to each one, along the last axis."""
         axis, is_reversed = op.number("axis"), "reverse = true" in op.text
         rows = [np.moveaxis(np.asarray(x), axis, -1) for x in np.broadcast_arrays(*values)]
         rows = [x[..., ::-1] for x in rows] if is_reversed else rows
@@ -461,7 +467,7 @@ class ExactProgram:
     # ---------------------------------------------------------------- memory
 
     def _tt_atomic_rmw(self, op: Op, pointer: Pointer, value: Array, mask: Array = ALL) -> Array:
-        """Add to elements; no operation reads what they were."""
+        """Add to elements; no operation reads their previous values."""
         if not op.text.startswith("tt.atomic_rmw fadd"):
             raise op.fail("only tl.atomic_add of floats is supported as an atomic operation")
         whole = np.broadcast_to(value, pointer.at.shape)
@@ -570,9 +576,10 @@ class ExactLaunch:
         #: The latest inputs, and their matrices in float64.
         self._inputs_of: HeadSource | None = None
         self._matrix: Callable[[str, int, int], Array]
-        #: Of the latest rows: which rows and programs, and what the programs store: others of theirs may follow.
+        #: For the latest rows: which rows and programs, and the values that the programs store, of which others may
+        #: follow.
         self._latest: tuple[Any, dict[tuple[str, int, int], Array]] | None = None
-        #: Of the latest results that were wanted together: their rows, and all of them.
+        #: For the latest results that were requested together: their rows, and all of them.
         self._together: tuple[list[KeptResult], dict[tuple[str, int, int], Array]] | None = None
         self.values = values_of(function, arguments)
 
@@ -605,7 +612,7 @@ class ExactLaunch:
         """Return the computed rows of all results, NaN where no program of the launch stores, by name, batch and head.
 
         ``computed``: first row and number of rows by the name of the program's tensor, and by batch, which counts
-        splits too, and head.  Of a launch with atomic additions those that are stored alone, by all programs.
+        splits too, and head.  For a launch with atomic additions these are only the stored rows, by all programs.
         """
         self._use(inputs)
         kept, programs = list[KeptResult](), set[tuple[int, ...]]()
@@ -647,7 +654,7 @@ class ExactLaunch:
         return True
 
     def _use(self, inputs: HeadSource) -> None:
-        """Forget what other inputs gave."""
+        """Forget the results for other inputs."""
         if self._inputs_of is not inputs:
             if not self._is_of_axes(inputs):
                 self._place(self._others())
@@ -657,7 +664,9 @@ class ExactLaunch:
     def _stored(
         self, results: Sequence[KeptResult], programs: Sequence[Sequence[int]]
     ) -> dict[tuple[str, int, int], Array]:
-        """Return what programs store of results, (rows, columns), by name, batch, which counts splits, and head."""
+        """Return the rows of results that programs store, (rows, columns), by name, batch, which counts splits, and
+        head.
+        """
         memory = LaunchMemory(self.arguments, self._matrix, self._inputs, results, self.values, self._scratch)
         for ids in programs:
             ExactProgram(self.function.operations, memory, ids, self.size)

@@ -1,7 +1,7 @@
-"""Integers of a kernel as their types have them: of so many bits, with a sign or without, and wrapping.
+"""Integers of a kernel in the form of their types: with a number of bits, signed or unsigned, and wrapping.
 
-TTIR's types say the bits alone; an operation says whether it reads its operands with a sign.  Values are stored with
-their sign, those of one bit as 0 and 1.
+TTIR's types state only the bits; each operation states whether its operands are signed.  Values are stored with their
+sign, those of one bit as 0 and 1.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _TOP = np.int64(-(1 << (WIDE - 1)))
 
 
 class NonlinearError(ProgramError):
-    """Integers of a block that are not linear along its axes, nor by a list along one."""
+    """Integers of a block that are neither linear along its axes nor a list along one of them."""
 
 
 class WrapsError(NonlinearError):
     """Integers of a block that wrap within it: linear up to there, and no addresses."""
 
 
-#: Operations by their second operand: one that is 0 has no result, and one that is the number of bits or more.
+#: Operations without a result for some second operands: 0, or the number of bits or more.
 DIVISIONS, SHIFTS = ("divsi", "divui", "remsi", "remui"), ("shli", "shrsi", "shrui")
 
 
@@ -46,10 +46,11 @@ def bits_of(type_: str) -> int:
 
 
 def integers(op: Op, a: Affine, b: Affine, *, begins: bool = True) -> tuple[Affine, NDArray[np.bool_] | None]:
-    """Return an integer operation (``arith.addi``, ...) of two, and for each program and iteration whether it wraps.
+    """Return an integer operation (``arith.addi``, ...) on two integers, and, for each program and iteration, whether
+    it wraps.
 
-    None where no result can be beyond its type.  ``begins``: a block's remainders are known up to where they restart.
-    Raises `ProgramError` for one that is not linear in a block's axes.
+    None if no result can exceed its type.  ``begins``: a block's remainders are known up to where they restart. Raises
+    `ProgramError` for an operation that is not linear in a block's axes.
     """
     name, bits = op.name.partition(".")[2], WIDE if a.of else a.bits
     left = tuple(lesser(x, y) for x, y in zip(a.limits(), b.limits(), strict=True))
@@ -84,7 +85,7 @@ def _nonlinear(op: Op, why: str) -> NonlinearError:
 
 
 def computed_of(op: Op, name: str, x: Integers, y: Integers, bits: int) -> Integers:
-    """Return an operation (``divsi``, ...) of integers by their elements, in a type of so many bits."""
+    """Return an operation (``divsi``, ...) on integers by their elements, in a type with this number of bits."""
     if name not in WHOLE_OPERATIONS:
         raise op.fail(
             f"{op.name} of integers is not supported; allowed: sums, products, quotients, shifts, minima and maxima"
@@ -93,7 +94,7 @@ def computed_of(op: Op, name: str, x: Integers, y: Integers, bits: int) -> Integ
 
 
 def _by_elements(op: Op, name: str, a: Affine, b: Affine, like: Affine) -> Affine:
-    """Return the result of an operation without a linear form, of all elements; it has to be linear all the same."""
+    """Return the result of an operation without a linear form, over all elements; the result itself must be linear."""
     if name.endswith("ui"):
         like = replace(like, overflow="")  # integers without a sign wrap as they are meant to
 
@@ -115,7 +116,7 @@ def _by_elements(op: Op, name: str, a: Affine, b: Affine, like: Affine) -> Affin
 
 
 def _begun(a: Affine, b: Affine, shape: tuple[int, ...], left: tuple[Integers | None, ...]) -> Affine | None:
-    """Return a remainder of a block that restarts at the block's end, where it is known up to there; None else."""
+    """Return a remainder of a block that restarts at the block's end, if it is known up to there; otherwise None."""
     is_block = sorted(a.steps)[-1:] == [1] == [sum(a.steps)] and not any(b.steps)
     if not is_block or np.any(a.base < 0) or np.any(b.base <= 0):
         return None
@@ -126,7 +127,7 @@ def _begun(a: Affine, b: Affine, shape: tuple[int, ...], left: tuple[Integers | 
 
 
 def _ended(left: Integers | None, count: int) -> Integers | None:
-    """Return how many elements are known; None where all ``count`` are."""
+    """Return the number of known elements; None if all ``count`` are known."""
     return None if left is None or np.all(left >= count) else left
 
 
@@ -137,7 +138,7 @@ def reach(x: Affine) -> tuple[int, int]:
 
 
 def _reach(a: Affine, b: Affine, function: Callable[[Any, Any], Any]) -> tuple[int, int]:
-    """Return bounds of a function that is monotone in each of two operands, as integers without a width."""
+    """Return bounds of a function that is monotone in each of its two operands, as integers of any width."""
     made = [function(x, y) for x in reach(a) for y in reach(b)]
     return min(made), max(made)
 
@@ -145,7 +146,7 @@ def _reach(a: Affine, b: Affine, function: Callable[[Any, Any], Any]) -> tuple[i
 def _typed(
     op: Op, x: Affine, a: Affine, b: Affine, function: Callable[[Any, Any], Any]
 ) -> tuple[Affine, NDArray[np.bool_] | None]:
-    """Return a function of two integers, computed in 64 bits, as its type has it, and where it wraps."""
+    """Return a function of two integers, computed in 64 bits, in the form of its type, and where it wraps."""
     (least, most), (low, high) = _reach(a, b, function), whole_limits(x.bits)
     if low <= least and most <= high:
         return x, None
@@ -156,9 +157,10 @@ def _typed(
 
 
 def within(op: Op, x: Affine) -> Affine:
-    """Return integers beyond their type as they wrap; a block that wraps at one of its elements is known up to there.
+    """Return integers that exceed their type in wrapped form; a block that wraps at one of its elements is known up to
+    there.
 
-    Raises `ProgramError` where other elements wrap.
+    Raises `ProgramError` if other elements wrap.
     """
     low, high = whole_limits(x.bits)
     steps = tuple(int(wrapped(np.array(s & ((1 << WIDE) - 1), np.uint64).view(np.int64), x.bits)) for s in x.steps)
@@ -177,7 +179,8 @@ def within(op: Op, x: Affine) -> Affine:
 
 
 def resized(op: Op, x: Affine, bits: int, *, is_signed: bool = True) -> Affine:
-    """Return integers in a type of other bits: the last ones of a wider type, or the same numbers in a wider one.
+    """Return integers in a type with another number of bits: the last bits in a narrower type, or the same numbers in a
+    wider one.
 
     ``is_signed``: a wider type repeats the sign.  Raises `ProgramError` for a block of numbers of both signs that
     becomes wider without a sign.
@@ -192,7 +195,7 @@ def resized(op: Op, x: Affine, bits: int, *, is_signed: bool = True) -> Affine:
 
 
 def positive(x: Affine) -> Affine | None:
-    """Return integers as numbers without a sign, of 64 bits; None for a block of both signs, or beyond 64 bits."""
+    """Return integers as unsigned numbers of 64 bits; None for a block with both signs, or beyond 64 bits."""
     ends = [s * (n - 1) for s, n in zip(x.steps, x.shape, strict=True)]
     low, high = x.base + sum(min(0, e) for e in ends), x.base + sum(max(0, e) for e in ends)
     if np.any((low < 0) & (high >= 0)) or (x.bits >= WIDE and np.any(low < 0)):
@@ -225,7 +228,7 @@ def compared(op: Op, relation: str, a: Affine, b: Affine) -> Condition:
 
 
 def _difference(op: Op, a: Affine, b: Affine) -> Affine:
-    """Return a difference that is compared with 0, without a width; only its sign where 64 bits do not have it."""
+    """Return a difference that is compared with 0, in any width; only its sign if 64 bits cannot represent it."""
     steps = tuple(x - y for x, y in zip(a.steps, b.steps, strict=True))
     low, high = _reach(a, b, lambda x, y: x - y)
     shape = tuple(map(min, a.shape, b.shape))

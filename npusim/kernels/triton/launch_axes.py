@@ -1,6 +1,6 @@
-"""Axes of recorded views by the launch: heads, batch and splits, by their index in each program.
+"""Axes of recorded views, derived from the launch: heads, batch and splits, by their index in each program.
 
-The axes of the result are read in several ways; the axes of every other view have to follow from the result's in all
+The axes of the result are read in several ways; the axes of every other view must follow from the result's in all
 programs, so that a wrong reading is refused and not computed.
 """
 
@@ -27,7 +27,7 @@ NO_PAGES = 4
 
 
 class UnplacedError(ProgramError):
-    """The axes of a tensor, ``of``, do not follow from the place that a program stores to."""
+    """The axes of a tensor, ``of``, do not follow from the place to which a program stores."""
 
     def __init__(self, message: str, of: str) -> None:
         super().__init__(message)
@@ -37,7 +37,8 @@ class UnplacedError(ProgramError):
 class TensorUse(NamedTuple):
     """One access of a view: its blocks' first elements, where they are read, and the kernel's line.
 
-    ``is_of_rows``, ``is_of_columns``: its blocks' rows, or columns, are the result's.  ``sizes``: of its blocks.
+    ``is_of_rows``, ``is_of_columns``: whether its blocks' rows, or columns, are the result's.  ``sizes``: those of its
+    blocks.
     """
 
     base: Integers
@@ -64,11 +65,11 @@ class Result(NamedTuple):
 def readings(view: View, bases: Integers, *, is_row: bool, is_part: bool, rows: int, columns: int) -> Iterator[View]:
     """Yield the result's view with all of its axes, in one way after another.
 
-    ``bases``: where programs store; ``rows``, ``columns``: most that one does; ``is_part``: others store elsewhere in
-    the same tensor.
+    ``bases``: where programs store; ``rows``, ``columns``: the largest number that one program stores; ``is_part``:
+    others store elsewhere in the same tensor.
     """
     view = view if is_row or view.groups[ROWS] else view.as_rows
-    # A row may go on along all axes around it, as flat indices of tensors of other axes do.
+    # A row may continue along all axes around it, as flat indices of tensors with other axes do.
     wholes = [view, *[*view.ways()][1:][-1:]] if is_row else [*view.ways(), view.split(rows)]
     for one in [v.every(bases, is_part=is_part) for v in (*wholes, view.split(columns, COLUMNS)) if v is not None]:
         moved = tuple(i for i in one.rest if np.any(np.diff(one.index((i,), bases), axis=1)))
@@ -79,7 +80,7 @@ def readings(view: View, bases: Integers, *, is_row: bool, is_part: bool, rows: 
 
 
 def _with_outer_axes(view: View, moved: Group) -> Iterator[View]:
-    """Yield a view with its further axes as batch, heads and splits; along ``moved`` a loop goes: splits."""
+    """Yield a view with its further axes as batch, heads and splits; a loop advances along ``moved``: splits."""
     rest = tuple(i for i in view.rest if i not in moved)
     if view.parts > 1:  # parts of an atomic addition are splits
         split = view.assigned(splits=(0,))
@@ -107,7 +108,7 @@ def _in_two(view: View, axes: Group) -> list[tuple[Group, Group]]:
 
 
 def matched(of: str, view: View, uses: Sequence[TensorUse], result: Result, *, is_part: bool, freedom: int) -> View:
-    """Return a view with its axes as they follow from the result's; raise `ProgramError` where they do not.
+    """Return a view with its axes as they follow from the result's; raise `ProgramError` if they do not.
 
     ``is_part``: of a tensor that is accessed elsewhere too.  ``freedom``: 1: axes that do not follow are splits, of
     which each program has a separate place; 2: and axes of blocks are groups of these, where they can be; 3: or groups
@@ -134,7 +135,7 @@ def matched(of: str, view: View, uses: Sequence[TensorUse], result: Result, *, i
 
 
 def _by_loops(view: View, uses: Sequence[TensorUse]) -> Iterator[View]:
-    """Yield a view with its rows, or columns, in groups of as many as a program goes through in its loop."""
+    """Yield a view with its rows, or columns, in groups of the number that a program visits in its loop."""
     for u in uses:
         for role, size in zip((ROWS, COLUMNS), u.sizes, strict=True) if u.is_walked else ():
             at = view.index(view.groups[role], u.base)

@@ -58,16 +58,16 @@ if TYPE_CHECKING:
     from npusim.kernels.triton.reader import Reader
     from npusim.kernels.triton.ttir_text import Function, Line
 
-#: What a place along each axis of a tensor is called.
+#: Names, for messages, of a place along each axis of a tensor.
 SIDES = ("batch", "head", "split", "row", "column")
-#: Of readings of views (`npusim.kernels.triton.launch_axes.matched`).
+#: Number of readings of views (`npusim.kernels.triton.launch_axes.matched`).
 MOST_FREEDOM = NO_PAGES
 
 
 class Written(NamedTuple):
     """A kernel of tiles as text: axes of its operands, and, for each of its lines, the line of the user's kernel.
 
-    ``keeps_factors``: as of `Kernel`.
+    ``keeps_factors``: as in `Kernel`.
     """
 
     name: str
@@ -136,7 +136,7 @@ def placed(reader: Reader, *, like: View | None = None) -> LaunchGrid:
 
 
 def _hidden(reader: Reader) -> Booleans | None:
-    """Return of which programs a mask hides a load completely that others do; None where there is none such."""
+    """Return the programs for which a mask hides a load completely that other programs read; None if there are none."""
     for x in reader.loads.values():
         none = np.logical_or.reduce(np.broadcast_arrays(np.zeros((1, 1), bool), *(left <= 0 for left in x.left)))
         if not x.is_walked and none.shape[1] == 1 and np.any(none) and not np.all(none):
@@ -148,18 +148,19 @@ class LaunchGrid:
     """The blocks of a launch, by the reads and writes of its programs."""
 
     def __init__(self, reader: Reader, result: View | None = None, *, freedom: int = 0) -> None:
-        """``freedom``: as of `npusim.kernels.triton.launch_axes.matched`; 0: all follows from the place that a
-        program stores to.
+        """``freedom``: as in `npusim.kernels.triton.launch_axes.matched`; 0: everything follows from the place to which
+        a program stores.
         """
         self.freedom = freedom
-        #: Of several kernels that one is read as: from 2 for each but the first, whose tensors have the plain names.
+        #: Number of this kernel among several as which one kernel is read: from 2 on for each but the first, whose
+        #: tensors have the plain names.
         self.number = 0
         #: The kernel, with its arguments and grid, whose results in float64 these are; None: the launch's.
         self.known: tuple[Function, dict[str, Any], tuple[int, ...]] | None = None
         self.reader, self.stored, ids = reader, reader.stored[0], reader.ids
-        #: Recorded views with all of their axes; the result's is given.
+        #: Recorded views with all of their axes; the result's view is given.
         self._views: dict[str, View] = {} if result is None else {self.stored.pointer.of: result}
-        #: Which programs store anything: of others nothing follows for the axes of tensors.
+        #: Which programs store anything: other programs determine nothing about the axes of tensors.
         self.stores = _stores(reader)
         self.is_visited = _visited(reader, self.stores)
         self.is_summed = any(w.is_sum for w in reader.walks)
@@ -168,18 +169,19 @@ class LaunchGrid:
         places = self.out.places(
             np.broadcast_to(self.stored.pointer.base, (len(ids), self.stored.pointer.base.shape[1]))
         )
-        #: Where each program stores; of a row stored tile by tile its first is where it begins.
+        #: Where each program stores; for a row that is stored tile by tile, the place at which it begins.
         self.batch, self.head, self.split, self.row, self.col = (x[:, :1] for x in places)
         self.names = self._names()
         self.sizes, self.shared, self.constant = dict[str, int](), set[str](), set[str]()
-        #: Where each program's part of an axis begins, beside those of rows and columns stored, and its size.
+        #: Where each program's part of an axis other than the stored rows and columns begins, and its size.
         self.parts: dict[str, tuple[Integers, Integers]] = {}
-        #: Places of loads along separate splits, in each program, and how many tiles advance them by one; 0: none do.
+        #: Places of loads along separate splits, in each program, and the number of tiles that advance them by one; 0:
+        #: none does.
         self.stacks: dict[str, tuple[Integers, int]] = {}
         self.walk: tuple[Integers, Integers] | None = None
         self.walked, self.is_partial = "key", False
         (_, height, rows), (_, width, cols) = self._sides(self.stored.pointer, self.stored.value.axes, self.stored.left)
-        #: The splits that each program stores to, iteration by iteration; one where its loop stores no tile.
+        #: The splits to which each program stores, iteration by iteration; a single one if its loop stores no tile.
         self.splits = self.split
         self.is_stacked = self.stored.is_walked and self._along(self.stored) == SPLIT
         if self.is_stacked:
@@ -208,7 +210,7 @@ class LaunchGrid:
         self._check_bounds()
 
     def _check_walk(self) -> None:
-        """Raise `ProgramError` for tiles of a loop that are added up element by element, or for a sum of a part."""
+        """Raise `ProgramError` for tiles of a loop that are added up element by element, or for a sum over a part."""
         if self.walk and not self.stored.is_walked and self.walked in self.called(self.stored.value.axes).split():
             why = (
                 "a result is the sum of the loop's tiles, element by element, which is not supported; sum each "
@@ -240,7 +242,7 @@ class LaunchGrid:
         return np.where(self.is_visited, splits, -1), sizes[0][:, :1], sizes[1][:, :1]
 
     def _tensor(self, of: str) -> Tensor:
-        """Return an argument; one of a single axis which is that of the rows has these as its rows."""
+        """Return an argument; if its single axis is that of the rows, it has these as its rows."""
         tensor: Tensor = self._placed(of)
         vectors = [x.axes for x in self.reader.loads.values() if x.of == of]
         vectors += [x.value.axes for x in self.reader.stored if x.pointer.of == of]
@@ -282,7 +284,7 @@ class LaunchGrid:
         return ROWS in dims and root(x.axes[dims.index(ROWS)]) == root(self.stored.value.axes[0])
 
     def _has_columns(self, x: Load) -> bool:
-        """Return whether the columns of a load's blocks are the result's, which no loop goes along."""
+        """Return whether the columns of a load's blocks are the result's, with no loop along them."""
         stored, root = self.stored, self.reader.root
         if (
             stored.is_walked
@@ -309,14 +311,14 @@ class LaunchGrid:
         left: Sequence[Integers],
         dims: tuple[int, ...] = (ROWS, COLUMNS),
     ) -> list[tuple[str | None, int, Any]]:
-        """Return axis, size and elements left of a block along its tensor's rows and columns."""
+        """Return axis, size and visible elements of a block along its tensor's rows and columns."""
         of = dict(zip(dims[-len(axes) :], zip(axes, pointer.shape, left, strict=True), strict=False))
         if COLUMNS in of and len(axes) == 1 and not self.is_row and self._is_of_rows(axes):
             of = {ROWS: of[COLUMNS]}
         return [of.get(d, (None, 1, 1)) for d in (ROWS, COLUMNS)]
 
     def _names(self) -> dict[str | None, str]:
-        """Return the names of axes: of the row, of the loop, of operands."""
+        """Return the names of axes: those of the row, of the loop, of operands."""
         root, loads = self.reader.root, self.reader.loads.values()
         axes = self.stored.value.axes
         names: dict[str | None, str] = {} if self.is_row else {root(axes[0]): "row"}
@@ -336,7 +338,7 @@ class LaunchGrid:
         return " ".join(["row"] * self.is_row + [self._name_of(a) for a in axes if a is not None])
 
     def _name_of(self, axis: str) -> str:
-        """Return the name of an axis; raises `ProgramError` for one that no load and no store has."""
+        """Return the name of an axis; raises `ProgramError` for an axis that no load and no store has."""
         name = self.names.get(self.reader.root(axis))
         if name is None:
             why = "tl.where broadcasts a number along an axis that no load and no store has"
@@ -397,7 +399,7 @@ class LaunchGrid:
         return moves[0]
 
     def _place(self, load: Load) -> None:
-        """Hold a block against the tensor it is read from, the grid's and the other operands'."""
+        """Compare a block with the tensor from which it is read, with the grid and with the other operands."""
         tensor = self._tensor(load.of)
         shape = self.is_visited.shape if load.is_walked else (len(self.reader.ids), 1)
         is_visited = self.is_visited if load.is_walked else self.stores
@@ -439,9 +441,9 @@ class LaunchGrid:
             self._place_axis(load, called, at, count, (whole, size), is_needed)
 
     def _stack(self, load: Load, place: Integers, is_visited: Any, *, is_by_tile: bool) -> None:
-        """Note the place along splits at which each program begins; refuse one that moves otherwise.
+        """Record the place along splits at which each program begins; refuse a program that moves in another way.
 
-        By tile: to the next place for each tile, or for each so many tiles.
+        By tile: to the next place for each tile, or for every group of this number of tiles.
         """
         first = np.take_along_axis(place, np.argmax(is_visited, 1)[:, None], 1)
         moved, count = place - first, np.cumsum(is_visited, 1) - 1
@@ -458,7 +460,7 @@ class LaunchGrid:
 
     @staticmethod
     def _stack_of(of: str, load: str) -> str:
-        """Return how the place of a load, or of a stored result, along splits is called."""
+        """Return the name, for messages, of the place along splits of a load, or of a stored result."""
         return load or f"{of} stored"
 
     def _place_axis(
@@ -513,7 +515,7 @@ class LaunchGrid:
             raise self._fault(load.line, f"{load.of}: the program loads rows other than those that it stores")
 
     def _is_of_pieces(self, load: Load, at: Integers) -> bool:
-        """Return whether programs read pieces of an axis that no loop goes along, of which the last may be smaller."""
+        """Return whether programs read pieces of an axis without a loop along it, of which the last may be smaller."""
         return not load.is_walked and at.shape[1] == 1 and len(np.unique(at)) > 1
 
     def _is_shared(self, load: Load) -> bool:
@@ -524,7 +526,7 @@ class LaunchGrid:
         return prod(load.pointer.shape) == 1 if not any(load.axes) else "row" not in own
 
     def _is_down(self, load: Load) -> bool:
-        """Return whether a vector has a value for each row of an operand that the result has not as rows."""
+        """Return whether a vector has a value for each row of an operand that is not a row of the result."""
         root, axes = self.reader.root, [a for a in load.axes if a is not None]
         return len(load.axes) == 1 == len(axes) and root(axes[0]) in map(root, self.reader.down)
 
@@ -574,10 +576,10 @@ class LaunchGrid:
                 )
 
     def _check_numbers(self, other: Stored) -> None:
-        """Raise `ProgramError` for numbers of other rows than those of which a program stores its tile.
+        """Raise `ProgramError` for numbers of rows other than those for which a program stores its tile.
 
-        Behind a loop over tiles, numbers of further rows of a block that is stored are left out, with a note: rows of
-        queries that are there to fill a block.
+        After a loop over tiles, numbers of further rows of a stored block are omitted, with a note: rows of queries
+        that only fill a block.
         """
         of, stored = other.pointer.of, np.where(self.cols > 0, self.rows, 0).max(1, keepdims=True)
         count = np.minimum(other.left[0], other.pointer.shape[0]) if other.left else np.ones_like(stored)
@@ -595,7 +597,9 @@ class LaunchGrid:
             )
 
     def _is_state(self, other: Stored, row: Integers, column: Integers) -> bool:
-        """Return whether a result is a tile with the first one's rows, and all of an axis that this has not."""
+        """Return whether a result is a tile with the first result's rows, and all of an axis that the first does not
+        have.
+        """
         if not self.is_stacked or other.is_walked or len(other.axes) < 2 or len(self.stored.value.axes) > 1:
             return False
         (down, height, above), (along, width, left) = self._sides(other.pointer, other.value.axes, other.left)
@@ -612,9 +616,9 @@ class LaunchGrid:
         )
 
     def _check_parts(self) -> None:
-        """Raise `ProgramError` for blocks a constant apart in one tensor that have elements in common.
+        """Raise `ProgramError` for blocks at a constant distance in one tensor that have elements in common.
 
-        Elements by a list, of a tensor that is stored to, are looked at where they are read.
+        Elements by a list, in a tensor that is stored to, are examined where they are read.
         """
         uses = [*self.reader.loads.values(), *self.reader.stored]
         views = [(v, x) for x in uses if isinstance(v := self._tensor(x.of), View) and not isinstance(v, GatheredView)]
@@ -662,7 +666,7 @@ class LaunchGrid:
     def _check_inside(self, load: Load, called: str, side: tuple[Integers, Any, int], is_read: Any) -> None:
         """Raise `ProgramError` for a program that reads or stores beyond a tensor.
 
-        ``side``: where each program's elements along an axis begin, how many there are, and how many the tensor has.
+        ``side``: where each program's elements along an axis begin, their number, and the number of the tensor.
         """
         at, count, whole = side
         end, does = np.where(is_read, at + count, 0), "stores" if isinstance(load, Stored) else "reads"
@@ -700,7 +704,7 @@ class LaunchGrid:
 
     @property
     def placed_results(self) -> dict[str, tuple[str, Tensor]]:
-        """The parameter and arrangement of each result, the first one's first, by the name of the phase's tensor."""
+        """The parameter and arrangement of each result, the first result first, by the name of the phase's tensor."""
         placed = dict[str, tuple[str, Tensor]]()
         for of in dict.fromkeys(x.pointer.of for x in self.reader.stored):
             bound = self._global(of)
@@ -709,7 +713,7 @@ class LaunchGrid:
         return placed
 
     def programs_of(self, batch: int, head: int, row: int, rows: int) -> tuple[list[list[int]], tuple[int, int]]:
-        """Return the programs that store some of the rows of a head, and their first row and number of rows.
+        """Return the programs that store some of the rows of a head, with their first row and number of rows.
 
         ``batch`` counts splits too.
         """
@@ -722,16 +726,16 @@ class LaunchGrid:
         first, end = int(self.row[is_of].min()), int((self.row + self.rows)[is_of].max())
         return listed, (first, end - first)
 
-    # ---------------------------------------------------------------- what comes out
+    # ---------------------------------------------------------------- results of the reading
 
     @property
     def piece(self) -> int:
-        """How much of a sum a program loads at once; 0 where it adds up no products alone."""
+        """Number of elements of a sum that a program loads at once; 0 if it does not only add up products."""
         return int(self.walk[1].max()) if self.walk and self.is_summed else 0
 
     @property
     def at_once(self) -> int:
-        """How many tiles are one block of the kernel; 0 where each is one."""
+        """Number of tiles in one block of the kernel; 0 if each tile is a block."""
         return self.reader.walks[0].most if self.walked == "split" else 0
 
     def written(self, prelude: Prelude | None = None) -> Written:
@@ -791,7 +795,7 @@ class LaunchGrid:
     def phases(
         self, problem: AnyProblem, kind: MaskKind | None, p: object, *, keeps_factors: bool = True
     ) -> tuple[Phase, ...]:
-        """Return the phase, behind one that makes a left factor of an operand if cores do not keep such factors.
+        """Return the phase, after one that computes a left factor of an operand if cores do not store such factors.
 
         ``kind``: how tiles get their masks; ``p``: a precision, with the order of row sums.
         """
@@ -852,7 +856,7 @@ class LaunchGrid:
         return (before, phase) if prelude else (phase,)
 
     def _axes_of_mask(self, known: KnownBlock) -> str:
-        """Return the names of the axes of a mask that is read; one of columns has rows, which share it."""
+        """Return the names of the axes of a mask that is read; a mask of columns has rows, which share it."""
         x = known.value
         last = x.axes[-1] if x.axes else None
         if known.is_by_program:
@@ -863,7 +867,7 @@ class LaunchGrid:
         return " ".join(["row", *columns]) if is_of_columns else self.called(x.axes)
 
     def _matrix(self, known: KnownBlock) -> np.ndarray[Any, Any]:
-        """Return a mask that is read, (batch, heads, rows, columns); of one that all programs share (1, 1, ...)."""
+        """Return a mask that is read, (batch, heads, rows, columns); for a mask that all programs share (1, 1, ...)."""
         x, matrix = known.value, known.elements
         if known.is_by_program:
             return self._matrix_of_programs(known)
@@ -881,7 +885,7 @@ class LaunchGrid:
             raise self._fault(x.line, f"{what}; in an attention, q, k and v are inputs and o is the result")
 
     def _matrix_of_programs(self, known: KnownBlock) -> np.ndarray[Any, Any]:
-        """Return a mask that differs between programs at the rows that each of them stores."""
+        """Return a mask that differs between programs, at the rows that each of them stores."""
         called = self.called(known.value.axes).split()
         across = [n for n in called if n != "row"]
         why = "masks or indices outside of a loop that differ between programs are not supported"
@@ -964,7 +968,7 @@ class LaunchGrid:
         return seen_of(tuple(sorted(masks[0])), problem)
 
     def _cells(self, offsets: Sequence[int | None]) -> WorkTable:
-        """Return the blocks; raise `ProgramError` where programs write a row twice, or leave some unwritten."""
+        """Return the blocks; raise `ProgramError` if programs write a row twice, or leave some unwritten."""
         chosen = np.flatnonzero((self.rows[:, 0] > 0) & (self.cols[:, 0] > 0))
         kinds, which = self._kinds(chosen, offsets)
         one = np.ones_like(self.split)
@@ -987,13 +991,13 @@ class LaunchGrid:
                 raise self._fault(
                     self.stored.line, f"{next(iter(results))}: {why}: correct the grid or the offsets{advice}"
                 )
-            # Left to another launch, or to programs of another kind.
+            # Rows left to another launch, or to programs of another kind.
             left = "by programs of this kind" if self.reader.choices.programs else "npusim returns NaN there"
             self.reader.notes.append(f"{self.stored.line}: {', '.join(results)}: {why}: {left}")
         return WorkTable(tuple(n for n, _, _ in spans), numbers, kinds, which)
 
     def _kinds(self, chosen: Integers, offsets: Sequence[int | None]) -> tuple[list[Visits], Integers]:
-        """Return what programs visit, once each, and which of it each of the ``chosen`` ones visits."""
+        """Return the different visits of programs, and the visit of each of the ``chosen`` programs."""
         walks = () if self.is_summed else (*(self.walk or ()), self.is_visited)
         numbers = {offset: n for n, offset in enumerate(dict.fromkeys(offsets))}
         of_offsets = np.array([numbers[offset] for offset in offsets] if len(numbers) > 1 else [0] * len(offsets))
@@ -1005,7 +1009,7 @@ class LaunchGrid:
         return list(kinds), np.array(renamed, np.int64)[which]
 
     def _times(self, chosen: Integers) -> tuple[Integers, list[Integers]]:
-        """Return how often each element of the result is stored, and the edges between which elements are alike.
+        """Return the number of stores of each element of the result, and the edges between which elements are equal.
 
         In order: batch, head, split, stretch of rows, stretch of columns.
         """
@@ -1022,7 +1026,9 @@ class LaunchGrid:
         return steps.cumsum(ROWS).cumsum(COLUMNS)[..., :-1, :-1], edges
 
     def _written(self, times: Integers, edges: list[Integers]) -> str:
-        """Return how many elements are not written once, and the first; ``times``: how often, between ``edges``."""
+        """Return the number of elements that are not written once, and the first; ``times``: the number of writes,
+        between ``edges``.
+        """
         areas = np.multiply.outer(*map(np.diff, edges))[: times.shape[ROWS]]
         missing, is_twice = int((areas * (times == 0)).sum()), bool((times > 1).any())
         whole = areas * np.ones_like(times)
@@ -1037,12 +1043,12 @@ class LaunchGrid:
         return f"{counted}, first {', '.join(first)}"
 
     def _spans(self) -> tuple[tuple[int, Integers, Integers], ...]:
-        """Return the numbers of rows and columns, and for each program the first ones and how many it has."""
+        """Return the numbers of rows and columns, and for each program the first ones and their number."""
         return (self.out.shape[ROWS], self.row, self.rows), (self.out.shape[COLUMNS], self.col, self.cols)
 
     @cached_property
     def _is_scattered(self) -> bool:
-        """Whether tiles are at unlike distances, as pages are: programs then share the runs of neighbours alone."""
+        """Whether tiles are at different distances, as pages are: programs then share only the runs of neighbours."""
         assert self.walk is not None
         starts = np.broadcast_to(self.walk[0], self.is_visited.shape)
         follows = self.is_visited[:, 1:] & self.is_visited[:, :-1]
@@ -1067,7 +1073,7 @@ class LaunchGrid:
 
 
 def _in_parts(t: Tensor, batch: int, heads: int, rows: int, cols: int) -> dict[str, Any]:
-    """Return how a tensor that atomic additions add parts to is in memory, or that of the sums of these."""
+    """Return the arrangement in memory of a tensor to which atomic additions add parts, or of the sums of these."""
     if not isinstance(t, View) or not (t.parts or t.sums):
         return {}
     if t.parts:
@@ -1077,7 +1083,7 @@ def _in_parts(t: Tensor, batch: int, heads: int, rows: int, cols: int) -> dict[s
 
 
 def _sorted(values: Integers) -> Integers:
-    """Return the values that differ, ascending; many times as fast as `numpy.unique` where most are in order."""
+    """Return the different values, ascending; many times faster than `numpy.unique` if most are in order."""
     values = np.sort(values, kind="stable")
     is_first = np.concatenate([[True], values[1:] != values[:-1]])
     return np.asarray(values[is_first], np.int64)
@@ -1097,7 +1103,7 @@ def _grouped(rows: Integers) -> tuple[list[int], Integers]:
 def _visited(reader: Reader, stores: Booleans) -> Booleans:
     """Return the iterations of each program that stores, loop after loop, that read anything.
 
-    Raises `ProgramError` where a mask hides one tensor's tile completely, and another one's is read.
+    Raises `ProgramError` if a mask hides one tensor's tile completely while another tensor's is read.
     """
     walks = reader.walks[:1] if reader.choices.is_apart else reader.walks
     counts = [(np.arange(w.most)[None] < w.counts) & (True if w.done is None else w.done) for w in walks]
@@ -1114,14 +1120,14 @@ def _visited(reader: Reader, stores: Booleans) -> Booleans:
 
 
 def _least(at: Integers, is_visited: Booleans) -> Integers:
-    """Return the least place of a program's visited iterations; of programs without one that of the first."""
+    """Return the smallest place of a program's visited iterations; for programs without any, that of the first."""
     at = np.broadcast_to(at, is_visited.shape)
     least = np.where(is_visited, at, np.iinfo(np.int64).max).min(1, keepdims=True)
     return np.where(is_visited.any(1, keepdims=True), least, at[:, :1])
 
 
 def _stores(reader: Reader) -> Booleans:
-    """Return of each program whether it stores any element, (programs, 1)."""
+    """Return, for each program, whether it stores any element, (programs, 1)."""
     one, count = np.ones((1, 1), bool), len(reader.ids)
     left = [np.logical_and.reduce(np.broadcast_arrays(one, *(n > 0 for n in x.left))) for x in reader.stored]
     made: Booleans = np.logical_or.reduce([np.broadcast_to(x.any(-1, keepdims=True), (count, 1)) for x in left])
@@ -1129,9 +1135,9 @@ def _stores(reader: Reader) -> Booleans:
 
 
 def sunk(lines: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Return statements; each one that binds a new name is moved right before the first statement that reads it.
+    """Return statements; each statement that binds a new name is moved directly before the first one that reads it.
 
-    So a product that is independent of a chain of others follows the rows of that chain, where nothing waits for it.
+    Thus a product that is independent of a chain of others follows the rows of that chain, where nothing waits for it.
     """
     made = list[tuple[str, int]]()
     for text, number in reversed(lines):

@@ -1,7 +1,7 @@
-"""Integers that a table has, such as loaded token numbers: arithmetic, comparisons, and rows of a tensor by them.
+"""Integers from a table, such as loaded token numbers: arithmetic, comparisons, and rows of a tensor by them.
 
-Rows that a kernel accesses by a table are the rows of a separate tensor, in the order of the table, so that the
-index in the table stands for the address and everything behind it is linear again.
+Rows that a kernel accesses by a table are the rows of a separate tensor, in the order of the table, so that the index
+in the table represents the address and all later operations on it are linear again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from npusim.kernels.triton.ttir_text import Op
 
     Sums = Callable[[Op, Affine, Affine], Affine]
-    #: Of the integers of programs, those that stand for all, and for each program its number among these.
+    #: The integers of programs that represent all, and for each program its number among these.
     Kinds = Callable[[Integers], tuple[Integers, Integers]]
 
 #: Most entries of a table of the integers of all programs and iterations.
@@ -51,11 +51,11 @@ _JOINED: Mapping[str, Callable[..., Booleans]] = MappingProxyType(
 def table_of(
     op: Op, values: Integers, known: Booleans | None, shape: tuple[int, ...], bits: int, kinds_of: Kinds | None = None
 ) -> Listed:
-    """Return integers by their elements, (program, iteration, *axes), as a table; alike programs share its entries.
+    """Return integers by their elements, (program, iteration, *axes), as a table; equal programs share its entries.
 
     ``known``: which elements have a value: all, or the first ones of an axis.  ``kinds_of``: which programs share
-    entries, by their integers; by default those whose integers are alike.  Raises `ProgramError` for a block along
-    two axes, or too many.
+    entries, by their integers; by default programs with equal integers.  Raises `ProgramError` for a block along two
+    axes, or for too many entries.
     """
     wide = [i for i, n in enumerate(shape) if n > 1]
     values, known = np.broadcast_arrays(values, True if known is None else known)
@@ -97,7 +97,7 @@ def unlike_rows(rows: Integers) -> tuple[Integers, Integers]:
 
 
 def elements_of(op: Op, x: Listed | Affine) -> Integers:
-    """Return every element, (program, iteration, *axes); of one that a mask hides `Listed.beyond`, or any."""
+    """Return every element, (program, iteration, *axes); for one that a mask hides `Listed.beyond`, or any."""
     if isinstance(x, Affine):
         return elements(op, x)
     refuse_many(op, prod(np.broadcast_shapes(x.rest.base.shape, x.at.base.shape)) * prod(x.shape))
@@ -105,20 +105,20 @@ def elements_of(op: Op, x: Listed | Affine) -> Integers:
 
 
 def _entries(op: Op, table: Any, at: Affine, shape: tuple[int, ...], beyond: int | bool | None) -> Any:
-    """Return the table's entry of every element, and of one that a mask hides ``beyond`` (None: any)."""
+    """Return the table's entry of every element, and for one that a mask hides ``beyond`` (None: any)."""
     entries = table[np.clip(elements(op, at), 0, len(table) - 1)]
     known = None if beyond is None else known_elements(op, at.limits(), shape)
     return entries if known is None else np.where(known, entries, beyond)
 
 
 def _uniform(x: Listed | Affine) -> int | None:
-    """Return the one integer of all elements in all programs; None where they differ."""
+    """Return the one integer of all elements in all programs; None if they differ."""
     is_one = isinstance(x, Affine) and not any(x.steps) and not np.ptp(x.base) and not x.of
     return int(x.base.flat[0]) if is_one and isinstance(x, Affine) else None
 
 
 def _folded(x: Listed) -> Listed | None:
-    """Return a list whose numbers are all in its table; None where the rest differs between elements or programs."""
+    """Return a list whose numbers are all in its table; None if the rest differs between elements or programs."""
     if (number := _uniform(x.rest)) is None:
         return None
     beyond = None if x.beyond is None else x.beyond + number
@@ -126,9 +126,9 @@ def _folded(x: Listed) -> Listed | None:
 
 
 def operated(op: Op, a: Listed | Affine, b: Listed | Affine, sums: Sums) -> Listed:
-    """Return an integer operation of two, of which one is a list; ``sums(op, a, b)``: of two that are linear.
+    """Return an integer operation on two integers, one of which is a list; ``sums(op, a, b)``: on two that are linear.
 
-    Raises `ProgramError` where the result is along two axes, or beyond its type.
+    Raises `ProgramError` if the result is along two axes, or exceeds its type.
     """
     name = op.name.partition(".")[2]
     one, other = (a, b) if isinstance(a, Listed) else (b, a)
@@ -160,19 +160,19 @@ def operated(op: Op, a: Listed | Affine, b: Listed | Affine, sums: Sums) -> List
 
 
 def _axis(x: Listed | ListedMask | Affine) -> int | None:
-    """Return the one axis of a block along which a table leads; None where there is another number of them."""
+    """Return the one axis of a block along which a table advances; None if there is another number of them."""
     at = x if isinstance(x, Affine) else x.at
     wide = [i for i, (s, n) in enumerate(zip(at.steps, at.shape, strict=True)) if s and n > 1]
     return wide[0] if len(wide) == 1 else None
 
 
 def _own_axis(x: Listed | ListedMask) -> Affine:
-    """Return the places in a table along the axis alone along which it leads."""
+    """Return the places in a table along the only axis along which it advances."""
     return replace(x.at, shape=tuple(n if i == _axis(x) else 1 for i, n in enumerate(x.shape)))
 
 
 def _summed(op: Op, a: Listed, b: Listed, sums: Sums) -> Listed:
-    """Return a sum or difference of two lists along one axis as one list: what is linear of them stays so."""
+    """Return a sum or difference of two lists along one axis as one list; their linear parts stay linear."""
     at = [_own_axis(x) for x in (a, b)]
     rests = [Affine(np.zeros((1, 1), np.int64), (0,) * len(x.shape), x.shape) for x in at]
     one, other = (replace(x, rest=rest, at=own) for x, rest, own in zip((a, b), rests, at, strict=True))
@@ -182,7 +182,7 @@ def _summed(op: Op, a: Listed, b: Listed, sums: Sums) -> Listed:
 
 
 def by_elements(op: Op, a: Listed | Affine, b: Listed | Affine) -> Listed:
-    """Return an integer operation of two, element by element, as a table of all programs."""
+    """Return an integer operation on two integers, element by element, as a table of all programs."""
     name, values = op.name.partition(".")[2], [elements_of(op, x) for x in (a, b)]
     _refuse_zero(op, name, values[1])
     of = next((n for n in map(_pointer, (a, b)) if n), "")
@@ -205,7 +205,7 @@ def chosen_by_table(op: Op, mask: ListedMask | Condition, a: Listed | Affine, b:
 
 
 def holds_of(op: Op, mask: ListedMask | Condition) -> Any:
-    """Return of every element, (program, iteration, *axes), whether a mask holds."""
+    """Return, for every element, (program, iteration, *axes), whether a mask is true."""
     if isinstance(mask, Condition):
         return truth(op, mask)
     holds = _entries(op, mask.holds, mask.at, mask.shape, bool(mask.beyond))
@@ -259,7 +259,9 @@ def _in_bits(op: Op, x: Listed) -> Listed:
 
 
 def listed_in_bits(op: Op, x: Listed, bits: int, *, is_signed: bool) -> Listed:
-    """Return a list in a type of other bits; a byte below 0 without its sign where it is all in the table."""
+    """Return a list in a type with another number of bits; a byte below 0 without its sign if it is completely in the
+    table.
+    """
     if not is_signed and x.rest.bits == BYTE and (whole := _folded(x)) is not None:
         every = (1 << x.rest.bits) - 1
         x = replace(whole, table=whole.table & every, beyond=None if whole.beyond is None else whole.beyond & every)
@@ -269,7 +271,7 @@ def listed_in_bits(op: Op, x: Listed, bits: int, *, is_signed: bool) -> Listed:
 
 
 def lowest_bit(op: Op, x: Listed) -> ListedMask:
-    """Return the last bit of a list as a mask; raise `ProgramError` where a part of it is in no table."""
+    """Return the last bit of a list as a mask; raise `ProgramError` if a part of it is in no table."""
     if (whole := _folded(x)) is None:
         raise op.fail(
             f"{op.name} takes the last bit of a sum of loaded integers and integers that differ between elements, "
@@ -280,9 +282,9 @@ def lowest_bit(op: Op, x: Listed) -> ListedMask:
 
 
 def compared_by_table(op: Op, relation: str, a: Listed | Affine, b: Listed | Affine) -> ListedMask:
-    """Return a comparison of a list, entry by entry of its table; a new table where elements or programs differ.
+    """Return a comparison of a list, entry by entry of its table; a new table if elements or programs differ.
 
-    Raises `ProgramError` for integers of two axes, or below 0 and compared without a sign.
+    Raises `ProgramError` for integers of two axes, or for negative ones that are compared as unsigned.
     """
     name = f"s{relation[1:]}" if relation.startswith("u") else relation
     one, other = (a, b) if isinstance(a, Listed) else (b, a)
@@ -339,7 +341,9 @@ def _joined_by_elements(op: Op, how: Callable[..., Booleans], a: ListedMask, b: 
 
 
 def first_ones(op: Op, mask: ListedMask, is_read: Booleans) -> tuple[int, Integers]:
-    """Return the axis of a mask by a table, and how many of its first elements it leaves; refuse other elements."""
+    """Return the axis of a mask by a table, and the number of first elements that it leaves; refuse a mask that leaves
+    others.
+    """
     wide = [i for i, (s, n) in enumerate(zip(mask.at.steps, mask.at.shape, strict=True)) if s and n > 1]
     if len(wide) != 1:
         raise op.fail("a mask of loaded integers must run along one axis of the block")
@@ -354,7 +358,9 @@ def first_ones(op: Op, mask: ListedMask, is_read: Booleans) -> tuple[int, Intege
 
 
 def _shifted(op: Op, x: Listed, shift: Integers) -> Listed:
-    """Return a list with a part of its rest, (program, iteration), in the table; of unlike programs by its elements."""
+    """Return a list with a part of its rest, (program, iteration), in the table; if programs differ, by its
+    elements.
+    """
     rest = replace(x.rest, base=x.rest.base - shift)
     if not np.ptp(shift):
         beyond = None if x.beyond is None else x.beyond + int(shift.flat[0])
@@ -366,8 +372,8 @@ def _shifted(op: Op, x: Listed, shift: Integers) -> Listed:
 
 
 def by_one_list(op: Op, x: Listed, kinds_of: Kinds) -> Listed:
-    """Return pointers whose table leads along an axis of a block along which they are linear too, by one table of all
-    programs: one element, or row, of each row of the block.
+    """Return pointers whose table advances along an axis of a block along which they are linear too, by one table of
+    all programs: one element, or row, for each row of the block.
     """
     axis = _axis(x)
     if axis is None or not x.rest.steps[axis]:
@@ -382,14 +388,14 @@ def by_one_list(op: Op, x: Listed, kinds_of: Kinds) -> Listed:
 
 
 def inverted(mask: ListedMask) -> ListedMask:
-    """Return the opposite of a mask by a table alone."""
+    """Return the negation of a mask by a table alone."""
     return replace(mask, holds=~mask.holds, beyond=None if mask.beyond is None else not mask.beyond)
 
 
 def where_held(op: Op, x: Listed, mask: ListedMask, kinds_of: Kinds) -> Listed | None:
-    """Return pointers by a table along one axis, whose elements that a mask by a table hides lead to the first one.
+    """Return pointers by a table along one axis in which elements hidden by a mask by a table point to the first one.
 
-    None where the mask is along another axis.
+    None if the mask is along another axis.
     """
     x = by_one_list(op, x, kinds_of)
     axis = _axis(x)

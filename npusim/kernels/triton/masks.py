@@ -25,7 +25,7 @@ Rule = tuple[str, int, int, int]
 
 
 class JoinedRules(NamedTuple):
-    """Comparisons that all hold, and groups of which one at least holds."""
+    """Comparisons that are all true, and groups of which at least one is true."""
 
     of: tuple[Rule, ...]
     either: tuple[tuple[JoinedRules, ...], ...] = ()
@@ -38,7 +38,7 @@ class JoinedRules(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RuleMask(ByIndices):
-    """The mask of comparisons; ``rules``: of each kind of program, by ``offset`` of its block."""
+    """The mask of comparisons; ``rules``: those of each kind of program, by ``offset`` of its block."""
 
     rules: tuple[JoinedRules, ...]
     is_loaded: bool = True
@@ -55,17 +55,19 @@ class RuleMask(ByIndices):
 
     @property
     def index_work(self) -> tuple[int, int]:
-        """How many comparisons of indices say whether a key is seen, and how many numbers are read for that."""
+        """Number of comparisons of indices that decide whether a key is visible, and number of operands read
+        for that.
+        """
         return len(self.rules[0].every), 0
 
 
 @dataclass(frozen=True, slots=True)
 class ElementMask(ByIndices):
-    """The mask of integers that are not linear; ``table``: a byte for each row and key, of one kind of program after
+    """The mask of integers that are not linear; ``table``: a byte for each row and key, for one kind of program after
     another.
 
 
-    ``work``: operations of indices that an element needs.
+    ``work``: number of operations on indices for each element.
     """
 
     table: bytes
@@ -79,12 +81,14 @@ class ElementMask(ByIndices):
 
     @property
     def index_work(self) -> tuple[int, int]:
-        """How many operations of indices say whether a key is seen, and how many numbers are read for that."""
+        """Number of operations on indices that decide whether a key is visible, and number of operands read for
+        that.
+        """
         return self.work, 0
 
 
 def holds(rules: JoinedRules, rows: Any, keys: Any) -> Any:
-    """Return where at least one comparison of each group holds, for rows and keys."""
+    """Return where at least one comparison of each group is true, for rows and keys."""
     held = [RELATIONS[r](base + a * rows + b * keys, 0) for r, base, a, b in rules.of]
     held += [np.logical_or.reduce([holds(each, rows, keys) for each in group]) for group in rules.either]
     return np.logical_and.reduce(held)
@@ -95,8 +99,8 @@ def mask_of_plain(
 ) -> tuple[TilingMask | RuleMask | ElementMask, list[int | None]]:
     """Return the mask of a launch on plain tensors, and the kind of each program.
 
-    Raises `ProgramError`: the diagonal moves between tiles of a program, or a row is hidden completely by numbers other
-    than -inf.
+    Raises `ProgramError` if the diagonal moves between tiles of a program, or if numbers other than -inf hide a row
+    completely.
     """
     assert grid.walk is not None
     rules_of = _rules_of_all(grid)
@@ -219,7 +223,7 @@ def _moves(grid: LaunchGrid, mask: Condition, here: slice) -> bool:
 
 
 def _least(base: Integers, visited: Booleans) -> Integers:
-    """Return the least integer of each program's tiles."""
+    """Return the smallest integer of each program's tiles."""
     least: Integers = np.where(visited, base, np.iinfo(np.int64).max).min(1)
     return least
 
@@ -240,7 +244,7 @@ def _rules_of(grid: LaunchGrid, mask: Condition, here: slice) -> list[JoinedRule
 
 
 def _form(rules: JoinedRules) -> Any:
-    """Return comparisons without their bases, and how they are joined."""
+    """Return comparisons without their bases, and the operations that join them."""
     return tuple((r, a, b) for r, _, a, b in rules.of), tuple(tuple(map(_form, group)) for group in rules.either)
 
 

@@ -52,7 +52,7 @@ NO_CODE = (
 
 
 def load(name: str) -> tuple[Schedule, ...]:
-    """Return the schedule that ``calls.npz::k`` names, one a core family; raise `SpecError` where there is none."""
+    """Return the schedule that ``calls.npz::k`` names, one per core family; raise `SpecError` if there is none."""
     path = Path(launch_parts(name)[0])
     return _load(name, path.stat().st_mtime_ns if path.is_file() else 0)
 
@@ -91,7 +91,7 @@ def _numbers(call: Call) -> Any:
 
 
 def _configuration(call: Call, tiling: Any) -> CallConfiguration:
-    """Return the configuration that a tiling has; raise `SpecError` where there is none, or Triton refuses it."""
+    """Return the configuration of a tiling; raise `SpecError` if there is none, or if Triton refuses it."""
     number = getattr(tiling, "config", 0)
     if number is None or not 0 <= number < len(call.configurations):
         raise SpecError(f"config: {number}; {call.name} has configurations 0 to {len(call.configurations) - 1}")
@@ -101,7 +101,7 @@ def _configuration(call: Call, tiling: Any) -> CallConfiguration:
 
 
 def _declared(call: Call, declared: Any, tiling: Any, *of: Any) -> Any:
-    """Return a tiling with the warps and stages of its configuration, where it names none."""
+    """Return a tiling with the warps and stages of its configuration, if it names none."""
     tiling = declared(tiling, *of)
     if not takes_options(tiling) or getattr(tiling, "config", 0) is None:
         return tiling
@@ -115,7 +115,7 @@ def _said(configuration: CallConfiguration) -> str:
 
 
 def phases_of(call: Call, problem: Any, tiling: Any, p: TritonPrecision, machine: Any) -> Phases:
-    """Return the phase of a recorded call in the configuration that the tiling has; raise `SpecError` without one."""
+    """Return the phase of a recorded call in the configuration of the tiling; raise `SpecError` if there is none."""
     if sizes := getattr(problem, "sizes", {}):
         raise SpecError(
             f"problem: {', '.join(sizes)}: the sizes of a recorded call are fixed; record the program "
@@ -141,7 +141,9 @@ def phases_of(call: Call, problem: Any, tiling: Any, p: TritonPrecision, machine
 
 
 def _check(ttir: str, call: Call) -> None:
-    """Raise `SpecError` where TTIR and arguments are not of one call, or a launch reads memory that it stored to."""
+    """Raise `SpecError` if TTIR and arguments do not belong to one call, or if a launch reads memory that it
+    stored to.
+    """
     function = read(ttir)
     check_arguments(function, call)
     check_shared(function, call)
@@ -150,7 +152,7 @@ def _check(ttir: str, call: Call) -> None:
 def _compiled(
     call: Call, ttir: str, architecture: str, options: Mapping[str, int], check: Callable[[str], object]
 ) -> Compiled:
-    """Return Triton's result for the TTIR of a call; the text alone where another compiler makes the code."""
+    """Return Triton's result for the TTIR of a call; only the text if another compiler compiles the code."""
     if not call.language:
         return compiled_text(ttir, architecture, options, check)
     return Compiled(ttir, fuses=bool(architecture), is_foreign=True)
@@ -176,7 +178,7 @@ def _exact(call: Call, _problem: object, tiling: Tiling) -> ExactLaunch:
 
 
 def unread(call: Call) -> str:
-    """Return why a recorded call is not read as a kernel of tiles, in one line; empty where it is.
+    """Return why a recorded call cannot be read as a kernel of tiles, in one line; empty if it can.
 
     Its TTIR is read as for GPUs, for NPUs and in float64, in the first configuration; nothing is computed or timed, and
     a device may refuse a call that is read: for a format, or for its memories.

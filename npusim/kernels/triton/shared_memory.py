@@ -1,4 +1,4 @@
-"""Arguments of a recorded call that are parts of one memory: each tensor is read with the values before the launch."""
+"""Arguments of a recorded call that are parts of one memory: each tensor is read with its values before the launch."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from npusim.kernels.triton.kernel_draft import Load
     from npusim.kernels.triton.reader import Reader
 
-#: Elements whose addresses are looked at in one go.
+#: Number of elements whose addresses are examined at once.
 _AT_ONCE = 1 << 22
 
 
 class _Access(NamedTuple):
     """A load or store: its place in the text, its outermost loop (0 outside of loops), and the names of its offsets.
 
-    ``offsets``: all that are added to the parameter; none where it is not known which these are.
+    ``offsets``: all values that are added to the parameter; none if it is not known which these are.
     """
 
     op: Op
@@ -43,8 +43,8 @@ class _Access(NamedTuple):
 
 
 def check_shared(function: Function, call: Call) -> None:
-    """Raise `SpecError` for two arguments with elements in common, of which a launch loads one behind a store to the
-    other, or stores to both.
+    """Raise `SpecError` for two arguments with elements in common if a launch loads one after a store to the other, or
+    stores to both.
     """
     tensors = {n: x for n, x in call.arguments.items() if isinstance(x, Argument)}
     shared = [(a, b) for a, b in permutations(tensors, 2) if _overlap(tensors[a], tensors[b])]
@@ -78,7 +78,7 @@ def _accesses(function: Function) -> Iterator[_Access]:
 
 
 def _offsets(name: str, made: Mapping[str, Op], function: Function) -> tuple[str, ...]:
-    """Return the names of all integers that a pointer adds to a parameter; none where the pointer is another one."""
+    """Return the names of all integers that a pointer adds to a parameter; none if the pointer has another form."""
     offsets = list[str]()
     while name not in function.parameters:
         op = made.get(name)
@@ -98,7 +98,9 @@ def _in_order(operations: Sequence[Op], loop: int) -> Iterator[tuple[Op, int]]:
 
 
 def _overlap(a: Argument, b: Argument) -> bool:
-    """Return whether two arguments have elements in common; of elements of unlike sizes, whether their ranges have."""
+    """Return whether two arguments have elements in common; for elements of different sizes, whether their ranges
+    do.
+    """
     (low, high), (first, last) = _range(a), _range(b)
     if a.storage != b.storage or min(high, last) <= max(low, first):
         return False
@@ -121,7 +123,9 @@ def _bytes(x: Argument) -> int:
 
 
 def _range(x: Argument) -> tuple[int, int]:
-    """Return the first byte of an argument in its storage, and the one behind its last; the same without elements."""
+    """Return the first byte of an argument in its storage, and the byte after its last; both are equal without
+    elements.
+    """
     if 0 in x.shape:
         return 0, 0
     ends = [(n - 1) * step for n, step in zip(x.shape, x.strides, strict=True)]
@@ -130,11 +134,11 @@ def _range(x: Argument) -> tuple[int, int]:
 
 
 def check_programs(readers: Sequence[Reader]) -> None:
-    """Raise `ProgramError` for an element that one program stores to and another one accesses, where which comes first
-    is free: a load by another argument's name, or an access by a program of another kind.
+    """Raise `ProgramError` for an element that one program stores and another one accesses in free order: a load by
+    another argument's name, or an access by a program of another kind.
 
-    ``readers``: those of one launch.  A load by another name with too many elements to look at has a note; an access
-    by another kind of programs is refused.
+    ``readers``: those of one launch.  A load by another name with too many elements to examine has a note; an access by
+    another kind of programs is refused.
     """
     stores = [(r, x) for r in readers for x in r.stored]
     loads = ((r, x) for r in readers for x in r.loads.values())
@@ -197,19 +201,21 @@ def _is_cut(reader: Reader, of: str) -> bool:
 
 
 def _root(reader: Reader, of: str) -> Tensor:
-    """Return the argument that a tensor of a reader is, or is a part of."""
+    """Return the argument that a tensor of a reader is, or of which it is a part."""
     root: Tensor = reader.arguments[of.partition(".")[0]]
     return root
 
 
 def _memory(reader: Reader, of: str) -> int | str:
-    """Return the number of the memory that an argument is in; the parameter's name where there is no other in it."""
+    """Return the number of the memory that contains an argument; the parameter's name if the memory contains
+    no other.
+    """
     root = _root(reader, of)
     return root.storage if isinstance(root, View | IntegerTensor) and root.storage >= 0 else of.partition(".")[0]
 
 
 def _is_same(reader: Reader, x: Load, of: Reader, stored: Load) -> bool:
-    """Return whether each program loads the elements that it stores to."""
+    """Return whether each program loads the elements that it stores."""
     is_like = np.array_equal(reader.ids, of.ids) and all(
         (_offset(r, y), _bits(r, y), y.pointer.steps, y.pointer.shape)
         == (_offset(reader, x), _bits(reader, x), x.pointer.steps, x.pointer.shape)
@@ -220,8 +226,8 @@ def _is_same(reader: Reader, x: Load, of: Reader, stored: Load) -> bool:
 
 
 def _check_pair(reader: Reader, x: Load, of: Reader, stored: Load) -> None:
-    """Raise `ProgramError` where a program accesses what another one stores to; of two stores of one argument that are
-    read as separate kernels also where one program stores an element twice.
+    """Raise `ProgramError` if a program accesses elements that another one stores; for two stores of one argument that
+    are read as separate kernels, also if one program stores an element twice.
     """
     is_twice = isinstance(x, Stored) and reader is not of and _root(reader, x.of).name == _root(of, stored.of).name
     if _memory(reader, x.of) != _memory(of, stored.of) or (not is_twice and _is_same(reader, x, of, stored)):
@@ -260,7 +266,7 @@ def _check_pair(reader: Reader, x: Load, of: Reader, stored: Load) -> None:
 
 
 def _bits(reader: Reader, x: Load) -> int:
-    """Return the bits of an element in the memory."""
+    """Return the number of bits of an element in the memory."""
     return _bits_of(reader, x.of)
 
 
@@ -282,7 +288,7 @@ def _root_offset(reader: Reader, of: str) -> int:
 
 
 def _are_near(a: tuple[Integers, Integers], b: tuple[Integers, Integers]) -> bool:
-    """Return whether one of some ranges, by their first and last places, meets one of others."""
+    """Return whether one of some ranges, by their first and last places, overlaps one of others."""
     if not a[0].size or not b[0].size:
         return False
     order = np.argsort(b[0])
@@ -335,7 +341,7 @@ def _along(axis: int, n: int, shape: tuple[int, ...]) -> Integers:
 
 
 def _in_memory(tensor: Tensor, places: Integers, offset: int) -> Integers:
-    """Return addresses in the memory, in elements; -1 of what a list of rows does not have."""
+    """Return addresses in the memory, in elements; -1 for elements that a list of rows does not have."""
     if not isinstance(tensor, GatheredView):
         return places + offset
     first = tensor.offsets(places)
@@ -343,7 +349,7 @@ def _in_memory(tensor: Tensor, places: Integers, offset: int) -> Integers:
 
 
 def _is_visited(reader: Reader, x: Load, times: int) -> Any:
-    """Return which iterations of the programs an access is in; all where its loop is not known."""
+    """Return the iterations of the programs in which an access occurs; all if its loop is not known."""
     counts = [np.arange(w.most)[None] < w.counts for w in reader.walks]
     both = np.concatenate(counts, 1) if counts else np.ones((1, 1), bool)
     own = counts[x.walk - 1] if 0 < x.walk <= len(counts) else both

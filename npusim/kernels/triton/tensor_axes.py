@@ -1,9 +1,9 @@
 """Tensors of recorded calls, views of any strides: the assignment of their axes to columns, rows, heads and batch.
 
-A kernel's accesses to a view identify its columns and rows: a block's index with the smaller stride runs
-along the columns, the other one along the rows.  An axis is joined with the next outer one where there is no gap
-between them and a block crosses its end.  All other axes belong to the launch: heads, batch, splits, distinguished
-by their index in each program (`npusim.kernels.triton.launch_axes`).
+A kernel's accesses to a view identify its columns and rows: a block's index with the smaller stride runs along the
+columns, the other one along the rows.  An axis is joined with the next outer one if there is no gap between them and a
+block crosses its end.  All other axes belong to the launch: heads, batch, splits, distinguished by their index in each
+program (`npusim.kernels.triton.launch_axes`).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 #: Axes of a view by number, outermost first.
 Group = tuple[int, ...]
-#: A block's pointers, and how many of its elements are read along each axis.
+#: A block's pointers, and the number of its elements that are read along each axis.
 Access = tuple[Affine, Sequence[Integers]]
 NO_GROUPS: tuple[Group, ...] = ((),) * len(AXES)
 
 
 class Cut(NamedTuple):
-    """The first of some neighbouring indices along an axis of a view with ``sizes`` and ``by``, and how many."""
+    """The first of some neighbouring indices along an axis of a view with ``sizes`` and ``by``, and their number."""
 
     axis: int
     first: int
@@ -54,14 +54,14 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True)
 class View(Tensor):
-    """A view: ``sizes`` and ``by`` (strides, of elements) of its axes, and which of these are each of `AXES`.
+    """A view: ``sizes`` and ``by`` (strides, in elements) of its axes, and which of these are each of `AXES`.
 
-    ``fixed``: axes of which every program accesses one index.  Axes of one index, or of stride 0, are not among them;
-    ``described``, ``described_by``: sizes and strides as a descriptor has them.  ``is_exchanged``: along its rows the
-    stride is the smaller one.  ``storage``, ``offset``: the memory that it is in, and its first element there.
-    ``parts``: of a tensor that atomic additions add so many parts to, along its first axis, which are one in memory;
-    ``sums``: of the sums of so many parts.  ``of``: the parameter, where the view has another name.  ``cut``: of the
-    part of a view that has some indices of an axis alone.
+    ``fixed``: axes of which every program accesses one index.  Axes with one index, or with stride 0, are not among
+    them; ``described``, ``described_by``: sizes and strides in a descriptor.  ``is_exchanged``: the stride along its
+    rows is the smaller one.  ``storage``, ``offset``: the memory that contains it, and its first element there.
+    ``parts``: number of parts, along its first axis, of a tensor to which atomic additions add, which are one in
+    memory; ``sums``: the same for the tensor of the sums.  ``of``: the parameter, if the view has another name.
+    ``cut``: the part of a view that has only some indices of an axis.
     """
 
     sizes: tuple[int, ...] = ()
@@ -80,7 +80,7 @@ class View(Tensor):
 
     @property
     def rest(self) -> Group:
-        """Axes that are nothing yet, outermost first."""
+        """Axes without an assignment, outermost first."""
         known = {i for group in self.groups for i in group} | {i for i, _ in self.fixed}
         return tuple(sorted((i for i in range(len(self.sizes)) if i not in known), key=lambda i: -self.by[i]))
 
@@ -92,9 +92,7 @@ class View(Tensor):
         return replace(self, groups=made, shape=shape, strides=strides)
 
     def index(self, group: Group, offsets: Integers) -> Integers:
-        """Return the index along a group of elements by their offsets; beyond an axis' end, or in gaps, it
-        continues.
-        """
+        """Return the index along a group of elements by their offsets; after an axis' end, or in gaps, it continues."""
         return self._joined(group, self._along(offsets), offsets)
 
     def places(self, offsets: Integers) -> tuple[Integers, ...]:
@@ -129,7 +127,7 @@ class View(Tensor):
         return self.cut.first * self.cut.by[self.cut.axis] if self.cut else 0
 
     def part(self, name: str, axis: int, first: int, count: int) -> View:
-        """Return the part of the view, none of whose axes is anything yet, with some indices of an axis alone."""
+        """Return the part of the view, with no axis assigned, that has only some indices of an axis."""
         sizes = (*self.sizes[:axis], count, *self.sizes[axis + 1 :])
         return replace(self, name=name, sizes=sizes, cut=Cut(axis, first, count, self.sizes, self.by))
 
@@ -150,12 +148,14 @@ class View(Tensor):
         return self if rows else self.assigned(rows=columns, columns=())
 
     def grown(self, group: Group) -> Group | None:
-        """Return a group with the enclosing axis if it is unassigned and there is no gap between; None without one."""
+        """Return a group with the enclosing axis if it is unassigned and there is no gap between them; None if there is
+        none.
+        """
         wanted = self.by[group[0]] * self.sizes[group[0]]
         return next(((i, *group) for i in self.rest if self.by[i] == wanted), None)
 
     def joined(self, axes: Sequence[int]) -> tuple[Group, ...]:
-        """Return axes, outermost first, as groups: neighbours without a gap as one."""
+        """Return axes, outermost first, as groups: neighbours without a gap are one group."""
         made = list[Group]()
         for i in axes:
             if made and self.by[made[-1][-1]] == self.by[i] * self.sizes[i]:
@@ -165,7 +165,7 @@ class View(Tensor):
         return tuple(made)
 
     def fitted(self, accesses: Sequence[Access]) -> View | None:
-        """Return the view with columns and rows as some accesses have them; None if their blocks do not fit."""
+        """Return the view with columns and rows as some accesses imply; None if their blocks do not fit."""
         steps = dict[str, int]()
         for pointer, _ in sorted(accesses, key=lambda a: -len(a[0].shape)):
             blocks = [s for s, n in zip(pointer.steps, pointer.shape, strict=True) if s and n > 1]
@@ -192,14 +192,14 @@ class View(Tensor):
         return view
 
     def _with_step(self, step: int) -> View:
-        """Return the view with an axis of some stride: of every so many-th index of an axis that is nothing yet."""
+        """Return the view with an axis of some stride: every n-th index of an unassigned axis."""
         inner = [i for i in self.rest if self.by[i] < step < self.by[i] * self.sizes[i] and step % self.by[i] == 0]
         if step in {self.by[i] for i in self.rest} or not inner:
             return self
         return self.halved(inner[0], step // self.by[inner[0]]) or self
 
     def _is_crossed(self, group: Group, step: int, accesses: Sequence[Access]) -> bool:
-        """Return whether a block goes beyond the end of a group of axes."""
+        """Return whether a block exceeds the end of a group of axes."""
         size = prod(self.sizes[i] for i in group)
         for pointer, left in accesses:
             for s, n, some in zip(pointer.steps, pointer.shape, left, strict=True):
@@ -219,15 +219,15 @@ class View(Tensor):
         return self.described or self.sizes
 
     def is_apart_from(self, other: View) -> bool:
-        """Return whether it and another view of the same tensor have no element in common: an axis tells them apart."""
+        """Return whether it and another view of the same tensor have no element in common: an axis separates them."""
         own, others = dict(self.fixed), dict(other.fixed)
         is_like = (self.sizes, self.by, self.cut) == (other.sizes, other.by, other.cut)
         return is_like and any(own[i] != others[i] for i in own.keys() & others.keys())
 
     def split(self, inner: int, role: int = ROWS) -> View | None:
-        """Return the view with its rows (or columns), one axis, as groups of ``inner``; None where they are no groups.
+        """Return the view with its rows (or columns), one axis, as groups of ``inner``; None if they are not groups.
 
-        The outer axis is nothing yet.
+        The outer axis is unassigned.
         """
         view = self._merged(self.groups[role])
         return view.halved(view.groups[role][0], inner) if view is not None else None
@@ -271,9 +271,9 @@ class View(Tensor):
         return view if gone else self
 
     def every(self, bases: Integers, *, is_part: bool = False) -> View:
-        """Return the view where its further axes are accessed at every so many-th index alone: that one is fixed.
+        """Return the view if its further axes are accessed only at every n-th index: that axis is fixed.
 
-        ``bases``: offsets of the blocks that are accessed; ``is_part``: of one index alone too.
+        ``bases``: offsets of the accessed blocks; ``is_part``: also for a single index.
         """
         for i in self.rest:
             at = np.unique(self.index((i,), bases))
@@ -338,7 +338,7 @@ class View(Tensor):
         return whole.transpose(order).reshape(b * s, h, r, c)
 
     def ways(self) -> Iterator[View]:
-        """Yield the view with its rows as they are, then joined with ever more of the axes around them."""
+        """Yield the view with its rows unchanged, then joined with more and more of the axes around them."""
         view: View | None = self
         while view is not None:
             yield view
@@ -362,7 +362,7 @@ class GatheredView(View):
 
     @property
     def by_row(self) -> int:
-        """Elements from one row to the next, as offsets here count them: more than the view has."""
+        """Elements from one row to the next in the offsets here: more than the view has."""
         assert self.source is not None
         return 1 + sum((n - 1) * s for n, s in zip(self.source.sizes, self.source.by, strict=True))
 
@@ -401,7 +401,9 @@ class GatheredView(View):
         return values
 
     def offsets(self, own: Integers) -> Integers:
-        """Return the offsets in the argument of elements by their offsets here, -1 of what the list does not have."""
+        """Return the offsets in the argument of elements by their offsets here, -1 for elements that the list does not
+        have.
+        """
         row, rest = own // self.by_row, own % self.by_row
         known = np.array(self.listed, np.int64)
         row = np.where((row >= 0) & (row < len(known)), row, -1)
@@ -409,7 +411,7 @@ class GatheredView(View):
         return np.where(first < 0, -1, first + rest)
 
     def own(self, offsets: Integers) -> Integers:
-        """Return the offsets that elements of the argument have here, -1 of those that are not here."""
+        """Return the offsets here of elements of the argument, -1 for those that are not here."""
         assert self.source is not None
         row, rest = np.zeros_like(offsets), np.zeros_like(offsets)
         for i in range(len(self.source.by)):
@@ -431,7 +433,7 @@ def gathered(name: str, source: View, along: Group, listed: tuple[int, ...]) -> 
 
 @dataclass(frozen=True)
 class MaskView(View):
-    """A tensor of integers as a mask, or as numbers: ``holds`` of each element, in the order of memory."""
+    """A tensor of integers as a mask, or as numbers: ``holds`` for each element, in the order of memory."""
 
     holds: Booleans | Integers | None = field(default=None, compare=False, repr=False)
 
@@ -448,7 +450,7 @@ class MaskView(View):
 class IntegerTensor(Tensor):
     """A tensor of integers with known values: ``data`` in the order of memory, from its first element on.
 
-    ``sizes``, ``by``, ``storage``, ``offset``: as of `View`.
+    ``sizes``, ``by``, ``storage``, ``offset``: as in `View`.
     """
 
     data: Any = field(default=None, compare=False, repr=False)
@@ -461,7 +463,7 @@ class IntegerTensor(Tensor):
 def tensor_of(name: str, x: Argument, *, is_exact: bool) -> Tensor:
     """Return a tensor of a recorded call; ``is_exact``: floats are float64.
 
-    Raises `SpecError` for a format that is not known, a stride below 0, or elements that overlap.
+    Raises `SpecError` for an unknown format, a negative stride, or elements that overlap.
     """
     ones = (1,) * len(AXES)
     if min(x.strides, default=0) < 0:

@@ -28,14 +28,14 @@ EXACT = MappingProxyType({EXACT_BITS: "int32", EXACT_WIDE: "float64"})
 _LOCATION = re.compile(r" ?loc\((#?\w+|\"[^\"]*\"(?:\([^()]*\)|[^()]*)|callsite\([^()]*\))\)")
 #: Types in a list of them.
 TYPES = re.compile(r"tensor<[^<>]*(?:<[^<>]*>)?[^<>]*>|!tt\.ptr<\w+>|\w+")
-#: How deep regions and types of TTIR are nested: a kernel's loops and ifs are a few.
+#: Nesting depth of regions and types of TTIR: a kernel has a few loops and ifs.
 MOST_NESTED = 64
 _NAMED = re.compile(r'^(#loc\w*) = loc\(("[^"]*"\(#loc\w*\))\)$', re.MULTILINE)
 _FUNCTION = re.compile(r"tt\.func public @(\w+)\((.*)\) attributes")
 
 
 class Line(NamedTuple):
-    """Where in the kernel's source something is."""
+    """A place in the kernel's source."""
 
     file: str
     number: int
@@ -46,7 +46,7 @@ class Line(NamedTuple):
 
 @contextmanager
 def refusing(line: Line, what: str) -> Iterator[None]:
-    """Raise `ProgramError`, at a line of the kernel, for an error that no rule of the reader foresees."""
+    """Raise `ProgramError`, at a line of the kernel, for an error that no rule of the reader covers."""
     try:
         yield
     except (NpusimError, MemoryError):
@@ -58,12 +58,12 @@ def refusing(line: Line, what: str) -> Iterator[None]:
 
 @dataclass(eq=False)
 class Op:
-    """One operation: results and operands by name, its text, the type behind its colon or arrow, and its regions.
+    """One operation: results and operands by name, its text, the type after its colon or arrow, and its regions.
 
-    ``otherwise``: the region of an else, of a ``while`` that of its body.  A label of a basic block is an operation
-    called ``block``, whose results are the block's arguments.  ``place``: as
-    `Locations.place` has it; of a reduction with the shape of its operand.  ``arguments``: the elements that the region
-    of a reduction or scan combines, the first ones and then the second ones.
+    ``otherwise``: the region of an else, or for a ``while`` that of its body.  A label of a basic block is an operation
+    called ``block``, whose results are the block's arguments.  ``place``: as in `Locations.place`; for a reduction with
+    the shape of its operand.  ``arguments``: the elements that the region of a reduction or scan combines, the first
+    ones and then the second ones.
     """
 
     name: str
@@ -95,13 +95,13 @@ class Function(NamedTuple):
 
 
 def makers(operations: Iterable[Op]) -> dict[str, Op]:
-    """Return the operation that makes each result; those within loops and branches only if they are given too."""
+    """Return the operation of each result; operations inside loops and branches only if they are passed too."""
     return {r: o for o in operations for r in o.results}
 
 
 @lru_cache(maxsize=8)  # a run reads a kernel's text up to six times: for its faults, its bits, its exact results
 def read(text: str) -> Function:
-    """Return the kernel of a module of TTIR, shared by all readers; raise `ProgramError` for a text that is none."""
+    """Return the kernel of a module of TTIR, shared by all readers; raise `ProgramError` for a text that is not one."""
     text = with_own_names(as_first(text))
     where, bare = Locations(text), _LOCATION.sub("", text)
     head = _FUNCTION.search(bare)
@@ -132,7 +132,9 @@ def _place_at(line: Line, operations: list[Op]) -> None:
 
 
 def with_own_names(text: str) -> str:
-    """Return TTIR whose parameters have the names of the kernel's: Triton calls one by the variable it is bound to."""
+    """Return TTIR whose parameters have the names of the kernel's: Triton names one after the variable to which it is
+    bound.
+    """
     head = next((line for line in text.splitlines() if "tt.func public" in line), "")
     table = dict(_NAMED.findall(text))
     renamed = dict[str, str]()
@@ -150,7 +152,7 @@ def with_own_names(text: str) -> str:
 
 
 def _operations(lines: Iterator[str], where: Locations) -> list[Op] | None:
-    """Return the operations of a kernel from the lines behind its head; None where its end is missing."""
+    """Return the operations of a kernel from the lines after its head; None if its end is missing."""
     names, stack = Names(), list[list[Op]]([[]])
     for line in lines:
         bare = _LOCATION.sub("", line).strip()
@@ -190,7 +192,7 @@ def _operations(lines: Iterator[str], where: Locations) -> list[Op] | None:
 
 
 def _depth(line: str) -> int:
-    """Return how deep brackets of a line are nested, an upper bound where they are few."""
+    """Return the nesting depth of the brackets of a line, an upper bound if there are few."""
     if (most := sum(map(line.count, "<([{"))) <= MOST_NESTED:
         return most
     steps = [(c in "<([{") - (c in ">)]}") for c in line.replace("->", "")]
@@ -246,7 +248,7 @@ class Locations:
     def place(self, line: str) -> str:
         """Return the files, lines and columns that the last location of a line of text names, the innermost first.
 
-        Folders are left out: TTIR and later stages name one place alike, wherever the file is.
+        Folders are omitted: TTIR and later stages give one place the same name, wherever the file is.
         """
         last = re.findall(r"loc\((#loc\w*)\)", line)
         if last and last[-1] not in self._named:
@@ -263,7 +265,7 @@ class Locations:
         return self._places(match[1]) if match else []
 
     def files(self) -> set[str]:
-        """Return the files, without Triton's, that the kernel's code is from."""
+        """Return the files of the kernel's code, without Triton's."""
         files = (m[1] for text in self.table.values() if (m := re.match(r'"([^"]*)":\d+:\d+$', text)))
         return {f for f in files if "/triton/" not in f}
 

@@ -1,7 +1,7 @@
-"""Sums, maxima and scans down the rows of a block as those along the rows of the block with its axes exchanged.
+"""Sums, maxima and scans down the rows of a block as those along the rows of the block with exchanged axes.
 
-The same TTIR on blocks of exchanged axes: those that elementwise operations join with a block that is summed down its
-rows, or with a computed one that is the left factor of a product transposed.  Elements, and what is computed of each,
+The same TTIR on blocks with exchanged axes: those that elementwise operations join with a block that is summed down its
+rows, or with a computed block whose transpose is the left factor of a product.  Elements, and the computations on them,
 are the same.
 """
 
@@ -19,9 +19,9 @@ _TYPE = re.compile(r"tensor<(\d+)x(\d+)x((?:!tt\.ptr<\w+>|\w+))>")
 _ALONG = ("tt.reduce", "tt.scan")
 #: Operations on blocks with special rules of axes, which no block here has.
 _OTHERS = ("tt.reshape", "tt.join", "tt.split", "tt.cat", "tt.gather", "tt.descriptor", "tt.make_tensor", "scf.while")
-#: What makes a block that is no result of arithmetic.
+#: Operations that create a block that is not a result of arithmetic.
 _GIVEN = ("tt.load", "tt.descriptor_load", "tt.trans", "tt.dot", "scf.", "arith.constant")
-#: What leaves a block as it is.
+#: Operations that leave a block unchanged.
 _SAME = "ttg.convert_layout"
 
 
@@ -64,7 +64,7 @@ def reduces_down(function: Function) -> bool:
 
 
 def _left_factors(operations: Sequence[Op]) -> set[str]:
-    """Return the computed blocks that are left factors of products transposed; loaded ones may be such factors."""
+    """Return the computed blocks whose transposes are left factors of products; loaded blocks may be such factors."""
     made = makers(operations)
     factors = [made.get(o.operands[0]) for o in operations if o.name == "tt.dot"]
     turned = [made.get(o.operands[0]) for o in factors if o is not None and o.name == "tt.trans"]
@@ -76,7 +76,7 @@ def _all(operations: Sequence[Op]) -> list[Op]:
 
 
 def _is_down(op: Op) -> bool:
-    """Return whether a reduction or scan goes down the rows of a block."""
+    """Return whether a reduction or scan runs down the rows of a block."""
     types = _TYPE.findall(op.text.partition("(tensor")[2].join(("tensor", "")) if op.body else op.text)
     return bool(types) and op.number("axis") == 0
 

@@ -1,4 +1,4 @@
-"""Values of a kernel that are no floats of a tile yet: addresses, masks and numbers, evaluated.
+"""Values of a kernel that are not yet floats of a tile: addresses, masks and numbers, evaluated.
 
 Integers and pointers are computed for all programs of the grid and all iterations of the loop at once: any function of
 these is a base; along the axes of a block itself they are linear.
@@ -25,17 +25,18 @@ if TYPE_CHECKING:
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Booleans = np.ndarray[Any, np.dtype[np.bool_]]
-#: Axes of a tensor; the one of splits is there where a call gives it all five.
+#: Axes of a tensor; the axis of splits exists if a call gives the tensor all five.
 AXES = ("batch", "heads", "splits", "rows", "columns")
 SPLIT, ROWS, COLUMNS = 2, 3, 4
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of a launch: (batch, heads, splits, rows, columns), contiguous where no strides (of elements) are given.
+    """A tensor of a launch: (batch, heads, splits, rows, columns), contiguous if no strides (in elements) are given.
 
-    ``is_transposed``: its matrices are the call's, transposed.  ``rank``: axes of the call's tensor, the last
-    ones; with fewer than five there are no splits.  ``is_workspace``: one launch leaves it for the next.
+    ``is_transposed``: its matrices are the transposes of the call's.  ``rank``: number of axes of the call's tensor,
+    which are the last ones; with fewer than five there are no splits.  ``is_workspace``: one launch writes it for the
+    next.
     """
 
     name: str
@@ -48,7 +49,7 @@ class Tensor:
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """Elements from one to the next along each axis."""
+        """Distance in elements from one index to the next along each axis."""
         return self.strides or tuple(prod(self.shape[i + 1 :]) for i in range(len(self.shape)))
 
     def piece(self, rows: int, cols: int) -> int:
@@ -82,11 +83,11 @@ class Tensor:
 
     @property
     def called(self) -> tuple[int, ...]:
-        """Its shape as the call has it."""
+        """Its shape in the call."""
         return _of_call(self.shape, self.rank)
 
     def stride(self, axis: int) -> int:
-        """Return the elements from one to the next along an axis, as PyTorch has it."""
+        """Return the distance in elements from one index to the next along an axis, as PyTorch defines it."""
         return _of_call(self.steps, self.rank)[axis]
 
     @property
@@ -103,11 +104,13 @@ class Tensor:
         return tuple(places)
 
     def has(self, offsets: Integers) -> Any:
-        """Return which elements, by their offsets, are this tensor's: of a part of another one some are not."""
+        """Return which elements, by their offsets, belong to this tensor: if it is a part of another one, some
+        do not.
+        """
         return np.ones(offsets.shape, bool)
 
     def own(self, offsets: Integers) -> Integers:
-        """Return the offsets that elements of the argument have here: others in a tensor of gathered rows."""
+        """Return the offsets here of elements of the argument: they differ in a tensor of gathered rows."""
         return offsets
 
 
@@ -127,8 +130,9 @@ def _of_call(values: tuple[int, ...], rank: int) -> tuple[int, ...]:
 class Affine:
     """Integers, or pointers into an argument: a base for each (program, iteration), a stride along each axis.
 
-    ``left``: along some axes, the number of elements before the index wraps (``% size``); further ones are not known.
-    ``bits``: of the type, 64 of a pointer.  ``overflow``: where and how an integer went beyond its type, if it did.
+    ``left``: along some axes, the number of elements before the index wraps (``% size``); further elements are not
+    known. ``bits``: number of bits of the type, 64 for a pointer.  ``overflow``: where and how an integer exceeded its
+    type, if it did.
     """
 
     base: Integers
@@ -140,7 +144,7 @@ class Affine:
     overflow: str = ""
 
     def limits(self) -> tuple[Integers | None, ...]:
-        """Return ``left`` of every axis."""
+        """Return ``left`` for every axis."""
         return self.left or (None,) * len(self.steps)
 
     def at(self, programs: Integers) -> Affine:
@@ -154,7 +158,9 @@ class Affine:
 
 @dataclass(frozen=True, eq=False)
 class Condition:
-    """Integers compared with 0, all of them: (relation, difference); and of each group of ``either`` one at least."""
+    """Integers compared with 0; all comparisons are true, and of each group of ``either`` at least one: (relation,
+    difference).
+    """
 
     of: tuple[tuple[str, Affine], ...]
     either: tuple[tuple[Condition, ...], ...] = ()
@@ -193,7 +199,7 @@ class Condition:
 
 @dataclass(frozen=True, eq=False)
 class Listed:
-    """Integers, or pointers, of which a table has a part: ``rest`` and the entry of ``table`` at the places ``at``.
+    """Integers, or pointers, that are partly in a table: ``rest`` plus the entry of ``table`` at the places ``at``.
 
     ``at``: along the axes of the block; ``beyond``: in place of entries beyond its ends (`Affine.left`), if known.
     """
@@ -215,7 +221,7 @@ class Listed:
 
 @dataclass(frozen=True, eq=False)
 class ListedMask:
-    """A mask of the entries of a table, ``holds``, at the places ``at`` along a block's axes; within one of indices.
+    """A mask of the entries of a table, ``holds``, at the places ``at`` along a block's axes; within a mask of indices.
 
     ``beyond``: in place of entries beyond the ends of ``at``, if known.
     """
@@ -239,7 +245,7 @@ class ListedMask:
 class Elements:
     """Integers, or a mask (of one bit), along two axes of a block: each element, (program, iteration, *axes).
 
-    ``work``: operations of an element; ``why``: why they are not linear.
+    ``work``: number of operations for an element; ``why``: why they are not linear.
     """
 
     values: Integers
@@ -260,7 +266,7 @@ class Elements:
 
 @dataclass(frozen=True, eq=False)
 class Masking:
-    """A block that is 0 where a mask holds and a low number elsewhere: it masks the block that it is added to."""
+    """A block that is 0 where a mask is true and a low number elsewhere: it masks the block to which it is added."""
 
     of: Condition | Elements
     value: float
@@ -278,9 +284,9 @@ class Descriptor:
 
 @dataclass(frozen=True, eq=False)
 class Number:
-    """A float that all elements share, and how the kernel of tiles writes it.
+    """A float that all elements share, and its text in the kernel of tiles.
 
-    Not ``is_known``: it differs between tiles, as the text says.
+    Not ``is_known``: it differs between tiles, as its text shows.
     """
 
     value: float
@@ -290,9 +296,9 @@ class Number:
 
 
 class HeldState(NamedTuple):
-    """A state of a loop, by its name within the loop, and the number that it begins with, if it is one.
+    """A state of a loop, by its name within the loop, and the number with which it begins, if it is one.
 
-    ``is_seen``: its lanes have other numbers where a mask hides them, as none does in the first iteration.
+    ``is_seen``: its lanes have other numbers where a mask hides them, which no mask does in the first iteration.
     """
 
     name: str
@@ -302,16 +308,15 @@ class HeldState(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Floats:
-    """A block of floats as the kernel of tiles writes it: its axes (None: of size 1) and format.
+    """A block of floats as text in the kernel of tiles: its axes (None: of size 1) and format.
 
-    ``pad``: its value where a mask prevented a load, if known (of columns; none where columns are alike).
-    ``held``: the state of a loop whose value it has there, whichever that is.  ``is_product``: it is not stored yet.
-    ``factors``: of a multiplication, which an addition may fuse; ``place``: of that multiplication.
-    ``narrow``: a value of a narrower format that it equals. ``wide``: integers of which it has the low bits, which
-    operations in the kernel read.  ``most``: the largest magnitude of integers, 0
-    where it is not known. ``is_low``: no element is below its value where a
-    mask hides a column. ``is_seen``: behind a loop that began with a tile of which a mask hid nothing. ``is_even``: the
-    hidden elements of a row have one finite value, which is not known.
+    ``pad``: its value where a mask prevented a load, if known (for columns; none if columns are equal). ``held``: the
+    state of a loop whose value it has there, whatever that is.  ``is_product``: it is not stored yet. ``factors``:
+    those of a multiplication, which an addition may fuse; ``place``: that of the multiplication. ``narrow``: a value of
+    a narrower format that it equals. ``wide``: integers of which it has the low bits, which operations in the kernel
+    read.  ``most``: the largest magnitude of integers, 0 if it is not known. ``is_low``: no element is below its value
+    where a mask hides a column. ``is_seen``: it comes after a loop whose first tile no mask hid in part. ``is_even``:
+    the hidden elements of a row have one finite value, which is not known.
     """
 
     text: str
@@ -333,7 +338,7 @@ class Floats:
 
 @dataclass(frozen=True, eq=False)
 class ValueComparison:
-    """A mask of compared values, ``of``; within a mask of indices it is joined with that by &."""
+    """A mask of compared values, ``of``; within a mask of indices it is joined with that mask by &."""
 
     of: Floats
     within: Condition | None = None
@@ -348,7 +353,7 @@ class Identity:
 
 _OfIndices = Affine | Listed | Condition | ListedMask | Elements | Masking | Descriptor
 Known = _OfIndices | Number | Floats | ValueComparison | Identity
-#: Elements of integers that are looked at one by one: 8 bytes each.
+#: Number of elements of integers that are examined one by one: 8 bytes each.
 MOST_ELEMENTS = 1 << 26
 
 
@@ -358,7 +363,7 @@ def constant(value: int, shape: tuple[int, ...] = (), bits: int = 64) -> Affine:
 
 
 def reshaped(x: Known, shape: tuple[int, ...], how: Any) -> Known:
-    """Return a value whose axes are others: ``how(axes, none)`` of strides or axes."""
+    """Return a value with other axes: ``how(axes, none)`` for strides or axes."""
     if isinstance(x, Affine):
         return replace(x, shape=shape, steps=how(x.steps, 0), left=how(x.limits(), None))
     if isinstance(x, Condition):
@@ -383,21 +388,21 @@ def reshaped(x: Known, shape: tuple[int, ...], how: Any) -> Known:
 
 
 def _with_axes(values: Integers, shape: tuple[int, ...], how: Callable[..., Any]) -> Integers:
-    """Return elements whose axes, in the same order, are others: some of one element go or come, or become longer."""
+    """Return elements with other axes in the same order: axes of one element are added, removed or extended."""
     sizes = (1 if i is None else values.shape[i] for i in how(tuple(range(2, values.ndim)), None))
     return np.broadcast_to(values.reshape(*values.shape[:2], *sizes), (*values.shape[:2], *shape))
 
 
 def lesser(x: Integers | None, y: Integers | None) -> Integers | None:
-    """Return the smaller of two numbers of elements that are known, None where all are."""
+    """Return the smaller of two numbers of known elements, None if all are known."""
     return np.minimum(x, y) if x is not None and y is not None else y if x is None else x
 
 
-#: Relations by those that hold where they do not.
+#: Relations by the relations that are true where they are not.
 OPPOSITE: Mapping[str, str] = MappingProxyType(
     {"slt": "sge", "sge": "slt", "sgt": "sle", "sle": "sgt", "eq": "ne", "ne": "eq"}
 )
-#: Relations of comparisons, of a difference and 0.
+#: Relations of comparisons, between a difference and 0.
 RELATIONS: Mapping[str, Any] = MappingProxyType(
     {"slt": np.less, "sle": np.less_equal, "sgt": np.greater, "sge": np.greater_equal}
     | {"eq": np.equal, "ne": np.not_equal}
@@ -405,7 +410,7 @@ RELATIONS: Mapping[str, Any] = MappingProxyType(
 
 
 def bound_of(d: Affine, relation: str) -> tuple[int, Integers] | None:
-    """Return (axis, elements left along it) where a comparison bounds one axis of a block; None where it does not."""
+    """Return (axis, visible elements along it) if a comparison bounds one axis of a block; None if it does not."""
     along = [i for i, s in enumerate(d.steps) if s]
     if len(along) == 2 and relation in ("slt", "sle"):  # flat indices: complete rows of them
         (rows, row), (columns, column) = ((i, d.steps[i]) for i in along)
@@ -438,7 +443,7 @@ def elements(op: Op, x: Affine) -> Integers:
 
 
 def known_elements(op: Op, left: tuple[Integers | None, ...], shape: tuple[int, ...]) -> Any:
-    """Return the known elements of a block: the elements before the ends along its axes; None where all are known."""
+    """Return the known elements of a block: the elements before the ends along its axes; None if all are known."""
     if all(x is None for x in left):
         return None
     return truth(op, Condition(tuple(("slt", _along(i, -x, shape)) for i, x in enumerate(left) if x is not None)))
@@ -454,14 +459,16 @@ def one_hot(axis: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def truth(op: Op, x: Condition) -> Any:
-    """Return of every element, (program, iteration, *axes), whether a condition holds."""
+    """Return, for every element, (program, iteration, *axes), whether a condition is true."""
     held = [RELATIONS[r](elements(op, d), 0) for r, d in x.of]
     groups = [np.broadcast_arrays(*(truth(op, c) for c in group)) for group in x.either]
     return np.logical_and.reduce(np.broadcast_arrays(*held, *map(np.logical_or.reduce, groups)))
 
 
 def answers(x: Condition) -> tuple[Any, Any]:
-    """Return, of each (program, iteration), whether all elements of a block hold, and whether none does."""
+    """Return, for each (program, iteration), whether a condition is true for all elements of a block, and whether for
+    none.
+    """
     every, none = np.ones((1, 1), bool), np.zeros((1, 1), bool)
     for relation, d in x.of:
         ends = [s * (n - 1) for s, n in zip(d.steps, d.shape, strict=True)]
@@ -480,7 +487,8 @@ def answers(x: Condition) -> tuple[Any, Any]:
 
 
 def affine(values: Integers, known: Any = None) -> Affine | None:
-    """Return integers by their elements, (program, iteration, *axes), as a base and steps; None where they are not so.
+    """Return integers by their elements, (program, iteration, *axes), as a base and steps; None if they have no such
+    form.
 
     ``known``: which elements have to be affine; no program accesses the others.
     """
@@ -504,7 +512,7 @@ def affine(values: Integers, known: Any = None) -> Affine | None:
 
 
 def float_of(text: str, fmt: str) -> float:
-    """Return a constant as TTIR writes it: decimal, or the bits of infinities and NaN."""
+    """Return a constant in TTIR's form: decimal, or the bits of infinities and NaN."""
     if not text.startswith("0x"):
         return float(text)
     bits, size = (int(text, 16) << 16, 4) if fmt == "bf16" else (int(text, 16), int(fmt[1:]) // 8)
@@ -512,7 +520,7 @@ def float_of(text: str, fmt: str) -> float:
 
 
 def number_of(op: Op) -> tuple[float | int, tuple[int, ...], str]:
-    """Return the value, shape and element type of a constant; of a bare ``true`` or ``false`` the type is i1."""
+    """Return the value, shape and element type of a constant; for a bare ``true`` or ``false`` the type is i1."""
     text, _, type_ = op.text.removeprefix("arith.constant ").partition(" : ")
     text, (shape, fmt) = text.removeprefix("dense<").removesuffix(">"), shape_of(type_ or "i1")
     words = {"true": 1, "false": 0}
@@ -520,7 +528,7 @@ def number_of(op: Op) -> tuple[float | int, tuple[int, ...], str]:
 
 
 def literal(value: float) -> str:
-    """Return a number as the kernel of tiles writes it, where ``inf`` and ``nan`` are names."""
+    """Return a number in the form of the kernel of tiles, in which ``inf`` and ``nan`` are names."""
     return repr(value)
 
 

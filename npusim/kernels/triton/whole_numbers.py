@@ -1,6 +1,7 @@
 """Integers that are values of tiles: data of int8 products, results of quantization, indices of maxima.
 
-They are whole numbers in a format of floats that has them exactly: int8 itself, and float32 for wider ones, up to 2^24.
+They are whole numbers in a format of floats that represents them exactly: int8 itself, and float32 for wider ones, up
+to 2^24.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ _SELECTS = ("arith.select", "arith.select")
 HALF_BYTE = 1 << 7
 #: Whole numbers up to this one are exact in float32.
 MOST_EXACT = 1 << 24
-#: What passes integers of a block on as they are, and what makes values of them.
+#: Operations that pass integers of a block on unchanged, and operations that turn them into values.
 _PASSING = ("tt.broadcast", "tt.expand_dims", "tt.splat", "tt.trans", "ttg.convert_layout", "tt.reshape", "arith.extsi")
 _OF_VALUES = ("arith.sitofp", "arith.uitofp", "tt.dot")
-#: What reads the integers of 16 bits that floats become first, where a kernel converts them to 8.
+#: Operations that read the integers of 16 bits that floats become first, if a kernel converts them to 8 bits.
 _OF_WIDE = ("arith.sitofp", "arith.extsi", "arith.cmpi")
 #: Operations of integers that reduce a block.
 _REDUCED = ("addi", "muli", "maxsi", "minsi", "maxui", "minui", "andi", "ori", "xori")
@@ -73,7 +74,7 @@ class WholeNumbers(Arithmetic, ABC):
         super().__init__(function, arguments, grid, choices, unsteady)
         #: Indices of which a maximum has one, and whether a mask may hide that element.
         self._places = dict[str, tuple[Affine, bool]]()
-        #: Of tensors of integers that are stored to: the format of FP8 whose bytes these are; none of other integers.
+        #: For tensors of integers that are stored to: the format of FP8 whose bytes these are; none for other integers.
         self.bytes_of = dict[str, str]()
 
     @abstractmethod
@@ -81,7 +82,7 @@ class WholeNumbers(Arithmetic, ABC):
         """Load a block of floats, or of a mask."""
 
     def _is_of_values(self, op: Op, makers: tuple[str, ...] = _OF_VALUES) -> bool:
-        """Return whether floats, or a product, are made of what an operation gives."""
+        """Return whether floats, or a product, are computed from the result of an operation."""
         readers = self._uses.get(op.results[0], [])
         return any(o.name in makers or (o.name in _PASSING and self._is_of_values(o, makers)) for o in readers)
 
@@ -148,12 +149,12 @@ class WholeNumbers(Arithmetic, ABC):
         self._set(op, replace(named, wide=named))
 
     def _said_as(self, op: Op, of: str, kind: str) -> None:
-        """Note integers that are stored here as floats."""
+        """Record integers that are stored here as floats."""
         if WHOLE.get(kind, "int8") != "int8":
             self.notes.append(f"{op.line}: {of}: integers of {kind} are {WHOLE[kind]} here, exact up to 2^24")
 
     def _result_of(self, op: Op, of: str, kind: str) -> None:
-        """Make a tensor of integers one that values of tiles are stored to."""
+        """Convert a tensor of integers to one to which values of tiles are stored."""
         tensor = self.arguments[of]
         is_bytes = kind.startswith("f8") and shape_of(self.function.parameters[of])[1] == "i8"
         if not isinstance(tensor, IntegerTensor):
@@ -228,7 +229,9 @@ class WholeNumbers(Arithmetic, ABC):
         super()._fixed_choice(op, mask, a, b)
 
     def _by_value(self, op: Op, mask: ValueComparison, a: Known, b: Known) -> None:
-        """Write a choice by a mask of values; of integers too, where both are values of a tile or known at launch."""
+        """Write a choice by a mask of values; also between integers, if both are values of a tile or known at
+        launch.
+        """
         fmt = shape_of(op.type.rpartition(", ")[2])[1]
         if op.name != "arith.select" or fmt not in WHOLE or self._walk is not None:
             super()._by_value(op, mask, a, b)
@@ -251,7 +254,7 @@ class WholeNumbers(Arithmetic, ABC):
     def _is_at_index(self, op: Op, mask: Condition | Elements) -> tuple[ValueComparison, str] | None:
         """Return where a loop's tile has the one index that its program has, and how the mask compares with it.
 
-        None for another mask: the indices have to be neighbours along one axis, in tiles at one distance.
+        None for another mask: the indices must be neighbours along one axis, in tiles at one distance.
         """
         if self._walk is None or isinstance(mask, Elements) or mask.either or len(mask.of) != 1 or not self._walk.loads:
             return None
@@ -302,7 +305,7 @@ class WholeNumbers(Arithmetic, ABC):
         return replace(made, axes=() if is_one else made.axes, most=most, is_seen=True)
 
     def _without_sign(self, op: Op, of: str, x: Floats) -> Floats:
-        """Return integers as numbers without a sign where the tensor that they are stored to has none."""
+        """Return integers as unsigned numbers if the tensor to which they are stored has unsigned elements."""
         tensor = self.arguments[of]
         if not isinstance(tensor, IntegerTensor) or not tensor.fmt.startswith("uint") or x.is_seen:
             return x
@@ -348,7 +351,7 @@ class WholeNumbers(Arithmetic, ABC):
             super()._arith_uitofp(op, x)
 
     def _arith_fptosi(self, op: Op, x: Known) -> None:
-        """Read floats as integers: cut toward 0; values beyond the type saturate here."""
+        """Read floats as integers: truncated toward 0; values beyond the type saturate here."""
         kind = shape_of(op.type)[1]
         if kind not in WHOLE or not isinstance(x, Floats):
             raise op.fail(
@@ -370,7 +373,7 @@ class WholeNumbers(Arithmetic, ABC):
         return made
 
     def _arith_fptoui(self, op: Op, x: Known) -> None:
-        """Read floats as integers of 8 bits without a sign: of 16 bits, 0 to 65535, of which a store has the low 8."""
+        """Read floats as unsigned integers of 8 bits: of 16 bits, 0 to 65535, of which a store writes the low 8."""
         is_read = self.choices.converts_wide or self.choices.is_exact  # a reference is of what a device converts
         if shape_of(op.type)[1] != "i8" or not isinstance(x, Floats) or not is_read:
             raise op.fail("converting floats to unsigned integers is supported only for blocks, to uint8, on GPUs")
@@ -390,7 +393,7 @@ class WholeNumbers(Arithmetic, ABC):
         self._set(op, replace(self._named(op, low), wide=wide, is_seen=True))
 
     def _set_low_bits(self, op: Op, x: Floats) -> None:
-        """Set whole numbers as integers of 8 bits that are converted as ones of 16, which the kernel goes on with."""
+        """Set whole numbers as integers of 8 bits that are converted as ones of 16, with which the kernel continues."""
         why = (
             "floats are converted to integers of 16 bits (beyond the range to its limits, NaN to 0), of which a "
             "store writes the low 8 bits"
@@ -406,7 +409,7 @@ class WholeNumbers(Arithmetic, ABC):
         self._set(op, replace(self._named(op, low) if is_stored else low, wide=wide))
 
     def _set_within(self, op: Op, x: Floats, kind: str) -> None:
-        """Set whole numbers as integers: those beyond the limits are these, NaN is 0, and -0 is +0."""
+        """Set whole numbers as integers: those beyond the limits become the limits, NaN is 0, and -0 is +0."""
         (low, most), fmt = whole_limits(int(kind[1:])), self.choices.fmt(kind)
         high = float(most) if self.choices.is_exact else float(np.float32(most))
         how = "as GPUs convert them" if self.choices.converts_wide else "compiled code may give other numbers"
@@ -459,7 +462,9 @@ class WholeNumbers(Arithmetic, ABC):
     _arith_extsi = _arith_extui = _arith_trunci = _arith_index_cast = _resized
 
     def _known_resized(self, op: Op, x: Known) -> None:
-        """Read known integers in a type of other bits, those of a table that wrap or have no sign there by elements."""
+        """Read known integers in a type with another number of bits; entries of a table that wrap or become unsigned
+        are read by elements.
+        """
         try:
             super()._resized(op, x)
         except ProgramError:
@@ -490,7 +495,8 @@ class WholeNumbers(Arithmetic, ABC):
         self._set(op, ValueComparison(self.values[op.results[0]]))  # type: ignore[arg-type]
 
     def _is_hidden_place(self, place: Known, index: Known) -> bool | None:
-        """Return whether a mask may hide the element of a maximum's index; None where the integers are not its block's.
+        """Return whether a mask may hide the element of a maximum's index; None if the integers do not belong to its
+        block.
 
         ``place``: the index of a maximum, one of the integers ``index`` of its block.
         """
@@ -502,7 +508,7 @@ class WholeNumbers(Arithmetic, ABC):
         return is_hidden if is_along and not np.any(index.base != known.base) else None
 
     def _as_number(self, x: Affine, kind: str) -> Number | None:
-        """Return a state of integers that begins with one number, as whole numbers; None for another one."""
+        """Return a state of integers that begins with one number, as whole numbers; None for another state."""
         is_one = not any(x.steps) and not np.ptp(x.base) and not x.of and kind in WHOLE
         value = float(x.base.flat[0])
         return Number(value, literal(value), x.shape) if is_one and abs(value) <= MOST_EXACT else None
@@ -573,7 +579,7 @@ class WholeNumbers(Arithmetic, ABC):
         return max(int(np.abs(x).max(initial=0)) for x in known) if is_loaded else 1 << 7
 
     def _tt_reduce(self, op: Op, x: Known, *others: Known) -> None:
-        """Read a maximum with its index, the first of equal ones, beside other reductions."""
+        """Read a maximum with its index, the first of equal ones, next to other reductions."""
         inner = {o.name for o in op.body}
         is_indexed = len(others) == 1 and isinstance(x, Floats) and isinstance(others[0], Affine)
         if not others and isinstance(x, Affine | Listed | Elements) and self._walk is None and of_integers(op):
@@ -637,7 +643,9 @@ class WholeNumbers(Arithmetic, ABC):
             self._set(op, replace(known, bits=given.bits))
 
     def _joined_integers(self, op: Op, x: Floats) -> None:
-        """Write a reduction of integers of a known magnitude: their sums are exact, of 0 and 1 ``or`` is a maximum."""
+        """Write a reduction of integers of known magnitude: their sums are exact, and ``or`` of 0 and 1 is a
+        maximum.
+        """
         name, (shape, _) = of_integers(op), shape_of("tensor" + op.text.rpartition("(tensor")[2])
         most = x.most * (shape[op.number("axis")] if name == "addi" else 1)
         word = {"addi": "addf", "maxsi": "maxnumf", "minsi": "minnumf"} | (
@@ -653,7 +661,7 @@ class WholeNumbers(Arithmetic, ABC):
         self._set(op, replace(made, fmt="i32", most=most))
 
     def _place(self, op: Op, largest: Op, x: Floats, best: Floats, index: Affine) -> None:
-        """Set the index of a maximum, of equal ones the first, as a second maximum: of the opposite indices."""
+        """Set the index of a maximum, the first of equal ones, as a second maximum, of the negated indices."""
         at, axis = op.number("axis"), x.axes[op.number("axis")]
         is_of_tiles = self._walk is not None and index.base.size == 1
         block = self._indices_of_tiles(op, index, axis) if is_of_tiles else self._as_block(op, index, x.axes)
@@ -674,7 +682,7 @@ class WholeNumbers(Arithmetic, ABC):
         self.notes.append(f"{op.line}: a maximum with its index is computed here as two maxima; NaN has no index")
 
     def _first_hidden(self, op: Op, axis: str | None) -> int:
-        """Return the first element along an axis that a mask hides, where it is one in all programs and loads."""
+        """Return the first element along an axis that a mask hides, if it is the same in all programs and loads."""
         found = set[int]()
         for load in self.loads.values():
             for own, left in zip(load.axes, load.left, strict=True):
@@ -687,7 +695,7 @@ class WholeNumbers(Arithmetic, ABC):
 
 
 def _most_of(x: Known) -> int | None:
-    """Return the largest magnitude of integers, None where it is not known."""
+    """Return the largest magnitude of integers, None if it is not known."""
     if isinstance(x, Number):
         return abs(int(x.value)) if x.is_known else None
     return (x.most or None) if isinstance(x, Floats) else None
@@ -700,8 +708,8 @@ def of_integers(op: Op) -> str:
 
 
 def _is_of_first(body: Sequence[Op]) -> bool:
-    """Return whether a reduction of pairs returns the greater, or lesser, element and of equal ones the lesser index:
-    as Triton writes tl.max, tl.min, tl.argmax and tl.argmin.
+    """Return whether a reduction of pairs returns the greater, or lesser, element, and of equal ones the lesser index,
+    in the form in which Triton writes tl.max, tl.min, tl.argmax and tl.argmin.
     """
     made = makers(body)
 
@@ -725,7 +733,7 @@ def _is_of_first(body: Sequence[Op]) -> bool:
 
 
 def _number(op: Op, x: Affine, shape: tuple[int, ...]) -> Number:
-    """Return an integer that is the same in all programs as a number; refuse one that float32 does not have."""
+    """Return an integer that is the same in all programs as a number; refuse one that float32 cannot represent."""
     integer = int(x.base.flat[0])
     if int(np.float32(integer)) != integer:
         raise op.fail(f"{integer} is an integer of a tile, which is float32 here and cannot represent it")

@@ -1,4 +1,4 @@
-"""Costs of operations on an Ascend core, and on other cores with such units: one table a unit, by its model in the
+"""Costs of operations on an Ascend core, and on other cores with such units: one table per unit, by its model in the
 file.
 
 An instruction of a vector unit costs ``head + slope * repeats + tail``; the instructions between two barriers follow
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from npusim.program.ir.tile_program import Terms, TileProgram
 
 
-#: The work of an operation whose kernel decides nothing.
+#: The work of an operation whose kernel makes no decisions.
 ALONE = VectorWork()
 
 
@@ -123,7 +123,7 @@ class EnginePricing(Transfers):
         return self._vector[alike]
 
     def _with_tile(self, work: VectorWork, cost: Cost) -> Cost:
-        """Return a cost with the extra cost of a tile that is handed over."""
+        """Return a cost with the additional cost of a tile that is passed to other cores."""
         if not work.hands_on:
             return cost
         decided, flags, terms = work.decided, self.device.flags, list(cost.terms)
@@ -162,7 +162,7 @@ class EnginePricing(Transfers):
         raise UnknownOpcodeError(f"{step.opcode.name} has no cost on {core}.{engine}")
 
     def _miss_share(self, tensor: str) -> float:
-        """Return the share of a tensor's reads that wait for memory: a miss of one core group is one of all."""
+        """Return the share of a tensor's reads that wait for memory: a miss of one core group is a miss of all."""
         return self.residency.read_waits[tensor]
 
     def _unit(self, core: str, engine: str) -> tuple[EngineSpec, str, BankSpec | None]:
@@ -181,7 +181,9 @@ class AscendPricing(EnginePricing):
         self._fractal = device.matrix_engine("aic").fractals["float16"].m_elements.value
 
     def of_op(self, op: TileOp) -> Cost:
-        """Return the cost of an operation; halves of a tile that leave L0C in one instruction go side by side."""
+        """Return the cost of an operation; halves of a tile that leave L0C in one instruction are
+        transferred together.
+        """
         queue = self.queues[op.queue]
         spec, _, _ = self._unit(queue.core, queue.engine)
         if len(op.steps) < 2 or not isinstance(spec, FixpipeEngine):
@@ -243,8 +245,8 @@ def _product(step: Step, spec: MatrixEngine, key: str) -> Cost:
     return Cost(ceil(work + start), terms=terms).at_rate(spec.rate)
 
 
-#: Repeats after which an instruction's results are there for one that reads them in the same order: shorter ones
-#: that depend on one another have a barrier between them in PTO's kernels.
+#: Number of repeats after which the results of an instruction are available to one that reads them in the same order:
+#: between shorter dependent instructions PTO's kernels have a barrier.
 PIPE_REPEATS = 8
 
 
@@ -253,9 +255,9 @@ def vector_cycles(
 ) -> tuple[int, Terms]:
     """Return the cycles of steps that follow one another, and the constants behind them.
 
-    ``key`` is the unit's in its file.  Raises :class:`UnknownOpcodeError` for a step it has no instruction for.
-    If barriers stand only where they are needed, the instructions between two barriers are a run, which pays the head
-    of its first and the tail of its last instruction; else each instruction pays both.
+    ``key`` is the unit's key in its file.  Raises :class:`UnknownOpcodeError` for a step without an instruction. If
+    barriers are only where they are needed, the instructions between two barriers are a run, which costs the head of
+    its first and the tail of its last instruction; otherwise each instruction costs both.
     """
     is_joined = decided.barriers == "needed" and spec.head_exposed is not None and spec.head_exposed.value == "idle"
     terms: dict[str, float] = {}
@@ -284,7 +286,7 @@ class _Run:
         self._written: dict[object, tuple[int, int, bool]] = {}  # repeats before and behind, whether by a pass
 
     def add(self, step: Step, name: str, count: int, slope: tuple[str, Quantity], *, joins: bool) -> None:
-        """Add an instruction, behind a barrier where it needs one."""
+        """Add an instruction, after a barrier if it needs one."""
         is_broadcast, is_pass = name == "broadcast", step.opcode in (Opcode.ROW_MAX, Opcode.ROW_SUM)
         sources = [_where(s) for s in step.srcs if not isinstance(s, float)]
         columns = [_where(s) for s in step.srcs if not isinstance(s, float) and s.cols == 1]
@@ -308,7 +310,9 @@ class _Run:
         self.last = name
 
     def expand(self, step: Step) -> None:
-        """Add the copies that expand an operand of one row or one column to a tile: one copy a row of the tile."""
+        """Add the copies that expand an operand of one row or one column to a tile: one copy for each row of
+        the tile.
+        """
         slope, interval = self.spec.op("copy").slope_cycles_per_repeat, self.spec.row_interval_cycles
         for s in step.srcs:
             if not isinstance(s, float) and (s.rows < step.dst.rows or s.cols < step.dst.cols):
@@ -349,7 +353,7 @@ def _where(operand: Operand) -> object:
 def signature(steps: Sequence[Step], banks: BankSpec | None) -> tuple[Hashable, ...]:
     """Return the key of :func:`vector_cycles`: equal for the same work of another core, or of another slice.
 
-    For addresses, the key has their equality, and the bank in which a tile with columns begins.
+    For addresses, the key contains which of them are equal, and the bank in which a tile with columns begins.
     """
     looked_at: list[Hashable] = []
     places: dict[int, int] = {}
@@ -368,7 +372,7 @@ def signature(steps: Sequence[Step], banks: BankSpec | None) -> tuple[Hashable, 
 
 
 def _slope(step: Step, op: VectorOpSpec, banks: BankSpec | None) -> tuple[str, Quantity]:
-    """Return the slope that holds for the places of a step's operands, and its name."""
+    """Return the slope for the places of a step's operands, and its name."""
     tiles = [s for s in step.srcs if isinstance(s, (Tile, RingTile))]
     dst = step.dst
     free = ("slope_cycles_per_repeat", op.slope_cycles_per_repeat)
@@ -390,7 +394,7 @@ def _slope(step: Step, op: VectorOpSpec, banks: BankSpec | None) -> tuple[str, Q
 
 
 def _place(tile: Tile | RingTile) -> int:
-    """Return a tile's address; slots of a ring have equal banks, so the first stands for all."""
+    """Return a tile's address; slots of a ring have equal banks, so that the first represents all."""
     return tile.offset_bytes + (tile.ring.offset_bytes if isinstance(tile, RingTile) else 0)
 
 
@@ -399,7 +403,7 @@ def _group(address: int, banks: BankSpec) -> int:
 
 
 def bank_of(address: int, banks: BankSpec) -> tuple[int, int]:
-    """Return group and bank within it: addresses walk the groups first, then a bank's rows."""
+    """Return the group and the bank within it: addresses run through the groups first, then through a bank's rows."""
     span = banks.row_bytes.value * banks.group_count.value * banks.rows_count.value
     return _group(address, banks), address // span
 
@@ -410,7 +414,9 @@ BITS = 8
 
 
 def repeats(operand: Operand, spec: VectorEngine, fmt: str | None = None) -> int:
-    """Return the repeats an instruction needs for a tile: full ones for rows without gaps, else some a row."""
+    """Return the number of repeats that an instruction needs for a tile: full ones for rows without gaps, else some per
+    row.
+    """
     size = get_format(fmt or operand.fmt).size_bytes
     repeat = spec.repeat_bytes.value
     stride = operand.cols if isinstance(operand, GlobalTile) else operand.stride
@@ -430,7 +436,7 @@ def _elementwise(name: str) -> Callable[[Step, VectorEngine], Instructions]:
         listed = [(chosen, max(repeats(t, spec, step.constant_format) for t in whole))]
         # A mask or bias that is computed from indices: each comparison, or step of its arithmetic, is an instruction.
         listed += [("scalar", listed[0][1])] * step.attributes.comparisons
-        # A column operand is first spread to one 32-byte block a row (brcb: 8 rows a repeat).
+        # A column operand is first expanded to one 32-byte block per row (brcb: 8 rows per repeat).
         for tile in tiles:
             if tile.cols == 1 and step.dst.cols > 1:
                 blocks = spec.repeat_bytes.value // spec.block_bytes.value
@@ -455,7 +461,8 @@ _LOGIC: Mapping[str, int] = MappingProxyType({"and": 1, "or": 1, "xor": 4})
 def _compare(step: Step, spec: VectorEngine) -> Instructions:
     """Return the comparisons of a relation, each as fast as an Add or Adds, and the instructions that join their masks.
 
-    64 elements of float32 and 128 of float16 a cycle (asc-devkit 0da921b9, appendix to docs/zh/api: Compare, Compares).
+    64 elements of float32 and 128 of float16 per cycle (asc-devkit 0da921b9, appendix to docs/zh/api: Compare,
+    Compares).
     """
     compares, joins = registers.COMPARISONS[step.attributes.variant]
     listed = _elementwise("binary")(step, spec)
@@ -468,7 +475,7 @@ def _logic(step: Step, spec: VectorEngine) -> Instructions:
 
 
 def _of_bits(step: Step, spec: VectorEngine) -> tuple[str, int]:
-    """Return the instruction for an operation on masks, which Compare writes with one bit an element."""
+    """Return the instruction for an operation on masks, which Compare writes with one bit per element."""
     return "binary", ceil_div(step.dst.rows * step.dst.cols, BITS * spec.repeat_bytes.value)
 
 
@@ -508,7 +515,9 @@ def _reduction(step: Step, spec: VectorEngine) -> Instructions:
 
 
 def _along(step: Step, spec: VectorEngine) -> Instructions:
-    """Return the instructions of passes along a tile: of an inverse's each a multiply-add with a spread column."""
+    """Return the instructions of passes along a tile: each pass of an inverse is a multiply-add with an expanded
+    column.
+    """
     registers.check_along(step, "this vector unit")
     size, passes = get_format(step.dst.fmt).size_bytes, registers.along_tile(step)
     turns = [("copy", repeats(step.dst, spec))] * 2 if step.opcode is Opcode.CUMSUM else []  # there and back

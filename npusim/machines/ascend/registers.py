@@ -1,9 +1,9 @@
 """The time of a rows stage on a vector unit with registers: vector functions of a few hardware loops.
 
-A loop's interval is the largest demand of its instructions on the unit: issue, single issue, registers written,
-accesses to UB, long units, the latency carried around, an outer loop's least.  A function starts and ends once; values
-that its loops hold in registers are neither stored nor loaded again.  The rules are the vendor's; latencies its cost
-models'.
+The interval of a loop is the largest demand of its instructions on the unit: issue, single issue, registers written,
+accesses to UB, long units, the latency of values carried around the loop, the minimum of an outer loop.  A function
+starts and ends once; values that its loops hold in registers are neither stored nor loaded again.  The rules are the
+vendor's, the latencies those of its cost models.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from npusim.program.ir.tile import Operand
     from npusim.program.ir.tile_program import Terms
 
-#: Instruction of an operation on registers; of a reduction the one that joins two.
+#: Instruction of an operation on registers; for a reduction the one that joins two values.
 INSTRUCTIONS: Mapping[Opcode, str] = MappingProxyType(
     {
         Opcode.COPY: "",
@@ -59,9 +59,10 @@ INSTRUCTIONS: Mapping[Opcode, str] = MappingProxyType(
         Opcode.ROW_SUM: "add",
     }
 )
-#: Instructions of functions.  Ascend C's Tanh: x held to where it is not 1 yet, then (e^2x - 1) / (e^2x + 1).  Its
-#: Rsqrt is one instruction of the 910B, off by more than 1e-4 in float32: it advises Sqrt and Div instead, as here.
-#: Its Erf: x held to 3.92, x times a polynomial of x**2, over another (`formats.unary.ASCEND_ERF`).
+#: Instructions of functions.  Ascend C's Tanh: x limited to where the result is not 1 yet, then (e^2x - 1) / (e^2x +
+#: 1).  Its Rsqrt is one instruction of the 910B, with an error of more than 1e-4 in float32: it recommends Sqrt and Div
+#: instead, as here. Its Erf: x limited to 3.92, x times a polynomial of x**2, divided by another
+#: (`formats.unary.ASCEND_ERF`).
 MADE_OF: Mapping[Opcode, tuple[str, ...]] = MappingProxyType(
     {
         Opcode.TANH: ("max", "max", "mul", "exp", "add", "add", "div"),
@@ -70,8 +71,8 @@ MADE_OF: Mapping[Opcode, tuple[str, ...]] = MappingProxyType(
         Opcode.ERF: ("max", "max", "mul", *("mul", "add") * 5, "mul", "add", *("mul", "add") * 4, "div"),
     }
 )
-#: Instructions of a relation: comparisons, and operations on their masks.  Units compare by eq, ne, lt, gt, le and ge,
-#: of which ne alone holds for NaN (asc-devkit 0da921b9, asc_ge_scalar and asc_ne_scalar); others consist of these.
+#: Instructions of a relation: comparisons, and operations on their masks.  Units compare by eq, ne, lt, gt, le and ge;
+#: of these only ne is true for NaN (asc-devkit 0da921b9, asc_ge_scalar and asc_ne_scalar); others consist of these.
 COMPARISONS: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
         **dict.fromkeys(("oeq", "une", "olt", "ogt", "ole", "oge"), (1, 0)),
@@ -111,11 +112,11 @@ def along_tile(step: Step) -> list[tuple[str, int, int]]:
 
 #: Instruction that reduces one register to one value.
 WITHIN: Mapping[Opcode, str] = MappingProxyType({Opcode.ROW_MAX: "row_max", Opcode.ROW_SUM: "row_sum"})
-#: Pairs that one instruction does: of the first the second reads its first source.
+#: Pairs of instructions that one instruction replaces: the second reads the result of the first as its first source.
 PAIRS = MappingProxyType({("sub", "exp"): "exp_difference", ("mul", "add"): "multiply_add"})
 #: Accumulators of a row sum by its order.
 ACCUMULATORS = MappingProxyType({"sequential": 1, "four_chains": CHAINS})
-#: Plain instructions that are repeated on reloaded sources, where the alternative is to store the result.
+#: Number of plain instructions that are repeated on reloaded sources, if the alternative is to store the result.
 MOST_REPEATED = 2
 
 
@@ -142,7 +143,7 @@ class RegisterValue:
 
 
 class LatencyPath(NamedTuple):
-    """Instructions that wait for one another, from where a loop may begin."""
+    """Instructions that wait for one another, from the point at which a loop may begin."""
 
     cycles: float = 0.0
     names: tuple[str, ...] = ()
@@ -150,7 +151,9 @@ class LatencyPath(NamedTuple):
 
 @dataclass(slots=True)
 class HardwareLoop:
-    """A hardware loop over tiles of one shape: its values, and how often each instruction runs in an iteration."""
+    """A hardware loop over tiles of one shape: its values, and the number of times that each instruction runs in an
+    iteration.
+    """
 
     rows: int
     cols: int
@@ -166,12 +169,12 @@ class HardwareLoop:
 def function_cycles(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: VectorCode) -> tuple[int, Terms]:
     """Return the cycles of a stage's steps, and the constants behind them.
 
-    ``key`` is the unit's in its file.  Raises :class:`UnknownOpcodeError` for a step it has no instruction for.
+    ``key`` is the unit's key in its file.  Raises :class:`UnknownOpcodeError` for a step without an instruction.
     """
     terms: dict[str, float] = {}
     parts = list(functions(_values(steps, spec, key, code), code))
     for function, after in zip(parts, [*parts[1:], []], strict=False):
-        # Late results of a function are hidden by the start of a next function that does not read them.
+        # The start of a next function hides late results of a function that it does not read.
         left = {id(v) for v in function}
         is_waited_for = not after or any(id(s) in left for v in after for s in v.sources)
         for name, cycles in _VectorFunction(function, spec, key, code).terms(is_waited_for=is_waited_for):
@@ -194,7 +197,7 @@ def check_sum(step: Step, key: str) -> None:
 
 
 def _values(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: VectorCode) -> list[RegisterValue]:
-    """Return the results of steps, with pairs that are one instruction joined."""
+    """Return the results of steps; pairs that one instruction replaces are joined."""
     latest: dict[Hashable, RegisterValue] = {}
     values: list[RegisterValue] = []
 
@@ -219,7 +222,7 @@ def _values(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: V
             known = ", ".join((*ACCUMULATORS, "vector_lanes"))
             raise UnknownOpcodeError(f"ROW_SUM in order {order!r} has no cost on {key}; allowed: {known}")
         check_sum(step, key)
-        # A mask that is in no memory is computed by comparisons of indices.
+        # A mask that is not in memory is computed by comparisons of indices.
         tiles = [s for s in step.srcs if not isinstance(s, float | GlobalTile)]
         widest = max((step.dst, *tiles), key=lambda t: t.cols)
         value = RegisterValue(
@@ -258,8 +261,8 @@ def _scales(cast: RegisterValue, block: int, crosses: Literal["register", ""]) -
     """Return the instructions before a cast to a format in blocks: exponents, the largest of a block, its scale,
     quotients.
 
-    Exponents are masked out; their maximum is the scale's but for a constant, and held to the least; elements are
-    multiplied by its inverse.  ``crosses``: whether a block exceeds a register.
+    Exponents are extracted by a mask; their maximum is the scale's up to a constant, and limited to the smallest;
+    elements are multiplied by its inverse.  ``crosses``: whether a block exceeds a register.
     """
     part = replace(cast, is_kept=False, is_narrowed=False)
     exponents = replace(part, name="and")
@@ -274,7 +277,9 @@ def _scales(cast: RegisterValue, block: int, crosses: Literal["register", ""]) -
 
 
 def _joined(values: list[RegisterValue], spec: RegisterVectorEngine, *, is_fused: bool) -> list[RegisterValue]:
-    """Return the values with each pair that one instruction does as one; only fused code has multiply-adds."""
+    """Return the values with each pair that one instruction replaces as one value; only fused code has
+    multiply-adds.
+    """
     readers = Counter(id(s) for v in values for s in v.sources)
     gone: set[int] = set()
     for value in values:
@@ -294,7 +299,7 @@ def _joined(values: list[RegisterValue], spec: RegisterVectorEngine, *, is_fused
 
 
 def functions(values: list[RegisterValue], code: VectorCode) -> Iterator[list[RegisterValue]]:
-    """Yield the content of each vector function: all, casts of results apart, or one instruction."""
+    """Yield the content of each vector function: all instructions, casts of results separately, or one instruction."""
     if code.functions == "fused" and values:
         yield values
     elif code.functions == "calls":
@@ -310,7 +315,7 @@ def functions(values: list[RegisterValue], code: VectorCode) -> Iterator[list[Re
 
 
 class _VectorFunction:
-    """One vector function: its loops, and where their time goes."""
+    """One vector function: its loops, and the constants behind their time."""
 
     def __init__(self, values: list[RegisterValue], spec: RegisterVectorEngine, key: str, code: VectorCode) -> None:
         self.values, self.spec, self.key, self.code = values, spec, key, code
@@ -396,7 +401,7 @@ class _VectorFunction:
         return list(dict.fromkeys(s for v in loop.values for s in v.sources if id(s) not in made))
 
     def _is_spread(self, source: RegisterValue | Hashable, loop: HardwareLoop) -> bool:
-        """Return whether a source has one value for each row, and the loop goes over columns of tiles."""
+        """Return whether a source has one value for each row, and the loop runs over columns of tiles."""
         if loop.cols == 1:
             return False
         return source.is_vector if isinstance(source, RegisterValue) else source[1] == 1  # type: ignore[index]
@@ -429,7 +434,7 @@ class _VectorFunction:
         return self.spec.op(name)
 
     def bounds(self, loop: HardwareLoop) -> dict[str, float]:
-        """Return the least cycles of an iteration of a loop, by the constant of each bound."""
+        """Return the smallest number of cycles of an iteration of a loop, by the constant of each bound."""
         ops, spec = {name: self._op(name) for name in loop.counts}, self.spec
 
         def total(*kinds: str) -> float:
@@ -467,7 +472,7 @@ class _VectorFunction:
             name = max(bounds, key=lambda b: bounds[b])
             trips = loop.trips
             if at and not loop.follows:
-                # The window lets an independent loop begin while the one before waits for its last results.
+                # The window lets an independent loop begin while the previous one waits for its last results.
                 trips -= min(trips, spec.function.window_count.value // max(1, loop.counts.total()))
             yield f"{key}.{name}", trips * bounds[name]
             if loop.stored:
@@ -478,7 +483,7 @@ class _VectorFunction:
         yield f"{key}.function.drain_cycles", float(spec.function.drain_cycles.value)
 
     def _exposed(self, at: int) -> LatencyPath:
-        """Return the longest chain of instructions after the last iteration that later work waits for."""
+        """Return the longest chain of instructions after the last iteration for which later work waits."""
         loop, paths = self.loops[at], dict[int, LatencyPath | None]()
         is_last = at == len(self.loops) - 1
         latency = {name: op.latency_cycles.value for name, op in self.spec.ops.items()}
@@ -531,7 +536,9 @@ def _chain(value: RegisterValue) -> Iterator[RegisterValue]:
 
 
 def looked_at(steps: Sequence[Step], code: VectorCode) -> tuple[Hashable, ...]:
-    """Return the key of :func:`function_cycles` for steps besides shapes, formats and the equality of operands."""
+    """Return the key of :func:`function_cycles` for steps, in addition to shapes, formats and the equality
+    of operands.
+    """
     return code, tuple(step.name in code.leaves for step in steps)
 
 

@@ -1,9 +1,9 @@
 """One resident block of a multiprocessor: the loop of its warps, tile after tile.
 
-Operands arrive tile by tile: a loader, a separate queue since it waits for no other, loads them into
+Operands arrive tile by tile. A loader, a separate queue since it does not wait for other work, loads them either into
 registers ahead of time, from which every warp group stores its share to shared memory (*staged*), or directly into
 shared memory.  Every group multiplies all of them.  Values between products and rows never leave the registers.  Every
-operation is a run of all instructions of its stage.
+operation is the sequence of all instructions of its stage.
 
 `ResidentBlock` decides the order: the times of loads and stores, and the sequence of stages and rows.  Its
 parts decide the rest, and each alone:
@@ -12,12 +12,12 @@ parts decide the rest, and each alone:
 - `work.Works`: the work of warps in an operation besides its steps, where warp groups run concurrently;
 - `turns.WarpTurns`: the waits of groups, where warps specialise.
 
-Where there are ``stages``, an iteration ends with the issue of a later tile's copies, which frees its operands' slots:
-from this point on two stages wait for each load, and three run one tile ahead.  One stage passes through registers: its
-first operand's are free when the iteration ends, so that its load is waited for.
+With ``stages``, an iteration ends with the issue of a later tile's copies, which frees its operands' slots: from two
+stages on each load is awaited, and with three, loads run one tile ahead.  With one stage, operands pass through
+registers: the first operand's are free when the iteration ends, so that its load is awaited.
 
-Left out: with FP16 scores and FP32 outputs a lane rescales rows whose factor another lane has, one
-shuffle a tile; products and sums of softmax are two steps, except where the kernel has them as one multiply-add.
+Omitted: with FP16 scores and FP32 outputs a lane rescales rows whose factor another lane has, one shuffle per tile;
+products and sums of softmax are two steps, unless the kernel has them as one multiply-add.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ from npusim.program.ir.op import COMPARED, Attributes, Opcode, Step, TileOp
 from npusim.program.ir.tile import Tile
 from npusim.units import chunks
 
-#: Keys of a tile up to which compilers write masks among other instructions: from 64 on they pack the predicates
-#: (LOP3, SEL) before the first exponential.  source: SASS of Triton 3.6 for sm_90, flash tiles of 16 to 256 keys
+#: Largest number of keys of a tile with which compilers write masks among other instructions: from 64 on they pack the
+#: predicates (LOP3, SEL) before the first exponential.  source: SASS of Triton 3.6 for sm_90, flash tiles of 16 to 256
+#: keys
 PREDICATED_KEYS = 32
-#: Of a load that waits for a number, the place of its rows.
+#: For a load that waits for a number, the place of its rows.
 PLACED = Attributes(lookups=1)
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
 class ResidentBlock:
     """The ``number``-th resident block.
 
-    A warp group without rows of a ragged tile has operations without steps: it keeps step.
+    A warp group without rows of a ragged tile has operations without steps: it stays in step.
     """
 
     def __init__(self, number: int, frame: Frame, core: SmCore, tiling: SmTiling) -> None:
@@ -85,12 +86,12 @@ class ResidentBlock:
             for loader in dict.fromkeys(self.places.loaders.values() if has_turnover else ())
         }
         keys = tiling.widths.get(frame.loop_axis or "", 0)
-        #: Whether a tile's masks are beside no exponentials of its block: alone on its core, the block's warps
+        #: Whether no exponentials of the block run during a tile's masks: if the block is alone on its core, its warps
         #: synchronise in each tile; and groups that alternate mask all scores before their maxima.
         self.masks_apart = tiling.masks_apart and keys > PREDICATED_KEYS
         #: Operations of stages that depend on the shapes of block and tile alone, by everything on which they depend.
         self._known: dict[Hashable, tuple[TileOp, ...]] = {}
-        # One function a loop, or a part of it, for all blocks: blocks with equal contents share a body.
+        # One function per loop, or part of it, for all blocks: blocks with equal contents share a body.
         tile = self._coded_tile if self.decided.loops else self._tile
         self.tiles = {loop: partial(tile, loop.stages) for loop in frame.phase.loops}
         parts = self.turns.cuts if self.turns and self.decided.ahead else ()
@@ -132,7 +133,7 @@ class ResidentBlock:
         yield from filter(None, loops[-1:])
 
     def _shares(self, rows: int) -> list[Span]:
-        """Return first row and rows of each warp group; none where there are more groups than rows."""
+        """Return the first row and the number of rows of each warp group; none if there are more groups than rows."""
         count = self.decided.groups
         edges = [rows * g // count for g in range(count + 1)]
         return [(a, b - a) for a, b in pairwise(edges)]
@@ -146,9 +147,9 @@ class ResidentBlock:
         groups: range | None = None,
         alone: bool = False,
     ) -> Iterator[TileOp]:
-        """Yield one tile: loads, then each stage between the stores of its products' operands, then an iteration's
-        end.  ``groups``: of these, loads with the first; None: all.  ``alone``: its product is the first or the last of
-        a block whose products overlap.
+        """Yield one tile: loads, then each stage between the stores of its products' operands, then an iteration's end.
+        ``groups``: only these groups, loads with the first; None: all.  ``alone``: its product is the first or the last
+        of a block whose products overlap.
         """
         chain, groups = self._chain(stages, tile), range(self.decided.groups) if groups is None else groups
         before, after = self._stores_around(stages, chain)
@@ -173,8 +174,8 @@ class ResidentBlock:
             yield from (TileOp("next", warps, WARPS, (), (), step) for warps in self.warps)
 
     def _coded_tile(self, stages: tuple[Stage, ...], block: WorkTile, tile: Visit) -> Iterator[TileOp]:
-        """Yield one tile whose work is that of its machine code: a part at the first product, where copies are waited
-        for, and the rest behind the last one, when those of a later tile have begun.
+        """Yield one tile whose work is that of its machine code: one part at the first product, where copies are
+        awaited, and the rest after the last one, when the copies of a later tile have begun.
         """
         work = self.decided.loops[-1 if tile.only else 0]
         begun, behind, first = set[str](), set[str](), next((s for s in stages if s.is_product), None)
@@ -203,8 +204,8 @@ class ResidentBlock:
         *,
         alone: bool,
     ) -> Iterable[TileOp]:
-        """Return stages of some groups, and copies beside them: one sequence for all blocks and tiles of one shape, if
-        none of the stages depends on a place.
+        """Return stages of some groups, and the copies next to them: one sequence for all blocks and tiles of one
+        shape, if none of the stages depends on a place.
         """
         if any(self.frame.is_placed(s, tile) for s in run):
             return self._run(run, stages, block, tile, groups, alone=alone)
@@ -223,7 +224,7 @@ class ResidentBlock:
         *,
         alone: bool,
     ) -> Iterable[TileOp]:
-        """Return stages of some groups, and the copies beside the last of them."""
+        """Return stages of some groups, and the copies next to the last of them."""
         ops = self._of_groups(run, block, tile, groups, alone=alone)
         return self._with_copies(run[-1], stages, ops, self.works, block, tile) if self.works else ops
 
@@ -242,7 +243,7 @@ class ResidentBlock:
                 yield from ops
 
     def _share(self, n: str, block: WorkTile, tile: Visit, group: int) -> Span:
-        """Return which rows of a name are a warp group's."""
+        """Return the rows of a name that belong to a warp group."""
         return self._shares(self.frame.shape(n, block, tile)[0])[group]
 
     def _start(self, block: WorkTile) -> Iterator[TileOp]:
@@ -287,7 +288,7 @@ class ResidentBlock:
     ) -> Iterator[TileOp]:
         """Yield a stage, and after a tile's last product the copies of a later tile into the freed slots.
 
-        They overlap with the arithmetic that follows, if there is any, as does what is left of the product.
+        They overlap with the arithmetic that follows, if there is any; so does the rest of the product.
         """
         last = max((i for i, p in enumerate(stages) if p.is_product), default=-1)
         if last < 0 or not tile.cols or not self.places.waits_at_once:
@@ -365,7 +366,7 @@ class ResidentBlock:
         """Return the stores to shared memory before each stage, and after it, for operands that are not loaded there.
 
         A product's operands are stored when the rows' result for it exists, or just before it; operands of a chain are
-        stored one after a product, whose own operands are stored before it.
+        stored one after a product whose own operands are stored before it.
         """
         before: dict[Stage, list[str]] = {}
         after: dict[Stage, list[str]] = {}
@@ -377,7 +378,7 @@ class ResidentBlock:
                 after[s] = left[len(before[s]) :][:1] if srcs else []
                 del left[: len(before[s]) + len(after[s])]
                 continue
-            # The result that rows hand to it includes its operands.
+            # The result that rows pass to it includes its operands.
             fed = [p for p in stages if p.is_product and set(s.written) & set(p.rows[0].srcs) and not s.is_product]
             is_first = s.is_product and not any(self.frame.places[n] == "up" for n in srcs)
             before[s] = places.stored_for(s) if is_first else []
@@ -393,7 +394,9 @@ class ResidentBlock:
         return TileOp(f"{self.frame.label(n)}.load", self.places.loaders[n], LDG, (step,), handshake)
 
     def _store(self, n: str, block: WorkTile, tile: Visit, *, last: bool = True) -> Iterator[TileOp]:
-        """Yield every group's share of an operand on its way to shared memory; ``last``: its registers are released."""
+        """Yield the move of every group's share of an operand to shared memory; ``last``: its registers are
+        released.
+        """
         shape = self.frame.shape(n, block, tile)
         for group, (row, count) in enumerate(self._shares(shape[0])):
             src = self.places.slot(self.places.loaded[n], n, block, tile, last=last).part(row, count)
@@ -405,7 +408,7 @@ class ResidentBlock:
         dst = self.places.near[n].fill(*shape, stride=self.places.pitch(n, SMEM)).part(*share)
         steps = (Step(Opcode.COPY, dst, (src,)),) if share[1] else ()
         slots = (dst,) if isinstance(src, Tile) else (src, dst)
-        # The reading lanes do not matter here: the first product's plan decides how wide lanes access.
+        # The reading lanes have no effect here: the first product's plan decides how wide lanes access.
         label = f"{self.frame.label(n)}.store"
         return self._op(label, self.frame.stages[0], group, LSU, steps, () if share[1] else slots)
 
@@ -437,7 +440,7 @@ class ResidentBlock:
     def _sliced_product(
         self, s: Stage, block: WorkTile, tile: Visit, held: Handshake
     ) -> Generator[TileOp, None, Handshake]:
-        """Yield a product that adds up slice by slice, each loaded while the one before is multiplied.
+        """Yield a product that adds up slice by slice; each slice is loaded while the previous one is multiplied.
 
         Operands that rows compute are stored first, which releases ``held``; no slice is loaded earlier. Return the
         registers of its last slices, which the next operation releases.
@@ -476,7 +479,7 @@ class ResidentBlock:
         return held
 
     def _rows(self, s: Stage, block: WorkTile, tile: Visit, group: int, share: Span) -> Iterator[TileOp]:
-        """Yield a table's rows as runs on FMA and, where there is one, exponentials of tiles on MUFU.
+        """Yield a table's rows as runs on FMA and, if there is one, exponentials of tiles on MUFU.
 
         A mask follows from row and column: lanes compare and select, no mask is loaded.
         """
@@ -516,7 +519,7 @@ class ResidentBlock:
         yield from self._results(s, block, tile, group, share)
 
     def _masks_end(self, steps: list[Step]) -> int:
-        """Return the number of a softmax's steps up to its last mask, where masks are a separate operation; else 0."""
+        """Return the number of a softmax's steps up to its last mask if masks are a separate operation; else 0."""
         begin = next((i for i, x in enumerate(steps) if x.opcode is Opcode.ROW_MAX), 0) if self.masks_apart else 0
         masks = (i + 1 for i, x in enumerate(steps[:begin]) if x.opcode is Opcode.SELECT)
         return max((i for i in masks if steps[i - 1].attributes.variant != COMPARED), default=0)
@@ -552,7 +555,9 @@ class ResidentBlock:
         return TileOp(label, self.warps[group], engine, steps, handshake, work)
 
     def _plan(self, s: Stage) -> WarpPlan | None:
-        """Return the plan of a stage's lanes: that of the axis of columns it works on first; of vectors alone, any."""
+        """Return the plan of a stage's lanes: that of the first axis of columns that it processes; for vectors alone,
+        any.
+        """
         if not self.tiling.lanes:
             return None
         names = (s.rows[0].dst,) if s.is_product else (*s.read, *s.written)
@@ -578,9 +583,10 @@ def _check_whole(frame: Frame, tiling: SmTiling) -> None:
 
 
 def _check_transposed(frame: Frame, core: SmCore, how: Mapping[Stage, Attributes]) -> None:
-    """Raise `TilingError` for a transposed left operand that tensor cores cannot read: of other than 16 bits.
+    """Raise `TilingError` for a transposed left operand that tensor cores cannot read, because it does not have 16
+    bits.
 
-    Source: PTX ISA, wgmma.mma_async (imm-trans-a) and ldmatrix (.trans); Volta's m8n8k4 has float16 alone.
+    Source: PTX ISA, wgmma.mma_async (imm-trans-a) and ldmatrix (.trans); Volta's m8n8k4 has only float16.
     """
     for s, attributes in how.items():
         n, unit = s.rows[0].srcs[0], core.device.matrix_engine(SM)

@@ -1,4 +1,5 @@
-"""One streaming multiprocessor as programs see it: pipes, memories, how many blocks it holds, and tiling fields.
+"""One streaming multiprocessor in the view of programs: pipes, memories, the number of blocks that it holds, and tiling
+fields.
 
 Source of the number of blocks: CUDA C++ Best Practices Guide, "Occupancy"; registers are allocated warp by warp, shared
 memory block by block, both in the units of the device file.
@@ -39,27 +40,28 @@ if TYPE_CHECKING:
 EngineType = TypeVar("EngineType")
 
 SM = "sm"
-#: ``FUSED``: element-wise runs work through their tile fragment by fragment; their values live in a few
-#: registers (the overhead of the device file), not in tiles.
+#: ``FUSED``: element-wise operations process their tile fragment by fragment; their values are in a few registers (the
+#: overhead of the device file), not in tiles.
 RF, SMEM, FUSED = "sm.RF", "sm.SMEM", "sm.FUSED"
 TENSOR, FMA, MUFU, LSU, LDG, WARPS = "TENSOR", "FMA", "MUFU", "LSU", "LDG", "WARPS"
 #: From Turing on: comparisons and conversions have a pipe of half the width; spilled registers go to SPILL.
 ALU, SPILL = "ALU", "SPILL"
-#: Bytes of spilled registers that L2 has no room for: a link's, no pipe's.
+#: Bytes of spilled registers for which L2 has no space: they use a link, not a pipe.
 BEYOND = "hbm"
 #: How fast a multiprocessor ends blocks.
 RETIRE = "RETIRE"
 REGISTER_BYTES = REGISTER_BITS // 8
 #: Steps on the pipe of special functions, in any operation.
 SPECIAL = frozenset({Opcode.EXP, Opcode.LOG, Opcode.RSQRT, Opcode.SQRT, Opcode.TANH, Opcode.ERF})
-#: The one root that is a single instruction; what another has beside MUFU.RSQ: sqrt.rn.f32 as ptxas of Triton 3.6 has
-#: it for sm_75 and sm_90 (IADD3 and ISETP, 2 FMUL, 2 FFMA), without its branch for subnormals.
+#: The only root that is a single instruction; and the instructions of another one in addition to MUFU.RSQ: sqrt.rn.f32
+#: as ptxas of Triton 3.6 compiles it for sm_75 and sm_90 (IADD3 and ISETP, 2 FMUL, 2 FFMA), without its branch for
+#: subnormals.
 APPROXIMATE_ROOT = "sqrt.hopper_approx"
 ROOT: Mapping[str, int] = MappingProxyType({"mul": 2, "fma": 2, "compare": 2})
-#: What kernels of warp groups pay: an iteration, a block's start, what products need that read what was just stored.
+#: Costs of kernels of warp groups: an iteration, a block's start, and products that need recently stored data.
 STEP, START = Charge(f"{WARPS}.sharing.step_cycles"), Charge(f"{WARPS}.sharing.block_start_cycles", due="block")
 FENCE = Charge(f"{WARPS}.sharing.fence_cycles")
-#: Keys of a device file: of an instruction beside those of steps, and of libraries' kernels.
+#: Keys of a device file: those of an instruction in addition to those of steps, and those of libraries' kernels.
 INSTRUCTION, LIBRARY = f"{WARPS}.sharing.warp_issue_cycles", f"{WARPS}.library"
 
 
@@ -75,7 +77,8 @@ def barriers(decided: GpuDecisions, count: int = 1) -> tuple[Charge, ...]:
 
 
 def special(step: Step) -> tuple[str, Mapping[str, int]]:
-    """Return a special function's instruction on MUFU, and how many others it has, of a library's both branches.
+    """Return a special function's instruction on MUFU, and the number of its other instructions, over both branches of
+    a library.
 
     MUFU.SQRT has the rate of MUFU.RSQ.
     """
@@ -86,7 +89,7 @@ def special(step: Step) -> tuple[str, Mapping[str, int]]:
 
 
 def listed_as(name: str, variant: str, *pipes: LanePipe) -> str:
-    """Return what a device file calls an operation: with its variant, where a pipe names that one apart."""
+    """Return the name of an operation in a device file: with its variant if a pipe names that separately."""
     apart = f"{name}_{variant}"
     return apart if any(apart in pipe.ops for pipe in pipes) else name
 
@@ -145,7 +148,7 @@ class Tally:
     issued: float = 0.0  #: instructions of a sub-core's warps
 
     def add(self, constant: str, cycles: float) -> None:
-        """Put cycles down to a constant."""
+        """Attribute cycles to a constant."""
         if cycles:
             self.terms[constant] = self.terms.get(constant, 0.0) + cycles
 
@@ -162,9 +165,8 @@ class Tally:
 class SmCore:
     """Memories of one multiprocessor.
 
-    Where the device file describes warps, a block's needs are counted in registers of a thread (:func:`occupancy`), and
-    element-wise work passes through a few of them; where it does not, every tile is compared with the size of the
-    register file.
+    If the device file describes warps, a block's needs are counted in registers of a thread (:func:`occupancy`), and
+    element-wise work passes through a few of them; otherwise every tile is compared with the size of the register file.
     """
 
     def __init__(self, device: DeviceSpec, work_bytes: int = 0, *, has_groups: bool = False) -> None:
@@ -172,7 +174,7 @@ class SmCore:
         core = device.core(SM)
         issue = core.engines.get(WARPS)
         self.has_warps = has_warps(device)
-        #: Whether tiles reach shared memory through registers, as there is no asynchronous copy.
+        #: Whether tiles reach shared memory through registers, because there is no asynchronous copy.
         self.is_staged = isinstance(issue, WarpIssue) and issue.copies.value == "staged"
         spaces = memories(device, SM)
         if has_groups:
@@ -180,11 +182,12 @@ class SmCore:
             for name in (RF, SMEM):
                 spaces[name] = AddressSpace(name, work_bytes, spaces[name].alignment_bytes, is_physical=False)
         if self.has_warps:
-            # No separate memory: as large as the data that pass through it.
+            # Not a separate memory: as large as the data that pass through it.
             spaces[FUSED] = AddressSpace(FUSED, work_bytes, 1, is_physical=False)
         self.passing = FUSED if self.has_warps else RF
         self.allocator = Allocator(spaces)
-        #: Order of row sums that name none: the device's, else left to right, as golden/README.md's flash has it.
+        #: Order of row sums that name none: the device's order, or from left to right as in the flash kernel of
+        #: golden/README.md.
         self.row_sum = "sequential" if device.row_sum is None else device.row_sum.value
         unit = device.matrix_engine(SM).arithmetic["float16"].value
         self.along = Along("warps", "blocks", of_float32(unit))
@@ -198,7 +201,7 @@ class SmCore:
 
 
 def warp_issue(device: DeviceSpec) -> WarpIssue:
-    """Return a device file's entry on warps; raise `TilingError` where there is none."""
+    """Return a device file's entry on warps; raise `TilingError` if there is none."""
     issue = device.engine(SM, WARPS)
     if not isinstance(issue, WarpIssue):
         raise TilingError(f"{device.name}: {SM}.{WARPS} does not describe warps")
@@ -221,7 +224,7 @@ def shared_memory_bytes(device: DeviceSpec) -> int:
 
 
 def engine_of(device: DeviceSpec, name: str, kind: type[EngineType]) -> EngineType:
-    """Return an engine of a kind; raise `ProgramError` where the device's file has another under its name."""
+    """Return an engine of a kind; raise `ProgramError` if the device's file has another engine under its name."""
     engine = device.engine(SM, name)
     if not isinstance(engine, kind):
         raise ProgramError(f"{device.name}: {SM}.{name} is not a {kind.__name__}")
@@ -229,7 +232,9 @@ def engine_of(device: DeviceSpec, name: str, kind: type[EngineType]) -> EngineTy
 
 
 def fill_passes(device: DeviceSpec) -> int:
-    """Return the passes through shared memory, one with the cache, in the time that L2 fills the cache by as much."""
+    """Return the number of passes through shared memory, which is one memory with the cache, in the time that L2 fills
+    the cache by as much.
+    """
     memory, copies = engine_of(device, LSU, SharedMemoryPipe), engine_of(device, LDG, DmaEngine)
     port = copies.route("GM", "RF")
     return ceil(
@@ -445,7 +450,7 @@ class SmFields(GroupFields, BlockFields):
 
     @property
     def step_keys(self) -> int:
-        """Keys of a step, of fields that are chosen."""
+        """Keys of a step, if the field is chosen."""
         assert self.block_kv is not None
         return self.block_kv
 
@@ -467,6 +472,6 @@ class SmFields(GroupFields, BlockFields):
 
 
 def left_alone(device: DeviceSpec) -> frozenset[str]:
-    """Return the fields that a search leaves at their defaults: without effect there, compiled, or chosen already."""
+    """Return the fields that a search leaves at their defaults: without effect there, compiled, or already chosen."""
     lanes = set(SmFields.model_fields) - GROUPS if has_concurrent_warp_groups(device) else CHOSEN
     return COMPILED | lanes

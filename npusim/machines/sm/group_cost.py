@@ -1,7 +1,7 @@
 """Costs of operations where warp groups run concurrently: their time alone, and their demand on the core.
 
-All pure functions of shapes, formats, warps and the device file.  Counts are of one warp's instructions;
-a sub-core has as many warps of a group as the group has over the core's sub-cores.
+All functions here are pure functions of shapes, formats, warps and the device file.  Counts are instructions of one
+warp; a sub-core has the warps of a group divided by the number of the core's sub-cores.
 """
 
 from __future__ import annotations
@@ -50,16 +50,17 @@ if TYPE_CHECKING:
     from npusim.program.ir.op import Step, TileOp
     from npusim.program.ir.tile import Operand
 
-#: The capacity of one pipe, as shares count it.
+#: The capacity of one pipe in the units of shares.
 WHOLE = 1 << 20
-#: Rows and columns of the accumulator that a warp holds of a product, and rows of it in a lane.
+#: Rows and columns of a product's accumulator that a warp holds, and rows of it in a lane.
 FRAGMENT_ROWS, FRAGMENT_COLUMNS, LANE_ROWS = 16, 8, 2
 #: Rows of a warp group's product (PTX ISA, wgmma), and its warps.
 GROUP_ROWS, GROUP_WARPS = 64, 4
-#: Columns that one load of matrices (LDSM.x4) brings into a warp's registers, and one product of a warp group takes
-#: of its operands, in bytes.
+#: Columns, in bytes, that one load of matrices (LDSM.x4) reads into a warp's registers, and that one product of a warp
+#: group uses of its operands.
 MATRIX_BYTES = 32
-#: Columns of a left operand whose rows compilers work on beside a product that is waited for alone.
+#: Number of columns of a left operand whose rows compilers compute concurrently with a product that is awaited
+#: separately.
 GAP_COLUMNS = 16
 #: Bytes that a lane copies or loads at once.
 ACCESS_BYTES = 16
@@ -67,7 +68,7 @@ ACCESS_BYTES = 16
 LANE_BYTES = 4
 #: Accesses to shared memory of a reduction across warps, and its steps for rows of a lane (hopper.md sections 2, 3).
 CROSS_ACCESSES = 13
-#: Barriers of such a reduction: their warps pass by the way of accesses (9 BAR an iteration, hopper.md section 2).
+#: Barriers of such a reduction: their warps use the path of accesses (9 BAR per iteration, hopper.md section 2).
 CROSS_BARRIERS = 3
 #: As above: steps of a reduction, and for each row.
 CROSS_STEPS, CROSS_ROW_STEPS = 2.0, 0.5
@@ -78,11 +79,13 @@ ROUNDS, ROW_LANES = 2, 4
 
 
 def shared(cycles: int, *, is_product: bool = False, **busy: float) -> Share:
-    """Return the share of work that takes ``cycles`` alone and keeps parts of the core busy for so many of them."""
+    """Return the share of work that takes ``cycles`` alone and uses parts of the core for the given numbers
+    of cycles.
+    """
     return Share(is_product, cycles, **{part: round(taken / cycles * WHOLE) for part, taken in busy.items()})
 
 
-#: Charges by element, which decide how long an operation itself takes.
+#: Charges per element, which decide how long an operation itself takes.
 BY_ELEMENT = frozenset({"element", "output", "score", "multiply_add"})
 
 
@@ -126,11 +129,11 @@ class GroupModel:
         self.subcores, self.sharing = issue.subcores_count.value, issue.sharing
         self.tensor, self.shared = tensor, shared
         self.lanes = {name: e for name in (FMA, ALU, MUFU) if isinstance(e := engines.get(name), LanePipe)}
-        #: Factors of the rates of units, of a what-if; latencies and issue slots stay.
+        #: Factors of the rates of units in a what-if; latencies and issue slots do not change.
         self.rates = {name: unit.rate for name, unit in engines.items() if isinstance(unit, RatedUnit)}
         self.memory_bytes = shared.banks_count.value * shared.bank_bytes.value * shared.rate
         self.shuffle_cycles = shared.shuffle_cycles.value / shared.rate
-        #: What charges of arithmetic warps issue beside loads and copies, in instructions.
+        #: Instructions that warps issue for arithmetic charges in addition to loads and copies.
         self.issued = {STEP.key: issue.sharing.step_instructions_count.value, INSTRUCTION: 1}
         self.constant = cache(partial(_constant, device))
 
@@ -164,7 +167,7 @@ class GroupModel:
     def _looped(self, loop: LoopWork, work: GroupWork) -> Cost:
         """Return the cost of a part of an iteration by its machine code, of which each group of the block has a share.
 
-        What it takes of a core that blocks share stands for issue slots, the one resource that all instructions need.
+        Its use of a core that blocks share is counted in issue slots, the one resource that all instructions need.
         """
         groups, terms = work.decided.groups, ((f"{self.key}.{INSTRUCTION}", loop.before),)
         cycles = max(1, ceil(loop.before))
@@ -226,7 +229,9 @@ class GroupModel:
         return shared(cycles, is_product=is_product, issue=issued * warps, memory=memory, tensor=tensor)
 
     def _left(self, work: GroupWork) -> tuple[float, float, float]:
-        """Return cycles of the product that goes on behind other work, and of tensor cores and shared memory in it."""
+        """Return the cycles of the product that continues during other work, and of tensor cores and shared memory in
+        it.
+        """
         if not work.behind or (spec := self.tensor.wgmma) is None:
             return 0.0, 0.0, 0.0
         count, busy, memory = self._instructions(work.behind, work)
@@ -261,7 +266,8 @@ class GroupModel:
     def _instructions(self, size: tuple[int, ...], work: GroupWork) -> tuple[int, float, float]:
         """Return the instructions of a product of warp groups, and cycles of tensor cores and shared memory of each.
 
-        ``size``: rows and columns of its result, bytes of a row of its left operand, whether that is in shared memory.
+        ``size``: rows and columns of its result, bytes of a row of its left operand, and whether the operand is in
+        shared memory.
         """
         spec, (rows, columns, row_bytes, from_shared) = self.tensor.wgmma, size
         assert spec is not None
@@ -303,7 +309,7 @@ class GroupModel:
     def _of_warps(
         self, step: Step, a: Operand, depth: int, cycles: float, work: GroupWork
     ) -> tuple[float, float, float, float, float]:
-        """Return the same of products of single warps, which load their operands first, and their instructions.
+        """Return the same for products of single warps, which load their operands first, and their instructions.
 
         ``cycles``: cycles of the pipe for one instruction.
         """
@@ -327,7 +333,7 @@ class GroupModel:
         return busy, memory, lone, float(spec.latency_cycles.value), issued * warps
 
     def _without_tensor(self, step: Step, depth: int, work: GroupWork, tally: Tally) -> Share:
-        """Account for a product whose formats no tensor core has: multiply-adds of the lanes."""
+        """Account for a product with formats that no tensor core supports: multiply-adds of the lanes."""
         warps = work.decided.warps
         count = step.dst.rows * step.dst.cols * depth / WARP_LANES / warps
         each = WARP_LANES / self._lanes_of(FMA) * ceil_div(warps, self.subcores)
@@ -336,9 +342,9 @@ class GroupModel:
         return share
 
     def _whole(self, steps: list[Step], charges: tuple[Charge, ...], tally: Tally) -> Share:
-        """Account for a library's kernel, which keeps the core busy whatever else there is.
+        """Account for a library's kernel, which keeps the core busy whatever else runs.
 
-        One of rows has the full clock, whatever that of the program's products is.
+        A kernel of rows has the full clock, whatever the clock of the program's products is.
         """
         count, is_product = max(s.dst.rows * s.dst.cols for s in steps), steps[0].opcode is Opcode.MATMUL
         count *= steps[0].depth if is_product else 1
@@ -406,11 +412,11 @@ class GroupModel:
         )
 
     def _by_pipe(self, plain: float, narrow: float) -> dict[str, float]:
-        """Return cycles of plain instructions and of narrow ones by pipe: one without an ALU has both on FMA."""
+        """Return cycles of plain instructions and of narrow ones by pipe: a core without an ALU runs both on FMA."""
         return {FMA: plain, ALU: narrow} if ALU in self.lanes else {FMA: plain + narrow}
 
     def _warps(self, work: GroupWork) -> float:
-        """Return the warps of a sub-core; of fewer than sub-cores each has as many on average, whoever has which."""
+        """Return the warps of a sub-core; if there are fewer warps than sub-cores, the average number."""
         warps = work.decided.warps
         is_shared = work.is_even or warps < self.subcores
         return warps / self.subcores if is_shared else ceil_div(warps, self.subcores)
@@ -476,7 +482,7 @@ class GroupModel:
             self._reduce(joins, elements(step.dst, work), tile.fmt, work, count)
 
     def _issue(self, name: str, values: float, fmt: str, count: Count) -> None:
-        """Count the instructions of an operation on so many elements of a lane."""
+        """Count the instructions of an operation on this number of elements of a lane."""
         narrow = self.lanes.get(ALU)
         pipe = ALU if narrow is not None and (name in narrow.ops or narrow.packed(name, fmt) > 1) else FMA
         spec = self.lanes[pipe]
@@ -490,7 +496,7 @@ class GroupModel:
             count.multiply += cycles
 
     def _special(self, step: Step, values: float, count: Count) -> None:
-        """Count special functions: float32 inside, exponentials and logarithms to the base 2."""
+        """Count special functions: in float32, with exponentials and logarithms to base 2."""
         source = step.srcs[0]
         if get_format(step.dst.fmt).size_bytes == 2:
             self._cast("float32", step.dst.fmt, values, count)
@@ -511,7 +517,7 @@ class GroupModel:
         count.special += values * each * WARP_LANES / self.lanes[MUFU].lanes_count.value
 
     def _cast(self, target: str, source: str, values: float, count: Count) -> None:
-        """Count conversions: two elements an instruction towards a narrower format.
+        """Count conversions: two elements per instruction towards a narrower format.
 
         In blocks, the largest of each and its scale come first, and every element is multiplied by the scale.
         """
@@ -528,7 +534,7 @@ class GroupModel:
         if sizes[0] == 1:  # pairs, at half the speed, then exchanged between lanes for the next product
             self._issue("cast", values / 2, "", count)
             count.compare += values / 2 * 2
-            # PRMT and SEL, then SHFL: each a quarter of an instruction an element (hopper.md section 2).
+            # PRMT and SEL, then SHFL: each a quarter of an instruction per element (hopper.md section 2).
             quarter = values / 4
             self._issue("permute", 2 * quarter, "", count)
             count.issued += quarter
@@ -551,9 +557,9 @@ class GroupModel:
                 count.latency += passes.times * 2 * spec.latency_cycles.value
 
     def _reduce(self, joins: str, rows: float, fmt: str, work: GroupWork, count: Count) -> None:
-        """Count the way of a row's parts from lane to lane, and from warp to warp where several share a row.
+        """Count the moves of a row's parts from lane to lane, and from warp to warp if several share a row.
 
-        ``joins``: the instruction that joins two.
+        ``joins``: the instruction that joins two parts.
         """
         count.issued += ROUNDS * rows
         count.shared += ROUNDS * rows * self.shuffle_cycles

@@ -9,10 +9,9 @@ issue them (reports/silicon/groups.json).  `WarpTurns` decides
   (`cuts`);
 - the waits of a group besides its operands: its turn, the others at a block's start, products in progress.
 
-It adds waits to the operations of the block's loop and changes no step of theirs.  Turns, meetings, and products that
-overlap with warps are rings without bytes, so that time and the check of races see the same order.
-Sources: as `specialised`.  Left out: lanes store their parts of row sums until the block ends, where a sum here is one
-number a row.
+The class adds waits to the operations of the block's loop and changes no step of theirs.  Turns, meetings, and products
+that overlap with warps are rings without bytes, so that time and the check of races see the same order. Sources: as in
+`specialised`.  Omitted: lanes store their parts of row sums until the block ends; a sum here is one number per row.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class WarpTurns:
                 f"{frame.phase.name}: softmax runs concurrently with P V of the previous tile, which accumulates onto "
                 "O: the loop must have two products with rows between them; use kernel=cudnn, or accumulate=chained"
             )
-        #: Queues of products: separate ones where a group continues beside them.
+        #: Queues of products: separate ones if a group continues during them.
         self.mma = tuple(f"{w}MMA" for w in warps) if decided.ahead else warps
 
         def signal(name: str, producer: str, *consumers: str) -> Ring:
@@ -83,19 +82,21 @@ class WarpTurns:
         rest = loop[loop.index(begin) :]
         #: Stages of rows in which exponentials begin and end, before the next product.
         self.section = begin, rest[next((i for i, s in enumerate(rest) if s.is_product), len(rest)) - 1]
-        #: Q K^T of a tile and P V of the one before, of each group in turn, and the rows of the first; with
-        #: the tiles by which each lags.
+        #: Q K^T of a tile and P V of the previous one, for each group in turn, and the rows of the first; with the
+        #: tiles by which each lags.
         self.cuts = (
             *((stages, lag, range(g, g + 1)) for g in groups for stages, lag in ((loop[:1], 0), (loop[-1:], 1))),
             (loop[1:-1], 0, groups),
         )
 
     def runs(self, stages: tuple[Stage, ...]) -> list[tuple[Stage, ...]]:
-        """Return the stages that a group goes through before the next group's: rows that follow one another."""
+        """Return the stages that a group executes before the next group's: consecutive rows."""
         return [tuple(run) for _, run in groupby(stages, lambda s: s.rows if s.is_product else ())]
 
     def started(self, ops: Iterable[TileOp]) -> Iterator[TileOp]:
-        """Yield a block's start, an operation a group: no product of the block before runs on, and all are there."""
+        """Yield a block's start, one operation per group: no product of the previous block still runs, and all groups
+        are there.
+        """
         for group, op in enumerate(ops):
             handshake = op.handshake
             if self.decided.ahead:
@@ -150,8 +151,8 @@ class WarpTurns:
         yield replace(op, queue=self.mma[group], handshake=slots)
 
     def rows(self, s: Stage, group: int, operations: Iterable[TileOp], tiles: Mapping[str, Tile]) -> Iterator[TileOp]:
-        """Yield rows of a tile: exponentials in the group's turn, or work on a running product's operands after its
-        end.
+        """Yield rows of a tile: exponentials in the group's turn, or, after its end, work on a running product's
+        operands.
         """
         ops, (begin, end) = list(operations) or [self._wait(s.name, group, (), self.usual)], self.section
         is_ahead, has_turn = bool(self.decided.ahead), self.decided.turns == "exponentials"
@@ -159,7 +160,7 @@ class WarpTurns:
             scores = (self.done[self.first][group].front(*SIGNAL),) if is_ahead else ()
             later = (self.done[self.last][group].front(*SIGNAL),) if is_ahead else ()
             turn = self._take_turn(group, takes=True, gives=False) if has_turn else ()
-            # Masks that are an operation of their own come before maxima, and have the charge of a score.
+            # Masks that are a separate operation come before maxima, and have the charge of a score.
             first = next((i for i, op in enumerate(ops) if any(x.opcode in REDUCTIONS for x in op.steps)), 0)
             op, at, work = ops[first], self._cut(ops[first].steps, tiles), work_of(ops[first])
             head, tail = (work if first else work.paying("score"))._replace(is_fenced=False), work.meeting(has_turn)

@@ -1,8 +1,8 @@
 """Costs of the steps of a GPU's warps: cycles of every pipe that they use, and of the warps themselves.
 
-All pure functions of shapes, formats, lane layouts and the device file.  One operation is executed
-by a group of warps in step, spread over the sub-cores; pipes are those of the multiprocessor,
-so that a pipe that each sub-core has counts the cycles of one sub-core.
+All functions here are pure functions of shapes, formats, lane layouts and the device file.  One operation is executed
+by a group of warps in step, distributed over the sub-cores; pipes are those of the multiprocessor, so that a pipe that
+each sub-core has counts the cycles of one sub-core.
 
 The steps of an operation follow one another, each when the first results of the previous one exist
 (``latency_cycles``): a warp issues in order.  Within a product, loads of B from shared memory and matrix instructions
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     Addresses = Callable[[int, int], int]
 
 
-#: What operations share, and the pipe behind it; comparisons are FMA's here.
+#: Prefix of the costs of operations, and the pipe behind it; comparisons belong to FMA here.
 _SHARED = ("compare", FMA), ("special", MUFU), ("tensor", TENSOR), ("memory", LSU)
 
 
@@ -79,7 +79,7 @@ class LaneModel:
     def cost(self, op: TileOp) -> Cost:
         """Return the cost of an operation of warps: its main pipe first, whose end gives the results.
 
-        One without steps takes no pipe: warps without rows only keep step.
+        An operation without steps uses no pipe: warps without rows only stay in step.
         """
         tally = Tally()
         for step in op.steps:
@@ -150,7 +150,7 @@ class LaneModel:
         loads = store_cycles(tile_of(step.dst), plan, self.banks) / self.shared.rate
         tally.take(LSU, loads, self._phase(plan))
         if self.is_staged:
-            # What is stored came through the cache, which is one with shared memory, 16 bytes a thread at a time.
+            # Stored data came through the cache, which is one memory with shared memory, 16 bytes per thread at a time.
             size = step.dst.payload_bytes
             accesses = ceil_div(size, ACCESS_BYTES * WARP_LANES * plan.warps)
             tally.take(LSU, size / (self.memory_bytes * self.shared.rate), f"{self.key}.{LSU}.bank_bytes")
@@ -198,7 +198,7 @@ class LaneModel:
             return
         values = ceil(lane_values(plan, source.rows, source.cols) * applied(step))
         self._lane_op(pipe, name, values, source.fmt, plan, tally)
-        # Butterflies within a quad pair, then between those side by side.
+        # Butterflies within a quad pair, then between adjacent ones.
         rounds = len(accumulator(plan).butterflies()) + (arranged(plan).n - 1).bit_length()
         rows = lane_values(plan, step.dst.rows, step.dst.cols)
         for _ in range(rounds):
@@ -212,7 +212,7 @@ class LaneModel:
                 self._lane_op(FMA, name, ceil(passes.times * each), step.dst.fmt, plan, tally)
             self._shuffle(ceil(passes.times * passes.shuffles), plan, tally)
             tally.cycles += passes.times * passes.rounds * self.shared.shuffle_latency_cycles.value
-            # No tensor core multiplies float32: multiply-adds, spread over a warp's lanes.
+            # No tensor core multiplies float32: multiply-adds, distributed over a warp's lanes.
             products = passes.times * passes.products * BLOCK**3 // WARP_LANES
             self._lane_op(FMA, "fma", products, step.dst.fmt, plan, tally)
 
@@ -235,10 +235,10 @@ BYTES_OF_HALF = 2
 def product_cycles(steps: MmaStepsSpec, *, chains: int, depth: int, rate: float = 1.0) -> int:
     """Return the cycles from a warp's first matrix instruction to the last result.
 
-    ``chains`` accumulators are independent of one another, each accumulates ``depth`` products one after the other.  A
+    ``chains`` accumulators are independent of one another; each accumulates ``depth`` products one after the other.  A
     product waits for the previous one of its accumulator; products of different accumulators follow at the rate of the
     pipe.  One wmma of 16 x 16 x 16 is ``chains=1, depth=4``: 54 cycles with float32 accumulators, 64 with float16
-    (Raihan et al. 2019).  ``rate``: the pipe's rate over the stated one.
+    (Raihan et al. 2019).  ``rate``: the pipe's rate relative to the stated one.
     """
     each = steps.pipe_cycles / rate
     pace = max(chains * each, steps.chained_latency_cycles.value)
@@ -274,9 +274,10 @@ def addresses_of(tile: Tile, *, swizzle: bool) -> Addresses:
 
 @cache
 def load_cycles(fragment: Fragment, tile: Tile, plan: WarpPlan, banks: BankModel, *, is_transposed: bool) -> int:
-    """Return the cycles of one load of a warp's part of A or B: banks, or the way back if that is longer.
+    """Return the cycles of one load of a warp's part of A or B: those of the banks, or of the return path if that is
+    longer.
 
-    ``is_transposed``: the tile holds its columns as rows, as K does in Q Kᵀ.
+    ``is_transposed``: the tile contains its columns as rows, as K does in Q Kᵀ.
     """
     at = addresses_of(tile, swizzle=plan.swizzle)
     addresses = fragment_addresses(
