@@ -810,11 +810,7 @@ class Reader(Memory):
             self._do(o)
         for counted, o in counters.items():
             self._count_up(o, counted, walk)
-        for name, e in zip(names, ends, strict=True):
-            if name in self.states and self.states[name][2] == EXACT_BITS:
-                self.values[e] = self._exact(op, self.values[e])
-        new = {n: self.text(self.values[e]) for n, e in zip(names, ends, strict=True) if n}
-        new = {n: text for n, text in new.items() if n != text}
+        new = self._new_states(op, names, ends)
         if not new and all(names) and not walk.lines and not walk.loads and not earlier.keys() & {*names}:
             self._walk, self._taken, self.states = None, self._taken | taken, earlier
             self.walks.pop()  # no program changes anything in it
@@ -831,6 +827,14 @@ class Reader(Memory):
         self.values |= zip(op.results, done, strict=True)
         if len(self.walks) > 1:
             self._compare(op)
+
+    def _new_states(self, op: Op, names: Sequence[str], ends: Sequence[str]) -> dict[str, str]:
+        """Return the texts of the states that an iteration changes, by their names."""
+        for name, e in zip(names, ends, strict=True):
+            if name in self.states and self.states[name][2] == EXACT_BITS:
+                self.values[e] = self._exact(op, self.values[e])
+        new = {n: self.text(self.values[e]) for n, e in zip(names, ends, strict=True) if n}
+        return {n: text for n, text in new.items() if n != text}
 
     def _is_product_sum(self, op: Op, starts: Sequence[str]) -> bool:
         """Return whether a matrix unit adds up the products of a loop's tiles; note where they are added one by one."""
