@@ -6,6 +6,7 @@ to whole cycles once, here.  A step without a cost raises, it never costs 0.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from functools import cached_property
 from math import ceil
 from typing import TYPE_CHECKING
@@ -21,10 +22,10 @@ from npusim.program.ir.tile_program import Cost
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from npusim.config.device import DeviceSpec
-    from npusim.program.ir.tile_program import Queue, TileProgram
+    from npusim.program.ir.tile_program import Queue, TileProgram, Touch
 
 
 #: Addresses of global memory on which rows start that are no slower than others (Ascend C guide).
@@ -166,10 +167,28 @@ class Transfers:
         sizes = [("l2", step.dst.payload_bytes), ("hbm", self._beyond(step))]
         return tuple((link, n) for link, n in sizes if n and link in route.links)
 
+    def _is_walked(self, tile: GlobalTile) -> bool:
+        """Return whether a block goes on to the rest of the tile's rows in memory; else other blocks read it now."""
+        return any(
+            touch.region.rows > tile.rows if tile.goes_down else touch.region.cols > tile.cols
+            for touch in self._touches_of_one.get(tile.tensor.name, ())
+        )
+
+    @cached_property
+    def _touches_of_one(self) -> Mapping[str, Sequence[Touch]]:
+        """The regions that the first block of each phase accesses, by tensor."""
+        made: dict[str, list[Touch]] = defaultdict(list)
+        for phase in self._program.phases:
+            for touch in phase.footprint(phase.blocks[:1]):
+                made[touch.region.tensor.name].append(touch)
+        return made
+
     def _idle(self, step: Step, route: RouteSpec) -> tuple[tuple[str, int], ...]:
         """Return the bytes that memory could send in the time that reads of parts of lines take beyond their own."""
         source, parts = step.srcs[0], self.device.memory.gm.parts
-        if parts is None or not isinstance(source, GlobalTile) or not source.is_part_of_lines(parts.line_bytes.value):
+        if parts is None or not isinstance(source, GlobalTile):
+            return ()
+        if not source.is_part_of_lines(parts.line_bytes.value) or not self._is_walked(source):
             return ()
         missed = ceil(
             source.payload_bytes * self.residency.read_misses[source.tensor.name] * (parts.read_factor.value - 1)

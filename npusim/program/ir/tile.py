@@ -202,18 +202,27 @@ class GlobalTile:
 
         False for fractals, rows that share one place, rows behind one another, and ragged edges.
         """
-        whole, fmt = self.tensor, stored_format(self.tensor.fmt)
+        whole, fmt, piece = self.tensor, stored_format(self.tensor.fmt), self._piece
         if whole.column or whole.shared_rows > 1:
             return False
-        if whole.view is not None:
-            piece = whole.view.piece(self.rows, self.cols)
-        elif whole.is_transposed:
-            piece = in_a_row(self.rows, self.cols, whole.rows)
-        else:
-            apart = whole.heads * whole.packed if whole.is_interleaved else 1
-            piece = in_a_row(self.cols, self.rows, whole.cols * apart)
-        row = whole.cols if piece == self.cols else whole.rows
+        row = whole.rows if self.goes_down else whole.cols
         return piece > 1 and fmt.bytes_of(piece) < min(line_bytes, self.payload_bytes) and row % piece == 0
+
+    @property
+    def goes_down(self) -> bool:
+        """Whether the elements that follow one another in memory are those of a column."""
+        return self._piece != self.cols
+
+    @property
+    def _piece(self) -> int:
+        """Elements of the tile that follow one another in memory."""
+        whole = self.tensor
+        if whole.view is not None:
+            return whole.view.piece(self.rows, self.cols)
+        if whole.is_transposed:
+            return in_a_row(self.rows, self.cols, whole.rows)
+        apart = whole.heads * whole.packed if whole.is_interleaved else 1
+        return in_a_row(self.cols, self.rows, whole.cols * apart)
 
 
 @record
