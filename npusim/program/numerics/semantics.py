@@ -133,7 +133,7 @@ def _row_sum(sources: Sequence[Array], _before: Array, fmt: str, attributes: Att
     if not order:
         raise ProgramError("a row sum must name its order")
     if formats.get_format(fmt).is_integer:  # it wraps, the same in any order
-        return np.asarray(sources[0].sum(axis=-1, dtype=sources[0].dtype))
+        return np.asarray(np.add.reduce(sources[0], axis=-1, dtype=sources[0].dtype))
     return formats.reduce_sum(sources[0], fmt, order, times=sources[1] if len(sources) > 1 else None)
 
 
