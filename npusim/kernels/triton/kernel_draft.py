@@ -83,6 +83,7 @@ class Choices:
     ``fills_rows``: rows that the mask of a load hides are rows of the number in their place, which a store may have.
     ``adds_tiles``: fresh products of tiles are added one by one also where one product could have all of them, as where
     a program has a part of them alone (split-K).
+    ``hides_elements``: a list of a row's elements has numbers for those that a mask of indices hides.
     ``lists_in_order``: lists of rows have the rows of one program after those of another, in the programs' order.
     ``lists_remainders``: a block's remainders that restart within it are a list of all programs.
     ``chooses_lanes``: lanes that a mask hides in all programs alike are chosen behind a load of all lanes: ``first``
@@ -114,6 +115,7 @@ class Choices:
     lists_in_order: bool = False
     adds_tiles: bool = False
     fills_rows: bool = False
+    hides_elements: bool = False
     cuts: bool = False
     lists_remainders: bool = False
     chooses_lanes: str = ""

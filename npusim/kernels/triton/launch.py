@@ -547,8 +547,9 @@ def _launched(
     except ProgramError as error:
         made, fault, unplaced = list[LaunchGrid](), error, error
         each, whole = results_apart(function), replace(choices, lists_remainders=True)
+        has_remainders = _has_remainders(function)
         ways = [(listed, [function]), (split, [function]), (choices, each), (listed, each)]
-        ways += [(whole, [function]), (whole, each)] if _has_remainders(function) else []
+        ways += [(whole, [function]), (whole, each)] if has_remainders else []
         lanes = [replace(choices, chooses_lanes=which) for which in ("first", "all")]
         ways += [(how, parts) for how in lanes for parts in ([function], each)]
         single = results_apart(with_neighbours_apart(function) or function, by_store=True)
@@ -578,12 +579,16 @@ def _launched(
         return made
     try:
         return _by_programs(fault, function, arguments, grid, choices, kinds)
-    except ProgramError:
+    except ProgramError as error:
+        fault = error
         last = [replace(listed, lists_in_order=True), replace(listed, fills_rows=True)]
+        last += [replace(how, hides_elements=True) for how in (choices, listed, *([whole] if has_remainders else []))]
         for how in [*last, *([replace(choices, adds_tiles=True)] if choices.is_fresh else [])]:
-            with suppress(ProgramError):
+            try:
                 return [placed(read_launch(function, arguments, grid, how))]
-        raise
+            except ProgramError as error:
+                fault = _further(fault, error)
+        raise fault from None
 
 
 def _with_rows_listed(

@@ -77,7 +77,8 @@ class Memory(ExactIntegers):
             self._set(op, self._looked_up(op, tensor, pointer, mask, other))
             return
         if isinstance(mask, ListedMask) and self._is_scattered(op, mask):
-            load = self._load_where_held if mask.at.of or len(pointer.shape) != 1 else self._load_elements
+            is_list = self.choices.hides_elements and not mask.at.of and len(pointer.shape) == 1
+            load = self._load_elements if is_list else self._load_where_held
             load(op, pointer, mask, other)
             return
         if isinstance(mask, ValueComparison):
