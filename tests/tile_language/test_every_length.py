@@ -122,7 +122,7 @@ def test_a_fault_of_the_last_iteration_is_found(tmp_path: Path) -> None:
         ("T.set_flag('V', 'MTE3', t)", "tiles", "an integer that grows stands where the walk needs a number"),
         ("T.copy(A[0:32, :], a[t, :, :])", "tiles", "moves with an iteration"),
         ("if A[t, 0] > 0:\n                        pass", "tiles", "asks for a value that only a run knows"),
-        ("", "2 * tiles", "the loop has 2 more iterations a step of the length"),
+        ("", "2 * tiles", "each step of 1 adds 2 iterations to the loop, where a proof needs one"),
         ("if t * t > 100:\n                        pass", "tiles", "a product of two integers that grow"),
         ("if t > 10**6:\n                        pass", "tiles", "instructions would run before states can repeat"),
         ("T.copy(b, A[tiles * 32 - 32 - t * 32 : tiles * 32 - t * 32, :])", "tiles", "nothing orders its access to A"),
@@ -216,14 +216,14 @@ def test_a_quotient_of_the_length_grows_with_the_step(tmp_path: Path) -> None:
     proof = prove(path, "kernel", {"n": 128}, "n", 64)
     assert (proof.reasons, proof.first, proof.step) == ((), 128, 64)
     (reason,) = prove(path, "kernel", {"n": 128}, "n", 32).reasons
-    assert "1/2 more iterations a step" in reason
+    assert "each step of 32 adds 1/2 iterations to the loop, where a proof needs one; use --every n=64" in reason
 
 
 def test_the_command_proves_or_says_why_not(tmp_path: Path) -> None:
     given = ["check", f"{ring(tmp_path)}::kernel", "-a", "tiles=1"]
     proved = CliRunner().invoke(app, [*given, "--every", "tiles"])
     assert proved.exit_code == 0
-    assert "every length tiles = 1, 2, ...: lengths up to" in " ".join(proved.stdout.split())
+    assert "no faults for tiles = 1, 2, ...: lengths up to" in " ".join(proved.stdout.split())
     path = ring(tmp_path, count="2 * tiles")
     unproved = CliRunner().invoke(app, ["check", f"{path}::kernel", "-a", "tiles=1", "--every", "tiles"])
     assert unproved.exit_code == 1

@@ -568,7 +568,7 @@ class _CoreWalk:
             return
         assert isinstance(high, Growing)
         if high.slopes != (0, 1):
-            growth.refuse(f"the loop has {high.slopes[1]} more iterations a step of the length; choose another step")
+            growth.refuse_loop(high.slopes[1])
         turn, part, asked = Turn(operator.index(low), high.value), self.turn[0] + 1, -1  # type: ignore[arg-type]
         growth.ran(part, turn.iteration, turn.end)
         is_ended = False

@@ -28,7 +28,7 @@ class Turn:
 
 @dataclass(slots=True)
 class Growth:
-    """How a program depends on a length of ``first + step * k``, as it runs for one ``k``.
+    """How a program depends on a length of ``first + step * k``, as it runs for one ``k``; ``name``: the length's.
 
     The answers of conditions are the same for all iterations but the first ``before`` and the last ``after`` ones of a
     loop, with ``period``, and for every k from ``least``.  ``reasons``: why that is not so, each with a line.
@@ -37,6 +37,8 @@ class Growth:
     """
 
     path: str
+    name: str
+    step: int
     k: int
     before: int = 0
     after: int = 0
@@ -58,6 +60,12 @@ class Growth:
             frame = frame.f_back  # type: ignore[assignment]
         place = f"line {frame.f_lineno}: " if frame is not None else ""
         self.reasons[place + why] = None
+
+    def refuse_loop(self, more: Slope) -> None:
+        """Record that a loop has other than one more iteration with each step, and the step that would add one."""
+        step = Fraction(self.step) / more if more > 0 else Fraction(1, 2)
+        use = f"; use --every {self.name}={step}" if step.denominator == 1 else ""
+        self.refuse(f"each step of {self.step} adds {more} iterations to the loop, where a proof needs one{use}")
 
     def repeats(self, period: int) -> None:
         """Record that the program does something every ``period`` iterations, or steps of the length."""

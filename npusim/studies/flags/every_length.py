@@ -50,9 +50,9 @@ class Proof:
     def __str__(self) -> str:
         lengths = f"{self.name} = {self.first:,}, {self.first + self.step:,}, ..."
         if self.reasons:
-            return f"not proved for every length {lengths}: {'; '.join(self.reasons)}"
-        again = "each iteration" if self.period == 1 else f"{self.period} iterations"
-        return f"every length {lengths}: lengths up to {self.last:,} ran, and the state is the same again after {again}"
+            return f"not proved for {lengths}: {'; '.join(self.reasons)}"
+        again = "each iteration leaves" if self.period == 1 else f"every {self.period} iterations leave"
+        return f"no faults for {lengths}: lengths up to {self.last:,} ran, after which {again} the same state"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def prove(path: Path, name: str, arguments: Mapping[str, object], length: str, s
     notes, ran, faults = dict[str, None](), set[int](), list[tuple[int, str]]()
 
     def run(k: int) -> _Run:
-        growth = Growth(str(path), k)
+        growth = Growth(str(path), length, step, k)
         return _run(path, name, {**arguments, length: Growing(growth, first + step * k, 0, step)}, growth)
 
     def executed(made: _Run) -> list[SteppedCores]:
