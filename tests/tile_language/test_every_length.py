@@ -118,7 +118,7 @@ def test_a_fault_of_the_last_iteration_is_found(tmp_path: Path) -> None:
     ("after", "count", "reason"),
     [
         ("if 2 * t < tiles:\n                        pass", "tiles", "in no fixed distance of the ends"),
-        ("if t == 40:\n                        break", "tiles", "the loop is left before its end"),
+        ("if t == 40:\n                        break", "tiles", "Break is code that a proof does not follow in a loop"),
         ("T.set_flag('V', 'MTE3', t)", "tiles", "an integer that grows stands where the walk needs a number"),
         ("T.copy(A[0:32, :], a[t, :, :])", "tiles", "moves with an iteration"),
         ("if A[t, 0] > 0:\n                        pass", "tiles", "asks for a value that only a run knows"),
@@ -132,6 +132,85 @@ def test_what_no_proof_covers_has_a_reason_with_its_line(after: str, count: str,
     proof = prove(ring(tmp_path, after=after, count=count), "kernel", {"tiles": 1}, "tiles", 1)
     assert proof.reasons or proof.fault
     assert reason in " ".join((*proof.reasons, proof.fault[1] if proof.fault else ""))
+
+
+WAITS = f"\n                        {WAIT}"
+
+
+@pytest.mark.parametrize(
+    ("ready", "reason"),
+    [
+        ("c = c + 1\n                    if c != 100:" + WAITS, "c may have a value of an earlier iteration"),
+        (
+            "if t == 0:\n                        start = t\n                    if t - start != 100:" + WAITS,
+            "start may have a value of an earlier iteration",
+        ),
+        ("if t != 100.0:" + WAITS, "a comparison of an integer that grows with a float"),
+        ("if isinstance(t, int):" + WAITS, "isinstance is a function that a proof does not follow"),
+        ("if f'{t!r}' != '100':" + WAITS, "JoinedStr is code that a proof does not follow"),
+        ("if b.writes != 100:" + WAITS, ".writes is code that a proof does not follow"),
+        ("if type(tiles) is int:" + WAITS, "type is code that a proof does not follow"),
+    ],
+)
+def test_a_loop_that_may_depend_on_earlier_iterations_is_not_proved(ready: str, reason: str, tmp_path: Path) -> None:
+    proof = prove(ring(tmp_path, ready), "kernel", {"tiles": 1}, "tiles", 1)
+    assert reason in " ".join(proof.reasons) or (proof.fault and "c = c" in ready)
+
+
+#: C is a tile behind V, whose last flag comes from another pipe than that of the copy where there are many tiles.
+LATE = """
+        with T.Kernel(1, is_npu=True) as (cid, vid):
+            b = T.alloc_ub([16, 64], "float16")
+            c = T.alloc_L1([32, 64], "float16")
+            with T.Scope("V"):
+                for t in T.serial(tiles):
+                    if t > 2:
+                        T.wait_cross_flag(2)
+                    if t > 0:
+                        T.set_cross_flag("MTE3", 1)
+                    T.copy(b, D[t * 32 + vid * 16 : t * 32 + vid * 16 + 16, :])
+                T.set_cross_flag("V" if tiles > 12 else "MTE3", 1)
+                for i in T.serial(min(tiles, 3)):
+                    T.wait_cross_flag(2)
+            with T.Scope("C"):
+                for t in T.serial(tiles):
+                    T.wait_cross_flag(1)
+                    T.copy(D[t * 32 : (t + 1) * 32, :], c)
+                    T.set_cross_flag("MTE2", 2)
+"""
+#: C waits for a flag in its 25th iteration, up to which V is eight iterations ahead.
+AHEAD = """
+        with T.Kernel(1, is_npu=True) as (cid, vid):
+            with T.Scope("V"):
+                for t in T.serial(tiles):
+                    if t >= 15:
+                        T.wait_cross_flag(3)
+                    if t >= 8:
+                        T.set_cross_flag("MTE3", 2)
+                for i in T.serial(min(tiles, 8)):
+                    T.set_cross_flag("MTE3", 2)
+                T.set_cross_flag("MTE3", 9)
+                for i in T.serial(min(tiles, 15)):
+                    T.wait_cross_flag(3)
+            with T.Scope("C"):
+                for t in T.serial(tiles):
+                    if t == 24:
+                        T.wait_cross_flag(9)
+                    T.wait_cross_flag(2)
+                    T.set_cross_flag("MTE2", 3)
+                if tiles <= 24:
+                    T.wait_cross_flag(9)
+"""
+
+
+@pytest.mark.parametrize(("text", "first_faulty"), [(LATE, 13), (AHEAD, 40)], ids=["late", "ahead"])
+def test_a_core_that_is_behind_is_followed_to_its_own_iterations(text: str, first_faulty: int, tmp_path: Path) -> None:
+    path = written(tmp_path, program(text, BOTH, {}))
+    assert not check_program(path, "kernel", {"tiles": 12}).faults
+    proof = prove(path, "kernel", {"tiles": 1}, "tiles", 1)
+    assert proof.fault is not None
+    assert proof.fault[0] == first_faulty
+    assert check_program(path, "kernel", {"tiles": first_faulty}).faults
 
 
 def drawn_ring(seed: int) -> str:
@@ -223,7 +302,7 @@ def test_the_command_proves_or_says_why_not(tmp_path: Path) -> None:
     given = ["check", f"{ring(tmp_path)}::kernel", "-a", "tiles=1"]
     proved = CliRunner().invoke(app, [*given, "--every", "tiles"])
     assert proved.exit_code == 0
-    assert "no faults for tiles = 1, 2, ...: lengths up to" in " ".join(proved.stdout.split())
+    assert "no faults within core group 0 for tiles = 1, 2, ...: lengths up to" in " ".join(proved.stdout.split())
     path = ring(tmp_path, count="2 * tiles")
     unproved = CliRunner().invoke(app, ["check", f"{path}::kernel", "-a", "tiles=1", "--every", "tiles"])
     assert unproved.exit_code == 1

@@ -14,11 +14,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import MappingProxyType, SimpleNamespace
+from types import FrameType, MappingProxyType, SimpleNamespace
 from typing import Literal
 
 from npusim.errors import SpecError
 from npusim.kernels.tilelang.lengths import Growing, Growth, Move, Turn, move_of, plain
+from npusim.kernels.tilelang.loop_state import of_loop
 from npusim.kernels.tilelang.program import PLAIN, Language, PrimFunc, TensorType, place_in
 from npusim.kernels.tilelang.tiles import Box, Buffer, OpenCondition, Scalar, width_of
 
@@ -336,11 +337,16 @@ class _CoreWalk:
     @property
     def line(self) -> int:
         """The line of the program that runs."""
+        frame = self._frame
+        return frame.f_lineno if frame is not None else self.kernel.line
+
+    @property
+    def _frame(self) -> FrameType:
         frame = sys._getframe(1)
         path = self.kernel.path
         while frame is not None and frame.f_code.co_filename != path:
             frame = frame.f_back  # type: ignore[assignment]
-        return frame.f_lineno if frame is not None else self.kernel.line
+        return frame
 
     @property
     def is_muted(self) -> bool:
@@ -353,7 +359,7 @@ class _CoreWalk:
 
     def text_of(self, x: object) -> str:
         """Return an operand as text."""
-        return x.text() if isinstance(x, Scalar) else repr(x)
+        return x.text() if isinstance(x, Scalar) else repr(plain(x) if isinstance(x, Growing) else x)
 
     def read_scalar(self, part: _Part) -> _Unknown:
         """Return the value of an element that the scalar unit reads."""
@@ -571,6 +577,9 @@ class _CoreWalk:
             growth.refuse_loop(high.slopes[1])
         turn, part, asked = Turn(operator.index(low), high.value), self.turn[0] + 1, -1  # type: ignore[arg-type]
         growth.ran(part, turn.iteration, turn.end)
+        frame = self._frame
+        names = {**frame.f_globals, **frame.f_locals}
+        growth.reasons |= dict.fromkeys(of_loop(self.kernel.path, frame.f_lineno, names))
         is_ended = False
         try:
             for t in range(turn.iteration, turn.end):

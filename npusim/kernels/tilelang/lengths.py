@@ -187,6 +187,9 @@ class Growing:
 
     def _difference(self, other: object) -> int | None:
         """Return the number whose sign a comparison asks for; None: the other operand compares."""
+        if isinstance(other, float):
+            self.growth.refuse("a comparison of an integer that grows with a float")
+            return -1 if self.value < other else int(self.value > other)
         if not isinstance(other, Growing | int):
             return None
         left = self._sum(other, -1)
@@ -250,10 +253,14 @@ class Growing:
         return hash(operator.index(self))
 
     def __repr__(self) -> str:
-        return str(self.value)
-
-    def __str__(self) -> str:
         return str(operator.index(self))
+
+    def __format__(self, form: str) -> str:
+        return format(operator.index(self), form)
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]  # a program that asks whether it is an integer is told so
+        return int
 
 
 #: How a range of an axis moves with an iteration; None: its place or its extent depends on the length otherwise.

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 from npusim.errors import SpecError
 from npusim.kernels.tilelang.expert import Decisions, walk_program
 from npusim.kernels.tilelang.lengths import Growing, Growth
+from npusim.kernels.tilelang.loop_state import of_function
 from npusim.kernels.tilelang.program import Language, load_program
 from npusim.studies.flags.stepped_cores import SteppedCores
+from npusim.units import plural
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,9 +35,9 @@ MOST_INSTRUCTIONS, MOST_PATHS = 200_000, 64
 class Proof:
     """What is known of the lengths ``first + step * k`` of a program.
 
-    ``last``: the longest length that ran.  ``period``: the iterations after which states repeat.  ``fault``: a length
-    that has a fault, and the fault in words, None if no fault was seen.  ``reasons``: why longer lengths are not
-    proved, each with a line; empty for a proof.
+    ``groups``: the core groups that ran.  ``last``: the longest length that ran.  ``period``: the iterations after which
+    states repeat.  ``fault``: a length that has a fault, and the fault in words, None if no fault was seen.
+    ``reasons``: why longer lengths are not proved, each with a line; empty for a proof.
     """
 
     name: str
@@ -46,19 +48,23 @@ class Proof:
     fault: tuple[int, str] | None
     reasons: tuple[str, ...]
     notes: tuple[str, ...]
+    groups: tuple[int, ...] = (0,)
 
     def __str__(self) -> str:
         lengths = f"{self.name} = {self.first:,}, {self.first + self.step:,}, ..."
         if self.reasons:
             return f"not proved for {lengths}: {'; '.join(self.reasons)}"
         again = "each iteration leaves" if self.period == 1 else f"every {self.period} iterations leave"
-        return f"no faults for {lengths}: lengths up to {self.last:,} ran, after which {again} the same state"
+        groups = f"core {plural(len(self.groups), 'group')} {', '.join(map(str, self.groups))}"
+        ran = f"lengths up to {self.last:,} ran, after which {again} the same state"
+        return f"no faults within {groups} for {lengths}: {ran}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
     growth: Growth
     cores: tuple[Cores, ...]
+    groups: tuple[int, ...]
 
     @property
     def size(self) -> int:
@@ -75,11 +81,13 @@ def prove(path: Path, name: str, arguments: Mapping[str, object], length: str, s
         raise SpecError(f"--every {length}: state the first length with -a {length}=INTEGER")
     if step < 1:
         raise SpecError(f"--every {length}={step}: the step must be at least 1")
-    notes, ran, faults = dict[str, None](), set[int](), list[tuple[int, str]]()
+    ran, faults, groups = set[int](), list[tuple[int, str]](), set[tuple[int, ...]]()
 
     def run(k: int) -> _Run:
         growth = Growth(str(path), length, step, k)
-        return _run(path, name, {**arguments, length: Growing(growth, first + step * k, 0, step)}, growth)
+        made = _run(path, name, {**arguments, length: Growing(growth, first + step * k, 0, step)}, growth)
+        groups.add(made.groups)
+        return made
 
     def executed(made: _Run) -> list[SteppedCores]:
         k = made.growth.k
@@ -99,14 +107,14 @@ def prove(path: Path, name: str, arguments: Mapping[str, object], length: str, s
             break
         reasons = (f"the states of {2 * settling} iterations do not repeat",)
     if not reasons:  # the lengths that are too short for that; the first of them with a fault, if there is one
-        for k in range(min(ran)):
+        for k in range(made.growth.k):
             executed(run(k))
             if min(faults, default=(first + step * k + 1,))[0] <= first + step * k:
                 break
-    if made.growth.has_grid:
-        notes[f"the number of core groups grows with {length}: it is proved for core groups 0 and 1"] = None
+    common = tuple(sorted(set.intersection(*map(set, groups))))
+    notes = ("core groups are compared with one another at the first length only",) if max(groups) > (0,) else ()
     last = first + step * max(ran, default=0)
-    return Proof(length, first, step, last, made.growth.period, min(faults, default=None), reasons, tuple(notes))
+    return Proof(length, first, step, last, made.growth.period, min(faults, default=None), reasons, notes, common)
 
 
 def _settled(run: Callable[[int], _Run], settling: int) -> _Run:
@@ -150,13 +158,14 @@ def _run(path: Path, name: str, arguments: Mapping[str, object], growth: Growth)
             growth.refuse(f"core group {group} has more than {MOST_PATHS} paths through its conditions")
         if group == 0 and walk.groups > 1:
             groups += [1] if growth.has_grid else sorted({1, walk.groups - 1})
-    boxes = {
+    growth.reasons |= dict.fromkeys(of_function(kernel.path, kernel.line))
+    boxes = [
         box for cores in made.values() for issued in cores.values() for x in issued for box in (*x.reads, *x.writes)
-    }
+    ]
     for box in boxes:
         if box.space != "GM" and box.moves:
-            growth.refuse(f"{box} moves with an iteration")
-    return _Run(growth, tuple(made.values()))
+            growth.refuse(f"the part of {box.buffer} in {box.space} moves with an iteration")
+    return _Run(growth, tuple(made.values()), tuple(groups))
 
 
 def _repeats(executed: SteppedCores, growth: Growth) -> bool:
@@ -165,7 +174,10 @@ def _repeats(executed: SteppedCores, growth: Growth) -> bool:
     for part, (low, high) in growth.loops.items():
         first, last = max(low, growth.before + period), high - growth.after - 2 * period
         if not any(
-            (part, t) in states and states[part, t] == states.get((part, t + period)) for t in range(first, last)
+            (part, t) in states
+            and executed.begun[part, t] >= growth.before + period
+            and states[part, t] == states.get((part, t + period))
+            for t in range(first, last)
         ):
             return False
     return True

@@ -90,6 +90,8 @@ class SteppedCores:
     def __init__(self, cores: Cores) -> None:
         self.cores = [_Core(name, tuple(issued)) for name, issued in cores.items()]
         self.fault, self.states = "", dict[Turn, State]()
+        #: The first iteration of which a core has still to execute something; -1: of an earlier part of the program.
+        self.begun = dict[Turn, int]()
         self._clocks: dict[str, Clock] = {}  # of each pipe: what its last instruction knew, and the instruction itself
         self._numbers = defaultdict[str, int](int)
         self._flags: dict[tuple[object, ...], _Flag] = {}
@@ -105,6 +107,7 @@ class SteppedCores:
                     return
             if turn[0] % 2:
                 self.states[turn] = self._state()
+                self.begun[turn] = self._begun()
         for core in self.cores:
             for x in [*(x for queue in core.queues.values() for _, x, _ in queue), *core.issued[core.at :]]:
                 self.fault = f"{x} never starts: no set ends a wait before it"
@@ -224,6 +227,8 @@ class SteppedCores:
         for (low, high), (start, end), move, its in zip(a.ranges, b.ranges, _moves(a), _moves(b), strict=True):
             if move is None or move != its or (move and one.part != other.part):
                 continue  # they may meet
+            if move and other.at is None and one.part != self._turn[0]:
+                continue
             if move and other.at is None:  # the other is in all iterations that are more than `NEAR` before this turn
                 last = self._turn[1] - NEAR - 1 - (one.at or 0)
                 if end + move * last <= low if move > 0 else start + move * last >= high:
@@ -244,6 +249,12 @@ class SteppedCores:
                     uses[joined] = max(uses.get(joined, 0), number)
 
     # ------------------------------------------------------------ states
+
+    def _begun(self) -> int:
+        left = [x for core in self.cores for queue in core.queues.values() for _, x, _ in queue]
+        left += [core.issued[core.at] for core in self.cores if core.at < len(core.issued)]
+        part, iteration = self._turn
+        return min((x.turn[1] if x.turn[0] == part else -1 for x in left if x.turn[0] <= part), default=iteration + 1)
 
     def _state(self) -> State:
         """Return what decides the future; instructions are numbered by their order, iterations from the present one."""
