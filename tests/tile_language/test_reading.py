@@ -386,3 +386,13 @@ def test_an_if_masks_the_first_tile_by_a_number_of_a_tensor() -> None:
     keys = np.arange(96)[None]
     is_hidden = (keys < 32) & (keys >= np.repeat(ends.numpy(), 32)[:, None])
     assert error(call, "h200", "O", np.where(is_hidden, 0, np.exp2(scores * 0.125)).sum(1)) < 1e-5
+
+
+@pytest.mark.parametrize("hw", ["h200", "ascend_910b2"])
+def test_bits_of_floats_are_integers_and_back(hw: str) -> None:
+    from tests.tile_language.tile_kernels import powers_above, torch
+
+    a = torch.randn(64, 48, generator=torch.Generator().manual_seed(0))
+    call = recorded(lambda: powers_above(64, 48)(a, torch.zeros(64, 48)))
+    wanted = -np.sign(a.numpy()) * np.exp2(np.frexp(a.numpy())[1])
+    assert error(call, hw, "C", wanted) == 0.0

@@ -761,3 +761,23 @@ def masked_first_tile(length: int, dim: int, tile: int = 32):
             T.copy(total, O[bx * 32 : (bx + 1) * 32])
 
     return masked
+
+
+@tilelang.jit
+def powers_above(rows: int, columns: int):
+    """The power of two above each size, from its bits, with the opposite sign, from the sign's bit."""
+
+    @T.prim_func
+    def powers(A: T.Tensor((rows, columns), "float32"), C: T.Tensor((rows, columns), "float32")):
+        with T.Kernel(rows // 32, threads=128) as bx:
+            x = T.alloc_fragment((32, columns), "float32")
+            y = T.alloc_fragment((32, columns), "float32")
+            T.copy(A[bx * 32, 0], x)
+            for i, j in T.Parallel(32, columns):
+                exponent = (T.reinterpret(x[i, j], "uint32") >> 23) & 0xFF
+                sign = T.reinterpret(T.reinterpret(x[i, j], "uint32"), "int32") >> 31
+                power = T.reinterpret((T.Cast("int32", exponent) + 1) << 23, "float32")
+                y[i, j] = power * T.Cast("float32", -1 - 2 * sign)
+            T.copy(y, C[bx * 32, 0])
+
+    return powers

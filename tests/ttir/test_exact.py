@@ -76,6 +76,17 @@ def test_random_and_wrapping_integers_are_stored_exactly(hw: str) -> None:
 
 
 @pytest.mark.parametrize("hw", in_turn(DEVICES))
+def test_integers_without_a_sign_are_stored_as_negative_ones_of_their_bits(hw: str) -> None:
+    at = np.arange(100)
+    drawn = philox(42, at)[0].astype(np.uint32)
+    words = {"Y": np.zeros(100, np.uint32), "Z": np.zeros(100, np.uint32), "n": 100, "seed": 42, "B": 64}
+    wanted = {"Y": drawn.view(np.int32), "Z": at * 100003 + 7}
+    done = check("drawn_integers", (2,), words, wanted, hw)
+    assert drawn.max() >= 1 << 31
+    assert sum("shown here as negative ones" in n for n in done.notes) == 1  # all of Z are below 2^24
+
+
+@pytest.mark.parametrize("hw", in_turn(DEVICES))
 def test_random_numbers_of_rows_by_a_loaded_seed(hw: str) -> None:
     x, seeds = normal(1, 7, 50), np.array([3, 99], np.int32)
     drawn = np.stack([uniform(philox(seeds[i // 4], i * 50 + np.arange(50))[0]) for i in range(7)])

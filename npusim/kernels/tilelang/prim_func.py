@@ -669,6 +669,8 @@ class _PrimFuncReader:
             return operands[0]
         if word == "if_then_else":
             return Applied("select", operands)
+        if word == "reinterpret":
+            return Applied(word, operands, self.format(str(e.dtype)))
         if word == "clamp":
             return Applied("min", (Applied("max", operands[:2]), operands[2]))
         if _CALLS_OF_TWO.get(word, _RENAMED.get(word, word)) in _OF_LIBRARY:

@@ -67,7 +67,10 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """A function of expressions by its word: ``+``, ``lt``, ``select``, ``exp2``; of ``cast`` the format is stated."""
+    """A function of expressions by its word: ``+``, ``lt``, ``select``, ``exp2``.
+
+    Of ``cast`` and ``reinterpret`` the format is stated.
+    """
 
     word: str
     operands: tuple[Expression, ...]

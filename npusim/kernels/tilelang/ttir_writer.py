@@ -290,6 +290,18 @@ class _Writer:
         hint = v.name.rpartition("_")[0] or "t"
         return self.op(f"{word} %{v.name}{rounding} : {v.type} to {to}", v.shape, fmt, hint)
 
+    def of_bits(self, v: TileValue, fmt: str) -> TileValue:
+        """Return floats as the integers that have their bits, integers as such floats, and integers in another type of
+        as many bits.
+        """
+        sizes = [FLOATS[f] if f in FLOATS else int(TYPES[f][1:]) // 8 for f in (v.fmt, fmt)]
+        are_whole = [f not in FLOATS for f in (v.fmt, fmt)]
+        if all(are_whole) and sizes[0] == sizes[1] and v.number is None:
+            return replace(v, fmt=fmt)
+        if sizes[0] != sizes[1] or sizes[0] not in (2, 4) or are_whole[0] is are_whole[1]:
+            raise refused(self.line, f"T.reinterpret from {v.fmt} to {fmt} is not supported")
+        return self.op(f"tt.bitcast %{v.name} : {v.type} -> {type_of(v.shape, fmt)}", v.shape, fmt)
+
     # ------------------------------------------------------------ expressions
     def value(self, e: Expression) -> TileValue:
         """Return an expression's value: of the rank of the parallel loops, or a number."""
@@ -311,6 +323,8 @@ class _Writer:
     def applied(self, e: Applied) -> TileValue:
         if e.word == "cast":
             return self.cast(self.value(e.operands[0]), e.fmt)
+        if e.word == "reinterpret":
+            return self.of_bits(self.value(e.operands[0]), e.fmt)
         if e.word == "select" and (known := self.decided(e.operands[0])) is not None:
             return self.value(e.operands[1 if known else 2])
         if e.word == "select":

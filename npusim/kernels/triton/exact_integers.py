@@ -350,9 +350,14 @@ class ExactIntegers(WholeNumbers, ABC):
         if x.fmt != EXACT_BITS or not isinstance(tensor, IntegerTensor):
             return super()._without_sign(op, of, x)
         bits = bits_of(self.function.parameters[of])
+        if tensor.fmt.startswith("uint") and bits == EXACT:
+            why = f"{of}: integers of 2^31 and more are shown here as negative ones, which have the same bits"
+            self.notes.extend([f"{op.line}: {why}"] if not any(n.endswith(why) for n in self.notes) else [])
+            return x
         if tensor.fmt.startswith("uint"):
             if bits > EXACT // 2:
-                raise op.fail(f"{of}: storing computed values as {tensor.fmt} is not supported; allowed: uint8, uint16")
+                allowed = "uint8, uint16, uint32"
+                raise op.fail(f"{of}: storing computed values as {tensor.fmt} is not supported; allowed: {allowed}")
             text = (
                 f"integers({self.text(x)}, {float((1 << bits) - 1)!r}, 'andi.{EXACT}').to({self.choices.fmt('i16')!r})"
             )
@@ -523,7 +528,9 @@ class ExactIntegers(WholeNumbers, ABC):
     ) -> Floats:
         """Return integers, or a mask, that are known at launch as a block that is read; beyond 2^24 of 32 bits."""
         given = self._large(op, x) if isinstance(x, Affine | Listed | Elements) else None
-        if self._walk is not None and given is not None and np.abs(given.values).max(initial=0) <= MOST_EXACT:
+        is_bits = given is not None and given.bits == EXACT and not is_signed and np.any(given.values < 0)
+        is_small = given is not None and np.abs(given.values).max(initial=0) <= MOST_EXACT and not is_bits
+        if self._walk is not None and given is not None and is_small:
             values = given.values if is_signed else without_sign(given.values, given.bits).astype(np.int64)
             steady = np.broadcast_to(values, (len(values), self._walk.most, *given.shape))
             return self._known_block(
@@ -531,6 +538,4 @@ class ExactIntegers(WholeNumbers, ABC):
             )
         if given is None or given.bits != EXACT:
             return super()._known_integers(op, x, is_signed=is_signed)
-        if not is_signed and np.any(given.values < 0):
-            raise op.fail("storing integers of 2^31 and more, without a sign, is not supported; allowed: int32")
         return self._known_exactly(op, given)
