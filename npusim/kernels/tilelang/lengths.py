@@ -258,8 +258,8 @@ class Growing:
     def __format__(self, form: str) -> str:
         return format(operator.index(self), form)
 
-    @property
-    def __class__(self) -> type:  # type: ignore[override]  # a program that asks whether it is an integer is told so
+    @property  # type: ignore[misc]  # a program that asks whether it is an integer is told so
+    def __class__(self) -> type:
         return int
 
 

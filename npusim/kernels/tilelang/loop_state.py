@@ -58,7 +58,7 @@ def of_function(path: str, line: int) -> Iterator[str]:
             for node in ast.walk(top):
                 name = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
                 if isinstance(node, ast.Try) or name in _BANNED:
-                    yield f"line {node.lineno}: {name or 'try'} is code that a proof does not follow"
+                    yield f"line {getattr(node, 'lineno', line)}: {name or 'try'} is code that a proof does not follow"
 
 
 def of_loop(path: str, line: int, names: Mapping[str, object]) -> Iterator[str]:
@@ -68,12 +68,11 @@ def of_loop(path: str, line: int, names: Mapping[str, object]) -> Iterator[str]:
     """
     every = list(ast.walk(_tree(path)))
     loops = [n for n in every if isinstance(n, ast.For) and n.iter.lineno <= line <= (n.iter.end_lineno or 0)]
-    call = loops[-1].iter if loops else None
-    is_word = isinstance(call, ast.Call) and _is_word(call.func, names)
-    if not is_word or not isinstance(loops[-1].target, ast.Name):
+    loop = loops[-1] if loops else None
+    is_word = loop is not None and isinstance(loop.iter, ast.Call) and _is_word(loop.iter.func, names)
+    if loop is None or not is_word or not isinstance(loop.target, ast.Name):
         yield f"line {line}: a loop that grows must be written as for t in T.serial(...)"
         return
-    loop = loops[-1]
     functions = {n.name: n for n in every if isinstance(n, ast.FunctionDef)}
     yield from _kinds(loop.body, names, functions, set())
     stored = {n.id for s in loop.body for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}

@@ -65,8 +65,8 @@ def check_every_length(
     The report is that of the present length, or that of the shortest longer one that has a fault.  Raises as
     `check_program` does, and if ``arguments`` has no integer of the name ``length``.
     """
-    proof = prove(path, name, arguments, length, step)
     report = check_program(path, name, arguments)
+    proof = prove(path, name, arguments, length, step)
     if report.faults or proof.fault is None:
         return replace(report, proof=None if report.faults else proof)
     number, text = proof.fault

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npusim.errors import SpecError
+from npusim.errors import SpecError, one_line
 from npusim.kernels.tilelang.expert import Decisions, walk_program
 from npusim.kernels.tilelang.lengths import Growing, Growth
 from npusim.kernels.tilelang.loop_state import of_function
@@ -35,8 +35,8 @@ MOST_INSTRUCTIONS, MOST_PATHS = 200_000, 64
 class Proof:
     """What is known of the lengths ``first + step * k`` of a program.
 
-    ``groups``: the core groups that ran.  ``last``: the longest length that ran.  ``period``: the iterations after which
-    states repeat.  ``fault``: a length that has a fault, and the fault in words, None if no fault was seen.
+    ``groups``: the core groups that ran.  ``last``: the longest length that ran.  ``period``: the iterations after
+    which states repeat.  ``fault``: a length that has a fault, and the fault in words, None if no fault was seen.
     ``reasons``: why longer lengths are not proved, each with a line; empty for a proof.
     """
 
@@ -74,7 +74,7 @@ class _Run:
 def prove(path: Path, name: str, arguments: Mapping[str, object], length: str, step: int) -> Proof:
     """Return what is known of a program for each value of an argument from its present one, in steps.
 
-    Raises `SpecError` if the argument has no integer value, or if the program cannot be read at a length.
+    Raises `SpecError` if the argument has no integer value.
     """
     first = arguments.get(length)
     if not isinstance(first, int) or isinstance(first, bool):
@@ -85,7 +85,11 @@ def prove(path: Path, name: str, arguments: Mapping[str, object], length: str, s
 
     def run(k: int) -> _Run:
         growth = Growth(str(path), length, step, k)
-        made = _run(path, name, {**arguments, length: Growing(growth, first + step * k, 0, step)}, growth)
+        try:
+            made = _run(path, name, {**arguments, length: Growing(growth, first + step * k, 0, step)}, growth)
+        except SpecError as error:  # the program does something that is not defined for an integer that grows
+            growth.reasons[one_line(error)] = None
+            made = _Run(growth, ({},), (0,))
         groups.add(made.groups)
         return made
 
