@@ -105,7 +105,7 @@ def _kinds(
         elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
             of = node.value.id if isinstance(node.value, ast.Name) else ""
             if isinstance(names.get(of), list | dict | set) or of not in names:
-                yield f"line {line}: a loop that grows stores an element of what is no buffer"
+                yield f"line {line}: a loop that grows stores to an element of an object other than a buffer"
 
 
 def _call(
