@@ -294,6 +294,18 @@ def agreed(seeds: range, folder: Path) -> tuple[int, int, int]:
     return counts[0], counts[1], counts[2]
 
 
+def test_loops_inside_may_use_one_name(tmp_path: Path) -> None:
+    inner = "for i in T.serial(2):\n                        T.tile.mul(b, b, 1.0 + i)"
+    outside = '                for i in T.serial(2):\n                    T.wait_flag("V", "MTE2", i)'
+    text = RING.replace(
+        '                T.wait_flag("V", "MTE2", 0)\n                T.wait_flag("V", "MTE2", 1)', outside
+    )
+    text = program(text.replace("{count}", "tiles"), ONE_CORE, {"ready": WAIT, "after": inner})
+    proof = prove(written(tmp_path, text), "kernel", {"tiles": 1}, "tiles", 1)
+    assert outside in text
+    assert (proof.reasons, proof.fault) == ((), None)
+
+
 def test_a_quotient_of_the_length_grows_with_the_step(tmp_path: Path) -> None:
     path = ring(tmp_path, count="n // 64 - 1")
     proof = prove(path, "kernel", {"n": 128}, "n", 64)

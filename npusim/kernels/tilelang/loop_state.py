@@ -79,6 +79,9 @@ def of_loop(path: str, line: int, names: Mapping[str, object]) -> Iterator[str]:
     carried = list[str]()
     always = _known(loop.body, {loop.target.id}, stored, carried)
     own = {id(n) for s in loop.body for n in ast.walk(s)}
+    for other in (n for n in every if isinstance(n, ast.For) and isinstance(n.target, ast.Name) and id(n) not in own):
+        target = other.target.id if isinstance(other.target, ast.Name) else ""
+        own |= {id(n) for s in other.body for n in ast.walk(s) if isinstance(n, ast.Name) and n.id == target}
     after = {n.id for n in every if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load) and id(n) not in own}
     for name in dict.fromkeys([*carried, *sorted((stored - always) & after)]):
         yield f"line {loop.lineno}: {name} may have a value of an earlier iteration"
