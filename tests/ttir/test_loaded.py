@@ -228,7 +228,7 @@ def test_an_element_that_is_stored_over_the_tiles_of_a_loop_is_the_last(hw: str)
     [
         ("no barrier", 7, "X is stored to and also accessed elsewhere"),  # which of two threads stores last is free
         ("loaded again", 7, "X: one access selects rows by loaded integers and another does not"),
-        ("returns", 7, "X is stored to and also accessed elsewhere"),  # of some programs alone
+        ("returns", 7, "some programs return, or skip a store, after an earlier store"),
         ("another row", 7, "X is stored to and also accessed elsewhere"),
         ("beyond", 7, r"after a loop, program \(1, 0, 0\) stores an element that is in none of the loop's tiles"),
     ],
