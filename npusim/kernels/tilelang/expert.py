@@ -90,6 +90,11 @@ class Issued:
     product: tuple[int, int, int] | None = None
     turn: tuple[int, int] = (0, 0)
 
+    @property
+    def stops_scalar_unit(self) -> bool:
+        """Whether the core issues nothing more before the instruction has ended."""
+        return self.pipe == "S" and (self.kind in ("wait", "cross wait") or self.name == "scalar read")
+
     def __str__(self) -> str:
         return f"line {self.line} ({self.name}, {self.core} {self.pipe}, run {self.run})"
 

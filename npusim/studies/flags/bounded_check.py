@@ -10,11 +10,12 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from npusim.errors import SpecError
-from npusim.kernels.tilelang.expert import Decisions, GroupWalk, walk_program
+from npusim.kernels.tilelang.expert import GroupWalk
 from npusim.kernels.tilelang.program import Language, PrimFunc, load_program
 from npusim.studies.flags.every_length import Proof, prove
 from npusim.studies.flags.mends import mended
 from npusim.studies.flags.order import Cores, Fault, HappensBefore, Overlaps
+from npusim.studies.flags.walked_paths import MOST_PATHS, walks_of
 from npusim.units import plural
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from npusim.kernels.tilelang.expert import Issued
     from npusim.kernels.tilelang.tiles import Box
 
-#: Largest number of paths through conditions for a core group, and of instructions on one path.
-MOST_PATHS, MOST_INSTRUCTIONS = 64, 60_000
+#: Largest number of instructions on one path.
+MOST_INSTRUCTIONS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,39 +137,24 @@ class _Walked:
 
 def _walked(kernel: PrimFunc, language: Language, scalars: Mapping[str, object]) -> _Walked:
     """Return the walks of the first two core groups and of the last one along all paths."""
-    firsts = list[GroupWalk]()
-    walks, notes, paths = list[tuple[GroupWalk, str]](), dict[str, None](), 0
-    groups, count, known = [0], 1, set[object]()
-    for group in groups:  # grows after the first walk has shown how many there are
-        decisions = Decisions()
-        for number in range(MOST_PATHS):
-            walk = walk_program(kernel, language, group, decisions, scalars)
-            count = walk.groups
-            notes |= dict.fromkeys(walk.notes)
-            if sum(map(len, walk.cores.values())) > MOST_INSTRUCTIONS:
-                raise SpecError(
-                    f"{kernel.path}: more than {MOST_INSTRUCTIONS:,} instructions; set smaller sizes with -a"
-                )
-            paths += 1
-            if number == 0:
-                firsts.append(walk)
-            form = tuple((x.core, x.line, x.kind, x.flag) for issued in walk.cores.values() for x in issued)
-            if form not in known:  # the same instructions of another group differ only in tensors' offsets
-                known.add(form)
-                walks.append((walk, str(decisions)))
-            if not decisions.more():
-                break
-            if number + 1 == MOST_PATHS:
-                notes[
-                    (
-                        f"core group {group}: only {MOST_PATHS} paths through its conditions are checked; other paths "
-                        "are not"
-                    )
-                ] = None
-        if group == 0 and count > 1:
-            groups += sorted({1, count - 1})
+    firsts, walks, known = list[GroupWalk](), list[tuple[GroupWalk, str]](), set[object]()
+    notes, paths = dict[str, None](), 0
+    for one in walks_of(kernel, language, scalars):
+        walk, paths = one.walk, paths + 1
+        notes |= dict.fromkeys(walk.notes)
+        if sum(map(len, walk.cores.values())) > MOST_INSTRUCTIONS:
+            raise SpecError(f"{kernel.path}: more than {MOST_INSTRUCTIONS:,} instructions; set smaller sizes with -a")
+        if one.number == 0:
+            firsts.append(walk)
+        if one.form not in known:  # the same instructions of another group differ only in tensors' offsets
+            known.add(one.form)
+            walks.append((walk, one.answers))
+        if one.is_cut:
+            why = f"only {MOST_PATHS} paths through its conditions are checked; other paths are not"
+            notes[f"core group {walk.group}: {why}"] = None
+    groups = [walk.group for walk in firsts]
     listed = ", ".join(map(str, groups))
-    bounds = [f"core {plural(len(groups), 'group')} {listed} of {count}", f"{paths} {plural(paths, 'path')}"]
+    bounds = [f"core {plural(len(groups), 'group')} {listed} of {walk.groups}", f"{paths} {plural(paths, 'path')}"]
     return _Walked(walks, firsts, bounds, list(notes))
 
 

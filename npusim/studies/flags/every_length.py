@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npusim.errors import SpecError, one_line
-from npusim.kernels.tilelang.expert import Decisions, walk_program
 from npusim.kernels.tilelang.lengths import Growing, Growth
 from npusim.kernels.tilelang.loop_state import of_function
 from npusim.kernels.tilelang.program import Language, load_program
 from npusim.studies.flags.stepped_cores import SteppedCores
+from npusim.studies.flags.walked_paths import MOST_PATHS, walks_of
 from npusim.units import plural
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 #: Periods of iterations that run between the first and the last ones: those that states need to repeat.
 SETTLING = (6, 12, 24)
-#: Most instructions of a core group, and most paths through its conditions.
-MOST_INSTRUCTIONS, MOST_PATHS = 200_000, 64
+#: Most instructions of a core group.
+MOST_INSTRUCTIONS = 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,19 +149,12 @@ def _run(path: Path, name: str, arguments: Mapping[str, object], growth: Growth)
     kernel = load_program(path, name, arguments, language)
     growth.path = kernel.path
     scalars = arguments if kernel.name == name else {}
-    groups, made = [0], dict[object, "Cores"]()
-    for group in groups:  # grows once the first walk has shown how many there are
-        decisions = Decisions()
-        for _ in range(MOST_PATHS):
-            walk = walk_program(kernel, language, group, decisions, scalars, growth=growth)
-            form = tuple((x.core, x.line, x.kind, x.flag, x.turn) for issued in walk.cores.values() for x in issued)
-            made.setdefault(form, walk.cores)
-            if not decisions.more():
-                break
-        else:
-            growth.refuse(f"core group {group} has more than {MOST_PATHS} paths through its conditions")
-        if group == 0 and walk.groups > 1:
-            groups += [1] if growth.has_grid else sorted({1, walk.groups - 1})
+    groups, made = dict[int, None](), dict[object, "Cores"]()
+    for one in walks_of(kernel, language, scalars, growth):
+        groups[one.walk.group] = None
+        made.setdefault(one.form, one.walk.cores)
+        if one.is_cut:
+            growth.refuse(f"core group {one.walk.group} has more than {MOST_PATHS} paths through its conditions")
     growth.reasons |= dict.fromkeys(of_function(kernel.path, kernel.line))
     boxes = [
         box for cores in made.values() for issued in cores.values() for x in issued for box in (*x.reads, *x.writes)

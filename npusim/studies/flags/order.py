@@ -103,7 +103,7 @@ class HappensBefore:
             last[x.pipe] = i
             if x.flag[:1] == ("product",) and x.pipe == "M":
                 before.append(i - 1)
-            if x.pipe == "S" and (x.kind in ("wait", "cross wait") or x.name == "scalar read"):
+            if x.stops_scalar_unit:
                 gate = [i]
 
     def _flags(self, start: int, issued: Sequence[Issued]) -> None:

@@ -125,7 +125,7 @@ class SteppedCores:
             while core.at < len(core.issued) and core.stop is None and core.issued[core.at].turn <= self._turn:
                 x = core.issued[core.at]
                 core.queues[x.pipe].append((core.at, x, core.gate))
-                if x.pipe == "ALL" or (x.pipe == "S" and ("wait" in x.kind or x.name == "scalar read")):
+                if x.pipe == "ALL" or x.stops_scalar_unit:
                     core.stop = core.at
                 core.at += 1
             if not sum(self._execute(core, pipe) for pipe in list(core.queues)) and core.at == issued:
