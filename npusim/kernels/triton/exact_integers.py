@@ -142,7 +142,7 @@ class ExactIntegers(WholeNumbers, ABC):
             return Floats(text, x.axes, EXACT_BITS, x.pad)
         if isinstance(x, ValueComparison):
             raise op.fail(f"{op.name} on a mask that compares values is not supported; convert it with .to(tl.int32)")
-        if isinstance(x, Affine) and not any(x.steps) and not np.ptp(x.base) and not x.of:
+        if isinstance(x, Affine) and x.is_uniform and not x.of:
             integer = int(x.base.flat[0])
             low, high = whole_limits(EXACT)
             if not low <= integer <= high:
@@ -212,7 +212,7 @@ class ExactIntegers(WholeNumbers, ABC):
         self._bind(op, Floats(text, x.axes, EXACT_BITS, pad))
 
     def _set_floats(self, op: Op, x: Known, to: str) -> None:
-        if isinstance(x, Affine) and not any(x.steps) and not np.ptp(x.base) and not x.of:
+        if isinstance(x, Affine) and x.is_uniform and not x.of:
             value = float(floats_of_bits(np.array([float(x.base.flat[0])]), FORMATS[to], "float64")[0])
             self._set(op, Number(value, literal(value), x.shape))
             return

@@ -113,7 +113,7 @@ def _entries(op: Op, table: Any, at: Affine, shape: tuple[int, ...], beyond: int
 
 def _uniform(x: Listed | Affine) -> int | None:
     """Return the one integer of all elements in all programs; None if they differ."""
-    is_one = isinstance(x, Affine) and not any(x.steps) and not np.ptp(x.base) and not x.of
+    is_one = isinstance(x, Affine) and x.is_uniform and not x.of
     return int(x.base.flat[0]) if is_one and isinstance(x, Affine) else None
 
 

@@ -1028,7 +1028,7 @@ def _ends_of(pointer: Affine, left: Sequence[Integers]) -> tuple[Integers, Integ
 
 def _number_of(x: Known | None) -> int | None:
     """Return the integer that all elements are in all programs; None for another value."""
-    is_one = isinstance(x, Affine) and not any(x.steps) and not np.ptp(x.base)
+    is_one = isinstance(x, Affine) and x.is_uniform
     return int(x.base.flat[0]) if is_one and isinstance(x, Affine) else None
 
 

@@ -143,6 +143,11 @@ class Affine:
     bits: int = 64
     overflow: str = ""
 
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all elements are one integer, the same in all programs and iterations."""
+        return not any(self.steps) and not np.ptp(self.base)
+
     def limits(self) -> tuple[Integers | None, ...]:
         """Return ``left`` for every axis."""
         return self.left or (None,) * len(self.steps)

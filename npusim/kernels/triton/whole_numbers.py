@@ -117,7 +117,7 @@ class WholeNumbers(Arithmetic, ABC):
         view = MaskView(name, ones, self.choices.fmt(kind), ones, sizes=tensor.sizes, by=tensor.by, holds=tensor.data)
         self.arguments.setdefault(name, view)
         self._said_as(op, pointer.of, kind)
-        if isinstance(other, Affine) and not any(other.steps) and not np.ptp(other.base):
+        if isinstance(other, Affine) and other.is_uniform:
             other = _number(op, other, pointer.shape)
         self._load(op, replace(pointer, of=name), mask, other, kind)
 
@@ -284,7 +284,7 @@ class WholeNumbers(Arithmetic, ABC):
         if (isinstance(x, Affine) and x.of) or (isinstance(x, Listed) and x.rest.of):
             return x
         is_signed = not self.arguments[of].fmt.startswith("uint")
-        if isinstance(x, Affine) and not any(x.steps) and not np.ptp(x.base) and (is_signed or x.base.flat[0] >= 0):
+        if isinstance(x, Affine) and x.is_uniform and (is_signed or x.base.flat[0] >= 0):
             return _number(op, x, x.shape)
         return self._known_integers(op, x, is_signed=is_signed)
 
@@ -509,7 +509,7 @@ class WholeNumbers(Arithmetic, ABC):
 
     def _as_number(self, x: Affine, kind: str) -> Number | None:
         """Return a state of integers that begins with one number, as whole numbers; None for another state."""
-        is_one = not any(x.steps) and not np.ptp(x.base) and not x.of and kind in WHOLE
+        is_one = x.is_uniform and not x.of and kind in WHOLE
         value = float(x.base.flat[0])
         return Number(value, literal(value), x.shape) if is_one and abs(value) <= MOST_EXACT else None
 
@@ -541,7 +541,7 @@ class WholeNumbers(Arithmetic, ABC):
 
     def _as_value(self, op: Op, x: Known, like: tuple[str | None, ...] = ()) -> Floats | Number:
         """Return an integer as a value of a tile: one that is there, one number, or indices; ``like`` as above."""
-        if isinstance(x, Affine) and not any(x.steps) and not np.ptp(x.base):
+        if isinstance(x, Affine) and x.is_uniform:
             return _number(op, x, x.shape)
         if isinstance(x, Affine) and (number := self._of_loop(x)) is not None:
             return number
