@@ -130,7 +130,12 @@ def exploration_table(
 
 
 def _counted(counts: Counter[str]) -> str:
-    return ", ".join(f"{whole(counts[status])} {words}" for status, words in _COUNTED.items() if counts[status])
+    one = {"infeasible": "does not fit"}
+    return ", ".join(
+        f"{whole(counts[status])} {one.get(status, words) if counts[status] == 1 else words}"
+        for status, words in _COUNTED.items()
+        if counts[status]
+    )
 
 
 def _left(outcomes: Sequence[PointOutcome], last: Progress, exploration: Exploration | None) -> Iterator[Cell]:

@@ -475,7 +475,7 @@ class Request:
         names = "seq", "seq_q", "seq_kv", "batch", "lengths", "dtype", "tensor_parallel", "causal", "ignore", "kind"
         sizes = {name: getattr(self, name) for name in (*names, *CALL)}
         if self.kv_heads is not None and self.q_heads is None:
-            raise SpecError("kv_heads: states only the heads of K and V; set q_heads too")
+            raise SpecError("kv_heads: it sets only the heads of K and V; set q_heads too")
         if self.q_heads is not None and self.tensor_parallel is not None:
             raise SpecError("q_heads: states the heads of one device; remove tensor_parallel")
         if self.tensors is not None:

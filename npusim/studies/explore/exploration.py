@@ -175,7 +175,7 @@ class Exploration:
         counts = Counter(next(word for start, word in kinds if reason.startswith(start)) for reason in rejected)
         causes = [f"{n} rejected by {word}" if word.startswith("--") else f"{n} {word}" for word, n in counts.items()]
         if self.infeasible:
-            causes.append(f"{len(self.infeasible)} do not fit")
+            causes.append(f"{len(self.infeasible)} do{'es' if len(self.infeasible) == 1 else ''} not fit")
         return f"no point is left: {', '.join(causes)}"
 
     def closest_misfit(self) -> str:

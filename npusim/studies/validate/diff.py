@@ -24,7 +24,7 @@ from npusim.simulation.figures import figures
 from npusim.simulation.plan import plan_of
 from npusim.simulation.simulate import run_plan
 from npusim.simulation.variants import Variant, Variants
-from npusim.studies.validate.given_output import GivenOutput, read_output
+from npusim.studies.validate.given_output import GivenOutput, check_output_file, read_output
 from npusim.studies.validate.neighbours import Neighbour, nearest_problem
 
 if TYPE_CHECKING:
@@ -147,6 +147,7 @@ def comparison(
     output: str | Path | NDArray[Any], request: Request, on_tried: Callable[[int, int], None] | None = None
 ) -> HeldOutput:
     """Return a kernel's output with the program of a request; arguments and errors as for `diff`."""
+    check_output_file(output)  # before a tile is chosen, which may take seconds
     plan = plan_of(request, is_bare=True)
     base = run_plan(plan)
     if not base.problem.has_bits or "o" not in base.program.tensors:
