@@ -82,7 +82,7 @@ class AscendPhase:
 
     @property
     def parts_of_loop(self) -> tuple[Stage, ...]:
-        """Stages of the loop over tiles; none if products have no loop."""
+        """Stages of the loop over tiles; empty if products have no loop."""
         return self.phase.loops[0].stages if self.frame.loop_axis else ()
 
     def build(self, blocks: Sequence[WorkTile]) -> ProgramPhase:
