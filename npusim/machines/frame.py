@@ -132,7 +132,7 @@ class Frame:
     def led_by(self, stage: Stage) -> str:
         """Return the first name that a stage writes row by row and that is not a single row for all rows.
 
-        If a stage has no product, the first name whose columns the stage reduces.
+        If there is no such name, the first name whose columns the stage reduces.
         """
         reduced = (n for r in stage.rows if r.is_down for n in r.srcs if n in self.phase.names)
         return next((n for n in (*stage.written, *reduced) if self.axes(n)[0] != ONE), stage.written[0])

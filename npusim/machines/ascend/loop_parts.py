@@ -2,9 +2,11 @@
 
 `Parts` decides
 
-- where the loop is cut: before each product that reads results of rows (`cuts`); - the distance of each part from the
-first, in tiles (``lags``), and whether the next block begins in between; - the number of tiles of a name that exist at
-a time (`generations`), and the states that outlive their tiles (`lasting`).
+- where the loop is cut: before each product that reads results of rows (`cuts`);
+- the distance of each part from the first part, in tiles (``lags``), and whether the next block begins before the last
+  part ends;
+- the number of tiles of a name that exist at a time (`generations`), and the states that outlive their tiles
+  (`lasting`).
 
 Reads of a part from another tile are refused.  `slots` assigns slots to the tiles.
 """

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Slots:
-    """The slots of one phase; `cross`: the slots between products and rows, either of each vector core or of all cores."""
+    """The slots of one phase; `cross`: the slots between products and rows, of each vector core or of all cores."""
 
     def __init__(self, frame: Frame, group: AscendGroup, tiling: AscendTiling, parts: Parts) -> None:
         self.frame, self.group, self.tiling, self.parts = frame, group, tiling, parts

@@ -273,10 +273,10 @@ class LayerEvaluation:
 
 
 def sample_rows(count: int) -> list[int]:
-    """Return the rows of a sequence that a sample contains: the last 128, and 128 at five eighths.
+    """Return the rows of a sequence whose blocks a sample contains: the last 128 rows, and one at five eighths.
 
     The last rows see all keys, but belong to the last shard of a message, which ring and mesh add in the same order;
-    the other rows are inside a message, whether it consists of the sequence or of half of it.
+    the other row is inside a message, whether it consists of the sequence or of half of it.
     """
     return sorted({5 * count // 8, *range(max(0, count - ROW_GRAIN), count)})
 

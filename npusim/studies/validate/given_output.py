@@ -34,7 +34,7 @@ SHOWN = 3
 class GivenOutput:
     """An output ``values`` (batch, heads, rows, columns) in the run's format, read from ``where``.
 
-    ``has`` (batch, heads, rows): the rows that it has; all of them unless ``is_stated``, by the key `COMPUTED`.
+    ``has`` (batch, heads, rows): the rows that the output has; all rows unless ``is_stated``, by the key `COMPUTED`.
     """
 
     where: str
@@ -52,7 +52,7 @@ class GivenOutput:
     def cut(self, blocks: Mapping[BlockRows, NDArray[Any]]) -> dict[BlockRows, NDArray[Any]]:
         """Return the parts of blocks of rows that the output has, by batch, head and first row.
 
-        Raises `TensorError` if it has none of them.
+        Raises `TensorError` if the output has none of them.
         """
         parts: dict[BlockRows, NDArray[Any]] = {}
         for (n, h, row), block in blocks.items():
