@@ -1,4 +1,6 @@
-"""Loops over rows that are read again, and loops of loads that wait for one another: ``python passes.py OUT.json``.
+"""Loops over rows that are read again, and loops of loads that wait for one another.
+
+    python -m reports.silicon.passes OUT.json
 
 Needs one GPU, torch and triton.  Each time is that of one launch in a graph of equal launches, in microseconds: the
 median of three replays.  ``rows``: blocks of the launch, one a row; ``row_bytes``: bytes of a row.
@@ -18,6 +20,8 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+
+from reports.silicon.graph_time import graph_us
 
 MIB = 1 << 20
 
@@ -64,24 +68,7 @@ def chain(x: Any, out: Any, count: int, stride: int, block: tl.constexpr) -> Non
 
 def timed(kernel: Any, rows: int, *given: Any, warps: int) -> float:
     """Return the time of one of many launches in a graph."""
-
-    def launch() -> None:
-        kernel[(rows,)](*given, num_warps=warps)
-
-    launch()
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    graph, count = torch.cuda.CUDAGraph(), 20
-    with torch.cuda.graph(graph):
-        for _ in range(count):
-            launch()
-    times = list[float]()
-    for _ in range(4):
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / count)
-    return sorted(times[1:])[1]
+    return graph_us([lambda: kernel[(rows,)](*given, num_warps=warps)] * 20, 3)
 
 
 def main() -> None:
