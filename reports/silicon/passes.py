@@ -27,7 +27,7 @@ MIB = 1 << 20
 
 
 @triton.jit
-def reread(x: Any, out: Any, size: int, passes: int, block: tl.constexpr) -> None:
+def reread(x, out, size, passes, block: tl.constexpr):
     """Pass over a row several times."""
     pid = tl.program_id(0)
     x += pid.to(tl.int64) * size
@@ -39,7 +39,7 @@ def reread(x: Any, out: Any, size: int, passes: int, block: tl.constexpr) -> Non
 
 
 @triton.jit
-def twopass(x: Any, out: Any, size: int, block: tl.constexpr) -> None:
+def twopass(x, out, size, block: tl.constexpr):
     """Read a row, then read it again and store it."""
     pid = tl.program_id(0)
     x += pid.to(tl.int64) * size
@@ -55,7 +55,7 @@ def twopass(x: Any, out: Any, size: int, block: tl.constexpr) -> None:
 
 
 @triton.jit
-def chain(x: Any, out: Any, count: int, stride: int, block: tl.constexpr) -> None:
+def chain(x, out, count, stride, block: tl.constexpr):
     """Load a tile, add it to a state, and store this state."""
     at = tl.program_id(0) * block + tl.arange(0, block)
     state = tl.zeros([block], tl.float32)
