@@ -75,7 +75,9 @@ def exp_float32(x: NDArray[Any], out: NDArray[Any], undecided: NDArray[Any], bin
 
 @kernel
 def exp_float32_closer(x: NDArray[Any], out: NDArray[Any], undecided: NDArray[Any], binary: bool) -> None:
-    """As :func:`exp_float32`, but only for numbers, and with 1 and exp(r) - 1 separate: near 1 this decides all cases."""
+    """As :func:`exp_float32`, but only for numbers, and with 1 and exp(r) - 1 separate: near 1 this decides
+    all cases.
+    """
     for i in range(out.size):
         whole, r, scale = reduce_argument(np.float64(x[i]), binary)
         change = _expm1(r)

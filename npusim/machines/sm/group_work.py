@@ -151,7 +151,9 @@ class Works:
         return (self.usual if self.decided.code else self._rows(s)).paying("block")
 
     def iteration(self, copies: int = 0) -> GroupWork:
-        """Return the work at an iteration's end; ``copies``: number of copies of a later tile that each thread issues."""
+        """Return the work at an iteration's end; ``copies``: number of copies of a later tile that each
+        thread issues.
+        """
         return self.usual._replace(copies=copies, pays=("tile",))
 
     def put(self) -> GroupWork:

@@ -397,7 +397,9 @@ def _visited_bytes(phase: Phase, blocks: Sequence[WorkTile]) -> int:
 
 
 def layout_of(tile: BlockTile, engine: GroupMatrixEngine, decided: GpuDecisions) -> GpuDecisions:
-    """Return a kernel's decisions, completed by those of a block: its groups of warps, their layout, tiles and stages."""
+    """Return a kernel's decisions, completed by those of a block: its groups of warps, their layout, tiles
+    and stages.
+    """
     warps = tile.warps
     depth = max(decided.depth, tile.depth)
     decided = decided._replace(warps=warps, rows=tile.rows, stages=tile.stages, depth=depth)

@@ -71,7 +71,9 @@ def arranged(plan: WarpPlan) -> Arrangement:
 
 
 def fragments(plan: WarpPlan, held: Fragment, rows: int, columns: int) -> tuple[int, int]:
-    """Return the number of fragments like ``held`` that a quad pair has along the rows and along the columns of a tile."""
+    """Return the number of fragments like ``held`` that a quad pair has along the rows and along the
+    columns of a tile.
+    """
     where = arranged(plan)
     return ceil_div(rows, held.rows * where.m * plan.warps), ceil_div(columns, held.columns * where.n)
 

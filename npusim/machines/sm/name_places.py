@@ -370,7 +370,9 @@ class BlockPlaces:
         return self.slot(self.near[root], n, block, tile, first=first, last=last)
 
     def slots_of_rows(self, s: Stage, block: WorkTile, tile: Visit) -> Handshake:
-        """Return the slots that a rows stage reads and no block holds; a group without rows also waits for these slots."""
+        """Return the slots that a rows stage reads and no block holds; a group without rows also waits for
+        these slots.
+        """
         roots = {n: self.frame.storage.get(n, n) for n in s.read}
         return tuple(
             self._read_by_rows(root, n, s, block, tile)

@@ -65,7 +65,9 @@ class Arranged(Protocol):
         """Return values as (batch, heads, rows, cols)."""
 
     def drawn(self, values: NDArray[Any], head: tuple[int, int]) -> NDArray[Any]:
-        """Return drawn values of a (batch, head), (rows, cols); rows that share one place in memory have equal values."""
+        """Return drawn values of a (batch, head), (rows, cols); rows that share one place in memory have
+        equal values.
+        """
 
     def piece(self, rows: int, cols: int) -> int:
         """Return the number of successive elements in memory of a part of a matrix."""

@@ -29,7 +29,9 @@ class PathWalk(NamedTuple):
 
     @property
     def form(self) -> object:
-        """Key by which walks have the same instructions; walks of another group may differ in the offsets of tensors."""
+        """Key by which walks have the same instructions; walks of another group may differ in the offsets
+        of tensors.
+        """
         return tuple((x.core, x.line, x.kind, x.flag, x.turn) for issued in self.walk.cores.values() for x in issued)
 
 

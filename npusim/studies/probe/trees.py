@@ -135,7 +135,9 @@ def products_of(tree: Tree) -> Any:
 
 
 def repeated(step: Tree, depth: int, start: Tree | None = C) -> Any:
-    """Return chained steps: each step uses the result of the previous one as its c; ``start``: the c of the first step."""
+    """Return chained steps: each step uses the result of the previous one as its c; ``start``: the c of the
+    first step.
+    """
     tree, size = start, leaf_count(step)
     for k in range(0, depth, size):
         tree = with_leaves(step, lambda n, k=k, before=tree: before if n == C else n + k)  # type: ignore[misc]
