@@ -365,8 +365,8 @@ class MeasurementCase(_Options):
     def baseline_case(self) -> Self | None:
         """Return the baseline of a speedup; None if there is no baseline.
 
-        The baseline is this case with the keys of ``baseline`` replaced.  Another schedule does not inherit this schedule's
-        tiling and precision: if they are omitted, that schedule's defaults apply.
+        The baseline is this case with the keys of ``baseline`` replaced.  Another schedule does not inherit this
+        schedule's tiling and precision: if they are omitted, that schedule's defaults apply.
         """
         if self.baseline is None:
             return None
