@@ -61,7 +61,9 @@ class PartsSpec(SpecModel):
     """
 
     line_bytes: PositiveWhole = Field(description="pieces of fewer bytes are parts")
-    read_factor: Positive = Field(description="time of a link to memory beyond L2 for them, over that of their bytes")
+    read_factor: Positive = Field(
+        description="time of such reads on a link to memory beyond L2, over that of their bytes"
+    )
 
 
 class GlobalMemorySpec(SpecModel):
@@ -124,7 +126,7 @@ class L2Spec(SpecModel):
         ),
     )
     same_data_cores_count: PositiveWhole | None = Field(
-        default=None, description=("smallest number of cores that counts as many")
+        default=None, description=("smallest number of cores to which `same_data_factor` applies")
     )
     stays: StaysSpec | None = Field(
         default=None,
@@ -326,7 +328,7 @@ class LaunchSpec(SpecModel):
     )
     products_s: Quantity | None = Field(
         default=None,
-        description="additional time of the first task of a program with products, in a stream only; absent: none",
+        description="additional time of the first task of a program with products, only in a stream; absent: none",
     )
     block_dispatch_cycles: WholeQuantity = Field(
         description=("time before the first instruction of a launch on a core")

@@ -228,7 +228,7 @@ class Growing:
     # ------------------------------------------------------------ what Python needs a number for
 
     def __index__(self) -> int:
-        self.growth.refuse("an integer that grows stands where the walk needs a number")
+        self.growth.refuse("a growing integer is used where npusim needs a number")
         return self.value
 
     __int__ = __index__

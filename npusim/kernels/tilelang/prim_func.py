@@ -258,7 +258,9 @@ class _PrimFuncReader:
         if not any(isinstance(s, CoreScope | BarrierStep) for s in walked(body)):
             return body
         if self.unfinished is not None:
-            raise refused(self.unfinished, "a product or copy that is not over with its statement, beside warp groups")
+            raise refused(
+                self.unfinished, "a product or copy that continues after its statement, in a kernel with warp groups"
+            )
         self.note(_GROUPS_NOTE)
         return without_slots(in_text_order(body, self.barriers, self.threads, self.registers))
 
