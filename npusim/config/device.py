@@ -126,7 +126,7 @@ class L2Spec(SpecModel):
         ),
     )
     same_data_cores_count: PositiveWhole | None = Field(
-        default=None, description=("smallest number of cores to which `same_data_factor` applies")
+        default=None, description="number of cores from which `same_data_factor` applies in full; in proportion below"
     )
     stays: StaysSpec | None = Field(
         default=None,
