@@ -79,7 +79,7 @@ def sum_again(row: Any, b: Any, old: NDArray[Any], out: Any, block: int) -> Any:
     totals, errors, lost, rest, sizes = sums
     for j in range(c.size):
         totals[j], lost[j], rest[j], sizes[j] = np.float64(old[j]), 0.0, 0.0, 0.0
-    for k in range(block):  # loops of few arrays, over columns: the compiler takes several columns at a time
+    for k in range(block):  # loops over columns, on few arrays: the compiler processes several columns at a time
         x = a[k]
         for j in range(c.size):
             totals[j], errors[j] = two_sum(totals[j], x * columns[k, j])

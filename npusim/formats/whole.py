@@ -25,7 +25,7 @@ _HALF, _LOWER = np.uint64(32), np.uint64((1 << 32) - 1)
 
 
 def _quotient(x: Integers, y: Integers) -> Integers:
-    return (x - np.fmod(x, y)) // y  # toward 0, as C has it
+    return (x - np.fmod(x, y)) // y  # toward 0, as in C
 
 
 #: Operations of integers with a sign, or for which the sign does not matter, by LLVM's names; and without a sign.
@@ -122,7 +122,7 @@ def whole_step(text: str, x: NDArray[Any], y: NDArray[Any], fmt: str) -> NDArray
 def bits_of_floats(x: NDArray[Any], of: str, fmt: str) -> NDArray[Any]:
     """Return the bits of floats, rounded to the format ``of``, as integers with a sign, in a format that has these."""
     kind = get_format(of)
-    given = x if x.dtype == kind.dtype else cast(x, of)  # the bits of a NaN stay as they are
+    given = x if x.dtype == kind.dtype else cast(x, of)  # the bits of a NaN do not change
     bits = np.ascontiguousarray(given).view(f"i{kind.size_bytes}").reshape(x.shape)
     return cast(bits.astype(np.float64), fmt)
 

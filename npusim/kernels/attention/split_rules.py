@@ -109,7 +109,7 @@ def num_splits_heuristic(blocks: int, places: int, tiles: int, *, skips_equal: b
     # csrc/flash_attn/flash_api.cpp, num_splits_heuristic
     if blocks >= 0.8 * places:
         return 1
-    # at most 128, as there
+    # at most 128, as in that function
     most, counts = min(128, places, tiles), list[int]()
     for s in range(1, most + 1):
         if not skips_equal or s == 1 or ceil_div(tiles, s) != ceil_div(tiles, s - 1):
@@ -132,7 +132,7 @@ def fa2(call: SplitCall) -> Parts:
         return tuple((n,) for n in call.tiles)
     heads, rows = (call.kv_heads, call.rows) if swaps else (call.heads, call.queries)
     longest = max(call.tiles)
-    # blocks of 64 rows, as there
+    # blocks of 64 rows, as in that function
     blocks = len(call.keys) * heads * ceil_div(rows, 64)
     each = ceil_div(longest, num_splits_heuristic(blocks, 2 * call.cores, longest, skips_equal=True))
     return tuple(sized(n, each) for n in call.tiles)
@@ -146,7 +146,7 @@ def _fa3_count(call: SplitCall, sequences: int) -> int:
     # as there
     if blocks >= 0.8 * call.cores and call.kv_bytes > l2 and row_blocks >= 2 * call.cores and not call.is_causal:
         return min(ceil_div(call.kv_bytes, l2), 128)  # as there
-    # four tiles or fewer are not split, as there
+    # four tiles or fewer are not split, as in that function
     return 1 if longest <= 4 else num_splits_heuristic(blocks, call.cores, longest, skips_equal=False)
 
 

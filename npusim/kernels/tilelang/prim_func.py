@@ -412,7 +412,8 @@ class _PrimFuncReader:
 
     def bound(self, s: tirx.Bind) -> tuple[Statement, ...]:
         if type(s.value).__name__ == "Call" and "launch_thread_idx" in str(s.value.op):
-            self.variables[s.var] = made = Variable(f"thread_{len(self.variables)}")  # refused where it is read
+            # the number is refused where it is read
+            self.variables[s.var] = made = Variable(f"thread_{len(self.variables)}")
             self.thread = self.thread or made
             return ()
         if self.is_of_later_loop(s.value):

@@ -661,7 +661,7 @@ class _Writer:
             if not isinstance(e, BufferElement) or e.buffer.is_global or e.buffer not in self.tiles:
                 continue
             if e.buffer in self.origins and not self.origins[e.buffer].is_copy:
-                continue  # its first elements are computed again
+                continue  # the first elements of the tile are computed again
             shape = dict(zip(e.buffer.dims, self.tiles[e.buffer].shape, strict=False))
             for d, n in shape.items():
                 index = e.indices[d]

@@ -88,7 +88,7 @@ def unlike_rows(rows: Integers) -> tuple[Integers, Integers]:
     elements.
     """
     unsigned = rows.astype(np.int64, copy=False).view(np.uint64) ^ np.uint64(1 << 63)
-    keys = [row.tobytes() for row in unsigned.astype(">u8")]  # as bytes they have the order of the integers
+    keys = [row.tobytes() for row in unsigned.astype(">u8")]  # as bytes the keys have the order of the integers
     first = dict[bytes, int]()
     for i, key in enumerate(keys):
         first.setdefault(key, i)

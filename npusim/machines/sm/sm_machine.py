@@ -100,7 +100,7 @@ class SmMachine(Machine):
     reshapes_operands = False
 
     def __init__(self, device: DeviceSpec) -> None:
-        super().__init__(device)  # places: residents share a multiprocessor
+        super().__init__(device)  # places: resident blocks share a multiprocessor
         self.has_groups = has_concurrent_warp_groups(device)
         self.has_lanes = device.is_timed and not self.has_groups
         self.has_rows_kernels = self.keeps_factors = not self.has_lanes
