@@ -81,7 +81,7 @@ class GlobalMemorySpec(SpecModel):
 #: after a series of equal launches: on other inputs (``steady``) each launch moves the data that it reads and writes;
 #: on the same inputs (``repeated``) a launch finds the inputs that fit (`npusim.program.ir.residency`).
 L2State = Literal["clean", "dirty", "warm", "steady", "repeated"]
-#: The states that mean that another launch follows.
+#: The states after which another launch follows.
 FOLLOWED: frozenset[L2State] = frozenset({"steady", "repeated"})
 
 

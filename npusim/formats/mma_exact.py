@@ -183,7 +183,7 @@ def exact_kernel(block: int) -> Callable[..., None]:
                             narrow = bound <= unit * 2.0**51 and is_multiple(old, unit)
                             error = bound * ERROR_BOUND
                             low, high = np.float32(totals[j] - error), np.float32(totals[j] + error)
-                            # NaN bounds belong to NaN and Inf sums, which are right in any order.
+                            # A bound of NaN belongs to a sum of NaN or Inf, which is right in any order.
                             doubt = low < high or (low == np.float32(0.0) and error != 0.0)
                             doubtful[j] = doubt and not narrow
                             count += 1 if doubt and not narrow else 0

@@ -35,7 +35,7 @@ def dequantised(x: Value, scale: Value, fmt: str) -> Value:
     return (x.to("float16").to(scale.fmt) * scale).to(fmt)
 
 
-#: The same with a scale for each column.
+#: Dequantisation with a scale for each column.
 dequantised_columns = dequantised.wrapped(dequantised.function, (), {"scale": f"{ONE} col"})
 
 

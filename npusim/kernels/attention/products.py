@@ -32,7 +32,7 @@ def product_by_tiles(a: Value, b: Value, fmt: str) -> Value:
     return total.to(fmt)
 
 
-#: By whether B is stored transposed.
+#: Forms of the product kernel: B stored as it is, and B stored transposed.
 WHOLE, BY_TILES = (
     tuple(kernel(results="c", a="m k", b=axes)(function) for axes in ("k n", "n k"))
     for function in (product, product_by_tiles)

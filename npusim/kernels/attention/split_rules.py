@@ -116,7 +116,7 @@ def num_splits_heuristic(blocks: int, places: int, tiles: int, *, skips_equal: b
             counts.append(s)
     waves = np.array([blocks * s for s in counts], np.float32) / np.float32(places)
     efficiency = waves / np.ceil(waves)
-    # 85 % of the best, in double precision, as there
+    # 85 % of the best, in double precision, as in that function
     return counts[int(np.argmax(efficiency.astype(np.float64) >= 0.85 * float(efficiency.max())))]
 
 
@@ -160,7 +160,7 @@ def fa3_varlen(call: SplitCall) -> Parts:
     work = ceil_div(call.rows, call.block_q) * sum(call.tiles) * call.kv_heads
     # hopper/flash_prepare_scheduler.cu: a tenth more
     each, most = ceil_div(11 * work, 10 * call.cores), _fa3_count(call, 1)
-    few = len(call.keys) <= 992  # as in FlashAttention-3: so many sequences fit into a block of threads
+    few = len(call.keys) <= 992  # as in FlashAttention-3: this number of sequences fits into a block of threads
     counts = [max(1, min(ceil_div(n, each), most)) if few else 1 for n in call.tiles]
     return _counted(call.shortened(call.block_q).tiles, counts)
 

@@ -272,7 +272,7 @@ def _before(p: ModelProblem) -> tuple[NodeKernel, ...]:
     that torch.compile has compiled, a kernel copies V, and the rotation of K also stores it,
     measurements/h200_layer.csv).
     """
-    # The rotated key of a latent is the same for all heads.
+    # All heads have the same rotated key of a latent.
     heads, size = (p.heads + p.kv_heads, p.head_dim) if p.latent is None else (p.heads + 1, p.latent.rope_head_dim)
     turned = RowsProblem(what="rotary", heads=heads, rows=p.rows, cols=size // 2, dtype=p.dtype)
     named = [x for x in p.projections() if x[0] != "kv" or not p.is_absorbed]

@@ -703,7 +703,7 @@ _GROUP = "warp_specialize"
 #: Steps at a barrier of the program, in addition to copies that belong to a barrier.
 _STEPS = frozenset({"mbarrier_wait_parity", "ptx_arrive_barrier"})
 _SCOPES = frozenset({"shared", "shared.dyn", "local", "local.fragment", "local.var", "global"})
-#: Neighbours that an atomic addition in parallel loops adds to.
+#: Neighbours to which an atomic addition in parallel loops adds.
 _ADDITIONS: Mapping[str, int] = MappingProxyType(
     {"atomic_add_elem_op": 1, "atomic_addx2_elem_op": 2, "atomic_addx4_elem_op": 4}
 )

@@ -70,7 +70,7 @@ _AGAIN = "a part of the tile {} is loaded and computed again from tensors, and t
 _TO_WHOLE = frozenset({"rint", "floor", "ceil"})
 #: An addition of floats to elements of a tensor.
 _ATOMIC = "tt.atomic_rmw fadd"
-#: Parts of an expression that a tile is computed from.
+#: Largest number of parts of an expression from which a tile is computed.
 _MOST_PARTS = 64
 _NEUTRAL = MappingProxyType({"sum": 0.0, "max": -math.inf, "min": math.inf})
 #: A result that an operation has, and the names that a line has.

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from npusim.kernels.triton.ttir_text import Op
 
     Sums = Callable[[Op, Affine, Affine], Affine]
-    #: The integers of programs that represent all, and for each program its number among these.
+    #: The integers of the programs that represent all programs, and for each program the index of its representative.
     Kinds = Callable[[Integers], tuple[Integers, Integers]]
 
 #: Most entries of a table of the integers of all programs and iterations.
