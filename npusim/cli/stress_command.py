@@ -16,7 +16,8 @@ from npusim.errors import CheckFailedError, SpecError
 from npusim.simulation.request import BitsOptions, Request, command, short_name
 
 app = Verbs()
-#: Options of a search that a run of its worst input must not have: the stored input has the sizes, and the run names the
+#: Options of a search that a run of its worst input must not have: the stored input has the sizes, and the run names
+#: the
 #: tile.
 _OF_TENSORS = ("--seq", "--seq-q", "--seq-kv", "--batch", "--phase", "--dtype", "--lengths", "-w", "-t")
 

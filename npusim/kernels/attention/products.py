@@ -50,7 +50,7 @@ def add_parts(parts: Value, fmt: str) -> Value:
 
 @kernel(results="y", x="row col")
 def copied(x: Value) -> Value:
-    """X as it is."""
+    """The tile unchanged."""
     return x
 
 

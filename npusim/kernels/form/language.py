@@ -827,8 +827,8 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """A state's variable across a loop: its value at the beginning and end of a tile, after which event, and where it
-    is bound.
+    """A state's variable across a loop: its value at the beginning and end of a tile, the event after which the latter
+    is bound, and the place of the binding.
     """
 
     old: Value

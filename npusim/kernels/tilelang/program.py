@@ -151,7 +151,7 @@ class PrimFunc:
 
     @property
     def workspace_names(self) -> set[str]:
-        """The names of the workspaces, which a launch allocates and nothing reads after it."""
+        """The names of the workspaces, which a launch allocates and which nothing reads after the launch."""
         return {self.parameters[i] for i in self.workspaces}
 
     @property

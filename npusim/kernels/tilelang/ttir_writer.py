@@ -109,7 +109,7 @@ class TileOrigin:
 
     @property
     def is_copy(self) -> bool:
-        """Whether it is an unchanged element of a tensor."""
+        """Whether the origin is an unchanged element of a tensor."""
         return isinstance(self.value, BufferElement)
 
     def at(self, indices: Sequence[Expression]) -> Expression:
@@ -117,12 +117,12 @@ class TileOrigin:
         return substituted(self.value, dict(zip(self.axes, indices, strict=True)))
 
     def reads(self, buffers: set[TileBuffer]) -> bool:
-        """Return whether it has an element of some tensors."""
+        """Return whether the origin includes an element of one of these tensors."""
         return any(isinstance(e, BufferElement) and e.buffer in buffers for e in parts_of(self.value))
 
 
 def type_of(shape: Sequence[int], fmt: str) -> str:
-    """Return the type of a tensor in TTIR, of a number where the shape is empty."""
+    """Return the type of a tensor in TTIR, or of a number if the shape is empty."""
     element = TYPES.get(fmt, fmt)
     return f"tensor<{''.join(f'{n}x' for n in shape)}{element}>" if shape else element
 
