@@ -53,7 +53,7 @@ class SplitCall:
     alibi: bool = False
 
     def shortened(self, rows: int) -> SplitCall:
-        """Return the call with the keys that a kernel counts if it visits only a window: this number, plus ``rows``."""
+        """Return the call with the keys that a kernel of a window counts: at most the window and ``rows`` keys."""
         if not self.window:
             return self
         return replace(self, keys=tuple(min(n, self.window + rows) for n in self.keys))
