@@ -49,7 +49,7 @@ def stress(
         str,
         o.option(
             "--require finite|max-rmse=X",
-            "Exit code 1 if the worst input does not meet this; finite extends the default bounds.",
+            "Exit code 1 if the worst input violates this condition; finite extends the default bounds.",
             panel="How",
             shown=False,
         ),

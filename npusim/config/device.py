@@ -62,7 +62,7 @@ class PartsSpec(SpecModel):
 
     line_bytes: PositiveWhole = Field(description="pieces of fewer bytes are parts")
     read_factor: Positive = Field(
-        description="time of such reads on a link to memory beyond L2, over that of their bytes"
+        description="time of reads of parts of lines on a link to memory beyond L2, relative to the time of their bytes"
     )
 
 
@@ -73,7 +73,7 @@ class GlobalMemorySpec(SpecModel):
     alignment_bytes: PositiveWhole = Field(description="preferred, for full bandwidth")
     request_min_bytes: PositiveWhole = Field(description="smallest size of the requests into which transfers are split")
     parts: PartsSpec | None = Field(
-        default=None, description="cost of reads of parts of lines; absent: they cost their bytes"
+        default=None, description="cost of reads of parts of lines; absent: these reads cost their bytes"
     )
 
 
@@ -199,7 +199,9 @@ class FlagsSpec(SpecModel):
     )
     tile_extra_cycles: Quantity | None = Field(
         default=None,
-        description=("length beyond which PTO's FlashAttention has this additional time too; the cause is not known"),
+        description=(
+            "time of such a tile in addition to `tile_cycles` in PTO's FlashAttention; the cause is not known"
+        ),
     )
     cross_core_ids_count: PositiveWhole = Field(description="counter flags per core group")
     cross_core_counter_max_count: PositiveWhole = Field(
