@@ -347,13 +347,16 @@ def remembered(
     """Return the JSON value of ``make`` for a call; a stored result comes from the cache folder.
 
     A result is stored until one of npusim's files changes, or one of the outside files that it depends on: a schedule
-    of attention, a kernel, a machine, and all files that Python loaded for them.
+    of attention, a kernel, a machine, and all files that Python loaded for them.  A call with an object that prints its
+    address has no identity by content: its result is not stored.
     """
-    files = _outside_files(schedule, device, call)
-    if files and (is_launch(schedule.name) or outside.sources(files) is None):
+    files, words = _outside_files(schedule, device, call), [*map(repr, call)]
+    if any(" at 0x" in word for word in words) or (
+        files and (is_launch(schedule.name) or outside.sources(files) is None)
+    ):
         return make()
     can_compile = _has_numba(), os.environ.get("NUMBA_DISABLE_JIT")
-    content = schedule.name, files, device.model_dump_json(), *map(repr, call)
+    content = schedule.name, files, device.model_dump_json(), *words
     stamp = cache.digest(cache.package_stamp(), can_compile, *content)
     name = f"{stamp.hex()[:3]}.{kind}"  # at most 4096 files: a later value replaces another
     if (kept := cache.load(name, stamp)) is not None:
