@@ -392,6 +392,11 @@ class _SlotTiles:
         return [replace(s, body=tuple(body))]
 
 
+def slot_tiles(body: Body, buffer: TileBuffer, axis: int, tile: TileBuffer) -> Body:
+    """Return statements with one tile in place of every slot of a buffer along an axis."""
+    return _SlotTiles(buffer, axis, lambda _index: tile, (tile,)).statements(body)
+
+
 def _are_equal(s: ParallelNest, wanted: Elementwise, axis: int, slot: int) -> bool:
     """Return whether a copy before a loop is the one that an iteration would make for a slot."""
     x = only_assignment(s)

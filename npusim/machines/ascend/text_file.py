@@ -1,14 +1,13 @@
-"""The file of a TileLang-Ascend program: a comment that states where it is from, and a function that returns the kernel.
+"""The file of a TileLang-Ascend program: a comment that states where it is from, and a function that returns the
+kernel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from textwrap import wrap
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from npusim.errors import ProgramError
-from npusim.late_methods import dataclass
 from npusim.machines.ascend.text_buffers import identifier
 from npusim.machines.ascend.text_lines import UnlikeError, lines_of
 from npusim.machines.ascend.written_text import KernelText, kernel_text
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.program.ir.tile_program import TileProgram
 
-_WIDTH = 118
 #: Steps of a length after the first one and the next, at which the text for all lengths is compared with the program.
 _COMPARED_AT = (2, 5)
 _UNSTATED = (
@@ -28,20 +26,14 @@ _UNSTATED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class GrowingLength:
-    """A length of the problem that grows: its name, first value and step, and the program for any value."""
-
-    name: str
-    first: int
-    step: int
-    program_of: Callable[[int], TileProgram]
+#: A length of the problem that grows: its name, first value and step, and the program for any value.
+Growing = tuple[str, int, int, Callable[[int], "TileProgram"]]
 
 
 def tilelang_file(
-    program: TileProgram, device: DeviceSpec, *, header: Sequence[str], growing: GrowingLength | None = None
-) -> str:
-    """Return a program as the text of a file; ``header``: what its comment says first.
+    program: TileProgram, device: DeviceSpec, growing: Growing | None = None
+) -> tuple[str, tuple[str, ...]]:
+    """Return a program as the text of a file, and what the text does not state.
 
     The file has one function, named as the program; with ``growing`` it has that length as its argument.  Raises
     `ProgramError` for what TileLang-Ascend does not state.
@@ -51,7 +43,7 @@ def tilelang_file(
         kernel, arguments, before = kernel_text(program, groups), "", []
     else:
         kernel = _for_all_lengths(program, groups, growing)
-        n, first, step = growing.name, growing.first, growing.step
+        n, first, step, _ = growing
         arguments = f"{n}={first}"
         before = [
             f"    if {n} < {first} or {n} % {step} != {first % step}:",
@@ -59,9 +51,7 @@ def tilelang_file(
             f"    tiles = {n} // {step}",
             "",
         ]
-    comment = [f"# {line}" for text in (*header, _UNSTATED) for line in wrap(text, _WIDTH - 2)]
     lines = [
-        *comment,
         "import tilelang",
         "from tilelang import language as T",
         "",
@@ -78,26 +68,24 @@ def tilelang_file(
         "    return main",
         "",
     ]
-    return "\n".join(lines)
+    return "\n".join(lines), (_UNSTATED, *kernel.notes)
 
 
-def _for_all_lengths(program: TileProgram, groups: int, growing: GrowingLength) -> KernelText:
+def _for_all_lengths(program: TileProgram, groups: int, growing: Growing) -> KernelText:
     """Return the text for all lengths: that of the first two, which is compared with those of longer ones."""
-    start = growing.first // growing.step
+    name, least, step, program_of = growing
+    start = least // step
 
     def at(number: int) -> KernelText:
-        made = program if not number else growing.program_of(growing.first + number * growing.step)
-        return kernel_text(made, groups, grows=True)
+        return kernel_text(program_of(least + number * step), groups, grows=True)
 
     try:
-        first = at(0)
+        first = kernel_text(program, groups, grows=True)
         whole = first.with_growing(at(1), "tiles", start, 1)
         for number in _COMPARED_AT:
             if first.with_growing(at(number), "tiles", start, number) != whole:
-                raise UnlikeError(f"at {growing.name} = {growing.first + number * growing.step:,} the numbers differ")
+                raise UnlikeError(f"at {name} = {least + number * step:,} other numbers differ")
     except UnlikeError as error:
-        raise ProgramError(
-            f"{program.name}: no text is right for {growing.name} = {growing.first:,}, "
-            f"{growing.first + growing.step:,}, ...: {error}"
-        ) from None
+        listed = f"{least:,}, {least + step:,}, ..."
+        raise ProgramError(f"{program.name}: one text cannot state {name} = {listed}: {error}") from None
     return whole

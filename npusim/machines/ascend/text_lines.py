@@ -74,7 +74,7 @@ Number = Sum | Slot
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class TextLine:
     """A line: a text with ``{}`` in place of each number."""
 
     text: str
@@ -83,26 +83,26 @@ class Written:
     def __str__(self) -> str:
         return self.text.format(*self.numbers)
 
-    def then(self, text: str, *numbers: Number) -> Written:
+    def then(self, text: str, *numbers: Number) -> TextLine:
         """Return the text followed by another one."""
-        return Written(self.text + text, (*self.numbers, *numbers))
+        return TextLine(self.text + text, (*self.numbers, *numbers))
 
 
 @dataclass(frozen=True, slots=True)
 class Indented:
     """A line with the lines of its block."""
 
-    head: Written
+    head: TextLine
     body: tuple[Node, ...]
 
 
-Node = Written | Indented
+Node = TextLine | Indented
 
 
 def lines_of(nodes: Sequence[Node], depth: int = 0) -> Iterator[str]:
     """Yield the lines of a text."""
     for node in nodes:
-        line = str(node if isinstance(node, Written) else node.head)
+        line = str(node if isinstance(node, TextLine) else node.head)
         yield f"{_INDENT * depth}{line}" if line else ""
         if isinstance(node, Indented):
             yield from lines_of(node.body, depth + 1)
@@ -124,16 +124,16 @@ def as_one(
 def _node(a: Node, b: Node, variable: str, start: int, steps: int) -> Node:
     if isinstance(a, Indented) and isinstance(b, Indented):
         return Indented(_line(a.head, b.head, variable, start, steps), as_one(a.body, b.body, variable, start, steps))
-    if isinstance(a, Written) and isinstance(b, Written):
+    if isinstance(a, TextLine) and isinstance(b, TextLine):
         return _line(a, b, variable, start, steps)
     raise UnlikeError(f"{next(lines_of([a]))!r} and {next(lines_of([b]))!r} differ")
 
 
-def _line(a: Written, b: Written, variable: str, start: int, steps: int) -> Written:
+def _line(a: TextLine, b: TextLine, variable: str, start: int, steps: int) -> TextLine:
     if a.text != b.text or len(a.numbers) != len(b.numbers):
         raise UnlikeError(f"{str(a)!r} and {str(b)!r} differ")
     pairs = zip(a.numbers, b.numbers, strict=True)
-    return Written(a.text, tuple(_number(x, y, variable, start, steps) for x, y in pairs))
+    return TextLine(a.text, tuple(_number(x, y, variable, start, steps) for x, y in pairs))
 
 
 def _number(a: Number, b: Number, variable: str, start: int, steps: int) -> Number:

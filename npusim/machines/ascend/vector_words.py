@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from npusim.errors import ProgramError
-from npusim.machines.ascend.text_lines import Written
+from npusim.machines.ascend.text_lines import TextLine
 from npusim.program.ir.op import Opcode, goes_down
 from npusim.units import plural
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     class OperandText(Protocol):
         """The text of an operand."""
 
-        def __call__(self, x: Operand) -> Written:
+        def __call__(self, x: Operand) -> TextLine:
             """Return the text."""
 
 
@@ -34,9 +34,9 @@ _REDUCES = MappingProxyType({Opcode.ROW_MAX: "reduce_max", Opcode.ROW_SUM: "redu
 _EXCHANGEABLE = frozenset({Opcode.ADD, Opcode.MUL, Opcode.MAX, Opcode.MIN})
 
 
-def called(word: str, *operands: Written) -> Written:
+def called(word: str, *operands: TextLine) -> TextLine:
     """Return a call up to its last operand."""
-    made = Written(f"{word}(")
+    made = TextLine(f"{word}(")
     for i, x in enumerate(operands):
         made = made.then((", " if i else "") + x.text, *x.numbers)
     return made
@@ -48,7 +48,7 @@ def refuse_rounding(step: Step) -> None:
         raise ProgramError("a cast with a stated rounding or overflow has no TileLang-Ascend text")
 
 
-def vector_line(step: Step, text: OperandText) -> Written:
+def vector_line(step: Step, text: OperandText) -> TextLine:
     """Return the line of a step whose operands are all in the memory of a vector core.
 
     Raises `ProgramError` for a step without a word.
@@ -74,7 +74,7 @@ def vector_line(step: Step, text: OperandText) -> Written:
     raise ProgramError(f"{_described(step)} has no TileLang-Ascend word")
 
 
-def _of_two(step: Step, text: OperandText, tiles: list[Operand]) -> Written:
+def _of_two(step: Step, text: OperandText, tiles: list[Operand]) -> TextLine:
     """Return the line of a function of two operands, of which the second may be a number, or one for each row."""
     opcode, dst, (a, b) = step.opcode, step.dst, step.srcs
     if opcode in _EXCHANGEABLE and (isinstance(a, float | int) or (len(tiles) == 2 and a.cols < dst.cols)):

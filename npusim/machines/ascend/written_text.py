@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from npusim.errors import ProgramError
 from npusim.late_methods import dataclass
 from npusim.machines.ascend.group import AIC, AIV
-from npusim.machines.ascend.text_buffers import Buffers, Names, Tensors, mixed_radix
-from npusim.machines.ascend.text_lines import Indented, Node, Slot, Sum, UnlikeError, Written, as_one
+from npusim.machines.ascend.text_buffers import Buffers, Tensors, TextNames, mixed_radix
+from npusim.machines.ascend.text_lines import Indented, Node, Slot, Sum, TextLine, UnlikeError, as_one
 from npusim.machines.ascend.vector_words import called, refuse_rounding, vector_line
 from npusim.program.ir.families import shapes_of
 from npusim.program.ir.op import Opcode, TileOp
@@ -37,14 +37,12 @@ if TYPE_CHECKING:
     from npusim.program.ir.walk import Endpoint
 
 #: Pipes of the language by the engine of a queue.
-_PIPES = MappingProxyType(
-    {"MTE1": "MTE1", "MTE2": "MTE2", "MTE3": "MTE3", "CUBE": "M", "FIXP": "FIX", "VECTOR": "V"}
-)
+_PIPES = MappingProxyType({"MTE1": "MTE1", "MTE2": "MTE2", "MTE3": "MTE3", "CUBE": "M", "FIXP": "FIX", "VECTOR": "V"})
 _CORES = (AIC, f"{AIV}0", f"{AIV}1")
 #: Memories between which a copy has a word.
-_COPIES = frozenset(
-    {("GM", "L1"), ("GM", "UB"), ("UB", "GM"), ("L1", "L0A"), ("L1", "L0B"), ("L0C", "GM")}
-)
+_COPIES = frozenset({("GM", "L1"), ("GM", "UB"), ("UB", "GM"), ("L1", "L0A"), ("L1", "L0B"), ("L0C", "GM")})
+#: TextNames of a block's numbers on the axes of a tensor.
+_AXES = ("batch", "head", "row", "column")
 Streams = Mapping[str, list[Node]]
 
 
@@ -52,10 +50,11 @@ Streams = Mapping[str, list[Node]]
 class KernelText:
     """The text of a kernel: the lines of its parameters and of its body, and its outputs and workspaces by number."""
 
-    parameters: tuple[Written, ...]
+    parameters: tuple[TextLine, ...]
     body: tuple[Node, ...]
     outputs: tuple[int, ...]
     workspaces: tuple[int, ...]
+    notes: tuple[str, ...] = ()
 
     def with_growing(self, longer: KernelText, variable: str, start: int, steps: int) -> KernelText:
         """Return the text whose numbers grow with a variable, from this text and that of ``steps`` steps more.
@@ -66,7 +65,8 @@ class KernelText:
             raise UnlikeError("the texts have other tensors")
         parameters = as_one(self.parameters, longer.parameters, variable, start, steps)
         body = as_one(self.body, longer.body, variable, start, steps)
-        return KernelText(tuple(x for x in parameters if isinstance(x, Written)), body, self.outputs, self.workspaces)
+        lines = tuple(x for x in parameters if isinstance(x, TextLine))
+        return KernelText(lines, body, self.outputs, self.workspaces, self.notes)
 
 
 def kernel_text(program: TileProgram, group_count: int, *, grows: bool = False) -> KernelText:
@@ -89,7 +89,7 @@ class _KernelWriter:
 
     def __init__(self, program: TileProgram, phase: ProgramPhase, group_count: int, *, grows: bool) -> None:
         self.program, self.phase, self.grows = program, phase, grows
-        self.names = Names()
+        self.names = TextNames()
         self.walker = Walker(program)
         self.rings: tuple[Ring, ...] = program.rings
         self.buffers, self.tensors = Buffers(self.names), Tensors(self.names)
@@ -97,6 +97,7 @@ class _KernelWriter:
         self.ids, self.used_ids = dict[tuple[object, ...], int](), Counter[tuple[str, str]]()
         self._numbers = {id(ring): i for i, ring in enumerate(program.rings)}
         self.looped, self._depth = set[int](), 0
+        self.notes = list[str]()
         self.symbols = dict[Symbol, Sequence[int]]()
         self.variables = dict[Symbol, Sum]()
         self.groups = min(group_count, len(phase.blocks))
@@ -105,7 +106,7 @@ class _KernelWriter:
     def text(self) -> KernelText:
         """Return the kernel's text."""
         block = self._common_block()
-        _name_tiles(self._items_once(self.phase.body(block)), self.buffers)
+        self._name_places(self._items_once(self.phase.body(block)))
         self._start({})
         self._stream(block)  # finds the buffers, and how far each ring moves in a block
         moves, looped = dict(self.cursors), set(self.looped)
@@ -113,14 +114,14 @@ class _KernelWriter:
         self._start(firsts)
         streams = self._stream(block)
         tasks = [*self._task_lines(), *begins]
-        scopes = [Indented(Written('with T.Scope("C"):'), self._scope(_CORES[0], streams, tasks))]
+        scopes = [Indented(TextLine('with T.Scope("C"):'), self._scope(_CORES[0], streams, tasks))]
         vectors = [self._scope(core, streams, tasks) for core in _CORES[1:]]
         try:
-            joined = as_one(*vectors, "vid")
+            joined = as_one(vectors[0], vectors[1], "vid")
         except UnlikeError as error:
             raise ProgramError(f"{self.program.name}: the two vector cores do not run the same text: {error}") from None
-        scopes.append(Indented(Written('with T.Scope("V"):'), joined))
-        head = Written("with T.Kernel({}, is_npu=True) as (cid, vid):", (Sum(self.groups),))
+        scopes.append(Indented(TextLine('with T.Scope("V"):'), joined))
+        head = TextLine("with T.Kernel({}, is_npu=True) as (cid, vid):", (Sum(self.groups),))
         body = (Indented(head, (*self.buffers.allocations(), *scopes)),)
         used = list(self.tensors.used.values())
         inputs, outputs = [[t for t in used if (t.role == "input") is is_in] for is_in in (True, False)]
@@ -129,11 +130,11 @@ class _KernelWriter:
         for b in spaces:
             sizes = (self.groups, b.slots, b.rows, b.cols) if b.slots > 1 else (self.groups, b.rows, b.cols)
             shape = ", ".join(["{}"] * len(sizes))
-            parameters.append(Written(f'{b.name}: T.Tensor(({shape}), "{b.fmt}"),', tuple(map(Sum, sizes))))
+            parameters.append(TextLine(f'{b.name}: T.Tensor(({shape}), "{b.fmt}"),', tuple(map(Sum, sizes))))
         count = len(used)
-        return KernelText(
-            tuple(parameters), body, tuple(range(len(inputs), count)), tuple(range(count, count + len(spaces)))
-        )
+        numbers = range(count + len(spaces))
+        places = tuple(numbers[len(inputs) : count]), tuple(numbers[count:])
+        return KernelText(tuple(parameters), body, *places, tuple(self.notes))
 
     def _common_block(self) -> object:
         """Return the block that all blocks are but for coordinates; raise `ProgramError` if they differ in more."""
@@ -174,6 +175,18 @@ class _KernelWriter:
     def _coordinate(self, symbol: Symbol) -> str:
         return self.names.of(symbol, symbol.name.rpartition(".")[2])
 
+    def _name_places(self, ops: Iterable[TileOp]) -> None:
+        """Name tiles of single units by the shortest name that steps give to what they write there, and a block's
+        numbers by the axis of a tensor that they are on.
+        """
+        for step in (step for op in ops for step in op.steps):
+            if isinstance(step.dst, Tile) and step.name:
+                self.buffers.suggest(step.dst, step.name)
+            for x in step.operands():
+                for axis, value in zip(_AXES, x.corner, strict=True) if isinstance(x, GlobalTile) else ():
+                    for symbol in terms_of(value):
+                        self.names.of(symbol, axis)
+
     def _stream(self, block: object) -> Streams:
         return self._items(self.phase.body(block))
 
@@ -181,41 +194,45 @@ class _KernelWriter:
     def _has_tasks(self) -> bool:
         return len(self.phase.blocks) > self.groups
 
-    def _task_firsts(self, moves: Mapping[int, Sum], looped: set[int]) -> tuple[list[Written], dict[int, Sum]]:
+    def _task_firsts(self, moves: Mapping[int, Sum], looped: set[int]) -> tuple[list[TextLine], dict[int, Sum]]:
         """Return the lines and the generations with which the slots of each ring begin in a task.
 
         A ring within a core whose slots a loop fills begins each task at slot 0, whose flag is as good as another's; a
         flag between cores counts slots in order, so that such a ring goes on with the next one.
         """
-        lines, firsts, numbers = list[Written](), dict[int, Sum](), dict[Sum, Sum]()
+        lines, firsts, numbers = list[TextLine](), dict[int, Sum](), dict[Sum, Sum]()
         for e in self.walker.endpoints if self._has_tasks else ():
             move = moves[e.index]
             restarts = e.index in looped and not e.is_cross_core
             is_whole = move.is_constant and move.constant % e.depth == 0 and not self.grows
             if e.depth == 1 or restarts or is_whole:
                 continue
+            if move == Sum(1):
+                numbers[move] = Sum.of(0, {"task": 1})
             if move not in numbers:
                 name = self.names.of(("first", move), "filled")
-                lines.append(Written(f"{name} = task * {{}}", (move,)))
+                lines.append(TextLine(f"{name} = task * {{}}", (move,)))
                 numbers[move] = Sum.of(0, {name: 1})
             firsts[e.index] = numbers[move]
         return lines, firsts
 
-    def _task_lines(self) -> list[Written]:
+    def _task_lines(self) -> list[TextLine]:
         """Return the lines that state a block's coordinates."""
         count = len(self.phase.blocks)
-        lines = [Written("block = task * {} + cid", (Sum(self.groups),))] if self._has_tasks else []
+        lines = [TextLine("block = task * {} + cid", (Sum(self.groups),))] if self._has_tasks else []
         number = "block" if self._has_tasks else "cid"
-        for symbol, values in self.symbols.items():
-            text = mixed_radix([int(v) for v in values], number)
-            if text is None:
-                raise ProgramError(
-                    f"{self.program.name}: {symbol.name} of its {count:,} blocks is no simple function of their number"
-                )
-            lines.append(Written(f"{self._coordinate(symbol)} = {text}"))
-        return lines
+        every = {symbol: [int(v) for v in values] for symbol, values in self.symbols.items()}
+        texts = {symbol: mixed_radix(values, number) for symbol, values in every.items()}
+        if None in texts.values():  # blocks that are alike: another order of them changes neither values nor the time
+            order = sorted(range(count), key=lambda i: [values[i] for values in every.values()])
+            texts = {symbol: mixed_radix([values[i] for i in order], number) for symbol, values in every.items()}
+            self.notes.append("Blocks are all alike; core groups get them in the order of their place.")
+        if None in texts.values():
+            odd = next(symbol.name for symbol, text in texts.items() if text is None)
+            raise ProgramError(f"{self.program.name}: {odd} of its {count:,} blocks is no function with a text")
+        return [*lines, *(TextLine(f"{self._coordinate(symbol)} = {text}") for symbol, text in texts.items())]
 
-    def _scope(self, core: str, streams: Streams, tasks: Sequence[Written]) -> tuple[Node, ...]:
+    def _scope(self, core: str, streams: Streams, tasks: Sequence[TextLine]) -> tuple[Node, ...]:
         """Return the lines of a core: flags that are set first, the tasks, waits for the flags that remain set."""
         sets, waits = list[Node](), list[Node]()
         body = streams[core]
@@ -233,7 +250,7 @@ class _KernelWriter:
         count, rest = divmod(len(self.phase.blocks), self.groups)
         own = "T.ceildiv({} - cid, {})" if rest else "{}"
         numbers = (Sum(len(self.phase.blocks)), Sum(self.groups)) if rest else (Sum(count),)
-        loop = Indented(Written(f"for task in T.serial({own}):", numbers), (*tasks, *body))
+        loop = Indented(TextLine(f"for task in T.serial({own}):", numbers), (*tasks, *body))
         return (*sets, loop, *waits)
 
     def _is_used(self, e: Endpoint) -> bool:
@@ -252,38 +269,39 @@ class _KernelWriter:
         return made
 
     def _loop(self, loop: Loop, made: Streams) -> None:
-        count = 0 if isinstance(loop.indices, OpaqueRange) else len(loop.indices)
-        if not loop.name or count == 1:
+        if not isinstance(loop.indices, range | OpaqueRange) or not loop.name:
             for index in loop.indices:
                 for core, lines in self._items(loop.body(index)).items():
                     made[core].extend(lines)
             return
         if not isinstance(loop.indices, range):
-            raise ProgramError(f"{self.program.name}: the indices of a loop over {loop.name} are no range")
-        if not count:
+            raise ProgramError(f"{self.program.name}: the length of a loop over {loop.name} depends on the block")
+        if not (count := len(loop.indices)):
             return
         self._depth += 1
         symbol = Symbol(loop.name)
         variable = self.names.of(("loop", self._depth, loop.name), loop.name)
         self.variables[symbol] = Sum.of(0, {variable: 1})
-        index = Coordinate({symbol: loop.indices.step}, loop.indices.start)
+        at = Coordinate({symbol: loop.indices.step}, loop.indices.start)
         before = dict(self.cursors)
-        self._items(loop.body(index))
+        self._items(loop.body(at))
         moves = {e: n.plus(before[e], -1) for e, n in self.cursors.items()}
         self.looped |= {e for e, n in moves.items() if n != Sum()}
         self.cursors = {e: n.plus(Sum.of(0, {variable: moves[e].constant})) for e, n in before.items()}
-        body = self._items(loop.body(index))
+        body = self._items(loop.body(at))
         self.cursors = {e: n.plus(moves[e].constant * count) for e, n in before.items()}
         self._depth -= 1
         for core, lines in body.items():
             if lines:
-                head = Written(f"for {variable} in T.serial({{}}):", (Sum(count),))
+                head = TextLine(f"for {variable} in T.serial({{}}):", (Sum(count),))
                 made[core].append(Indented(head, tuple(lines)))
 
     def _operation(self, op: TileOp, lines: list[Node], turned: Collection[int]) -> None:
         handshakes = self.walker.handshakes(op)
         ends = {i: self.walker.endpoints[i] for i in handshakes}
-        lines += [self._wait(ends[i], self.cursors[i]) for i, (first, _) in handshakes.items() if first and ends[i].peers]
+        lines += [
+            self._wait(ends[i], self.cursors[i]) for i, (first, _) in handshakes.items() if first and ends[i].peers
+        ]
         generations = {(e.ring_number, e.is_producer): self.cursors[i] for i, e in ends.items()}
         try:
             for step in op.steps:
@@ -298,10 +316,10 @@ class _KernelWriter:
 
     def _step(
         self, step: Step, generations: Mapping[tuple[int, bool], Sum], turned: Collection[int]
-    ) -> Iterator[Written]:
+    ) -> Iterator[TextLine]:
         """Yield the lines of a step."""
 
-        def text(x: Operand, *, is_turned: bool = False) -> Written:
+        def text(x: Operand, *, is_turned: bool = False) -> TextLine:
             return self._operand(x, generations, is_turned=is_turned)
 
         memories = [memory_of(x) for x in step.operands()]
@@ -310,13 +328,15 @@ class _KernelWriter:
             if memories[1:] != ["L0A", "L0B"] or memories[0] != "L0C":
                 raise ProgramError("a product of other memories than L0A and L0B has no TileLang-Ascend text")
             how = step.attributes
-            yield called("T.mma", text(a, is_turned=how.transpose_a), text(b, is_turned=how.transpose_b), text(step.dst)).then(
-                f", init={not how.accumulate})"
-            )
+            yield called(
+                "T.mma", text(a, is_turned=how.transpose_a), text(b, is_turned=how.transpose_b), text(step.dst)
+            ).then(f", init={not how.accumulate})")
         elif len(set(memories)) > 1:
             (source,) = step.srcs
             if step.opcode not in (Opcode.COPY, Opcode.CAST) or (memories[1], memories[0]) not in _COPIES:
-                raise ProgramError(f"{step.opcode.value} from {memories[1]} to {memories[0]} has no TileLang-Ascend text")
+                raise ProgramError(
+                    f"{step.opcode.value} from {memories[1]} to {memories[0]} has no TileLang-Ascend text"
+                )
             refuse_rounding(step)
             assert not isinstance(source, float)
             is_turned = id(step) in turned
@@ -326,7 +346,7 @@ class _KernelWriter:
             yield vector_line(step, text)
 
     # ------------------------------------------------------------ operands and flags
-    def _operand(self, x: Operand, generations: Mapping[tuple[int, bool], Sum], *, is_turned: bool) -> Written:
+    def _operand(self, x: Operand, generations: Mapping[tuple[int, bool], Sum], *, is_turned: bool) -> TextLine:
         if isinstance(x, GlobalTile):
             return self.tensors.part(x, [self._number(n) for n in x.corner])
         if isinstance(x, Tile):
@@ -336,7 +356,7 @@ class _KernelWriter:
         buffer, (row, col) = self.buffers.of_ring(x, is_turned=is_turned), Buffers.place(x)
         rows, cols = (x.cols, x.rows) if is_turned else (x.rows, x.cols)
         generation = generations[self._numbers[id(x.ring)], x.is_producer]
-        first = [Written("cid")] if buffer.memory == "GM" else []
+        first = [TextLine("cid")] if buffer.memory == "GM" else []
         return buffer.part(row, rows, col, cols, generation, *first)
 
     def _number(self, value: SupportsInt) -> Sum:
@@ -348,19 +368,19 @@ class _KernelWriter:
             made = made.plus(self.variables[symbol], factor)
         return made
 
-    def _wait(self, e: Endpoint, generation: Sum) -> Written:
+    def _wait(self, e: Endpoint, generation: Sum) -> TextLine:
         """Return the line that waits for the other side of a ring."""
         if e.is_cross_core:
-            return Written(f"T.wait_cross_flag({self._cross_id(e, is_ready=not e.is_producer)})")
+            return TextLine(f"T.wait_cross_flag({self._cross_id(e, is_ready=not e.is_producer)})")
         source, target, slot = self._flag(e, generation, is_ready=not e.is_producer)
-        return Written(f'T.wait_flag("{source}", "{target}", {{}})', (slot,))
+        return TextLine(f'T.wait_flag("{source}", "{target}", {{}})', (slot,))
 
-    def _set(self, e: Endpoint, generation: Sum) -> Written:
+    def _set(self, e: Endpoint, generation: Sum) -> TextLine:
         """Return the line that tells the other side of a ring that a slot is filled, or free."""
         if e.is_cross_core:
-            return Written(f'T.set_cross_flag("{_pipe(e.queue)}", {self._cross_id(e, is_ready=e.is_producer)})')
+            return TextLine(f'T.set_cross_flag("{_pipe(e.queue)}", {self._cross_id(e, is_ready=e.is_producer)})')
         source, target, slot = self._flag(e, generation, is_ready=e.is_producer)
-        return Written(f'T.set_flag("{source}", "{target}", {{}})', (slot,))
+        return TextLine(f'T.set_flag("{source}", "{target}", {{}})', (slot,))
 
     def _cross_id(self, e: Endpoint, *, is_ready: bool) -> int:
         ring = self.rings[e.ring_number]
@@ -403,11 +423,3 @@ def _turned(ops: Sequence[TileOp]) -> set[int]:
             elif isinstance(step.dst, RingTile):
                 loads[step.dst.ring.name] = id(step)
     return found
-
-
-def _name_tiles(ops: Iterable[TileOp], buffers: Buffers) -> None:
-    """Name tiles of single units by the shortest name that steps give to what they write there."""
-    for op in ops:
-        for step in op.steps:
-            if isinstance(step.dst, Tile) and step.name:
-                buffers.suggest(step.dst, step.name)
