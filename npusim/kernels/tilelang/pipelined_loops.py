@@ -33,6 +33,7 @@ from npusim.kernels.tilelang.statements import (
     Variable,
     linear,
     number_of,
+    parts_of,
     substituted,
     variables_of,
     with_bodies,
@@ -86,8 +87,14 @@ def _with_slots(body: Body) -> Iterator[tuple[TileBuffer, int]]:
         own = [x for x in every if x.buffer is buffer]
         for axis, n in enumerate(buffer.shape):
             places = {_canonical(x.indices[axis]) for x in own}
-            if n > 1 and len(places) > 1 and not any(x.moves(axis) for x in own):
+            is_fixed = not any(x.moves(axis) or _has_elements(x.indices[axis]) for x in own)
+            if n > 1 and len(places) > 1 and is_fixed:
                 yield buffer, axis
+
+
+def _has_elements(e: Expression) -> bool:
+    """Return whether an expression reads a buffer."""
+    return any(isinstance(x, BufferElement) for x in parts_of(e))
 
 
 def _runs(body: Sequence[Statement]) -> Iterator[Body]:
@@ -124,27 +131,33 @@ def _is_private(run: Body, buffer: TileBuffer, axis: int) -> bool:
 
 def _canonical(e: Expression) -> object:
     """Return an index in a form that equal indices share: sums by their terms, remainders by reduced constants."""
-    if isinstance(e, Applied) and e.word == "%" and isinstance(e.operands[1], Literal):
-        by = int(e.operands[1].value)
-        terms = {_canonical(t): n % by for t, n in linear(e.operands[0], {}).items() if n % by}
-        if set(terms) <= {Literal(1)}:
-            return frozenset({(Literal(1), n) for n in terms.values()})
-        return "%", by, frozenset(terms.items())
-    if isinstance(e, Variable | Literal) and (not isinstance(e, Literal) or e == Literal(1)):
-        return e if isinstance(e, Variable) else Literal(1)
-    terms = linear(e, {})
-    if set(terms) == {e}:
+    rest = _remainder(e)
+    if rest is not None:
+        number, by = rest
+        reduced = {t: n % by for t, n in linear(number, {}).items() if n % by}
+        if set(reduced) <= {Literal(1)}:
+            return frozenset((t, n) for t, n in reduced.items())
+        return "%", by, frozenset((_canonical(t), n) for t, n in reduced.items())
+    if isinstance(e, Variable) or e == Literal(1):
         return e
-    return frozenset((_canonical(t), n) for t, n in terms.items() if n)
+    terms = linear(e, {})
+    return e if set(terms) == {e} else frozenset((_canonical(t), n) for t, n in terms.items() if n)
+
+
+def _remainder(e: Expression) -> tuple[Expression, int] | None:
+    """Return the operands of a remainder by a number; None for another expression."""
+    if isinstance(e, Applied) and e.word == "%" and isinstance(e.operands[1], Literal):
+        return e.operands[0], int(e.operands[1].value)
+    return None
 
 
 def _reduced(e: Expression) -> Expression:
     """Return an expression whose remainders are of sums with reduced constants, in one order."""
-    if not isinstance(e, Applied) or e.word != "%" or not isinstance(e.operands[1], Literal):
+    if (rest := _remainder(e)) is None:
         return with_inner(e, _reduced)
-    by = int(e.operands[1].value)
-    terms = sorted(linear(e.operands[0], {}).items(), key=lambda x: str(x[0]))
-    return replace(e, operands=(sum_of({t: n % by for t, n in terms if n % by}), e.operands[1]))
+    number, by = rest
+    terms = sorted(linear(number, {}).items(), key=lambda x: str(x[0]))
+    return Applied("%", (sum_of({t: n % by for t, n in terms if n % by}), Literal(by)))
 
 
 # ---------------------------------------------------------------- the loops of a pipeline
@@ -227,8 +240,8 @@ class _Pipeline:
         parts = [[n for _, numbers in loops for n in numbers] for loops in (heads, tails)]
         pairs = list(product(*parts))
         for loops in (heads, tails):
-            for (_, one), (_, other) in combinations(loops, 2):
-                pairs += product(one, other)
+            for (_, earlier), (_, later) in combinations(loops, 2):
+                pairs += product(earlier, later)
         used = [list(accesses([s])) for s in of_tile]
         for one, other in pairs:
             common = {x.buffer for x in used[one]} & {x.buffer for x in used[other]}
@@ -251,13 +264,13 @@ class _Pipeline:
                 return False
         if buffer.is_global or is_exposed or count != self.uses[buffer]:
             return False
-        writer = -1
+        writer: bool | None = None
         for n, s in enumerate(self.loop.body):
-            own, part = [x for x in accesses([s]) if x.buffer is buffer], n in parts[0]
+            own, is_first = [x for x in accesses([s]) if x.buffer is buffer], n in parts[0]
             is_read = any(not x.is_write for x in own) or (isinstance(s, MatrixProduct) and s.clears != _TRUE)
-            if own and is_read and writer != part:
+            if own and is_read and writer is not is_first:
                 return False
-            writer = part if any(x.is_write for x in own) else writer
+            writer = is_first if any(x.is_write for x in own) else writer
         return True
 
 
@@ -272,12 +285,10 @@ def _is_apart(own: Sequence[Access], variable: str, lag: int) -> bool:
 
 def _moves(index: Expression, variable: str, lag: int) -> bool:
     """Return whether an index is another one for each of the next ``lag`` numbers of a loop."""
-    by = 0
-    if isinstance(index, Applied) and index.word == "%" and isinstance(index.operands[1], Literal):
-        index, by = index.operands[0], int(index.operands[1].value)
-    terms = linear(index, {})
+    number, by = _remainder(index) or (index, 0)
+    terms = linear(number, {})
     step = terms.pop(Variable(variable), 0)
-    if variable in variables_of(terms):
+    if variable in variables_of(terms) or any(map(_has_elements, terms)):
         return False
     return all((step * n) % by if by else step * n for n in range(1, lag + 1))
 
