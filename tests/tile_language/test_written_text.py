@@ -142,6 +142,7 @@ def test_the_command_prints_a_program_that_the_check_passes(tmp_path: Path) -> N
     for words, message in (
         (["--as", "tilelang", "--json"], "--json"),
         (["--every", "seq_kv=64"], "--every"),
+        (["-o", str(path)], "--out"),
         (["--as", "cuda"], "cuda"),
     ):
         refused = CliRunner().invoke(app, ["program", "flash", *sizes, *tile, *words])
