@@ -84,6 +84,9 @@ class CoreFamily:
         ``module:Class`` that times programs with explicit instructions, flags and barriers. The class is constructed
         from the path of a file and a device; its method ``time`` receives the instructions of a core group. Empty: the
         family times no such programs.
+    written
+        ``module:function`` that returns a tile program as the text of a program with explicit instructions, flags and
+        barriers. Empty: programs of the family have no such text.
 
     Raises `SpecError` if the manifest lacks a field or contradicts itself.
     """
@@ -102,6 +105,7 @@ class CoreFamily:
     sole: tuple[str, ...] = ()
     parts: tuple[Literal["flags", "launch"], ...] = ()
     issued: str = ""
+    written: str = ""
 
     def __post_init__(self) -> None:
         if fault := _fault(self):

@@ -393,12 +393,17 @@ _HALVINGS = 4
 _TRIED = 1024
 
 
+def open_sizes(tiling: Tiling) -> list[str]:
+    """Return the sizes without a named value, which are halved if the tile does not fit."""
+    return [f for f in SHRINKING if f in type(tiling).model_fields and f not in tiling.model_fields_set]
+
+
 def fitted_defaults(build: Build, tiling: Tiling) -> Tiling | None:
     """Return ``tiling`` with the fewest halvings of sizes without a named value, so that ``build`` fits.
 
     None if no such tiling fits: the error then names a tiling that does.
     """
-    free = [f for f in SHRINKING if f in type(tiling).model_fields and f not in tiling.model_fields_set]
+    free = open_sizes(tiling)
     choices = [list(_halved(tiling, field)) for field in free]
 
     ranked = sorted(product(*(range(len(c)) for c in choices)), key=lambda at: (sum(at), at[::-1]))

@@ -278,7 +278,7 @@ class _Flattened:
             factors = [terms.get(Variable(n), 0) for n in (self.batch, self.number)]
             rest = {t: n for t, n in terms.items() if t not in (Variable(self.batch), Variable(self.number))}
             if factors[0] == factors[1] * self.size and not {self.batch, self.number} & variables_of(rest):
-                return _sum({Variable(self.number): factors[1], **rest})
+                return sum_of({Variable(self.number): factors[1], **rest})
         if isinstance(e, Applied) and e.word == "%" and isinstance(e.operands[1], Literal):
             terms, by = linear(e.operands[0], {}), int(e.operands[1].value)
             rest = {t: n for t, n in terms.items() if t != Variable(self.number)}
@@ -295,7 +295,7 @@ class _Flattened:
         return None
 
 
-def _sum(terms: Mapping[Expression, float]) -> Expression:
+def sum_of(terms: Mapping[Expression, float]) -> Expression:
     """Return a sum of terms as an expression."""
     made: Expression | None = None
     for t, n in sorted(terms.items(), key=lambda x: isinstance(x[0], Literal)):
@@ -371,7 +371,7 @@ class _Numbers:
     def count(self, condition: Expression | None) -> int | None:
         """Return the number of tasks, if each is done by exactly one core; None if a task is missing or done twice."""
         assert self.task is not None
-        made = number_of(_sum(dict(self.task)), self.known)
+        made = number_of(sum_of(dict(self.task)), self.known)
         runs = number_of(condition, self.known) if condition is not None else np.True_
         if made is None or runs is None:
             return None

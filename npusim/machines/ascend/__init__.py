@@ -55,4 +55,5 @@ ASCEND = CoreFamily(
     sole=("aic",),
     parts=("flags", "launch"),
     issued="npusim.machines.ascend.issued_program:IssuedProgram",
+    written="npusim.machines.ascend.text_file:tilelang_file",
 )

@@ -369,6 +369,10 @@ class TileProgram:
     #: The program's residency in L2, by the device's numbers on which it depends; a derived program has a separate
     #: residency.
     residencies: dict[Hashable, Residency] = field(default_factory=dict, init=False, repr=False, compare=False)
+    #: The arithmetics and orders of sums that steps of the program name, stored at their first use.
+    named: list[tuple[dict[str, str], tuple[str, ...]]] = field(
+        default_factory=list, init=False, repr=False, compare=False
+    )
 
     @property
     def is_spilled(self) -> bool:

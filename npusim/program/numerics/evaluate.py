@@ -281,10 +281,8 @@ class _Alternatives:
         self.at = _, _, row = max(at for at in rows if at[:2] == (batch, head))
         self.last = row + rows[self.at] - 1
         blocks = needed_blocks(program, [self.last], {head}, batches={batch}, most=rows[self.at])
-        for name, other in of.items():
-            changes = changed_attributes(program, other, blocks)
-            if changes is not None:
-                self.lanes[name] = Alternative(other, blocks, changes)
+        for name, changes in changed_attributes(program, of, blocks).items():
+            self.lanes[name] = Alternative(of[name], blocks, changes)
 
     def rows(self, done: Execution, inputs: HeadSource) -> dict[str, Array]:
         """Return the rows by name after their lanes are ``done``; programs that cannot be lanes are executed
@@ -588,6 +586,12 @@ def _describe(problem: Output, heads: set[int], written: dict[tuple[int, int, in
 
 def named_choices(program: TileProgram) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return ``{matrix arithmetic: evidence}`` of the program's products, and its orders of row sums."""
+    if not program.named:
+        program.named.append(_named_choices(program))
+    return program.named[0]
+
+
+def _named_choices(program: TileProgram) -> tuple[dict[str, str], tuple[str, ...]]:
     named = {
         (step.opcode, step.attributes.arithmetic or step.attributes.order)
         for phase in program.phases

@@ -281,24 +281,42 @@ def _most_lanes(block: object) -> int:
 
 
 def changed_attributes(
-    program: TileProgram, other: TileProgram, blocks: Mapping[str, Sequence[Any]]
-) -> dict[Attributes, Attributes] | None:
-    """Return which attributes of steps differ in another program's ``blocks`` by phase.
+    program: TileProgram, others: Mapping[str, TileProgram], blocks: Mapping[str, Sequence[Any]]
+) -> dict[str, dict[Attributes, Attributes]]:
+    """Return, by name, which attributes of steps differ in other programs' ``blocks`` by phase.
 
-    None if more than attributes differs, or if equal attributes become different.
+    A program is absent if more than attributes differs, or if equal attributes become different.
     """
-    if program.used_bytes != other.used_bytes or len(program.phases) != len(other.phases):
-        return None
-    changes: dict[Attributes, Attributes] = {}
-    for one, two in zip(program.phases, other.phases, strict=True):
-        for block in {one.shape(b): b for b in _apart(one, blocks[one.name])}.values():
-            for mine, its in zip_longest(*(steps_of(phase.body(block)) for phase in (one, two))):
-                if not isinstance(mine, Step) or not isinstance(its, Step):
-                    if mine != its:
-                        return None
-                elif _does(mine) != _does(its) or changes.setdefault(mine.attributes, its.attributes) != its.attributes:
-                    return None
-    return {before: after for before, after in changes.items() if before != after}
+    found: dict[str, dict[Attributes, Attributes]] = {
+        name: {}
+        for name, other in others.items()
+        if program.used_bytes == other.used_bytes and len(program.phases) == len(other.phases)
+    }
+    for number, phase in enumerate(program.phases):
+        for block in {phase.shape(b): b for b in _apart(phase, blocks[phase.name])}.values() if found else ():
+            mine = [(step, isinstance(step, Step) and _does(step)) for step in steps_of(phase.body(block))]
+            for name in [*found]:
+                if not _differ_in_attributes(mine, steps_of(others[name].phases[number].body(block)), found[name]):
+                    del found[name]
+    return {
+        name: {before: after for before, after in changes.items() if before != after} for name, changes in found.items()
+    }
+
+
+def _differ_in_attributes(
+    mine: Iterable[tuple[Step | int, Any]], its: Iterable[Step | int], changes: dict[Attributes, Attributes]
+) -> bool:
+    """Return whether steps differ at most in attributes, and each attributes in one way; add them to ``changes``.
+
+    ``mine``: the steps of the first program, each with what it does.
+    """
+    for (own, does), other in zip_longest(mine, its, fillvalue=(None, None)):
+        if not isinstance(own, Step) or not isinstance(other, Step):
+            if own != other:
+                return False
+        elif does != _does(other) or changes.setdefault(own.attributes, other.attributes) != other.attributes:
+            return False
+    return True
 
 
 def steps_of(items: Iterable[Item]) -> Iterator[Step | int]:
