@@ -118,7 +118,7 @@ def softmax_chunked(s: Value, fmt: str, start: float, unseen: Unseen | None = No
 class Operator:
     """One kernel between the two products (none: softmax), the tensor that it writes, and its format.
 
-    ``is_masked``: it reads the mask.
+    ``is_masked``: the kernel reads the mask.
     """
 
     label: str

@@ -87,7 +87,7 @@ class Chain:
 
     @property
     def moved(self) -> int:
-        """Largest number of values that a lane gets from others."""
+        """Largest number of values that a lane gets from other lanes."""
         return max(sum(s != lane for s, _ in self.sources[lane]) for lane in range(WARP_LANES))
 
     @cached_property

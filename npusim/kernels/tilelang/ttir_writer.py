@@ -1028,7 +1028,7 @@ def _are_alike_or_apart(pairs: Sequence[tuple[Expression, Expression]], names: s
 def in_order_of_reads(s: ParallelNest) -> ParallelNest:
     """Return two parallel loops in the order of the tiles that they read, if all of these are read transposed.
 
-    Thus values computed from them are transposed as a result, which is a factor of a product.
+    A value that is computed from these tiles, such as a factor of a product, is then transposed as a result.
     """
     targets = [x for x in s.body if isinstance(x, Elementwise)]
     reads = [e for x in s.body for e in parts_of(x.value) if isinstance(e, BufferElement)]

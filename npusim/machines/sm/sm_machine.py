@@ -196,9 +196,9 @@ class SmMachine(Machine):
         return "computed"
 
     def mask_block(self, tiling: Any) -> int:
-        """Return for how many queries and keys a kernel decides at a time which it visits and masks; 0: for a tile.
+        """Return the number of queries and of keys that a kernel visits and masks together; 0: those of a tile.
 
-        Raises `TilingError` where the kernel's tiles do not divide them.
+        Raises `TilingError` if the kernel's tiles do not divide this number.
         """
         block = decisions_of(tiling.published).mask_block
         for name in ("block_q", "block_kv") if block else ():
