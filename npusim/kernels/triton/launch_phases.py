@@ -502,7 +502,8 @@ class LaunchGrid:
                 raise UnplacedError(
                     f"{load.line}: {load.of}: the program must load all rows that it stores, and no others", load.of
                 )
-        elif called == "value" and (self.is_cut or np.any(at[is_visited]) or min(size, whole) < self.sizes["value"]):
+        elif called == "value" and (self.is_cut or np.any(at[is_visited]) or min(size, whole) != self.sizes["value"]):
+            self.is_cut |= min(size, whole) > self.sizes["value"]  # columns that no program stores are not loaded
             if np.any(((at != self.col) | (count < self.cols))[is_visited]):
                 raise self._fault(load.line, f"{load.of}: the program loads columns other than those that it stores")
         elif called:
@@ -1019,9 +1020,7 @@ class LaunchGrid:
         columns = [self.batch, self.head, np.zeros_like(self.split), *chain(*((at, count) for _, at, count in spans))]
         numbers = np.column_stack([x[chosen, 0] for x in columns])
         times, edges = self._times(chosen)
-        if isinstance(self.out, View) and self.out.ragged is not None:  # behind its end there is nothing to store
-            exists = self.out.exists.reshape(*np.take(self.out.shape, (0, 2, 1)), *self.out.shape[ROWS:]).swapaxes(1, 2)
-            times = np.where(exists[..., edges[0][:-1], :][..., edges[1][:-1]], times, 1)
+        times = np.where(self._exists(edges), times, 1)  # behind its end there is nothing to store
         if self.is_partial:  # rows that no program stores belong to no program
             times = times[..., times.any(axis=(0, 1, 2, 4)), :]
         if np.any(times != 1):
@@ -1065,6 +1064,17 @@ class LaunchGrid:
         for row, column, sign in ((a, c, 1), (b, c, -1), (a, d, -1), (b, d, 1)):
             np.add.at(steps, (*place, row[program], column[program]), sign)
         return steps.cumsum(ROWS).cumsum(COLUMNS)[..., :-1, :-1], edges
+
+    def _exists(self, edges: list[Integers]) -> Any:
+        """Return in which stretches of a result, as `_times` has them, its tensor has elements."""
+        if not isinstance(self.out, View) or self.out.ragged is None:
+            return True
+        exists = self.out.exists.reshape(*np.take(self.out.shape, (0, 2, 1)), *self.out.shape[ROWS:]).swapaxes(1, 2)
+        for axis, first in zip((ROWS, COLUMNS), edges, strict=True):
+            inside = np.minimum(first[:-1], exists.shape[axis] - 1)
+            seen = np.take(exists, inside, axis)
+            exists = seen & (inside == first[:-1]).reshape(-1, *(1 for _ in range(COLUMNS - axis)))
+        return exists
 
     def _written(self, times: Integers, edges: list[Integers]) -> str:
         """Return the number of elements that are not written once, and the first; ``times``: the number of writes,

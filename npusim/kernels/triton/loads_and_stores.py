@@ -131,6 +131,7 @@ class Memory(ExactIntegers):
         self, op: Op, pointer: Affine, bounds: Known | None, rest: Condition, other: Known | None, fmt: str
     ) -> None:
         """Load a block by a list of its elements, of which those that a mask of indices hides are a number."""
+        self.hidden.windowed.add(pointer.of)
         self._check_visible(op, pointer, bounds, rest)
         number = Number(0.0, "0.0", pointer.shape) if other is None else other
         held = truth(op, rest if bounds is None else rest & self._condition(op, bounds))
@@ -293,9 +294,11 @@ class Memory(ExactIntegers):
             why = "pass its value as an argument, a constexpr or a table of pages (--page); or record the call"
             raise op.fail(f"a load of one element of {pointer.of}: {why} (npusim help triton)")
         mask, rest = self._bounds_and_rest(op, mask)
+        if (rest is not None or pointer.of in self.hidden.windowed) and self._is_window(pointer, other):
+            self._load_window(op, pointer, mask, rest or Condition(()), other, fmt)
+            return
         if rest is not None:
-            load = self._load_window if self._is_window(pointer, other) else self._load_and_choose
-            load(op, pointer, mask, rest, other, fmt)
+            self._load_and_choose(op, pointer, mask, rest, other, fmt)
             return
         pointer, tensor = self._in_cut(op, pointer, mask) or self._in_part(pointer)
         lanes, shape = self._lanes(op, mask, pointer), pointer.shape

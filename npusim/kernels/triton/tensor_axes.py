@@ -445,6 +445,10 @@ class GatheredView(View):
         assert self.source is not None
         return self.source.argument
 
+    def in_ragged_groups(self, axis: int, inner: int) -> View | None:
+        """Return nothing: a list of rows has whole groups alone."""
+        return None
+
     def laid_out(self, values: Array) -> Array:
         """Return values in the argument's shape with the rows in the table's order."""
         assert self.source is not None
