@@ -128,8 +128,9 @@ def matched(of: str, view: View, uses: Sequence[TensorUse], result: Result, *, i
     ragged = [view.split(n, role, is_ragged=True) for n, role in dict.fromkeys(inner)]
     ragged += [view.in_ragged_groups(i, n) for i in view.rest for n in dict.fromkeys((rows, columns))]
     last = [x for x in ragged if x is not None]
-    orders = {2: chain(groups, last, view.ways()), 3: chain(_by_loops(view, uses), view.ways(), groups, last)}
-    plain = chain(groups, view.ways(), last) if is_part else chain(view.ways(), groups, last)
+    groups = chain(last, groups) if result.view.ragged else chain(groups, last)  # as the result's are
+    orders = {2: chain(groups, view.ways()), 3: chain(_by_loops(view, uses), view.ways(), groups)}
+    plain = chain(groups, view.ways()) if is_part else chain(view.ways(), groups)
     for one in orders.get(freedom, plain):
         try:
             return _followed(of, one, uses, result, is_strict=not freedom, has_pages=freedom < NO_PAGES)
@@ -146,7 +147,8 @@ def _by_loops(view: View, uses: Sequence[TensorUse]) -> Iterator[View]:
             at = view.index(view.groups[role], u.base)
             first = np.where(u.is_read, at, np.iinfo(np.int64).max).min(1)
             count = np.where(u.is_read, at + size, 0).max(1) - first
-            if (made := view.split(int(count[u.is_read.any(1)].max(initial=0)), role)) is not None:
+            most = int(count[u.is_read.any(1)].max(initial=0))
+            if (made := view.split(most, role) or view.split(most, role, is_ragged=True)) is not None:
                 yield made
 
 

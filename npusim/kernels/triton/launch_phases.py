@@ -387,9 +387,9 @@ class LaunchGrid:
             dims = load.dims[-len(load.pointer.shape) :]  # of a piece of a row the last alone
             moves = [d for d, (step, size) in zip(dims, sides, strict=True) if np.all(by == step * size)]
             moves = [SPLIT] if tensor.is_split and np.all(by == tensor.steps[SPLIT]) else moves
-            if not moves and isinstance(tensor, View) and len(dims) < 2:
+            if not moves and isinstance(tensor, View) and sum(n > 1 for n in load.pointer.shape) < 2:
                 return SPLIT  # of an axis of one index there is nothing to see
-        if not moves and isinstance(tensor, View) and ROWS in load.dims[-len(load.axes) :]:
+        elif not moves and isinstance(tensor, View) and ROWS in load.dims[-len(load.axes) :]:
             return ROWS  # a table that names the same page again and again
         if len(moves) != 1:
             which = "both" if moves else "neither"
@@ -435,7 +435,7 @@ class LaunchGrid:
         if self.is_row and sides[0][0] is not None and sides[1][0] is None:
             why = "a block is loaded along a column, in a kernel whose programs each store one row or one number"
             raise self._fault(load.line, f"{load.of}: {why}; load it along a row of the tensor")
-        if sides[0][0] is None and tensor.shape[ROWS] == 1 < self.out.shape[ROWS] and self._is_shared(load):
+        if sides[0][0] is None and tensor.shape[ROWS] == 1 and self._is_shared(load):
             self.shared.add(load.name)
         for at, whole, (axis, size, left) in zip(corner, tensor.shape[ROWS:], sides, strict=True):
             count = np.minimum(np.broadcast_to(left, shape), size)
@@ -502,7 +502,8 @@ class LaunchGrid:
                 raise UnplacedError(
                     f"{load.line}: {load.of}: the program must load all rows that it stores, and no others", load.of
                 )
-        elif called == "value" and (self.is_cut or np.any(at[is_visited]) or min(size, whole) < self.sizes["value"]):
+        elif called == "value" and (self.is_cut or np.any(at[is_visited]) or min(size, whole) != self.sizes["value"]):
+            self.is_cut |= min(size, whole) > self.sizes["value"]  # columns that no program stores are not loaded
             if np.any(((at != self.col) | (count < self.cols))[is_visited]):
                 raise self._fault(load.line, f"{load.of}: the program loads columns other than those that it stores")
         elif called:
@@ -1019,9 +1020,7 @@ class LaunchGrid:
         columns = [self.batch, self.head, np.zeros_like(self.split), *chain(*((at, count) for _, at, count in spans))]
         numbers = np.column_stack([x[chosen, 0] for x in columns])
         times, edges = self._times(chosen)
-        if isinstance(self.out, View) and self.out.ragged is not None:  # behind its end there is nothing to store
-            exists = self.out.exists.reshape(*np.take(self.out.shape, (0, 2, 1)), *self.out.shape[ROWS:]).swapaxes(1, 2)
-            times = np.where(exists[..., edges[0][:-1], :][..., edges[1][:-1]], times, 1)
+        times = np.where(self._exists(edges), times, 1)  # behind its end there is nothing to store
         if self.is_partial:  # rows that no program stores belong to no program
             times = times[..., times.any(axis=(0, 1, 2, 4)), :]
         if np.any(times != 1):
@@ -1065,6 +1064,17 @@ class LaunchGrid:
         for row, column, sign in ((a, c, 1), (b, c, -1), (a, d, -1), (b, d, 1)):
             np.add.at(steps, (*place, row[program], column[program]), sign)
         return steps.cumsum(ROWS).cumsum(COLUMNS)[..., :-1, :-1], edges
+
+    def _exists(self, edges: list[Integers]) -> Any:
+        """Return in which stretches of a result, as `_times` has them, its tensor has elements."""
+        if not isinstance(self.out, View) or self.out.ragged is None:
+            return True
+        exists = self.out.exists.reshape(*np.take(self.out.shape, (0, 2, 1)), *self.out.shape[ROWS:]).swapaxes(1, 2)
+        for axis, first in zip((ROWS, COLUMNS), edges, strict=True):
+            inside = np.minimum(first[:-1], exists.shape[axis] - 1)
+            seen = np.take(exists, inside, axis)
+            exists = seen & (inside == first[:-1]).reshape(-1, *(1 for _ in range(COLUMNS - axis)))
+        return exists
 
     def _written(self, times: Integers, edges: list[Integers]) -> str:
         """Return the number of elements that are not written once, and the first; ``times``: the number of writes,
