@@ -197,7 +197,17 @@ class LoopWork(NamedTuple):
     def part(self, cycles: float) -> LoopWork:
         """Return the part of the work that takes this number of its cycles alone."""
         share = cycles / max(1.0, self.before + self.after)
-        return LoopWork(cycles, 0.0, *(n * share for n in self[2:-1]))
+        return LoopWork(
+            cycles,
+            0.0,
+            self.held * share,
+            self.issued * share,
+            self.narrow * share,
+            self.special * share,
+            self.product * share,
+            self.memory * share,
+            self.local * share,
+        )
 
 
 class GpuDecisions(NamedTuple):
