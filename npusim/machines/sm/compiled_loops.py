@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from npusim.config.core_units import LoopSpec
     from npusim.config.device import DeviceSpec
     from npusim.kernels.form.phase import Phase
+    from npusim.machines.decisions import Generation
     from npusim.machines.sm.core import SmTiling
 
 #: Instructions on a pipe of half the width: those of rows, and multiplications of integers.  source: CUDA C++
@@ -523,7 +524,7 @@ def with_loops(tiling: SmTiling, loops: Sequence[str], phase: Phase, device: Dev
     core = _core_of(device, spec, decided.warps * decided.groups, decided.generation)
     bodies = sorted(loops, key=lambda body: body.count(" "))
     works = tuple(loop_work(body, core, tiling.residents) for body in bodies)
-    # The code waits for places that it loads, so that the loads of a tile need not wait for them again.
+    # The code says how often it waits for places that it loads.
     return replace(tiling, decided=decided._replace(loops=works, awaits_places=False))
 
 
@@ -534,7 +535,7 @@ def _feeds_products(phase: Phase) -> bool:
     return len(looped) == 1 and any(read.intersection(s.written) for s in looped[0] if not s.is_product)
 
 
-def _core_of(device: DeviceSpec, spec: LoopSpec, warps: int, generation: str) -> LoopCore:
+def _core_of(device: DeviceSpec, spec: LoopSpec, warps: int, generation: Generation) -> LoopCore:
     """Return a device's multiprocessor with one block of so many warps."""
     issue, memory, copies = warp_issue(device), engine_of(device, LSU, SharedMemoryPipe), device.engine(SM, LDG)
     special, tensor = engine_of(device, MUFU, LanePipe), engine_of(device, TENSOR, GroupMatrixEngine)
