@@ -185,10 +185,11 @@ def test_a_loop_waits_for_places_one_after_the_other_where_its_code_does() -> No
         return [word("LDG", 1, 8, found, result=2), word("LEA", 5, waits=1 << 2), word("LDGSTS", 1, 16)]
 
     body = [*[word("FMUL", 1)] * 200, OF_WARP, *chunk(0) * 4, *chunk(2) * 4, word("LDGDEPBAR", 1)]
-    work, listed = (loop_work(" ".join(x), PLAIN, 1) for x in (body, [x for x in body if "LDG*" not in x]))
-    assert (work.lookups, listed.lookups) == (4, 0)
+    work, other = (loop_work(" ".join(body), PLAIN, 1, is_placed=is_placed) for is_placed in (True, False))
+    assert (work.lookups, other.lookups) == (4, 0)
+    assert other.before == pytest.approx(work.before + 4 * PLAIN.far)  # of numbers that rows compute with
     # Copies begin when the last place is there; how long places take the engine knows.
     assert work.after < 30
     assert work.before == pytest.approx(200 + 4 * PLAIN.hit + 8 * (PLAIN.copy + 8), abs=60)
     together = [word("LDG", 1, 8, 0, result=2)] * 4 + [word("LEA", 5, waits=1 << 2), *[word("LDGSTS", 1, 16)] * 4]
-    assert loop_work(" ".join([OF_WARP, *together]), PLAIN, 1).lookups == 1
+    assert loop_work(" ".join([OF_WARP, *together]), PLAIN, 1, is_placed=True).lookups == 1

@@ -286,7 +286,7 @@ class LoopWalk:
         self.ends: list[list[float]] = [[] for _ in self.warps]
         #: When the first copy of each round is issued; after loads of places the last one, as these delay it.
         self.copied: list[float] = []
-        self.is_placed = any(x.is_place and x.found != AGAIN for x in code)
+        self.delays = any(x.is_place and x.found != AGAIN for x in code)
         #: When a warp may begin its next instruction, since when it could if nothing were in use, and its number.
         self.events = [(apart * (i // self.each), 0.0, i) for i in range(len(self.warps))]
 
@@ -394,7 +394,7 @@ class LoopWalk:
             return now, self.loads + core.far + (self.beyond if is_beyond else 0.0)
         if i == 0 and len(self.copied) == len(self.ends[0]):
             self.copied.append(now)
-        elif i == 0 and self.is_placed:
+        elif i == 0 and self.delays:
             self.copied[-1] = now
         warp.arrivals = self.loads + core.copied
         return now + core.copy, now + core.function
@@ -478,8 +478,11 @@ def _first_loaded(code: Sequence[LoopInstruction], core: LoopCore) -> float:
 
 
 @lru_cache(maxsize=256)  # a few entries a kernel
-def loop_work(body: str, core: LoopCore, blocks: int) -> LoopWork:
-    """Return the work of a block in an iteration of a loop, by its code, where so many blocks are resident."""
+def loop_work(body: str, core: LoopCore, blocks: int, *, is_placed: bool = False) -> LoopWork:
+    """Return the work of a block in an iteration of a loop, by its code, where so many blocks are resident.
+
+    ``is_placed``: whether its small loads are those of places of rows.
+    """
     code = [_decoded(word) for word in body.split()]
     each, names = core.warps / core.subcores, Counter(x.name for x in code)
     whole, before = held, _ = LoopWalk(code, core).cycles()
@@ -487,7 +490,7 @@ def loop_work(body: str, core: LoopCore, blocks: int) -> LoopWork:
         beside = max(1, round(blocks * min(1.0, each)))
         held = min(held, LoopWalk(code, core, beside, whole / beside).cycles()[0] / blocks)
     lookups = 0
-    if any(x.is_place and x.found == BEYOND for x in code):  # that it waits for them the engine simulates, as for rows
+    if is_placed:  # that it waits for them the engine simulates, as for rows
         lookups = round((LoopWalk(code, core, beyond=core.far).cycles()[1] - before) / core.far)
         before, whole = before - lookups * core.far, whole - lookups * core.far
     if (loads := _first_loaded(code, core)) and not names[COPY]:
@@ -523,7 +526,7 @@ def with_loops(tiling: SmTiling, loops: Sequence[str], phase: Phase, device: Dev
     assert spec is not None
     core = _core_of(device, spec, decided.warps * decided.groups, decided.generation)
     bodies = sorted(loops, key=lambda body: body.count(" "))
-    works = tuple(loop_work(body, core, tiling.residents) for body in bodies)
+    works = tuple(loop_work(body, core, tiling.residents, is_placed=bool(phase.looked_up)) for body in bodies)
     # The code says how often it waits for places that it loads.
     return replace(tiling, decided=decided._replace(loops=works, awaits_places=False))
 
