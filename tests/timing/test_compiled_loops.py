@@ -175,7 +175,7 @@ def test_places_are_read_from_memory_by_64_bytes_and_from_l2_by_32() -> None:
     text += line(next(at), "HMMA.16816.F32 R24, R28, R20, RZ", control) + line(next(at), "@P0 BRA 0x0", control)
     (body,) = loops_of(text)
     loads = [x.details for x in map(_decoded, body.split()) if x.name == "LDG"]
-    assert loads == [(8, 0), (8, 1), (8, 0), (8, 2), (8, 0), (8, 0), (16,)]
+    assert loads == [(8, 0), (8, 2), (8, 1), (8, 3), (8, 0), (8, 0), (16,)]
 
 
 def test_a_loop_waits_for_places_one_after_the_other_where_its_code_does() -> None:
@@ -184,9 +184,11 @@ def test_a_loop_waits_for_places_one_after_the_other_where_its_code_does() -> No
     def chunk(found: int) -> list[str]:
         return [word("LDG", 1, 8, found, result=2), word("LEA", 5, waits=1 << 2), word("LDGSTS", 1, 16)]
 
-    body = [*[word("FMUL", 1)] * 200, OF_WARP, *chunk(0) * 4, *chunk(2) * 4, word("LDGDEPBAR", 1)]
+    body = [*[word("FMUL", 1)] * 200, OF_WARP, *chunk(0), *chunk(1) * 3, *chunk(3) * 4, word("LDGDEPBAR", 1)]
     work, other = (loop_work(" ".join(body), PLAIN, 1, is_placed=is_placed) for is_placed in (True, False))
     assert (work.lookups, other.lookups) == (4, 0)
+    # Where L1 has them from earlier blocks, the first load of a line waits.
+    assert loop_work(" ".join(body), PLAIN, 1, is_placed=True, is_known=True).lookups == 1
     assert other.before == pytest.approx(work.before + 4 * PLAIN.far)  # of numbers that rows compute with
     # Copies begin when the last place is there; how long places take the engine knows.
     assert work.after < 30
