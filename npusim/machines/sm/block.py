@@ -35,7 +35,7 @@ from npusim.machines.sm.group_turns import SIGNAL, WarpTurns
 from npusim.machines.sm.group_work import GroupWork, Works, work_of
 from npusim.machines.sm.name_places import BlockPlaces, accumulator
 from npusim.program.ir.op import COMPARED, Attributes, Opcode, Step, TileOp
-from npusim.program.ir.tile import Tile
+from npusim.program.ir.tile import RingTile, Tile
 from npusim.units import chunks
 
 #: Largest number of keys of a tile with which compilers write masks among other instructions: from 64 on they pack the
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from npusim.machines.sm.core import SmCore, SmTiling
     from npusim.machines.sm.name_places import Handshake
     from npusim.program.ir.op import WarpPlan
-    from npusim.program.ir.tile import Operand, RingTile
+    from npusim.program.ir.tile import Operand
     from npusim.program.ir.tile_program import Item
 
 
@@ -360,7 +360,7 @@ class ResidentBlock:
         late = {n for names in places.late.values() for n in names}
         for n in places.visited:
             if n in read - late and n not in chain and not (self.decided.slice_elements and n in places.shared):
-                yield self._load(n, block, tile, lookups=lookups)
+                yield from self._in_pieces(n, block, tile, lookups)
         for n in chain:
             yield self._load(n, block, tile, before, lookups=lookups if n == chain[0] or not self.decided.loops else 0)
             before = (places.slot(places.loaded[n], n, block, tile),)
@@ -409,6 +409,23 @@ class ResidentBlock:
         waits = (self.lookups if lookups is None else lookups) if n in self.frame.phase.looked_up else 0
         step = Step(Opcode.COPY, slot, (source,), Attributes(lookups=waits), name=n)
         return TileOp(f"{self.frame.label(n)}.load", self.places.loaders[n], LDG, (step,), handshake)
+
+    def _in_pieces(self, n: str, block: WorkTile, tile: Visit, lookups: int | None) -> Iterator[TileOp]:
+        """Yield the loads of an operand: one, or one for each piece that the kernel copies at a time."""
+        whole, axes, pieces = self._load(n, block, tile, lookups=lookups), self.frame.axes(n), self.frame.phase.pieces
+        axis = next((a for a in axes if a in pieces and n in self.places.shared), None)
+        size = self.frame.size(block, axis, tile) if axis else 0
+        if axis is None or size <= pieces[axis]:
+            yield whole
+            return
+        (step,), is_down = whole.steps, axes[0] == axis
+        assert isinstance(step.dst, RingTile)
+        for at, count in chunks(size, pieces[axis]):
+            span = (at, count)
+            source = self.frame.cut(n, block, tile, *((span, None) if is_down else (None, span)))
+            part = step.dst.part(*span) if is_down else step.dst.part(0, step.dst.rows, *span)
+            slot = part.held(first=at == 0, last=at + count == size)
+            yield replace(whole, steps=(replace(step, dst=slot, srcs=(source,)),))
 
     def _store(self, n: str, block: WorkTile, tile: Visit, *, last: bool = True) -> Iterator[TileOp]:
         """Yield the move of every group's share of an operand to shared memory; ``last``: its registers are
