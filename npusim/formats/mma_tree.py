@@ -1,6 +1,6 @@
 """The slow, exact path of matrix units that no kernel computes: any tree of additions, aligned and rounded as stated.
 
-Works on float64 lanes with numpy, one node of the tree after the other: every format of at most 24 significand bits.
+Works on float64 lanes with numpy, one node of the tree after another: for every format of at most 24 significand bits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ Tree = int | tuple[Any, ...]
 C = -1
 #: Exponent of a zero, which does not affect an alignment.
 NO_EXPONENT = -9999
-#: Length of a tree's text, and its additions: enough for 64 products that are added one by one.
+#: Largest length of a tree's text, and largest number of its additions: enough for 64 products that are added one at a
+#: time.
 MOST_TEXT, MOST_NODES = 4096, 256
 #: Largest number of fraction bits of an alignment: 64 terms with this number of bits are exact in float64.
 MOST_FRACTION_BITS = 45
@@ -54,9 +55,10 @@ class AdditionTree:
     Attributes
     ----------
     tree
-        Nested tuples of k and `C`; a product in a node of its own is rounded before it is added.
+        Nested tuples of k and `C`; a product in a separate node is rounded before it is added.
     fraction
-        Bits kept below the largest exponent of a node's terms; None: all.  ``cut``: the rounding of the rest.
+        Number of bits below the largest exponent of a node's terms that are not cut; None: all.  ``cut``: the rounding
+        of the cut bits.
     exponents
         Exponent of a product: the sum of its operands' exponents as ``stored``, with subnormals ``normalised`` (a wider
         unit reads them), or the exponent of the ``product`` itself.
@@ -67,7 +69,7 @@ class AdditionTree:
     lowest
         Smallest exponent to which terms are aligned; None: no limit.
     flush
-        Subnormals that become 0: ``none``, ``in`` (of operands), ``out`` (of results), ``both``.
+        Subnormals that become 0: ``none``, ``in`` (operands), ``out`` (results), ``both``.
     overflow
         Overflow of a result: ``inf``, or ``largest`` (saturation).
     input_bits, input_rounding
@@ -193,7 +195,7 @@ def odd_sum(columns: Sequence[Array]) -> Array:
         left |= more != 0
     total, rest = _two_sum(total, rest)
     finite = np.isfinite(total)
-    for n in np.flatnonzero(left & finite).tolist():  # three scales, each 53 bits apart
+    for n in np.flatnonzero(left & finite).tolist():  # sums of three scales that are each 53 bits apart
         row = [column[n] for column in columns]
         total[n] = math.fsum(row)
         rest[n] = math.fsum([*row, -total[n]])
@@ -207,8 +209,8 @@ def odd_sum(columns: Sequence[Array]) -> Array:
 def round_to(x: Array, fmt: FloatFormat, mode: str, kept: int | None = None, unit: AdditionTree | None = None) -> Array:
     """Return float64 values, exact or rounded to odd, rounded to a format of at most 24 significand bits.
 
-    ``kept``: fraction bits, None for the format's; ``unit`` has the rules of overflow and subnormal results.  NaN and
-    Inf are unchanged.
+    ``kept``: number of fraction bits, None for that of the format; ``unit`` has the rules of overflow and subnormal
+    results.  NaN and Inf are unchanged.
     """
     bits = fmt.mantissa_bits if kept is None else kept
     q = np.maximum(np.frexp(x)[1] - 1, fmt.min_exponent) - bits

@@ -112,7 +112,7 @@ SAMPLE_ROWS, LEAST_ROWS, SAMPLE_OUTPUTS = 128, 8, 1 << 17
 #: Rows on which variants and presets are compared.  Measured for presets of six schedules and devices, the relative
 #: standard error of a ratio of errors is 0.25 / sqrt(rows), here 3 %: the second digit is known to a unit or two.
 COMPARED_ROWS = 64
-#: Rows of a block for each row that is wanted, from which these are executed in pieces of their own.
+#: Number of rows of a block per requested row from which on the requested rows are executed in separate pieces.
 SPARSE = 4
 
 
@@ -466,9 +466,9 @@ def indices(what: str, choice: Choice, count: int, also: str = "", hint: str = "
     """Return indices in ascending order: a number or numbers from 0 to ``count`` - 1, or a text such as
     ``0,128,4000-4095``.
 
-    Ranges are compared with ``count`` before they are expanded; ``also`` names other allowed texts,
-    ``hint`` ends an error.  Raises `SpecError`
-    for indices that do not exist, for none, and for a text that is no index.
+    Ranges are compared with ``count`` before they are expanded; ``also`` names other allowed texts, ``hint`` ends an
+    error.  Raises `SpecError` for indices that do not exist, for an empty selection, and for a text that is not an
+    index.
     """
     wanted = f"write {also}numbers such as 0,128,4000-4095"
     if isinstance(choice, str):

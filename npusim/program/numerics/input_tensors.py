@@ -38,8 +38,9 @@ NAMES = ("q", "k", "v", "w_o")
 def recipe_source(problem: Problem, seed: int | None = None) -> HeadSource:
     """Return a source of inputs drawn from the problem's recipe; the source stores them.
 
-    Every head has its own generator, seeded by (seed, tensor, batch, head): a head's values do not depend on which
-    other heads are computed.  Raises :class:`TensorError` for a recipe that changes tensors instead of drawing them.
+    Every head has its own generator, seeded by (seed, tensor, batch, head): a head's values are independent of the
+    other heads that are computed.  Raises :class:`TensorError` for a recipe that changes tensors instead of drawing
+    them.
     """
     recipe = problem.data
     if isinstance(recipe, AmplifiedData):
@@ -95,7 +96,7 @@ def quantised(values: Array, fmt: str, rows: int | None = None, *, by_column: bo
     """Return values in a narrow format, with float32 scales: one scale for all values, or one for each group of
     ``rows`` rows.
 
-    Alternatively one scale for each column, (1, columns).
+    With ``by_column``: one scale for each column, (1, columns).
 
     A scale is float32(largest absolute value / largest finite value of ``fmt``), or 1 if that is 0; stored values are
     the quotients, rounded to nearest even and saturated.
@@ -151,7 +152,7 @@ def drawn_pages(problem: Problem) -> PageTable:
 def check_pages(table: PageTable, keys: Sequence[int], page: int, count: int) -> None:
     """Raise `TensorError` if pages of ``page`` keys do not contain sequences with these numbers of ``keys``.
 
-    A page is one of ``count``, at one position of one sequence.
+    A page is one of ``count`` pages, at one position of one sequence.
     """
     owners: dict[int, int] = {}
     for number, (pages, length) in enumerate(zip(table, keys, strict=True)):
@@ -255,7 +256,7 @@ def kernel_source(inputs: Sequence[GlobalTensor], seed: int, given: Mapping[str,
     entries.
 
     A given tensor has the number of elements and the format of the launch; its shape is assumed to be that of the
-    launch.  Raises :class:`TensorError` for other tensors, and if one is missing.
+    launch.  Raises :class:`TensorError` for other tensors, and if a tensor is missing.
     """
     by_name = {t.name: t for t in inputs}
 
