@@ -460,6 +460,10 @@ class SharingSpec(IssueSpec):
         "place, in addition to the turnover's block_cycles; missing: none",
     )
     lookup_cycles: WholeQuantity = Field(description="time until a number from global memory decides the next step")
+    lookup_miss_cycles: WholeQuantity | None = Field(
+        default=None,
+        description="time that it takes longer from memory than from L2; missing: miss_extra_latency_cycles of L2",
+    )
     barrier_cycles: Quantity
     barrier_warp_cycles: Quantity = Field(description="time of a barrier for each warp of the block")
     fence_cycles: WholeQuantity = Field(description="time until a product reads data that was stored to shared memory")

@@ -306,6 +306,18 @@ def test_loops_inside_may_use_one_name(tmp_path: Path) -> None:
     assert (proof.reasons, proof.fault) == ((), None)
 
 
+def test_core_groups_may_have_other_numbers_of_tasks(tmp_path: Path) -> None:
+    body = RING.replace("T.Kernel(1,", "T.Kernel(2,").replace("{count}", "tiles")
+    at, end = body.index("                for t in"), body.index('                T.wait_flag("V", "MTE2", 0)')
+    loop = "".join(f"    {line}\n" for line in body[at:end].splitlines())
+    tasks = f"                for task in T.serial(T.ceildiv(3 - cid, 2)):\n{loop}"
+    path = written(tmp_path, program(body[:at] + tasks + body[end:], ONE_CORE, {"ready": WAIT}))
+    proof = prove(path, "kernel", {"tiles": 1}, "tiles", 1)
+    assert (proof.reasons, proof.fault, proof.groups) == ((), None, (0, 1))
+    faulty = written(tmp_path, program(body[:at] + tasks + body[end:], ONE_CORE, {}), "faulty.py")
+    assert prove(faulty, "kernel", {"tiles": 1}, "tiles", 1).fault is not None
+
+
 def test_a_quotient_of_the_length_grows_with_the_step(tmp_path: Path) -> None:
     path = ring(tmp_path, count="n // 64 - 1")
     proof = prove(path, "kernel", {"n": 128}, "n", 64)
