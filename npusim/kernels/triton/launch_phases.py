@@ -387,9 +387,9 @@ class LaunchGrid:
             dims = load.dims[-len(load.pointer.shape) :]  # of a piece of a row the last alone
             moves = [d for d, (step, size) in zip(dims, sides, strict=True) if np.all(by == step * size)]
             moves = [SPLIT] if tensor.is_split and np.all(by == tensor.steps[SPLIT]) else moves
-            if not moves and isinstance(tensor, View) and len(dims) < 2:
+            if not moves and isinstance(tensor, View) and sum(n > 1 for n in load.pointer.shape) < 2:
                 return SPLIT  # of an axis of one index there is nothing to see
-        if not moves and isinstance(tensor, View) and ROWS in load.dims[-len(load.axes) :]:
+        elif not moves and isinstance(tensor, View) and ROWS in load.dims[-len(load.axes) :]:
             return ROWS  # a table that names the same page again and again
         if len(moves) != 1:
             which = "both" if moves else "neither"
@@ -435,7 +435,7 @@ class LaunchGrid:
         if self.is_row and sides[0][0] is not None and sides[1][0] is None:
             why = "a block is loaded along a column, in a kernel whose programs each store one row or one number"
             raise self._fault(load.line, f"{load.of}: {why}; load it along a row of the tensor")
-        if sides[0][0] is None and tensor.shape[ROWS] == 1 < self.out.shape[ROWS] and self._is_shared(load):
+        if sides[0][0] is None and tensor.shape[ROWS] == 1 and self._is_shared(load):
             self.shared.add(load.name)
         for at, whole, (axis, size, left) in zip(corner, tensor.shape[ROWS:], sides, strict=True):
             count = np.minimum(np.broadcast_to(left, shape), size)

@@ -311,12 +311,15 @@ class Memory(ExactIntegers):
             pointer = replace(pointer, shape=tuple(n if step else 1 for step, n, _ in by_step), left=limits)
         assert isinstance(tensor, Tensor)
         is_walked, left = self._walk is not None and pointer.base.shape[1] > 1, _read_of(lanes, pointer)
+        pointer = self._with_one_index(pointer, left)
+        pointer, repeats = self._of_one_row(pointer, lanes)
         self._check_indices(op, pointer, left)
         dims = self._dims(op, pointer, self._viewed(op, pointer, left))
         is_transposed = dims == (COLUMNS, ROWS)
         pad = other.value if isinstance(other, Number) else 0.0 if other is None and mask is not None else None
         axes = self._axes(pointer.shape)
-        self.anew |= {a for a, is_anew in zip(axes, self._begin_anew(op, mask, pointer, left), strict=True) if is_anew}
+        begin_anew = zip(axes, self._begin_anew(op, mask, pointer, left), repeats, strict=True)
+        self.anew |= {axis for axis, *is_anew in begin_anew if any(is_anew)}
         self._note_cuts(axes, pointer.shape, left)
         before = next((x for x in self.loads.values() if x.of == pointer.of and x.is_walked and is_walked), None)
         if before and len(self.walks) > 1 and before.pointer.steps == pointer.steps:  # the same in the loop before
@@ -844,14 +847,32 @@ class Memory(ExactIntegers):
         is_read = self.is_read(max(x.shape[1] for x in (*left, *every)))
         return [bool(np.any((some < whole) & is_read)) for some, whole in zip(left, every, strict=True)]
 
+    def _with_one_index(self, pointer: Affine, left: list[Integers]) -> Affine:
+        """Return a block's pointers with the strides of axes of one index, which a recorded view does not have."""
+        tensor: Tensor = self.arguments[pointer.of]
+        return tensor.with_one_index(pointer, left) if type(tensor) is View else pointer
+
+    def _of_one_row(self, pointer: Affine, lanes: list[Integers]) -> tuple[Affine, list[bool]]:
+        """Return the pointers of a product's factor whose lanes along an axis all read the only index of this axis, as
+        ``indices % 1`` has it, with a stride; and for each axis whether lanes beyond that index read it again.
+        """
+        tensor: Tensor = self.arguments[pointer.of]
+        is_one = [not step and n > 1 for step, n in zip(pointer.steps, pointer.shape, strict=True)]
+        if type(tensor) is not View or sum(is_one) != 1 or len(tensor.sizes) != 1:
+            return pointer, [False] * len(lanes)
+        steps = tuple(tensor.extent if one else step for one, step in zip(is_one, pointer.steps, strict=True))
+        repeats = [one and bool(np.any(some > 1)) for one, some in zip(is_one, lanes, strict=True)]
+        return replace(pointer, steps=steps), repeats
+
     def _viewed(self, op: Op, pointer: Affine, left: list[Integers]) -> Tensor:
         """Return a tensor, a recorded view with its axes as all accesses so far have them."""
         tensor: Tensor = self.arguments[pointer.of]
         if not isinstance(tensor, View):
             return tensor
         if not tensor.is_exchanged and self._is_exchanged(op, pointer):
-            why = f"{pointer.of}: a block across the rows of its tensor is timed as a block along the rows"
-            self.notes.append(f"{op.line}: {why}")
+            if all(np.any(some > 1) for some in left):
+                why = f"{pointer.of}: a block across the rows of its tensor is timed as a block along the rows"
+                self.notes.append(f"{op.line}: {why}")
             tensor = replace(tensor, is_exchanged=True)
         self._note_step(op, tensor, pointer)
         self.accesses.setdefault(pointer.of, []).append((pointer, left))
@@ -1025,6 +1046,7 @@ class Memory(ExactIntegers):
         value = self._spread(value, [n if step else 1 for n, step in zip(pointer.shape, pointer.steps, strict=True)])
         if any(self._begin_anew(op, mask, pointer, left)):
             raise op.fail(f"{pointer.of}: a store has indices that repeat within the block; mask the repeated ones")
+        pointer = self._with_one_index(pointer, left)
         self._check_indices(op, pointer, left)
         if self._dims(op, pointer, self._viewed(op, pointer, left)) == (COLUMNS, ROWS):
             if any(n > 1 and not np.any(step) for n, step in zip(pointer.shape, pointer.steps, strict=True)):

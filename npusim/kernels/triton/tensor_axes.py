@@ -205,7 +205,7 @@ class View(Tensor):
 
     def fitted(self, accesses: Sequence[Access]) -> View | None:
         """Return the view with columns and rows as some accesses imply; None if their blocks do not fit."""
-        steps = dict[str, int]()
+        view, steps = self._with_axes_of_one(accesses), dict[str, int]()
         for pointer, _ in sorted(accesses, key=lambda a: -len(a[0].shape)):
             blocks = [s for s, n in zip(pointer.steps, pointer.shape, strict=True) if s and n > 1]
             if len(blocks) == 2 and "rows" not in steps:
@@ -216,7 +216,7 @@ class View(Tensor):
                 steps.setdefault("rows" if is_column or "columns" in steps else "columns", blocks[0])
             if set(blocks) - set(steps.values()):
                 return None
-        view = replace(self, groups=NO_GROUPS, fixed=()).assigned()
+        view = replace(view, groups=NO_GROUPS, fixed=()).assigned()
         for step in steps.values():
             view = view._with_step(step)
         for name, step in sorted(steps.items()):  # columns before rows
@@ -229,6 +229,36 @@ class View(Tensor):
                 return None
             view = view.assigned(**{name: group})
         return view
+
+    @property
+    def extent(self) -> int:
+        """Elements in memory from the first one to behind the last one."""
+        return 1 + sum((n - 1) * step for n, step in zip(self.sizes, self.by, strict=True))
+
+    def with_one_index(self, pointer: Affine, left: Sequence[Integers]) -> Affine:
+        """Return a block's pointers with strides that no axis has where at most one index of an axis is read.
+
+        The view has no axis of one index, and its stride may be that of another axis: ``x[i, j]`` with strides
+        ``[1, 1]`` in a tensor of one column.
+        """
+        sides = list(zip(pointer.steps, pointer.shape, left, strict=True))
+        wide = [step for step, n, some in sides if n > 1 and np.any(some > 1)]
+        steps, outer = list(pointer.steps), self.extent
+        for i, (step, n, some) in reversed(list(enumerate(sides))):
+            if n > 1 and step and not np.any(some > 1) and (step not in self.by or step in wide):
+                steps[i], outer = outer, 2 * outer
+        return replace(pointer, steps=tuple(steps))
+
+    def _with_axes_of_one(self, accesses: Sequence[Access]) -> View:
+        """Return the view with an axis for each stride of `with_one_index`."""
+        ones = {
+            step
+            for pointer, left in accesses
+            for step, n, some in zip(pointer.steps, pointer.shape, left, strict=True)
+            if n > 1 and step >= self.extent and step not in self.by and not np.any(some > 1)
+        }
+        more = tuple(sorted(ones, reverse=True))
+        return replace(self, sizes=(*(1 for _ in more), *self.sizes), by=(*more, *self.by)) if more else self
 
     def _with_step(self, step: int) -> View:
         """Return the view with an axis of some stride: every n-th index of an unassigned axis."""
