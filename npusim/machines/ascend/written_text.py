@@ -114,13 +114,17 @@ class _KernelWriter:
         self._start(firsts)
         streams = self._stream(block)
         tasks = [*self._task_lines(), *begins]
-        scopes = [Indented(TextLine('with T.Scope("C"):'), self._scope(_CORES[0], streams, tasks))]
+        matrix = self._scope(_CORES[0], streams, tasks)
         vectors = [self._scope(core, streams, tasks) for core in _CORES[1:]]
         try:
             joined = as_one(vectors[0], vectors[1], "vid")
         except UnlikeError as error:
             raise ProgramError(f"{self.program.name}: the two vector cores do not run the same text: {error}") from None
-        scopes.append(Indented(TextLine('with T.Scope("V"):'), joined))
+        scopes = [
+            Indented(TextLine(f'with T.Scope("{name}"):'), lines)
+            for name, core, lines in (("C", _CORES[0], matrix), ("V", _CORES[1], joined))
+            if streams[core]
+        ]
         head = TextLine("with T.Kernel({}, is_npu=True) as (cid, vid):", (Sum(self.groups),))
         body = (Indented(head, (*self.buffers.allocations(), *scopes)),)
         used = list(self.tensors.used.values())
@@ -261,12 +265,31 @@ class _KernelWriter:
         made: dict[str, list[Node]] = {core: [] for core in _CORES}
         listed = list(items)
         turned = _turned([x for x in listed if not isinstance(x, Loop)])
+        self._refuse_pieces(listed)
         for item in listed:
             if isinstance(item, Loop):
                 self._loop(item, made)
             else:
                 self._operation(item, made[item.queue.partition(".")[0]], turned)
         return made
+
+    def _refuse_pieces(self, items: Iterable[Item]) -> None:
+        """Raise `ProgramError` for products that add to one result without a loop: only loops are read as one sum."""
+        sums = Counter[str]()
+        for item in items:
+            if isinstance(item, Loop):
+                sums.clear()
+                continue
+            for step in (s for s in item.steps if s.opcode is Opcode.MATMUL and isinstance(s.dst, RingTile)):
+                assert isinstance(step.dst, RingTile)
+                name = step.dst.ring.name
+                sums[name] = sums[name] * step.attributes.accumulate + 1
+                if step.attributes.accumulate and sums[name] > 1:
+                    raise ProgramError(
+                        f"{self.program.name}: {item.label} on {item.queue}: a sum of several pieces without a loop "
+                        "has no text whose values npusim reads back; name block_k= and load_k= of one size, or more "
+                        "or fewer pieces"
+                    )
 
     def _loop(self, loop: Loop, made: Streams) -> None:
         if not isinstance(loop.indices, range | OpaqueRange) or not loop.name:
