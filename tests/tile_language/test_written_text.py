@@ -180,3 +180,26 @@ def test_the_command_prints_a_program_that_the_check_passes(tmp_path: Path) -> N
         refused = CliRunner().invoke(app, ["program", "flash", *sizes, *tile, *words])
         assert refused.exit_code == 2
         assert message in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (r"(p_slots\[.*?) % 3", r"\1 % 2"),  # a slot is filled again before it is read
+        (
+            r"row_expand_mul\(o_ub, o_ub, alpha_ub\[.*?\]\)",
+            r"row_expand_mul(o_ub, o_ub, m_ub)",
+        ),  # a later tile's maximum
+        (r"T\.tile\.add\(l_ub, l_ub, l_tile_ub\)", r"T.tile.add(l_ub, l_ub, l_tile_ub); T.copy(pv_ub, o_ub)"),
+    ],
+)
+def test_a_pipeline_whose_parts_share_more_than_slots_is_not_read_as_one_loop(
+    old: str, new: str, tmp_path: Path
+) -> None:
+    text = written_program(request(**SMALL | {"seq_kv": 384}, tiling=TILE | {"depth": 2}))
+    changed, count = re.subn(old, new, text)
+    assert count >= 2
+    (call,) = program_call(written(tmp_path, text), "flash", {})
+    assert not call.configurations[0].refused
+    (call,) = program_call(written(tmp_path, changed.replace("; ", "\n" + " " * 20), "changed.py"), "flash", {})
+    assert "changed.py:" in call.configurations[0].refused
