@@ -62,8 +62,8 @@ class CoreFamily:
     decisions
         Named tuple of the decisions of a kernel of the family; every decision has a default.
     fields
-        Tiling fields of the machine by kind of kernel, as classes or ``module:Name``. Empty: kernels need no fields but
-        their own. Schedules of a kind that is not listed do not run on the family.
+        Tiling fields of the machine by kind of kernel, as classes or ``module:Name``. Empty: kernels need only their
+        own fields. Schedules of a kind that is not listed do not run on the family.
     usual
         Published kernel whose choices apply to an attention if neither the tiling nor the preset names a kernel.
     presets
@@ -112,7 +112,7 @@ class CoreFamily:
             raise SpecError(f"core family {self.name or 'without a name'}: {fault}")
 
     def fields_of(self, kind: Kind) -> type[Tiling] | None:
-        """Return the machine's tiling fields for a kind of kernel; None if its kernels need no fields but their own.
+        """Return the machine's tiling fields for a kind of kernel; None if its kernels need only their own fields.
 
         Raises `SpecError` for a kind that the family does not run, or if the manifest names no tiling fields.
         """

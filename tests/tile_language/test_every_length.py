@@ -119,7 +119,7 @@ def test_a_fault_of_the_last_iteration_is_found(tmp_path: Path) -> None:
     [
         ("if 2 * t < tiles:\n                        pass", "tiles", "in no fixed distance of the ends"),
         ("if t == 40:\n                        break", "tiles", "Break is code that a proof does not follow in a loop"),
-        ("T.set_flag('V', 'MTE3', t)", "tiles", "an integer that grows stands where the walk needs a number"),
+        ("T.set_flag('V', 'MTE3', t)", "tiles", "a growing integer is used where npusim needs a number"),
         ("T.copy(A[0:32, :], a[t, :, :])", "tiles", "moves with an iteration"),
         ("if A[t, 0] > 0:\n                        pass", "tiles", "asks for a value that only a run knows"),
         ("", "2 * tiles", "each step of 1 adds 2 iterations to the loop, where a proof needs one"),

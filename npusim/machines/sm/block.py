@@ -14,10 +14,10 @@ parts decide the rest, and each alone:
 
 With ``stages``, an iteration ends with the issue of a later tile's copies, which frees its operands' slots: from two
 stages on each load is awaited, and with three, loads run one tile ahead.  With one stage, operands pass through
-registers: the first operand's are free when the iteration ends, so that its load is awaited.
+registers: the registers of the first operand are free when the iteration ends, so that its load is awaited.
 
-Omitted: with FP16 scores and FP32 outputs a lane rescales rows whose factor another lane has, one shuffle per tile;
-products and sums of softmax are two steps, unless the kernel has them as one multiply-add.
+Not modelled: with FP16 scores and FP32 outputs a lane rescales rows whose factor another lane has, one shuffle per
+tile; products and sums of softmax are two steps, unless the kernel computes them as one multiply-add.
 """
 
 from __future__ import annotations
@@ -35,25 +35,23 @@ from npusim.machines.sm.group_turns import SIGNAL, WarpTurns
 from npusim.machines.sm.group_work import GroupWork, Works, work_of
 from npusim.machines.sm.name_places import BlockPlaces, accumulator
 from npusim.program.ir.op import COMPARED, Attributes, Opcode, Step, TileOp
-from npusim.program.ir.tile import Tile
+from npusim.program.ir.tile import RingTile, Tile
 from npusim.units import chunks
 
 #: Largest number of keys of a tile with which compilers write masks among other instructions: from 64 on they pack the
 #: predicates (LOP3, SEL) before the first exponential.  source: SASS of Triton 3.6 for sm_90, flash tiles of 16 to 256
 #: keys
 PREDICATED_KEYS = 32
-#: For a load that waits for a number, the place of its rows.
-PLACED = Attributes(lookups=1)
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Hashable, Iterable, Iterator, Mapping
 
-    from npusim.kernels.form.phase import Stage, Visit, WorkTile
+    from npusim.kernels.form.phase import Stage, TileLoop, Visit, WorkTile
     from npusim.machines.frame import Frame, Span
     from npusim.machines.sm.core import SmCore, SmTiling
     from npusim.machines.sm.name_places import Handshake
     from npusim.program.ir.op import WarpPlan
-    from npusim.program.ir.tile import Operand, RingTile
+    from npusim.program.ir.tile import Operand
     from npusim.program.ir.tile_program import Item
 
 
@@ -91,9 +89,18 @@ class ResidentBlock:
         self.masks_apart = tiling.masks_apart and keys > PREDICATED_KEYS
         #: Operations of stages that depend on the shapes of block and tile alone, by everything on which they depend.
         self._known: dict[Hashable, tuple[TileOp, ...]] = {}
-        # One function per loop, or part of it, for all blocks: blocks with equal contents share a body.
+        # One function for each loop, or for each part of a loop, serves all blocks: blocks with equal contents share a
+        # body.
         tile = self._coded_tile if self.decided.loops else self._tile
         self.tiles = {loop: partial(tile, loop.stages) for loop in frame.phase.loops}
+        #: How often loads wait for places of their rows, and a block's first tile if that has waits of its own: its
+        #: loads come before the loop, where all places are read together.
+        self.lookups = self.decided.loops[0].lookups if self.decided.loops else int(self.decided.awaits_places)
+        self.firsts = (
+            {loop: partial(self._coded_tile, loop.stages, lookups=1) for loop in frame.phase.loops}
+            if self.decided.loops and self.lookups > 1
+            else {}
+        )
         parts = self.turns.cuts if self.turns and self.decided.ahead else ()
         self.cuts, self.alone = (
             [(partial(self._tile, stages, groups=groups, alone=alone), lag) for stages, lag, groups in parts]
@@ -112,7 +119,7 @@ class ResidentBlock:
         start, finish = self._start(block), self._finish(block)
         yield from turns.started(start) if turns else start
         for loop in frame.phase.loops:
-            yield from self._pipelined(block) if self.cuts else frame.loop(loop, self.tiles[loop], block)
+            yield from self._pipelined(block) if self.cuts else self._loop(loop, block)
         yield from turns.finished(finish) if turns else finish
         if works and self.begun:
             slots = tuple(ring.front(*SIGNAL) for ring in self.begun.values())
@@ -132,6 +139,9 @@ class ResidentBlock:
         yield from turns.freed([self.places.held_slots(n, last=True) for _, n in self._shares(block.rows)])
         yield from filter(None, loops[-1:])
 
+    def _loop(self, loop: TileLoop, block: WorkTile) -> Iterator[Item]:
+        return self.frame.loop(loop, self.tiles[loop], block, self.firsts.get(loop))
+
     def _shares(self, rows: int) -> list[Span]:
         """Return the first row and the number of rows of each warp group; none if there are more groups than rows."""
         count = self.decided.groups
@@ -146,16 +156,17 @@ class ResidentBlock:
         *,
         groups: range | None = None,
         alone: bool = False,
+        lookups: int | None = None,
     ) -> Iterator[TileOp]:
         """Yield one tile: loads, then each stage between the stores of its products' operands, then an iteration's end.
         ``groups``: only these groups, loads with the first; None: all.  ``alone``: its product is the first or the last
-        of a block whose products overlap.
+        of a block whose products overlap.  ``lookups``: as of `_coded_tile`.
         """
         chain, groups = self._chain(stages, tile), range(self.decided.groups) if groups is None else groups
         before, after = self._stores_around(stages, chain)
         held: Handshake = ()
         if not groups.start:
-            yield from self._loads(stages, chain, block, tile)
+            yield from self._loads(stages, chain, block, tile, self.lookups if lookups is None else lookups)
         for run in self.turns.runs(stages) if self.turns else [(s,) for s in stages]:
             s = run[-1]
             yield from self._late_loads(s, block, tile)
@@ -173,13 +184,17 @@ class ResidentBlock:
             step = GroupWork(self.decided, pays=("tile",))
             yield from (TileOp("next", warps, WARPS, (), (), step) for warps in self.warps)
 
-    def _coded_tile(self, stages: tuple[Stage, ...], block: WorkTile, tile: Visit) -> Iterator[TileOp]:
+    def _coded_tile(
+        self, stages: tuple[Stage, ...], block: WorkTile, tile: Visit, *, lookups: int | None = None
+    ) -> Iterator[TileOp]:
         """Yield one tile whose work is that of its machine code: one part at the first product, where copies are
         awaited, and the rest after the last one, when the copies of a later tile have begun.
+
+        ``lookups``: how often its loads wait for places; None: as in the loop.
         """
         work = self.decided.loops[-1 if tile.only else 0]
         begun, behind, first = set[str](), set[str](), next((s for s in stages if s.is_product), None)
-        for op in self._tile(stages, block, tile):
+        for op in self._tile(stages, block, tile, lookups=lookups):
             if not isinstance(op.work, GroupWork) or not tile.cols or first is None:
                 yield op
                 continue
@@ -288,7 +303,7 @@ class ResidentBlock:
     ) -> Iterator[TileOp]:
         """Yield a stage, and after a tile's last product the copies of a later tile into the freed slots.
 
-        They overlap with the arithmetic that follows, if there is any; so does the rest of the product.
+        The copies overlap with the arithmetic that follows, if there is any; so does the rest of the product.
         """
         last = max((i for i, p in enumerate(stages) if p.is_product), default=-1)
         if last < 0 or not tile.cols or not self.places.waits_at_once:
@@ -326,7 +341,7 @@ class ResidentBlock:
         step, spills = works.iteration(0 if stage_count == 1 else works.copies(block, tile)), works.spills()
         for warps in self.warps:
             yield from (TileOp("spill", warps, WARPS, (), (), work) for work in spills)
-            if not places.waits_at_once:  # else after the last product, before what follows it
+            if not places.waits_at_once:  # otherwise after the last product, before the operations that follow
                 yield TileOp("next", warps, WARPS, (), slots, step)
 
     # ---------------------------------------------------------------- operands
@@ -337,7 +352,7 @@ class ResidentBlock:
         return self.places.operands_of(stages) if is_chained else ()
 
     def _loads(
-        self, stages: tuple[Stage, ...], chain: tuple[str, ...], block: WorkTile, tile: Visit
+        self, stages: tuple[Stage, ...], chain: tuple[str, ...], block: WorkTile, tile: Visit, lookups: int
     ) -> Iterator[TileOp]:
         """Yield the loads of a tile; slices of a product's sum are loaded during the product."""
         read, places = {n for s in stages for n in s.read}, self.places
@@ -345,9 +360,9 @@ class ResidentBlock:
         late = {n for names in places.late.values() for n in names}
         for n in places.visited:
             if n in read - late and n not in chain and not (self.decided.slice_elements and n in places.shared):
-                yield self._load(n, block, tile)
+                yield from self._in_pieces(n, block, tile, lookups)
         for n in chain:
-            yield self._load(n, block, tile, before)
+            yield self._load(n, block, tile, before, lookups=lookups if n == chain[0] or not self.decided.loops else 0)
             before = (places.slot(places.loaded[n], n, block, tile),)
 
     def _late_loads(self, s: Stage, block: WorkTile, tile: Visit) -> Iterator[TileOp]:
@@ -365,8 +380,8 @@ class ResidentBlock:
     ) -> tuple[dict[Stage, list[str]], dict[Stage, list[str]]]:
         """Return the stores to shared memory before each stage, and after it, for operands that are not loaded there.
 
-        A product's operands are stored when the rows' result for it exists, or just before it; operands of a chain are
-        stored one after a product whose own operands are stored before it.
+        A product's operands are stored when the corresponding result of rows exists, or just before that; operands of a
+        chain are stored one after a product whose own operands are stored before it.
         """
         before: dict[Stage, list[str]] = {}
         after: dict[Stage, list[str]] = {}
@@ -378,20 +393,39 @@ class ResidentBlock:
                 after[s] = left[len(before[s]) :][:1] if srcs else []
                 del left[: len(before[s]) + len(after[s])]
                 continue
-            # The result that rows pass to it includes its operands.
+            # The result that rows pass to the product includes the product's operands.
             fed = [p for p in stages if p.is_product and set(s.written) & set(p.rows[0].srcs) and not s.is_product]
             is_first = s.is_product and not any(self.frame.places[n] == "up" for n in srcs)
             before[s] = places.stored_for(s) if is_first else []
             after[s] = [n for p in fed for n in places.stored_for(p)]
         return before, after
 
-    def _load(self, n: str, block: WorkTile, tile: Visit, handshake: Handshake = ()) -> TileOp:
+    def _load(
+        self, n: str, block: WorkTile, tile: Visit, handshake: Handshake = (), *, lookups: int | None = None
+    ) -> TileOp:
         source, ring = self.frame.cut(n, block, tile), self.places.loaded[n]
         shape = (source.rows * source.cols, 1) if len(self.frame.axes(n)) == 1 else (source.rows, source.cols)
         slot = ring.fill(*shape, source.fmt, stride=self.places.pitch(n, ring.space))
-        is_later = self.decided.awaits_places and n in self.frame.phase.looked_up
-        step = Step(Opcode.COPY, slot, (source,), PLACED if is_later else Attributes(), name=n)
+        waits = (self.lookups if lookups is None else lookups) if n in self.frame.phase.looked_up else 0
+        step = Step(Opcode.COPY, slot, (source,), Attributes(lookups=waits), name=n)
         return TileOp(f"{self.frame.label(n)}.load", self.places.loaders[n], LDG, (step,), handshake)
+
+    def _in_pieces(self, n: str, block: WorkTile, tile: Visit, lookups: int | None) -> Iterator[TileOp]:
+        """Yield the loads of an operand: one, or one for each piece that the kernel copies at a time."""
+        whole, axes, pieces = self._load(n, block, tile, lookups=lookups), self.frame.axes(n), self.frame.phase.pieces
+        axis = next((a for a in axes if a in pieces and n in self.places.shared), None)
+        size = self.frame.size(block, axis, tile) if axis else 0
+        if axis is None or size <= pieces[axis]:
+            yield whole
+            return
+        (step,), is_down = whole.steps, axes[0] == axis
+        assert isinstance(step.dst, RingTile)
+        for at, count in chunks(size, pieces[axis]):
+            span = (at, count)
+            source = self.frame.cut(n, block, tile, *((span, None) if is_down else (None, span)))
+            part = step.dst.part(*span) if is_down else step.dst.part(0, step.dst.rows, *span)
+            slot = part.held(first=at == 0, last=at + count == size)
+            yield replace(whole, steps=(replace(step, dst=slot, srcs=(source,)),))
 
     def _store(self, n: str, block: WorkTile, tile: Visit, *, last: bool = True) -> Iterator[TileOp]:
         """Yield the move of every group's share of an operand to shared memory; ``last``: its registers are
