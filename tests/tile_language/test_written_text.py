@@ -148,6 +148,8 @@ def test_a_text_for_every_length_is_proved_and_has_the_bits_at_other_lengths(dep
         ({"tiling": {"block_q": 128, "pipeline": "block"}}, "", "name vector_rows="),
         ({"schedule": "pasa"}, "", "pasa: several launches"),
         ({"hw": "h200", "tiling": {}}, "", "--as tilelang: h200 is no Ascend device"),
+        ({"precision": "fa2_fp32,exp_variant=exp.libdevice"}, "", "rows of P on aiv0.VECTOR: exp with exp.libdevice"),
+        ({"arithmetic": "hopper.wgmma.k16.f16.f32"}, "", "S.mmad on aic.CUBE: matmul with hopper.wgmma.k16.f16.f32"),
         ({}, "seq_kv", "--every seq_kv: write NAME=STEP"),
         ({}, "heads=1", "NAME is seq, seq_q, seq_kv, batch"),
         ({}, "seq=64", "the problem has no seq"),
