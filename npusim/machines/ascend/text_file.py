@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.program.ir.tile_program import TileProgram
 
-#: Steps of a length after the first one and the next, at which the text for all lengths is compared with the program.
+#: Steps of a length, after the first step and the next, at which the text for all lengths is compared with the program.
 _COMPARED_AT = (2, 5)
 _UNSTATED = (
     "The text has the values, the order, the buffers and the flags of the program. It does not state the time: costs, "
@@ -35,8 +35,8 @@ def tilelang_file(
 ) -> tuple[str, tuple[str, ...]]:
     """Return a program as the text of a file, and what the text does not state.
 
-    The file has one function, named as the program; with ``growing`` it has that length as its argument.  Raises
-    `ProgramError` for what TileLang-Ascend does not state.
+    The file has one function with the name of the program; with ``growing``, the length is its argument.  Raises
+    `ProgramError` for parts that TileLang-Ascend cannot state.
     """
     groups, name = device.group_count.value, identifier(program.name)
     if growing is None:

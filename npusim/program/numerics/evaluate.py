@@ -362,7 +362,7 @@ def _written(
     stored, written, ends = tensors.written(tensor), dict[BlockRows, Array](), dict[tuple[int, int], int]()
     for (_, head, row), (of, count, at) in sorted(outputs.items(), key=lambda x: (x[0][1:], -x[1][1])):
         for batch in sorted(b for b, h in stored if h == of):
-            skipped = max(0, ends.get((batch, head), 0) - row)  # rows of a block of another batch that has more
+            skipped = max(0, ends.get((batch, head), 0) - row)  # rows of a block of another batch, which has more rows
             rows = stored[batch, of][at + skipped : at + count]
             if np.any(np.ascontiguousarray(rows).view(np.uint8) != POISON):
                 written[batch, head, row + skipped] = rows
@@ -549,7 +549,7 @@ def _needed(
         share = max(1, heads // _heads(phase))
         used = {(b.batch, b.head // share) for b in blocks}
         return [b for b in phase.blocks if (b.batch, b.head) in used]
-    rows: dict[tuple[int, int], dict[tuple[int, int], None]] = {}  # neighbouring blocks have the same
+    rows: dict[tuple[int, int], dict[tuple[int, int], None]] = {}  # neighbouring blocks have the same rows
     for b in blocks:
         rows.setdefault((b.batch, b.head), {})[b.row, b.row + b.rows] = None
     # Sorted by start, with the largest end up to each entry: a block finds its rows among thousands by bisection.

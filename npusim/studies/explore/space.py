@@ -137,7 +137,7 @@ class SearchRequest:
         try:
             tiling = Variants(self.of(name), is_open=True).build(Variant()).plan.tiling
             return {**defaults, **{n: word_of(type(tiling), n, v) for n, v in tiling}}
-        except NpusimError:  # an axis may turn it into a tiling that runs
+        except NpusimError:  # an axis may change it to a tiling that runs
             return {**defaults, **named_fields(self.request.tiling)}
 
     def _decided(self, schedule: Schedule, kernels: Iterable[Value] = ()) -> frozenset[str]:

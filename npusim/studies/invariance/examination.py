@@ -415,7 +415,8 @@ class _Examination:
         """Try a call in the kernel of the examined call, or in the kernel that a run of it chooses."""
         try:
             built = self._as_run(call) if as_run else self.variants.build(call.variant)
-        except (TilingError, ProgramError) as error:  # it does not fit, or a user's kernel does not accept such a call
+        # the tile does not fit, or a user's kernel does not accept such a call
+        except (TilingError, ProgramError) as error:
             return Tried(call.what, reason=one_line(error))
         tiling, tried = self._tried.get(call.what, (None, None))
         if as_run and tried and tiling == built.plan.tiling:
@@ -595,7 +596,7 @@ class _Examination:
                 continue
             fixed = self.variants.build(replace(call.variant, tiling={**call.variant.tiling, **fixed_fields}))
             if not self._is_alike(call, base.program if base else self.base.program, fixed):
-                return finding  # it is not caused by the splits
+                return finding  # the splits do not cause the difference
             latency = _latency(fixed)
             if tried.latency_us is not None and latency is not None:
                 costs.append((latency - tried.latency_us, f"at {tried.what}"))

@@ -385,7 +385,8 @@ class _Unit:
         neutral = replace(self.unit, rounding="nearest_even", late="nearest_even", kept=None, flush="none")
         for start, order in product((self.unit, neutral), ((*rounded, *aligned), (*aligned, *rounded))):
             here = self.score(start, some), start
-            for change in (*order, *order):  # the second time, each with the others' answers
+            # the second time, each change is tried with the answers to the other questions
+            for change in (*order, *order):
                 if here[0] == len(some):
                     break
                 unit = replace(here[1], **change)
