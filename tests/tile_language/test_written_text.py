@@ -145,7 +145,7 @@ def test_a_text_for_every_length_is_proved_and_has_the_bits_at_other_lengths(dep
         ({"causal": True, "seq_kv": 128}, "", "its blocks have 2 shapes"),
         ({"seq_q": 120}, "", "its blocks have 2 shapes"),
         ({"tiling": {}}, "", "use -t pipeline=block"),
-        ({"tiling": {"block_q": 128, "pipeline": "block"}}, "", "name vector_rows="),
+        ({"tiling": {"block_q": 128, "pipeline": "block"}}, "", "one slice has all rows with vector_rows="),
         ({"schedule": "pasa"}, "", "pasa: several launches"),
         ({"alibi": True}, "", "rows of P on aiv0.VECTOR: add from UB and GM to UB has no TileLang-Ascend text"),
         ({"softcap": 30.0}, "", "rows of P on aiv0.VECTOR: tanh of 32 x 64 elements has no TileLang-Ascend word"),
