@@ -308,6 +308,7 @@ WAYS = (
     *_with("as written", "tensor"),
     *_with("elements by loaded integers as lists", "tensor", lists_elements=True),
     *_with("remainders as lists", "", "tensor", when=_has_remainders, lists_remainders=True),
+    *_with("vectors of rows and of columns of one tensor as separate loads", "", "tensor", loads_again=True),
     *_with("first hidden lanes chosen behind a load", "", "tensor", chooses_lanes="first"),
     *_with("hidden lanes chosen behind a load", "", "tensor", chooses_lanes="all"),
     *_with("as written", "store"),
