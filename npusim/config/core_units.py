@@ -462,7 +462,10 @@ class SharingSpec(IssueSpec):
     lookup_cycles: WholeQuantity = Field(description="time until a number from global memory decides the next step")
     lookup_miss_cycles: WholeQuantity | None = Field(
         default=None,
-        description="time that it takes longer from memory than from L2; missing: miss_extra_latency_cycles of L2",
+        description=(
+            "time that it takes longer from memory than from L2, on average over blocks of several heads that read it "
+            "at about the same time; missing, and for a block's own numbers: miss_extra_latency_cycles of L2"
+        ),
     )
     barrier_cycles: Quantity
     barrier_warp_cycles: Quantity = Field(description="time of a barrier for each warp of the block")

@@ -245,6 +245,10 @@ WRONG = (
     ("explore flash -f depth=", "field 'depth=': a value is empty"),
     ("explore flash -f depth=1,,2", "field 'depth=1,,2': a value is empty"),
     ("explore flash -f blok=1", "blok: unknown tiling field. Did you mean"),
+    (
+        "explore flash -f block_kv=128..512",
+        "field 'block_kv=128..512': '128..512' is not a range; write start:stop:step",
+    ),
     ("explore flash -f block_kv=1:2", "field 'block_kv=1:2': '1:2' is not a range; write"),
     ("explore flash -f block_kv=512:128:128", "field 'block_kv=512:128:128': '512:128:128' is an"),
     ("explore flash -f block_kv=128:512:0", "field 'block_kv=128:512:0': '128:512:0' is an"),

@@ -38,11 +38,11 @@ def tilelang_file(
     The file has one function with the name of the program; with ``growing``, the length is its argument.  Raises
     `ProgramError` for parts that TileLang-Ascend cannot state.
     """
-    groups, name = device.group_count.value, identifier(program.name)
+    name = identifier(program.name)
     if growing is None:
-        kernel, arguments, before = kernel_text(program, groups), "", []
+        kernel, arguments, before = kernel_text(program, device), "", []
     else:
-        kernel = _for_all_lengths(program, groups, growing)
+        kernel = _for_all_lengths(program, device, growing)
         n, first, step, _ = growing
         arguments = f"{n}={first}"
         before = [
@@ -71,16 +71,16 @@ def tilelang_file(
     return "\n".join(lines), (_UNSTATED, *kernel.notes)
 
 
-def _for_all_lengths(program: TileProgram, groups: int, growing: Growing) -> KernelText:
+def _for_all_lengths(program: TileProgram, device: DeviceSpec, growing: Growing) -> KernelText:
     """Return the text for all lengths: that of the first two, which is compared with those of longer ones."""
     name, least, step, program_of = growing
     start = least // step
 
     def at(number: int) -> KernelText:
-        return kernel_text(program_of(least + number * step), groups, grows=True)
+        return kernel_text(program_of(least + number * step), device, grows=True)
 
     try:
-        first = kernel_text(program, groups, grows=True)
+        first = kernel_text(program, device, grows=True)
         whole = first.with_growing(at(1), "tiles", start, 1)
         for number in _COMPARED_AT:
             if first.with_growing(at(number), "tiles", start, number) != whole:

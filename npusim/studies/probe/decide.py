@@ -506,8 +506,8 @@ def _looked_at(d: Array) -> tuple[Array, Array]:
 def _as_asked(p: Probes, d: Array) -> tuple[Array, tuple[str, ...], bool]:
     """Return D in the requested orientation, remarks on it, and whether it is a product of A, B and C at all.
 
-    Random rows, up to one in 64, decide this: swapped operands give D's transpose, or have each other's formats; C may
-    be missing.
+    Random rows decide this, by results that are right within a 64th of their terms' size: swapped operands give D's
+    transpose, or have each other's formats; C may be missing.
     """
     where, side = p.of("random_normal"), d.shape[1]
     tiles = np.unique(where // side)
