@@ -451,8 +451,8 @@ class SharingSpec(IssueSpec):
     lookup_miss_cycles: WholeQuantity | None = Field(
         default=None,
         description=(
-            "time that it takes longer from memory than from L2, on average of the blocks of several heads that read it "
-            "at about the same time; missing, and for a block's own numbers: miss_extra_latency_cycles of L2"
+            "time that it takes longer from memory than from L2, on average of blocks of several heads that read it at "
+            "about the same time; missing, and for a block's own numbers: miss_extra_latency_cycles of L2"
         ),
     )
     barrier_cycles: Quantity
