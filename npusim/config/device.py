@@ -56,10 +56,14 @@ class BufferSpec(SpecModel):
 
 
 class PartsSpec(SpecModel):
-    """Reads of parts of lines: of rows that go on behind what a tile has of them, as others will read it later."""
+    """Reads of parts of lines: reads of rows that continue beyond a tile's columns, where the rest of the line is read
+    later.
+    """
 
     line_bytes: PositiveWhole = Field(description="pieces of fewer bytes are parts")
-    read_factor: Positive = Field(description="time of a link to memory beyond L2 for them, over that of their bytes")
+    read_factor: Positive = Field(
+        description="time of reads of parts of lines on a link to memory beyond L2, relative to the time of their bytes"
+    )
 
 
 class GlobalMemorySpec(SpecModel):
@@ -69,7 +73,7 @@ class GlobalMemorySpec(SpecModel):
     alignment_bytes: PositiveWhole = Field(description="preferred, for full bandwidth")
     request_min_bytes: PositiveWhole = Field(description="smallest size of the requests into which transfers are split")
     parts: PartsSpec | None = Field(
-        default=None, description="cost of reads of parts of lines; absent: they cost their bytes"
+        default=None, description="cost of reads of parts of lines; absent: these reads cost their bytes"
     )
 
 
@@ -77,7 +81,7 @@ class GlobalMemorySpec(SpecModel):
 #: after a series of equal launches: on other inputs (``steady``) each launch moves the data that it reads and writes;
 #: on the same inputs (``repeated``) a launch finds the inputs that fit (`npusim.program.ir.residency`).
 L2State = Literal["clean", "dirty", "warm", "steady", "repeated"]
-#: The states that mean that another launch follows.
+#: The states after which another launch follows.
 FOLLOWED: frozenset[L2State] = frozenset({"steady", "repeated"})
 
 
@@ -122,7 +126,7 @@ class L2Spec(SpecModel):
         ),
     )
     same_data_cores_count: PositiveWhole | None = Field(
-        default=None, description=("smallest number of cores that counts as many")
+        default=None, description="number of cores from which `same_data_factor` applies in full; in proportion below"
     )
     stays: StaysSpec | None = Field(
         default=None,
@@ -195,7 +199,9 @@ class FlagsSpec(SpecModel):
     )
     tile_extra_cycles: Quantity | None = Field(
         default=None,
-        description=("length beyond which PTO's FlashAttention has this additional time too; the cause is not known"),
+        description=(
+            "time of such a tile in addition to `tile_cycles` in PTO's FlashAttention; the cause is not known"
+        ),
     )
     cross_core_ids_count: PositiveWhole = Field(description="counter flags per core group")
     cross_core_counter_max_count: PositiveWhole = Field(
@@ -289,7 +295,7 @@ class PowerSpec(SpecModel):
 
     @property
     def stated_w(self) -> Positive | None:
-        """The limit that the board is set to, in watts; None where the file states none."""
+        """The limit that the board is set to, in watts; None if the file states no limit."""
         return self.board_w if self.limit_w is None else self.limit_w
 
     def watts(self, held: Positive | None) -> float:
@@ -324,7 +330,7 @@ class LaunchSpec(SpecModel):
     )
     products_s: Quantity | None = Field(
         default=None,
-        description="additional time of the first task of a program with products, in a stream only; absent: none",
+        description="additional time of the first task of a program with products, only in a stream; absent: none",
     )
     block_dispatch_cycles: WholeQuantity = Field(
         description=("time before the first instruction of a launch on a core")
@@ -377,8 +383,8 @@ class LaunchSpec(SpecModel):
         addition to the first, 0 to 1; ``is_masked``: whether one of the kernels loads a mask; ``is_attention``: whether
         the first is the vendor's fused attention; ``clears``: memory fills before the kernels, which have neither the
         dispatch nor the end of a kernel. The host issues kernels one after the other and waits once, so that a call of
-        several kernels takes the time of the slower of host and device.  Where a file states a single cost of a launch,
-        each kernel pays it.
+        several kernels takes the time of the slower of host and device.  If a file states a single cost of a launch,
+        each kernel has this cost.
         """
         masked = float(self.masked_s.value) if is_masked and self.masked_s is not None else 0.0
         overhead, kernels, busy_s = float(self.kernel_overhead_s.value), len(shares) + clears, core_s + masked
@@ -609,7 +615,7 @@ class DeviceSpec(HardwareModel):
 
     @property
     def vector_unit(self) -> VectorUnit | None:
-        """Vector unit of the device; None if it has none."""
+        """Vector unit of the device; None if the device has no vector unit."""
         return next((engine for _, engine in self.engines() if isinstance(engine, VectorUnit)), None)
 
     @property

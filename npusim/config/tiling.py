@@ -43,8 +43,8 @@ __all__ = [
 #: not its amount nor the memory.
 Lightest = Literal["least", "most", "any"]
 #: The owner of a field.  Runs and searches may choose fields of the tile.  A field of the model states what is
-#: computed: no run chooses it, and a search varies it only by name (``-f``). The same is true for a field of a kernel's
-#: source, except that all its values may compute the same.
+#: computed: no run chooses it, and a search varies it only by name (``-f``). The same is true of a field of a kernel's
+#: source, although all its values may compute the same.
 Kind = Literal["tile", "model", "source"]
 
 
@@ -265,7 +265,7 @@ def composed(
     if len(bases) == 1 and not fields:
         return bases[0]
     first = bases[0]
-    if is_own_first:  # pydantic lists the fields of the last base first
+    if is_own_first:  # pydantic lists the fields of the last base class first
         bases = bases[::-1]
     return cast("type[Tiling]", create_model(first.__name__, __base__=bases, __doc__=first.__doc__, **fields))
 

@@ -45,7 +45,7 @@ _NUMBERS = MappingProxyType({"inf": math.inf, "nan": math.nan})
 
 
 class Combine(NamedTuple):
-    """A function of two elements, the requested one of its results, and the elements that fill rows up to a size."""
+    """A function of two elements, the number of the requested result, and the elements that fill rows up to a size."""
 
     statements: tuple[tuple[str, ast.expr], ...]
     results: tuple[ast.expr, ...]
@@ -56,7 +56,7 @@ class Combine(NamedTuple):
 
     @property
     def work(self) -> float:
-        """Number of operations of one application; each result has an equal share."""
+        """Number of operations of one application; each result is charged an equal share."""
         every = [n for _, one in self.statements for n in ast.walk(one)]
         every += [n for one in self.results for n in ast.walk(one)]
         return sum(isinstance(n, ast.BinOp | ast.UnaryOp | ast.Call) for n in every) / len(self.results)
@@ -73,7 +73,7 @@ def combine_of(text: str) -> Combine:
     """Return a function by its text; raise `FormatError` for a text that is not a function."""
     match = _TEXT.fullmatch(text)
     if match is None:
-        raise FormatError(f"{text!r} is no function of two elements: take=0 size=32 pads=0.0: a0 + b0")
+        raise FormatError(f"{text!r} is not a function of two elements: take=0 size=32 pads=0.0: a0 + b0")
     take, size, pads, reverse, body = match.groups()
     *lines, last = (x.strip() for x in body.split(";"))
     statements = [line.partition(" = ") for line in lines]

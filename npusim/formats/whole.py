@@ -1,6 +1,6 @@
-"""Integers as their types have them: of so many bits, with a sign or without, wrapping; and the bits of floats.
+"""Integers in the range of their types: of this number of bits, signed or unsigned, wrapping; and the bits of floats.
 
-Integers are int64 arrays with their sign; those of one bit are 0 and 1.
+Integers are int64 arrays with their sign; integers of one bit are 0 and 1.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HALF, _LOWER = np.uint64(32), np.uint64((1 << 32) - 1)
 
 
 def _quotient(x: Integers, y: Integers) -> Integers:
-    return (x - np.fmod(x, y)) // y  # toward 0, as C has it
+    return (x - np.fmod(x, y)) // y  # toward 0, as in C
 
 
 #: Operations of integers with a sign, or for which the sign does not matter, by LLVM's names; and without a sign.
@@ -66,7 +66,7 @@ WHOLE_OPERATIONS: tuple[str, ...] = (*_SIGNED, *_UNSIGNED, "mulhiui")
 
 
 def whole_limits(bits: int) -> tuple[int, int]:
-    """Return the smallest and the largest integer of a type, with its sign; 0 and 1 of one bit."""
+    """Return the smallest and the largest integer of a type, with its sign; 0 and 1 for one bit."""
     return (0, 1) if bits == 1 else (-1 << (bits - 1), (1 << (bits - 1)) - 1)
 
 
@@ -82,11 +82,11 @@ def without_sign(values: Integers, bits: int) -> Unsigned:
 
 
 def whole_operation(name: str, x: Integers, y: Integers, bits: int) -> Integers:
-    """Return an operation of integers, element by element, in a type of so many bits, in which it wraps.
+    """Return an operation of integers, element by element, in a type of this number of bits, in which the result wraps.
 
-    ``name``: LLVM's (``addi``, ``divsi``, ``shrui``, ...), and ``mulhiui``, the upper half of the bits of a product of
-    integers without a sign.  Quotients are cut toward 0; a division by 0 gives 0, and a shift by all bits or more what
-    repeated shifts give.
+    ``name``: LLVM's name (``addi``, ``divsi``, ``shrui``, ...), or ``mulhiui``, the upper half of the bits of a product
+    of unsigned integers.  Quotients are cut toward 0; a division by 0 gives 0, and a shift by the number of bits or
+    more gives the result of repeated shifts.
 
     Raises `FormatError` for another name.
 
@@ -111,8 +111,8 @@ def _as_integers(x: NDArray[Any]) -> Integers:
 
 
 def whole_step(text: str, x: NDArray[Any], y: NDArray[Any], fmt: str) -> NDArray[Any]:
-    """Return an operation of whole numbers of any format in a format that has them; ``text``: ``addi.32``, its name and
-    its bits.
+    """Return the result of an operation on whole numbers, converted to ``fmt``; ``text``: the operation's name and
+    bits, as ``addi.32``.
     """
     name, _, bits = text.partition(".")
     made = whole_operation(name, _as_integers(x), _as_integers(y), int(bits))
@@ -120,9 +120,9 @@ def whole_step(text: str, x: NDArray[Any], y: NDArray[Any], fmt: str) -> NDArray
 
 
 def bits_of_floats(x: NDArray[Any], of: str, fmt: str) -> NDArray[Any]:
-    """Return the bits of floats, rounded to the format ``of``, as integers with a sign, in a format that has these."""
+    """Return the bits of floats, rounded to the format ``of``, as signed integers in the format ``fmt``."""
     kind = get_format(of)
-    given = x if x.dtype == kind.dtype else cast(x, of)  # the bits of a NaN stay as they are
+    given = x if x.dtype == kind.dtype else cast(x, of)  # the bits of a NaN do not change
     bits = np.ascontiguousarray(given).view(f"i{kind.size_bytes}").reshape(x.shape)
     return cast(bits.astype(np.float64), fmt)
 

@@ -39,7 +39,7 @@ class Layout:
 
     def __post_init__(self) -> None:
         if not _is_congruent(self.shape, self.stride):
-            raise LayoutError(f"layout {self}: shape and stride must be nested alike")
+            raise LayoutError(f"layout {self}: shape and stride must have the same nesting")
 
     def __call__(self, *coordinate: int) -> int:
         """Return the index at a coordinate for each mode, or at a position in the order of the shape; the last extent
@@ -80,12 +80,12 @@ class Layout:
 
     @property
     def is_bijective(self) -> bool:
-        """Whether it has every index from 0 to ``size - 1`` exactly once."""
+        """Whether the layout has every index from 0 to ``size - 1`` exactly once."""
         return {self(i) for i in range(self.size)} == set(range(self.size))
 
 
 def coalesce(layout: Layout) -> Layout:
-    """Return the same function of the integers with the fewest modes, none nested.
+    """Return the same function of the integers with the fewest modes and without nested modes.
 
     Examples
     --------
@@ -108,7 +108,7 @@ def coalesce(layout: Layout) -> Layout:
 def fitted(function: Callable[[int], int], shape: tuple[IntTuple, ...]) -> Layout:
     """Return the layout that equals ``function`` at every place of ``shape``, each mode coalesced.
 
-    Raises `LayoutError` where no strides give the function, and names the first place where they fail.
+    Raises `LayoutError` if no strides give the function; the message names the first place where they fail.
 
     Examples
     --------

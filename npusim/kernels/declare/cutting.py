@@ -72,7 +72,7 @@ def _whole(
 def packed_blocks(problem: Problem, sizes: tuple[int, int]) -> tuple[WorkTile, ...]:
     """Return blocks of the rows of all query heads that share a KV head, stacked.
 
-    With a mask a block has complete heads, as many as fit.  Raises `TilingError` if these rows are not one matrix in
+    With a mask a block has as many complete heads as fit.  Raises `TilingError` if these rows are not one matrix in
     memory, or if a mask leaves space for only one head.
     """
     p, height = problem, sizes[0]
@@ -121,12 +121,13 @@ def may_pack(problem: Problem, height: int) -> bool:
 
 # The rates of machines are fitted to npusim's cycles, not to devices: one query of qwen2_7b, llama2_70b and pangu_38b
 # on 512 to 32k keys, tiles of 32 to 1024 keys, heads of 64 and 128.  The errors of calls are 3 to 7 % (root mean
-# square; one call of the V100 has 42 %), which is enough to order splits. Time of two resident blocks relative to that
-# of one (H200, 160 and 256 blocks on 132 multiprocessors).
+# square; one call of the V100 has 42 %), which is enough to order splits.
+#: Time of two resident blocks relative to that of one (H200, 160 and 256 blocks on 132 multiprocessors).
 PAIR = 1.5
 
 
-#: Largest number of rows of a block with the time of one row; above it the time grows (1 to 128, all four).
+#: Largest number of rows of a block with the time of one row; above it the time grows (1 to 128 rows, all four
+#: devices).
 ROWS = 64
 
 
@@ -229,7 +230,7 @@ class Cutting(NamedTuple):
     merge
         How the partial outputs are merged.
     pack
-        Whether the query heads of one KV head are rows of one block.
+        Whether the query heads of one KV head are the rows of one block.
     """
 
     block_q: int

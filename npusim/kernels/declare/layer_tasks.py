@@ -9,9 +9,9 @@ experts, one grouped product for all chosen experts, and the sum of their result
 its columns of every expert.  The chosen experts are unknown: their number is the expected one for independent tokens,
 with equal shares of the tokens.
 
-Decoding with K and V on the host: ``offload_classic`` uploads them and computes on the devices;
-``offload_cooperative`` sends one token's Q, K and V down, computes on the host's cores and sends the result
-up (FastAttention section 4.4, figure 6).  In prefill both compute on the devices while K and V are copied down.
+Decoding with K and V on the host: ``offload_classic`` uploads them and computes on the devices; ``offload_cooperative``
+sends one token's Q, K and V down, computes on the host's cores and sends the result up (FastAttention section 4.4,
+figure 6).  In prefill both strategies compute on the devices while K and V are copied to the host.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def model_program(
 
 
 def layers_on_host(problem: ModelProblem, tiling: LayerTiling, device: NodeDevice) -> int:
-    """Return the number of layers whose K and V are on the host: the requested number, or that of the layers that do
+    """Return the number of layers whose K and V are on the host: the requested number, or the number of layers that do
     not fit.
     """
     layers, gpu, cpu = problem.layers, tiling.gpu_layers, tiling.cpu_layers
@@ -272,7 +272,7 @@ def _before(p: ModelProblem) -> tuple[NodeKernel, ...]:
     that torch.compile has compiled, a kernel copies V, and the rotation of K also stores it,
     measurements/h200_layer.csv).
     """
-    # The rotated key of a latent is the same for all heads.
+    # All heads have the same rotated key of a latent.
     heads, size = (p.heads + p.kv_heads, p.head_dim) if p.latent is None else (p.heads + 1, p.latent.rope_head_dim)
     turned = RowsProblem(what="rotary", heads=heads, rows=p.rows, cols=size // 2, dtype=p.dtype)
     named = [x for x in p.projections() if x[0] != "kv" or not p.is_absorbed]
@@ -345,7 +345,8 @@ def _head(p: ModelProblem, tiling: LayerTiling, device: NodeDevice) -> TileProgr
 def _as_framework(
     p: ModelProblem, tiling: LayerTiling, device: NodeDevice, kernels: tuple[NodeKernel, ...]
 ) -> tuple[NodeKernel, ...]:
-    """Return the kernels that a framework runs for these: in eager PyTorch one per operator, the residual sum included.
+    """Return the kernels that a framework runs in place of these: in eager PyTorch one per operator, and one for the
+    residual sum.
 
     Raises `TilingError` for devices and models whose operators are not known.
     """
@@ -373,7 +374,7 @@ def _eager(p: ModelProblem, kernel: NodeKernel) -> Iterator[NodeKernel]:
     if kernel.role != "rows":
         yield kernel
     elif kernel.name == "cache":
-        yield from [operator("store", p.kv_heads * p.rows, p.head_dim)] * 2  # for K and for V
+        yield from [operator("store", p.kv_heads * p.rows, p.head_dim)] * 2  # one operator for K and one for V
     elif kernel.name == "rotary":  # x cos + rotated(x) sin, for Q and for K; x of one token is contiguous
         half, whole = p.head_dim // 2, p.head_dim
         listed = ("scale", whole), ("negate", half), ("join", whole), ("scale", whole)
@@ -386,7 +387,7 @@ def _eager(p: ModelProblem, kernel: NodeKernel) -> Iterator[NodeKernel]:
         if kernel.name == "norm":
             yield operator("add", rows, cols, "residual")
             yield from [operator(what, rows, cols) for what in ("widen", "square", "mean")]
-            yield from [operator("column", rows, 1)] * 2  # plus epsilon, and the reciprocal root
+            yield from [operator("column", rows, 1)] * 2  # the addition of epsilon, and the reciprocal root
             yield from [operator(what, rows, cols) for what in ("rescale", "narrow", "scale")]
         else:
             yield from [operator(what, rows, cols) for what in (("silu", "times") if p.gated else ("gelu",))]

@@ -1,8 +1,8 @@
-"""Tiles that a kernel accesses in parts, always the same ones, as a tile for each part.
+"""Tiles that a kernel accesses only in certain parts, as a separate tile for each part.
 
-``T.copy(Q[..., :512], q[:, :512])``, ``T.copy(Q[..., 512:], q[:, 512:])`` and products with the one and the other are
-statements on two tiles.  Parallel loops over several parts are loops over each of them, one after another: no iteration
-needs what another one writes.  A tile with an access at a place that only a run knows stays as it is.
+``T.copy(Q[..., :512], q[:, :512])``, ``T.copy(Q[..., 512:], q[:, 512:])`` and products with each part are statements on
+two tiles.  Parallel loops over several parts are loops over each part, one after another: no iteration needs what
+another iteration writes.  A tile with an access at a place that is known only at run time is unchanged.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from npusim.kernels.tilelang.statements import (
 from npusim.kernels.tilelang.tiles_in_place import TilesInPlace
 
 Body = tuple[Statement, ...]
-#: Parts of one tile.
+#: Largest number of parts of a tile.
 _MOST = 16
 
 
@@ -138,7 +138,7 @@ class _PartTiles(TilesInPlace):
         return at
 
     def element(self, indices: tuple[Expression, ...], nest: ParallelNest | None) -> BufferElement:
-        """Return an element of the buffer as one of a tile."""
+        """Return an element of the buffer as an element of the tile of its part."""
         name, first, n = _place(indices[self.axis], {} if nest is None else _lengths(nest))
         tile = self.tiles[self.tile(first, n)]
         own = Variable(name) if name and n > 1 else Literal(0)

@@ -164,7 +164,7 @@ class _Ring:
         names = {n for leaf in inner for x in self.own(leaf) for n in variables_of([x.indices[self.axis]])}
         loops = {loop.variable: loop for leaf in inner for loop in leaf.loops}
         if not names & loops.keys():
-            return self.of_one_place() if len(indices) == 1 and not names and not filled else None
+            return self.of_numbers(indices) if not names and not filled else None
         if names - loops.keys():
             return None
         loop = next(x for leaf in inner for x in reversed(leaf.loops) if x.variable in names)
@@ -224,6 +224,16 @@ class _Ring:
     def of_one_place(self) -> Body:
         """Return the statements with a tile in place of the only slot that is used."""
         return self.replaced(self.body, lambda x: self.tile)
+
+    def of_numbers(self, indices: Set[frozenset[tuple[Expression, float]]]) -> Body | None:
+        """Return the statements with a tile in place of each slot, if all accesses state its number."""
+        if len(indices) == 1:
+            return self.of_one_place()
+        if any(t != Literal(1) for terms in indices for t, _ in terms):
+            return None
+        numbers = sorted(int(dict(terms).get(Literal(1), 0)) for terms in indices)
+        tiles = {n: replace(self.tile, name=f"{self.tile.name}_{n}") for n in numbers}
+        return self.replaced(self.body, lambda x: tiles[int(linear(x, {}).get(Literal(1), 0))])
 
     # ------------------------------------------------------------ copies ahead
     def copied_ahead(self, loop: SerialLoop, at: int, within: list[_Leaf], outside: list[_Leaf]) -> Body | None:
@@ -350,6 +360,11 @@ class _SlotTiles(TilesInPlace):
         axes = tuple(a for a in one.axes if a[0] not in moved)
         filled = (replace(one, axes=axes, buffer=t, indices=self.at(one.indices)) for t in self.every)
         return [ParallelNest(axes, (x,), nest.line) for x in filled]
+
+
+def slot_tiles(body: Body, buffer: TileBuffer, axis: int, tile: TileBuffer) -> Body:
+    """Return statements with one tile in place of every slot of a buffer along an axis."""
+    return _SlotTiles(buffer, axis, lambda _index: tile, (tile,)).statements(body)
 
 
 def _are_equal(s: ParallelNest, wanted: Elementwise, axis: int, slot: int) -> bool:

@@ -56,7 +56,7 @@ _OF_INTEGERS = MappingProxyType(
     | {"and": "andi", "or": "ori", "xor": "xori", "<<": "shli", ">>": "shrsi", "/": "divsi"}
 )
 _RELATIONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
-#: Functions of one number, by TileLang's name; expf is CUDA's, of which Triton has a faster one.
+#: Functions of one number, by TileLang's name; expf is CUDA's function, of which Triton has a faster form.
 FUNCTIONS: Mapping[str, str] = MappingProxyType(
     {"exp2": "math.exp2", "exp": "__nv_expf", "log2": "math.log2", "log": "math.log", "rsqrt": "math.rsqrt"}
     | {"sqrt": "tt.precise_sqrt", "fabs": "math.absf", "abs": "math.absf", "erf": "math.erf", "tanh": "math.tanh"}
@@ -70,7 +70,7 @@ _AGAIN = "a part of the tile {} is loaded and computed again from tensors, and t
 _TO_WHOLE = frozenset({"rint", "floor", "ceil"})
 #: An addition of floats to elements of a tensor.
 _ATOMIC = "tt.atomic_rmw fadd"
-#: Parts of an expression that a tile is computed from.
+#: Largest number of parts of an expression from which a tile is computed.
 _MOST_PARTS = 64
 _NEUTRAL = MappingProxyType({"sum": 0.0, "max": -math.inf, "min": math.inf})
 #: A result that an operation has, and the names that a line has.
@@ -83,7 +83,7 @@ _SPECIAL = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class TileValue:
-    """A value of TTIR: its name, shape and format; ``number``: that of a constant."""
+    """A value of TTIR: its name, shape and format; ``number``: the value of a constant."""
 
     name: str
     shape: tuple[int, ...]
@@ -109,7 +109,7 @@ class TileOrigin:
 
     @property
     def is_copy(self) -> bool:
-        """Whether it is an unchanged element of a tensor."""
+        """Whether the origin is an unchanged element of a tensor."""
         return isinstance(self.value, BufferElement)
 
     def at(self, indices: Sequence[Expression]) -> Expression:
@@ -117,12 +117,12 @@ class TileOrigin:
         return substituted(self.value, dict(zip(self.axes, indices, strict=True)))
 
     def reads(self, buffers: set[TileBuffer]) -> bool:
-        """Return whether it has an element of some tensors."""
+        """Return whether the origin includes an element of one of these tensors."""
         return any(isinstance(e, BufferElement) and e.buffer in buffers for e in parts_of(self.value))
 
 
 def type_of(shape: Sequence[int], fmt: str) -> str:
-    """Return the type of a tensor in TTIR, of a number where the shape is empty."""
+    """Return the type of a tensor in TTIR, or of a number if the shape is empty."""
     element = TYPES.get(fmt, fmt)
     return f"tensor<{''.join(f'{n}x' for n in shape)}{element}>" if shape else element
 
@@ -175,7 +175,9 @@ def written(kernel: TileKernel) -> str:
 
 
 def written_with_notes(kernel: TileKernel) -> tuple[str, tuple[str, ...]]:
-    """Return the TTIR of a kernel, and its notes with those on what the TTIR computes otherwise, as `written` does."""
+    """Return the TTIR of a kernel, and its notes, including notes on parts that the TTIR computes differently, as
+    `written` does.
+    """
     writer = _Writer(with_float_sums(kernel))
     return writer.text(), (*kernel.notes, *writer.notes)
 
@@ -415,7 +417,7 @@ class _Writer:
         return v
 
     def expanded(self, v: TileValue, at: int) -> TileValue:
-        """Return a value with an axis of one element more."""
+        """Return a value with one more axis, of one element."""
         shape = (*v.shape[:at], 1, *v.shape[at:])
         if v.number is not None:
             return self.constant(v.number, shape, v.fmt)
@@ -465,7 +467,7 @@ class _Writer:
         }
 
     def mask(self, of: BufferElement, condition: Expression | None, shape: tuple[int, ...]) -> str:
-        """Return the name of the mask of an access with a comma before it; empty where none is needed."""
+        """Return the name of the mask of an access with a comma before it; empty if no mask is needed."""
         rules = [] if condition is None else [condition]
         used = self.moved_by(of.indices)
         longer = [(name, self.limits[name]) for name, n in self.axes if n > self.limits[name] and name in used]
@@ -496,7 +498,7 @@ class _Writer:
 
     # ------------------------------------------------------------ tiles
     def tile(self, buffer: TileBuffer) -> TileValue:
-        """Return the value of a tile; refuse one that nothing has written."""
+        """Return the value of a tile; refuse a tile that nothing has written."""
         if buffer not in self.tiles:
             raise refused(self.line, f"{buffer.name} is read before it is written")
         return self.tiles[buffer]
@@ -506,7 +508,9 @@ class _Writer:
         return self.tiles[buffer].shape if buffer in self.tiles and buffer.block else buffer.block
 
     def axes_of(self, e: BufferElement, *, is_read: bool = True) -> list[int] | str:
-        """Return the number of the parallel loop along each axis of a tile, or which part of it is accessed."""
+        """Return the number of the parallel loop along each axis of a tile, or the part of the axis that is
+        accessed.
+        """
         names, found = [name for name, _ in self.axes], list[int]()
         for d in e.buffer.dims:
             index = e.indices[d]
@@ -520,7 +524,7 @@ class _Writer:
         return found if len(set(found)) == len(found) else "its diagonal"
 
     def element(self, e: BufferElement) -> TileValue:
-        """Return elements of a tile; a part of one that is a copy, from the tensor that it is a copy of."""
+        """Return elements of a tile; if the part is a copy of a tensor, return the elements of that tensor."""
         v, at = self.tile(e.buffer), self.axes_of(e)
         if isinstance(at, str) and v.number is not None:
             return self.constant(v.number, (), v.fmt)
@@ -553,9 +557,9 @@ class _Writer:
         self.origins.pop(buffer, None)
 
     def origin(self, x: Elementwise) -> TileOrigin | None:
-        """Return the sources of a tile: tensors, numbers, tiles of one element, other such tiles.
+        """Return the sources of a tile: tensors, numbers, tiles of one element, or other tiles with such sources.
 
-        Computing it again has the same bits: operations and formats are those of the assignments.
+        Another computation of the tile has the same bits: operations and formats are those of the assignments.
         """
         value, formats = x.value, [x.buffer.fmt]
         while isinstance(value, Applied) and value.word == "cast":
@@ -579,7 +583,7 @@ class _Writer:
         return TileOrigin(tuple(axes), made)
 
     def of_tensors(self, e: Expression) -> Expression | None:
-        """Return an expression with the sources of tiles in their place; None if one is not such a tile."""
+        """Return an expression with the sources of tiles in place of the tiles; None if a tile has no such sources."""
         if isinstance(e, BufferElement) and not e.buffer.is_global:
             number = self.tiles[e.buffer].number if e.buffer in self.tiles else None
             if number is not None:
@@ -657,7 +661,7 @@ class _Writer:
             if not isinstance(e, BufferElement) or e.buffer.is_global or e.buffer not in self.tiles:
                 continue
             if e.buffer in self.origins and not self.origins[e.buffer].is_copy:
-                continue  # its first elements are computed again
+                continue  # the first elements of the tile are computed again
             shape = dict(zip(e.buffer.dims, self.tiles[e.buffer].shape, strict=False))
             for d, n in shape.items():
                 index = e.indices[d]
@@ -766,7 +770,9 @@ class _Writer:
         self.forget([s.c.buffer])
 
     def second(self, buffer: TileBuffer) -> TileValue:
-        """Return a tile as the second factor of a product by itself: a copy of a tensor by pointers of its own."""
+        """Return a tile as the second factor of a product by itself: a copy of the tensor that is loaded by separate
+        pointers.
+        """
         origin = self.origins.get(buffer)
         if origin is None or not origin.is_copy:
             return self.tile(buffer)
@@ -818,7 +824,9 @@ class _Writer:
 
     # ------------------------------------------------------------ control flow
     def loop(self, s: SerialLoop, live: set[TileBuffer]) -> None:
-        """Write a loop; a tile that begins and ends each iteration as the same number is not a state of it."""
+        """Write a loop; a tile that has the same constant value at the beginning and the end of each iteration is not a
+        state of the loop.
+        """
         s, constant = self.with_cleared_starts(s), set[TileBuffer]()
         before = len(self.lines), self.count, dict(self.tiles), dict(self.values), dict(self.ranges), dict(self.origins)
         while unchanged := self.loop_with(s, live, constant):
@@ -927,8 +935,8 @@ class _Writer:
 def as_choices(s: Conditional) -> tuple[ParallelNest, ...] | None:
     """Return an if that assigns tiles as assignments that choose between its branches; None for another if.
 
-    Both branches assign the same tiles in the same order, or one branch leaves those unchanged that the other computes
-    from tiles alone.
+    Both branches assign the same tiles in the same order, or one branch does not change the tiles that the other branch
+    computes only from tiles.
     """
     if not s.otherwise:
         made = [_choice(s.condition, x, _unchanged(x), s.line) for x in s.then]
@@ -951,7 +959,7 @@ def _unchanged(s: Statement) -> ParallelNest | None:
         e for e in values if isinstance(e, BufferElement) and e.buffer.is_global and variables_of(e.indices) & axes
     )
     if any(blocks):
-        return None  # what is beside its tensor where the condition does not hold
+        return None  # an access would be outside of its tensor if the condition does not hold
     return replace(s, body=(replace(x, value=BufferElement(x.buffer, x.indices)),))
 
 
@@ -977,8 +985,8 @@ def _choice(condition: Expression, s: Statement, other: Statement | None, line: 
 
 
 def chosen_value(condition: Expression, a: Expression, b: Expression) -> Expression:
-    """Return a if a condition is true, else b: for elements of one tensor, one element with chosen indices; for masks,
-    a mask.
+    """Return a if a condition is true, else b.  For elements of one tensor, the result is one element with chosen
+    indices; for masks, it is a mask.
     """
     if isinstance(a, BufferElement) and isinstance(b, BufferElement) and a.buffer is b.buffer and a.buffer.is_global:
         pairs = zip(a.indices, b.indices, strict=True)
@@ -1020,7 +1028,7 @@ def _are_alike_or_apart(pairs: Sequence[tuple[Expression, Expression]], names: s
 def in_order_of_reads(s: ParallelNest) -> ParallelNest:
     """Return two parallel loops in the order of the tiles that they read, if all of these are read transposed.
 
-    Thus values computed from them are transposed as a result, which is a factor of a product.
+    A value that is computed from these tiles, such as a factor of a product, is then transposed as a result.
     """
     targets = [x for x in s.body if isinstance(x, Elementwise)]
     reads = [e for x in s.body for e in parts_of(x.value) if isinstance(e, BufferElement)]

@@ -1,7 +1,7 @@
 """Blocks that are summed along both of their axes, as one row of their elements: the same TTIR on blocks of one axis.
 
 The row has the block's rows one after another.  The computation on each element is the same; integers and masks of
-indices remain those of rows and columns, and become the row's where floats are loaded, chosen or stored by them.
+indices describe rows and columns, and are converted for the row where a load, selection or store of floats uses them.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from npusim.kernels.triton.values import (
     truth,
 )
 
-#: An operation that TTIR does not have: integers or a mask of a block of rows and columns, or along one of its axes, as
-#: those of the row of its elements.
+#: An operation that TTIR does not have: it converts integers or a mask of a block of rows and columns, or along one
+#: axis of the block, to the row of the block's elements.
 FLATTENED = "npusim.flattened"
-#: Another such operation: pointers of a row that follow a table, without the last entries that a mask hides in every
-#: program.
+#: Another operation that TTIR does not have: pointers of a row that follow a table, without the last entries, which a
+#: mask hides in every program.
 TRIMMED = "npusim.trimmed"
 #: Operations between the places of a sum of rows and of the sum of these sums.
 OF_SUMS = " and then "
@@ -44,12 +44,14 @@ _SAME = "ttg.convert_layout"
 #: Operations on blocks with special rules of axes, which no block here has.
 _OTHERS = ("tt.dot", "tt.trans", "tt.join", "tt.split", "tt.cat", "tt.scan", "tt.gather", "tt.descriptor", "tt.atomic")
 _RANK = 2
-#: Operations with regions, and the number of operands of a loop before those that it carries.
+#: Operations with regions, and the number of operands of a loop before the values that it carries.
 _REGIONS, _BOUNDS = ("tt.reduce", "scf.for", "scf.if"), 4
 
 
 def with_blocks_as_rows(function: Function) -> Function | None:
-    """Return a kernel in which blocks that are summed along both axes are rows; None if it has none, or others."""
+    """Return a kernel in which blocks that are summed along both axes are rows; None if there are no such blocks, or if
+    there are also other blocks.
+    """
     operations = [*function.operations, *inside(function.operations)]
     if any((o.body and o.name not in _REGIONS) or o.name.startswith(_OTHERS) for o in operations):
         return None

@@ -38,10 +38,10 @@ _CONVERTED = re.compile(r"(%\w+) = ttg\.convert_layout (%\w+) ")
 
 
 def orders_of(ttgir: str, *, is_tree: bool = False) -> dict[str, str]:
-    """Return the order in which each reduction or scan adds, by `npusim.kernels.triton.ttir_text.Locations.place` and
-    operand shape.
+    """Return the order in which each reduction or scan adds; the key is
+    `npusim.kernels.triton.ttir_text.Locations.place` with the operand's shape.
 
-    ``is_tree``: whether a thread adds its own elements as a tree.  Without maxima and minima, whose order is free.
+    ``is_tree``: whether a thread adds its own elements as a tree.  Maxima and minima, whose order is free, are omitted.
     ``?`` if the layout has no form of `npusim.formats.reductions`, or if two reductions of one place differ. A block
     that becomes one axis with its elements in any order (``tl.sum(x)``) leaves them in their threads (PTX of Triton
     3.6): its order is that of the block's layout.
@@ -124,7 +124,7 @@ def _order_by_rows(shape: Sequence[int], layout: str) -> str:
 
 # ---------------------------------------------------------------- products
 
-#: A factor of a product that is converted before it is multiplied.
+#: A factor of a product that is converted before the product.
 _WIDENED = re.compile(r"tt\.fp_to_fp .*: tensor<[\dx]+x(f8\w+), #ttg\.dot_op<.* -> tensor<[\dx]+xf16, #ttg\.dot_op<")
 #: A product of FP8: whether warp groups compute it, the number of terms after which its sum is added to float32, and
 #: its depth.

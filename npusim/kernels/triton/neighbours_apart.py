@@ -1,7 +1,7 @@
 """Blocks whose neighbouring elements are split, or joined: the same TTIR on the even and on the odd elements.
 
 ``tl.split`` of pairs of a loaded block is two loads of every second element; a store of ``tl.interleave`` or of a
-joined and reshaped block is two stores of these.
+joined and reshaped block is two such stores.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ _ELEMENTWISE = ("arith.", "math.", "tt.fp_to_fp", "tt.extern_elementwise", "tt.p
 _WITHOUT_RESULTS = ("tt.store", "tt.return", "block", "llvm.intr.assume", "cf.cond_br", "cf.br")
 
 
-#: Operations with inner operations that are unchanged, and the one whose inner operations are changed.
+#: Operations whose inner operations are unchanged, and the operation whose inner operations are changed.
 _WITH_BODIES, _LOOP = ("tt.reduce", "scf.if"), "scf.for"
 
 
 def with_neighbours_apart(function: Function) -> Function | None:
-    """Return a kernel without splits and joins of neighbours; None if it has none, or others."""
+    """Return a kernel without splits and joins of neighbours; None if there are no splits and joins, or if some are of
+    another kind.
+    """
     operations = list(_at_hand(function.operations))
     if not any(o.name in ("tt.split", "tt.join") for o in operations):
         return None
@@ -158,7 +160,7 @@ class _Halves(RegionRewriter):
 
 
 def half_of(op: Op, x: Known) -> Known:
-    """Return every second one of integers or of a mask, from the first or second on.
+    """Return every second element of integers or of a mask, from the first or the second element on.
 
     Raises `ProgramError` for integers by a table.
     """

@@ -86,6 +86,8 @@ MOST_EACH, MOST_TIMES = 1 << 18, 1 << 24
 MOST_SEARCHED = 4096
 #: Iterations of a loop that is read as one block, with the products behind it.
 MOST_UNROLLED = 4
+#: Iterations of a loop that a way of reading writes one after another.
+MOST_WRITTEN_OUT = 8
 #: What is said of blocks that are read as rows.
 _AS_ROWS = "npusim treats a block that is summed along both axes as one row of elements"
 #: The note on blocks that an operation combines with themselves.
@@ -105,8 +107,11 @@ def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[in
     """
     fault: ProgramError | None = None
     function = without_axis_of_one(with_neighbours_apart(function) or function)
-    function = (None if choices.lists_remainders else with_groups(function)) or function
-    for block in () if choices.lists_remainders else flat_blocks(function, arguments):
+    if (grouped := with_groups(function)) is not None and not choices.way("lists_remainders"):
+        function = grouped
+    for block in flat_blocks(function, arguments):
+        if choices.way("lists_remainders"):
+            break
         try:
             reader = _read(on_rows_and_columns(function, block), arguments, grid, choices, block)
         except ProgramError as error:
@@ -329,12 +334,19 @@ class Reader(Memory):
         stored.value = replace(value, text=text)
 
     def _drop_unread(self) -> None:
-        """Leave out loads outside of loops, and known blocks, that no statement reads, as compiled code does."""
+        """Leave out loads and known blocks that no statement reads, as compiled code does.
+
+        If no statement reads a load of a loop, one stays: it says which tiles the loop visits.
+        """
         texts = [text for text, _ in (*self.lines, *(line for walk in self.walks for line in walk.lines))]
         texts += [self.text(x.value) for x in self.stored]
         texts += [start.text for start, _, _ in self.states.values()]
         words = {word for text in texts for word in re.findall(r"[A-Za-z_]\w*", text)}
-        self.loads = {n: x for n, x in self.loads.items() if x.is_walked or n in words}
+        words |= {n for walk in self.walks for n in walk.masked}
+        for walk in self.walks:
+            walk.loads = [n for n in walk.loads if n in words] or walk.loads[:1]
+        words |= {n for walk in self.walks for n in walk.loads}
+        self.loads = {n: x for n, x in self.loads.items() if n in words}
         self.seen = {n: x for n, x in self.seen.items() if n in words}
 
     def _drop_states(self) -> None:
@@ -659,8 +671,8 @@ class Reader(Memory):
         types = op.text.partition("-> (")[2].partition(")")[0]
         kinds = [shape_of(t)[1] for t in TYPES.findall(types)]
         is_shared = self._walk is None and len(np.unique(self.ids, axis=0)) < len(self.ids)
-        is_tile = self._walk is not None and self.choices.knows_tiles and every.shape[1] > 1
-        is_tile = is_tile and all(shape_of(t)[0] for t in TYPES.findall(types))
+        is_tile = self._walk is not None and every.shape[1] > 1
+        is_tile = is_tile and all(shape_of(t)[0] for t in TYPES.findall(types)) and self.choices.way("knows_tiles")
         is_whole = (is_shared or is_tile) and bool(
             FORMATS.keys() & {*kinds}
         )  # blocks of one program that a loop stores
@@ -840,7 +852,7 @@ class Reader(Memory):
         """Return whether a matrix unit adds up the products of a loop's tiles; note where they are added one by one."""
         zeros = (isinstance(x, Number) and not x.value for x in map(self.values.__getitem__, starts))
         is_sum = self.choices.is_fresh and not self.walks and _is_sum(op, list(zeros))
-        if is_sum and self.choices.adds_tiles:
+        if is_sum and self.choices.way("adds_tiles"):
             why = "the products of its tiles are added one by one here, not in the matrix unit"
             self.notes.append(f"{op.line}: a program adds up a part of a product alone: {why}")
             return False
@@ -960,12 +972,21 @@ class Reader(Memory):
         self.values |= {r: self.values[s] for r, s in zip(op.results, carried[1::2], strict=True)}
 
     def _is_unrolled(self, op: Op, walk: Walk) -> bool:
-        """Return whether a loop is few iterations of every program, with products behind it."""
-        operations = self.function.operations
+        """Return whether a loop is few iterations of every program, with products behind it, or where a way asks so."""
+        operations, count = self.function.operations, int(walk.counts[0, 0])
+        if np.ptp(walk.counts) or count > MOST_WRITTEN_OUT:
+            return False
         later = operations[operations.index(op) + 1 :] if op in operations else []
-        return (
-            np.ptp(walk.counts) == 0 and walk.counts[0, 0] <= MOST_UNROLLED and any(o.name == "tt.dot" for o in later)
-        )
+        if count <= MOST_UNROLLED and any(o.name == "tt.dot" for o in later):
+            return True
+        return self._has_window(op) and bool(self.choices.way("unrolls"))
+
+    def _has_window(self, op: Op) -> bool:
+        """Return whether the mask of a load in a loop has a lower bound."""
+        masks = [o.operands[1] for o in _within(op) if o.name == "tt.load" and len(o.operands) > 1]
+        made = {n for mask in masks for n in self._made_of(mask)}
+        compared = (o for o in self._made if o.name == "arith.cmpi" and o.results[0] in made)
+        return any(re.search(r"\b[su]g[et]\b", o.text) for o in compared)
 
     def _once(self, op: Op, is_left: Booleans) -> None:
         """Read a loop of one iteration that only stores, as an if: programs without it are done."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from npusim.program.ir.tile import Operand
     from npusim.program.ir.tile_program import Terms
 
-#: Instruction of an operation on registers; for a reduction the one that joins two values.
+#: Instruction of an operation on registers; for a reduction, the instruction that joins two values.
 INSTRUCTIONS: Mapping[Opcode, str] = MappingProxyType(
     {
         Opcode.COPY: "",
@@ -60,9 +60,9 @@ INSTRUCTIONS: Mapping[Opcode, str] = MappingProxyType(
     }
 )
 #: Instructions of functions.  Ascend C's Tanh: x limited to where the result is not 1 yet, then (e^2x - 1) / (e^2x +
-#: 1).  Its Rsqrt is one instruction of the 910B, with an error of more than 1e-4 in float32: it recommends Sqrt and Div
-#: instead, as here. Its Erf: x limited to 3.92, x times a polynomial of x**2, divided by another
-#: (`formats.unary.ASCEND_ERF`).
+#: 1).  Its Rsqrt is one instruction of the 910B, with an error of more than 1e-4 in float32: the manual recommends Sqrt
+#: and Div instead, which are used here. Its Erf: x limited to 3.92, x times a polynomial of x**2, divided by another
+#: polynomial (`formats.unary.ASCEND_ERF`).
 MADE_OF: Mapping[Opcode, tuple[str, ...]] = MappingProxyType(
     {
         Opcode.TANH: ("max", "max", "mul", "exp", "add", "add", "div"),
@@ -72,7 +72,8 @@ MADE_OF: Mapping[Opcode, tuple[str, ...]] = MappingProxyType(
     }
 )
 #: Instructions of a relation: comparisons, and operations on their masks.  Units compare by eq, ne, lt, gt, le and ge;
-#: of these only ne is true for NaN (asc-devkit 0da921b9, asc_ge_scalar and asc_ne_scalar); others consist of these.
+#: of these only ne is true for NaN (asc-devkit 0da921b9, asc_ge_scalar and asc_ne_scalar); other relations consist of
+#: these.
 COMPARISONS: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
         **dict.fromkeys(("oeq", "une", "olt", "ogt", "ole", "oge"), (1, 0)),
@@ -100,7 +101,7 @@ def along_tile(step: Step) -> list[tuple[str, int, int]]:
     if step.opcode is Opcode.INVERSE:
         squares = [*[cols] * (rows // cols), rows % cols]
         return [("multiply_add", n - 1 - j, cols) for n in squares for j in range(n - 1)]
-    if step.opcode in (Opcode.FOLD, Opcode.SCAN, *WITHIN):  # element after element: each operation of the function
+    if step.opcode in (Opcode.FOLD, Opcode.SCAN, *WITHIN):  # one element after another: each operation of the function
         is_down, tiles = goes_down(step.opcode, step.attributes), [s for s in step.srcs if not isinstance(s, float)]
         longest = max(s.rows if is_down else s.cols for s in tiles)
         work = 1.0 if step.opcode in WITHIN else combine_of(step.attributes.variant).work
@@ -127,13 +128,14 @@ class RegisterValue:
     name: str
     sources: tuple[RegisterValue | Hashable, ...]
     rows: int
-    cols: int  #: columns of the tile that it works through; 1 for a vector of rows
-    size: int  #: bytes of the widest element of its result and sources
+    cols: int  #: columns of the tile that the operation processes; 1 for a vector of rows
+    size: int  #: bytes of the widest element of the result and the sources
     reduction: Opcode | None = None
     chains: int = 1
-    is_kept: bool = False  #: stored in UB when its function ends
+    is_kept: bool = False  #: the value is stored in UB when its function ends
     is_narrowed: bool = False  #: a cast to fewer bytes
-    crosses: Literal["row", "register", ""] = "row"  #: lanes that a reduction joins: of a row, or within each register
+    # the lanes that a reduction joins: the lanes of a row, or of each register
+    crosses: Literal["row", "register", ""] = "row"
     loop: int = 0
 
     @property
@@ -160,10 +162,10 @@ class HardwareLoop:
     values: list[RegisterValue] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     trips: float = 1.0
-    each: int = 1  #: registers of a tile that an iteration works on
+    each: int = 1  #: registers of a tile that an iteration processes
     is_nested: bool = False
-    stored: int = 0  #: registers that are stored when it ends
-    follows: bool = False  #: reads results of an earlier loop of its function
+    stored: int = 0  #: registers that are stored when the loop ends
+    follows: bool = False  #: whether the loop reads results of an earlier loop of its function
 
 
 def function_cycles(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: VectorCode) -> tuple[int, Terms]:
@@ -299,7 +301,9 @@ def _joined(values: list[RegisterValue], spec: RegisterVectorEngine, *, is_fused
 
 
 def functions(values: list[RegisterValue], code: VectorCode) -> Iterator[list[RegisterValue]]:
-    """Yield the content of each vector function: all instructions, casts of results separately, or one instruction."""
+    """Yield the content of each vector function: all instructions together, casts of results separately, or one
+    instruction at a time.
+    """
     if code.functions == "fused" and values:
         yield values
     elif code.functions == "calls":
@@ -366,7 +370,7 @@ class _VectorFunction:
         elif any(v.reduction for v in loop.values) or any(self._is_spread(s, loop) for s in self._read(loop)):
             loop.trips = float(loop.rows)
             loop.is_nested = wide > 1 and self.code.functions != "fused"
-        else:  # gapless: register after register
+        else:  # without gaps: one register after another
             loop.trips, wide = float(ceil_div(loop.rows * loop.cols, self._lanes(loop))), 1
         each, counts = wide * chains, loop.counts
         loop.each = each
@@ -387,7 +391,7 @@ class _VectorFunction:
                 counts[how] += 1 if self._is_spread(source, loop) else each
         for value in loop.values:
             if self._is_stored(value):
-                if value.reduction and is_down:  # behind the last iteration
+                if value.reduction and is_down:  # after the last iteration
                     loop.stored += wide
                     continue
                 rows_of_fractals = self.code.blocks and value.is_narrowed and is_down
@@ -410,7 +414,8 @@ class _VectorFunction:
         """Count values of an earlier loop: vectors stay in registers, tiles are computed again or stored and loaded."""
         if source.is_vector:
             if loop.cols > 1 and not is_down:
-                loop.counts["load"] += 1 if source.rows == loop.rows else loop.each  # of blocks: for each register
+                # the operand has blocks: a load for each register
+                loop.counts["load"] += 1 if source.rows == loop.rows else loop.each
             return
         again = list(_chain(source))
         if len(again) <= MOST_REPEATED and all(self._op(v.name).kind == "plain" for v in again if v.name):
@@ -434,7 +439,7 @@ class _VectorFunction:
         return self.spec.op(name)
 
     def bounds(self, loop: HardwareLoop) -> dict[str, float]:
-        """Return the smallest number of cycles of an iteration of a loop, by the constant of each bound."""
+        """Return lower bounds of the cycles of an iteration of a loop, by the constant of each bound."""
         ops, spec = {name: self._op(name) for name in loop.counts}, self.spec
 
         def total(*kinds: str) -> float:
@@ -462,8 +467,8 @@ class _VectorFunction:
         }
 
     def terms(self, *, is_waited_for: bool = True) -> Iterator[tuple[str, float]]:
-        """Yield the function's time by the constants behind it; ``is_waited_for``: whether later work waits for its
-        last loop.
+        """Yield the parts of the function's time by the constants on which they depend; ``is_waited_for``: whether
+        later work waits for its last loop.
         """
         spec, key = self.spec, self.key
         yield f"{key}.function.startup_cycles", float(spec.function.startup_cycles.value)

@@ -56,9 +56,9 @@ class Successive(Sequence[WorkTile]):
 def overlapping(
     blocks: Sequence[WorkTile], shares: Sequence[Sequence[int]] | int, lag: int
 ) -> tuple[Successive, dict[str, Any]]:
-    """Return blocks that know one another, and the program's `Succession`; ``shares``: as in `Successive`.
+    """Return blocks with references to one another, and the program's `Succession`; ``shares``: as in `Successive`.
 
-    ``lag``: tiles of a block that are in progress when the next one begins.
+    ``lag``: number of tiles of a block that are in progress when the next block begins.
     """
     meets, family = _linked(lag)
     said = {"succession": Succession(_by_itself, meets, blocks), "family": family}
@@ -74,7 +74,7 @@ def _successive(blocks: Itself, shares: Sequence[Sequence[int]] | int, lag: int)
 def _under_way(blocks: tuple[WorkTile, ...], lag: int) -> tuple[WorkTile, ...]:
     """Return the last of a core group's blocks, with the tiles that are less than ``lag`` back, and one more.
 
-    That index distinguishes a block that has begun from one that begins.
+    That index distinguishes a block that has begun from a block that begins.
     """
     left, count = lag, 0
     while count < len(blocks) and left > 0:
@@ -88,7 +88,7 @@ def _cut_to(block: WorkTile, count: int) -> WorkTile:
     return WorkTile(block.batch, block.head, block.spans, _last(block.runs, count), block.causal_offset, block.place)
 
 
-@lru_cache(maxsize=1024)  # blocks of the heads have the same, a few of these at a time
+@lru_cache(maxsize=1024)  # the blocks of several heads have the same runs, a few of these at a time
 def _last(runs: tuple[TileRun, ...], count: int) -> tuple[TileRun, ...]:
     kept: list[TileRun] = []
     for run in reversed(runs):

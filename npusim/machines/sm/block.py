@@ -14,10 +14,10 @@ parts decide the rest, and each alone:
 
 With ``stages``, an iteration ends with the issue of a later tile's copies, which frees its operands' slots: from two
 stages on each load is awaited, and with three, loads run one tile ahead.  With one stage, operands pass through
-registers: the first operand's are free when the iteration ends, so that its load is awaited.
+registers: the registers of the first operand are free when the iteration ends, so that its load is awaited.
 
-Omitted: with FP16 scores and FP32 outputs a lane rescales rows whose factor another lane has, one shuffle per tile;
-products and sums of softmax are two steps, unless the kernel has them as one multiply-add.
+Not modelled: with FP16 scores and FP32 outputs a lane rescales rows whose factor another lane has, one shuffle per
+tile; products and sums of softmax are two steps, unless the kernel computes them as one multiply-add.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from npusim.machines.sm.group_turns import SIGNAL, WarpTurns
 from npusim.machines.sm.group_work import GroupWork, Works, work_of
 from npusim.machines.sm.name_places import BlockPlaces, accumulator
 from npusim.program.ir.op import COMPARED, Attributes, Opcode, Step, TileOp
-from npusim.program.ir.tile import Tile
+from npusim.program.ir.tile import RingTile, Tile
 from npusim.units import chunks
 
 #: Largest number of keys of a tile with which compilers write masks among other instructions: from 64 on they pack the
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from npusim.machines.sm.core import SmCore, SmTiling
     from npusim.machines.sm.name_places import Handshake
     from npusim.program.ir.op import WarpPlan
-    from npusim.program.ir.tile import Operand, RingTile
+    from npusim.program.ir.tile import Operand
     from npusim.program.ir.tile_program import Item
 
 
@@ -89,7 +89,8 @@ class ResidentBlock:
         self.masks_apart = tiling.masks_apart and keys > PREDICATED_KEYS
         #: Operations of stages that depend on the shapes of block and tile alone, by everything on which they depend.
         self._known: dict[Hashable, tuple[TileOp, ...]] = {}
-        # One function per loop, or part of it, for all blocks: blocks with equal contents share a body.
+        # One function for each loop, or for each part of a loop, serves all blocks: blocks with equal contents share a
+        # body.
         tile = self._coded_tile if self.decided.loops else self._tile
         self.tiles = {loop: partial(tile, loop.stages) for loop in frame.phase.loops}
         #: How often loads wait for places of their rows, and a block's first tile if that has waits of its own: its
@@ -302,7 +303,7 @@ class ResidentBlock:
     ) -> Iterator[TileOp]:
         """Yield a stage, and after a tile's last product the copies of a later tile into the freed slots.
 
-        They overlap with the arithmetic that follows, if there is any; so does the rest of the product.
+        The copies overlap with the arithmetic that follows, if there is any; so does the rest of the product.
         """
         last = max((i for i, p in enumerate(stages) if p.is_product), default=-1)
         if last < 0 or not tile.cols or not self.places.waits_at_once:
@@ -340,7 +341,7 @@ class ResidentBlock:
         step, spills = works.iteration(0 if stage_count == 1 else works.copies(block, tile)), works.spills()
         for warps in self.warps:
             yield from (TileOp("spill", warps, WARPS, (), (), work) for work in spills)
-            if not places.waits_at_once:  # else after the last product, before what follows it
+            if not places.waits_at_once:  # otherwise after the last product, before the operations that follow
                 yield TileOp("next", warps, WARPS, (), slots, step)
 
     # ---------------------------------------------------------------- operands
@@ -359,7 +360,7 @@ class ResidentBlock:
         late = {n for names in places.late.values() for n in names}
         for n in places.visited:
             if n in read - late and n not in chain and not (self.decided.slice_elements and n in places.shared):
-                yield self._load(n, block, tile, lookups=lookups)
+                yield from self._in_pieces(n, block, tile, lookups)
         for n in chain:
             yield self._load(n, block, tile, before, lookups=lookups if n == chain[0] or not self.decided.loops else 0)
             before = (places.slot(places.loaded[n], n, block, tile),)
@@ -379,8 +380,8 @@ class ResidentBlock:
     ) -> tuple[dict[Stage, list[str]], dict[Stage, list[str]]]:
         """Return the stores to shared memory before each stage, and after it, for operands that are not loaded there.
 
-        A product's operands are stored when the rows' result for it exists, or just before it; operands of a chain are
-        stored one after a product whose own operands are stored before it.
+        A product's operands are stored when the corresponding result of rows exists, or just before that; operands of a
+        chain are stored one after a product whose own operands are stored before it.
         """
         before: dict[Stage, list[str]] = {}
         after: dict[Stage, list[str]] = {}
@@ -392,7 +393,7 @@ class ResidentBlock:
                 after[s] = left[len(before[s]) :][:1] if srcs else []
                 del left[: len(before[s]) + len(after[s])]
                 continue
-            # The result that rows pass to it includes its operands.
+            # The result that rows pass to the product includes the product's operands.
             fed = [p for p in stages if p.is_product and set(s.written) & set(p.rows[0].srcs) and not s.is_product]
             is_first = s.is_product and not any(self.frame.places[n] == "up" for n in srcs)
             before[s] = places.stored_for(s) if is_first else []
@@ -408,6 +409,23 @@ class ResidentBlock:
         waits = (self.lookups if lookups is None else lookups) if n in self.frame.phase.looked_up else 0
         step = Step(Opcode.COPY, slot, (source,), Attributes(lookups=waits), name=n)
         return TileOp(f"{self.frame.label(n)}.load", self.places.loaders[n], LDG, (step,), handshake)
+
+    def _in_pieces(self, n: str, block: WorkTile, tile: Visit, lookups: int | None) -> Iterator[TileOp]:
+        """Yield the loads of an operand: one, or one for each piece that the kernel copies at a time."""
+        whole, axes, pieces = self._load(n, block, tile, lookups=lookups), self.frame.axes(n), self.frame.phase.pieces
+        axis = next((a for a in axes if a in pieces and n in self.places.shared), None)
+        size = self.frame.size(block, axis, tile) if axis else 0
+        if axis is None or size <= pieces[axis]:
+            yield whole
+            return
+        (step,), is_down = whole.steps, axes[0] == axis
+        assert isinstance(step.dst, RingTile)
+        for at, count in chunks(size, pieces[axis]):
+            span = (at, count)
+            source = self.frame.cut(n, block, tile, *((span, None) if is_down else (None, span)))
+            part = step.dst.part(*span) if is_down else step.dst.part(0, step.dst.rows, *span)
+            slot = part.held(first=at == 0, last=at + count == size)
+            yield replace(whole, steps=(replace(step, dst=slot, srcs=(source,)),))
 
     def _store(self, n: str, block: WorkTile, tile: Visit, *, last: bool = True) -> Iterator[TileOp]:
         """Yield the move of every group's share of an operand to shared memory; ``last``: its registers are

@@ -82,7 +82,7 @@ def attention(
     sees_none = (scores == -np.inf).all(axis=1, keepdims=True) & bool(problem.unseen)
     if problem.unseen == "mean":
         scores = np.where(sees_none, 0.0, scores)
-    if problem.sink_logits:  # a column next to those of the keys, whose value is 0
+    if problem.sink_logits:  # a column next to the columns of the keys, with value 0
         scores = np.append(scores, np.full((len(scores), 1), sink_logits(problem.heads)[head]), axis=1)
     weights = softmax_weights(scores)
     v = np.where((scores[:, : len(k)] == -np.inf).all(axis=0)[:, None], 0, v)  # NaN of keys that no row sees
@@ -171,7 +171,7 @@ def _ulp_distance(a: Array, b: Array, fmt: str) -> NDArray[np.int64]:
     def ordered(x: Array) -> NDArray[np.int64]:
         raw = np.ascontiguousarray(x).view(bits).astype(np.int64)
         half = np.int64(1) << (8 * bits.itemsize - 1)
-        # maps sign-magnitude numbers to a line, -0 and +0 to the same point
+        # maps sign-magnitude numbers to a line, and -0 and +0 to one point
         return np.where(raw & half, half - raw, raw)
 
     distance: NDArray[np.int64] = np.abs(ordered(a) - ordered(b))

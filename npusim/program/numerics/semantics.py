@@ -61,7 +61,7 @@ def product(a: Array, b: Array, before: Array, attributes: Attributes, b_of: NDA
     if attributes.transpose_b:
         b = b.swapaxes(-1, -2)
     arithmetic = formats.get_arithmetic(attributes.arithmetic)
-    # The unit loads complete fractals: the elements that a ragged tail leaves empty are zero (design section 1).
+    # The unit loads complete fractals: the elements beyond a ragged tail are zero (design section 1).
     tail = -a.shape[-1] % arithmetic.k
     if tail:
         a = np.concatenate([a, np.zeros((*a.shape[:-1], tail), a.dtype)], axis=-1)
@@ -132,7 +132,7 @@ def _row_sum(sources: Sequence[Array], _before: Array, fmt: str, attributes: Att
     order: Any = attributes.order
     if not order:
         raise ProgramError("a row sum must name its order")
-    if formats.get_format(fmt).is_integer:  # it wraps, the same in any order
+    if formats.get_format(fmt).is_integer:  # the sum wraps, and is the same in any order
         return np.asarray(np.add.reduce(sources[0], axis=-1, dtype=sources[0].dtype))
     return formats.reduce_sum(sources[0], fmt, order, times=sources[1] if len(sources) > 1 else None)
 
