@@ -238,6 +238,10 @@ def _has_kinds(tries: _Tries) -> bool:
     return isinstance(tries.fault, UnlikeProgramsError) and tries.kinds > 1
 
 
+def _is_fresh(tries: _Tries) -> bool:
+    return tries.choices.is_fresh
+
+
 def _has_remainders(tries: _Tries) -> bool:
     return tries.has_remainders
 
@@ -323,7 +327,11 @@ WAYS = (
     *_with("hidden elements of a list", "", lists_elements=True, hides_elements=True),
     *_with("hidden elements of a list", "", when=_has_remainders, lists_remainders=True, hides_elements=True),
     *_with("hidden elements of a list, and iterations one after another", "", hides_elements=True, unrolls=True),
-    *_with("products of tiles added one by one", "", when=lambda tries: tries.choices.is_fresh, adds_tiles=True),
+    *_with("groups of which the last is shorter", "", "tensor", "store", ragged=True),
+    *_with("such groups, and vectors of rows and of columns as separate loads", "", ragged=True, loads_again=True),
+    *_with("such groups, and a list's hidden elements", "", ragged=True, hides_elements=True, unrolls=True),
+    *_with("products of tiles added one by one", "", when=_is_fresh, adds_tiles=True),
+    *_with("products of tiles added one by one, in such groups", "", when=_is_fresh, adds_tiles=True, ragged=True),
 )
 
 
