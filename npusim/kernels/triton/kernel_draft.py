@@ -95,6 +95,7 @@ class Choices:
     matrix unit multiplies; empty: any.  FP8 that it does not multiply becomes float16, which has all of its numbers.
     ``turns``: which blocks are turned, as `npusim.kernels.triton.turned_blocks` has it.
     ``knows_tiles``: integers and masks of a loop's tiles that are known at launch are tiles of a tensor.
+    ``lanes``: a loop's blocks of one axis are read lane by lane, as `npusim.kernels.triton.whole_lanes` has it.
     ``converts_wide``: floats become integers of 8 bits as ones of 16, of which a store has the low 8 (PTX).
     """
 
@@ -124,6 +125,7 @@ class Choices:
     converts_wide: bool = False
     turns: str = ""
     knows_tiles: bool = False
+    lanes: str = ""
 
     def form(self, name: str, fmt: str, usual: str) -> str:
         """Return how a function of a format is written; ``usual``: where nothing computes it in a way of its own."""

@@ -52,6 +52,7 @@ from npusim.kernels.triton.tensor_axes import View
 from npusim.kernels.triton.ttir_text import FORMATS, Function, Line, read, refusing
 from npusim.kernels.triton.values import AXES as TENSOR_AXES
 from npusim.kernels.triton.values import Tensor, shaped
+from npusim.kernels.triton.whole_lanes import ALONG, APART
 from npusim.machines.sm import compiled_loops, compiled_rows
 from npusim.machines.sm.core import APPROXIMATE_ROOT, SM, code_architecture, counts_turnover, warp_issue
 from npusim.units import ceil_div
@@ -501,6 +502,12 @@ def launched(
             return _launched_floats(function, arguments, grid, each)
         except ProgramError as error:
             faults.append(error)
+    for lanes in (ALONG, APART)[: 2 if has_loops else 1]:
+        try:
+            how = replace(choices, knows_tiles=True, lists_remainders=True, lanes=lanes)
+            return _launched_lanes(function, arguments, grid, how)
+        except ProgramError as error:
+            faults.append(error)
     if not (known := known_kernels(function, arguments, grid)):
         raise reduce(_further, faults)
     made = list[LaunchGrid]()
@@ -510,6 +517,16 @@ def launched(
         made.append(one)
     why = "the kernel computes integers alone, which are known at launch; the time is that of storing them"
     made[0].reader.notes.append(f"{function.name}: {why}, not of the kernel")
+    return made
+
+
+def _launched_lanes(
+    function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices
+) -> list[LaunchGrid]:
+    """Return the blocks of a launch whose loops' blocks of one axis are read lane by lane, as `launched`."""
+    function, _ = with_maxima(function)
+    made = [placed(read_launch(function, arguments, grid, choices))]
+    check_programs([each.reader for each in made])
     return made
 
 

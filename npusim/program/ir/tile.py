@@ -67,6 +67,9 @@ class Arranged(Protocol):
     def drawn(self, values: NDArray[Any], head: tuple[int, int]) -> NDArray[Any]:
         """Return drawn values of a (batch, head), (rows, cols); rows that share one place in memory are equal."""
 
+    def of_no_element(self, head: tuple[int, int]) -> NDArray[Any] | None:
+        """Return which places of a (batch, head), (rows, cols), are of no element of the argument; None for none."""
+
     def piece(self, rows: int, cols: int) -> int:
         """Return how many elements of a part of a matrix follow one another in memory."""
 

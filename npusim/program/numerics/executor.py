@@ -708,6 +708,14 @@ class TensorStore:
         matrix = self.started(tile.tensor, (batch, head), row, row + tile.rows)
         return matrix[row : row + tile.rows, col : col + tile.cols]
 
+    def leave_out(self, tensor: GlobalTensor) -> None:
+        """Undo stores to places that are of no element of a result's argument, as masks of lanes leave them."""
+        for name, batch, head in list(self._heads):
+            here = None if name != tensor.name or tensor.view is None else tensor.view.of_no_element((batch, head))
+            if here is not None:
+                matrix = self.head(tensor, batch, head)
+                matrix.view(np.uint8).reshape(*matrix.shape, -1)[here] = POISON
+
     def written(self, tensor: GlobalTensor) -> dict[tuple[int, int], Array]:
         """Return the matrices of a tensor that exist so far, by (batch, head)."""
         return {(b, h): self.head(tensor, b, h) for name, b, h in self._heads if name == tensor.name}
