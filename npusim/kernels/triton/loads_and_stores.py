@@ -691,8 +691,9 @@ class Memory(ExactIntegers):
         rows = np.array(view.listed, np.int64)
         if not drops and np.any((rows[np.clip(places, 0, len(rows) - 1)] < 0) & read):
             raise op.fail(f"{view.parameter}: loaded integers address elements beyond its end, and no mask prevents it")
-        used = rows[np.unique(places[read])]
-        used = used[used >= 0]
+        is_used = np.zeros(len(rows), bool)
+        is_used[places[read]] = True
+        used = rows[is_used & (rows >= 0)]
         if op.name.endswith("store") and len(np.unique(used)) < len(used):
             raise op.fail(f"{view.parameter}: a store writes the same row at two indices, in an undefined order")
 

@@ -401,7 +401,7 @@ class GatheredView(View):
         return min(self.run, rows * cols) if self.run else super().piece(rows, cols)
 
     def of_no_element(self, head: tuple[int, int]) -> Array | None:
-        """Return which places of a (batch, head), (rows, columns), are of entries that lead to no row; None for none."""
+        """Return which places of a (batch, head), (rows, columns), are of no row of the list; None for none."""
         nowhere = self.leads_nowhere()
         return self.by_heads(nowhere)[head] if nowhere.any() else None
 

@@ -708,10 +708,13 @@ class TensorStore:
         matrix = self.started(tile.tensor, (batch, head), row, row + tile.rows)
         return matrix[row : row + tile.rows, col : col + tile.cols]
 
-    def leave_out(self, tensor: GlobalTensor) -> None:
-        """Undo stores to places that are of no element of a result's argument, as masks of lanes leave them."""
+    def leave_out(self, program: TileProgram) -> None:
+        """Undo stores to places that are of no element of a result's argument: lanes that the mask of a store hides."""
         for name, batch, head in list(self._heads):
-            here = None if name != tensor.name or tensor.view is None else tensor.view.of_no_element((batch, head))
+            tensor = program.tensors[name]
+            here = None
+            if tensor.role == "output" and tensor.view is not None:
+                here = tensor.view.of_no_element((batch, head))
             if here is not None:
                 matrix = self.head(tensor, batch, head)
                 matrix.view(np.uint8).reshape(*matrix.shape, -1)[here] = POISON
