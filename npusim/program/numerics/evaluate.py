@@ -155,7 +155,6 @@ def evaluate(
     watching: Sequence[Observer] = (probe, *observers) if probe else observers
     halves = [progress, None] if exact_rows_of is None else [_half(progress, 0), _half(progress, 1)]
     done = execute(program, inputs, needed, observers=watching, progress=halves[0], variants=list(among.lanes.values()))
-    done.tensors.leave_out(program)
     written = {at: o[:, :cols] for at, o in _written(program, needed, wanted, done.tensors).items()}
     others = {} if exact_results is None else _other_errors(program, done.tensors, exact_results, is_whole=is_whole)
     references, exact_rows = list[Array](), {} if exact is None else exact

@@ -256,6 +256,7 @@ def execute(
             done += sum(lane.tensors is state.tensors for lane in group)
             if progress is not None:
                 progress(done / total)
+    state.tensors.leave_out(program)
     return state
 
 
