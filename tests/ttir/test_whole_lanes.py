@@ -98,6 +98,37 @@ def test_lanes_beside_a_tile_that_a_mask_cuts_elsewhere_are_refused() -> None:
         npusim.run(calls[0], rows="all")
 
 
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize(("n", "kind"), [(40, 0), (64, 1), (40, 1)])
+def test_a_softmax_has_its_sum_beside_the_output(hw: str, n: int, kind: int) -> None:
+    k, v = _drawn(3, n, 16), _drawn(3, n, 16, seed=1)
+    scores = k.astype(np.float64).sum(2)
+    weights = np.exp(scores - scores.max(1, keepdims=True))
+    total = weights.sum(1)
+    wanted = {"O": (weights[..., None] * v).sum(1) / total[:, None]}
+    wanted |= {"L": scores.max(1) + np.log(total)} if kind else {}
+    words = {"K": k, "V": v, "O": np.zeros((3, 16), np.float32), "L": np.zeros(3, np.float32), "n": n}
+    _checked("decode", (3,), hw, wanted, **words, KIND=kind, D=16, B=32)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_a_column_is_turned_and_a_bias_may_be_missing(hw: str, has_bias: bool) -> None:
+    x, scale, bias = _drawn(8, 20), _drawn(20, seed=1), _drawn(20, seed=2) if has_bias else None
+    wanted = x.astype(np.float64) * scale + (bias if bias is not None else 0.0)
+    _checked("beside_bias", (2,), hw, {"Y": wanted}, X=x, S=scale, Bias=bias, Y=np.zeros_like(x), n=20, B=32)
+
+
+def test_numbers_of_tiles_are_loaded_from_the_last_one() -> None:
+    x, g = _drawn(2, 64, 16).astype(np.float16), _drawn(2, 64, seed=1)
+    state = np.zeros((2, 16, 16))
+    for tile in (3, 2, 1, 0):
+        part = x[:, tile * 16 : tile * 16 + 16].astype(np.float64)
+        state = state * g[:, tile * 16 + 15, None, None] + part.transpose(0, 2, 1) @ part
+    words = {"X": x, "G": g, "Y": np.zeros((2, 16, 16), np.float32), "T": 64, "D": 16, "B": 16}
+    _checked("from_the_last", (2,), "h200", {"Y": state}, **words)
+
+
 def test_an_axis_along_which_programs_have_the_same_lanes_is_one_row() -> None:
     ids = np.array([[x, y, 0] for y in range(2) for x in range(3)])
     places = np.broadcast_to(np.arange(4), (6, 1, 4))

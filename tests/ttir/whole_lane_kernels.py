@@ -72,3 +72,47 @@ def beside_rows(X, W, Y, n, B: tl.constexpr):
         x = tl.load(X + rows[:, None] * n + at[None, :], mask=at[None, :] < n, other=0.0)
         total += tl.sum(x + w[None, :], 1)
     tl.store(Y + rows, total)
+
+
+@triton.jit
+def decode(K, V, O, L, n, KIND: tl.constexpr, D: tl.constexpr, B: tl.constexpr):
+    """One query's attention, whose keys are summed along D: the output, and a number of the softmax beside it."""
+    row, depth, most, total, acc = tl.program_id(0), tl.arange(0, D), -float("inf"), 0.0, tl.zeros([D], tl.float32)
+    for start in range(0, n, B):
+        at = start + tl.arange(0, B)
+        where = (row * n + at)[:, None] * D + depth[None, :]
+        scores = tl.sum(tl.load(K + where, mask=at[:, None] < n, other=0.0), 1)
+        scores = tl.where(at < n, scores, -float("inf"))
+        higher = tl.maximum(tl.max(scores, 0), most)
+        scale, weights = tl.exp(most - higher), tl.exp(scores - higher)
+        values = tl.load(V + where, mask=at[:, None] < n, other=0.0)
+        acc = acc * scale + tl.sum(weights[:, None] * values, 0)
+        total = total * scale + tl.sum(weights, 0)
+        most = higher
+    tl.store(O + row * D + depth, acc / total)
+    if KIND == 1:
+        tl.store(L + row, most + tl.log(total))
+
+
+@triton.jit
+def beside_bias(X, S, Bias, Y, n, B: tl.constexpr):
+    """Rows times a column that is turned into a row, and a bias if there is one."""
+    rows, at = tl.program_id(0) * 4 + tl.arange(0, 4), tl.arange(0, B)
+    x = tl.load(X + rows[:, None] * n + at[None, :], mask=at[None, :] < n, other=0.0)
+    scale = tl.load(S + at[:, None], mask=at[:, None] < n, other=0.0)
+    y = x * tl.trans(scale)
+    if Bias:
+        y += tl.load(Bias + at, mask=at < n, other=0.0)[None, :]
+    tl.store(Y + rows[:, None] * n + at[None, :], y, mask=at[None, :] < n)
+
+
+@triton.jit
+def from_the_last(X, G, Y, T, D: tl.constexpr, B: tl.constexpr):
+    """States of tiles from the last to the first, scaled by the last number of each tile."""
+    head, i = tl.program_id(0), tl.arange(0, D)
+    state = tl.zeros([D, D], tl.float32)
+    for tile in range(T // B - 1, -1, -1):
+        at = tile * B + tl.arange(0, B)
+        x = tl.load(X + (head * T + at)[:, None] * D + i[None, :])
+        state = state * tl.load(G + head * T + tile * B + B - 1) + tl.dot(tl.trans(x), x)
+    tl.store(Y + (head * D + i)[:, None] * D + i[None, :], state)

@@ -261,6 +261,8 @@ class Reader(WholeLanes):
         if self.goes_down and self.is_of_one_row:
             why = "a reduction along axis 0 is not supported in a kernel that stores one row"
             raise ProgramError(f"{self.goes_down[0]}: {why}; transpose the loaded block")
+        if not self.is_of_one_row:
+            self._with_numbers_as_rows()
         self._join_free()
         accessed = [x.pointer.of for x in self.stored] + [x.of for x in self.loads.values()]
         for x in self.stored:

@@ -110,6 +110,35 @@ class WholeLanes(Memory, ABC):
         base, steps = tiles.pointer.base * view.by_row, tuple(s * view.by_row for s in tiles.pointer.steps)
         return replace(tiles.pointer, base=base, steps=steps, of=view.name)
 
+    def _with_numbers_as_rows(self) -> None:
+        """Store a program's single numbers beside its first result, a column of rows, as columns that are alike.
+
+        Their first row is the number's element; the others are of no element.
+        """
+        first, *others = self.stored
+        if len(first.axes) != 1 or first.axes[0] is None or first.is_walked:
+            return
+        (n,) = first.pointer.shape
+        for x in (x for x in others if not x.axes and not x.is_walked):
+            source = self.arguments[x.of]
+            accessed = [y.of.partition(".")[0] for y in (*self.stored, *self.loads.values())].count(x.of)
+            if not isinstance(source, View) or isinstance(source, GatheredView) or accessed > 1:
+                continue
+            places = np.full((len(self.ids), 1, n), -1, np.int64)
+            places[:, 0, 0] = np.broadcast_to(x.pointer.base, (len(self.ids), 1))[:, 0]
+            tiles = known_tiles(x.of, self.ids, places, (None,), is_along=True, missing=-1)
+            if tiles is None or places.size > MOST_LISTED:
+                continue
+            view = self._view_of_lanes(x.of, source, tiles.holds, None)
+            self.arguments[view.name] = replace(view, sizes=tiles.sizes, by=tuple(b * view.by_row for b in tiles.by))
+            base, steps = tiles.pointer.base * view.by_row, tuple(b * view.by_row for b in tiles.pointer.steps)
+            x.of, x.axes, x.left = view.name, first.axes, [np.full((1, 1), n, np.int64)]
+            x.pointer = replace(tiles.pointer, base=base, steps=steps, of=view.name)
+            text = f"filled('@{first.axes[0]}', {self.text(x.value)}, {self.choices.fmt(x.value.fmt)!r})"
+            x.value = Floats(text, first.axes, x.value.fmt)
+            why = "a number that a program stores beside a column is stored for each of its rows here"
+            self.notes.append(f"{x.line}: {x.of.partition('.')[0]}: {why}; the time includes these")
+
     def _loads_nothing_of(self, of: str) -> bool:
         """Return whether the kernel loads nothing of a tensor that it stores to."""
         return not any(o.name.startswith("tt.load") and of in self._made_of(o.operands[0]) for o in self._made)
