@@ -1,4 +1,4 @@
-"""The cache folder: machine code of kernels, parsed YAML files, and chosen tiles.
+"""The cache folder: machine code of kernels, parsed YAML files, chosen tiles, and proofs that programs have no race.
 
 It is the folder that ``NPUSIM_CACHE`` names (if it names several, as ``PATH`` does, each is searched); otherwise the
 package's ``__pycache__``, the user's cache folder, or a private temporary one: the first that can be written.  Its

@@ -35,4 +35,4 @@ def main() -> None:
         sys.exit(f"npusim: error: {error.strerror or error}")
     finally:
         if "triton" not in sys.modules:  # whose bindings (nanobind, from 3.9 on) report each frozen object as a leak
-            gc.freeze()  # the process ends: nothing is left to search
+            gc.freeze()  # the process ends: no objects need to be examined

@@ -3,6 +3,7 @@
 0 fine; 1 a check failed; 2 bad input, reported on stderr as ``npusim: error: ...``; 130 Ctrl-C.
 """
 
+import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
@@ -95,8 +96,20 @@ def _usage_errors() -> Iterator[None]:
         fault = cast("Any", error)
         if (ctx := fault.ctx) is not None:
             say(f"{ctx.get_usage()}\nTry '{ctx.command_path} -h' for help.\n")
-        say(f"npusim: error: {fault.format_message()}")
+        say(f"npusim: error: {_in_our_words(fault.format_message())}")
         sys.exit(fault.exit_code)
+
+
+def _in_our_words(text: str) -> str:
+    """Return a message of the command-line library without its type of error, and with the nearest allowed word."""
+    text = text.replace("Value error, ", "")
+    wrong = re.fullmatch(r".*'([^']*)' is not one of ('.*')\.", text, re.DOTALL)
+    if wrong is None:
+        return text
+    from npusim.config.messages import suggest
+
+    hint = suggest(wrong[1], re.findall(r"'([^']*)'", wrong[2]))
+    return text.removesuffix(".") + hint if hint.startswith(".") else text
 
 
 class _LateVerbs(Mapping[str, Any]):

@@ -185,7 +185,7 @@ def _text(value: int | str | None) -> str:
     return "-" if value is None else f"{value:,}" if isinstance(value, int) else value
 
 
-#: A comparison with an accepted result: tables have the first of a case, JSON all of them.
+#: A comparison with an accepted result: tables show the first difference of a case, JSON all of them.
 ROWS = Columns(
     *keyed("name"),
     Column("accepted", "old", _text, key="old"),

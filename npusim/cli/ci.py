@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 if TYPE_CHECKING:
     from npusim.studies.baseline import CheckOutcome
 
-#: GitHub's escapes of a message, and the additional ones of a property (actions/toolkit, command.ts).
+#: GitHub's escapes in a message, and the additional escapes in a property (actions/toolkit, command.ts).
 _MESSAGE = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
 _PROPERTY = str.maketrans({**{chr(c): t for c, t in _MESSAGE.items()}, ":": "%3A", ",": "%2C"})
 #: The start of a fault in a file.

@@ -38,7 +38,7 @@ _STYLES = MappingProxyType(
 def show(blocks: Iterable[Block]) -> None:
     """Print a table: in colour on a terminal, as plain text elsewhere.
 
-    It is wrapped to a terminal's width, and to ``COLUMNS`` if that is set; lines in a file are not wrapped.
+    The message is wrapped to a terminal's width, and to ``COLUMNS`` if that is set; lines in a file are not wrapped.
     """
     show_lines([(text, _STYLES[style]) for text, style in line] for line in lines(blocks, terminal_width()))
 
@@ -79,13 +79,13 @@ def show_json(document: Mapping[str, object]) -> None:
 
 
 def say(message: str) -> None:
-    """Print a message to stderr: in lines of its width on a terminal, as one line elsewhere, for programs."""
+    """Print a message to stderr: wrapped to the width of a terminal, otherwise on one line, for programs."""
     text, width = visible(message), _message_width()
     typer.echo(text if width is None else folded(text, width), err=True)
 
 
 def write(file: Path, content: str | bytes, note: str = "") -> None:
-    """Write a file, completely or not at all, and print its name; raise `OutputError` if that is impossible."""
+    """Write a file, completely or not at all, and print its name; raise `OutputError` if the file cannot be written."""
     from npusim.report.output import write_whole
 
     write_whole(file, content.encode() if isinstance(content, str) else content)
@@ -173,8 +173,8 @@ def _so_far(seconds: float) -> str:
 def said_late(message: str) -> Iterator[Callable[..., object]]:
     """Print a message after `FIRST_LINE_S`, and from then on every `LINE_S` with the seconds so far.
 
-    Yield a function that ends this message or, if it is called with another one, continues with that. It waits with a
-    timer instead of a thread, because a process with a single thread can fork.
+    Yield a function that ends this message, or, if it is called with another message, continues with that one. The
+    process waits with a timer and not with a thread, because a process with a single thread can fork.
     """
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield lambda *_: None
@@ -206,7 +206,8 @@ def in_percent(
 ) -> Callable[[float], None]:
     """Return a function that receives the finished share, 0 to 1, and calls the function of `progress`.
 
-    ``go_on``: the function of `said_late`, which prints ``then`` while the share is 0 and ends at the first larger one.
+    ``go_on``: the function of `said_late`, which prints ``then`` while the share is 0 and ends when the share is
+    larger.
     """
 
     def told(share: float) -> None:

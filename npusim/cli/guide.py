@@ -26,7 +26,8 @@ new = Verbs(
     epilog=examples(("npusim new schedule mine", "writes mine.py, which npusim run mine.py:mine runs")),
 )
 
-#: Comments before a block of code: one names the file that the block is, which a reader needs; others are for tests.
+#: Comments before a block of code: one kind names the file that the block contains, which a reader needs; the others
+#: are for tests.
 _FILE, _MARK = (re.compile(rf"^<!--{words}-->\n", re.MULTILINE) for words in (r" file: (\S+) ", ".*?"))
 
 #: The topic whose text is not a file: the options of a problem, as the command line declares them.
@@ -45,7 +46,7 @@ def guides() -> dict[str, str]:
 
 
 def entries() -> dict[str, str]:
-    """Return the entries of the glossary by their words; one with two meanings has both."""
+    """Return the entries of the glossary by their words; the entry of a word with two meanings has both."""
     texts: dict[str, str] = {}
     section = ""
     for part in re.split(r"(?m)^(?=##)", guides()[WORDS]):

@@ -16,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from npusim.errors import SpecError
 
-#: Heading of options that name none.
+#: Heading of options that name no heading.
 _OTHERS = "Options"
 #: Longer than any summary.
 _WHOLE = 1000
@@ -97,11 +97,11 @@ def _where_given(process: Callable[[Any, Any], object]) -> Callable[[Any, Any], 
 
 
 class Command(TyperCommand):
-    """A verb whose options are listed under the headings that they name (``rich_help_panel``); none of their values may
-    be empty.
+    """A verb whose options are listed under the headings that they name (``rich_help_panel``); their values must not be
+    empty.
 
-    ``first``: names of the options that a short help shows, if not all.  ``describes_problem``: whether a long help
-    describes the options of a problem; one verb describes them for all, the others name them.
+    ``first``: names of the options in the short help, if these are not all.  ``describes_problem``: whether the long
+    help describes the options of a problem; one verb describes them for all verbs, and the others name them.
     """
 
     first: tuple[str, ...] = ()
@@ -148,7 +148,7 @@ class Command(TyperCommand):
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: typer.Context, formatter: Formatter) -> None:  # type: ignore[override]
-        """Write arguments first, then each heading's options, those without a heading last."""
+        """Write arguments first, then the options of each heading; options without a heading are last."""
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
         for param in self.get_params(ctx):
             heading = getattr(param, "rich_help_panel", None) or _OTHERS

@@ -49,8 +49,8 @@ def option(
 ) -> Any:
     """Return an option of a verb; ``usage`` are its names and the placeholder of its value: ``--out -o DIR``.
 
-    ``shown`` is the default as the help text shows it: by default none for a flag, and the value itself for other
-    options.
+    ``shown`` is the default in the help text: if it is None, a flag has no default in the text, and other options have
+    their value.
     """
     names, metavar = names_and_metavar(usage)
     is_shown = bool(metavar) if shown is None else shown

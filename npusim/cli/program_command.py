@@ -1,11 +1,14 @@
 """``npusim program``: rings and operations of a schedule's tile program."""
 
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
 
 from npusim.cli import options as o
-from npusim.cli.console import late_progress, show_either
+from npusim.cli.console import late_progress, show_either, write
 from npusim.cli.help import Verbs
-from npusim.simulation.request import CallOptions, Request, short_name
+from npusim.simulation.request import CallOptions, Request, refuse, short_name
 
 if TYPE_CHECKING:
     from npusim.report.program_table import Printed
@@ -20,6 +23,7 @@ app = Verbs()
     ("npusim program pasa --hw ascend_950 --seq 8k", "on another device"),
     ("npusim program flash -t block_kv=256 --diff flash", "the effect of another tile"),
     ("npusim program mine.py:MINE --json", "for a script"),
+    ("npusim program flash --no-causal -t ... --as tilelang -o flash.py", "as a TileLang-Ascend program"),
     first="--seq --hw --tiling --json",
 )
 @o.takes(CallOptions)
@@ -32,6 +36,19 @@ def program(
             "--diff OTHER", "Print the differences from the program of OTHER: a schedule, with its options in quotes."
         ),
     ] = None,
+    language: Annotated[
+        Literal["tilelang"] | None,
+        o.option("--as tilelang", "Print the program as an expert program of TileLang-Ascend (npusim help tilelang)."),
+    ] = None,
+    every: Annotated[
+        str,
+        o.option(
+            "--every NAME=STEP",
+            "With --as: a length (seq_kv, ...) that is an argument of the text, in steps.",
+            shown=False,
+        ),
+    ] = "",
+    out: Annotated[Path | None, o.option("--out -o FILE", "With --as: file to write.", shown="stdout")] = None,
     json: o.Json = False,
 ) -> None:
     """Print the tile program of a schedule: its queues and their waits, the depth of each ring, the lag of a product.
@@ -48,6 +65,15 @@ def program(
     )
     from npusim.simulation.plan import plan_of
 
+    if language is not None:
+        refuse({"--diff": diff, "--json": json or None}, f"--as {language} prints the program's text")
+        from npusim.simulation.written_program import written_program
+
+        with late_progress(f"building {short_name(request.schedule)}"):
+            text = written_program(request, every=every)
+        typer.echo(text, nl=False) if out is None else write(out, text)
+        return
+    refuse({"--every": every or None, "--out": out}, "these options are for --as")
     printed = _printed(plan_of(request, is_bare=True), short_name(request.schedule))
     if diff is None:
         show_either(json, lambda: program_document(printed), lambda: program_table(printed))

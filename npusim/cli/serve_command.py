@@ -9,7 +9,8 @@ from npusim.cli.help import Verbs
 from npusim.errors import SpecError
 
 app = Verbs()
-#: Number of new objects between two garbage collections: a command that ends soon needs none, a server does.
+#: Number of new objects between two garbage collections: a command that ends soon needs no collection, but a server
+#: does.
 GARBAGE = 1000
 
 
@@ -40,7 +41,7 @@ def serve(
     except ModuleNotFoundError as error:
         raise SpecError(f"serve: {error.name} is not installed: python -m pip install 'npusim[serve]'") from None
     server = server_of(Limits(seconds, int(gib * 2**30)), jobs or os.cpu_count() or 1)
-    gc.freeze()  # garbage collection need not examine what is already loaded
+    gc.freeze()  # garbage collection need not examine objects that are already loaded
     gc.set_threshold(GARBAGE)
     if http is None:
         server.run("stdio")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from npusim.studies.evaluate.limits import Limits
 
 Value = TypeVar("Value")
-#: Largest number of candidates of one call, and of characters of a text in it.
+#: Largest number of candidates of one call, and largest number of characters of a text in a call.
 MOST_KERNELS, MOST_TEXT = 256, 100_000
 #: Hosts that need no token.
 LOCAL = frozenset(("127.0.0.1", "localhost", "::1"))
@@ -103,7 +103,7 @@ def server_of(limits: Limits, jobs: int) -> MCPServer[Any]:
         is_over = Event()
 
         def in_turn() -> Value:
-            # a cancelled call gives up its turn, but its thread ends later, so that two simulations never overlap
+            # a cancelled call gives up its turn, but its thread ends later; two simulations never overlap
             with alone:
                 if is_over.is_set():
                     raise SpecError("cancelled")

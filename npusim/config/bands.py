@@ -2,14 +2,14 @@
 
 ``hwconfigs/validated.csv`` has the error of each measured case that the device bounds, not the host.  A family is a
 schedule with a kind of kernel; a device has bands of the families that were measured on it, and devices with the same
-cores pool their cases, but no band is narrower than that of a device's own cases.  Cases of a shape have similar
+cores pool their cases, but no band is narrower than the band of a device's own cases.  Cases of a shape have similar
 errors, so each shape counts as much as another, and cases on which a constant was fitted do not count.  A class of a
 family (tiles that spill registers, products with narrow tiles) has a band of its own; classes have at least `FEWEST`
-shapes (``reports/validation/bands.py`` leaves out one shape at a time and compares it with the band of the others).
-Where a family was never measured on the device, or no case is similar (each size within a factor of `LIKE`), there is
-no band.  Launches of Triton kernels are one family, `LAUNCHES`, of three kinds (`launch_kind`): their sizes have other
-names, and none is compared.  Those that spill registers have no band: of shapes that were left out, fewer than 85 %
-were within it.
+shapes (``reports/validation/bands.py`` leaves out one shape at a time and compares it with the band of the other
+shapes). If a family was never measured on the device, or if no case is similar (each size within a factor of `LIKE`),
+there is no band.  Launches of Triton kernels are one family, `LAUNCHES`, of three kinds (`launch_kind`): their sizes
+have other names, and are not compared.  Launches that spill registers have no band: fewer than 85 % of the left-out
+shapes were within it.
 """
 
 from __future__ import annotations
@@ -70,9 +70,10 @@ LIKE = 4.0
 class MeasuredCase(NamedTuple):
     """A measured case, with the relative error of its predicted time.
 
-    ``cores``: the pool of its device (`cores_of`); ``group``: cases of one group are left out together; ``is_fitted``:
-    a constant of its device was fitted on it; ``estimated_error``: the error with estimated registers, None where
-    registers have no effect; ``kind``: the kind of its kernel (`kind_of`); ``tile``: the class of its tile (`tile_of`).
+    ``cores``: the pool of the case's device (`cores_of`); ``group``: cases of one group are left out together;
+    ``is_fitted``: a constant of the device was fitted on the case; ``estimated_error``: the error with estimated
+    registers, None if registers have no effect; ``kind``: the kind of its kernel (`kind_of`); ``tile``: the class of
+    its tile (`tile_of`).
     """
 
     device: str
@@ -111,7 +112,8 @@ class Validated:
     ``shapes`` shapes of the class ``ranked_class`` (empty: all of the family).  The family has ``cases`` measured cases
     on the devices ``measured_on``, and ``like`` of them have each size within a factor of 4 of this run's (None: no
     shape is known).  ``outside`` names a size outside the measured range and its distance: bands are ``widened`` by
-    that factor.  ``is_estimated``: registers of the kernel are estimated, and so are those of the errors.
+    that factor.  ``is_estimated``: registers of the kernel are estimated, and so are the registers with which the
+    errors were computed.
 
     ``lacks`` states why there is no band: too few ``shapes`` on which no constant was fitted, or no case ``like`` the
     run; ``median_error`` and ``most_error`` are then the median and the largest error of the family.  Without cases,
@@ -137,7 +139,7 @@ class Validated:
 
     @property
     def band(self) -> float | None:
-        """The relative error within which nine in ten such times are expected; None if none is known."""
+        """The relative error within which nine in ten such times are expected; None if the error is not known."""
         return None if self.lacks else self.most_error
 
     @property
@@ -208,8 +210,8 @@ def measured_cases(cores: str) -> tuple[MeasuredCase, ...]:
 
 
 def cores_of(device: DeviceSpec) -> str:
-    """Return the pool of a device: the architecture of its cores; nodes of devices with such cores have a pool of their
-    own.
+    """Return the pool of a device: the architecture of its cores; nodes of devices with such cores have a separate
+    pool.
     """
     return f"nodes of {device.architecture}" if device.family == NODE_FAMILY else device.architecture
 
@@ -287,8 +289,8 @@ def band(
 ) -> Validated:
     """Return the band that the measured cases of a schedule give for a run of one kind of kernel (None: of any kind).
 
-    Without ``sizes``, sizes are not compared; without a kind, the band covers all classes of tiles.  Where ``device``
-    has `FEWEST` shapes or more, the band is no narrower than the same rank of its own errors.
+    Without ``sizes``, sizes are not compared; without a kind, the band covers all classes of tiles.  If ``device`` has
+    `FEWEST` shapes or more, the band is no narrower than the same rank of that device's errors.
     """
     family = [case for case in pool if kind in (None, case.kind)]
     if not family:
@@ -333,8 +335,8 @@ def _away(case: MeasuredCase, sizes: Mapping[str, int]) -> float:
 def ranked_cases(family: Iterable[MeasuredCase], tile: str | None) -> tuple[list[MeasuredCase], str]:
     """Return the cases of a family whose errors form a band, and the name of their class.
 
-    They are those of the class ``tile`` (None: any) on which no constant was fitted, or all such cases of the family
-    where the class has fewer than `FEWEST` shapes; the name is empty for all of the family.
+    The shapes are those of the class ``tile`` (None: any) on which no constant was fitted, or, if the class has fewer
+    than `FEWEST` shapes, all such shapes of the family; the name is then empty.
     """
     free = [case for case in family if not case.is_fitted]
     of_class = [case for case in free if tile in (None, case.tile)]
@@ -363,9 +365,9 @@ def within(shapes: Sequence[Sequence[float]], share: float) -> float:
     """Return the error within which a ``share`` of a new shape's errors is expected, from the absolute errors of known
     shapes.
 
-    With enough shapes the error is a rank: each shape has the same weight, and so has the new one, whose errors may be
-    larger than all others (hierarchical conformal prediction: Lee, Barber and Willett 2023).  With fewer shapes it is
-    the interval of Student's t about zero.
+    With enough shapes the error is a rank: each shape has the same weight, and so has the new shape, whose errors may
+    be larger than all others (hierarchical conformal prediction: Lee, Barber and Willett 2023).  With fewer shapes the
+    error is the interval of Student's t about zero.
     """
     need = share * (len(shapes) + 1)
     if need > len(shapes):

@@ -216,7 +216,9 @@ class MeasuredWorkload(create_model("OfModel", __base__=RunSizes, **_OF_MODEL), 
         return self.sizes or {name: size for name in names if (size := getattr(self, name)) is not None}
 
     def written(self) -> Workload:
-        """Return the attention that the case describes in full, as a workload; raise `SpecError` if it is none."""
+        """Return the attention that the case describes in full, as a workload; raise `SpecError` if the case is not
+        attention.
+        """
         stated = {name: value for name, value in self if value is not None and name in Workload.model_fields}
         head = {"schema": WORKLOAD_SCHEMA, "name": "case", "description": "written out in a case"}
         try:
@@ -363,8 +365,8 @@ class MeasurementCase(_Options):
     def baseline_case(self) -> Self | None:
         """Return the baseline of a speedup; None if there is no baseline.
 
-        It is this case with the baseline's keys replaced.  Another schedule does not inherit this schedule's tiling and
-        precision: if they are omitted, that schedule's defaults apply.
+        The baseline is this case with the keys of ``baseline`` replaced.  Another schedule does not inherit this
+        schedule's tiling and precision: if they are omitted, that schedule's defaults apply.
         """
         if self.baseline is None:
             return None

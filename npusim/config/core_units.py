@@ -51,6 +51,10 @@ class RouteSpec(SpecModel):
     unaligned_bytes_per_cycle: Positive | None = Field(
         default=None, description="rate of rows in GM that start inside a block of 32 bytes"
     )
+    unaligned_row_cycles: Positive | None = Field(
+        default=None,
+        description="smallest time of a row in GM that starts inside a block of 32 bytes and is cut into fractals",
+    )
     burst_overhead_cycles: Quantity | None = Field(
         default=None,
         description=(

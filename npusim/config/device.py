@@ -56,7 +56,9 @@ class BufferSpec(SpecModel):
 
 
 class PartsSpec(SpecModel):
-    """Reads of parts of lines: of rows that go on behind what a tile has of them, as others will read it later."""
+    """Reads of parts of lines: reads of rows that continue beyond a tile's columns, where the rest of the line is read
+    later.
+    """
 
     line_bytes: PositiveWhole = Field(description="pieces of fewer bytes are parts")
     read_factor: Positive = Field(description="time of a link to memory beyond L2 for them, over that of their bytes")
@@ -289,7 +291,7 @@ class PowerSpec(SpecModel):
 
     @property
     def stated_w(self) -> Positive | None:
-        """The limit that the board is set to, in watts; None where the file states none."""
+        """The limit that the board is set to, in watts; None if the file states no limit."""
         return self.board_w if self.limit_w is None else self.limit_w
 
     def watts(self, held: Positive | None) -> float:
@@ -377,8 +379,8 @@ class LaunchSpec(SpecModel):
         addition to the first, 0 to 1; ``is_masked``: whether one of the kernels loads a mask; ``is_attention``: whether
         the first is the vendor's fused attention; ``clears``: memory fills before the kernels, which have neither the
         dispatch nor the end of a kernel. The host issues kernels one after the other and waits once, so that a call of
-        several kernels takes the time of the slower of host and device.  Where a file states a single cost of a launch,
-        each kernel pays it.
+        several kernels takes the time of the slower of host and device.  If a file states a single cost of a launch,
+        each kernel has this cost.
         """
         masked = float(self.masked_s.value) if is_masked and self.masked_s is not None else 0.0
         overhead, kernels, busy_s = float(self.kernel_overhead_s.value), len(shares) + clears, core_s + masked
@@ -609,7 +611,7 @@ class DeviceSpec(HardwareModel):
 
     @property
     def vector_unit(self) -> VectorUnit | None:
-        """Vector unit of the device; None if it has none."""
+        """Vector unit of the device; None if the device has no vector unit."""
         return next((engine for _, engine in self.engines() if isinstance(engine, VectorUnit)), None)
 
     @property

@@ -11,7 +11,7 @@ from npusim.config.packaged import read_table
 ESTIMATED = "estimated"
 #: Columns of an architecture's table of registers that identify the kernel of a row.
 _KERNEL_COLUMNS = ("schedule", "dtype", "head_dim", "causal", "block_q", "block_kv", "stages", "warps")
-#: Formats of one size need almost the same number of registers.
+#: Formats of equal size need almost the same number of registers.
 _SAME_SIZE = MappingProxyType({"bfloat16": "float16"})
 
 

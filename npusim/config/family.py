@@ -62,8 +62,8 @@ class CoreFamily:
     decisions
         Named tuple of the decisions of a kernel of the family; every decision has a default.
     fields
-        Tiling fields of the machine by kind of kernel, as classes or ``module:Name``. Empty: kernels need no fields but
-        their own. Schedules of a kind that is not listed do not run on the family.
+        Tiling fields of the machine by kind of kernel, as classes or ``module:Name``. Empty: kernels need only their
+        own fields. Schedules of a kind that is not listed do not run on the family.
     usual
         Published kernel whose choices apply to an attention if neither the tiling nor the preset names a kernel.
     presets
@@ -84,6 +84,9 @@ class CoreFamily:
         ``module:Class`` that times programs with explicit instructions, flags and barriers. The class is constructed
         from the path of a file and a device; its method ``time`` receives the instructions of a core group. Empty: the
         family times no such programs.
+    written
+        ``module:function`` that returns a tile program as the text of a program with explicit instructions, flags and
+        barriers. Empty: programs of the family have no such text.
 
     Raises `SpecError` if the manifest lacks a field or contradicts itself.
     """
@@ -102,13 +105,14 @@ class CoreFamily:
     sole: tuple[str, ...] = ()
     parts: tuple[Literal["flags", "launch"], ...] = ()
     issued: str = ""
+    written: str = ""
 
     def __post_init__(self) -> None:
         if fault := _fault(self):
             raise SpecError(f"core family {self.name or 'without a name'}: {fault}")
 
     def fields_of(self, kind: Kind) -> type[Tiling] | None:
-        """Return the machine's tiling fields for a kind of kernel; None if its kernels need no fields but their own.
+        """Return the machine's tiling fields for a kind of kernel; None if its kernels need only their own fields.
 
         Raises `SpecError` for a kind that the family does not run, or if the manifest names no tiling fields.
         """

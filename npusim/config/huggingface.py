@@ -64,7 +64,8 @@ ALIBI = frozenset(("bloom",))
 SINKS = frozenset(("gpt_oss",))
 #: The embedding and the output projection of these models share one matrix, even if the file does not say so.
 TIED = frozenset(("bloom", "cohere", "cohere2", "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "mpt", "opt"))
-#: In these models every token also passes through one additional expert, as wide as the others, which no key states.
+#: In these models every token also passes through one additional expert, as wide as the others; no key of the file
+#: states this.
 SHARED_EXPERT = frozenset(("llama4_text",))
 #: Entries of ``layer_types`` that mean attention as npusim computes it, or the same with a window.
 LAYER_KINDS = frozenset(("full_attention", "sliding_attention", "global", "local", "attention"))
@@ -270,16 +271,16 @@ def import_config(
     """Return the workload of the model that a ``config.json`` describes.
 
     Models differ in their keys: ``head_dim`` has precedence over ``hidden_size / heads``; without
-    ``num_key_value_heads`` there are as many KV heads as query heads; an FFN width of null means four times the
-    hidden size; windows count only where ``use_sliding_window``, ``layer_types`` or
-    ``max_window_layers`` enable them; latent attention (MLA) becomes plain attention of its
-    prefill, ``nope + rope`` by ``v``; the factor of the scores is ``query_pre_attn_scalar``'s,
-    ``attention_multiplier``'s or YaRN's where one of these is stated.  A multimodal config contributes its text
-    model, with the library's defaults.  ``is_causal`` has precedence over what the model type says.  Features that
-    npusim does not compute are listed in ``unmodelled``.  Listed in ``unread`` are an unknown model type, and keys that
-    nothing reads and that may change attention, caches or parameters: also keys of ``rope_scaling`` and of other
-    dictionaries (``rope_scaling.key``), and a second name of a value that states another one.  Without a stated dtype:
-    float16; without a known activation the FFN has two matrices, and ``source`` states this.
+    ``num_key_value_heads`` there are as many KV heads as query heads; an FFN width of null means four times the hidden
+    size; windows count only if ``use_sliding_window``, ``layer_types`` or ``max_window_layers`` enable them; latent
+    attention (MLA) becomes plain attention of its prefill, ``nope + rope`` by ``v``; the factor of the scores follows
+    from ``query_pre_attn_scalar``, ``attention_multiplier`` or YaRN if one of these is stated.  A multimodal config
+    contributes its text model, with the library's defaults.  ``is_causal`` has precedence over what the model type
+    says.  Features that npusim does not compute are listed in ``unmodelled``.  Listed in ``unread`` are an unknown
+    model type, and keys that nothing reads and that may change attention, caches or parameters: also keys of
+    ``rope_scaling`` and of other dictionaries (``rope_scaling.key``), and a second name of a value that states another
+    one.  Without a stated dtype: float16; without a known activation the FFN has two matrices, and ``source`` states
+    this.
 
     Raises
     ------

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-#: Types whose layers are attention and an FFN (or experts) as their keys say, by the configuration and modeling files
-#: of Hugging Face transformers 4.5x.  albert, gpt_neo, modernbert and mpnet are excluded, because they do more than
-#: their files state.
+#: Types whose layers are attention and an FFN (or experts) according to their keys, by the configuration and modeling
+#: files of Hugging Face transformers 4.5x.  albert, gpt_neo, modernbert and mpnet are excluded, because their layers do
+#: more than their files state.
 MODEL_TYPES = frozenset(
     (
         *("PanguEmbedded", "apertus", "arcee", "beit", "bert", "bloom", "clip_vision_model", "cohere", "cohere2"),

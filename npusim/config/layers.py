@@ -28,7 +28,7 @@ class LatentAttention(SpecModel):
 
     @property
     def width(self) -> int:
-        """Return the elements that a token's cache holds for all heads together."""
+        """Return the number of elements that a token's cache has for all heads together."""
         return self.kv_lora_rank + self.rope_head_dim
 
 

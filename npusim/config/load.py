@@ -204,7 +204,7 @@ def scaled(device: DeviceSpec, scale: Mapping[str, object]) -> DeviceSpec:
     """Return the device with the rates of units and links multiplied by factors, ``{"VECTOR": 0.5}``; the same object
     if nothing changes.
 
-    A unit that several kinds of core have is changed in all of them.
+    A unit that occurs in several kinds of core is changed in all of them.
 
     Raises `SpecError` with ``--scale unit=factor: `` and the fault: an unknown unit (with the device's units), a factor
     that is not a number above 0, or a factor that differs from the one in the device's file or ``-C``.

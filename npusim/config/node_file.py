@@ -85,8 +85,8 @@ class DriverMode(SpecModel):
         """Return the rate of the engines, out of ``most``, that serve a message of ``size_bytes`` for each rank; None:
         the rate of all engines.
 
-        NCCL uses complete channels; here a fraction of the last one serves, since with complete channels alone a
-        message would be slower than a slightly longer one.  Multiples of the step have the same value.
+        NCCL uses complete channels; here a fraction of the last channel serves too, since with complete channels alone
+        a message would be slower than a slightly longer one.  Multiples of the step have the same value.
         """
         least, engines = self.engine_least_bytes, float(most)
         if least is not None and size_bytes is not None:
@@ -124,7 +124,7 @@ class DriverSpec(SpecModel):
 
     @property
     def engines_per_transfer(self) -> int:
-        """Return how many engines serve one transfer."""
+        """Return the number of engines that serve one transfer."""
         per = self.engines_per_transfer_count
         return self.engine_count.value if per is None else per.value
 
@@ -243,8 +243,8 @@ class PcieSpec(SpecModel):
 class NodeSpec(HardwareModel):
     """Several equal devices and the links between them; every number is a `Quantity`.
 
-    ``drivers`` are listed with the default first.  ``between`` joins equal servers, each device to
-    its counterpart, where more than one server is requested.
+    ``drivers`` are listed with the default first.  ``between`` joins equal servers, each device to its counterpart, if
+    more than one server is requested.
     """
 
     schema_id: Literal["npusim.node/1"] = Field(alias="schema", description="schema of this file")
@@ -299,8 +299,8 @@ _HOST_LINKS = MappingProxyType(
 class NodeDevice(DeviceSpec):
     """One of the devices of a node, as reports show it, with the facts of both files.
 
-    The name and the links are the node's, and the "core groups" are the devices of the node; ``each`` is the device of
-    its own file. ``family`` is the name under which schedules of nodes are registered.
+    The name and the links are those of the node, and the "core groups" are its devices; ``each`` is the device in its
+    own file. ``family`` is the name under which schedules of nodes are registered.
     """
 
     family: Literal["node"]  # a node is not a core family, but has schedules

@@ -82,7 +82,7 @@ def module(name: str) -> ModuleType:
 def sources(files: Iterable[str]) -> dict[str, str] | None:
     """Return a digest, by path, of each file from outside that Python has loaded, and of ``files``.
 
-    An installed package is included if one of ``files`` belongs to it.  None where a file cannot be read, or has
+    An installed package is included if one of ``files`` belongs to it.  None if a file cannot be read, or if it has
     changed since npusim was imported, so that the loaded code may differ.
     """
     modules = [(n.partition(".")[0], str(getattr(m, "__file__", None))) for n, m in list(sys.modules.items())]

@@ -172,7 +172,7 @@ def check_kv_heads(heads: int, kv_heads: int) -> None:
 class Sizes(SpecModel):
     """Sizes of a computation, created in code and from options; a fault is the user's, a `SpecError`.
 
-    Facts that runs request of a problem; the answers of this class are those of a problem without bits or inputs.
+    Facts about a problem that runs request; this class answers for problems without bits or inputs.
     """
 
     #: Words of `npusim.simulation.request.NEEDS` that describe a run of the problem.
@@ -249,7 +249,7 @@ class Sizes(SpecModel):
         return 0
 
     def query_rows(self) -> int:
-        """Return the queries of all sequences; 0 where there are none."""
+        """Return the queries of all sequences; 0 if there are none."""
         return 0
 
     def output_rows(self) -> int:
@@ -840,7 +840,7 @@ NamedSize = StrictBool | StrictInt | StrictFloat
 class KernelProblem(Sizes):
     """Sizes of a launch on plain tensors: numbers by the names of the launch's arguments, and the recipe of its inputs.
 
-    ``dtype``: format of the tensors for which the launch states none.
+    ``dtype``: format of the tensors whose format the launch does not state.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -926,7 +926,7 @@ def launch_problem(
     """Return the problem with these sizes: of a product, of a copy, or with ``is_plain`` of a schedule of plain
     tensors.
 
-    Raises `SpecError` if the names belong to none of them.
+    Raises `SpecError` if the names belong to no such problem.
     """
     if not is_plain and (problem := kernel_problem(sizes, dtype)) is not None:
         return problem

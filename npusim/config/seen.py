@@ -71,9 +71,9 @@ class KeyRanges:
         """Numbers of the operations on positions that decide whether a key is visible, and of the operands that they
         read.
 
-        Each limit is one comparison; a window needs a difference too, and its mask is joined with the mask of the other
-        end.  In Triton's code for sm_90 (eight tiles) a window has 2.3 to 3.6 instructions more than a causal mask, a
-        chunk 0.8 to 1, sinks none.
+        Each limit is one comparison; a window also needs a difference, and its mask is joined with the mask of the
+        other end.  In Triton's code for sm_90 (eight tiles) a window has 2.3 to 3.6 instructions more than a causal
+        mask, a chunk 0.8 to 1 more, and sinks none.
         """
         bounds = self.prefix, self.documents, self.chunk
         steps = (self.after is not None) + 3 * (self.window is not None) + sum(bool(bound) for bound in bounds)
@@ -166,7 +166,7 @@ class KeyFunction:
         return self.matrix(first, rows, 0, self.keys)
 
 
-#: Which keys the queries of a sequence see; immutable and hashable.
+#: The keys that the queries of a sequence see; immutable and hashable.
 Seen = KeyRanges | KeyFunction
 
 

@@ -43,8 +43,8 @@ __all__ = [
 #: not its amount nor the memory.
 Lightest = Literal["least", "most", "any"]
 #: The owner of a field.  Runs and searches may choose fields of the tile.  A field of the model states what is
-#: computed: no run chooses it, and a search varies it only by name (``-f``). The same is true for a field of a kernel's
-#: source, except that all its values may compute the same.
+#: computed: no run chooses it, and a search varies it only by name (``-f``). The same is true of a field of a kernel's
+#: source, although all its values may compute the same.
 Kind = Literal["tile", "model", "source"]
 
 

@@ -97,7 +97,7 @@ class BlockArray:
     scales
         The same shape with ``ceil(length / block)`` along ``axis``; dtype of the scale's format.
     tensor_scale
-        float32 by which all values are multiplied; 1 if the rule has none.
+        float32 by which all values are multiplied; 1 if the rule has no such factor.
     """
 
     fmt: BlockFormat
@@ -453,7 +453,7 @@ def quantize(
     fmt
         A name in ``BLOCK_FORMATS`` or a value of that type.
     rule
-        A name in ``SCALE_RULES``, or your own `ScaleRule`; default: the format's.
+        A name in ``SCALE_RULES``, or your own `ScaleRule`; default: the format's rule.
     axis
         The axis that a product contracts, along which blocks run.
 
@@ -464,8 +464,8 @@ def quantize(
         2^-127).  NaN in a block: scale NaN and elements 0 where scales are E8M0; Inf by the rule.
 
     Raises `FormatError` for an unknown format or rule, a rule for another format, an axis that ``block`` does not
-    divide where the format does not pad, NaN or Inf where scales are not E8M0, and a tensor so small that a rule with
-    a tensor scale makes scales or zeros NaN.
+    divide if the format does not pad, NaN or Inf if scales are not E8M0, and a tensor so small that scales or zeros
+    become NaN under a rule with a tensor scale.
 
     Examples
     --------

@@ -25,7 +25,7 @@ Overflow = Literal["inf", "nan", "saturate", "ascend_saturate", "low_bits"]
 ROUNDINGS: Mapping[str, int] = MappingProxyType(
     {"nearest_even": 0, "nearest_away": 1, "toward_zero": 2, "floor": 3, "ceil": 4, "odd": 5, "none": 0, "rint": 0}
 )
-#: Codes of scales that are powers of two: that of 1, the largest, and NaN.
+#: Codes of scales that are powers of two: the code of 1, the largest code, and NaN.
 E8M0_BIAS, E8M0_TOP, E8M0_NAN = 127, 254, 255
 OVERFLOWS: tuple[str, ...] = ("inf", "nan", "saturate", "ascend_saturate", "low_bits")
 NAN_RULES: tuple[str, ...] = ("canonical", "keep_sign", "truncate")
@@ -106,7 +106,7 @@ def widen(x: Array) -> Array:
     ``x`` has any shape and the dtype of some format, or an integer of at most 32 bits.  Elements with scales
     (`stored_format`) become float64, NaN where the scale is.
 
-    Raises `FormatError` if the dtype is none of these.
+    Raises `FormatError` for any other dtype.
     """
     if x.dtype == np.float32 or x.dtype == np.float64:  # noqa: PLR1714 - a tuple's comparison makes dtypes of both
         return x
@@ -135,7 +135,7 @@ def _widen_float16(x: Array) -> Array:
 
 
 def scale_values(scales: Array) -> Array:
-    """Return E8M0, E4M3 or float32 scales as float32; of E4M3 the sign is ignored, as the matrix unit does."""
+    """Return E8M0, E4M3 or float32 scales as float32; the sign of E4M3 scales is ignored, as by the matrix unit."""
     if scales.dtype == ml_dtypes.float8_e8m0fnu:
         codes = scales.view(np.uint8)
         powers = np.ldexp(np.float32(1.0), np.minimum(codes, E8M0_TOP).astype(np.int32) - E8M0_BIAS)
@@ -161,17 +161,16 @@ def cast(
     fmt
         Target format or its name; the result has shape ``x.shape`` and dtype ``fmt.dtype``.
     rounding
-        ``nearest_even`` (also ``none`` and ``rint``, Ascend's CAST_NONE and CAST_RINT),
-        ``nearest_away`` (CAST_ROUND, ``cvt.rna``), ``toward_zero``, ``floor``, ``ceil``,
-        ``odd`` (von Neumann: an inexact result has its last bit set).  Default: ``nearest_even``, but
-        ``nearest_away`` for hifloat8, which has no other (the 950's CAST_ROUND).
+        ``nearest_even`` (also ``none`` and ``rint``, Ascend's CAST_NONE and CAST_RINT), ``nearest_away`` (CAST_ROUND,
+        ``cvt.rna``), ``toward_zero``, ``floor``, ``ceil``, ``odd`` (von Neumann: an inexact result has its last bit
+        set).  Default: ``nearest_even``, but ``nearest_away`` for hifloat8, which has no other mode (the 950's
+        CAST_ROUND).
     overflow
-        ``inf``; ``nan``; ``saturate`` (``cvt.satfinite``: Inf becomes the largest finite value
-        too, NaN stays NaN); ``ascend_saturate`` (as ``saturate``, and NaN becomes +0); ``low_bits`` (int8 alone: the
-        number saturates to 16 bits, of which the low 8 are stored, as on GPUs: PTX ``cvt.rzi.s16.f32``, ``st.b8``).
-        Default: ``inf``, but ``nan`` for float8_e4m3fn and ``saturate`` for int8, FP6 and FP4, where NaN becomes the
-        largest value (PTX ``cvt``).  As in IEEE 754
-        a mode that rounds inwards gives the largest finite value instead of overflowing.
+        ``inf``; ``nan``; ``saturate`` (``cvt.satfinite``: Inf becomes the largest finite value too, NaN stays NaN);
+        ``ascend_saturate`` (as ``saturate``, and NaN becomes +0); ``low_bits`` (only int8: the number saturates to 16
+        bits, of which the low 8 are stored, as on GPUs: PTX ``cvt.rzi.s16.f32``, ``st.b8``). Default: ``inf``, but
+        ``nan`` for float8_e4m3fn and ``saturate`` for int8, FP6 and FP4, where NaN becomes the largest value (PTX
+        ``cvt``).  As in IEEE 754 a mode that rounds inwards gives the largest finite value instead of overflowing.
     nan
         The result for a NaN: ``canonical`` (sign 0, all bits 1: NVIDIA), ``keep_sign`` (quiet NaN
         with the source's sign: ml_dtypes), ``truncate`` (NVIDIA ``cvt.rna.tf32``: the pattern
@@ -259,7 +258,7 @@ def _to_table(wide: Array, plan: CastPlan, mode: int) -> Array:
         raise FormatError(f"the only rounding of {fmt.name} is nearest_away")
     codes = np.argsort(np.where(fmt.values[:128] >= 0, fmt.values[:128], np.inf))  # Inf last
     steps = fmt.values[codes].astype(np.float64)
-    steps[-1] = 1.5 * steps[-2]  # the value that the code of Inf would have: one bit of mantissa
+    steps[-1] = 1.5 * steps[-2]  # the value that the code of Inf would have: one more bit of mantissa
     with np.errstate(invalid="ignore"):  # a signalling NaN
         magnitude = np.abs(wide.astype(np.float64))
     code = codes[np.searchsorted((steps[:-1] + steps[1:]) / 2, magnitude, side="right")]
@@ -298,7 +297,7 @@ def is_all_finite(values: Array) -> bool:
     if values.dtype != np.float16:
         with np.errstate(invalid="ignore"):
             return bool(np.isfinite(widen(values) if values.dtype.names else values).all())
-    # numpy examines float16 one by one; the magnitudes of patterns have the order of their numbers.
+    # numpy would examine float16 values singly; the magnitudes of patterns have the order of their numbers.
     return values.size == 0 or bool((values.view(np.uint16) & 0x7FFF).max() < FORMATS["float16"].max_code + 1)
 
 
@@ -315,7 +314,7 @@ def with_canonical_nan(values: Array, fmt: FloatFormat) -> Array:
 def _to_integer(wide: Array, target: FloatFormat, *, rounding: int, has_low_bits: bool) -> Array:
     """Round to whole numbers; NaN becomes 0, -0 becomes 0.
 
-    They saturate to the format's limits, or, of int8, to 16 bits, of which the result has the low 8.
+    The values saturate to the format's limits, or, for int8, to 16 bits, of which the result has the low 8.
     """
     with np.errstate(invalid="ignore"):
         values = wide.astype(np.float64)

@@ -20,7 +20,7 @@ ADD, SUBTRACT, MULTIPLY, DIVIDE = range(4)
 
 @inline
 def narrowed_float32(pattern: Any, plan: Any) -> Any:
-    """Return a float32 pattern (int32) rounded to nearest even; branch-free so that loops of it vectorise.
+    """Return a float32 pattern (int32) rounded to nearest even; branch-free, so that loops over it vectorise.
 
     Normal results drop the same number of bits.  The dropped bits are added to the number whose last bit has the value
     of a subnormal's last bit: the addition rounds it.  Where float32 has no lower exponent than the target, its
@@ -125,7 +125,7 @@ def widen_float16(source: NDArray[Any], out: NDArray[Any]) -> None:
 
 @inline
 def widen_row(row: NDArray[Any], out: NDArray[Any]) -> None:
-    """Write float32 values of float16 patterns (int16); one kernel serves all cases."""
+    """Write float32 values of float16 patterns (int16); one kernel serves all sizes."""
     if row.size == 1:
         value = bits_float32(np.uint32(widened_float16(np.int32(row[0]))))
         for i in range(out.size):
@@ -141,7 +141,8 @@ def combine_float16(
 ) -> None:
     """Add, subtract, multiply or divide rows of float16 patterns (int16), each result rounded once.
 
-    An operand of one row serves all rows, and one of one column all columns; ``scratch`` has two rows of float32.
+    An operand of one row serves all rows, and an operand of one column all columns; ``scratch`` has two rows of
+    float32.
     """
     left, right = scratch[0], scratch[1]
     for i in range(out.shape[0]):

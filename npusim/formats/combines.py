@@ -45,7 +45,7 @@ _NUMBERS = MappingProxyType({"inf": math.inf, "nan": math.nan})
 
 
 class Combine(NamedTuple):
-    """A function of two elements, the requested one of its results, and the elements that fill rows up to a size."""
+    """A function of two elements, the number of the requested result, and the elements that fill rows up to a size."""
 
     statements: tuple[tuple[str, ast.expr], ...]
     results: tuple[ast.expr, ...]
@@ -56,7 +56,7 @@ class Combine(NamedTuple):
 
     @property
     def work(self) -> float:
-        """Number of operations of one application; each result has an equal share."""
+        """Number of operations of one application; each result is charged an equal share."""
         every = [n for _, one in self.statements for n in ast.walk(one)]
         every += [n for one in self.results for n in ast.walk(one)]
         return sum(isinstance(n, ast.BinOp | ast.UnaryOp | ast.Call) for n in every) / len(self.results)

@@ -1,9 +1,9 @@
 """Functions and divisions of float32 as CUDA's instructions and its library, libdevice, compute them.
 
 The special function unit of an H200 was measured on every input (`reports/silicon/special_functions.py`): its results
-are at most 2 ulp from the correctly rounded ones, by differences that repeat from binade to binade.  ptxas assembles
-``div.full`` and ``ex2`` from these instructions; libdevice computes logarithms, the hyperbolic tangent, erf and expf
-with them and with fused multiply-adds.  All have the NaN, the zeros and the subnormals of the machine.
+differ by at most 2 ulp from the correctly rounded ones, and the differences repeat from binade to binade.  ptxas
+assembles ``div.full`` and ``ex2`` from these instructions; libdevice computes logarithms, the hyperbolic tangent, erf
+and expf with them and with fused multiply-adds.  NaN, zeros and subnormals are handled as by the machine.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ def _polynomial(x: Array, coefficients: Iterable[Any]) -> Array:
 
 
 def ex2(x: Array) -> Array:
-    """Return ``ex2.approx.ftz.f32``: the argument is cut to 23 bits after the point, and is one step lower if it is
-    negative and has a fraction.
+    """Return ``ex2.approx.ftz.f32``: the argument is cut to 23 bits after the point; if it is negative and has a
+    fraction, the result of the cut is one step lower.
 
     Flat float32; subnormal results are 0.
     """

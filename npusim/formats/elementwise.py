@@ -22,14 +22,14 @@ _NATIVE = ("float32", "float64")
 _ORDERED: Mapping[str, np.ufunc] = MappingProxyType(
     {"eq": np.equal, "gt": np.greater, "ge": np.greater_equal, "lt": np.less, "le": np.less_equal, "ne": np.not_equal}
 )
-#: Relations of two numbers, named as in LLVM: ``o`` is false if one is NaN, ``u`` is true then.
+#: Relations of two numbers, named as in LLVM: ``o`` is false and ``u`` true if an operand is NaN.
 RELATIONS = (*(f"{side}{r}" for side in "ou" for r in _ORDERED), "ord", "uno")
 
 
 def check_operands(arrays: tuple[Any, ...], fmt: FloatFormat) -> tuple[Array, ...]:
     """Return the operands as arrays of the format's dtype; Python numbers are converted.
 
-    Raises `FormatError` if an array has another dtype, or the format is not a floating-point one.
+    Raises `FormatError` if an array has another dtype, or if the format is not a floating-point format.
     """
     if fmt.is_integer:
         raise FormatError(f"elementwise arithmetic needs a floating-point format, not {fmt.name}")
@@ -68,7 +68,7 @@ def _rounded_once(operation: Callable[..., Array], arrays: tuple[ArrayLike, ...]
         return cast(np.asarray(operation(*(_lanes(item, fmt) for item in operands))), fmt)
 
 
-#: Operations of float16 that one kernel does with both conversions, and their numbers in it.
+#: Operations of float16 for which one kernel does both conversions and the operation, and their numbers in that kernel.
 _COMBINED: Mapping[Any, int] = MappingProxyType({np.add: 0, np.subtract: 1, np.multiply: 2, np.divide: 3})
 
 
@@ -177,8 +177,8 @@ def compare(x: Array | float, y: Array | float, relation: str, fmt: str | FloatF
     """Return where a relation is true, int8: 1 where it is, else 0; exact.
 
     ``x`` and ``y`` broadcast and have the format's dtype (or are Python numbers, converted first).  ``relation``: one
-    of `RELATIONS`: ``oeq ogt oge olt ole one`` are true only for numbers, ``ueq ugt uge ult ule une`` also if one is
-    NaN, ``ord`` if none is NaN, ``uno`` if one is.  -0 equals +0.
+    of `RELATIONS`: ``oeq ogt oge olt ole one`` are true only for numbers, ``ueq ugt uge ult ule une`` also if an
+    operand is NaN, ``ord`` if no operand is NaN, ``uno`` if an operand is NaN.  -0 equals +0.
 
     Raises `FormatError` for an unknown format or relation or an operand of another dtype.
 

@@ -75,11 +75,13 @@ def exp_float32(x: NDArray[Any], out: NDArray[Any], undecided: NDArray[Any], bin
 
 @kernel
 def exp_float32_closer(x: NDArray[Any], out: NDArray[Any], undecided: NDArray[Any], binary: bool) -> None:
-    """As :func:`exp_float32`, for numbers, with 1 and exp(r) - 1 separate: near 1 this decides all cases."""
+    """As :func:`exp_float32`, but only for numbers, and with 1 and exp(r) - 1 separate: near 1 this decides
+    all cases.
+    """
     for i in range(out.size):
         whole, r, scale = reduce_argument(np.float64(x[i]), binary)
         change = _expm1(r)
-        # Errors of the polynomial and of r; the second includes the error of the two parts of ln 2.
+        # Errors of the polynomial and of r; the second one includes the error of the two parts of ln 2.
         error = abs(change) * RELATIVE_ERROR + (0.0 if binary else abs(whole) * LN2_ERROR)
         low = round_sum(scale, (change - error) * scale, 0.0)
         out[i] = round_sum(scale, (change + error) * scale, 0.0)

@@ -1,9 +1,9 @@
 """Elementary functions in float64 by fixed sequences of IEEE operations.
 
-Only ``+ - * /``, square root and exact scaling are used, in one written order, so the bits are
-the same on every machine (numpy's own ``exp`` and ``log`` change with the CPU's dispatch).  Each
-function states the relative error it stays within; callers that claim correct rounding test
-against that bound and hand the undecided inputs to :mod:`npusim.formats.exact_rounding`.
+Only ``+ - * /``, square root and exact scaling are used, in one written order, so the bits are the same on every
+machine (numpy's own ``exp`` and ``log`` change with the CPU's dispatch).  Each function states a bound of its relative
+error; callers that claim correct rounding test against that bound and pass undecided inputs to
+:mod:`npusim.formats.exact_rounding`.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ def tanh64(x: Array) -> Array:
 def erf64(x: Array) -> Array:
     """Return the error function, float64 in and out; -0 stays -0.
 
-    Below 0.85 its Taylor series, above it 1 - erfc by the trapezoidal rule in steps of 1/2 (Chiarella and Reichel
-    1968), whose truncation error is less than 2**-56: sums of terms with one sign, and the contribution of the
+    Below 0.85 the Taylor series is used; above it 1 - erfc, by the trapezoidal rule in steps of 1/2 (Chiarella and
+    Reichel 1968), whose truncation error is less than 2**-56: sums of terms with one sign, and the contribution of the
     integrand's pole.
     """
     magnitude = np.minimum(np.abs(x), 6.0)  # erf(6) is 1 to 55 bits; NaN passes through

@@ -34,8 +34,8 @@ class FloatFormat:
     has_infinity
         False for ``float8_e4m3fn``, ``int8`` and formats narrower than 8 bits.
     nan
-        ``ieee``: exponent all ones, mantissa not 0; ``all_ones``: only exponent and mantissa
-        all ones (OCP E4M3); ``none``: no NaN (int8, FP6, FP4); ``minus_zero``: the code that would be -0 (HiF8).
+        ``ieee``: exponent all ones, mantissa not 0; ``all_ones``: exponent and mantissa all ones (OCP E4M3); ``none``:
+        no NaN (int8, FP6, FP4); ``minus_zero``: the code that would otherwise be -0 (HiF8).
     dtype
         The numpy dtype in which arrays of this format are stored, with at least one byte per element; if ml_dtypes has
         none, one field of a byte that contains the code.
@@ -47,8 +47,8 @@ class FloatFormat:
         Values of the codes of a format whose fields have no fixed widths (HiF8), else None; then
         ``exponent_bits`` and ``mantissa_bits`` are the widest.
     scale_block
-        Elements that share a scale of a byte (`stored_format`), 0 where there is none; ``dtype`` then has the fields
-        ``element`` and ``scale``; each element is stored with the scale of its block.
+        Number of elements that share a scale of a byte (`stored_format`), 0 if there are no scales; ``dtype`` then has
+        the fields ``element`` and ``scale``; each element is stored with the scale of its block.
 
     Notes
     -----
@@ -237,7 +237,7 @@ def _all_formats() -> Mapping[str, FloatFormat]:
 FORMATS: Mapping[str, FloatFormat] = _all_formats()
 
 
-#: Formats of tiles that hold integers of a kernel exactly; no tensor of a problem has one.
+#: Formats of tiles that hold integers of a kernel exactly; no tensor of a problem has such a format.
 _WHOLE: Mapping[str, FloatFormat] = MappingProxyType(
     {"int32": FloatFormat("int32", 32, 0, 31, 0, False, "none", np.dtype(np.int32), 0)}
 )

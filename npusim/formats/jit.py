@@ -1,8 +1,8 @@
 """Kernels: functions that numba compiles once, whose machine code is stored and called by address.
 
-A kernel's arguments are contiguous arrays, whole numbers, floats, truth values, None and tuples of these; it returns
-nothing or a whole number. It allocates nothing, so that its machine code needs nothing but the processor.  LLVM alone
-loads stored code: numba, whose import needs a third of a second, is imported only if something is compiled.
+A kernel's arguments are contiguous arrays, whole numbers, floats, truth values, None and tuples of these; a kernel
+returns nothing or a whole number. It allocates nothing, so that its machine code needs only the processor.  Only LLVM
+is needed to load stored code: numba, whose import needs a third of a second, is imported only if something is compiled.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ _C_TYPES: Mapping[str, Any] = MappingProxyType(
     {"i": ctypes.c_int64, "d": ctypes.c_double, "b": ctypes.c_uint8, "n": ctypes.c_void_p}
 )
 _LETTERS: Mapping[type, str] = MappingProxyType({int: "i", float: "d", bool: "b", type(None): "n"})
-#: An array: the owner of its memory (none), its size, the bytes of an element, its address, then shape and strides.
+#: An array as arguments: the owner of its memory (none), its size, the bytes of an element, its address, then shape and
+#: strides.
 _C_ARRAY = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
 
 float32_bits: Any = Intrinsic("float32", "uint32")
@@ -200,9 +201,11 @@ class CompiledKernel:
 
 @functools.cache
 def sources_stamp(path: Path) -> tuple[tuple[str, str], ...]:
-    """Return the name and digest of a source file, and of the files that it imports from its folder or this one.
+    """Return the name and digest of a source file, and of the files that it imports from its own folder or from this
+    one.
 
-    A kernel's code can come from any of these files: an edit of a function that it calls must not leave stale code.
+    A kernel's code can come from any of these files: after an edit of a function that the kernel calls, stale code must
+    not be used.
     """
     digests: dict[Path, str] = {}
     left = [path, HERE / "jit.py", HERE / "numba_internals.py"]

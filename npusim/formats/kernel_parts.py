@@ -18,7 +18,7 @@ ArgumentType = Any
 
 @dataclass(frozen=True)
 class InlinedFunction:
-    """A function for kernels to call, compiled into each of them; it cannot be called from Python."""
+    """A function that kernels call, compiled into each of them; Python cannot call it."""
 
     function: Callable[..., Any]
 
@@ -30,7 +30,7 @@ class InlinedFunction:
 
 @dataclass(frozen=True)
 class Intrinsic:
-    """An operation on bits that Python has no word for: a cast between types of one size, or ``fma`` of one type."""
+    """An operation on bits that Python does not have: a cast between types of one size, or ``fma`` of one type."""
 
     source: str
     target: str

@@ -18,7 +18,7 @@ from npusim.formats.mma_paths import MmaProblem, multiply
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-#: Environment variable naming the number of threads when ``threads`` is not given.
+#: Environment variable with the number of threads if ``threads`` is not given.
 THREADS_VARIABLE = "NPUSIM_THREADS"
 
 
@@ -46,7 +46,7 @@ def _check(values: ArrayLike, fmt: FloatFormat, role: str, name: str) -> Array:
 def _check_shapes(a: Array, b: Array, c: Array | None, arithmetic: MmaArithmetic) -> tuple[int, ...]:
     """Return the shape of the result.
 
-    Raises `FormatError` if the shapes do not fit one another or the instruction.
+    Raises `FormatError` if the shapes do not fit one another, or do not fit the instruction.
     """
     name = arithmetic.name
     (rows, depth), (b_depth, columns) = a.shape[-2:], b.shape[-2:]
@@ -82,7 +82,7 @@ def checked_operands(
 def _check_scale(scale: ArrayLike | None, operand: Array, axis: int, unit: MmaArithmetic, role: str) -> Array | None:
     """Return the scales of an operand as float32 values (batch, rows, columns), None for none.
 
-    Raises `FormatError` if the unit takes none, or dtype or shape do not fit.
+    Raises `FormatError` if the unit takes no such operand, or if its dtype or shape does not fit.
     """
     if scale is None:
         return None
@@ -125,7 +125,7 @@ def matmul(
         ``ml_dtypes.float8_e8m0fnu``; the sign of an E4M3 scale is ignored), leading axes as the operand's; None: 1.
         A scale of NaN makes its products NaN.
     b_of
-        With ``a`` (A, M, K) and ``b`` (B, K, N): the number of the B of each A, where several share one; None: leading
+        With ``a`` (A, M, K) and ``b`` (B, K, N): the number of the B of each A, if several A share one B; None: leading
         axes broadcast.
     threads
         Threads to use; default ``NPUSIM_THREADS``, else 1.  Bits do not depend on it.

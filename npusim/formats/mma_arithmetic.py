@@ -4,7 +4,7 @@ Source of the NVIDIA rows: microsoft/MMA-Sim and north-numerical-computing/MATLA
 confirmed by golden vectors if ``evidence`` says so.  No bit-level description of the Ascend cube is public: its rows
 are assumptions, and marked as such.
 
-Where those two models differ, an H200 decided (492,000 outputs, a selection of them in
+If these two models differ, measurements on an H200 decide (492,000 outputs, a selection of them in
 ``tests/formats/corner_h200.npz``): zero products and a zero c have no influence on the alignment, a negative sum that
 rounds to zero gives +0, and a subnormal float16 c has exponent -14.
 """
@@ -36,9 +36,9 @@ class MmaArithmetic:
     ``fused``: blocks of ``block`` products are added together with c in fixed point: every term is truncated
     (sign-magnitude) to ``fraction_bits`` below the largest exponent among the terms (of products: the sum of the
     operands' exponents, not normalised), the integers are added exactly, and the sum is rounded once.  ``exact``: as
-    fused without the truncation.  ``sequential``: one fused multiply-add after the other, ascending k.  ``grouped``:
-    runs of ``group`` products that share their scales are added exactly and multiplied by the scales' significands,
-    and these sums, not the products, are the terms: aligned by the exponents of their scales alone, truncated.
+    fused without the truncation.  ``sequential``: one fused multiply-add after another, with ascending k.  ``grouped``:
+    runs of ``group`` products that share their scales are added exactly and multiplied by the scales' significands, and
+    these sums, not the products, are the terms, which are aligned only by the exponents of their scales, and truncated.
 
     If the unit has scales, products are multiplied by the scales of their blocks inside the alignment, exactly: for
     ``fused`` and ``exact`` a scale adds to a product's exponent.
@@ -52,7 +52,7 @@ class MmaArithmetic:
     k
         Number of products that one instruction adds per output; K of a matmul is a multiple of it.
     block
-        Products added in one rounding; ``k`` is a multiple of it.
+        Number of products that are added with one rounding; ``k`` is a multiple of it.
     fraction_bits
         F; None if nothing is truncated.
     rounding
@@ -67,8 +67,8 @@ class MmaArithmetic:
     min_alignment_exponent
         Alignment never uses a smaller exponent than this; None: no limit.
     scale_format, scale_block
-        Format of the scales of A's rows and B's columns, and the number of k that share one; empty and 0 where the unit
-        has none.
+        Format of the scales of A's rows and B's columns, and the number of k that share one scale; empty and 0 if the
+        unit has no scales.
     group
         Products of a group (``grouped``).
     converts_to
@@ -78,7 +78,7 @@ class MmaArithmetic:
         Any other unit (``tree``): the terms of each addition, and its rounding.
     evidence, source
         ``hardware-vectors`` (every vector of the golden files equal), ``published-model``, ``assumed`` or ``stated`` (a
-        name that states its own parameters, whose author knows the reason); and the source of the parameters.
+        name that states its parameters, for which its author has the reason); and the source of the parameters.
 
     Notes
     -----
@@ -159,7 +159,7 @@ _FP8 = ("e4m3", "e5m2", "e4m3e5m2", "e5m2e4m3")
 
 
 def formats_of_inputs(inputs: str) -> tuple[str, str]:
-    """Return the formats of A and B: ``e4m3e5m2`` is E4M3 times E5M2; raise `FormatError` for an unknown one."""
+    """Return the formats of A and B: ``e4m3e5m2`` is E4M3 times E5M2; raise `FormatError` for an unknown format."""
     for name, a in _FORMAT_OF_INPUT.items():
         if (rest := inputs.removeprefix(name)) != inputs and rest in _FORMAT_OF_INPUT:
             return a, _FORMAT_OF_INPUT[rest]
@@ -175,7 +175,7 @@ def input_name(a: str, b: str) -> str:
 
 
 def row_for(name: str, a: str, b: str) -> str:
-    """Return the row of the unit of ``name`` that multiplies formats A and B; ``name`` if there is none."""
+    """Return the row of the unit of ``name`` that multiplies formats A and B; ``name`` if there is no such row."""
     if a == b or not {a, b} <= set(_FORMAT_OF_INPUT.values()):
         return name
     unit, _, rest = name.rpartition(f".{input_name(a, a)}.")
@@ -246,7 +246,7 @@ _LATE = "PTX of Triton 3.6: wgmma without an accumulator in the first instructio
 def _sequential(
     name: str, a_format: str, b_format: str, acc_format: str, evidence: Evidence, source: str
 ) -> MmaArithmetic:
-    """Return the row of a unit that executes one fused multiply-add after the other."""
+    """Return the row of a unit that executes one fused multiply-add after another."""
     return MmaArithmetic(
         name=name,
         a_format=a_format,

@@ -1,10 +1,10 @@
 """Fast numba kernel of matrix units that add a block exactly and round once (Ascend Cube).
 
-Works in float64 lanes.  A block's sum is known to be right if every term is a multiple of one power of two and the
-terms span at most 51 bits (then no addition rounds), or if its error bound cannot move it across a float32 rounding
-boundary.  Other rows are summed again together with the rounding error of every addition, and the errors of those sums;
-outputs that are still undecided (outliers that cancel at three scales, with a ratio of 2**53 between them) are added in
-as many parts as necessary.
+Works in float64 lanes.  A block's sum is certainly right if every term is a multiple of one power of two and the terms
+span at most 51 bits (then no addition rounds), or if the error bound cannot move it across a float32 rounding boundary.
+Other rows are summed again together with the rounding error of every addition, and the errors of those sums; outputs
+that are still undecided (outliers that cancel at three scales, with a ratio of 2**53 between them) are added in as many
+parts as necessary.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 #: Relative error bound of adding 33 terms in float64, in units of the sum of their magnitudes: 33 * 2**-53 with a
 #: margin of almost a factor of 4.
 ERROR_BOUND = 2.0**-46
-#: Below this share of doubtful outputs it is cheaper to compute them one by one than as rows.
+#: Below this share of doubtful outputs, single outputs are cheaper to compute than rows.
 FEW = 16
-#: Parts of an exact sum: all of float64's exponents, 53 bits apart.
+#: Number of parts of an exact sum: all of float64's exponents, in parts 53 bits apart.
 PARTS = 40
 
 
@@ -73,7 +73,7 @@ def sum_again(row: Any, b: Any, old: NDArray[Any], out: Any, block: int) -> Any:
     """Sum the doubtful outputs of a row in three parts; return how many stay doubtful.
 
     ``row`` = (its block of A, unit of A), ``b`` = (the block of B, units of B), ``out`` = (sums, which of them are
-    doubtful, the parts of each); ``old`` are the values of c before.
+    doubtful, the parts of each); ``old`` are the earlier values of c.
     """
     (a, a_unit), (columns, b_units), (c, doubtful, sums) = row, b, out
     totals, errors, lost, rest, sizes = sums
@@ -105,8 +105,9 @@ def sum_again(row: Any, b: Any, old: NDArray[Any], out: Any, block: int) -> Any:
 def exact_block(operands: Any, where: Any, c: Any, parts: Any) -> Any:
     """Exact sum of finite c and products, rounded once to nearest even float32.
 
-    The running sum is stored in ``parts``, whose bits do not overlap, the largest last (Shewchuk 1997, grow-expansion,
-    as in ``math.fsum``): at most `PARTS` of them, since each is 53 bits above the next.
+    The running sum is stored in ``parts``, whose bits do not overlap, with the largest part last (Shewchuk 1997,
+    grow-expansion, as in ``math.fsum``).  There are at most `PARTS` parts, since each is at least 53 bits above the
+    previous one.
     """
     (a, b), (i, j, first, last) = operands, where
     count = 0

@@ -20,7 +20,7 @@ from npusim.formats.reduction_kernels import round_lane
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: Exponent of zero operands: the sum of two of them, or of one and any other exponent, is below ``NO_PRODUCT``.
+#: Exponent of zero operands: the sum of two such exponents, or of one and any other exponent, is below ``NO_PRODUCT``.
 ZERO_EXPONENT = -1000
 NO_PRODUCT = -500
 #: Columns that are processed at a time: 16 rows of operands and exponents fit into a 32 KiB L1 cache.
@@ -86,7 +86,7 @@ def power_of_two_wide(n: Any) -> Any:
 
 @inline
 def row_exponent(largest: np.int16, c: np.float32, limits: tuple[np.int32, np.int32]) -> np.int32:
-    """Return the exponent to which the products of an output and C are aligned; 0 where all of them are 0.
+    """Return the exponent to which the products of an output and C are aligned; 0 if all products and C are 0.
 
     ``limits`` = (smallest alignment exponent, smallest exponent of C's format).
     """
@@ -158,7 +158,7 @@ def finish_float16(sums: NDArray[Any], exponents: NDArray[Any], c: NDArray[Any],
 
 @inline
 def special_row(operands: tuple[NDArray[Any], ...], where: Any, c: NDArray[Any], out: NDArray[Any]) -> None:
-    """Write the IEEE sum of a row's NaN and Inf terms (0 if it has none) to ``out``.
+    """Write the IEEE sum of a row's NaN and Inf terms to ``out``; 0 if the row has no such terms.
 
     ``where`` = (row of A, first k, last k + 1); products of finite lanes are finite.
     """

@@ -42,7 +42,7 @@ class MmaProblem:
 
     @property
     def each(self) -> int:
-        """The elements of one A, one B and one C."""
+        """The numbers of elements of one A, one B and one C."""
         return sum(math.prod(x.shape[1:]) for x in (self.a, self.b, self.out))
 
     def parts(self, elements: int) -> Iterator[MmaProblem]:
@@ -70,7 +70,7 @@ def _used(matrices: Array, scale: Array | None, of: Array) -> tuple[Array, Array
 
 @dataclass(frozen=True)
 class MmaWork:
-    """Outputs that share columns of one B: (matrix of the batch, its rows) each."""
+    """Outputs that share columns of one B: for each, the matrix of the batch and its rows."""
 
     b_index: int
     columns: slice
@@ -84,7 +84,7 @@ Lanes = tuple[Array, ...]
 #: of elements of one matrix up to which a larger batch is multiplied in parts of this size: for large matrices an
 #: additional call costs little.
 TOGETHER, SMALL = 1 << 18, 1 << 14
-#: The A and B of each C, if there is one of each.
+#: The numbers of the A and B of each C, if there is one A and one B.
 _FIRST = np.zeros((2, 1), np.int64)
 
 
@@ -99,7 +99,7 @@ class Multiplier:
         return (values,)
 
     def run(self, a: Lanes, b: Lanes, c: Array, which: Array) -> None:
-        """Overwrite contiguous C (matrices, M, N) with D; ``which``: the numbers of each one's A and B."""
+        """Overwrite contiguous C (matrices, M, N) with D; ``which``: for each C the numbers of its A and B."""
         raise NotImplementedError
 
 
@@ -351,7 +351,7 @@ def run_work(multiplier: Multiplier, problem: MmaProblem, threads: int) -> None:
     """Run every piece of work; pieces share no output, so threads cannot change a bit."""
     unit, last = problem.arithmetic, list[tuple[Array, Lanes]]()
     if threads == 1 and (problem.each <= SMALL or problem.each * len(problem.out) <= TOGETHER):
-        # A shared B is prepared once: in parts, each part would prepare those that it uses.
+        # A shared B is prepared once: each part would prepare the B that it uses.
         for part in (problem,) if 2 * len(problem.b) <= len(problem.out) else problem.parts(TOGETHER):
             left = multiplier.prepare(operand_values(part.a, unit.a, unit, 2), part.a_scale, is_left=True)
             right = multiplier.prepare(operand_values(part.b, unit.b, unit, 1), part.b_scale, is_left=False)

@@ -1,6 +1,6 @@
 """The slow, exact path of matrix units that no kernel computes: any tree of additions, aligned and rounded as stated.
 
-Works on float64 lanes with numpy, one node of the tree after the other: every format of at most 24 significand bits.
+Works on float64 lanes with numpy, one node of the tree after another: for every format of at most 24 significand bits.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -31,7 +31,8 @@ Tree = int | tuple[Any, ...]
 C = -1
 #: Exponent of a zero, which does not affect an alignment.
 NO_EXPONENT = -9999
-#: Length of a tree's text, and its additions: enough for 64 products that are added one by one.
+#: Largest length of a tree's text, and largest number of its additions: enough for 64 products that are added one at a
+#: time.
 MOST_TEXT, MOST_NODES = 4096, 256
 #: Largest number of fraction bits of an alignment: 64 terms with this number of bits are exact in float64.
 MOST_FRACTION_BITS = 45
@@ -54,9 +55,10 @@ class AdditionTree:
     Attributes
     ----------
     tree
-        Nested tuples of k and `C`; a product in a node of its own is rounded before it is added.
+        Nested tuples of k and `C`; a product in a separate node is rounded before it is added.
     fraction
-        Bits kept below the largest exponent of a node's terms; None: all.  ``cut``: the rounding of the rest.
+        Number of bits below the largest exponent of a node's terms that are not cut; None: all.  ``cut``: the rounding
+        of the cut bits.
     exponents
         Exponent of a product: the sum of its operands' exponents as ``stored``, with subnormals ``normalised`` (a wider
         unit reads them), or the exponent of the ``product`` itself.
@@ -67,7 +69,7 @@ class AdditionTree:
     lowest
         Smallest exponent to which terms are aligned; None: no limit.
     flush
-        Subnormals that become 0: ``none``, ``in`` (of operands), ``out`` (of results), ``both``.
+        Subnormals that become 0: ``none``, ``in`` (operands), ``out`` (results), ``both``.
     overflow
         Overflow of a result: ``inf``, or ``largest`` (saturation).
     input_bits, input_rounding
@@ -180,22 +182,23 @@ def _two_sum(x: Array, y: Array) -> tuple[Array, Array]:
     return total, (x - (total - part)) + (y - part)
 
 
-def odd_sum(rows: Array) -> Array:
-    """Return the exact sum of each row of float64, rounded to odd: a later rounding to 24 bits is then right.
+def odd_sum(columns: Sequence[Array]) -> Array:
+    """Return the exact sum of float64 columns, element by element, rounded to odd: a later rounding to 24 bits is then
+    right.
 
-    ``rows`` is (n, terms); Inf and NaN follow IEEE additions.
+    Inf and NaN follow IEEE additions.
     """
-    columns = list(rows.T)
-    total, rest, left = columns[0], np.zeros(len(rows)), np.zeros(len(rows), np.bool_)
+    total, rest, left = columns[0], np.zeros(len(columns[0])), np.zeros(len(columns[0]), np.bool_)
     for column in columns[1:]:
         total, lost = _two_sum(total, column)
         rest, more = _two_sum(rest, lost)
         left |= more != 0
     total, rest = _two_sum(total, rest)
     finite = np.isfinite(total)
-    for n in np.flatnonzero(left & finite).tolist():  # three scales, each 53 bits apart
-        total[n] = math.fsum(rows[n])
-        rest[n] = math.fsum([*rows[n], -total[n]])
+    for n in np.flatnonzero(left & finite).tolist():  # sums of three scales that are each 53 bits apart
+        row = [column[n] for column in columns]
+        total[n] = math.fsum(row)
+        rest[n] = math.fsum([*row, -total[n]])
     is_even = np.ascontiguousarray(total).view(np.int64) & 1 == 0
     toward = np.copysign(np.inf, rest)
     odd = np.where((rest != 0) & is_even & finite, np.nextafter(total, toward), total)
@@ -206,8 +209,8 @@ def odd_sum(rows: Array) -> Array:
 def round_to(x: Array, fmt: FloatFormat, mode: str, kept: int | None = None, unit: AdditionTree | None = None) -> Array:
     """Return float64 values, exact or rounded to odd, rounded to a format of at most 24 significand bits.
 
-    ``kept``: fraction bits, None for the format's; ``unit`` has the rules of overflow and subnormal results.  NaN and
-    Inf are unchanged.
+    ``kept``: number of fraction bits, None for that of the format; ``unit`` has the rules of overflow and subnormal
+    results.  NaN and Inf are unchanged.
     """
     bits = fmt.mantissa_bits if kept is None else kept
     q = np.maximum(np.frexp(x)[1] - 1, fmt.min_exponent) - bits
@@ -242,27 +245,32 @@ def compute(unit: AdditionTree, formats: Formats, a: Array, b: Array, c: Array) 
     """
     first, second, acc = formats
     with np.errstate(all="ignore"):
-        a, b = operand_of(a, first, unit), operand_of(b, second, unit)
+        # The products of one k are contiguous: they are the terms of a sum.
+        a, b = (operand_of(np.ascontiguousarray(x.T), fmt, unit) for x, fmt in ((a, first), (b, second)))
         products = a * b
-        low = [f.min_exponent if unit.exponents == "stored" else NO_EXPONENT for f in (first, second)]
-        powers = np.where(products == 0, NO_EXPONENT, _exponent(a, low[0]) + _exponent(b, low[1]))
-        powers = _exponent(products, NO_EXPONENT) if unit.exponents == "product" else powers
+
+        @functools.cache
+        def powers() -> Array:
+            if unit.exponents == "product":
+                return _exponent(products, NO_EXPONENT)
+            low = [f.min_exponent if unit.exponents == "stored" else NO_EXPONENT for f in (first, second)]
+            return np.where(products == 0, NO_EXPONENT, _exponent(a, low[0]) + _exponent(b, low[1]))
 
         def node(tree: tuple[Any, ...]) -> Array:
-            terms, exponents, has_product = [], [], any(part != C and isinstance(part, int) for part in tree)
-            for part in tree:
-                is_product = isinstance(part, int) and part != C
-                terms.append(products[:, part] if is_product else c if part == C else node(part))
-                exponents.append(powers[:, part] if is_product else _exponent(terms[-1], acc.min_exponent))
-            x = np.stack(terms, 1)
+            has_product = any(part != C and isinstance(part, int) for part in tree)
+            terms = [node(part) if not isinstance(part, int) else c if part == C else products[part] for part in tree]
             if unit.fraction is None or not has_product:
-                total = odd_sum(x)
+                total = odd_sum(terms)
             else:
-                top = np.stack(exponents, 1).max(axis=1)
+                each = (
+                    powers()[part] if isinstance(part, int) and part != C else _exponent(term, acc.min_exponent)
+                    for part, term in zip(tree, terms, strict=True)
+                )
+                top = functools.reduce(np.maximum, each)
                 top = top if unit.lowest is None else np.maximum(top, unit.lowest)
                 top = np.where(top <= NO_EXPONENT, 0, top)
-                cut = ROUNDED[unit.cut](np.ldexp(x, unit.fraction - top[:, None]))
-                total = np.ldexp(functools.reduce(np.add, cut.T), top - unit.fraction)
+                cuts = (ROUNDED[unit.cut](np.ldexp(term, unit.fraction - top)) for term in terms)
+                total = np.ldexp(functools.reduce(np.add, cuts), top - unit.fraction)
             mode, kept = (unit.rounding, unit.kept) if has_product else (unit.late, None)
             return round_to(total, acc, mode, kept, unit)
 

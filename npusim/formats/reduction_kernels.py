@@ -11,7 +11,7 @@ from npusim.formats.jit import bits_float64, float64_bits, fma64, inline, kernel
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: Number of rows summed at the same time, one per vector lane.
+#: Number of rows that are summed at the same time, one per vector lane.
 ROWS = 64
 #: Rows and columns of a product that are processed while they are in a cache.
 NEAR_ROWS, NEAR_COLUMNS = 8, 256
@@ -21,8 +21,8 @@ NEAR_ROWS, NEAR_COLUMNS = 8, 256
 def round_lane(value: Any, mantissa_bits: Any, min_exponent: Any, limit: Any) -> Any:
     """Round a float64 to nearest even in a narrower format, as float64; Inf beyond ``limit``.
 
-    Adding 1.5 * 2**52 units of the result leaves no bit below a unit, so that the hardware's own
-    rounding does the work; below ``2**min_exponent`` the unit stays that of the subnormals.
+    Adding 1.5 * 2**52 units of the result leaves no bit below a unit, so that the hardware rounds; below
+    ``2**min_exponent`` the unit is that of the subnormals.
     """
     magnitude = abs(value)
     exponent = (np.int64(float64_bits(magnitude)) >> 52) - 1023
@@ -74,7 +74,7 @@ def sum_rows(x: NDArray[Any], start: NDArray[Any], out: NDArray[Any]) -> None:
 def sum_rows_rounded(
     x: NDArray[Any], start: NDArray[Any], out: NDArray[Any], plan: Any, scratch: tuple[NDArray[Any], NDArray[Any]]
 ) -> None:
-    """As :func:`sum_rows`, each sum of float32 values rounded to the narrower format of ``plan``.
+    """As :func:`sum_rows`, but each sum of float32 values is rounded to the narrower format of ``plan``.
 
     ``plan`` = (mantissa bits, smallest exponent, largest finite value).  The float64 sum is
     rounded twice at most where 53 bits are innocuous (they exceed 2p + 2).

@@ -54,22 +54,23 @@ def reduce_sum(
         two this is one tree of neighbours, whichever of the unit's reductions forms it. ``four_chains``: x0, x4, x8,
         ... left to right, so x1, x5, ... and so on, and then (s0 + s1) + (s2 + s3): the registers of an Ascend 950's
         vector unit along transposed scores; a chain without elements takes no part. ``mma_lanes``: a row of a GPU's
-        product as its lanes hold it: lane l of four adds columns 2 l, 2 l + 1, 2 l + 8, 2 l + 9, ... left to right, and
-        then (s0 + s2) + (s1 + s3), as Triton 3.6 compiles it (PTX: shfl.bfly 2, 1). ``lanes_VxLxW``: V adjacent
-        elements in each lane, L lanes, W warps, then again from the first lane: each lane adds its own left to right,
-        then halves of the lanes, then halves of the warps (Triton's blocked layouts; H100: every bit).
-        ``lanes_VxLxW_C``: a warp's lanes repeat along C neighbouring columns before the next warp's begin (wgmma).
-        ``trees_VxLxW``, ``trees_VxLxW_C``: the same with each lane's own as a tree of neighbours (PTX of Triton 3.8).
-        ``A/N+B``: rows of N elements each in order A, and then these sums in order B; N divides n.
+        product in the arrangement of its lanes: lane l of four adds columns 2 l, 2 l + 1, 2 l + 8, 2 l + 9, ... left to
+        right, and then (s0 + s2) + (s1 + s3), as Triton 3.6 compiles it (PTX: shfl.bfly 2, 1). ``lanes_VxLxW``: V
+        adjacent elements in each lane, L lanes, W warps, then again from the first lane: each lane adds its own
+        elements left to right, then halves of the lanes are added, then halves of the warps (Triton's blocked layouts;
+        H100: every bit). ``lanes_VxLxW_C``: a warp's lanes repeat along C neighbouring columns before the next warp's
+        begin (wgmma). ``trees_VxLxW``, ``trees_VxLxW_C``: the same, but each lane adds its own elements as a tree of
+        neighbours (PTX of Triton 3.8). ``A/N+B``: rows of N elements each in order A, and then these sums in order B; N
+        divides n.
     start
         Scalar or ``(...)``; all orders but ``sequential`` add it last, ``start + sum``.
     times
         Of the format and of a shape that broadcasts with ``x``: the sum is that of products, as compiled code contracts
-        it (PTX of Triton 3.6 to 3.9: ``mul x1, x1; fma x0, x0; fma x2, x2; ...``).  Where an order adds two elements,
-        the second product is rounded and the first is not: the addition is one ``fma``.  An accumulator takes in each
-        further product unrounded.  Of lanes with one element each, those of the lower half add their own products to
-        the upper half's, rounded (in one warp alone the upper half holds other sums).  72 sums of an H200: every bit.
-        Only for ``sequential``, ``mma_lanes``, ``lanes_*`` and ``trees_*``.
+        it (PTX of Triton 3.6 to 3.9: ``mul x1, x1; fma x0, x0; fma x2, x2; ...``).  If an order adds two elements, the
+        second product is rounded and the first is not: the addition is one ``fma``.  Each further product is added to
+        an accumulator without rounding it first.  If each lane has one element, the lanes of the lower half add their
+        own products to the rounded products of the upper half (in a single warp the upper half has other sums).  72
+        sums of an H200: every bit. Only for ``sequential``, ``mma_lanes``, ``lanes_*`` and ``trees_*``.
 
     Returns
     -------
@@ -119,7 +120,8 @@ def reduce_sum(
 
 
 def rows_order(order: str, columns: int, of_sums: str) -> str:
-    """Return the order of sums of rows of this number of ``columns``, and then ``of_sums`` of these.
+    """Return the order of sums of rows of this number of ``columns``, and then ``of_sums``, the order of the sums of
+    these sums.
 
     >>> rows_order("lanes_2x32x1", 64, "sequential")
     'lanes_2x32x1/64+sequential'
@@ -154,8 +156,8 @@ def lane_layout(order: str) -> tuple[int, int, int, int] | None:
 
 
 def lanes_order(neighbours: int, lanes: int, warps: int, columns: int = 0) -> str:
-    """Return the order of lanes and warps with this number of neighbouring ``columns`` each; 0: the number that its
-    lanes hold once.
+    """Return the order of lanes and warps with this number of neighbouring ``columns`` each; 0: the number of columns
+    that its lanes hold once.
 
     >>> lanes_order(2, 4, 4, 8), lanes_order(2, 4, 2, 64)
     ('lanes_2x4x4', 'lanes_2x4x2_64')
@@ -165,7 +167,7 @@ def lanes_order(neighbours: int, lanes: int, warps: int, columns: int = 0) -> st
 
 
 def in_trees(order: str) -> str:
-    """Return the order whose lanes add their own values as a tree, for one whose lanes add from left to right.
+    """Return the order whose lanes add their own values as a tree, for an order whose lanes add from left to right.
 
     >>> in_trees("lanes_4x32x4"), in_trees("mma_lanes")
     ('trees_4x32x4', 'trees_2x4x1')
@@ -336,8 +338,9 @@ def reduce_max(
 ) -> Array:
     """Return the maximum of ``x`` along its last axis; exact, so the order does not matter.
 
-    ``x`` is ``(..., n)`` in the format's dtype, the result ``(...)``.  Numbers win over NaN (all NaN: canonical NaN),
-    or with ``nan="propagate"`` any NaN gives the canonical NaN; +0 wins over -0, as :func:`npusim.formats.maximum`.
+    ``x`` is ``(..., n)`` in the format's dtype, the result ``(...)``.  Numbers have precedence over NaN (all NaN:
+    canonical NaN), or with ``nan="propagate"`` any NaN gives the canonical NaN; +0 is the larger of +0 and -0, as in
+    :func:`npusim.formats.maximum`.
 
     Raises `FormatError` for an unknown format or rule, another dtype, or nothing to compare.
     """

@@ -39,14 +39,14 @@ def cumulative_sum(
     x
         ``(..., n)`` in the format's dtype, n >= 1.
     order
-        ``sequential``: element i is the sum before it plus x_i (Ascend C's ``CumSum``: transposed, row after row).
-        ``warps``: in every 32 columns element i adds the sums of element i - 1, then of i - 2, i - 4, i - 8 and i - 16
-        as these are before the step; the last elements of the 32s before it, added up left to right, are then added
-        (Triton's ``tl.cumsum``, one element a lane).
+        ``sequential``: element i is the previous sum plus x_i (Ascend C's ``CumSum``: transposed, row after row).
+        ``warps``: within every 32 columns, element i adds the sum at i - 1, then the sums at i - 2, i - 4, i - 8 and i
+        - 16, each with its value before the step; then the last elements of the earlier groups of 32, added from left
+        to right, are added (Triton's ``tl.cumsum``, one element per lane).
     every
         Columns after which sums restart; 0: never within a row.
     reverse
-        From the last element to the first: the mirrored order; groups of 32 are those from the first element on.
+        From the last element to the first: the mirrored order; groups of 32 are counted from the first element.
 
     Returns
     -------
@@ -102,15 +102,16 @@ def inverse(x: Any, fmt: str | FloatFormat, order: str = "rows", *, arithmetic: 
     Parameters
     ----------
     x
-        ``(..., m, n)`` in the format's dtype: squares of n columns, one below the other; the last may have fewer rows.
+        ``(..., m, n)`` in the format's dtype: squares of n columns, one below another; the last square may have fewer
+        rows.
     order
-        ``rows``: row i begins as that of I; for j = 0, 1, ..., i - 1 the inverse's row j times L_ij is subtracted, by a
-        multiply-add rounded once (forward substitution, as a vector unit does it). ``blocks``: flash-linear-attention's
-        ``solve_tril`` as Triton 3.6 compiles it for sm_90.  Blocks of 16 on the diagonal, row by row: a = -L_i, then a
-        + the sum over j of a_j times row j; of rows j and j + 8 the product of the later one is rounded, and that of
-        the earlier one is added to it by a multiply-add; then halves are added.  Below them, one diagonal after the
-        other: block (i, j) is -(X_ii L_ij) X_jj next to the diagonal, else -X_ii times the sum of L_ik X_kj, k from j
-        on; products by ``arithmetic``, a sum of them in one accumulator.
+        ``rows``: row i begins as row i of I; for j = 0, 1, ..., i - 1 the inverse's row j times L_ij is subtracted, by
+        a multiply-add rounded once (forward substitution, as a vector unit does it). ``blocks``:
+        flash-linear-attention's ``solve_tril`` as Triton 3.6 compiles it for sm_90.  Blocks of 16 on the diagonal, row
+        by row: a = -L_i, then a + the sum over j of a_j times row j; for rows j and j + 8, the product of the later row
+        is rounded, and the product of the earlier row is added to it by a multiply-add; then halves are added.  Below
+        these blocks, one diagonal after another: block (i, j) is -(X_ii L_ij) X_jj next to the diagonal, else -X_ii
+        times the sum of L_ik X_kj, k from j on; products by ``arithmetic``, a sum of them in one accumulator.
     arithmetic
         Arithmetic of the products of blocks, a name in `ARITHMETICS` whose operands and sums are float32 in memory.
 

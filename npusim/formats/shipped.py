@@ -2,8 +2,8 @@
 
 A wheel that is built with code has the files that `npusim warm` stores, compiled for a baseline instead of the
 builder's processor.  A file begins with the digest of its sources: code of other sources is not used.  Code for the
-baseline is slower than code for the processor that runs it (products at 0.7 to 0.8 of the speed); `npusim warm`
-compiles the latter, which has precedence.
+baseline is slower than code for the processor on which it runs (products at 0.7 to 0.8 of the speed); `npusim warm`
+compiles the faster code, which has precedence.
 """
 
 from __future__ import annotations

@@ -94,8 +94,8 @@ POLYNOMIALS: Mapping[str, tuple[tuple[float, ...], float]] = MappingProxyType(
         ),
     }
 )
-#: Ascend C's Erf: x limited to 3.92, times one polynomial of its square divided by another, from the highest power to
-#: the first.
+#: Ascend C's Erf: x limited to 3.92, times one polynomial of its square divided by another polynomial, with
+#: coefficients from the highest power to the lowest.
 ASCEND_ERF = (
     (0.053443748819, 0.75517016694e1, 0.10162808918e3, 0.13938061484e4, 0.50637915060e4, 0.29639384698e5),
     (1.0, 0.31212858877e2, 0.39856963806e3, 0.30231248150e4, 0.13243365831e5, 0.26267224157e5),

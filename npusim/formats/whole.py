@@ -1,6 +1,6 @@
-"""Integers as their types have them: of so many bits, with a sign or without, wrapping; and the bits of floats.
+"""Integers in the range of their types: of this number of bits, signed or unsigned, wrapping; and the bits of floats.
 
-Integers are int64 arrays with their sign; those of one bit are 0 and 1.
+Integers are int64 arrays with their sign; integers of one bit are 0 and 1.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ WHOLE_OPERATIONS: tuple[str, ...] = (*_SIGNED, *_UNSIGNED, "mulhiui")
 
 
 def whole_limits(bits: int) -> tuple[int, int]:
-    """Return the smallest and the largest integer of a type, with its sign; 0 and 1 of one bit."""
+    """Return the smallest and the largest integer of a type, with its sign; 0 and 1 for one bit."""
     return (0, 1) if bits == 1 else (-1 << (bits - 1), (1 << (bits - 1)) - 1)
 
 
@@ -82,11 +82,11 @@ def without_sign(values: Integers, bits: int) -> Unsigned:
 
 
 def whole_operation(name: str, x: Integers, y: Integers, bits: int) -> Integers:
-    """Return an operation of integers, element by element, in a type of so many bits, in which it wraps.
+    """Return an operation of integers, element by element, in a type of this number of bits, in which the result wraps.
 
-    ``name``: LLVM's (``addi``, ``divsi``, ``shrui``, ...), and ``mulhiui``, the upper half of the bits of a product of
-    integers without a sign.  Quotients are cut toward 0; a division by 0 gives 0, and a shift by all bits or more what
-    repeated shifts give.
+    ``name``: LLVM's name (``addi``, ``divsi``, ``shrui``, ...), or ``mulhiui``, the upper half of the bits of a product
+    of unsigned integers.  Quotients are cut toward 0; a division by 0 gives 0, and a shift by the number of bits or
+    more gives the result of repeated shifts.
 
     Raises `FormatError` for another name.
 

@@ -1,7 +1,7 @@
 """The library: kernels as files, each written with the public interface alone; every file of the folder is a kernel.
 
-``find_schedule(name, family)`` returns the entry of the registry; ``SCHEDULES`` lists all of them; ``default_hw`` names
-the device that a schedule is for.
+``find_schedule(name, family)`` returns the entry of the registry; ``SCHEDULES`` lists all schedules; ``default_hw``
+names the device for which a schedule is made.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def _declared(file: str) -> tuple[Schedule, ...]:
 def packaged(name: str) -> Mapping[str, Schedule]:
     """Return the packaged schedules of a name by core family; empty for an unknown name.
 
-    The file with this name is imported; if there is none, all files are.  The fields of a packaged schedule accept only
-    the published kernels that compute it; a user's schedule may follow any published kernel.
+    The file with this name is imported, or all files if there is no such file.  The fields of a packaged schedule
+    accept only the published kernels that compute it; a user's schedule may follow any published kernel.
     """
     files = () if not name.isidentifier() else (name,) if name in _files() else _files()
     schedules = {s.family: s for file in files for s in _declared(file) if s.name == name}
@@ -117,7 +117,7 @@ def names_sizes(name: str) -> bool:
 
 
 def default_hw(name: str, usual: str) -> str:
-    """Return the packaged device that a schedule is for: ``usual`` if the schedule names none."""
+    """Return the packaged device for which a schedule is made: ``usual`` if the schedule names none."""
     devices = [s.hw for s in schedules_called(name).values()]
     return devices[0] if all(devices) and devices else usual
 

@@ -23,7 +23,7 @@ from npusim.machine import Machine
 
 
 class CopyFields(Tiling):
-    """Bytes of one transfer; from 16 KiB, says Ascend's guide, transfers reach full bandwidth."""
+    """Bytes of one transfer; according to Ascend's guide, transfers of 16 KiB or more reach full bandwidth."""
 
     block_bytes: int = Field(
         default=32768,

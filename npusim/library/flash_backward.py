@@ -66,10 +66,10 @@ from npusim.machine import GradientKernel, Machine, find_kernel, kernels
 F32 = "float32"
 
 
-#: The kernel that adds up dQ. It is a separate kernel with blocks of queries, or the kernel with blocks of keys, which
-#: adds in memory: either into one sum by atomic additions, or into one sum per launched block, where each launched
-#: block processes several blocks of keys in turn, and the launched blocks fill the cores once (FlashAttention-2 without
-#: and with ``deterministic``: flash_api.cpp, mha_bwd).
+#: The kernel that adds up dQ: either a separate kernel with blocks of queries, or the kernel with blocks of keys, which
+#: adds in memory.  The latter adds into one sum by atomic additions, or into one sum per launched block, where each
+#: launched block processes several blocks of keys in turn, and the launched blocks fill the cores once
+#: (FlashAttention-2 without and with ``deterministic``: flash_api.cpp, mha_bwd).
 Method = Literal["apart", "added", "deterministic"]
 
 
@@ -125,11 +125,11 @@ class Scores:
     base: float
 
     def capped(self, s: Value) -> Value:
-        """Return scores in units of the soft-cap, or unchanged without one."""
+        """Return scores in units of the soft-cap; unchanged if there is no soft-cap."""
         return tanh(s * (self.scale / self.cap)) if self.cap else s
 
     def weights(self, s: Value, lse: Value, mask: Value) -> Value:
-        """Return P of `capped` scores: their exponential without division by the row's sum; hidden ones are 0."""
+        """Return P of `capped` scores: their exponential without division by the row's sum; hidden scores give 0."""
         factor = (self.cap or self.scale) * self.base
         return exp(where(mask, s * factor - (lse if self.base == 1 else lse * self.base), -inf))
 
@@ -139,7 +139,9 @@ class Scores:
 
 
 def added(total: Value, product: Product, p: BackwardPrecision) -> Value:
-    """Return a gradient plus the next tile's part of it, added in the matrix unit, or stored and then added."""
+    """Return a gradient plus the next tile's part of the gradient, added in the matrix unit, or stored and then
+    added.
+    """
     return total + (product if p.accumulate == "chained" else product.to(p.scores))
 
 
@@ -266,7 +268,9 @@ def backward_tensors(problem: Problem, output: str, judged: str) -> BackwardTens
 
 @dataclass(frozen=True, slots=True)
 class BackwardTile:
-    """Queries and keys of a tile for blocks of queries, then the same for blocks of keys; rows of a block of delta."""
+    """Queries and keys of a tile for blocks of queries, then the same numbers for blocks of keys; rows of a block of
+    delta.
+    """
 
     block_q: int
     block_kv: int
@@ -284,8 +288,8 @@ def backward(
     method: Method,
     places: int,
 ) -> list[Phase]:
-    """Return the kernels: one of delta, then either those of dQ and of dK and dV, or one of all three that adds up dQ
-    in memory.
+    """Return the kernels: one of delta, and then either one of dQ and one of dK and dV, or one of all three that adds
+    up dQ in memory.
 
     ``places``: number of blocks that a device runs concurrently, which is the number of sums with ``deterministic``.
     """
@@ -337,7 +341,8 @@ def _in_memory(
     """Yield the kernels of delta, of all three gradients, and of the sums of several blocks' parts.
 
     Parts are added to zeros: the kernel of delta writes them for one sum, a separate kernel for several sums. A block
-    of keys has one query head; dK and dV of each head are stored, and a kernel adds those of a group.
+    of keys has one query head; dK and dV of each head are stored, and a kernel adds the results of the heads of a
+    group.
     """
     turns, group = ceil_div(ceil_div(problem.seq_kv, tile.tile_kv), sums), problem.group_size
     parts = replace(t.q, name="parts", batch=problem.batch * sums * turns, fmt=F32, role="workspace", added=turns)
@@ -403,7 +408,7 @@ SIZES: Mapping[str, float] = MappingProxyType(
 )
 
 
-#: Elements of a slice of a vector core: UB contains two tiles of scores and two tiles of product operands.
+#: Elements of a slice of a vector core: UB then holds two tiles of scores and two tiles of product operands.
 SLICE = 4096
 
 
@@ -446,7 +451,7 @@ class BackwardFields(Tiling):
 
 
 class GpuBackwardFields(BackwardFields):
-    """The same fields, and the published kernel that computes all gradients."""
+    """Fields of a GPU's backward pass: the common fields, and the published kernel that computes all gradients."""
 
     kernel: Annotated[str, one_of(partial(kernels, GpuKernel))] | None = Field(
         default=None, description="published kernel, or your own FILE.py:NAME, with blocks of keys; default: none"
@@ -463,7 +468,7 @@ class GpuBackwardFields(BackwardFields):
         raise TilingError(f"kernel: {self.kernel} has no gradients=; a GradientKernel is needed")
 
 
-#: Tiles ahead: L0C of an NPU can hold dK and dV of a block of keys together with scores.
+#: Number of tiles ahead: L0C of an NPU can hold dK and dV of a block of keys together with scores.
 DEPTH = Field(
     default=1,
     ge=0,
@@ -494,7 +499,7 @@ def flash_backward(problem: KernelProblem, tiling: BackwardFields, p: BackwardPr
     tile = BackwardTile(tiling.block_q, tiling.block_kv, tiling.tile_q, tiling.tile_kv, rows)
     tensors = backward_tensors(call, p.output, tiling.gradient)
     kernels = backward(call, tile, p, tensors, machine.mask_kind(tiling), tiling.method, machine.places)
-    # a kernel that also writes 0 has one more tile in UB
+    # a kernel that also writes zeros has one more tile in UB
     whole = ("clear", "delta") if tiling.method != "added" else ()
     return [k if k.name in whole else replace(k, slice_elements=SLICE) for k in kernels]
 
@@ -555,7 +560,7 @@ def grows(problem: KernelProblem, tiling: BackwardFields) -> tuple[str, ...]:
     """Return the sizes by which a call may grow without a change of its queries' gradients, because only later queries
     see the new keys.
 
-    The gradient of a key has a part from every later query; without ``causal`` the gradient of a query has one from
+    The gradient of a key has a part from every later query; without ``causal`` the gradient of a query has a part from
     every key.
     """
     is_prefix = tiling.gradient == "dq" and bool({**SIZES, **problem.sizes}["causal"])

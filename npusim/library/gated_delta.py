@@ -1,7 +1,7 @@
 """The gated delta rule (Yang et al. 2025) in its WY form, chunk by chunk, with the kernels of flash-linear-attention.
 
-S_t = a_t S_(t-1) + beta_t k_t^T (v_t - k_t a_t S_(t-1)) and o_t = q_t S_t.  The kernels compute K with rows of length
-1, sums of log decays, A and (I + A)^-1 (one kernel on GPUs; two on Ascend, as in PTO), W and U, the states before the
+S_t = a_t S_(t-1) + beta_t k_t^T (v_t - k_t a_t S_(t-1)) and o_t = q_t S_t.  The kernels compute K with rows of norm 1,
+sums of log decays, A and (I + A)^-1 (one kernel on GPUs; two on Ascend, as in PTO), W and U, the states before the
 chunks, and the results.  Sizes: ``--problem``; missing sizes have the values of `SIZES`; ``unit=0`` leaves K unchanged.
 Errors are relative to the recurrence, computed token by token in float64.
 """
@@ -109,7 +109,7 @@ def solved(a: Value, p: StatePrecision) -> Any:
 
 @kernel(results="w u", t="row token", k="token key", v="token value", beta="1 token", g="1 token", walks="row token")
 def wy(t: Value, k: Value, v: Value, beta: Value, g: Value, p: StatePrecision) -> Any:
-    """Return W = T (beta e^g K) and U = T (beta V) of a chunk: columns of T are multiplied instead of rows of K
+    """Return W = T (beta e^g K) and U = T (beta V) of a chunk: the columns of T are multiplied, and not the rows of K
     and V.
     """
     scaled = t.to(F32) * beta
@@ -138,7 +138,7 @@ def delta_states(
 
 
 class DeltaFields(GatedFields):
-    """The same fields, and the published kernel that the schedule follows."""
+    """Tiling fields with the published kernel that the schedule follows."""
 
     kernel: Annotated[str, one_of(partial(kernels, AscendKernel))] | None = Field(
         default=None, description="published kernel whose decisions apply, or your own FILE.py:NAME; default: none"
@@ -151,7 +151,7 @@ class DeltaFields(GatedFields):
 
 
 class SolvedFields(GatedFields):
-    """The same fields with the number of warps of the inverting kernel; each warp computes a complete block of 16."""
+    """Tiling fields with the number of warps of the inverting kernel; each warp computes a complete block of 16."""
 
     solve_warps: Annotated[int, power_of_two()] = Field(
         default=1, ge=1, le=4, description="warps of the kernel for (I + A)^-1: one warp is as fast as four"
@@ -214,7 +214,7 @@ def gated_delta(problem: KernelProblem, tiling: Any, p: StatePrecision, machine:
         phases.append(kernel.phase(called, cells, spans, results, values=known, p=p, arithmetic=p.arithmetic, **bound))
 
     met = {"ki": k, "kj": k, "beta": beta, "g": g, "gt": g, "below": below}
-    if machine.row_cores > 1:  # cores that share the rows of a product; only one of them inverts
+    if machine.row_cores > 1:  # cores that share the rows of a product; only one core inverts
         whole = of.stack("A", of.chunk, of.chunk, p.factor)
         phase(kkt, "kkt", blocks, wide, [whole], **met, as_pto=as_pto)
         phase(solved, "solve", blocks, wide, [t], a=whole)

@@ -3,7 +3,7 @@
 The kind of memory access of a kernel decides its time.  Contiguous tensors of one format use vectors of 16 bytes, and
 all vectors of a thread are in flight at once (vectorized_elementwise_kernel).  Parts of tensors and broadcast operands
 need an index for each element, computed by divisions before its access, and a thread processes its elements one after
-the other (elementwise_kernel, unrolled_elementwise_kernel, CatArrayBatchedCopy); so does a sum of rows (reduce_kernel).
+another (elementwise_kernel, unrolled_elementwise_kernel, CatArrayBatchedCopy); so does a sum of rows (reduce_kernel).
 Data that rows or heads share are read once and then come from a cache; those reads are omitted.
 
 Source: pytorch/pytorch, aten/src/ATen/native/cuda: CUDALoops.cuh, Reduce.cuh, Shape.cu; grids and blocks of torch 2.11
@@ -136,7 +136,7 @@ def operator(problem: OperatorProblem, _tiling: object, _precision: FlashPrecisi
         steps = ceil_div(count, width * most)
     else:
         width, steps = TILES[of.access]
-        # Successive blocks in one slot are one block here.
+        # Successive blocks in one slot are combined to one block here.
         steps *= max(1, count // (width * steps * machine.device.group_count.value * ROUNDS))
     width = min(width, count)
     total = width * min(steps, ceil_div(count, width))

@@ -74,7 +74,7 @@ class PasaPrecision(NamedFormats):
         Correct all blocks to the first block's mean, stored as small differences, instead of to a running mean
         (reports/pasa_numerics).
     operands, exp_variant, sum_order, rounding, multiply_add, accumulate, arithmetic, scale_rule
-        As in `FlashPrecision`; instead of K, K' is converted to ``operands``.
+        As in `FlashPrecision`; K', and not K, is converted to ``operands``.
     """
 
     name: str
@@ -148,8 +148,8 @@ def optimal_beta(beta: float, keys: int, fmt: str = "float16", *, rounds: int = 
     """Return the beta next to ``beta`` whose ideal correction equals the correction of the rounded matrix.
 
     Fixed point of beta = 1 - (a - b n) with the entries of M at alpha = 1 rounded to ``fmt``, in float64 (PASA,
-    equations 20 to 22, simplified in reports/pasa_numerics, table 3); one step unless the entries are rounded again (16
-    at most).  The result is 1 or more if the rounded entries remove the whole mean.
+    equations 20 to 22, simplified in reports/pasa_numerics, table 3).  One step gives it unless the entries are rounded
+    again (then at most 16 steps).  The result is 1 or more if the rounded entries remove the whole mean.
     """
     for _ in range(rounds):
         rounded = 1 - ShiftingMatrix(keys, beta, 1.0, fmt).mean_kept

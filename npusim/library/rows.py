@@ -92,7 +92,7 @@ def gelu(x: Value, fmt: str) -> Value:
 
 @kernel(results="y", x="row col")
 def route(x: Value, fmt: str, parts: int) -> Value:
-    """The ``parts`` largest values of a row's softmax: one after the other is selected, and then reduced by 1."""
+    """The ``parts`` largest values of a row's softmax: one value after another is selected, and then reduced by 1."""
     wide = x.to(WIDE)
     e = exp(wide - wide.max())
     share = e / e.sum()

@@ -276,8 +276,8 @@ class StandardTiling(Tiling):
     )
 
 
-#: Scores of a block (at least those of a softmax row of a warp), and number of blocks per multiprocessor, enough for an
-#: even distribution.
+#: Number of scores of a block (at least those of one softmax row of a warp), and number of blocks per multiprocessor,
+#: enough for an even distribution.
 LEAST_ELEMENTS, MOST_ELEMENTS, BLOCKS = 1024, 131072, 32
 
 

@@ -1,9 +1,9 @@
 """Collectives of a node, alone and concurrent with the kernels of the next rows, and the common part of node schedules.
 
-``tiling_allreduce`` is FastAttention's: the B x S rows are cut into blocks; while the links transfer the collective of
-one block, the cores compute the next one.  The first block's compute and the last block's collective are not hidden.
-Tiled blocks run attention and projection in one launch, like the paper's fused kernel; the baseline (``blocks: 1``) is
-three calls.  (FastAttention section 4.2, appendix B equations 15 to 18.)
+``tiling_allreduce`` is FastAttention's method: the B x S rows are cut into blocks; while the links transfer the
+collective of one block, the cores compute the next one.  The first block's compute and the last block's collective are
+not hidden. Tiled blocks run attention and projection in one launch, like the paper's fused kernel; the baseline
+(``blocks: 1``) consists of three calls.  (FastAttention section 4.2, appendix B equations 15 to 18.)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""FastAttention's tilings on Ascend, variants of flash: two levels, and one block for both units.
+"""FastAttention's tilings on Ascend, as variants of flash: two levels, and one block for both units.
 
 Two-level tiling: Q in blocks of B_r rows, K and V in tiles of B_c keys for the matrix unit; the vector cores process
 each B_r x B_c tile of scores in slices of B_b rows, and both levels are double buffered.  Unified tiling has one block
@@ -38,7 +38,9 @@ class UnifiedTiling(Tiling):
     block: int = Field(default=128, ge=16, multiple_of=16, description="query rows and keys of a block")
 
     def whole(self) -> Tiling:
-        """Return the block size as two levels: a vector core processes its share of a block in one piece."""
+        """Return the block size in the form of two levels: a vector core processes its share of a block in one
+        piece.
+        """
         return build_tiling(FAST[0].tiling, {"block_q": self.block, "block_kv": self.block, "vector_rows": self.block})
 
 

@@ -58,7 +58,7 @@ class Machine:
 
     #: Whether a kernel may consist of rows only, and whether a framework's product reads each head's rows together.
     has_rows_kernels = reshapes_operands = True
-    #: Whether cores store the result of rows before a loop as a left factor in the loop.
+    #: Whether cores store the result of rows that is computed before a loop as a left factor in the loop.
     keeps_factors = False
     #: Whether warp groups run concurrently.
     has_groups = False
@@ -75,7 +75,7 @@ class Machine:
         self.device = device
         #: The manifest of the device's family.
         self.family = registered(device.family)
-        #: One device: this one, or one of a node's devices.
+        #: One device: this device, or one device of a node.
         self.single = device
         #: Number of blocks that run at full speed at the same time.
         self.places = device.group_count.value
@@ -126,7 +126,7 @@ class Machine:
     def heads_in_l2(self, phase: Phase) -> int | None:
         """Return the number of query heads whose keys and values L2 holds at a time.
 
-        None if L2 holds the keys and values of all heads, or if no two blocks read the same ones.
+        None if L2 holds the keys and values of all heads, or if no two blocks read the same keys and values.
         """
         inputs = [t for n in ("k", "v") if isinstance(t := phase.tensors.get(n), GlobalTensor)]
         size, capacity = sum(t.size_bytes for t in inputs), self.device.memory.l2.capacity_bytes.value * L2_SHARE
@@ -161,8 +161,8 @@ class Machine:
         return self.fields_for(called, phase, tiling)
 
     def in_turns(self, _called: str, _phase: Phase, _tiling: Tiling) -> object:
-        """Return the form of a phase whose loop executes its parts one after another for each tile; None if it need
-        not.
+        """Return the form of a phase whose loop executes its parts one after another for each tile; None if a phase
+        needs no such form.
         """
         return None
 
@@ -227,12 +227,12 @@ class Machine:
 
 
 def serving(phases: Sequence[Phase]) -> list[Serves]:
-    """Return, for each phase, the rows of the output that need a block of it: its own rows, all rows of heads on its KV
-    head, or none.
+    """Return, for each phase, the rows of the output that need a block of the phase: the block's rows, all rows of the
+    heads that share its KV head, or no rows.
 
-    All rows need data that a phase reads other than by its own rows, and data that another phase writes other than by
-    its own. They also need everything that such a phase reads. No row needs a phase after the one that writes the
-    output.
+    All rows need data that a phase reads by an axis other than its rows, and data that another phase writes by an axis
+    other than its rows. They also need everything that such a phase reads. No row needs a phase after the one that
+    writes the output.
     """
     serves: list[Serves] = []
     whole, read_later = set[str](), set[str]()
@@ -269,7 +269,8 @@ def program_phase(
     """Return a phase of the program in which a block runs ``items``.
 
     ``reread``: operands that each group of this many rows of a block reads completely.  ``views``: operands that are
-    loaded only as parts of others.  ``parts``, ``held``: as in `Footprint`.  ``more``: other attributes of the phase.
+    loaded only as parts of other operands.  ``parts``, ``held``: as in `Footprint`.  ``more``: other attributes of the
+    phase.
     """
     p = frame.phase
     described: dict[str, Any] = {"blocks": p.cells, "roles": frame.roles, "family": FAMILY, **more}

@@ -115,9 +115,9 @@ Generation = Literal["mma", "wgmma"]
 Roles = Literal["alike", "copying", "alternating"]
 #: Operations that alternating warp groups do one after the other.
 Turns = Literal["exponentials", "products"]
-#: The event at which a kernel has a cost: at a block's start or end; in an iteration, also one with registers in local
-#: memory or beyond L2, or for each slice of a sum; for each element that rows compute, that the end of a block
-#: computes, or of scores; for each multiply-add.
+#: The event at which a kernel has a cost: at a block's start or end; in an iteration, in an iteration with registers in
+#: local memory or with data beyond L2, or for each slice of a sum; for each element that rows compute, that the end of
+#: a block computes, or of scores; for each multiply-add.
 Due = Literal[
     "block", "end", "tile", "access", "local", "beyond", "slice", "element", "output", "score", "multiply_add"
 ]  # fmt: skip
@@ -159,7 +159,7 @@ class CodeWork(NamedTuple):
     goes_on
         Whether a program continues with further rows.
 
-    If all counts are 0, another operation contains the work of this one.
+    If all counts are 0, another operation includes the work of this one.
     """
 
     alone_cycles: float = 0.0
@@ -177,9 +177,9 @@ class LoopWork(NamedTuple):
     """Work of a block in an iteration of a compiled loop around products, from its machine code.
 
     ``before``, ``after``: cycles of a block alone on its core before the first copy of a later tile, and from there on;
-    ``held``: cycles of the core that it uses if blocks share it.  Cycles of a sub-core: ``issued`` instructions, the
-    pipe of half the width (``narrow``), ``special`` functions, products (``product``); of the multiprocessor: shared
-    memory, spilled registers (``local``).
+    ``held``: cycles for which the block occupies the core if blocks share the core.  Cycles of a sub-core: ``issued``
+    instructions, the pipe of half the width (``narrow``), ``special`` functions, products (``product``); of the
+    multiprocessor: shared memory, spilled registers (``local``).
     """
 
     before: float = 0.0
@@ -220,7 +220,7 @@ class GpuDecisions(NamedTuple):
     is_whole
         Whether the kernel computes complete tiles even if some rows of a tile do not exist.
     rows
-        Rows of a complete tile of a group. A group computes all of them for a ragged tile too.
+        Rows of a complete tile of a group. A group also computes all of these rows for a ragged tile.
     stages
         Number of tiles in progress in a software pipeline. 1: operands pass through registers. 0: no pipeline; an
         operand's slot is released when the operand has been read.
@@ -258,7 +258,7 @@ class GpuDecisions(NamedTuple):
         makes the blocks differ (``masked``).
     sums_in_products
         Whether V has an additional column of ones in the product P V, so that the product gives the row sums. The
-        values are the values of ordinary row sums.
+        results equal ordinary row sums.
     stores_wide_at_once
         Whether an output of 32 bits is stored from registers. Other outputs pass through shared memory.
     from_last
@@ -273,7 +273,7 @@ class GpuDecisions(NamedTuple):
         steps.
     loops
         Work of a block in an iteration according to its machine code, for a compiled loop around products: one value
-        for all tiles, or that of tiles without masks and that of masked tiles. Empty: the work follows from the steps.
+        for all tiles, or one for tiles without masks and one for masked tiles. Empty: the work follows from the steps.
     """
 
     groups: int = 1

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 def touches_of(
     frame: Frame, rereads: Mapping[str, int], views: frozenset[str], blocks: WorkTable, group_count: int
 ) -> list[Touches]:
-    """Return the regions that blocks access, ``group_count`` of them in step, as `Footprint` yields them for a step."""
+    """Return the regions that blocks access, ``group_count`` blocks in step, in the form in which `Footprint` yields
+    the regions of a step.
+    """
     has_products = any(s.is_product for s in frame.stages)
     is_joined = has_products and bool(frame.loop_axis)
     read = [{n for s in loop.stages for n in s.read} for loop in frame.phase.loops]
@@ -113,7 +115,7 @@ def _held(
 def _visited(
     frame: Frame, n: str, name: int, blocks: WorkTable, steps: Integers, rows: int | None
 ) -> Iterator[Touches]:
-    """Yield the stretches that loops visit of a name's tensor, once for all blocks that share one.
+    """Yield the stretches of a name's tensor that loops visit, once for all blocks that share a stretch.
 
     Every ``rows`` rows of a block read a stretch once; None: all rows of a block together.
     """

@@ -132,7 +132,7 @@ class Frame:
     def led_by(self, stage: Stage) -> str:
         """Return the first name that a stage writes row by row and that is not a single row for all rows.
 
-        Of a stage without one, the first name whose columns it reduces.
+        If there is no such name, the first name whose columns the stage reduces.
         """
         reduced = (n for r in stage.rows if r.is_down for n in r.srcs if n in self.phase.names)
         return next((n for n in (*stage.written, *reduced) if self.axes(n)[0] != ONE), stage.written[0])
@@ -158,14 +158,14 @@ class Frame:
         return bound.of(block) if isinstance(bound, BySize) else tensor_of(bound)
 
     def stack(self, n: str) -> Stacked | None:
-        """Return the stack of matrices that a name is bound to, if it is one."""
+        """Return the stack of matrices that a name represents; None if the name represents none."""
         bound = self.phase.tensors.get(n)
         return bound if isinstance(bound, Stacked) else None
 
     def reading_axes(self, n: str) -> tuple[str, ...]:
         """Return the axes along which blocks at different places read different parts of a name's tensor.
 
-        The axis of a stack of matrices is one of them.
+        The axis of a stack of matrices is one of these axes.
         """
         stack = self.stack(n)
         return (*self.axes(n), *([stack.axis] if stack and n not in self.phase.by_tile else []))
@@ -269,7 +269,8 @@ class Frame:
         if isinstance(bound, Ends):
             at, size = self.span(block, bound.axis, tile)
             top = at + size - 1
-        if stack or n in self.phase.still:  # a matrix for each, of which a ragged tile has the first rows and columns
+        # one matrix for each tile, of which a ragged tile has the first rows and columns
+        if stack or n in self.phase.still:
             top, left = (0 if a in self.phase.walks else at for a, at in zip_longest(axes, (top, left)))
         lies_along = len(axes) == 1 and tensor.rows == 1 < tensor.cols  # a vector of rows in a tensor of one row
         first = top + row[0] if row else top
@@ -295,8 +296,8 @@ class Frame:
         return tensor.tile(batch, head, top + r, rows, left + c, cols)
 
     def matrices_behind(self, n: str, tensor: GlobalTensor, count: int) -> list[int]:
-        """Return, for each of a loop's ``count`` tiles, how many batches of a name's tensor its matrix is behind the
-        first tile's: as `cut` counts them, 0 for tensors of one matrix.
+        """Return, for each of a loop's ``count`` tiles, the distance of the tile's matrix from the first tile's, in
+        batches of a name's tensor as `cut` counts them; 0 for tensors of one matrix.
         """
         stack = self.stack(n) if tensor.batch > 1 and tensor.role != "constant" else None
         return [stack.after(at) if stack else 0 for at in range(count)]
@@ -401,7 +402,7 @@ class Frame:
     def is_placed(self, s: Stage, tile: Visit) -> bool:
         """Return whether a stage of the tile depends on the places of block and tile, not on their sizes alone.
 
-        It does if it stores a result, if a mask is cut for it, or if its rows use numbers of a tile.
+        This is so if the stage stores a result, if a mask is cut for it, or if its rows use numbers of a tile.
         """
         is_always, masks = self._placing[s]
         return is_always or not masks.isdisjoint(tile.only) or bool(tile.cols and self.phase.per_tile(tile))
@@ -435,9 +436,9 @@ class Frame:
         """Yield the stretches of steps, from 0 to ``end``, in which every part stays within one run of tiles of a
         block.
 
-        ``parts`` as for `pipelined`. ``blocks`` follow one another; each is given with the step at which its first part
-        begins. A stretch is its first step, the step after its last step, and the loop over its steps, or None if no
-        part runs.
+        ``parts`` as for `pipelined`. ``blocks`` follow one another; each comes with the step at which its first part
+        begins. A stretch consists of its first step, the step after its last step, and the loop over its steps, or None
+        if no part runs.
         """
         placed = [(at + first, at, run, b) for at, b in blocks for first, run in self.placed(b)]
         ends = [at + b.tile_count for at, b in blocks]

@@ -194,7 +194,9 @@ class GpuKernel(PublishedKernel):
     gradients: GradientKernel | None = None
 
     def unmodelled(self, _name: str, _value: object) -> str:
-        """Return the known facts about a field's value that the kernel has and npusim does not model; empty: none."""
+        """Return the known facts about a field's value that apply to the kernel and that npusim does not model; empty
+        if there are none.
+        """
         return ""
 
     def head_dim(self, fmt: str, dim: int) -> int:
@@ -364,8 +366,9 @@ class AscendKernel(PublishedKernel):
     fields
         Tiling fields that the kernel decides for a tiling that names no kernel.
     memory_tile, prefill, decode
-        For a vector unit that reads from UB and writes to UB: rows and keys of a tile; a function from the most keys of
-        a tile to the fields of a prefill; a function from the number of cores to the fields of a decode.
+        For a vector unit that reads from UB and writes to UB: rows and keys of a tile; a function from the largest
+        number of keys of a tile to the fields of a prefill; a function from the number of cores to the fields of a
+        decode.
     register_tile, register_code, masked_layout
         For a vector unit with registers: tile and order; the form of the stages of rows; the layout of rows in a call
         with a mask.

@@ -1,4 +1,4 @@
-"""The published kernels: each file of `npusim.library.published` has one, or a file of the user."""
+"""The published kernels: each is in a file of `npusim.library.published`, or in a user's file."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ def _packaged() -> dict[str, PublishedKernel]:
 
 
 def kernels(kind: type[KernelType], schedule: str = "") -> Mapping[str, KernelType]:
-    """Return the packaged kernels of a kind by the names that ``kernel=`` accepts, for one ``schedule`` if it
-    is given.
-    """
+    """Return the packaged kernels of a kind by the names that ``kernel=`` accepts, only of a named ``schedule``."""
     of_kind = {name: kernel for name, kernel in _packaged().items() if isinstance(kernel, kind)}
     return {n: k for n, k in of_kind.items() if not (schedule and k.computes) or schedule in k.computes}
 

@@ -18,10 +18,10 @@ __all__ = [
 
 #: Names of kinds of core on a timeline, where they differ from the device file's.
 _CORES = MappingProxyType({"aic": "cubecore", "aiv": "veccore"})
-#: What the profiler calls kinds of core in ``sub_block_id``, and pipes, where not their name in lower case.
+#: The profiler's names of kinds of core in ``sub_block_id``, and of pipes, if they are not the names in lower case.
 PROFILED_CORES = MappingProxyType({"aic": "cube", "aiv": "vector"})
 PROFILED_PIPES = MappingProxyType({"VECTOR": "vec", "FIXP": "fixpipe"})
-#: The queue whose busy time a quantity of a measurement file is held against.
+#: The queue whose busy time is compared with a quantity of a measurement file.
 MEASURED_PIPES = MappingProxyType(
     {"mac_us": "aic.CUBE", "mte1_us": "aic.MTE1", "mte2_us": "aic.MTE2", "fixp_us": "aic.FIXP", "vec_us": "aiv0.VECTOR"}
 )
@@ -51,7 +51,8 @@ class Track(NamedTuple):
         return f"{self.core} {self.pipe}"
 
 
-#: What bounds an interval of a hardware loop on a vector unit with registers, in words, by the constant that says so.
+#: The limit of an interval of a hardware loop on a vector unit with registers, in words, by the constant that states
+#: it.
 LOOP_BOUNDS = MappingProxyType(
     {
         "issued_per_cycle_count": "issue",

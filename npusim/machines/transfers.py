@@ -140,8 +140,11 @@ class Transfers:
             yield "row_cycles", beyond
             spent += beyond
         if route.unaligned_bytes_per_cycle is not None and _starts_inside_requests(step, BLOCK_BYTES):
-            slow = step.dst.payload_bytes / route.unaligned_bytes_per_cycle.value
-            yield "unaligned_bytes_per_cycle", max(0.0, slow - spent)
+            slow = max(0.0, step.dst.payload_bytes / route.unaligned_bytes_per_cycle.value - spent)
+            yield "unaligned_bytes_per_cycle", slow
+            if route.unaligned_row_cycles is not None and isinstance(source := step.srcs[0], GlobalTile):
+                least = source.rows * route.unaligned_row_cycles.value
+                yield "unaligned_row_cycles", max(0.0, least - spent - slow)
             return
         if route.miss_bytes_per_cycle is not None:
             beyond = self._missed(step) * step.dst.payload_bytes / route.miss_bytes_per_cycle.value

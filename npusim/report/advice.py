@@ -1,7 +1,8 @@
-"""Advice on a run: the first rule that matches its counts gives the finding, and a change that was simulated and helps.
+"""Advice on a run: the first rule that matches the run's counts gives the finding, and a change that was simulated and
+makes the run faster.
 
-A rule reads the run's counts, names the finding, and lists changes of the tiling that may help.  They are simulated,
-and the best is named with the time of the changed run; if none helps, none is named.
+A rule reads the run's counts, names the finding, and lists changes of the tiling that may help.  These changes are
+simulated, and the best one is named with the time of the changed run; if no change helps, none is named.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def advise(record: RunRecord, trial: Trial | None = None) -> Advice | None:
 
 
 def decoding(record: RunRecord) -> str | None:
-    """Return in one line the unused capacity of a decoding step; None for other runs, or where nothing is unused."""
+    """Return in one line the unused capacity of a decoding step; None for other runs, or if nothing is unused."""
     timing, p = record.timing, record.problem
     if timing is None or "seq_q" not in p or timing.overlap is not None:
         return None
@@ -87,7 +88,7 @@ def decoding(record: RunRecord) -> str | None:
         return None
     lines, fields = [], record.tiling
     kernel = find_kernel(PublishedKernel, str(fields.get("kernel")))
-    # it splits keys and packs heads by its own rules
+    # the kernel splits keys and packs heads by its own rules
     if isinstance(kernel, GpuKernel) and kernel.split_rule is not None:
         return None
     working, groups = len(timing.group_ends), record.device.group_count
@@ -292,7 +293,8 @@ class Trial:
         for fixed_us, change in sorted(times, key=itemgetter(0)):
             if fixed_us >= r.latency_us * (1 - WORTH):
                 return None
-            # As the command runs it: fields that are not named are chosen again, and flags and races are checked.
+            # In the same way as the command: fields that are not named are chosen again, and flags and races are
+            # checked.
             fields = {**(own if named is None else named), **change}
             latency_us = self._latency_us(fields, is_open=named is not None, is_checked=True)
             share = 1 - latency_us / r.latency_us

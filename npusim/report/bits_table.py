@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from npusim.report.result_json import RunRecord
     from npusim.simulation.run_result import Spread
 
-#: What an arithmetic of TF32 factors does with float32.
+#: The effect of an arithmetic of TF32 factors on float32.
 _TRUNCATED = "; float32 without its low 13 bits"
 #: Largest distance in ULP that is printed: the number of values of a 16-bit format.  A float32 output is further away
 #: only from a value so near to 0 that the count means nothing.
@@ -178,7 +178,7 @@ def _finite(record: RunRecord, bits: NumericRecord) -> tuple[Cell, ...]:
     """Return the choices that are finite on the same sample if the output is not."""
     is_node = record.timing is not None and record.timing.overlap is not None
     if is_node or bits.is_finite:
-        return ()  # presets of a node are formats of sums: none was tried
+        return ()  # presets of a node are formats of sums: no other preset was tried
     choices = [f"{f.schedule} with precision {f.precision} (relative RMSE {f.rmse:.2e})" for f in record.finite]
     if choices:
         return cells(f"finite outputs on the same sample: {', '.join(choices)}", style="good")

@@ -1,7 +1,7 @@
 """Charts as Vega-Lite specifications, written with Altair: for pages and, drawn once, for studies.
 
-A specification holds its data and encodings, but no colours: the theme has them
-(`npusim.report.page.theme`), by the scale's kind or by a style's name (``wait``, ``cross``, ``quiet``, ``label``).
+A specification has its data and encodings, but no colours: these belong to the theme (`npusim.report.page.theme`), by
+the scale's kind or by a style's name (``wait``, ``cross``, ``quiet``, ``label``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Spec = dict[str, Any]
 Row = dict[str, Any]
 #: Number of colours through which successive tiles cycle.
 TILE_COLOURS = 5
-#: Pixels of a letter of a label, and most letters of one line of a row's name.
+#: Pixels of a letter of a label, and largest number of letters in one line of a row's name.
 LETTER, NAME_LETTERS = 6.4, 24
 #: Widths in pixels above which the names of a front are placed again.
 FRONT_WIDTHS = (0, 240, 340, 460, 620, 840, 1060)
@@ -34,7 +34,7 @@ _BESIDE = (
     *((dx, dy, align) for dy in (-15, 15) for dx, align in ((-6, "left"), (6, "right"))),
 )
 ROW_HEIGHT, CHART_HEIGHT = 26, 280
-#: Width of charts that are placed one below the other.
+#: Width of charts that are placed one below another.
 PANEL_WIDTH = 560
 
 
@@ -92,7 +92,7 @@ def chart_of(name: str) -> Any:
 
 
 def finished(chart: Any, height: int, **rows: Sequence[Row]) -> Spec:
-    """Return a specification as wide as its container; rows are added last, since Altair would check every one."""
+    """Return a specification as wide as its container; rows are added last, since Altair would check every row."""
     spec: Spec = chart.properties(width="container", height=height).to_dict(validate=False)
     return {**spec, "datasets": {name: list(data) for name, data in rows.items()}}
 
@@ -103,7 +103,7 @@ def names_of(rows: Iterable[Row], key: str) -> list[str]:
 
 
 def rows_axis(names: Sequence[str], field: str = "track", title: str | None = None) -> Any:
-    """Return a vertical axis with one row a name, long ones in lines."""
+    """Return a vertical axis with one row per name; long names have several lines."""
     alt = altair()
     part = f"(?=.{{{NAME_LETTERS + 1}}})(.{{1,{NAME_LETTERS}}}) "
     lines = f"split(replace(datum.label, regexp('{part}', 'g'), '$1\\n'), '\\n')"
@@ -147,7 +147,7 @@ def tracks(slices: Sequence[Row], start_us: float, end_us: float, width: str = "
     """Return slices on their tracks: operations coloured by tile, waits as thin bars, numeric events as crosses.
 
     A slice is a row of ``figures.json``: ``track``, ``name``, ``kind``, ``start_us``, ``end_us``, ``tile``, ... A name
-    is written if there is space for it; ``width`` is the chart's width, or the number of pixels of a chart in a column
+    is shown if there is space for it; ``width`` is the chart's width, or the number of pixels of one chart in a column
     of several.
     """
     alt = altair()
@@ -500,8 +500,8 @@ def grid_of_errors(rows: Sequence[Row]) -> Spec:
 def heatmap(cells: Sequence[Row], x_title: str, y_title: str) -> Spec:
     """Return values over two axes.
 
-    Rows: ``x``, ``y`` (text, in order), ``what`` (the status), and a ``value``, or the lower ``bound`` of it, or
-    neither (a cross).
+    Rows: ``x``, ``y`` (text, in order), ``what`` (the status), and a ``value``, its lower ``bound``, or neither (a
+    cross).
     """
     alt = altair()
     columns, lines = names_of(cells, "x"), names_of(cells, "y")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from npusim.report.comparison import Comparison
     from npusim.simulation.run_result import RunData
 
-    #: A run to compare: a result, or the name of one, a file, or a schedule.
+    #: A run to compare: a result, its name, its file, or a schedule.
     Compared = RunData | RunRecord | str | Path
 
 #: The part of a launch of a kernel that is not its name.
@@ -36,11 +36,11 @@ def compare(*runs: Compared, **options: Unpack[BitsOptions]) -> Comparison:
 
     A run is a result of `npusim.run`, its folder or ``result.json`` (``"@1"``: the last folder in ``runs``), the
     ``PipeUtilization.csv`` of a vendor's profiler, or the name of a schedule.  Schedules are run with ``options``,
-    which are those of `npusim.run`; ``npusim compare`` on the command line gives the same answer.  For options that
+    which are those of `npusim.run`; ``npusim compare`` on the command line gives the same result.  For options that
     only one of the runs has, pass the result of `npusim.run`.
 
     Raises `SpecError` if there are fewer than two runs, if a word names neither a stored run nor a schedule, if a file
-    is none of these, or for options where no run is a schedule.
+    is none of these, or for options if no run is a schedule.
 
     Examples
     --------
@@ -61,8 +61,8 @@ def compared_runs(
 ) -> list[RunData | RunRecord | Path]:
     """Return runs as results or paths; a word that names no stored run is a schedule and is run as ``requested(word)``.
 
-    ``options`` are those of the call, which at least one run must read.  ``watched(word)`` yields the function that a
-    run tells its progress.  Everything is read before anything is run.
+    ``options`` are the options of the call, which at least one run must read.  ``watched(word)`` yields the function
+    that receives a run's progress.  All stored runs are read before any schedule is run.
 
     Raises `SpecError` for fewer than two runs, for a word that names nothing, and for options that no run reads.
     """

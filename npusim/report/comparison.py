@@ -56,7 +56,7 @@ LABEL_LETTERS = 10
 POINTS = Columns(
     Column("run", "name"), Column("latency us", "latency_us", ",.2f"), Column("relative RMSE", "error", ".2e")
 )
-#: The time of a part of a unit in JSON; for a part itself, and for a change that has one.
+#: The time of a part of a unit in JSON: for a part, and for a change that has a part.
 _PART = keyed("kind", "name", "cycles", "givers")
 STEP = Columns(
     Column("moved: unit", "unit", style="label", key="unit"),
@@ -116,7 +116,7 @@ class ComparedFigure:
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """The result of `npusim.compare`: runs compared with the first of them.
+    """The result of `npusim.compare`: runs compared with the first run.
 
     Attributes
     ----------
@@ -129,7 +129,7 @@ class Comparison:
     figures : tuple of ComparedFigure
         Quantities of every run; the name of each states its unit (``latency us``, ``cycles``, ``relative RMSE``).
     latency : Breakdown or None
-        Each run's time in parts that add up to it, in cycles; None where a run has no time.
+        Each run's time in parts that add up to it, in cycles; None if a run has no time.
     moved : tuple of Moved
         Changes of all units in the core group that ends last, in cycles, the largest first.
     chains : tuple of tuple of Moved
@@ -158,7 +158,7 @@ class Comparison:
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """Heads of columns: the labels, or A, B, ... if one of them is longer than `LABEL_LETTERS`."""
+        """Heads of columns: the labels, or A, B, ... if a label is longer than `LABEL_LETTERS`."""
         if max(map(len, self.labels)) <= LABEL_LETTERS or len(self.labels) > len(ascii_uppercase):
             return self.labels
         return tuple(ascii_uppercase[: len(self.labels)])
@@ -205,7 +205,7 @@ def compare(*runs: RunData | RunRecord | str | Path) -> Comparison:
     A run is a result of `npusim.run`, its folder or ``result.json``, or the ``PipeUtilization.csv`` of a
     vendor's profiler.
 
-    Raises `SpecError` if there are fewer than two runs, or if a file is none of these.
+    Raises `SpecError` if there are fewer than two runs, or if a file is not a run.
     """
     if len(runs) < 2:
         raise SpecError(f"compare needs two runs or more, not {len(runs)}")
@@ -480,7 +480,7 @@ def _moved_grid(c: Comparison) -> Grid | None:
 
 
 def figure_columns(heads: Sequence[str]) -> Columns:
-    """Return the columns of figures: tables have each run's value and change, JSON all of them in lists."""
+    """Return the columns of figures: tables show each run's value and change; JSON has all values in lists."""
     runs = range(1, len(heads))
     return Columns(
         Column("", "name", style="label", key="name"),

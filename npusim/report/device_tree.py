@@ -35,7 +35,7 @@ _PREFIXES = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0))
 #: Bases with weak evidence.
 _UNCERTAIN = ("assumed", "fitted")
 _INDENT = "  "
-#: Letters of a key and its value on one line, so that these and the basis fit 80 columns.
+#: Letters of a key and its value on one line: with the basis the line has at most 80 columns.
 WIDTH = 68
 
 #: Numbers of a device by the parts of their keys.
@@ -70,8 +70,8 @@ def quantity_text(key: str, value: object) -> str:
 def device_table(
     device: DeviceSpec, only: str = "", basis: str | None = None, *, has_sources: bool = False
 ) -> tuple[Block, ...]:
-    """Return the numbers of a device whose keys start with ``only``, or of one basis; raise `SpecError` if there are
-    none.
+    """Return the numbers of a device whose keys start with ``only``, or whose basis is ``basis``; raise `SpecError` if
+    there are no such numbers.
     """
     if basis is not None and basis not in BASES:
         raise SpecError(f"--basis {basis}{suggest(basis, BASES)}")

@@ -32,7 +32,9 @@ NOT_READ = Columns(*keyed("case", "text", "file", "line"))
 
 
 def candidate_columns(devices: Sequence[str]) -> Columns:
-    """Return the columns of candidates: the table has times and ranks on these devices, JSON all of them by device."""
+    """Return the columns of candidates: the table shows times and ranks on these devices; JSON has all results by
+    device.
+    """
     return Columns(
         Column("kernel", lambda e: short_name(e.kernel), key="kernel", json=attrgetter("kernel")),
         Column("verdict", "verdict", key="verdict"),

@@ -65,13 +65,13 @@ SENSITIVITY = Columns(
     Column("+20 %", "higher", _change, ">", key="plus_20_percent"),
     spare=("value", "basis"),
 )
-#: Relative changes of the latency that the terminal shows; JSON has the smaller ones too.
+#: Relative changes of the latency that the terminal shows; JSON also has smaller changes.
 SHOWN_CHANGE = 0.0005
 
 
 def sensitivity_table(constants: Sequence[Sensitivity]) -> tuple[Block, ...]:
-    """Return one line for each constant that changes the latency by `SHOWN_CHANGE` or more, and the number of the
-    others.
+    """Return one line for each constant that changes the latency by `SHOWN_CHANGE` or more, and the number of other
+    constants.
     """
     shown = [s for s in constants if max(abs(s.lower), abs(s.higher)) >= SHOWN_CHANGE]
     left_out = len(constants) - len(shown)
@@ -118,7 +118,7 @@ def _finite(name: str) -> Callable[[BitDifference], float | None]:
     return value
 
 
-#: The first element that differs, and a varied call: tables have calls in one cell, and differences in words below.
+#: The first element that differs, and a varied call: tables show calls in one cell, and differences in words below.
 DIFFERENCE = Columns(
     *keyed("element"), Column(None, _finite("value"), key="value"), Column(None, _finite("other"), key="other")
 )
@@ -349,7 +349,7 @@ def _quantity(r: Residual) -> str:
 
 
 def residuals(report: TimesReport) -> Columns:
-    """Return the columns of the report's residuals; with their tile if one was chosen."""
+    """Return the columns of the report's residuals, with their tile if npusim chose one."""
     tile = "chosen tile" if any(r.tile for r in report.residuals) else None
     return Columns(
         Column("case", "name", key="name"),

@@ -44,7 +44,7 @@ def latency_rows(
     """Return a CSV table of predicted latencies of a grid of sizes, and the reasons for shapes without a latency.
 
     ``axes``: values of ``m n k``, or of ``batch heads kv_heads seq_q seq_kv head_dim`` (causal unless an option says
-    otherwise); ``form``: ``aiconfigurator`` or ``msmodeling``.  ``on_time`` receives each shape and its latency, us.
+    otherwise); ``form``: ``aiconfigurator`` or ``msmodeling``.  ``on_time`` receives each shape and its latency in us.
 
     Raises `SpecError` for sizes of neither kind, for a schedule without a time, or if no shape has a prediction.
     """
@@ -76,8 +76,8 @@ def latency_rows(
 
 
 def drawn_size(axes: Mapping[str, Sequence[int]]) -> str:
-    """Return the size over which latencies are drawn, the one with the most values; raise `SpecError` if none
-    has two.
+    """Return the size over which latencies are drawn: the one with the most values; raise `SpecError` if no size has
+    two values.
     """
     over = max(axes, key=lambda name: len(set(axes[name])), default="")
     if len(set(axes.get(over, ()))) < 2:
@@ -90,7 +90,8 @@ def drawn_size(axes: Mapping[str, Sequence[int]]) -> str:
 def latencies_figure(
     schedule: str, hw: str, axes: Mapping[str, Sequence[int]], times: Sequence[tuple[Mapping[str, int], float]]
 ) -> Figure:
-    """Return the latencies of a grid over the size with the most values, one line for each combination of the others.
+    """Return the latencies of a grid over the size with the most values, one line for each combination of the other
+    sizes.
 
     ``times``: sizes, and the latency in us.  Raises `SpecError` as `drawn_size`.
     """

@@ -1,6 +1,6 @@
 """Pictures of fragments: the lane of each element, and the values that a chained product must move.
 
-`picture_lines` draws one as text, which a terminal colours by lane.
+`picture_lines` draws a picture as text, which a terminal colours by lane.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SATURATION = 0.7
 
 @dataclass(frozen=True, slots=True)
 class Square:
-    """One element: the lane that holds it, the index of its value in the lane, and the other lanes that need it."""
+    """One element: the lane in which it is, the index of its value in the lane, and the other lanes that need it."""
 
     lane: int
     value: int
@@ -63,7 +63,7 @@ class Picture:
 
 
 def fragment_picture(instruction: MmaInstruction, operand: str, arrangement: Arrangement | None = None) -> Picture:
-    """Return the picture of an operand: one group's tile, or the warp's if arranged.
+    """Return the picture of an operand: one group's tile, or the tile of the warp if an arrangement is given.
 
     Raises `LayoutError` if there is no such operand, or if the arrangement does not fit.
     """

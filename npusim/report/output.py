@@ -1,4 +1,4 @@
-"""The folder of a run: each file is written completely or not at all, the result's file last."""
+"""The folder of a run: each file is written completely or not at all; the result's file is written last."""
 
 from __future__ import annotations
 
@@ -132,11 +132,12 @@ def save_run(
     adds ``report.html``, which needs the extra ``report`` (`NpusimError` without it).
 
     A run without a time has neither pipes nor trace; a run without spans has no trace.  An earlier result of the same
-    run in ``folder`` is replaced; another one (another `RunData.digest`) only if it ``is_forced``.  The output tensor
-    needs numerics; rows that were not computed are NaN, and ``computed`` in the file marks the computed rows.
+    run in ``folder`` is replaced; a result of another run (another `RunData.digest`) only with ``is_forced``.  The
+    output tensor needs numerics; rows that were not computed are NaN, and ``computed`` in the file marks the computed
+    rows.
 
-    Raises `OutputError` if the folder cannot be written, or contains another run, or files that are not a run's;
-    nothing is changed then.  An interrupted write leaves no result, or the earlier one of the same run.
+    Raises `OutputError` if the folder cannot be written, contains another run, or contains files that do not belong to
+    a run; nothing is changed then.  An interrupted write leaves no result, or the earlier result of the same run.
     """
     target = Path(folder) if folder is not None else RUNS / result.folder
     check_writable(target, None if is_forced else result.digest)

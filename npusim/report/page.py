@@ -1,4 +1,4 @@
-"""Pages on a run, on several and their differences, or on a search: one HTML file without network or server.
+"""Pages on a run, on several runs and their differences, or on a search: one HTML file without network or server.
 
 Charts are Vega-Lite specifications drawn in the browser by the library that vl-convert includes, in the
 colours of the reader's theme; each has a table of its numbers.  Text from files (names, notes) is escaped by
@@ -64,7 +64,7 @@ def run_part(record: RunRecord, drawn: dict[str, Any] | None, trial: Trial | Non
 
 
 def saved_page(runs: Sequence[Path]) -> str:
-    """Return the page of run folders, of their ``result.json``, or of a search; raise `SpecError` for none of these."""
+    """Return the page of run folders, of their ``result.json``, or of a search; raise `SpecError` for other files."""
     if len(runs) == 1 and runs[0].suffix in TABLES:
         part = exploration_part(runs[0].stem, rows_of(runs[0]), about_of(runs[0]))
         return page_html(f"{part.title} · npusim", [part])

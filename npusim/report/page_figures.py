@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FIGURES_FILE = "figures.json"
 SCHEMA_VERSION = 1
 KIND = "npusim.figures"
-#: Number of operations that a window shows: as many as a reader can distinguish on a page.
+#: Number of operations in a window: as many as a reader can distinguish on a page.
 WINDOW_OPERATIONS = 90
 #: Parts of the rows for which errors are stored.
 PARTS = 60

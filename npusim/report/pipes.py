@@ -2,8 +2,8 @@
 
 One row per core that has work, as in ``PipeUtilization.csv`` of ``msprof op``, so that a measured and a predicted file
 can be joined on ``block_id`` and ``sub_block_id``.  Times are those of the core's run (ratios are shares of its
-cycles), without the launch.  Columns for which npusim has no queue (scalar time, instruction-cache misses) are omitted
-instead of written as 0; the last two columns, the method of simulation and the largest distance from exact cycles, are
+cycles), without the launch.  Columns for which npusim has no queue (scalar time, instruction-cache misses) are omitted,
+and not written as 0; the last two columns, the method of simulation and the largest distance from exact cycles, are
 npusim's additions.
 
 Source: CANN documentation, msprof op, "PipeUtilization".

@@ -28,8 +28,8 @@ def check_plot(file: Path) -> None:
 
 
 def picture(figures: Iterable[Figure], suffix: str, subject: str = "", first: Iterable[str] = ()) -> bytes:
-    """Return a chart of ``figures`` as a file with that ending: the first whose key begins as in ``first``, else the
-    first of all.
+    """Return a chart of ``figures`` as a file with that suffix: the first figure whose key begins with a text of
+    ``first``, else the first of all figures.
 
     The title is ``subject`` and the figure's, with its meaning below.  The title of an axis that does not start at 0
     states the start.  Raises `SpecError` where no figure has a chart.

@@ -43,7 +43,7 @@ OPERATIONS = Columns(
     Column("waits for", "waits", ", ".join, key="waits"),
     Column("gives", "gives", ", ".join, key="gives"),
 )
-#: A loop and a phase, whose items JSON has in them.
+#: A loop and a phase; in JSON their items are nested.
 LOOPS = Columns(
     Column(None, lambda _: "loop", key="kind"),
     *keyed("name", "first", "count", "step"),
@@ -53,9 +53,9 @@ PHASES = Columns(
     *keyed("name", "blocks", "shapes", "block", "block_count"),
     Column(None, lambda phase: _items(phase.items), key="items"),
 )
-#: Operations of the longest period that is folded into one line each.
+#: Largest number of operations of a period that is folded: each of them has one line.
 LONGEST_PERIOD = 8
-#: The same queue of two cores.
+#: The same queue in two cores.
 _SAME_QUEUE = re.compile(r"\b([A-Za-z_]+)(\d+)\.(\w+)\+\1(\d+)\.\3\b")
 #: Resident blocks of a GPU's core have separate queues and rings, equal except for this number.
 _RESIDENT = re.compile(r"\bB\d+")
@@ -295,7 +295,9 @@ def _joined(alike: Sequence[Any]) -> ListedItem:
 
 @dataclass(frozen=True)
 class ProgramDifference:
-    """Two programs and, section by section, the rows that only one of them has (``-`` the first, ``+`` the second)."""
+    """Two programs and, section by section, the rows that only one of them has (``-``: the first program, ``+``: the
+    second).
+    """
 
     names: tuple[str, str]
     sections: Mapping[str, Sequence[tuple[str, Row]]]

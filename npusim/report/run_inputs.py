@@ -74,7 +74,7 @@ def asked_text(record: RunRecord) -> str:
 
 
 def tiling_text(tiling: dict[str, object]) -> str:
-    """Return tiling fields in their typed form, without those that the schedule sets."""
+    """Return tiling fields in the form in which a user writes them, without the fields that the schedule sets."""
     return " ".join(f"{name}={value}" for name, value in tiling.items() if value is not None)
 
 
@@ -191,7 +191,7 @@ SEQUENCE = Columns(
 
 
 def sequence_table(path: str, runs: Sequence[SequenceRun]) -> tuple[Block, ...]:
-    """Return the runs of launches one after another, and their total time."""
+    """Return the runs of launches that follow one another, and their total time."""
     times = [r.result.latency_us for r in runs]
     total = sum(t for t in times if t is not None)
     of_all = f"{total:,.2f} us, each launch timed by itself" if None not in times else "bits alone"
@@ -200,7 +200,7 @@ def sequence_table(path: str, runs: Sequence[SequenceRun]) -> tuple[Block, ...]:
 
 
 def sequence_document(path: str, runs: Sequence[SequenceRun]) -> dict[str, object]:
-    """Return the runs of launches one after another, as JSON."""
+    """Return the runs of launches that follow one another, as JSON."""
     return document("sequence", file=path, launches=SEQUENCE.records(enumerate(runs)))
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 STORE = ".sqlite"
 #: Number of reasons of infeasible points that are shown, the most frequent first.
 _SHOWN_REASONS = 3
-#: Numbers of points that a chart names and that a table lists, and of pairs of axes that are drawn.
+#: Numbers of points that a chart names and that a table lists, and number of pairs of axes that are drawn.
 NAMED, LISTED, MAPS = 15, 200, 3
 #: How points without a time are counted, in the order of the heading.
 _COUNTED = MappingProxyType(
@@ -55,7 +55,7 @@ def _method(row: Row) -> str:
     return (row["method"] or "") + (f" ±{percent(row['band'])}" if row["band"] else "")
 
 
-#: A point of a search, as a row of `_row`: each figure in the form of tables and in the form of JSON.
+#: A point of a search, as a row of `_row`: each figure has a form for tables and a form for JSON.
 POINT = Columns(
     *keyed("tiling"),
     Column("status", "status", key="status"),
@@ -94,8 +94,8 @@ def exploration_table(
 ) -> tuple[Block, ...]:
     """Return the ranking of each problem and device, the fastest first, and the outcomes of the other points.
 
-    ``exploration`` is None if the search was interrupted: ``outcomes`` are then the finished ones among the points that
-    ``last``, the search's last report, counts.  ``about`` is the subject in the search's store.
+    ``exploration`` is None if the search was interrupted: ``outcomes`` are then those of the finished points; ``last``,
+    the search's last report, counts all points.  ``about`` is the subject in the search's store.
     """
     counts: Counter[str] = Counter(o.status for o in outcomes)
     total = max(last.points, len(outcomes))
@@ -130,7 +130,12 @@ def exploration_table(
 
 
 def _counted(counts: Counter[str]) -> str:
-    return ", ".join(f"{whole(counts[status])} {words}" for status, words in _COUNTED.items() if counts[status])
+    one = {"infeasible": "does not fit"}
+    return ", ".join(
+        f"{whole(counts[status])} {one.get(status, words) if counts[status] == 1 else words}"
+        for status, words in _COUNTED.items()
+        if counts[status]
+    )
 
 
 def _left(outcomes: Sequence[PointOutcome], last: Progress, exploration: Exploration | None) -> Iterator[Cell]:
@@ -295,7 +300,7 @@ def _what_if(outcomes: Sequence[PointOutcome], device_keys: Sequence[str], sched
 
 def rows_of(file: Path) -> list[Row]:
     """Return the rows of a search's store (``.sqlite``) or table, with numbers as numbers; raise `SpecError` if there
-    are none.
+    are no rows.
     """
     if file.suffix == STORE:
         return [o.row() for o in read_store(file)[1]]
@@ -345,7 +350,7 @@ def exploration_part(name: str, rows: Sequence[Row], about: Mapping[str, Any] = 
 
 
 def varied(rows: Sequence[Row]) -> list[str]:
-    """Return the axes of a search that have more than one value."""
+    """Return the axes of a search with more than one value."""
     axes = [n for n in dict.fromkeys(k for r in rows for k in r) if n not in FIGURES]
     return [a for a in axes if len({str(r.get(a)) for r in rows}) > 1]
 

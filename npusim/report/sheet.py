@@ -3,10 +3,11 @@
 A `Sheet` comes from a result, a run's folder, or the ``PipeUtilization.csv`` of a vendor's
 profiler on the hardware, which has only the busy time of each pipe.
 
-A difference of latency is split in parts that add up to it, by construction.  The core group that ends last determines
-the cores' time, and each of its units divides all of that time: its operations, delays by others on shared links or
-pipes, waits by cause, phases without operations, and the end.  One unit's account in both runs therefore splits the
-difference.  The unit is the queue that is busiest in all runs: if it cannot be busier, its waits cost time.
+The latency is divided into parts that add up to it, and so is a difference of latencies.  The core group that ends last
+determines the cores' time, and the time of each of its units is divided completely: operations, delays by others on
+shared links or pipes, waits by cause, phases without operations, and the end.  The account of one unit in both runs
+therefore divides the difference.  This unit is the queue that is busiest in all runs: if it cannot be busier, its waits
+cost time.
 """
 
 from __future__ import annotations
@@ -72,9 +73,9 @@ class Unit:
 class Sheet:
     """One run in a comparison; ``record`` is None for a profiler's file.
 
-    ``cycles`` are the cores', without the launch of ``launch_us``; None without a time.  ``time`` names the
-    compared time: a call's ``latency``, or the ``core`` time alone, without launches (0 then), if one of the runs is a
-    profiler's file.
+    ``cycles`` are the cycles of the cores, without the launch of ``launch_us``; None without a time.  ``time`` names
+    the compared time: a call's ``latency``, or only the ``core`` time, without launches (0 then), if one of the runs is
+    a profiler's file.
     """
 
     label: str
@@ -110,9 +111,9 @@ class Sheet:
 def sheets_of(runs: Iterable[RunData | RunRecord | str | Path]) -> tuple[Sheet, ...]:
     """Return the sheets of results, run folders, ``result.json`` or ``PipeUtilization.csv`` files.
 
-    Labels are the folders' names, and differ: two folders of one name add their parents' names.  A profiler's file
-    has the time of cores without launch; with such a file all runs are compared by this time. Raises `SpecError` like
-    `load_result`, and for a CSV file without the needed columns.
+    Labels are the folders' names, and are unique: for two folders with the same name, the names of their parents are
+    added.  A profiler's file has the time of cores without launch; with such a file all runs are compared by this time.
+    Raises `SpecError` like `load_result`, and for a CSV file without the needed columns.
     """
     listed = list(runs)
     labels = _labels(listed)
@@ -297,7 +298,8 @@ class Breakdown:
         return tuple(sorted(parts, key=lambda p: -abs(self.change_us(p, run))))
 
     def causes(self, run: int) -> tuple[Part, ...]:
-        """Return the parts that cause the difference: the largest ones with its sign, at most three.
+        """Return the parts that cause the difference: the largest parts with the same sign as the difference, at most
+        three.
 
         Together they are at least four fifths of all parts with this sign.
         """
@@ -314,7 +316,7 @@ class Breakdown:
 
 
 def breakdown(sheets: Sequence[Sheet]) -> Breakdown | None:
-    """Return the runs' times in parts; None if one of them has no time."""
+    """Return the runs' times in parts; None if one of the runs has no time."""
     if any(s.cycles is None or not s.units for s in sheets):
         return None
     units = _busiest_units(sheets)
@@ -323,7 +325,8 @@ def breakdown(sheets: Sequence[Sheet]) -> Breakdown | None:
 
 
 def parts_of(sheets: Sequence[Sheet], units: Sequence[str]) -> tuple[Part, ...]:
-    """Return the time account of one unit of each run, in the detail that all runs have; empty if the unit is missing.
+    """Return the time account of one unit of each run, in the detail that all runs have; empty if a run does not have
+    the unit.
 
     Operations come first, the end comes last.
     """
@@ -366,8 +369,8 @@ def _busiest_units(sheets: Sequence[Sheet]) -> tuple[str, ...]:
 def chain(old: Sheet, new: Sheet, unit: str, cause: str) -> tuple[Moved, ...]:
     """Follow a wait to the queue that causes it, then to the largest change there in the same direction, and so on.
 
-    It ends at something other than a wait, or at a queue that it has visited: waits in a ring follow the rate of a loop
-    of queues, which the ring's depth and the work in the loop determine.
+    The chain ends at something other than a wait, or at a queue that it has already visited: waits in a ring follow the
+    rate of a loop of queues, which the ring's depth and the work in the loop determine.
     """
     seen, steps = {unit}, list[Moved]()
     sign = _change(old, new, unit).get(("wait", cause), 0)

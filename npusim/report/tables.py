@@ -150,7 +150,7 @@ def _figures(record: RunRecord, drawn: dict[str, Any]) -> Iterator[Figure]:
     timing = record.timing
     if timing is not None and timing.cycles:
         yield from times.time_figures(record, timing, drawn)
-    # Global memory is not a buffer: the share of it in use means nothing.
+    # Global memory is not a buffer: the share of it that is in use has no meaning.
     buffers = [m for m in drawn.get("memories", ()) if m["name"] != "gm"]
     if buffers:
         yield times.memories_figure(buffers)

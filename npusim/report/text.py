@@ -1,7 +1,7 @@
 """Tables: headings, facts and grids as text for terminals, notebooks and Markdown; and the common parts of JSON
 documents.
 
-Lines have styles by meaning (``good``, ``warn``); the printing code chooses colours, or none.
+Lines have styles by meaning (``good``, ``warn``); the printing code chooses the colours, if any.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ class Column:
     """One column of a table, under ``title``, and its key in JSON.
 
     ``value`` is an attribute, key or index of the row, or a function of it; ``form`` a format specification, or a
-    function, that writes it; None is written as ``-``.  Numbers are aligned with ``>``.  ``style`` may be a function of
-    the row.  JSON has the value under ``key``, or the result of ``json`` for the row; without a key only tables have
-    the column, and with None as its title only JSON has it.
+    function, that writes it; None is written as ``-``. Columns of numbers have ``align`` ``>``. ``style`` may be a
+    function of the row. JSON has the value under ``key``, or the result of ``json`` for the row; without a key only
+    tables have the column, and with the title None only JSON has it.
     """
 
     title: str | None

@@ -1,10 +1,10 @@
 """The timeline of a run: slices by track, their waits and producers.
 
-It is rebuilt after the simulation: the spans of a queue have the order of its operations in the program, which is
-traversed together with them. This gives each operation's producers and waits.
+The timeline is rebuilt after the simulation: the spans of a queue are in the order of its operations in the program,
+which is traversed at the same time. This gives each operation's producers and waits.
 
-Cycles are exact.  Each edge becomes nanoseconds once, so that the end of a slice and the start
-of the next one at the same cycle are the same number, and nothing overlaps.
+Cycles are exact.  Each edge is converted to nanoseconds once, so that the end of a slice and the start of the next
+slice at the same cycle are the same number, and nothing overlaps.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class Timeline:
         return replace(self, tracks=tracks, flows=flows)
 
     def windowed(self, window: tuple[float, float] | None) -> Timeline:
-        """Return the slices between two times in us, all of them for None; raise `SpecError` if the timeline ends
-        before.
+        """Return the slices between two times in us, or all slices for None; raise `SpecError` if the timeline ends
+        earlier.
         """
         if window is None or not self.end:
             return self
@@ -138,7 +138,7 @@ class _Replay:
         for span in result.timing.spans:
             if span.group == group:
                 spans[span.issued_by or span.queue].append(span)
-        #: By queue, the last first; slices of zero length at one time are in the order in which they were issued.
+        #: By queue, the last slice first; slices of zero length at one time are in the order in which they were issued.
         self.spans = {queue: sorted(run, key=lambda s: (s.start, s.end))[::-1] for queue, run in spans.items()}
         self.operations: list[tuple[Track, Slice]] = []  # in program order
         self.sets: dict[int, list[int]] = defaultdict(list)  # by endpoint: the operations that set its flag

@@ -288,8 +288,8 @@ def _listed(queues: Sequence[QueueUse]) -> Iterator[tuple[str, QueueUse]]:
 
 
 def links_grid(record: RunRecord, timing: TimingRecord) -> Grid:
-    """Return the traffic of each link and its rate; the minimum is the inputs, and the outputs that leave L2, each
-    moved once.
+    """Return the traffic of each link and its rate; the minimum is one transfer of the inputs, and of the outputs that
+    leave L2.
     """
     seconds, shares = timing.core_us * 1e-6, timing.link_shares(record.device.link_bytes_per_s)
 
@@ -328,7 +328,7 @@ def constants_facts(timing: TimingRecord) -> Iterator[Fact]:
 
 
 def time_figures(record: RunRecord, timing: TimingRecord, drawn: dict[str, Any]) -> Iterator[Figure]:
-    """Yield the charts of the time: over the run, in windows of it, and under the roofs."""
+    """Yield the charts of the time: over the run, in windows of the run, and below the roofs."""
     rows = time_parts(timing)
     used = {row["kind"] for row in rows}
     spec = charts.stacked_bars(rows, [kind for kind in SPENT if kind in used])

@@ -53,8 +53,8 @@ def _metadata(name: str, where: dict[str, int], arguments: dict[str, object]) ->
 def _slice_events(
     timeline: Timeline, piece: Slice, where: Mapping[str, int], leaving: Sequence[int], reaching: Sequence[int]
 ) -> Iterator[dict[str, object]]:
-    """Yield begin, instants and end of a slice, and the ends of flows; the numbers are those of flows that leave and
-    reach it.
+    """Yield begin, instants and end of a slice, and the ends of flows; ``leaving`` and ``reaching`` are the numbers of
+    flows.
     """
     ends = (timeline.ns(cycle) / _NANOSECONDS_PER_MICROSECOND for cycle in (piece.start, piece.end))
     first, last = ({"ts": us, **where} for us in ends)
@@ -65,6 +65,6 @@ def _slice_events(
     yield {"ph": "B", **first, **about}
     yield from ({"ph": "f", "bp": "e", "id": number, **flow, **first} for number in reaching)
     yield from ({"ph": "i", "s": "t", "name": text, **last} for text in piece.events)
-    # A flow leaves at the end of its slice, which is open until then.
+    # A flow starts at the end of its slice, which is still open then.
     yield from ({"ph": "s", "id": number, **flow, **last} for number in leaving)
     yield {"ph": "E", **last, **about}

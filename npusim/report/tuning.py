@@ -25,12 +25,12 @@ class Ranked(NamedTuple):
 
     @property
     def error(self) -> str | None:
-        """The errors of earlier predictions of its kind, in short; None if none were measured."""
+        """The errors of earlier predictions of this kind, in short form; None if none were measured."""
         return None if self.of.errors is None else self.of.errors.short or None
 
     @property
     def limit(self) -> str:
-        """The limit of the time; empty if there is none."""
+        """The limit of the time; empty if there is no limit."""
         return str(self.of.limit) if self.of.limit.name else ""
 
 
@@ -70,7 +70,7 @@ class Tuning:
         One per configuration: ``us``, microseconds of the cores without a launch (None: ``reason`` states why),
         registers per thread, and the limit of the time.
     bits : str
-        The classes of bits in the ranking: ``any``, or those of `npusim.studies.tune.prediction.kept`.
+        The classes of bits in the ranking: ``any``, or a value of `npusim.studies.tune.prediction.kept`.
     order : list of int
         Numbers of the configurations, best first.
     letters : dict of int to str
@@ -116,7 +116,9 @@ class Tuning:
         return f"<Tuning of {subject}: {count} {plural(count, 'configuration')}; {winner}>"
 
     def shared(self, numbers: Sequence[int]) -> dict[str, object]:
-        """Return the fields in which these configurations agree; none if they differ in no field."""
+        """Return the fields with equal values in these configurations; empty if the configurations differ in no
+        field.
+        """
         listed = [self.configurations[i].fields for i in numbers]
         shared = {n: v for n, v in listed[0].items() if all(n in each and each[n] == v for each in listed)}
         return {} if all(each.keys() <= shared.keys() for each in listed) else shared
@@ -126,7 +128,7 @@ class Tuning:
         return RANKED.record(self.line(number, self.configurations[number].label()))
 
     def line(self, number: int, label: str) -> Ranked:
-        """Return one configuration, under this label, in the form that the columns of `RANKED` read."""
+        """Return one configuration, with this label, in the form that the columns of `RANKED` read."""
         return Ranked(label, self.letters[number], self.predictions[number])
 
     def pick(self) -> dict[str, Any]:
@@ -150,7 +152,9 @@ class Tuning:
 
 
 def tuning_table(tuning: Tuning, top: int) -> Iterator[Block]:
-    """Yield the best ``top`` configurations, the best of each class of bits, and the ones without a time, by reason."""
+    """Yield the best ``top`` configurations, the best one of each class of bits, and the configurations without a time,
+    by reason.
+    """
     order, listed = tuning.order, tuning.configurations
     without = [p.reason for p in tuning.predictions if p.us is None]
     shape = f" {tuning.shape}" if tuning.shape else ""

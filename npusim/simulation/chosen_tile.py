@@ -29,6 +29,7 @@ from npusim.config.family import module_of
 from npusim.config.tiling import BEST, SEARCHED, build_tiling, declared, tile_fields, tiling_fields, word_of
 from npusim.errors import NpusimError, SpecError, TilingError, one_line
 from npusim.kernels.declare.define import machine_class, machine_of
+from npusim.kernels.declare.registry import open_sizes
 from npusim.kernels.triton import is_launch
 from npusim.late_methods import dataclass
 from npusim.program.ir.check import check
@@ -154,6 +155,12 @@ def candidates(plan: Plan, heavier: Sequence[Mapping[str, Any]] | None = None) -
             groups += _groups(device, on.problem, on.tiling, on.tiling.model_fields_set, standing)
         for group in groups:
             for fields in [{**before, **setting} for before in reached for setting in group]:
+                # A setting may have the values that a tile which fits has already.
+                same = _fixed(plan, fields) if known and device is plan.device else None
+                if same is not None and same in known:
+                    changed = _changed(same, plan.tiling)
+                    reached += [changed] if changed not in reached else []
+                    continue
                 for changed, built in _fitted(on, plan.tiling, fields, heavier or ()):
                     reached += [changed] if fields and changed not in reached else []
                     try:
@@ -174,17 +181,23 @@ def _fitted(
     its program.
 
     ``heavier``: see `candidates`; a tile whose sizes do not shrink with the heaviest values does not shrink with any
-    others.
+    others, so that it is not built with them if no size can shrink.
     """
     listed: list[dict[str, object]] = []
+
+    def changes(tiling: Tiling) -> dict[str, object]:
+        return {n: v for n, v in _changed(tiling, declared).items() if n not in named}
+
     for number, named in enumerate(({}, *heavier)):
+        if number == 1 and (fixed := _fixed(plan, {**fields, **named})) and changes(fixed) in listed:
+            return
         try:
             built = _named(plan, {**fields, **named})
         except NpusimError:  # nor does it with heavier values
             if not number:
                 return
             continue
-        changed = {n: v for n, v in _changed(built[0].tiling, declared).items() if n not in named}
+        changed = changes(built[0].tiling)
         if changed not in listed:
             listed.append(changed)
             yield changed, None if number else built
@@ -195,6 +208,20 @@ def _fitted(
 def _named(plan: Plan, fields: Mapping[str, object]) -> tuple[Plan, TileProgram]:
     """Return `program_of` for a plan in which the fields count as named, so that no field is left to choose."""
     return program_of(replace(plan, tiling=_with(plan.tiling, fields), is_open=False), is_hinted=False)
+
+
+def _fixed(plan: Plan, fields: Mapping[str, object]) -> Tiling | None:
+    """Return the tile of `_named` if it fits, without its program.
+
+    None if its sizes may shrink, or if a field is refused.
+    """
+    try:
+        tiling = _with(plan.tiling, fields)
+        if open_sizes(tiling) or _with_best(replace(plan, tiling=tiling)).tiling is not tiling:
+            return None
+        return plan.schedule.declared(tiling, plan.device, plan.problem, plan.precision)
+    except NpusimError:
+        return None
 
 
 def _with(tiling: Tiling, fields: Mapping[str, object]) -> Tiling:
@@ -347,13 +374,16 @@ def remembered(
     """Return the JSON value of ``make`` for a call; a stored result comes from the cache folder.
 
     A result is stored until one of npusim's files changes, or one of the outside files that it depends on: a schedule
-    of attention, a kernel, a machine, and all files that Python loaded for them.
+    of attention, a kernel, a machine, and all files that Python loaded for them.  A call with an object that prints its
+    address has no identity by content: its result is not stored.
     """
-    files = _outside_files(schedule, device, call)
-    if files and (is_launch(schedule.name) or outside.sources(files) is None):
+    files, words = _outside_files(schedule, device, call), [*map(repr, call)]
+    if any(" at 0x" in word for word in words) or (
+        files and (is_launch(schedule.name) or outside.sources(files) is None)
+    ):
         return make()
     can_compile = _has_numba(), os.environ.get("NUMBA_DISABLE_JIT")
-    content = schedule.name, files, device.model_dump_json(), *map(repr, call)
+    content = schedule.name, files, device.model_dump_json(), *words
     stamp = cache.digest(cache.package_stamp(), can_compile, *content)
     name = f"{stamp.hex()[:3]}.{kind}"  # at most 4096 files: a later value replaces another
     if (kept := cache.load(name, stamp)) is not None:

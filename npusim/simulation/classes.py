@@ -106,7 +106,7 @@ def _values(phase: Phase) -> Iterator[str]:
 def _walks(phase: Phase) -> object:
     """Return for each different head the starts and directions of the walks of each row, or all visited keys.
 
-    Parts of a row's keys are separate walks: each begins where the previous one has ended.
+    Parts of a row's keys are separate walks: each walk begins where the previous one ended.
     """
     is_whole = not _ignores_hidden(phase)
     if isinstance(phase.cells, WorkTable) and (known := _walks_of_table(phase.cells, is_whole=is_whole)):
@@ -203,7 +203,8 @@ def _deciding(phase: Phase, arithmetic: str) -> set[str]:
             elif row.opcode is Opcode.FOLD:
                 along = slice(1) if row.is_down else slice(-1, None)
                 axes |= {a for n in row.srcs if not isinstance(n, float) for a in phase.names[n].axes[along]}
-            elif row.opcode in (Opcode.CUMSUM, Opcode.SCAN):  # along the last axis: where a tile of it ends, sums do
+            # along the last axis: sums end where a tile of this axis ends
+            elif row.opcode in (Opcode.CUMSUM, Opcode.SCAN):
                 axes.add(phase.names[row.dst].axes[-1])
             elif row.opcode is Opcode.ROW_SUM and not isinstance(row.srcs[0], float):
                 axes |= set(phase.names[row.srcs[0]].axes) - set(phase.names[row.dst].axes)

@@ -216,7 +216,7 @@ class TensorSubject(Subject):
 
 
 def result_of(program: TileProgram) -> GlobalTensor:
-    """Return the tensor that holds the result of a program: ``o``, or the only output of another name.
+    """Return the tensor with the result of a program: ``o``, or the only output of another name.
 
     Raises `SpecError` if the program has no output, or several outputs none of which is ``o``.
     """

@@ -1,4 +1,4 @@
-"""One loop for studies of changes: each change gives one figure of its plan, is omitted, or has a reason."""
+"""The loop of all studies of changes: each change gives one figure of its plan, is omitted, or has a reason."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class NodeParts:
         return time_on_node(program, plan.device, plan.request.method, groups, is_issued=True)
 
     def bits(self, plan: Plan, program: TileProgram, _others: object) -> ComputedBits:
-        """Return the bits of all ranks, or a note on the reason why there are none."""
+        """Return the bits of all ranks, or a note on the reason why they are not computed."""
         return _bits(plan, program)
 
     def notes(self, plan: Plan, program: TileProgram, _bits: object, timing: TimingResult | None) -> Iterator[str]:
@@ -141,7 +141,7 @@ def kernel_timer(
     """Return the function for a kernel's work: the node's table if it has one; otherwise, or if requested, the device's
     timing.
 
-    Kernels are issued one after the other. A launch costs the device's time where its file states this separately; a
+    Kernels are issued one after another. A launch costs the device's time if its file states this time separately; a
     host takes ``issue_s`` for each kernel, or with ``is_issued`` the time that the node's file states for a simulated
     attention; otherwise the launch time is a framework's overhead.  In a graph (``is_graph``) no kernel waits for a
     host: a kernel whose table states the host's time has a launch of the device instead.

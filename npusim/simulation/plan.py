@@ -120,10 +120,10 @@ def device_of(request: Request) -> DeviceSpec:
 def target_of(
     request: Request, *, has_bits: bool, is_bare: bool = False
 ) -> tuple[Schedule, DeviceSpec, frozenset[str]]:
-    """Return the schedule and the device or node of a request, and the words of `NEEDS` that its run meets.
+    """Return the schedule and the device or node of a request, and the conditions of `NEEDS` that its run fulfils.
 
-    Raises `SpecError` for options that have no effect on it.  ``has_bits``: whether the run or its caller computes
-    bits; ``is_bare``: whether its caller does, who may compute bits of plain tensors where runs compute none.
+    Raises `SpecError` for options that have no effect on the run.  ``has_bits``: whether the run or its caller computes
+    bits; ``is_bare``: whether the caller does, which may compute bits of plain tensors although runs compute none.
     """
     r, device = request, device_of(request)
     method_named(r.method)
@@ -155,7 +155,7 @@ def plan_of(request: Request, *, is_bare: bool = False) -> Plan:
     if is_bare:
         request = replace(request, numerics=False, diagnose=False, presets=False, trace_groups=())
     if request.dtype is None and request.problem is None and request.tensors is None:
-        request = replace(request, dtype=schedule.inputs(device))  # the format that the schedule is for, if it has one
+        request = replace(request, dtype=schedule.inputs(device))  # the format for which the schedule is made, if any
     scales, stated, reading = dict[str, float](), dict[str, Any](), ""
     if request.problem is not None and request.problem.is_plain:
         tensors = kernel_tensors(request)
@@ -300,9 +300,9 @@ def _part_of_layer(schedule: Schedule, problem: AnyProblem, node: NodeSpec, fmt:
     return problem
 
 
-# ---------------------------------------------------------------- duration of a run itself
-# A rough estimate (within a factor of three on one core of the machine of 2026 on which it was measured): it
-# distinguishes a minute from an hour, so that a wrong length does not cost a night.
+# ---------------------------------------------------------------- duration of a run itself A rough estimate (within a
+# factor of three on one core of a machine of 2026): it distinguishes a minute from an hour, so that a run with a wrong
+# length is refused before it takes a night.
 
 
 def estimate(

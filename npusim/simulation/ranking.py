@@ -70,8 +70,9 @@ def predicted(program: TileProgram, device: DeviceSpec, timing: TimingResult) ->
 def ranked(predictions: Sequence[Prediction]) -> list[int]:
     """Return the indices of predictions with a time, the best first.
 
-    If memory limits the best, predictions within `TIE` of it count as equally fast. They are ordered by no spills, then
-    more resident warps, then fewer warps of a block of rows, which meet at barriers, then time.
+    If memory limits the best prediction, predictions within `TIE` of it count as equally fast. These are ordered by no
+    spills, then by more resident warps, then by fewer warps of a block of rows, which wait for one another at barriers,
+    then by time.
     """
     known = [i for i, p in enumerate(predictions) if p.us is not None]
     times = {i: predictions[i].us or 0.0 for i in known}

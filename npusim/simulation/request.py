@@ -1,6 +1,6 @@
 """A request: the object that passes the options from the command line to the program; only this file names each option.
 
-It imports nothing that is slow to load, since help texts use it.
+This module imports nothing that is slow to load, because help texts use it.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _option(panel: str, usage: str, text: str, default: Any = None, needs: str =
     )
 
 
-#: Headings of options that change the run, and of options that change what the run computes or shows.
+#: Headings of options that change the run, and headings of options that change what is computed or shown.
 _ASKED, _SHOWN = ("Problem", "Device", "How"), ("Bits", "Output")
 _what, _where, _how = (partial(_option, panel) for panel in _ASKED)
 _seen = partial(_what, needs="workload attention")
@@ -475,7 +475,7 @@ class Request:
         names = "seq", "seq_q", "seq_kv", "batch", "lengths", "dtype", "tensor_parallel", "causal", "ignore", "kind"
         sizes = {name: getattr(self, name) for name in (*names, *CALL)}
         if self.kv_heads is not None and self.q_heads is None:
-            raise SpecError("kv_heads: states only the heads of K and V; set q_heads too")
+            raise SpecError("kv_heads: it sets only the heads of K and V; set q_heads too")
         if self.q_heads is not None and self.tensor_parallel is not None:
             raise SpecError("q_heads: states the heads of one device; remove tensor_parallel")
         if self.tensors is not None:
@@ -551,7 +551,7 @@ class Request:
             return self.tiling or {}
         if "operators" not in kind.model_fields:
             raise SpecError(f"--eager: schedule {self.schedule} is one kernel; standard runs operator by operator")
-        return {**dict(self.tiling or {}), "operators": "eager"}  # a Tiling yields its fields, a mapping is one
+        return {**dict(self.tiling or {}), "operators": "eager"}  # a Tiling yields its fields, like a mapping
 
     def refuse_unread(self, features: Collection[str], sizes: Iterable[str] = ()) -> None:
         """Raise `SpecError` with the options that are set but that nothing reads; ``features``: words of `NEEDS`.
@@ -746,7 +746,7 @@ def _as_words(option: Option, value: Any) -> list[tuple[str, str]] | None:
         if (sizes := value.named_sizes()) is None:
             return None
         value = [f"{key}={format_value(item)}" for key, item in sizes.items()]
-        if not value:  # a recorded call has none
+        if not value:  # a recorded call has no such value
             return []
     if isinstance(value, dict | MappingProxyType):
         return [(name, f"{key}={format_value(item)}") for key, item in value.items()]

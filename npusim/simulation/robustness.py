@@ -43,7 +43,7 @@ def assumed_variants(program: TileProgram, plan: Plan) -> dict[str, TileProgram]
 
     Without assumptions there are no programs.
     """
-    # Units for which the schedule leaves no choice, or whose products read other formats, are omitted.
+    # Units for which the schedule leaves no choice, and units whose products read other formats, are omitted.
     built = figures(_alternatives(program, plan), lambda named: plan.program(named[1]), (SpecError, TilingError))
     return {name: variant for (name, _), variant in built}
 
@@ -63,7 +63,7 @@ def arithmetic_uncertainty(bits: NumericResult) -> tuple[Spread, ...]:
 
 @dataclass(frozen=True)
 class Compared:
-    """The rows of a run in which programs are compared (`compared_rows`): the last ones of ``block``, from ``at`` on,
+    """The rows of a run in which programs are compared (`compared_rows`): the last rows of ``block``, from ``at`` on,
     with the run's result, (rows, dv).
     """
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 #: Key of cycles that no constant of a queue explains: other transfers on the same link slow down a transfer.
 SHARED_LINKS = "links"
 
-# Bases, the weakest first: if two constants share a cost, its basis is the weaker one.
+# Bases, the weakest first: the basis of a cost is the weaker one if two constants share the cost.
 _WEAKEST_FIRST = ("assumed", "fitted", "derived", "measured", "vendor")
 
 
@@ -51,11 +51,12 @@ class PresetOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Outputs under another arithmetic compared with the run's, over the rows `RunData.compared` of one head.
+    """Outputs under another arithmetic, compared with the run's outputs, over the rows `RunData.compared` of one head.
 
-    ``arithmetic`` is its registry name, or ``row sums in <order>``.  ``rmse`` is the relative Frobenius distance,
-    ``differing`` the share of outputs whose bits differ; both are None if some outputs of the other one are not finite.
-    ``standard_error``: the relative standard error of ``rmse``, from the differences of rows.
+    ``arithmetic`` is the registry name of the other arithmetic, or ``row sums in <order>``.  ``rmse`` is the relative
+    Frobenius distance, ``differing`` the share of outputs whose bits differ; both are None if some outputs of the other
+    arithmetic are not finite. ``standard_error``: the relative standard error of ``rmse``, from the differences of
+    rows.
     """
 
     arithmetic: str
@@ -93,9 +94,9 @@ class RunData:
     ``timing`` is set on every device whose file has the numbers for it, ``numerics`` unless it was switched off.
     ``inputs`` names the origin of Q, K and V, ``spread`` describes the dependence of the bits on assumed arithmetic,
     ``orders`` the results of other collectives and row blocks of a node for the same partial sums, ``finite`` the
-    alternatives that are finite on the same sample where the output is not, ``presets`` the results of other presets;
-    ``notes`` are notes for the reader, ``ignored`` the features of the workload's attention that were left out on
-    request.  ``asked`` are the options that state this run on a command line (None: no command line can state it).
+    alternatives that are finite on the same sample if the output is not finite, ``presets`` the results of other
+    presets; ``notes`` are notes for the reader, ``ignored`` the features of the workload's attention that were left out
+    on request.  ``asked`` are the options that state this run on a command line (None: no command line can state it).
     ``digest`` is a hash of everything that affects the prediction, ``folder`` the name of a folder that no other run
     has.
     """
@@ -286,7 +287,7 @@ def row_sum_evidence(orders: Iterable[str], device: DeviceSpec) -> dict[str, str
 
 
 def arithmetic_evidence(arithmetic: Mapping[str, str], device: DeviceSpec) -> dict[str, str]:
-    """Return matrix arithmetics with their evidence: ``measured`` where the device's file says so.
+    """Return matrix arithmetics with their evidence: ``measured`` if the device's file states this.
 
     An arithmetic whose name states its parameters (``stated``) has the basis of the file, whichever that is.
     """

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 from npusim.config.outside import with_origin
 from npusim.errors import TilingError
 from npusim.kernels.declare.define import machine_of
+from npusim.kernels.triton import is_launch
 from npusim.late_methods import dataclass
-from npusim.program.ir.check import check
+from npusim.program.ir.check import check, take_all_by_shape
 from npusim.program.timing import auto, method_named
 from npusim.program.timing.precompile import compiled_before, compiled_meanwhile
 from npusim.program.timing.stream import Streams
 from npusim.program.timing.summary import check_sanity
 from npusim.program.timing.trace_head import first_spans
-from npusim.simulation.chosen_tile import program_of, starting_with
+from npusim.simulation.chosen_tile import program_of, remembered, starting_with
 from npusim.simulation.evaluation import bits_of, compared_variants
 from npusim.simulation.figures import figures
 from npusim.simulation.other_process import done_apart
@@ -158,9 +159,23 @@ class BuiltPlan:
     program: TileProgram
 
     def check(self) -> None:
-        """Raise the fault of the program: a race or another fault of a run."""
-        with with_origin(self.plan.schedule.origin):
-            check(self.program, self.plan.machine.flags)
+        """Raise the fault of the program: a race or another fault of a run.
+
+        A proof that there is none is stored in the cache folder under everything from which the program is built.
+        """
+        plan, program = self.plan, self.program
+
+        def proved() -> bool:
+            with with_origin(plan.schedule.origin):
+                return check(program, plan.machine.flags)
+
+        if plan.machine.node is not None or is_launch(plan.schedule.name):  # built from more than the fields of a plan
+            proved()
+            return
+        tiling, blocks = plan.tiling, [(phase.name, len(phase.blocks), phase.dealt) for phase in program.phases]
+        call = plan.problem, plan.precision, tiling, sorted(tiling.model_fields_set), program.rings, blocks
+        if not remembered("proof", plan.schedule, plan.device, call, proved):
+            take_all_by_shape(program)
 
     def timing(
         self,

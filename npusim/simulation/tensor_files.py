@@ -113,7 +113,8 @@ def unlikely_reading(tensors: Tensors, layout: Layout) -> str:
 
 
 def kernel_tensors(request: Request) -> Tensors | None:
-    """Return the user's inputs of a kernel of plain tensors by the names of its parameters; None if there are none.
+    """Return the user's inputs of a kernel of plain tensors by the names of its parameters; None if there are no such
+    inputs.
 
     For a recorded call these are its recorded inputs, if their values were recorded.
 
@@ -268,8 +269,8 @@ def _gathered(
 def _ends_of_lengths(
     name: str, values: NDArray[Any], lengths: Sequence[int], ends: NDArray[Any] | None, where: str
 ) -> NDArray[Any]:
-    """Return the ends of packed sequences, given their numbers of keys; they have as many queries as keys, or all the
-    same number.
+    """Return the ends of packed sequences, given their numbers of keys; they have as many queries as keys, or all have
+    one number of queries.
     """
     wanted, tokens = np.cumsum(lengths), len(values)
     if name == "q" and tokens != wanted[-1] and tokens % len(lengths) == 0:

@@ -95,8 +95,8 @@ class Variants:
         self.request, self.device_keys = request, device_keys
         self.is_open = is_open and not isinstance(request.tiling, Tiling)
         self._scene = lru_cache(maxsize=32)(self._read)
-        #: The program of changes by name, given as a tuple.  Other programs share its blocks: it counts as 64 and a
-        #: share.
+        #: The program of changes by name, given as a tuple.  Other programs share its blocks: a program counts as 64
+        #: and a share of its blocks.
         count = kept_by_blocks(lambda built, _: 64 + sum(len(phase.blocks) for phase in built.program.phases) // 16)
         self.built = count(lambda changes: self.build(self.named(dict(changes)), is_hinted=False))
 
@@ -229,7 +229,7 @@ def row_steps(program: TileProgram, place: Place, *, has_rows: bool = False) -> 
             same[shape].append(number)
         for number, shape in enumerate(shapes):
             if number not in keys:
-                # The first block separately: most keys that differ do so in it.
+                # The first block is examined separately, because it differs in most keys that differ.
                 alike = [n for n in same[shape] if n] if number else [0]
                 keys.update(zip(alike, _keys_of_blocks(phase, [blocks[n] for n in alike], how), strict=True))
             yield keys.pop(number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from html import escape
 
 from npusim.config.load import load_device
@@ -11,6 +12,8 @@ from npusim.units import format_bytes
 __all__ = ["badge", "drawing"]
 
 WIDTH, HEIGHT = 980, 600
+#: Size of the drawing for narrow screens, where the parts are below one another.
+NARROW_WIDTH, NARROW_HEIGHT = 400, 1144
 #: The ground is drawn too, so that the picture can be read on a white page and on a dark one.
 STYLE = """
 :root { --ground: #ffffff; --card: #f3f5f8; --ink: #16191d; --soft: #4d5560; --line: #aab2bd; --bits: #0b62a4;
@@ -40,8 +43,34 @@ ATTRIBUTES = {
 }
 
 
-def drawing(device_name: str) -> str:
-    """Return the drawing as SVG text; capacities and counts are those of an Ascend device's file."""
+KERNEL = "a plain function on tiles, or Triton:", "s = q @ k.T;  p = exp(s - m)", "o = o * alpha + p @ v"
+PROGRAM = (
+    "operations on tiles, in queues;",
+    "rings of buffer slots between queues;",
+    "a check proves that no wait is missing",
+)
+DEVICE_FILE = (
+    "rates, latencies, capacities, and",
+    "the arithmetic of each unit; every",
+    "number has a basis and a source",
+)
+BITS = (
+    "each operation computes its tile in the unit's arithmetic:",
+    "formats, order of sums, rounding, exponential.",
+    "Output bits, error against float64, first NaN and its step.",
+)
+CYCLES = (
+    "each operation occupies its unit for a time, and waits",
+    "for data, for a free slot, or for its share of a link.",
+    "Latency, each unit's time by cause, the limit, a timeline.",
+)
+
+
+def drawing(device_name: str, *, is_narrow: bool = False) -> str:
+    """Return the drawing as SVG text; capacities and counts are those of an Ascend device's file.
+
+    ``is_narrow``: for screens of telephones.
+    """
     device = load_device(device_name)
     cube, vector = device.cores["aic"], device.cores["aiv"]
     size = {
@@ -49,22 +78,18 @@ def drawing(device_name: str) -> str:
         for core in (cube, vector)
         for name, buffer in core.buffers.items()
     }
-    parts = [
-        *_description(),
-        *_memories(),
-        *_cube(size),
-        *_vector(size, int(vector.per_group_count.value)),
-        *_results(),
-    ]
     group = f"one of {int(device.group_count.value)} core groups ({device_name})"
-    parts.append(_text(302, 178, group, "soft"))
+    vectors = f"{int(vector.per_group_count.value)} vector cores"
+    wide = [*_description(), *_memories(), *_cube(size), *_vector(size, vectors), *_results()]
+    parts = _narrow(size, vectors, group) if is_narrow else [*wide, _text(302, 178, group, "soft")]
+    width, height = (NARROW_WIDTH, NARROW_HEIGHT) if is_narrow else (WIDTH, HEIGHT)
     tip = (
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
         'orient="auto-start-reverse"><path d="M0 0L8 4L0 8z" fill="#16191d" style="fill:var(--ink)"/></marker></defs>'
     )
     label = "What npusim simulates: a kernel becomes a tile program, which gives bits and cycles on a device"
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">'
-    ground = f'<rect class="ground" fill="#ffffff" width="{WIDTH}" height="{HEIGHT}" rx="10"/>'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-label="{label}">'
+    ground = f'<rect class="ground" fill="#ffffff" width="{width}" height="{height}" rx="10"/>'
     group = f'<g fill="{INK}" font-size="13" font-family="system-ui, sans-serif">'
     drawn = [ground, group, *map(_with_attributes, parts), "</g>", "</svg>"]
     return "\n".join([head, f"<style>{STYLE}</style>", tip, *drawn]) + "\n"
@@ -94,23 +119,12 @@ def badge(name: str, value: str) -> str:
 
 
 def _description() -> list[str]:
-    kernel = "a plain function on tiles, or Triton:", "s = q @ k.T;  p = exp(s - m)", "o = o * alpha + p @ v"
-    program = (
-        "operations on tiles, in queues;",
-        "rings of buffer slots between queues;",
-        "a check proves that no wait is missing",
-    )
-    device = (
-        "rates, latencies, capacities, and",
-        "the arithmetic of each unit; every",
-        "number has a basis and a source",
-    )
     return [
-        _card(20, 18, 270, 104, "Kernel", *kernel),
+        _card(20, 18, 270, 104, "Kernel", *KERNEL),
         _path("M290 70H352"),
-        _card(356, 18, 290, 104, "Tile program", *program),
+        _card(356, 18, 290, 104, "Tile program", *PROGRAM),
         _path("M690 70H650"),
-        _card(694, 18, 266, 104, "Device file", *device),
+        _card(694, 18, 266, 104, "Device file", *DEVICE_FILE),
         _path("M501 122V156"),
     ]
 
@@ -144,9 +158,9 @@ def _cube(size: dict[str, str]) -> list[str]:
     ]
 
 
-def _vector(size: dict[str, str], count: int) -> list[str]:
+def _vector(size: dict[str, str], title: str) -> list[str]:
     return [
-        _text(302, 318, f"{count} vector cores", "title"),
+        _text(302, 318, title, "title"),
         _path("M216 346H512"),
         _text(300, 338, "MTE2: S, P V", "soft"),
         _box(516, 324, 104, 46, f"UB\n{size['UB']}", "buffer"),
@@ -158,23 +172,60 @@ def _vector(size: dict[str, str], count: int) -> list[str]:
 
 
 def _results() -> list[str]:
-    bits = (
-        "each operation computes its tile in the unit's arithmetic:",
-        "formats, order of sums, rounding, exponential.",
-        "Output bits, error against float64, first NaN and its step.",
-    )
-    cycles = (
-        "each operation occupies its unit for a time, and waits",
-        "for data, for a free slot, or for its share of a link.",
-        "Latency, each unit's time by cause, the limit, a timeline.",
-    )
     return [
         _path("M255 422V452"),
         _path("M725 422V452"),
-        _card(20, 456, 460, 122, "", *bits),
+        _card(20, 456, 460, 122, "", *BITS),
         _text(36, 480, "Bits", "bits"),
-        _card(500, 456, 460, 122, "", *cycles),
+        _card(500, 456, 460, 122, "", *CYCLES),
         _text(516, 480, "Cycles", "time"),
+    ]
+
+
+def _narrow(size: dict[str, str], vectors: str, group: str) -> list[str]:
+    """Return the parts below one another: the description, the memories and a core group, and the results."""
+    bits, cycles = (textwrap.wrap(" ".join(lines), 46) for lines in (BITS, CYCLES))
+    return [
+        _card(28, 12, 360, 104, "Kernel", *KERNEL),
+        _path("M28 64H14V304H24"),
+        _card(28, 132, 360, 104, "Device file", *DEVICE_FILE),
+        _path("M208 236V252"),
+        _card(28, 256, 360, 104, "Tile program", *PROGRAM),
+        _path("M208 360V396"),
+        '<rect class="card" x="4" y="400" width="392" height="444" rx="8"/>',
+        _box(14, 414, 372, 34, "HBM", "buffer"),
+        _path("M200 452V476", both=True),
+        _text(210, 468, "link", "soft"),
+        _box(14, 480, 372, 34, "L2", "buffer"),
+        '<rect class="group" x="34" y="548" width="332" height="284" rx="8"/>',
+        _text(364, 540, group, "soft", "end"),
+        _path("M98 514V578"),
+        _text(106, 570, "MTE2: Q K V", "soft"),
+        _text(354, 570, "cube core", "title", "end"),
+        _box(46, 582, 104, 46, f"L1\n{size['L1']}", "buffer"),
+        _path("M150 605H246"),
+        _text(180, 597, "MTE1", "soft"),
+        _box(250, 582, 104, 46, f"L0A, L0B\n{size['L0A']} each", "buffer"),
+        _path("M302 628V652"),
+        _box(250, 656, 104, 46, "CUBE\nQ K^T, P V", "unit"),
+        _path("M250 679H154"),
+        _box(46, 656, 104, 46, f"L0C\n{size['L0C']}", "buffer"),
+        _path("M46 679H20V518"),
+        _text(46, 717, "FIXP: S, P V", "soft"),
+        _text(46, 746, vectors, "title"),
+        _path("M380 514V777H358"),
+        _text(354, 746, "MTE2: S, P V", "soft", "end"),
+        _box(250, 754, 104, 46, f"UB\n{size['UB']}", "buffer"),
+        _path("M246 777H204", both=True),
+        _box(46, 754, 154, 46, "VECTOR\nmax, exp, sum, rescale", "unit"),
+        _path("M302 800V822H20V518"),
+        _text(46, 817, "MTE3: P to the cube core, O to memory", "soft"),
+        _path("M110 844V864"),
+        _path("M290 844V864"),
+        _card(4, 868, 392, 126, "", *bits),
+        _text(20, 892, "Bits", "bits"),
+        _card(4, 1006, 392, 126, "", *cycles),
+        _text(20, 1030, "Cycles", "time"),
     ]
 
 

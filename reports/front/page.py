@@ -14,12 +14,12 @@ from reports.parts.document import number, save_page, table
 from reports.parts.front import unbeaten
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from npusim.report.charts import Row
 
-__all__ = ["write"]
+__all__ = ["picture", "write"]
 
 #: Schedules and presets, with what each keeps in float16.
 CHOICES = (
@@ -33,6 +33,8 @@ CHOICES = (
 )
 DEVICE, TOKENS = "ascend_910b2", 4096
 WIDTH = 400
+#: Width of a panel on a narrow screen, where panels are below one another.
+NARROW = 270
 NAMES = tuple(dict.fromkeys(schedule for schedule, _ in CHOICES))
 #: Where outputs that are not finite are drawn, above every error, and what stands there instead of a number.
 BEYOND, LOST = 10.0, "NaN"
@@ -74,7 +76,12 @@ def write(folder: Path) -> list[Path]:
         "pasa": f"{usual['pasa fp16_mean']['latency_us']:.2f}",
         "finite": " and ".join(f"`{name}`" for name in finite),
     }
-    pictures = {"front.svg": _picture(found), "simulated.svg": drawing(DEVICE)}
+    pictures = {
+        "front.svg": picture(found),
+        "front_narrow.svg": picture(found, NARROW),
+        "simulated.svg": drawing(DEVICE),
+        "simulated_narrow.svg": drawing(DEVICE, is_narrow=True),
+    }
     return save_page(folder, "front", (fields, {"points": found}), pictures)
 
 
@@ -91,19 +98,23 @@ def _point(load: Load, schedule: str, precision: str) -> Row:
     return {**named, "latency_us": result.latency_us, "error": result.numerics.error.rmse}
 
 
-def _picture(found: dict[str, list[Row]]) -> str:
-    panels = [_panel(found[load.name], load) for load in LOADS]
-    title = f"Attention of {TOKENS:,} tokens on an Ascend 910B2: time against error, both predicted"
+def picture(points: Mapping[str, Sequence[Row]], width: int = WIDTH) -> str:
+    """Return the figure as SVG text: panels ``width`` pixels wide, below one another if they are narrow."""
+    panels = [_panel(points[load.name], load, width) for load in LOADS]
+    title = f"Attention of {TOKENS:,} tokens on an Ascend 910B2: ", "time against error, both predicted"
     rows = {name: data for panel in panels for name, data in panel.pop("datasets").items()}
-    return svg({"title": {"text": title, "anchor": "middle"}, "vconcat": [{"hconcat": panels}], "datasets": rows})
+    if width < WIDTH:
+        return svg({"title": {"text": title, "anchor": "middle"}, "vconcat": panels, "datasets": rows})
+    words = {"text": "".join(title), "anchor": "middle"}
+    return svg({"title": words, "vconcat": [{"hconcat": panels}], "datasets": rows})
 
 
-def _panel(points: Sequence[Row], load: Load) -> dict[str, Any]:
+def _panel(points: Sequence[Row], load: Load, width: int) -> dict[str, Any]:
     """Return one panel as wide as it is drawn: names that have room there, what is lost above all errors."""
     drawn = [{**p, "error": p["error"] or BEYOND, "is_front": False} for p in points]  # no line joins them
     spec = front(drawn, load.title)
     data = spec.pop("datasets")
-    data["names"] = [n for n in data["names"] if n["least"] <= WIDTH < n["beyond"]]
+    data["names"] = [n for n in data["names"] if n["least"] <= width < n["beyond"]]
     text = json.dumps(spec)
     for name in data:
         text = text.replace(f'"name": "{name}"', f'"name": "{load.name}_{name}"')
@@ -119,5 +130,5 @@ def _panel(points: Sequence[Row], load: Load) -> dict[str, Any]:
             encoding["x"]["axis"] = {"tickCount": 5, "labelOverlap": "greedy", "labelSeparation": 12}
             encoding["color"] = {**colour, "legend": {"orient": "top"}}
             layer["mark"].pop("style")
-    sizes = {"width": WIDTH, "height": CHART_HEIGHT}
+    sizes = {"width": width, "height": CHART_HEIGHT}
     return {**spec, **sizes, "datasets": {f"{load.name}_{n}": rows for n, rows in data.items()}}

@@ -1,4 +1,4 @@
-"""Rows that are gathered or scattered, and small products, on one GPU: ``python gathered.py OUT.json``.
+"""Rows that are gathered or scattered, and small products, on one GPU: ``python -m reports.silicon.gathered OUT.json``.
 
 Needs one GPU, torch and triton.  Measures the cases of gathered.json, of an H200 with Triton 3.6, again.  Each time is
 that of one launch in a graph of equal launches, in microseconds: the median of three replays.  `cases` reads a file.
@@ -48,34 +48,15 @@ def main() -> None:
     import torch
 
     from reports.silicon.gathered_kernels import launch_of
+    from reports.silicon.graph_time import graph_us
 
     measured = json.loads(FILE.read_text(encoding="utf-8"))
     for group in measured["groups"]:
         for row in group["rows"]:
             case = dict(zip(group["columns"], row, strict=True), kernel=group["kernel"])
-            row[-1] = round(timed(launch_of(case)), 3)
+            row[-1] = round(graph_us([launch_of(case)] * 20, 3), 3)
     measured["device"] = torch.cuda.get_device_name()
     Path(sys.argv[1]).write_text(json.dumps(measured), encoding="utf-8")
-
-
-def timed(launch: Any) -> float:
-    """Return the time of one of many launches in a graph."""
-    import torch
-
-    launch()
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    graph, count = torch.cuda.CUDAGraph(), 20
-    with torch.cuda.graph(graph):
-        for _ in range(count):
-            launch()
-    times = list[float]()
-    for _ in range(4):
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / count)
-    return sorted(times[1:])[1]
 
 
 if __name__ == "__main__":

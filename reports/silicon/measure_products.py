@@ -1,6 +1,6 @@
 """Times of cuBLAS's wide and thin products, and of their transposes, on one GPU (two minutes).
 
-    python reports/silicon/measure_products.py OUT_DIR
+    python -m reports.silicon.measure_products OUT_DIR
 
 x (m, k) and w (n, k) are row-major and bfloat16, y = x w^T (``operands: nt``).  Operands rotate, so that L2 has nothing
 of use; ``us``: a call's kernels, a median over calls, by the profiler; ``graph_us``: a call of a CUDA graph of calls.
@@ -17,6 +17,8 @@ from statistics import median
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+
+from reports.silicon.graph_time import graph_us
 
 #: Bytes that calls rotate over, and microseconds that all calls of a shape take at least.
 ROTATED_BYTES, LEAST_US = 200e6, 20e3
@@ -58,26 +60,6 @@ def calls_of(m: int, n: int, k: int) -> list:
     return calls
 
 
-def graph_us(calls: list, rounds: int) -> float:
-    """Return microseconds of a call in a CUDA graph of all calls, a median over replays."""
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        calls[0]()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    times = []
-    for _ in range(rounds + 2):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / len(calls))
-    return round(median(times[2:]), 3)
-
-
 def kernels(calls: list, rounds: int) -> tuple[float, list[str]]:
     """Return microseconds of a call's kernels, and each kernel with its median."""
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiled:
@@ -104,7 +86,7 @@ def main(folder: Path) -> None:
                 call()
             expected = max(5.0, 2 * m * n * k / 7e8, 2 * (m * k + n * k + m * n) / 4e6)
             rounds = max(3, int(LEAST_US / expected / len(calls)) + 1)
-            wall = graph_us(calls, rounds)
+            wall = round(graph_us(calls, rounds), 3)
             us, names = kernels(calls, min(rounds, 20))
             rows.append({"m": rows_of, "n": cols, "k": k, "us": us, "graph_us": wall, "kernels": names})
             print(rows[-1], flush=True)

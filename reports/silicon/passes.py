@@ -1,4 +1,6 @@
-"""Loops over rows that are read again, and loops of loads that wait for one another: ``python passes.py OUT.json``.
+"""Loops over rows that are read again, and loops of loads that wait for one another.
+
+    python -m reports.silicon.passes OUT.json
 
 Needs one GPU, torch and triton.  Each time is that of one launch in a graph of equal launches, in microseconds: the
 median of three replays.  ``rows``: blocks of the launch, one a row; ``row_bytes``: bytes of a row.
@@ -19,11 +21,13 @@ import torch
 import triton
 import triton.language as tl
 
+from reports.silicon.graph_time import graph_us
+
 MIB = 1 << 20
 
 
 @triton.jit
-def reread(x: Any, out: Any, size: int, passes: int, block: tl.constexpr) -> None:
+def reread(x, out, size, passes, block: tl.constexpr):
     """Pass over a row several times."""
     pid = tl.program_id(0)
     x += pid.to(tl.int64) * size
@@ -35,7 +39,7 @@ def reread(x: Any, out: Any, size: int, passes: int, block: tl.constexpr) -> Non
 
 
 @triton.jit
-def twopass(x: Any, out: Any, size: int, block: tl.constexpr) -> None:
+def twopass(x, out, size, block: tl.constexpr):
     """Read a row, then read it again and store it."""
     pid = tl.program_id(0)
     x += pid.to(tl.int64) * size
@@ -51,7 +55,7 @@ def twopass(x: Any, out: Any, size: int, block: tl.constexpr) -> None:
 
 
 @triton.jit
-def chain(x: Any, out: Any, count: int, stride: int, block: tl.constexpr) -> None:
+def chain(x, out, count, stride, block: tl.constexpr):
     """Load a tile, add it to a state, and store this state."""
     at = tl.program_id(0) * block + tl.arange(0, block)
     state = tl.zeros([block], tl.float32)
@@ -64,24 +68,7 @@ def chain(x: Any, out: Any, count: int, stride: int, block: tl.constexpr) -> Non
 
 def timed(kernel: Any, rows: int, *given: Any, warps: int) -> float:
     """Return the time of one of many launches in a graph."""
-
-    def launch() -> None:
-        kernel[(rows,)](*given, num_warps=warps)
-
-    launch()
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    graph, count = torch.cuda.CUDAGraph(), 20
-    with torch.cuda.graph(graph):
-        for _ in range(count):
-            launch()
-    times = list[float]()
-    for _ in range(4):
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / count)
-    return sorted(times[1:])[1]
+    return graph_us([lambda: kernel[(rows,)](*given, num_warps=warps)] * 20, 3)
 
 
 def main() -> None:

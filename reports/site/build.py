@@ -78,6 +78,8 @@ MODULES = {
 }
 #: Pages that are alone under their tab: an empty menu beside them would narrow their code.
 ALONE = "---\nhide: [navigation]\n---\n"
+#: A file of a picture that Markdown states as HTML: one for wide and one for narrow screens.
+PICTURE = re.compile(r'\b(src|srcset)="([^"]+\.svg)"')
 LINK = re.compile(r"(!?\[[^\]]*\])\(([^)#\s]+)(#[^)]*)?\)")
 
 
@@ -120,7 +122,12 @@ def _linked(source: Path, target: Path, placed: dict[Path, Path]) -> str:
             return found[0] if "://" in link else label.strip("[]")
         return f"{label}({_relative(there, target.parent)}{part})"
 
+    def picture(found: re.Match[str]) -> str:
+        there = placed.get((source.parent / found[2]).resolve())
+        return found[0] if there is None else f'{found[1]}="{_relative(there, target.parent)}"'
+
     text = LINK.sub(lead, source.read_text(encoding="utf-8"))
+    text = PICTURE.sub(picture, text)
     text = re.sub(r"(?m)^<!-- file: (\S+) -->\n", r"File `\1`:\n\n", text)
     text = re.sub(r"(?m)^<!-- test: \S+ -->\n", "", text)
     is_alone = re.search(rf"(?m)^  - [^\n]*: {re.escape(_place(source))}$", CONFIG.read_text(encoding="utf-8"))

@@ -47,7 +47,15 @@ WRONG = (
     ("run flash --batch 9007199254740992", "more than 10 min; to"),
     ("run flash --tp 0", "--tp 0: write a positive whole number: 4096, 8k"),
     ("run flash --tp 7", "tensor_parallel: 7 does not divide 40 query"),
-    ("run flash --dtype float17", "Invalid value for '--dtype'"),
+    (
+        "run flash --dtype fp16",
+        "Invalid value for '--dtype': 'fp16' is not one of 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2', "
+        "'float32'. Did you mean `float16`?",
+    ),
+    (
+        "run flash --dtype xyz",
+        "Invalid value for '--dtype': 'xyz' is not one of 'float16', 'bfloat16', 'float8_e4m3fn'",
+    ),
     ("run flash --dtype int8", "Invalid value for '--dtype'"),
     ("run flash --dtype float64", "Invalid value for '--dtype'"),
     ("run flash --dtype bfloat16 --precision fa16", "P V: float16 by bfloat16, but"),
@@ -70,6 +78,7 @@ WRONG = (
     ("run flash --hw ascend_910b", "no device or node named 'ascend_910b'. Did you"),
     ("run flash --hw 910B", "no device or node named '910B'. Did you mean `ascend_910b1`?"),
     ("run flash --hw 910b3", "no device or node named '910b3'. Did you mean `ascend_910b3`?"),
+    ("run flash --hw A100", "no device or node named 'A100'. Did you mean `a100`?"),
     ("run flash --hw h20x", "no device or node named 'h20x'. Did you mean `h20`?"),
     ("run flash --seq 64 --heads 8", "q_heads and kv_heads (--q-heads, --kv-heads) state the heads of the problem"),
     ("run flash --shape B4/2", "shape B4/2: 'B4/2' is not a size; write B4,N32/8"),
@@ -254,6 +263,7 @@ WRONG = (
     ("explore flash -f precision=none", "precision 'none': not a preset of flash; allowed:"),
     ("explore flash -f scores=float17", "unknown number format 'float17'; near names:"),
     ("explore flash -f block_q=2048 -j1", "no point fits; runs/explore-flash-pang"),
+    ("diff nope.npz flsh", "nope.npz: there is no such file; it must be an .npz or .safetensors with the kernel's"),
     ("explore flash -f depth=1 --hw h200", "depth: unknown tiling field; allowed: block_q,"),
     ("explore flash -f depth=1 -w pangu", "no workload named 'pangu'. Did you mean"),
     ("explore flash -f depth=1 --out file/a.csv", "file/a.sqlite: cannot be written: file is not a"),
@@ -335,7 +345,7 @@ WRONG = (
         "nope.npz: there is no such file; it must be an .npz or .safetensors with the kernel's output",
     ),
     ("diff empty.yaml flash --hw h200", "empty.yaml: not a readable tensor file, or truncated"),
-    ("diff nope.npz tiling_allreduce", "has no attention's output to compare with"),
+    ("diff ok.npz tiling_allreduce", "has no attention's output to compare with"),
     # -------------------- invariant
     ("invariant nosuch", "unknown schedule 'nosuch'; allowed:"),
     ("invariant flash --require ''", "--require: the value is empty"),

@@ -71,7 +71,7 @@ LAUNCHES = {
 }
 
 
-def judged(kernel: str, faults: tuple[str, ...], reference: str, folder: Path, hw: str = "h200") -> list[Any]:
+def judged(kernel: str, faults: tuple[str, ...], reference: str, folder: Path, hw: str = "ascend_910b2") -> list[Any]:
     for name, text in (("kernels.py", KERNEL), ("reference.py", REFERENCE)):
         (folder / name).write_text(text, encoding="utf-8")
     names = [f"{folder / 'kernels.py'}::{LAUNCHES[kernel].format(fault)}" for fault in faults]

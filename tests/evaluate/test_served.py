@@ -196,12 +196,12 @@ def memory(first: int) -> int:
     return total
 
 
-@pytest.mark.parametrize("calls", [60, pytest.param(1000, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("calls", [24, pytest.param(1000, marks=pytest.mark.exhaustive)])
 def test_calls_are_soon_answered_and_need_no_further_memory(server: tuple[str, int], calls: int) -> None:
     async def work(session: ClientSession) -> list[float]:
         seconds = list[float]()
-        for number in range(calls + 20):
-            if number == 20:
+        for number in range(calls + 16):  # each of the eight lengths twice before
+            if number == 16:
                 sizes.append(memory(server[1]))
             start = spent(server[1])
             call = {**CALL, "seq": 256 + 64 * (number % 8)}
@@ -209,9 +209,9 @@ def test_calls_are_soon_answered_and_need_no_further_memory(server: tuple[str, i
             assert got.structured_content["mid"] > 0
             seconds.append(spent(server[1]) - start)
         sizes.append(memory(server[1]))
-        return seconds[20:]
+        return seconds[16:]
 
     sizes: list[int] = []
     seconds = talk(server[0], work)
-    assert sizes[1] <= 1.1 * sizes[0], sizes
+    assert sizes[1] <= min(1.1, 1 + calls / 600) * sizes[0], sizes  # of few calls, what each leaves shows less
     assert median(seconds) < 0.3, median(seconds)

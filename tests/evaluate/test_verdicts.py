@@ -18,6 +18,8 @@ from tests.evaluate.attention_kernels import RIGHT, WRONG
 HERE = Path(__file__).parent
 FILE, PRODUCTS = HERE / "attention_kernels.py", HERE / "tensor_kernels.py"
 CALL = {"heads": 2, "kv_heads": 1, "seq_q": 128, "seq_kv": 128, "head_dim": 64, "causal": True, "dtype": "float16"}
+#: Nothing of the tile is left to choose: each candidate's process would choose for itself.
+TILE = {"block_q": 64, "block_kv": 64, "warps": 4, "stages": 3, "launch": "longest_first"}
 #: A call that is judged sooner: one block of queries and keys.
 SMALL = {**CALL, "heads": 1, "seq_q": 64, "seq_kv": 64}
 #: Words of the diagnosis of some faults.
@@ -44,7 +46,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def corpus(store: Path) -> dict[str, Evaluation]:
     """The evaluations of all kernels, in one batch that shares its referee."""
     names = [f"{FILE}:{name}" for name in (*RIGHT, *WRONG)]
-    found = evaluate(names, hw="h200", problem=CALL, tiling={"block_kv": 64}, jobs=2, store=store)  # type: ignore[arg-type]
+    found = evaluate(names, hw="h200", problem=CALL, tiling=TILE, jobs=2, store=store)  # type: ignore[arg-type]
     return {e.kernel.rpartition(":")[2]: e for e in found}
 
 
@@ -131,7 +133,7 @@ def test_a_stored_candidate_is_not_computed_again(
     assert len(lines) == len(corpus)
     assert all(json.loads(line) for line in lines)
     monkeypatch.setattr("npusim.studies.evaluate.evaluation.CandidateProcess", None)  # none is started
-    call: dict[str, Any] = {"hw": "h200", "problem": CALL, "tiling": {"block_kv": 64}, "store": store}
+    call: dict[str, Any] = {"hw": "h200", "problem": CALL, "tiling": TILE, "store": store}
     (again,) = evaluate(f"{FILE}:half", **call)
     assert again == corpus["half"]
     assert store.read_text(encoding="utf-8").splitlines() == lines

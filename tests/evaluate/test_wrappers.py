@@ -61,7 +61,7 @@ def judged(folder: Path, *calls: str) -> list[Evaluation]:
     """Return the evaluations of calls of the wrapper's file."""
     for name, text in (("kernels.py", WRAPPER), ("reference.py", REFERENCE)):
         (folder / name).write_text(text, encoding="utf-8")
-    options: dict[str, Any] = {"hw": "h200", "problem": {"R": 32, "N": 96}}
+    options: dict[str, Any] = {"hw": "ascend_910b2", "problem": {"R": 32, "N": 96}}
     names = [f"{folder / 'kernels.py'}::{call}" for call in calls]
     return list(evaluate(names, reference=f"{folder / 'reference.py'}:norm", **options))
 
@@ -77,7 +77,7 @@ def test_a_wrapper_is_right_at_all_sizes_and_a_size_that_it_looks_up_is_wrong(tm
     assert [e.verdict for e in (right, stored, peeked, left)] == ["right", "right", "wrong", "wrong"], right.reason
     assert "right on the given sizes, wrong on: N that does not divide" in peeked.looks_like
     assert left.looks_like.startswith("an uninitialised or unwritten part: 1 of 32 rows")
-    assert right.us["h200"].mid is not None
+    assert right.us["ascend_910b2"].mid is not None
     assert right.trust == "measure"
     assert "2 launches one after another" in right.doubts[0]
 

@@ -12,7 +12,7 @@ import pytest
 
 import npusim
 from npusim.config.load import load_device
-from reports.front.drawing import HEIGHT, WIDTH, badge, drawing
+from reports.front.drawing import HEIGHT, NARROW_HEIGHT, NARROW_WIDTH, WIDTH, badge, drawing
 from reports.front.page import DEVICE, TOKENS
 
 if TYPE_CHECKING:
@@ -50,9 +50,15 @@ def test_the_readme_says_what_its_figure_shows(usual: dict[str, dict[str, object
         assert float(f"{float(latency):.3e}") == usual[name]["latency_us"]
 
 
-def test_the_drawing_has_the_numbers_of_the_device_and_stays_in_its_cards(repository: Path) -> None:
-    text = drawing(DEVICE)
-    assert text == (repository / "reports" / "front" / "simulated.svg").read_text(encoding="utf-8")
+@pytest.mark.parametrize(
+    ("file", "is_narrow", "limits"),
+    [("simulated", False, (WIDTH, HEIGHT)), ("simulated_narrow", True, (NARROW_WIDTH, NARROW_HEIGHT))],
+)
+def test_the_drawing_has_the_numbers_of_the_device_and_stays_in_its_cards(
+    file: str, is_narrow: bool, limits: tuple[int, int], repository: Path
+) -> None:
+    text = drawing(DEVICE, is_narrow=is_narrow)
+    assert text == (repository / "reports" / "front" / f"{file}.svg").read_text(encoding="utf-8")
     root = ElementTree.fromstring(text)
     words = [element for element in root.iter() if element.tag.endswith("text")]
     said = " ".join(element.text or "" for element in words)
@@ -64,17 +70,32 @@ def test_the_drawing_has_the_numbers_of_the_device_and_stays_in_its_cards(reposi
     # A letter of the widest usual font takes eight pixels of the thirteen of its height.
     for element in words:
         width = 7.4 * len(element.text or "")
-        left = float(element.get("x", 0)) - (width / 2 if element.get("text-anchor") == "middle" else 0)
+        before = {"middle": width / 2, "end": width}.get(element.get("text-anchor") or "", 0.0)
+        left = float(element.get("x", 0)) - before
         assert left >= 0, element.text
-        assert left + width <= WIDTH, element.text
-        assert float(element.get("y", 0)) <= HEIGHT
+        assert left + width <= limits[0], element.text
+        assert float(element.get("y", 0)) <= limits[1]
     assert "prefers-color-scheme: dark" in text
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text), "no request leaves"
 
 
-def test_the_drawing_needs_no_style_sheet() -> None:
+def test_the_readmes_pictures_have_a_form_for_narrow_screens(repository: Path) -> None:
+    """At 390 pixels a picture has letters of 9 pixels or more, and does not scroll."""
+    text = (repository / "README.md").read_text(encoding="utf-8")
+    narrow = re.findall(r'<source media="\(max-width: 600px\)" srcset="([^"]+)"><img src="([^"]+)" alt="[^"]', text)
+    assert [wide for _, wide in narrow] == ["reports/front/simulated.svg", "reports/front/front.svg"]
+    for name, wide in narrow:
+        assert (repository / wide).is_file()
+        head = re.search(r'viewBox="0 0 (\d+) (\d+)"', (repository / name).read_text(encoding="utf-8"))
+        assert head is not None
+        assert int(head[1]) <= 358 * 11 / 9
+        assert int(head[2]) > int(head[1])
+
+
+@pytest.mark.parametrize("is_narrow", [False, True])
+def test_the_drawing_needs_no_style_sheet(is_narrow: bool) -> None:
     """Renderers of package indexes and viewers without CSS drew it black."""
-    plain = re.sub(r"(?s)<style>.*?</style>", "", drawing(DEVICE))
+    plain = re.sub(r"(?s)<style>.*?</style>", "", drawing(DEVICE, is_narrow=is_narrow))
     root = ElementTree.fromstring(plain)
     for element in root.iter():
         if element.tag.rpartition("}")[2] in ("rect", "path"):

@@ -44,6 +44,8 @@ def test_links_and_pictures_lead_to_files_of_the_site(pages: dict[str, Path]) ->
             text = re.sub(r"(?ms)^```.*?^```$|`[^`\n]*`", "", path.read_text(encoding="utf-8"))
             for link in re.findall(r"\]\(([^)\s#]+)(?:#[^)]*)?\)", text):
                 assert "://" in link or (path.parent / link).is_file(), f"{name}: {link}"
+            for picture in re.findall(r'\bsrc(?:set)?="([^"]+)"', text):
+                assert (path.parent / picture).is_file(), f"{name}: {picture}"
 
 
 def test_blocks_of_python_are_python(pages: dict[str, Path]) -> None:

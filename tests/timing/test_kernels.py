@@ -280,6 +280,22 @@ def test_a_share_is_a_core_s_and_what_it_keeps_is_loaded_once() -> None:
     assert l2_bytes(**share, full_load="both") == (4 + 4 + 2) * mib
 
 
+@pytest.mark.parametrize(("k", "measured_us"), [(1024, 8.45), (768, 6.49), (512, 4.416)])
+def test_short_rows_that_begin_inside_a_block_cost_the_loads_of_a_core(k: int, measured_us: float) -> None:
+    """Products of CANN's tuning bank, on one core: 16 columns are stored, the true number is at most 15."""
+    tiling = {"block_k": 128 if k != 768 else 96, "load_a": 128 if k != 768 else 96, "full_load": "b"}
+    slots = {"block_m": 16, "block_n": 16, "slots_l1a": 1, "slots_l0a": 1}
+
+    def core_us(columns: int) -> float:
+        problem = GemmProblem(m=16, n=columns, k=k)
+        timing = run("gemm", problem=problem, tiling=tiling | slots, numerics=False, trace_groups=(), l2="warm").timing
+        assert timing is not None
+        return timing.cycles / timing.clock_hz * 1e6
+
+    assert core_us(15) == pytest.approx(measured_us, rel=0.07)
+    assert core_us(16) < measured_us / 2
+
+
 def test_what_a_share_reads_again_is_in_l2() -> None:
     """Of 4096^3 in 4 x 8 shares a core has 8 x 2 tiles: it waits for A once of twice, for B once of eight times."""
     problem = GemmProblem(m=4096, n=4096, k=4096, dtype="mxfp8_e5m2", operands="nt")

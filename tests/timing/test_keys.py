@@ -46,6 +46,7 @@ PROGRAMS: dict[str, tuple[str, Any, dict[str, Any], str | None]] = {
     "single": ("flash", small(dtype="float32"), {"block_kv": 64, "block_q": 32}, "fa2_fp32,arithmetic=ieee.f32"),
     "odd": ("flash", small(head_dim=80, seq_q=100, layout="bsnd"), {"block_kv": 64}, None),
     "byte": ("gemm", GemmProblem(m=256, n=129, k=256), {}, None),
+    "short": ("gemm", GemmProblem(m=16, n=9, k=256), {"block_m": 16, "block_n": 16}, None),
     "tall": (
         "gemm",
         GemmProblem(m=256, n=256, k=1024),
@@ -110,6 +111,7 @@ WHERE = {
         ("*float8_e4m3fn*", ("eight",)),
         ("*.gm_l1.unaligned_factor", ("odd",)),
         ("*.gm_l1.unaligned_bytes_per_cycle", ("byte",)),
+        ("*.gm_l1.unaligned_row_cycles", ("short",)),
         ("*.gm_l1.burst_overhead_cycles", ("tall",)),
         ("*.gm_l1.request_cycles", ("thin",)),
         ("*.row_cycles", ("tall",)),

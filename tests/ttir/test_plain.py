@@ -17,7 +17,7 @@ import npusim
 from npusim.cli.app import app
 from npusim.config.problem import GemmProblem, KernelProblem, Problem
 from npusim.errors import NpusimError, SpecError
-from npusim.kernels.triton import launch as launches
+from npusim.kernels.triton import launch_ways as launches
 from npusim.kernels.triton.values import Tensor
 from npusim.simulation.request import Request
 from npusim.studies.validate.diff import diff

@@ -12,7 +12,7 @@ import npusim
 from npusim.config.problem import Problem
 from npusim.errors import NpusimError, ProgramError, SpecError
 from npusim.kernels.triton import compiler
-from npusim.kernels.triton import launch as launches
+from npusim.kernels.triton import launch_ways as launches
 from npusim.kernels.triton.reader import Reader
 from ttir.test_hidden_lanes import _recorded
 from ttir.test_plain import KERNELS, NORM, name_of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from importlib.util import find_spec
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -113,16 +114,34 @@ def test_a_wrong_second_result_shows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_refusal_is_of_the_way_of_reading_that_came_furthest(monkeypatch: pytest.MonkeyPatch) -> None:
-    from npusim.kernels.triton import launch as launches
+    from npusim.kernels.triton import launch_ways as launches
 
-    fails = iter([31, 33, 32, *[30] * 8])
+    fails, asks = count(31), ("lists_elements", "parts_by_loops", "cuts")
 
-    def fail(*_: Any) -> Any:
-        raise ProgramError(f"result_kernels.py:{next(fails)}: not read")
+    def fail(*of: Any) -> Any:
+        of[-1].asked.update(asks)
+        line = next(fails)
+        raise ProgramError(f"result_kernels.py:{line if line < 34 else 30}: not read")
 
     monkeypatch.setattr(launches, "read_launch", fail)
     with pytest.raises(ProgramError, match=r"result_kernels\.py:33: not read"):
         launch("by_program", "h200", Y=((ROWS, COLUMNS), F16))
+
+
+def test_what_a_reading_did_not_ask_for_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    from npusim.kernels.triton import launch_ways as launches
+
+    tried = list[tuple[bool, bool]]()
+
+    def fail(*of: Any) -> Any:
+        tried.append((of[-1].lists_elements, of[-1].cuts))
+        of[-1].way("cuts")
+        raise ProgramError("result_kernels.py:31: not read")
+
+    monkeypatch.setattr(launches, "read_launch", fail)
+    with pytest.raises(ProgramError, match=r"result_kernels\.py:31: not read"):
+        launch("by_program", "h200", Y=((ROWS, COLUMNS), F16))
+    assert tried == [(False, False), (False, True)]
 
 
 def test_a_state_is_stored_before_a_product_is_added_to_it() -> None:

@@ -80,12 +80,12 @@ class Layout:
 
     @property
     def is_bijective(self) -> bool:
-        """Whether it has every index from 0 to ``size - 1`` exactly once."""
+        """Whether the layout has every index from 0 to ``size - 1`` exactly once."""
         return {self(i) for i in range(self.size)} == set(range(self.size))
 
 
 def coalesce(layout: Layout) -> Layout:
-    """Return the same function of the integers with the fewest modes, none nested.
+    """Return the same function of the integers with the fewest modes and without nested modes.
 
     Examples
     --------
@@ -108,7 +108,7 @@ def coalesce(layout: Layout) -> Layout:
 def fitted(function: Callable[[int], int], shape: tuple[IntTuple, ...]) -> Layout:
     """Return the layout that equals ``function`` at every place of ``shape``, each mode coalesced.
 
-    Raises `LayoutError` where no strides give the function, and names the first place where they fail.
+    Raises `LayoutError` if no strides give the function; the message names the first place where they fail.
 
     Examples
     --------

@@ -27,14 +27,14 @@ Source = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class ChainCost:
-    """Warp instructions that turn the accumulators of one chained tile into operands.
+    """Warp instructions that convert the accumulators of one chained tile to operands.
 
     Counts of a straightforward lowering; cycles depend on the device's pipes.
     """
 
     shuffles: int  #: SHFL.BFLY of one 32-bit register
-    selects: int  #: one for each source beyond the first that a register has in different lanes
-    permutes: int  #: permutations of bytes: one for each register that is mixed from halves of two
+    selects: int  #: one for each source of a register beyond the first, if lanes have different sources
+    permutes: int  #: permutations of bytes: one for each register that is mixed from halves of two registers
     conversions: int  #: values a lane converts to the operand's format; 0 where accumulators already have it
 
 
@@ -42,8 +42,8 @@ class ChainCost:
 class Shuffle:
     """One SHFL.BFLY: lane l reads from lane ``l ^ mask``.
 
-    ``slots[l]`` are the places of lane l's operand that it fills, ``sources[l]`` the value of lane ``l ^ mask`` for
-    each of them; at most one full register.
+    ``slots[l]`` are the places of lane l's operand that the exchange fills, ``sources[l]`` the value of lane ``l ^
+    mask`` for each of these places; at most one full register.
     """
 
     mask: int
@@ -55,10 +55,10 @@ class Shuffle:
 class Chain:
     """How the accumulators of one product become operand ``A`` (or ``B``) of the next.
 
-    The chained tile is the smallest that fills whole fragments of both.  ``tiles`` accumulator
-    fragments give ``steps`` operand fragments; value v of fragment t is number
-    ``t * accumulator.values + v``, slot likewise; ``sources[lane][slot]`` is the (lane, value) that goes there, in the
-    same lane if it can be.  Both products have one ``arrangement`` of groups.
+    The chained tile is the smallest one that fills whole fragments of both products.  ``tiles`` accumulator fragments
+    give ``steps`` operand fragments; value v of fragment t is number ``t * accumulator.values + v``, and slots are
+    numbered in the same way; ``sources[lane][slot]`` is the (lane, value) for that slot, in the same lane if possible.
+    Both products have one ``arrangement`` of groups.
     """
 
     accumulator: Fragment
@@ -70,7 +70,7 @@ class Chain:
 
     @property
     def values(self) -> int:
-        """Operand values that one group (quad pair) needs."""
+        """Number of operand values that one group (quad pair) needs."""
         return len(self.sources[0]) * self.operand.threads
 
     @property
@@ -98,7 +98,7 @@ class Chain:
 
     @cached_property
     def cost(self) -> ChainCost:
-        """Instructions for one chained tile of a warp."""
+        """The instructions for one chained tile of a warp."""
         selects = permutes = 0
         sent = [{values for values in shuffle.sources if values} for shuffle in self.shuffles]
         for recipes in (*sent, *self._formed()):
@@ -154,9 +154,10 @@ def chain(
 ) -> Chain:
     """Return the values of an accumulator that are in the right lane for the next product's operand.
 
-    ``operand`` is fragment A of the next, whose rows are C's rows, or B, whose columns are C's columns (the transposed
-    form, Sᵀ = K·Qᵀ).  ``arrangement`` is that of the groups in both products; by default all are stacked along the
-    operand's axis (4x1 for A, 1x4 for B), so that no group needs another's values.
+    ``operand`` is fragment A of the next product, whose rows are C's rows, or B, whose columns are C's columns (the
+    transposed form, Sᵀ = K·Qᵀ).  ``arrangement`` is the arrangement of the groups in both products; by default all
+    groups are stacked along the operand's axis (4x1 for A, 1x4 for B), so that no group needs the values of another
+    one.
 
     Raises `LayoutError` for operands that cannot be chained, and for values that would have to cross lanes unless
     ``allow_exchange``.
@@ -211,7 +212,8 @@ def _kept_axis(accumulator: Fragment, operand: Fragment) -> Literal[0, 1]:
 def held(fragment: Fragment, where: Arrangement, tiles: int = 1, axis: int = 0) -> dict[tuple[int, int], Source]:
     """Return the lane and the value that hold each (row, column) of a warp's tiles, adjacent along an axis.
 
-    If several lanes hold one element, the first of them. Value v of tile t is number ``t * fragment.values + v``.
+    If several lanes have one element, the first of these lanes. Value v of tile t is number ``t * fragment.values +
+    v``.
     """
     extent = where.tile(fragment)[axis]
     places: dict[tuple[int, int], Source] = {}

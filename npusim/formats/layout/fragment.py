@@ -1,4 +1,4 @@
-"""Fragments: which lane of a warp holds which element of an operand, and in which register."""
+"""Fragments: the lane and the register of a warp in which each element of an operand is."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Fragment:
     """One operand of a matrix instruction, distributed over the lanes of a warp.
 
     A warp executes ``groups`` products in parallel: the four quad pairs of m8n8k4, one product of m16n8k16.  Each group
-    has its own ``rows x columns`` tile.  Rows and columns are the matrix's as PTX writes it: A is ``m x k``, B is ``k x
-    n``, C and D are ``m x n``.
+    has its own ``rows x columns`` tile.  Rows and columns are those of the matrix in PTX's notation: A is ``m x k``, B
+    is ``k x n``, C and D are ``m x n``.
 
     """
 
     instruction: str  #: its shape: ``m8n8k4``
     operand: Operand  #: C and D share one map
-    order: Order  #: order of A and B of m8n8k4; other instructions have one order
+    order: Order  #: order of A and B of m8n8k4; other instructions have a single order
     rows: int
     columns: int
     bits: int  #: bits of one value: 16 or 32
@@ -88,13 +88,13 @@ class Fragment:
         return self.lanes(thread, group)
 
     def coordinate(self, lane: int, value: int) -> tuple[int, int]:
-        """Return (row, column) of a lane's value in the tile of its group; raise `LayoutError` where there is none."""
+        """Return (row, column) of a lane's value in the tile of its group; raise `LayoutError` if it does not exist."""
         if not 0 <= value < self.values:
             raise LayoutError(f"{self}: a lane holds values 0 to {self.values - 1}, not {value}")
         return self._element(self.thread(lane), value)
 
     def holder(self, row: int, column: int, group: int = 0) -> tuple[int, int]:
-        """Return (lane, value) that holds an element of a group's tile; raise `LayoutError` where there is none."""
+        """Return (lane, value) that holds an element of a group's tile; raise `LayoutError` if no lane has it."""
         if not (0 <= row < self.rows and 0 <= column < self.columns and 0 <= group < self.groups):
             raise LayoutError(
                 f"{self}: no element ({row}, {column}) of group {group}: it has {self.groups} "
@@ -106,8 +106,8 @@ class Fragment:
     def butterflies(self) -> tuple[int, ...]:
         """Return the XOR masks of the shuffles that reduce a whole row of the tile.
 
-        A lane first reduces its own elements; every mask is one butterfly step.  None for
-        m8n8k4 with f16 accumulators, (2,) with f32, (1, 2) for m16n8k16 (volta.md §1.1).
+        A lane first reduces its own elements; every mask is one butterfly step.  Empty for m8n8k4 with f16
+        accumulators, (2,) with f32, (1, 2) for m16n8k16 (volta.md §1.1).
         """
         lanes = {self.holder(0, column)[0] for column in range(self.columns)}
         masks = {lane ^ min(lanes) for lane in lanes}

@@ -3,9 +3,9 @@
 The maps are derived from the behaviour of the hardware, not entered by hand:
 
 * **Volta, m8n8k4** (HMMA.884).  A quad pair is two threadgroups of four lanes.  Threadgroup g reads
-  rows 4g to 4g+3 of A and columns 4g to 4g+3 of B, each lane one 64-bit piece of memory.  The
-  product runs in steps; each step multiplies rows of both A halves by one threadgroup's B and lets
-  every lane write one aligned pair of 32-bit registers (volta.md §1, §5).
+  rows 4g to 4g+3 of A and columns 4g to 4g+3 of B, each lane has one 64-bit piece of memory.  The product runs in
+  steps; each step multiplies rows of both A halves by one threadgroup's B and lets every lane write one aligned pair of
+  32-bit registers (volta.md §1, §5).
 * **Ampere, m16n8k8 and m16n8k16**.  Operands are 8 x 8 blocks in which lane l holds two neighbours
   of row l/4 (volta.md §2).
 """

@@ -58,7 +58,8 @@ def wavefronts(addresses: Addresses, width_bytes: int, model: BankModel, *, allo
     """Return the cycles of a shared-memory access of ``width_bytes`` per lane in the banks.
 
     The cycles of a phase are the largest number of different words of one bank; lanes that read the same word share it,
-    and a phase without lanes takes none.  32 lanes that read 32, 64 or 128 bits each without conflict take 1, 2 or 4.
+    and a phase without lanes takes 0 cycles.  32 lanes that read 32, 64 or 128 bits each without conflict take 1, 2 or
+    4 cycles.
 
     Raises `LayoutError` for a width that the model does not know, more than 32 lanes, or an address that is no
     multiple of the width; ``allow_misaligned`` accepts multiples of a word, which the hardware refuses.
@@ -86,8 +87,8 @@ def wavefronts(addresses: Addresses, width_bytes: int, model: BankModel, *, allo
 def return_cycles(addresses: Addresses, width_bytes: int, model: BankModel) -> int:
     """Return the cycles in which a load's data return: one for each register of the warp.
 
-    Half of that if all lanes at one of the model's distances read the same address; any other broadcast still costs its
-    full share (volta.md §4.1).  A load takes the longer of this and `wavefronts`.
+    Half of this number if all lanes at one of the model's distances read the same address; any other broadcast costs
+    the full number (volta.md §4.1).  A load takes the longer of this time and `wavefronts`.
     """
     _check(addresses, width_bytes, model, width_bytes)
     cycles = ceil_div(width_bytes, model.bank_bytes)

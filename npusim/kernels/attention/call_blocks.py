@@ -44,8 +44,8 @@ class AttentionTensors:
 def attention_tensors(problem: Problem, output: str, packed: int = 1) -> AttentionTensors:
     """Return Q, K, V and O of ``problem`` in its layout, the output in format ``output``.
 
-    ``packed`` query heads form one head, their rows concatenated: the order in memory, unless several
-    rows of a head are interleaved with other heads' (BSND).
+    ``packed`` query heads form one head with concatenated rows.  This is the order in memory, unless several rows of a
+    head are interleaved with rows of other heads (BSND).
     """
     p, fmt, mixed = problem, problem.dtype, problem.layout != "bnsd"
     heads, rows, apart = p.heads // packed, p.seq_q * packed, mixed and (packed == 1 or p.seq_q > 1)
@@ -88,9 +88,10 @@ def grid(tensor: GlobalTensor, *axes: tuple[str, int]) -> tuple[WorkTile, ...]:
 
 
 def in_bands(blocks: Sequence[WorkTile], together: int, *, are_columns: bool = False) -> tuple[WorkTile, ...]:
-    """Return tiles of a grid of rows and columns in bands of ``together`` rows of tiles, column by column in each.
+    """Return tiles of a grid of rows and columns in bands of ``together`` rows of tiles; each band is ordered column by
+    column.
 
-    ``are_columns``: in bands of columns of tiles, row by row in each.  Tiles of one column (row) and band share an
+    ``are_columns``: bands of columns of tiles, each ordered row by row.  Tiles of one column (row) and band share an
     operand of a product, so that the tiles of a wave read few rows and columns.
     """
     (_, _, height), (_, _, width) = blocks[0].spans[:2]
@@ -167,7 +168,7 @@ def below_one_another(blocks: tuple[WorkTile, ...], group: int, queries: int) ->
 def depends_on_position(problem: Problem, seen: Seen) -> bool:
     """Return whether the keys that a query sees, or a term added to its scores, depend on the query's position.
 
-    A kernel may mask every tile, even one in which each query sees all keys, so that the tiles do not show this.
+    A kernel may mask every tile, even a tile in which each query sees all keys: the tiles do not show this.
     """
     return problem.alibi or not seen.shows_all
 
@@ -196,7 +197,7 @@ def masked_throughout(block: WorkTile) -> WorkTile:
     return replace(block, runs=_masked(block.runs))
 
 
-@lru_cache(maxsize=1024)  # those of one head
+@lru_cache(maxsize=1024)  # blocks of one head
 def _masked(runs: tuple[TileRun, ...]) -> tuple[TileRun, ...]:
     masked: list[TileRun] = []
     for run in runs:
@@ -204,8 +205,8 @@ def _masked(runs: tuple[TileRun, ...]) -> tuple[TileRun, ...]:
     return tuple(masked)
 
 
-#: How blocks are distributed to core groups: in turn, in the given order; the longest first, every other round
-#: backwards; or each, the longest first, to the core group that is free first, as from a persistent kernel's work list.
+#: How blocks are distributed to core groups: in turn, in the given order; the longest first, with every other round
+#: backwards; or the longest first, each to the core group that is free first, as a persistent kernel's work list does.
 BlockOrder = Literal["round_robin", "balanced", "work_list"]
 
 
@@ -270,7 +271,7 @@ def as_free(
 
 def _first_free(work: Integers, cores: int, residents: int) -> tuple[Integers, Integers]:
     """Return slot and core of blocks that start in turn at the slot that is free first."""
-    if not np.ptp(work):  # each round of equal blocks visits the slots in one order
+    if not np.ptp(work):  # each round of equal blocks visits the slots in the same order
         turns = np.arange(len(work)) % (residents * cores)
         return turns // cores, turns % cores
     free = [(0, slot, core) for slot in range(residents) for core in range(cores)]

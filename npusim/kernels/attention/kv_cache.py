@@ -71,7 +71,7 @@ def reading_cache(kernel: Kernel, operands: Mapping[str, GlobalTensor]) -> Kerne
     return _reading_cache(kernel, tuple(scales.items()), operands["q"].fmt) if scales else kernel
 
 
-@lru_cache(maxsize=64)  # of kernels, because tables are stored by kernel
+@lru_cache(maxsize=64)  # a number of kernels, because tables are stored by kernel
 def _reading_cache(kernel: Kernel, scales: tuple[tuple[str, bool], ...], fmt: str) -> Kernel:
     """Return the kernel for scales by name, and whether each channel has one."""
 

@@ -44,7 +44,7 @@ def converted(
 ) -> Iterator[Value]:
     """Conversion to another format, ``through`` a wider one if no instruction converts directly, times a scale.
 
-    ``axis``, ``rule``: those of a block format.
+    ``axis``, ``rule``: axis and scale rule of a block format.
     """
     for xj in tiles(x):
         y = (xj.to(through) if through else xj).to(fmt, overflow=narrow_overflow(fmt), axis=axis, rule=rule)

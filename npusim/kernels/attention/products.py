@@ -41,7 +41,7 @@ WHOLE, BY_TILES = (
 
 @kernel(results="c", parts="m n")
 def add_parts(parts: Value, fmt: str) -> Value:
-    """The sum of the results of splits of k, or of a token's experts."""
+    """The sum of the results of splits of k, or of the experts of a token."""
     total = full("m n", 0.0, "float32")
     for part in tiles(parts, axis="split"):
         total = total + part.to("float32")
@@ -125,7 +125,7 @@ def gemm_tiles(
 def copy(source: GlobalTensor, target: GlobalTensor, rows: int, label: str = "copy", cols: int = 0) -> Phase:
     """Return a copy of a tensor, with ``rows`` rows and ``cols`` columns (0: all) per block.
 
-    Heads of ``target`` may share those of ``source``.
+    Several heads of ``target`` may share one head of ``source``.
     """
     width = min(cols or source.cols, source.cols)
     blocks = grid(target, ("row", rows), ("col", width)) if cols else grid(target, ("row", rows))

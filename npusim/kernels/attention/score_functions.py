@@ -1,6 +1,6 @@
 """Functions of scaled scores before they are masked, as data of a problem: soft-cap and ALiBi; and learned sinks.
 
-A kernel with the hook ``score`` applies them; one without it does not compute such a problem.
+A kernel with the hook ``score`` applies these functions; a kernel without the hook does not compute such a problem.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def exponent_factor(variant: str) -> float:
 class ProblemScore:
     """The hook of a problem: ``softcap tanh(s / softcap)``, a head's slope times the distance to a key, a bias.
 
-    ``unit``: the unit of its scores, slopes and results; with a soft-cap, multiples of it, before and after.
+    ``unit``: the unit of the kernel's scores, slopes and results; with a soft-cap, multiples of the soft-cap, before
+    and after it.
     """
 
     softcap: float | None

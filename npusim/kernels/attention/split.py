@@ -256,7 +256,7 @@ def _stacks(target: GlobalTensor, count: int, fmt: str, level: int) -> dict[str,
 def _variants(p: FlashPrecision) -> tuple[str, str]:
     """Return the exponential and the logarithm of a merge, to the base of the attention's exponential.
 
-    Its variant also applies to float32 if its exponentials are float32.
+    The variant also applies to float32 if the kernel's exponentials are float32.
     """
     base, _, variant = p.exp_variant.partition(".")
     return f"{base}.{variant if p.exponential == EXACT else 'correct'}", f"log{'2' if base == 'exp2' else ''}.correct"
@@ -269,8 +269,8 @@ PACKED_ROWS, PACKED_TILES = 32, 2
 
 
 def packs(rows: int, tiles: int, places: int) -> bool:
-    """Return whether it is worth it to pack ``rows`` queries of the heads that share keys as rows of one block.
+    """Return whether packing ``rows`` queries of the heads that share keys as rows of one block saves time.
 
-    Their blocks visit ``tiles`` in all, on ``places``: otherwise more rows than `PACKED_ROWS` leave too few blocks.
+    The blocks visit ``tiles`` in all, on ``places``; more rows than `PACKED_ROWS` would otherwise leave too few blocks.
     """
     return rows <= PACKED_ROWS or tiles >= PACKED_TILES * places

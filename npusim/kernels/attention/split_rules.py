@@ -33,8 +33,8 @@ class SplitCall:
     """The properties of a call that rules read: keys and queries of each sequence, heads, tiles, and cores of the
     device.
 
-    ``head_dim``: that of a row of V, 0 if not known. ``page``: keys of a page, 0 for none.  ``kv_bytes``: bytes of K
-    and V of the longest sequence for one KV head.  ``window``: keys that a query sees around its own, 0 for all.
+    ``head_dim``: number of columns of V, 0 if not known. ``page``: keys of a page, 0 for none.  ``kv_bytes``: bytes of
+    K and V of the longest sequence for one KV head.  ``window``: keys that a query sees around its own, 0 for all.
     ``is_causal``: causal or windowed.
     """
 
@@ -104,7 +104,7 @@ def num_splits_heuristic(blocks: int, places: int, tiles: int, *, skips_equal: b
     """Return FlashAttention's splits of ``blocks`` on ``places``: the fewest within 85 % of the best efficiency.
 
     Efficiency is the filled share of waves, in float32.  ``skips_equal`` (FlashAttention-2): a count is not considered
-    if its parts are no shorter than with one split less.
+    if its parts are as long as with one split less.
     """
     # csrc/flash_attn/flash_api.cpp, num_splits_heuristic
     if blocks >= 0.8 * places:
@@ -121,7 +121,8 @@ def num_splits_heuristic(blocks: int, places: int, tiles: int, *, skips_equal: b
 
 
 def fa2(call: SplitCall) -> Parts:
-    """FlashAttention-2 (csrc/flash_attn, 2 blocks a multiprocessor): one length of parts, the longest sequence's.
+    """FlashAttention-2 (csrc/flash_attn, 2 blocks a multiprocessor): all sequences have parts of one length, which
+    follows from the longest sequence.
 
     With pages it is the interface of packed sequences, as vLLM calls it (flash_api.cpp, mha_varlen_fwd): keys are split
     if the rows of a block are only the query heads of a KV head.
@@ -150,7 +151,7 @@ def _fa3_count(call: SplitCall, sequences: int) -> int:
 
 
 def fa3(call: SplitCall) -> Parts:
-    """FlashAttention-3 (hopper/heuristics.h), one count of splits for all sequences."""
+    """FlashAttention-3 (hopper/heuristics.h), all sequences have one number of splits."""
     return _counted(call.shortened(call.block_q).tiles, [_fa3_count(call, len(call.keys))] * len(call.keys))
 
 
@@ -159,7 +160,7 @@ def fa3_varlen(call: SplitCall) -> Parts:
     work = ceil_div(call.rows, call.block_q) * sum(call.tiles) * call.kv_heads
     # hopper/flash_prepare_scheduler.cu: a tenth more
     each, most = ceil_div(11 * work, 10 * call.cores), _fa3_count(call, 1)
-    few = len(call.keys) <= 992  # as there: so many sequences a block of threads
+    few = len(call.keys) <= 992  # as in FlashAttention-3: so many sequences fit into a block of threads
     counts = [max(1, min(ceil_div(n, each), most)) if few else 1 for n in call.tiles]
     return _counted(call.shortened(call.block_q).tiles, counts)
 
@@ -178,7 +179,7 @@ def flashinfer(call: SplitCall) -> Parts:
     places, page = max(1, 2 * call.cores // call.kv_heads), call.page or 1
     # scheduler.cuh, FA2DetermineCtaTileQ
     rows = 128 if call.rows > 64 and call.head_dim < 256 else 64 if call.rows > 16 else 16
-    # As there, a window counts without the query's key.
+    # As in FlashAttention-3, a window counts without the query's key.
     call = call.shortened(rows - 1)
     row_blocks, pages = ceil_div(call.rows, rows), [ceil_div(n, page) for n in call.keys]
     # scheduler.cuh: 128 tokens a chunk at least
@@ -209,8 +210,8 @@ def flashmla(call: SplitCall) -> Parts:
 
 
 def vllm(call: SplitCall) -> Parts:
-    """VLLM's Triton kernel of decoding: 16 segments of a sequence, depending only on its own length; one segment if
-    batches are large.
+    """The Triton kernel of vLLM for decoding: 16 segments of a sequence, depending only on the sequence's length; one
+    segment if batches are large.
     """
     # triton_unified_attention.py: 128 programs, 16 segments
     splits = call.queries == 1 and len(call.keys) <= 128 // call.kv_heads
@@ -244,8 +245,8 @@ def xqa(call: SplitCall) -> Parts:
 def seen_parts(rule: str, parts: tuple[int, ...], tiles: Sequence[int]) -> tuple[int, ...]:
     """Return the tiles of each part of a block that visits ``tiles`` of its sequence, under a window.
 
-    FlashAttention-3 and -4 cut the visited tiles into as many parts, FlashInfer into parts of the same length; the
-    others cut the sequence, and a block visits the visible tiles of its part.
+    FlashAttention-3 and -4 cut the visited tiles into that number of parts, FlashInfer into parts of one length; the
+    other kernels cut the sequence, and a block visits the visible tiles of its part.
     """
     if rule in ("fa3", "fa3_varlen", "fa4"):
         return sized(len(tiles), ceil_div(len(tiles), len(parts)))

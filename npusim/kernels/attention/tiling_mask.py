@@ -156,7 +156,7 @@ class ByIndices:
     """A matrix of all ``rows`` and columns computed from their indices; each tile is a separate part.
 
     A block whose first query is at position ``offset`` of its sequence reads rows ``offset * rows`` to ``(offset + 1) *
-    rows``, so that sequences that differ in length have one tensor.  Rows repeat after ``each`` queries, for each
+    rows``, so that sequences of different lengths have one tensor.  Rows repeat after ``each`` queries, for each
     sequence or for all: rows of stacked heads.
     """
 
@@ -174,7 +174,7 @@ class ByIndices:
         return GlobalTensor(self.name, len(self.each), self.heads, rows, self.cols, self.fmt, "constant")
 
     def values(self) -> Any:
-        """Return the function that gives a head's matrix part by part."""
+        """Return the function that returns a head's matrix part by part."""
         return PartByPart(((self.last_offset + 1) * self.rows, self.cols), self.part)
 
     def part(self, batch: int, head: int, rows: slice, cols: slice) -> npt.NDArray[Any]:
@@ -274,7 +274,8 @@ def mask_of(
     """Return the mask of a problem, for blocks of ``sizes`` = (rows, keys); None if every query sees every key.
 
     ``kind``: default: cut if a constant matrix suffices (causal masks and windows), else loaded.  The rows of
-    ``packed`` heads are concatenated.  Raises `TilingError` if no constant matrix suffices, or none for such blocks.
+    ``packed`` heads are concatenated.  Raises `TilingError` if no constant matrix suffices, or if none exists for such
+    blocks.
     """
     seen = problem.seen if seen is None else seen
     if isinstance(seen, KeyRanges):

@@ -72,7 +72,7 @@ def _whole(
 def packed_blocks(problem: Problem, sizes: tuple[int, int]) -> tuple[WorkTile, ...]:
     """Return blocks of the rows of all query heads that share a KV head, stacked.
 
-    With a mask a block has complete heads, as many as fit.  Raises `TilingError` if these rows are not one matrix in
+    With a mask a block has as many complete heads as fit.  Raises `TilingError` if these rows are not one matrix in
     memory, or if a mask leaves space for only one head.
     """
     p, height = problem, sizes[0]
@@ -126,7 +126,8 @@ def may_pack(problem: Problem, height: int) -> bool:
 PAIR = 1.5
 
 
-#: Largest number of rows of a block with the time of one row; above it the time grows (1 to 128, all four).
+#: Largest number of rows of a block with the time of one row; above it the time grows (1 to 128 rows, all four
+#: devices).
 ROWS = 64
 
 
@@ -229,7 +230,7 @@ class Cutting(NamedTuple):
     merge
         How the partial outputs are merged.
     pack
-        Whether the query heads of one KV head are rows of one block.
+        Whether the query heads of one KV head are the rows of one block.
     """
 
     block_q: int

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from npusim.kernels.declare.registry import Precision
     from npusim.program.ir.tile_program import TileProgram
 
-#: Number of queries whose keys are examined together in the search for a query that sees none.
+#: Number of queries whose keys are examined together in the search for a query that sees no key.
 LOOKED_AT = 512
 ValueType = TypeVar("ValueType")
 #: One phase, or a phase with the facts for its machine that the tiling fields do not state.
@@ -134,8 +134,8 @@ def schedule(
         The kernel's fields, or a mapping as for ``precisions``; the machine uses the fields that it knows.  An
         empty name has the fields for core families of installed packages.  None: the machine's fields alone.
     kind
-        The kind of the kernel, for which a machine adds its fields (`CoreFamily.fields`); None: none.  Without
-        ``families`` the schedule is for all families that run the kind.
+        The kind of the kernel, for which a machine adds its fields (`CoreFamily.fields`); None if the kernel has no
+        kind.  Without ``families`` the schedule is for all families that run the kind.
     usual
         The kernel's default values of a machine's fields by name, or a `Field` in place of the machine's.
     families
@@ -182,8 +182,8 @@ class _Declared:
         }
 
     def elsewhere(self, more: Mapping[str, Any], family: str) -> dict[str, Any] | None:
-        """Return the same for a family of an installed package, without what was stated; None if the schedule does not
-        run there.
+        """Return the declaration for a family of an installed package, without the stated parts; None if the schedule
+        does not run on that family.
         """
         if self.kind and self.kind not in registered(family).fields:
             return None
@@ -469,7 +469,7 @@ def read_operands(
 ) -> tuple[list[Phase], AttentionTensors]:
     """Return Q, K and V in the formats in which a precision's products read them, and the kernels that convert them.
 
-    ``prepares``: the machine has such kernels; ``scale``: the factor of Q in that kernel.
+    ``prepares``: whether the machine has such kernels; ``scale``: the factor of Q in that kernel.
     """
     fmt, rule, smooth, values = (getattr(p, n, "") for n in ("operands", "scale_rule", "smooth", "values"))
     if rule and fmt not in BLOCK_FORMATS:

@@ -9,9 +9,9 @@ experts, one grouped product for all chosen experts, and the sum of their result
 its columns of every expert.  The chosen experts are unknown: their number is the expected one for independent tokens,
 with equal shares of the tokens.
 
-Decoding with K and V on the host: ``offload_classic`` uploads them and computes on the devices;
-``offload_cooperative`` sends one token's Q, K and V down, computes on the host's cores and sends the result
-up (FastAttention section 4.4, figure 6).  In prefill both compute on the devices while K and V are copied down.
+Decoding with K and V on the host: ``offload_classic`` uploads them and computes on the devices; ``offload_cooperative``
+sends one token's Q, K and V down, computes on the host's cores and sends the result up (FastAttention section 4.4,
+figure 6).  In prefill both strategies compute on the devices while K and V are copied to the host.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def model_program(
 
 
 def layers_on_host(problem: ModelProblem, tiling: LayerTiling, device: NodeDevice) -> int:
-    """Return the number of layers whose K and V are on the host: the requested number, or that of the layers that do
+    """Return the number of layers whose K and V are on the host: the requested number, or the number of layers that do
     not fit.
     """
     layers, gpu, cpu = problem.layers, tiling.gpu_layers, tiling.cpu_layers
@@ -345,7 +345,8 @@ def _head(p: ModelProblem, tiling: LayerTiling, device: NodeDevice) -> TileProgr
 def _as_framework(
     p: ModelProblem, tiling: LayerTiling, device: NodeDevice, kernels: tuple[NodeKernel, ...]
 ) -> tuple[NodeKernel, ...]:
-    """Return the kernels that a framework runs for these: in eager PyTorch one per operator, the residual sum included.
+    """Return the kernels that a framework runs in place of these: in eager PyTorch one per operator, and one for the
+    residual sum.
 
     Raises `TilingError` for devices and models whose operators are not known.
     """

@@ -50,8 +50,8 @@ def node_schedule(
     hw: str = "ascend_910b2_x8",
     left: Callable[[NodeDevice], frozenset[str]] = lambda _device: frozenset(),
 ) -> Schedule:
-    """Return a schedule of a whole node; the first of ``precisions`` is the default, and searches do not vary the
-    fields ``left``.
+    """Return a schedule of a whole node; the first of ``precisions`` is the default; ``left``: fields that searches do
+    not vary.
     """
     return Schedule(
         name=name,

@@ -35,8 +35,8 @@ def _narrow(base: FlashPrecision) -> tuple[FlashPrecision, ...]:
     """Return the preset with blocks of 32, each with a power of two as its scale: Q and K along the head, V and P along
     keys.
 
-    The same with E4M3 as in SageAttention2: P up to 448 and K without its mean, but Q and K in E4M3 instead of INT8,
-    and without scales of Q, K and V; casts saturate like its conversions (cvt.rn.satfinite:
+    SageAttention2 with E4M3: P up to 448 and K without its mean, but Q and K in E4M3 instead of INT8, and without
+    scales of Q, K and V; casts saturate as SageAttention2's conversions do (cvt.rn.satfinite:
     csrc/numeric_conversion.cuh).
     """
     blocks = (replace(base, name=fmt, operands=fmt, operand=fmt) for fmt in ("mxfp8", "mxfp4"))

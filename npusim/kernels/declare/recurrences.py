@@ -44,7 +44,7 @@ class StatePrecision(NamedFormats):
     """Formats of the values of a recurrence; ``input`` stands for the format of Q, K and V.
 
     state
-        S between chunks, and the terms added to it.
+        S between chunks, and the terms that are added to S.
     factor
         Operands of products that rows compute, and S in the form that the next kernel reads.
     product
@@ -89,7 +89,7 @@ def states(k: Value, v: Value, into: Value | None, keep: Value, p: StatePrecisio
 
 @kernel(results="h", k="token key", v="token value", into="token", keep="key", walks="token", still="into")
 def evenly_decayed(k: Value, v: Value, into: Value, keep: Value, p: StatePrecision) -> Any:
-    """Return the same if all chunks have the same decay: a block loads ``keep`` once."""
+    """Return the next state if all chunks have the same decay: a block loads ``keep`` once."""
     s = full("key value", 0.0, p.state)
     for kj, vj in tiles(k, v):
         yield s.to(p.factor)
@@ -109,7 +109,9 @@ def evenly_decayed(k: Value, v: Value, into: Value, keep: Value, p: StatePrecisi
     still="decay out",
 )
 def outputs(q: Value, k: Value, v: Value, h: Value, decay: Value, out: Value | None, p: StatePrecision) -> Any:
-    """Return a chunk's results: of its own keys, weighted by their decay, and of the state before it."""
+    """Return a chunk's results: the part of its own keys, weighted by their decay, and the part of the state before the
+    chunk.
+    """
     a = (p.left(q @ k.T) * decay).to(p.factor)
     inter = (q @ h).to(p.product)
     return (p.left(a @ v) + (p.wide(inter) if out is None else p.wide(inter) * out)).to(p.output)
@@ -126,8 +128,8 @@ def decays(a: Value, chunk: int) -> Any:
 
 @kernel(results="g gd", dt="1 token", by="1")
 def stepped(dt: Value, by: Value, chunk: int) -> Any:
-    """Return sums of log decays dt A, where A is one number per head, and the same minus log dt: the addend of a token
-    is multiplied by dt.
+    """Return the sums of log decays dt A, where A is one number per head, and these sums minus log dt: the addend of a
+    token is multiplied by dt.
     """
     g = (dt * by).cumsum(every=chunk)
     return g, g - log(dt)
@@ -314,7 +316,7 @@ GATE_DIVISOR = 16
 STATE_SLICE = 4096
 
 
-#: The same for the kernel that multiplies gates into Q and K, which loads and stores seven tiles.
+#: Elements of a slice in the kernel that multiplies gates into Q and K, which loads and stores seven tiles.
 GATES_SLICE = 2048
 
 
@@ -332,7 +334,7 @@ class ChunkFields(Tiling):
 
 
 class StateFields(ChunkFields):
-    """The same if a block may have some rows of the state: the block stores no factor."""
+    """Tiling fields of a kernel in which a block may have some rows of the state: the block stores no factor."""
 
     block_key: int = Field(default=256, ge=16, multiple_of=16, description="rows of the state of a block")
 

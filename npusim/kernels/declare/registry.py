@@ -59,7 +59,7 @@ _LACKING: Mapping[str, str] = MappingProxyType(
 )
 #: A builder receives a problem, a tiling and a precision of its schedule's classes.
 Builder = Callable[[Any, Any, "DeviceSpec", Any], "TileProgram"]
-#: The same for one problem, device and precision.
+#: A function that builds the program of one problem, device and precision.
 Build = Callable[[Any], "TileProgram"]
 
 
@@ -106,7 +106,7 @@ class Schedule:
     """One algorithm on one core family.
 
     name, summary
-        Name and one-line description.
+        Name of the schedule, and its description in one line.
     family
         Core family.
     precisions, default_precision
@@ -124,7 +124,7 @@ class Schedule:
         Packaged device of the schedule. Empty: the default device of runs.
     study
         ``study(problem, device)`` returns the reason why no real kernel has this time, or an empty text. Runs note the
-        reason; searches leave the schedule out.
+        reason; searches omit the schedule.
     beside
         Presets whose error and time a run reports in addition to the error and time of its own preset.
     origin
@@ -149,9 +149,9 @@ class Schedule:
         Whether the schedule transforms scores by a function of the user.
     elsewhere
         ``elsewhere(family)`` returns the attributes of the schedule on a core family of an installed package, or None
-        if it does not run there. None: the schedule is only for its own family.
+        if the schedule does not run there.  If the field is None, the schedule is only for its own family.
     takes_lengths, is_of_decoding
-        Whether the sequences of a call may differ in length; whether each of them has one query.
+        Whether the sequences of a call may differ in length; whether each sequence has one query.
     models
         Features beyond plain attention that the schedule computes (``softcap``, ``window``, ...). Runs do not refuse
         them.
@@ -195,8 +195,8 @@ class Schedule:
     is_of_decoding: bool = False
     models: tuple[str, ...] = ()
     sizes: Mapping[str, float] = field(default_factory=dict)
-    #: ``exact(problem, tiling)``: the results in float64; None: those of the schedule's program on cores that compute
-    #: in float64.
+    #: ``exact(problem, tiling)``: the results in float64; None: the results of the schedule's program on cores that
+    #: compute in float64.
     exact: Callable[[Any, Any], ExactResults] | None = None
     follows: Mapping[str, Callable[[Any, Any, int, int], Any]] = field(default_factory=dict)
     #: Shape and format of each tensor of a recorded launch, which has no sizes by name, under ``tensors``.
@@ -272,7 +272,7 @@ class Schedule:
         return f"softmax(QK^T)V{seen} in float64{hooked}" if self.origin else "float64"
 
     def sized(self, problem: AnyProblem) -> AnyProblem:
-        """Return the problem with the usual sizes in place of missing ones, and switches as 0 or 1."""
+        """Return the problem with the usual sizes in place of missing sizes, and with switches as 0 or 1."""
         return problem.with_usual(self.sizes) if self.sizes else problem
 
     def program(
@@ -382,8 +382,8 @@ def _check_reference(called: str, reference: Callable[..., Any]) -> None:
 
 # ---------------------------------------------------------------- sizes that fit
 
-#: Fields whose defaults may shrink, the cheapest first: rows of a slice are only processed one after the other; with
-#: one slot, loads wait for work; smaller blocks load K and V, and pieces of rows load these, more often.
+#: Fields whose defaults may shrink, the cheapest first: fewer rows of a slice only mean more slices; with one slot,
+#: loads wait for work; with smaller blocks or pieces of rows, K and V are loaded more often.
 SHRINKING = ("vector_rows", "buffers", "piece", "tile_q", "tile_kv", "block_kv", "block_q", "block")
 #: Note on fields that shrank.
 SMALLER = "smaller than the default, which does not fit"
@@ -393,12 +393,17 @@ _HALVINGS = 4
 _TRIED = 1024
 
 
+def open_sizes(tiling: Tiling) -> list[str]:
+    """Return the sizes without a named value, which are halved if the tile does not fit."""
+    return [f for f in SHRINKING if f in type(tiling).model_fields and f not in tiling.model_fields_set]
+
+
 def fitted_defaults(build: Build, tiling: Tiling) -> Tiling | None:
     """Return ``tiling`` with the fewest halvings of sizes without a named value, so that ``build`` fits.
 
-    None if no such tiling fits: then an error offers one that would.
+    None if no such tiling fits: the error then names a tiling that does.
     """
-    free = [f for f in SHRINKING if f in type(tiling).model_fields and f not in tiling.model_fields_set]
+    free = open_sizes(tiling)
     choices = [list(_halved(tiling, field)) for field in free]
 
     ranked = sorted(product(*(range(len(c)) for c in choices)), key=lambda at: (sum(at), at[::-1]))
@@ -427,7 +432,7 @@ def largest_that_fit(build: Build, tiling: Tiling) -> str:
         def does_fit(value: int, name: str = one.name) -> bool:
             return _fits(build, tiling.model_copy(update={name: value}))
 
-        if len(values) > _TRIED:  # with so many values, a size is assumed to fit if a larger one does
+        if len(values) > _TRIED:  # with so many values, a size is assumed to fit if a larger size does
             values = values[bisect_left(values, True, key=does_fit) :]
         fitting = next(filter(does_fit, values), now)
         if fitting and fitting < now:
@@ -550,8 +555,8 @@ def able_devices(fmt: str) -> str:
 def choose_precision(schedule: str, presets: Mapping[str, Precision], default: str, text: str) -> Precision:
     """Return the preset named in ``text`` with the changes that follow: ``name,field=value,...``.
 
-    Raises `SpecError`: unknown preset or field (lists the known ones), two presets, a field twice, or a text that is no
-    value of the field; `FormatError`: a field is set to an unknown number format or matrix arithmetic.
+    Raises `SpecError`: unknown preset or field (lists the known ones), two presets, a field twice, or a text that is
+    not a value of the field; `FormatError`: a field is set to an unknown number format or matrix arithmetic.
     """
     names, changes = list[str](), dict[str, str]()
     for part in text.split(","):

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from npusim.kernels.form.phase import Name, Phase, Stage
 
 #: ``global``: an operand.  ``down``: a product writes it, rows read it.  ``up``: rows write it, a product reads it.
-#: ``out``: a result.  ``state``: lives as long as the block.  ``carried``: from one rows stage to another of the same
-#: tile.  ``work``: within a stage.  ``mask``: a part of a constant.
+#: ``out``: a result.  ``state``: lives as long as the block.  ``carried``: passed from one rows stage to another of the
+#: same tile.  ``work``: used within one stage.  ``mask``: a part of a constant.
 Place = Literal["global", "down", "up", "out", "state", "carried", "work", "mask"]
 
 
@@ -130,10 +130,10 @@ def widest(phase: Phase, n: str) -> str:
 
 
 def views(phase: Phase, axis: str) -> dict[str, str]:
-    """Return right operands of products that are the first columns of another's, with that other operand: they need no
-    load.
+    """Return the right operands of products that are the first columns of another product's right operand, each with
+    that other operand: they need no load.
 
-    Only one product reads each of the two, in the loop along ``axis``: with latent heads V is a part of K.
+    Only one product reads each of the two operands, in the loop along ``axis``: with latent heads V is a part of K.
     """
     rights = [s.rows[0].srcs[1] for s in phase.stages if s.is_product]
     read = Counter(n for s in phase.stages for n in s.read)
@@ -163,7 +163,7 @@ class _Access(NamedTuple):
 
 
 def conflicts(phase: Phase) -> Conflicts:
-    """Return the names that are alive when another one is written, from the reads of later stages.
+    """Return, for each name, the names that are alive when it is written, which follows from the reads of later stages.
 
     A state is alive from its start to the last row that reads it, a result until it is stored.
     """
@@ -175,7 +175,7 @@ def conflicts(phase: Phase) -> Conflicts:
 
 
 def most_alive(phase: Phase, sizes: Mapping[str, float], roots: Mapping[str, str]) -> float:
-    """Return the largest size of the names alive at one time: ``sizes`` by name, names with one root share their
+    """Return the largest size of the names alive at one time: ``sizes`` by name; names with one root share their
     storage.
     """
     bits, most = _bits(phase), 0.0

@@ -131,7 +131,9 @@ def _refused(what: str, why: str) -> Callable[..., Any]:
 def _number_operator(
     symbol: str, function: Callable[[Any, Any], Any], *, swapped: bool = False
 ) -> Callable[[TileNumber, Any], TileNumber]:
-    """Return the method that combines a number of a tile with another or a plain one; ``swapped``: from the right."""
+    """Return the method that combines a number of a tile with another such number or a plain one; ``swapped``: the
+    method of the right operand.
+    """
 
     def method(self: TileNumber, other: TileNumber | float) -> TileNumber:
         if isinstance(other, Value):
@@ -149,7 +151,7 @@ class TileNumber:
     """A number that differs between tiles (a tile's index, its size): known where the tile is bound to a core."""
 
     def __init__(self, of: Callable[[Visit], Any], text: str, key: tuple[object, ...]) -> None:
-        self.of, self.text, self.key = of, text, key  # numbers with one key are the same in every tile
+        self.of, self.text, self.key = of, text, key  # numbers with one key are equal in every tile
 
     __add__ = __radd__ = _number_operator("+", operator.add)
     __sub__ = _number_operator("-", operator.sub)
@@ -299,8 +301,9 @@ class Value:
     def sum(self, order: str = "", *, times: Source | None = None, down: bool = False) -> Value:
         """Return the sum of each row, in a named order (default: the core's).
 
-        ``down``: the sum of each column, from the first row to the last one: one row with the tile's columns; of a
-        vector of rows one number.  One vector core, or one warp group, must have all rows of the tile.
+        ``down``: the sum of each column, from the first row to the last one: the result is one row with the tile's
+        columns, or one number for a vector of rows.  One vector core, or one warp group, must have all rows of the
+        tile.
 
         ``times``: a value of the same format, or a number. The result is then the sum of products: each lane adds a
         product without rounding it first (fma), except for one of its first two products (`npusim.formats.reduce_sum`).
@@ -640,8 +643,9 @@ def inverse(a: Value, order: str = "") -> Value:
 def folded(values: tuple[Source, ...], text: str, order: str = "sequential", *, down: bool = False) -> Value:
     """Return a result of a reduction of each row by a function of two elements, in a named order.
 
-    ``values``: one to four values of one format, or numbers; an element is one of each. ``text``: the function, as
-    `npusim.formats.combine_text` makes it; ``order``: as of `npusim.formats.folded`; ``down`` as in `Value.sum`.
+    ``values``: one to four values of one format, or numbers; an element consists of one number of each value. ``text``:
+    the function in the form of `npusim.formats.combine_text`; ``order``: as in `npusim.formats.folded`; ``down``: as in
+    `Value.sum`.
     """
     axes, fmt = _of_elements("folded", values, text)
     how = _along(Attributes(variant=text, order=order), down)
@@ -710,8 +714,9 @@ def compare(a: Source, b: Source, relation: str) -> Value:
     """Return the mask of the elements for which a relation of two values, or of a value and a number, is true; -0
     equals +0.
 
-    ``relation``: ``oeq ogt oge olt ole one``, false where one is NaN; ``ueq ugt uge ult ule une``, true there; ``ord``:
-    none is NaN, ``uno``: one is.  ``where`` takes masks, and ``& | ^ ~`` join them.
+    ``relation``: ``oeq ogt oge olt ole one``, false if an operand is NaN; ``ueq ugt uge ult ule une``, true if an
+    operand is NaN; ``ord``: no operand is NaN, ``uno``: at least one is.  ``where`` takes masks, and ``& | ^ ~`` join
+    them.
     """
     if relation not in RELATIONS:
         fail(f"compare({a}, {b}, {relation!r}): unknown relation; allowed: {', '.join(RELATIONS)}")
@@ -780,7 +785,7 @@ def tiles(*operands: Value, axis: str = "") -> Iterator[Any]:
     trace, frame = TRACE.get(), sys._getframe(1)
     if not operands or not all(isinstance(x, Value) and x.kind == "operand" for x in operands):
         fail(f"tiles of {operands or 'nothing'}: the arguments must be operands of the kernel", frame)
-    if trace.walks:  # for a tensor with none of these axes, each tile has one matrix
+    if trace.walks:  # a tensor without these axes has one matrix for each tile
         is_along = any(a in trace.walks for x in operands for a in x.axes)
         axis = axis or (trace.walks[-1] if is_along else "")
     shared = [a for a in operands[0].axes if all(a in x.axes for x in operands)]
@@ -839,7 +844,7 @@ class Trace:
 
     row_axis: str
     events: list[Event] = field(default_factory=list)
-    axes: list[str] = field(default_factory=list)  #: those of its loops
+    axes: list[str] = field(default_factory=list)  #: axes of the kernel's loops
     unstored: list[Product] = field(default_factory=list)
     constants: dict[float, str] = field(default_factory=dict)  #: names of numbers among its variables
     carried: list[Carried] = field(default_factory=list)
@@ -859,7 +864,7 @@ class Trace:
         self._held: dict[str, Value] = {}
         self._bound: dict[tuple[int, str], Value] = {}
         self._rebound: dict[tuple[Value, Value], tuple[Event, int]] = {}
-        self._line = 0  # those of the loop's function, at the last event
+        self._line = 0  # line of the loop's function at the last event
 
     def name_variables(self, frame: FrameType) -> None:
         """Name values after the variables that hold them; record when a variable changed from one value to another."""

@@ -229,9 +229,9 @@ def kernel(
 ) -> Callable[[Callable[..., Any]], Kernel]:
     """Declare a function as a kernel: the axes of each operand and mask, and the names of what it returns or yields.
 
-    ``finite_starts``: where a mask may hide all keys of a tile from a row, states that the function starts at -Inf
-    start at the lowest finite number (`npusim.kernels.form.phase.with_finite_starts`), and a note of the run says so.
-    Default: they start as written, and such a row is NaN, -Inf - -Inf.
+    ``finite_starts``: where a mask may hide all keys of a tile from a row, a state that the function starts at -Inf
+    starts at the lowest finite number (`npusim.kernels.form.phase.with_finite_starts`), and a note of the run says so.
+    Default: states start as written, and such a row is NaN, the result of -Inf - -Inf.
 
     ``walks``: axes along which one loop runs at once, as ``"row token"``: the queries and the keys of one chunk.
     Default: a loop runs along one axis.  ``still``: operands of which each tile, or block,
@@ -267,8 +267,8 @@ def _own_result(trace: Trace, x: Value, loop: int | None, others: Sequence[Value
     )
     is_step = any(c.loop == loop and c.new is not x and _leads_to(x, c.new, loop) for c in trace.carried)
     is_changed = x.event is not None and x.event.opcode is O.MATMUL and x.event.attributes.accumulate
-    # A matrix unit adds a product to a value in its storage: a value that is returned before that is stored before
-    # that.
+    # A matrix unit adds a product to a value in that value's storage: a value that is returned earlier must be stored
+    # before the addition.
     added = [e for e in trace.events if e.loop == loop and _accumulates(e) and e.srcs[-1] is x]
     is_own = not (is_read_later or is_changed or added or is_step or _is_factor(trace, x))
     if x.kind in ("row", "product") and x.state is None and x not in others and is_own:
@@ -319,7 +319,7 @@ class PerTile:
         return {n: number.of(tile) for n, number in self.of}
 
 
-@lru_cache(maxsize=512)  # tables of kernels by formats and numbers; a search needs few of them, repeatedly
+@lru_cache(maxsize=512)  # tables of kernels by formats and numbers; a search needs a few of them repeatedly
 def _tables(
     kernel: Kernel,
     label: str,
@@ -380,7 +380,7 @@ class _Lowering:
             kernel.computes_factors and any(map(self.is_of_operands, made))
         )
         _sink_tiles(self.events)
-        if not self.is_recurrent:  # otherwise a tile begins when the previous one ends: no stage runs ahead
+        if not self.is_recurrent:  # otherwise a tile begins only when the previous one ends: no stage runs ahead
             _gather(self.events, trace.carried)
             for c in trace.carried:
                 _sink(self.events, c)
@@ -573,7 +573,7 @@ class _Lowering:
         """Return names with their kinds: tiles before vectors, operands, masks and states first."""
         ranks = {kind: i for i, kind in enumerate(("operand", "mask", "state"))}
         labels = {o.name: o.label for o in operands.values() if o.name == o.label}
-        for o in (*operands.values(), *outs):  # if operands are parts of one tensor, one has the tensor's name
+        for o in (*operands.values(), *outs):  # if operands are parts of one tensor, one operand has the tensor's name
             if o.label and o.label not in labels.values():
                 labels[o.name] = o.label
         chosen = {self.name_of[v]: v.chosen_role for v in self.name_of if v.chosen_role}
@@ -725,8 +725,8 @@ def _sink_tiles(events: list[Event]) -> None:
 def _gather(events: list[Event], carried: list[Carried]) -> None:
     """Move operations that a product neither computes nor needs, but that read an earlier tile, to that tile.
 
-    The same applies to readers of the old value of a state whose next value is computed there.  Machines carry vectors
-    past a product, not tiles, and a state must be read and written on one side of it.
+    Readers of the old value of a state move as well if the state's next value is computed there.  Machines carry
+    vectors past a product, not tiles, and a state must be read and written on one side of it.
     """
     for p in [e for e in events if e.loop is not None and e.opcode is O.MATMUL]:
         at = events.index(p)
@@ -762,8 +762,9 @@ def _is_kept(e: Event, moved: list[Event], later: list[Event], carried: list[Car
 def _sink(events: list[Event], c: Carried) -> None:
     """Move readers of a state's old value after the products that precede its next value.
 
-    Where a product waits for rows, machines run the operations before it tiles ahead of those after it: a state must
-    be read and written on one side.  Operands of the product itself are not moved.
+    Where a product waits for rows, machines run the operations before the product some tiles ahead of the operations
+    after it: a state must be read and written on one side of the product.  Operands of the product itself are not
+    moved.
     """
     assert c.new.event is not None
     end = events.index(c.new.event)
@@ -799,7 +800,8 @@ def _carry(events: list[Event], c: Carried) -> None:
     last = max((at[e] for e in _readers(c.old, [e for e in events if e.loop == c.loop])), default=-1)
     if last <= at[new] and not new.only:
         step: Value | None = c.new
-        while step is not None:  # and the steps on the way to it, as far back as the old value is no longer needed
+        # and the steps that lead to it, back to the point where the old value is no longer needed
+        while step is not None:
             step.onto = state
             e = step.event
             assert e is not None

@@ -83,7 +83,7 @@ class Instruction:
 
     @property
     def is_down(self) -> bool:
-        """Whether it reduces each column of a tile, and so needs all of its rows."""
+        """Whether the instruction reduces each column of a tile, and so needs all rows of the tile."""
         return goes_down(self.opcode, self.attributes)
 
 
@@ -167,7 +167,7 @@ class TileRun:
 
     @property
     def stretches(self) -> list[tuple[int, int]]:
-        """First and one past the last coordinate of each stretch of tiles without a gap."""
+        """First coordinate of each stretch of tiles without a gap, and the first coordinate after it."""
         if self.count == 1 or abs(self.step) == self.cols:
             return [(self.first, self.last)]
         places = (self.col + i * self.step for i in range(self.count))
@@ -264,7 +264,7 @@ class WorkTile:
         return self.place, self.sizes, tuple([(r.cols, r.only) for r in self.runs])
 
 
-#: Blocks of one shape run the same operations; blocks of one family run different numbers of them.
+#: Blocks of one shape run the same operations; blocks of one family run different numbers of the same operations.
 SHAPE, FAMILY = attrgetter("shape"), attrgetter("family")
 
 
@@ -305,7 +305,7 @@ class BySize:
 
 @dataclass(frozen=True, slots=True)
 class Stacked:
-    """A tensor of ``count`` matrices per head, one for each place along ``axis``: for example partial results of
+    """A tensor of ``count`` matrices per head, one for each place along ``axis``: for example the partial results of
     splits.
 
     The batch axis contains the matrices: matrix (b, place) is batch ``b * count + place`` of the tensor.
@@ -355,15 +355,17 @@ class Phase:
     constants
         Values bound by name; ``per_tile(tile)`` returns the values that differ between tiles.
     masks
-        Masks from which names of role mask are cut, if the run of tiles requires one or the block has no runs.
+        Masks from which names with the role mask are cut, for a run of tiles that needs one and for blocks without
+        runs.
     values
         Functions that compute constant tensors, by the tensor's name.
     arithmetic
         Registry name of the products' arithmetic; empty: the device's.
     arithmetic_by_format
-        Registry name of the arithmetic of products by the format of the left factor, if it is not the device's.
+        Registry name of the arithmetic of products, by the format of the left factor; empty for the device's own.
     compiled
-        Digest of the choices of compiled code that decide bits, ``?`` if one is unknown; empty without such code.
+        Digest of the choices of compiled code that decide bits, ``?`` if one is unknown; empty if there is no compiled
+        code.
     slice_elements
         Elements of the widest tile that a vector unit processes at a time; 0: the machine's default.
     is_named
@@ -382,7 +384,7 @@ class Phase:
     walks
         Axes along which the loop advances together; empty: along the loop's axis.
     still
-        Operands with such an axis whose tile, or block, is always the one at the first row or column.
+        Operands with such an axis of which every tile, or block, uses the part at the first row or column.
     looked_up
         Operands whose places in memory are integers that the loop of a compiled kernel loads, tile by tile.
     """
@@ -456,7 +458,7 @@ class Phase:
 
     @cached_property
     def row_grain(self) -> int:
-        """Rows that stay together: of blocks along rows, which share a scale, of a square that is inverted, and of a
+        """Number of rows that stay together: rows of a block with one scale, of a square that is inverted, and of a
         tile that is reduced down its rows.
         """
         if whole := [self.names[r.dst].axes[1] for s in self.stages for r in s.rows if r.opcode is Opcode.INVERSE]:

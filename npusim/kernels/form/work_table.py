@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Integers = npt.NDArray[np.int64]
 
-#: Columns before those of the spans: two columns, start and size, for each axis.
+#: Columns before the columns of the spans; each axis has two columns for its span, start and size.
 BATCH, HEAD, PLACE, SPANS = range(4)
 
 
@@ -86,7 +86,7 @@ class WorkTable(BlockColumns):
 
     @cached_property
     def sharing(self) -> Integers:
-        """A number for each block, the same for blocks with one object as their runs."""
+        """A number for each block, equal for blocks that share one object as their runs."""
         if self._sharing is not None:
             return self._sharing
         numbers = {id(kind.runs): number for number, kind in enumerate(self.kinds)}
@@ -127,8 +127,8 @@ class WorkTable(BlockColumns):
     ) -> Iterator[tuple[Integers, WorkTile]]:
         """Yield the numbers of blocks that differ only in coordinates, and a block with arrays as coordinates.
 
-        The order has no meaning.  ``chosen``: the numbers are indices of this list of blocks; ``apart``: blocks with
-        different numbers here are separate.
+        The order of the numbers has no meaning.  ``chosen``: the numbers are indices of this list of blocks; ``apart``:
+        blocks with different numbers here are separate.
         """
         listed = self._sized
         if chosen is not None and apart is not None:

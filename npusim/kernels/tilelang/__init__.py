@@ -1,1 +1,3 @@
-"""Programs of TileLang-Ascend, read without its package: the program runs as Python with stand-ins for its words."""
+"""Programs of TileLang-Ascend, read without its package: the program runs as Python, with stand-ins for the package's
+functions.
+"""

@@ -1,6 +1,6 @@
 """Records the kernels of a TileLang-Ascend program as calls: from its text, without its package and without PyTorch.
 
-TileLang-Ascend needs CANN, so that a program runs with stand-ins, which compute nothing: tensors of a launch have the
+TileLang-Ascend needs CANN; a program therefore runs with stand-ins, which compute nothing: tensors of a launch have the
 shapes of the kernel's parameters and no values.
 """
 
@@ -74,8 +74,8 @@ def program_call(path: Path, name: str, arguments: Mapping[str, object]) -> Call
 def launched_calls(path: Path, arguments: Sequence[str], *, hw: str, floats: bool) -> Calls:
     """Return the calls of the kernels that a program launches when it runs as a script.
 
-    ``arguments``: those of the script.  PyTorch is the program's own on the CPU if it is installed; without it, tensors
-    have only shapes.  Raises `SpecError` with the line at which the program fails.
+    ``arguments``: the arguments of the script.  If PyTorch is installed, the program uses it on the CPU; without it,
+    tensors have only shapes.  Raises `SpecError` with the line at which the program fails.
     """
     recorder, language = Recorder("", floats=floats), Language()
 
@@ -85,7 +85,7 @@ def launched_calls(path: Path, arguments: Sequence[str], *, hw: str, floats: boo
             language.launched = _Launches(of, language, path)
             yield
 
-    with redirect_stdout(sys.stderr):  # what the program prints is no result
+    with redirect_stdout(sys.stderr):  # text that the program prints is not a result
         if find_spec("torch"):
             with recording(hw=hw, floats=floats, others=[of_ascend]) as calls:
                 _run(path, arguments, calls)

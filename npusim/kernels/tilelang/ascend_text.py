@@ -41,6 +41,7 @@ from npusim.kernels.tilelang.cores_joined import (
 from npusim.kernels.tilelang.cores_ordered import ordered_by_workspaces
 from npusim.kernels.tilelang.gathered_rows import with_gathered_rows
 from npusim.kernels.tilelang.loops import flattened, fused, tasks_of
+from npusim.kernels.tilelang.pipelined_loops import without_pipelines
 from npusim.kernels.tilelang.program import Language, PrimFunc, SymbolicSize, TensorType
 from npusim.kernels.tilelang.rolled_loops import rolled
 from npusim.kernels.tilelang.statements import (
@@ -93,6 +94,10 @@ _BY_WORKSPACES = (
 _FLAGS = (
     "flags and barriers change no value; the times are those of npusim's order of tiles on this device, not "
     "those of {words}"
+)
+_PIPELINE = (
+    "loops of a pipeline, whose first stages run some tiles ahead of the last ones, are read as one loop; the timed "
+    "program works ahead as npusim's own kernels do"
 )
 _WHOLE = "a loop over parts of a tile is timed as one instruction on the whole tile"
 _TASKS = (
@@ -211,6 +216,10 @@ class AscendReader:
             if ordered != body:
                 self.notes[_BY_WORKSPACES] = None
             body = joined_halves(ordered, self.vector)
+            plain = without_pipelines(body)
+            if plain != body:
+                self.notes[_PIPELINE] = None
+            body = plain
         body = fused(with_invariant_slots(with_zeros_before(body)))
         whole = with_whole_parts(body) if has_products else body
         if whole != body:

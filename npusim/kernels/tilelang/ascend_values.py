@@ -1,6 +1,6 @@
-"""Values of a TileLang-Ascend kernel while its text is read: buffers, parts of them, numbers and conditions.
+"""Values of a TileLang-Ascend kernel while its text is read: buffers, parts of buffers, numbers and conditions.
 
-Python's own operators make expressions of them, so that helper functions of a program run as they are.
+Python's operators create expressions of these values, so that helper functions of a program run unchanged.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ QUIET = frozenset(
     {"set_flag", "wait_flag", "barrier_all", "pipe_barrier", "annotate_layout"}
     | {"printf", "print", "dump_tensor", "device_assert"}
 )
-#: Vector instructions of two operands, and of one.
+#: Vector instructions of two operands, and vector instructions of one operand.
 _OF_TWO = MappingProxyType(
     {"add": "+", "sub": "-", "mul": "*", "div": "/", "max": "max", "min": "min"}
     | {"bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "bitwise_lshift": "<<", "bitwise_rshift": ">>"}
@@ -188,7 +188,7 @@ class AscendWords:
         self.add(CrossFlag(number, is_wait, self.reader.line))
 
     def word_use_swizzle(self, panel: object, *more: object, **_: object) -> object:
-        """Another order of the blocks; for a number, which it may also reorder, the number is unchanged."""
+        """Choose another order of the blocks; a number, which the order may also permute, is unchanged."""
         if isinstance(panel, TracedValue):
             self.reader.notes[f"{self.reader.line}: npusim ignores T.use_swizzle, an order of the blocks"] = None
             return panel
@@ -272,7 +272,7 @@ class AscendWords:
 
     def lengthened(self, a: BufferPart, b: BufferPart, pad: object) -> ParallelNest | None:
         """Return a copy of a row of a tensor to a longer row of a tile, whose other elements are one number; None for
-        another copy.
+        other copies.
         """
         lines = [[n for n in x.extent if n != 1] for x in (a, b)]
         have, (wanted, *_) = math.prod(lines[0]), lines[1] or [1]

@@ -1,8 +1,9 @@
 """First, first + step, ...
 
-The matrix core and the vector cores run their own statements, which flags between cores order.  One order that these
-flags allow is a sequence of both.  Tiles of half the rows on each of two vector cores, whose tensors are accessed at
-``vid`` times that half, form the tile of all rows; a workspace that is written and read at one place is that tile.
+The matrix core and the vector cores run separate statements, which flags between cores order.  The result is one
+sequence of both, in an order that these flags allow.  Tiles of half the rows on each of two vector cores, whose tensors
+are accessed at ``vid`` times that half, form the tile of all rows; a workspace that is written and read at one place is
+that tile.
 """
 
 from __future__ import annotations
@@ -79,7 +80,9 @@ class _Sequencer:
         self.followed = [_Followed({}, Counter())]
 
     def level(self, body: Sequence[Statement]) -> list[Statement]:
-        """Return one level's statements in order; statements outside of scopes come between those of scopes."""
+        """Return one level's statements in order; statements outside of scopes come between the statements of
+        scopes.
+        """
         made, waiting = list[Statement](), dict[str, list[Statement]]({"C": [], "V": []})
         for s in body:
             if isinstance(s, CoreScope):
@@ -168,7 +171,9 @@ class _Sequencer:
         return True
 
     def next_loop(self, rest: dict[str, list[Statement]]) -> Statement:
-        """Return the next loop of both cores as one, or the loop of one core if all flags are set before it."""
+        """Return the next loop of both cores as one loop, or the loop of one core if all flags for which it waits are
+        set before it.
+        """
         before, waiting = copied(self.followed), {core: list(rest[core]) for core in rest}
         try:
             return self.loop_of_both(rest)
@@ -183,12 +188,14 @@ class _Sequencer:
             raise
 
     def runs(self, core: str, s: Statement) -> bool:
-        """Return whether a loop or if of a core can run without a wait; flags are then those after it."""
+        """Return whether a loop or if of a core can run without a wait; the flags then have the state after the
+        statement.
+        """
         return all(self.ran(core, [s], x.known, x.set) for x in self.followed)
 
     def ran(self, core: str, body: Iterable[Statement], known: Mapping[str, int], flags: Flags) -> bool:
-        """Set and clear the flags of statements; return False if one waits, or if it is only known at run time which
-        are run.
+        """Set and clear the flags of statements; return False if a statement waits, or if only run time decides which
+        statements run.
         """
         for s in body:
             if isinstance(s, CrossFlag):
@@ -209,7 +216,7 @@ class _Sequencer:
         return True
 
     def loop_of_both(self, rest: Mapping[str, list[Statement]]) -> Statement:
-        """Return the next loop of both cores as one."""
+        """Return the next loop of both cores as one loop."""
         ones = [rest[core][0] for core in ("C", "V") if rest[core]]
         stopped = next((s for s in ones if isinstance(s, CrossFlag)), None)
         first, second = ones[0], ones[-1]
@@ -235,7 +242,7 @@ class _Sequencer:
 
 
 def copied(followed: Iterable[_Followed]) -> list[_Followed]:
-    """Return numbers with flags of their own."""
+    """Return copies of the followed iterations, with separate flags."""
     return [replace(x, set=Counter(x.set)) for x in followed]
 
 
@@ -428,7 +435,7 @@ class _HalfJoiner:
         return e
 
     def part(self, x: BufferPart, line: Line) -> BufferPart:
-        """Return a part of a tile as that of the whole tile."""
+        """Return a part of a vector core's tile as a part of the whole tile."""
         if x.buffer not in self.halves:
             return x
         axis, whole = self.halves[x.buffer], self.buffers[x.buffer]
@@ -448,7 +455,7 @@ def without_workspaces(body: Sequence[Statement], names: Iterable[str]) -> tuple
     """Return statements with tiles in place of tensors that the kernel writes and reads again.
 
     ``names``: workspaces, which nothing reads after the kernel.  Raises `ProgramError` with the line at which a tensor
-    is read at another place than it is written.
+    is read at a place other than the place where it was written.
     """
     written = {b for s in walked(body) if isinstance(s, ParallelNest) for b in stored_tensors(s)}
     read = {e.buffer for x in expressions_in(body) for e in parts_of(x) if isinstance(e, BufferElement)}

@@ -1,7 +1,8 @@
 """Statements of both cores in the order that their workspaces imply, if no flag of the text orders them.
 
-A compiler that itself sets the flags between cores lets each read of a workspace wait for the write of the iteration.
-In a text the statements of the matrix core may come before those of the vector cores whose results they read.
+A compiler that sets the flags between cores lets each read of a workspace wait for the write of the same iteration. In
+a program's text, statements of the matrix core may come before the statements of the vector cores whose results they
+read.
 """
 
 from __future__ import annotations

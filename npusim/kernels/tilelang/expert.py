@@ -51,9 +51,10 @@ _COPIES = MappingProxyType(
 _OF_TWO = frozenset({"add", "sub", "mul", "div", "max", "min", "pow", "bitwise_and", "bitwise_or", "bitwise_xor"})
 _OF_ONE = frozenset({"exp", "ln", "abs", "reciprocal", "sqrt", "rsqrt", "relu", "bitwise_not", "sin", "cos", "round"})
 _WITH_NUMBERS = frozenset({"leaky_relu", "bitwise_lshift", "bitwise_rshift", "clamp", "clamp_max", "clamp_min", "cast"})
+_BY_ROWS = frozenset(f"row_expand_{word}{end}" for word in ("mul", "sub", "div") for end in ("", "_experiment"))
 _OF_LAYOUT = frozenset({"fill", "clear", "broadcast", "compare", "select", "gather", "transpose", "createvecindex"})
 _READ_TARGET = frozenset({"axpy", "mul_add_dst"})
-_VECTOR = _OF_TWO | _OF_ONE | _WITH_NUMBERS | _OF_LAYOUT | _READ_TARGET | {"arith_progression"}
+_VECTOR = _OF_TWO | _OF_ONE | _WITH_NUMBERS | _OF_LAYOUT | _READ_TARGET | _BY_ROWS | {"arith_progression"}
 #: Words without an effect on memory or order.
 _QUIET = frozenset(["annotate_layout", "printf", "print", "dump_tensor", "device_assert"])
 #: Words for which the compiler adds flags.

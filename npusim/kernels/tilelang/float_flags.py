@@ -1,7 +1,7 @@
 """Variables of ``bool`` that a loop sets, as float32 numbers 0 and 1, which the loop carries as it does tiles.
 
-``seen = False``, then ``if mask[k]: seen = True`` in a loop, then ``if seen: ...`` behind it: each value stays what it
-is.
+For example ``seen = False``, then ``if mask[k]: seen = True`` in a loop, then ``if seen: ...`` after the loop: each
+value is the same as before.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _ZERO = Literal(0.0, "float32")
 
 
 def with_float_flags(body: Sequence[Statement]) -> tuple[Statement, ...]:
-    """Return statements with float32 variables in place of those of bool that only constants are written to, in a loop.
+    """Return statements in which float32 variables replace the bool variables to which a loop assigns only constants.
 
-    One that a loop itself asks for stays as it is: it may decide what a later iteration does.
+    A variable that the loop reads in a condition is not replaced: it may decide what a later iteration does.
     """
     inside = [x for s in walked(body) if isinstance(s, SerialLoop) for x in walked(s.body)]
     set_there = {x.buffer for x in _assignments(inside)}

@@ -1,4 +1,4 @@
-"""Loops in which each vector core copies the rows of its half of a tile one by one, as one copy of all rows.
+"""Loops in which each vector core copies the rows of its half of a tile one at a time, as one copy of all rows.
 
 A sparse kernel copies rows at loaded indices: ``for b in range(n): copy(K[i[b + vid * n], :], row); copy(row, W[b +
 vid * n, :])``.  Both vector cores together copy rows 0 to 2 n.
@@ -90,7 +90,7 @@ class _Rows:
         return [ParallelNest(x.axes, (x,), x.line) for x in targets]
 
     def checked(self, x: Elementwise, before: Iterable[Elementwise]) -> Elementwise:
-        """Return an assignment of the elements of a row as that of all rows."""
+        """Return an assignment of the elements of a row as an assignment of all rows."""
         own = Variable(self.loop.variable)
         moved = [linear(i, {}) for i in x.indices if self.loop.variable in variables_of([i])]
         is_row = len(moved) == 1 and moved[0].pop(own, 0) == 1 and self.loop.variable not in variables_of(moved[0])
@@ -122,7 +122,7 @@ class _Rows:
         return with_inner(e, self.whole)
 
     def without_number(self, e: Expression) -> Expression:
-        """Return an index of a row and a vector core as that of the row among those of both cores."""
+        """Return an index of a row and a vector core as the index of the row among the rows of both cores."""
         terms = linear(e, {})
         by, of_core = terms.get(Variable(self.loop.variable), 0), terms.pop(Variable(self.vector), 0)
         rest = variables_of(t for t in terms if t != Variable(self.loop.variable))

@@ -1,9 +1,10 @@
 """Integers that grow with a length of a program, or with the iteration of a loop whose number of iterations grows.
 
-A program runs with one number for the length.  `Growing` carries by how much a value grows with each step of the
-length and with each iteration, and `Growth` records for which iterations the answers of the program's conditions are
-those of the iterations that ran: all but some first and some last ones, with a period.  What a growing integer cannot
-carry (an integer that Python needs, a product of two of them) is recorded as a reason why nothing is known.
+A program runs with one number for the length.  `Growing` has the amount by which a value grows with each step of the
+length and with each iteration.  `Growth` records the iterations for which the program's conditions have the same
+answers as in the iterations that ran: all except some first and some last iterations, with a period.  Where a growing
+integer is not sufficient (Python needs an integer, or two such integers are multiplied), this is recorded as a reason
+why nothing is known.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ class Turn:
 
 @dataclass(slots=True)
 class Growth:
-    """How a program depends on a length of ``first + step * k``, as it runs for one ``k``; ``name``: the length's.
+    """How a program depends on a length of ``first + step * k``; the program runs for one ``k``; ``name``: the name of
+    the length.
 
-    The answers of conditions are the same for all iterations but the first ``before`` and the last ``after`` ones of a
-    loop, with ``period``, and for every k from ``least``.  ``reasons``: why that is not so, each with a line.
-    ``has_grid``: whether the number of core groups grows too.  ``loops``: the iterations of the loops whose number of
-    iterations grows, by the part of the program that they are; those that all cores have.
+    The answers of conditions are the same for all iterations of a loop except the first ``before`` and the last
+    ``after`` ones, with ``period``, and for every k from ``least`` on.  ``reasons``: why this is not so, each with a
+    line. ``has_grid``: whether the number of core groups also grows.  ``loops``: the iterations of each loop whose
+    number of iterations grows, by the part of the program in which the loop is, and those that all cores have.
     """
 
     path: str
@@ -62,7 +64,9 @@ class Growth:
         self.reasons[place + why] = None
 
     def refuse_loop(self, more: Slope) -> None:
-        """Record that a loop has other than one more iteration with each step, and the step that would add one."""
+        """Record a loop whose number of iterations does not grow by exactly one with each step, and the step with which
+        it would.
+        """
         step = Fraction(self.step) / more if more > 0 else Fraction(1, 2)
         use = f"; use --every {self.name}={step}" if step.denominator == 1 else ""
         self.refuse(f"each step of {self.step} adds {more} iterations to the loop, where a proof needs one{use}")
@@ -100,7 +104,9 @@ class Growing:
 
     @property
     def slopes(self) -> tuple[Slope, Slope]:
-        """The growth with an iteration and with the length; a loop that has ended leaves its last iteration."""
+        """The growth with an iteration and with the length; after the end of a loop it is that of the last
+        iteration.
+        """
         if self.turn is not None and not self.turn.is_open:
             return 0, self._of_iteration + self._of_length
         return self._of_iteration, self._of_length

@@ -1,4 +1,5 @@
-"""Finds what Python code carries from one iteration of a loop to the next, and code whose answers cannot be followed.
+"""Finds values that Python code passes from one iteration of a loop to the next, and code whose answers cannot be
+followed.
 
 A proof for every length repeats the iterations of a loop, so that an iteration may depend on the loop's number alone.
 The body of such a loop consists of a few kinds of statements, which have no state of their own, and reads no name that
@@ -13,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from types import FunctionType, ModuleType
 
-#: What the body of a loop may consist of.
+#: Kinds of statements and expressions that the body of a loop may contain.
 _STATEMENTS = (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.If, ast.For, ast.With, ast.Pass, ast.Continue)
 _EXPRESSIONS = (
     *(ast.Name, ast.Constant, ast.BinOp, ast.UnaryOp, ast.Compare, ast.BoolOp, ast.IfExp, ast.Subscript, ast.Slice),
@@ -22,7 +23,7 @@ _EXPRESSIONS = (
 _PARTS = (ast.operator, ast.unaryop, ast.cmpop, ast.boolop, ast.expr_context, ast.withitem, ast.arguments, ast.arg)
 _FUNCTIONS = frozenset({"min", "max", "range", "len", "abs"})
 _ATTRIBUTES = frozenset({"shape", "dtype"})
-#: Functions that tell an integer that grows from another one, or that have a state.
+#: Functions that can distinguish a growing integer from another integer, or that have a state.
 _BANNED = frozenset(
     [
         "type",
@@ -52,7 +53,9 @@ def _parsed(text: str) -> ast.Module:
 
 
 def of_function(path: str, line: int) -> Iterator[str]:
-    """Yield why the function of a kernel, and those around it, may treat an integer that grows as no integer."""
+    """Yield why the function of a kernel, and those around it, may treat a growing integer differently from an
+    integer.
+    """
     for top in _tree(path).body:
         if isinstance(top, ast.FunctionDef) and _first_line(top) <= line <= (top.end_lineno or 0):
             for node in ast.walk(top):
@@ -94,7 +97,7 @@ def _first_line(function: ast.FunctionDef) -> int:
 def _kinds(
     body: Sequence[ast.stmt], names: Mapping[str, object], functions: Mapping[str, ast.FunctionDef], seen: set[str]
 ) -> Iterator[str]:
-    """Yield the statements and expressions that may have a state of their own, also of functions that are called."""
+    """Yield the statements and expressions that may have a state, also those of called functions."""
     for node in (n for s in body for n in ast.walk(s)):
         line = getattr(node, "lineno", 0)
         if not isinstance(node, (*_STATEMENTS, *_EXPRESSIONS, *_PARTS, ast.Return)) or (

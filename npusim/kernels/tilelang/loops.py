@@ -44,7 +44,7 @@ from npusim.kernels.tilelang.statements import (
     written_buffers,
 )
 
-#: Largest number of iterations of a loop, of a batch or of all cores, that are counted one by one.
+#: Largest number of iterations of a loop, of a batch or of all cores, that are counted individually.
 _MOST = 1 << 20
 _ZERO = Literal(0)
 
@@ -102,7 +102,8 @@ def _of_part(x: BufferPart, *, is_write: bool) -> Access:
 
 
 def fused(body: Sequence[Statement], live: Set[TileBuffer] = frozenset()) -> tuple[Statement, ...]:
-    """Return statements with neighbouring loops of equal bounds as one loop, where no iteration reads another's.
+    """Return statements with neighbouring loops of equal bounds as one loop, if no iteration of a loop reads what
+    another iteration of the other loop writes.
 
     ``live``: the tiles that may be read after the statements.
     """
@@ -163,7 +164,9 @@ def _is_of_iteration(own: Sequence[Access], variable: str) -> bool:
 
 
 def flattened(body: Sequence[Statement]) -> tuple[Statement, ...]:
-    """Return statements with a loop over batches, each a loop over its elements, as one loop over all elements."""
+    """Return statements in which a loop over batches, each of which has a loop over its elements, is one loop over all
+    elements.
+    """
     written, uses = set(written_buffers(body)), Counter(x.buffer for x in accesses(body))
 
     def inside(statements: Iterable[Statement]) -> tuple[Statement, ...]:
@@ -176,7 +179,8 @@ def _without_copies(s: Statement, written: set[TileBuffer], uses: Mapping[TileBu
     """Return a loop around another one that alone reads tiles which are copies of tensors, with the tensors in their
     place.
 
-    ``written``: what the kernel writes; copies of these tensors are not omitted; ``uses``: its accesses of buffers.
+    ``written``: the tensors that the kernel writes, whose copies are not omitted; ``uses``: the kernel's accesses of
+    buffers.
     """
     if not isinstance(s, SerialLoop) or len(s.body) < 2 or not isinstance(s.body[-1], SerialLoop):
         return s
@@ -274,7 +278,7 @@ class _Flattened:
             factors = [terms.get(Variable(n), 0) for n in (self.batch, self.number)]
             rest = {t: n for t, n in terms.items() if t not in (Variable(self.batch), Variable(self.number))}
             if factors[0] == factors[1] * self.size and not {self.batch, self.number} & variables_of(rest):
-                return _sum({Variable(self.number): factors[1], **rest})
+                return sum_of({Variable(self.number): factors[1], **rest})
         if isinstance(e, Applied) and e.word == "%" and isinstance(e.operands[1], Literal):
             terms, by = linear(e.operands[0], {}), int(e.operands[1].value)
             rest = {t: n for t, n in terms.items() if t != Variable(self.number)}
@@ -291,7 +295,7 @@ class _Flattened:
         return None
 
 
-def _sum(terms: Mapping[Expression, float]) -> Expression:
+def sum_of(terms: Mapping[Expression, float]) -> Expression:
     """Return a sum of terms as an expression."""
     made: Expression | None = None
     for t, n in sorted(terms.items(), key=lambda x: isinstance(x[0], Literal)):
@@ -313,10 +317,10 @@ class Tasks:
 
 
 def tasks_of(body: Sequence[Statement], core: str, cores: int, variable: str) -> Tasks | None:
-    """Return a loop over the tasks of a core, ``core`` of ``cores``, as the statements of one task.
+    """Return a loop over the tasks of ``core``, one of ``cores``, as the statements of one task.
 
     The cores together have each task once, and no task reads a tile that another one writes.  None if the statements
-    are not such a loop.  Raises `ProgramError` if one has statements around it.
+    are not such a loop.  Raises `ProgramError` if there are statements around such a loop.
     """
     at = [i for i, s in enumerate(body) if isinstance(s, SerialLoop) and core in variables_of(expressions_in([s]))]
     if len(at) != 1:
@@ -365,9 +369,9 @@ class _Numbers:
         self.known = dict(zip((core, loop.variable), np.array(pairs).T, strict=True))
 
     def count(self, condition: Expression | None) -> int | None:
-        """Return the number of tasks, if each is done by exactly one core; None if some are missing or done twice."""
+        """Return the number of tasks, if each is done by exactly one core; None if a task is missing or done twice."""
         assert self.task is not None
-        made = number_of(_sum(dict(self.task)), self.known)
+        made = number_of(sum_of(dict(self.task)), self.known)
         runs = number_of(condition, self.known) if condition is not None else np.True_
         if made is None or runs is None:
             return None
@@ -376,7 +380,7 @@ class _Numbers:
         return len(done) if len(done) and np.array_equal(done, np.arange(len(done))) else None
 
     def with_task(self, e: Expression, task: Variable) -> Expression:
-        """Return an expression with the task's number in place of the expression of it."""
+        """Return an expression with the task's number in place of the expression that computes the task's number."""
         if frozenset(linear(e, {}).items()) == self.task:
             return task
         return with_inner(e, lambda x: self.with_task(x, task))

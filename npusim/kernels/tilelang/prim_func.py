@@ -1,8 +1,8 @@
 """Reads the PrimFunc that TileLang's parser creates from a kernel, before any pass, as statements on tiles.
 
-Copies, fills, products and reductions are single calls there, and loops have the annotations of the program.  Layouts,
-vectors, threads and barriers, which later passes add, decide no value.  A line of the program without a counterpart is
-refused; a note names what changes only times.
+In this form copies, fills, products and reductions are single calls, and loops have the annotations of the program.
+Layouts, vectors, threads and barriers, which later passes add, decide no value.  A line of the program without a
+counterpart is refused; a note names lines that change only times.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _CALLS_OF_TWO = MappingProxyType(
     | {"fmax": "max", "fmin": "min", "max": "max", "min": "min", "ieee_add": "+", "ieee_sub": "-", "ieee_mul": "*"}
     | {"ieee_fdiv": "/"}
 )
-#: Calls of one operand that have another word in `ttir_writer.FUNCTIONS`.
+#: Calls of one operand that have another name in `ttir_writer.FUNCTIONS`.
 _RENAMED = MappingProxyType({"__exp": "exp", "__log": "log", "__log2": "log2", "ieee_fsqrt": "sqrt"})
 _APPROXIMATE = frozenset({"__exp", "__log", "__log2"})
 #: Calls without an effect on values.
@@ -94,7 +94,8 @@ TIME_ALONE: Mapping[str, str] = MappingProxyType(
     | {"wg_wait": "wg_wait", "batch": "batch of a reduction", "tl.ws_pipeline_depth": "T.annotate_ws_pipeline_depth"}
     | {"pragma_unroll_explicit": "T.unroll", "pragma_unroll_factor": "T.unroll", "use_async_copy": "an async copy"}
 )
-#: Keys of pass configurations that change only the time; of the others, fast math gets a note, and the rest is refused.
+#: Keys of pass configurations that change only the time; of other configurations, fast math gets a note, and all others
+#: are refused.
 CONFIGURATIONS = frozenset(
     {"tl.disable_warp_specialized", "tl.enable_auto_schedule", "tl.enable_auto_warp_specialization"}
     | {"tl.ptxas_register_usage_level", "tl.emit_line_directives", "tl.config_index_bitwidth"}
@@ -169,8 +170,8 @@ def kernels_of(
 ) -> list[TileKernel]:
     """Return the kernels of a PrimFunc, one for each ``T.Kernel``.
 
-    ``configurations``: of passes; ``sizes``: those of dynamic shapes, and numbers of the launch, by name.  Raises
-    `ProgramError` at the line that has no counterpart.
+    ``configurations``: configurations of passes; ``sizes``: dynamic shapes and numbers of the launch, by name.  Raises
+    `ProgramError` with the line that has no counterpart.
     """
     return _PrimFuncReader(function, configurations, sizes).kernels()
 
@@ -209,7 +210,7 @@ class _PrimFuncReader:
         return name, self.format(str(p.dtype))
 
     def kernels(self) -> list[TileKernel]:
-        """Return the kernels, one for each ``T.Kernel``; raise `ProgramError` at the line that has no counterpart."""
+        """Return the kernels, one for each ``T.Kernel``; raise `ProgramError` with the line that has no counterpart."""
         for name in sorted(n for n, x in self.configurations.items() if x):
             if name not in CONFIGURATIONS | {_FAST, _UNGUARDED}:
                 raise self.refuse(f"pass_configs: npusim ignores {name}")
@@ -236,7 +237,7 @@ class _PrimFuncReader:
         raise self.refuse("a statement outside of T.Kernel is not supported")
 
     def kernel(self, node: tirx.For, number: int) -> TileKernel:
-        """Return one launch; ``number``: that of several, else 0."""
+        """Return one launch; ``number``: its number if there are several launches, else 0."""
         self.begin()
         body = with_float_flags(with_parts_apart(self.in_order(self.statements(node))))
         used = [p for p in (*self.parameters, *self.scratch) if not isinstance(p, TileBuffer) or p in self.accessed]
@@ -273,7 +274,9 @@ class _PrimFuncReader:
         return {"num_warps": timed, "num_stages": min(stages, max(OPTIONS["num_stages"]))}
 
     def said(self, body: tuple[Statement, ...]) -> list[str]:
-        """Return the notes on a kernel; a layout decides the order of its sums, an instruction that of 8-bit ones."""
+        """Return the notes on a kernel; a layout decides the order of its sums, and an instruction decides the order of
+        8-bit sums.
+        """
         notes, formats = [*self.notes], {b.fmt for b in self.buffers.values()}
         if has_sums(body):
             notes = [n.replace(_ALONE, _ORDERED) if n.endswith(_LAYOUTS) else n for n in notes]
@@ -399,7 +402,7 @@ class _PrimFuncReader:
         return self.statements(s.body)
 
     def annotated(self, annotations: Mapping[str, object]) -> None:
-        """Read annotations: name those that change the time alone, refuse others."""
+        """Read annotations: record those that change only the time, and refuse others."""
         for key in map(str, annotations):
             if key not in TIME_ALONE:
                 raise self.refuse(f"the kernel has the annotation {key}, which may change values and is not supported")
@@ -522,7 +525,7 @@ class _PrimFuncReader:
     def added(
         self, node: tirx.Call, axes: tuple[tuple[str, int], ...], condition: Expression | None, width: int
     ) -> Elementwise:
-        """Return an atomic addition to an element, or to ``width`` neighbours, which a loop of all of them adds."""
+        """Return an atomic addition to an element, or to ``width`` neighbours, as a loop over these elements."""
         pointer, value = node.args[:2]
         target = self.expression(pointer.args[0])
         read = self.expression(value.args[0] if width > 1 else value)
@@ -588,13 +591,13 @@ class _PrimFuncReader:
         raise self.refuse(f"npusim has no rule for T.{word}")
 
     def is_without_effect(self, word: str) -> bool:
-        """Return whether a call has no effect on values; a note names one that has an effect on the time."""
+        """Return whether a call has no effect on values; a note names a call that has an effect on the time."""
         if word in _EVENTS:
             self.note(_EVENTS_NOTE)
         return word in _QUIET | _EVENTS
 
     def at_barrier(self, word: str, node: tirx.Call, known: dict[object, object]) -> BarrierStep:
-        """Return a wait for a barrier, an arrival there, or a copy that a phase of it ends after."""
+        """Return a wait for a barrier, an arrival at it, or a copy after whose end a phase of the barrier ends."""
         load: tirx.BufferLoad = known.pop("barrier", None) if word == "tma_copy" else node.args[0]
         if type(load).__name__ != "BufferLoad" or str(load.buffer.data.name) not in self.barriers:
             raise self.refuse(f"T.{word} needs a barrier of T.alloc_barrier")
@@ -694,7 +697,7 @@ class _PrimFuncReader:
 _ZERO = Literal(0.0, "float32")
 _NUMBERS = frozenset({"int", "float", "bool", "IntImm", "FloatImm"})
 _GROUP = "warp_specialize"
-#: Steps at a barrier of the program, beside copies that have one.
+#: Steps at a barrier of the program, in addition to copies that belong to a barrier.
 _STEPS = frozenset({"mbarrier_wait_parity", "ptx_arrive_barrier"})
 _SCOPES = frozenset({"shared", "shared.dyn", "local", "local.fragment", "local.var", "global"})
 #: Neighbours that an atomic addition in parallel loops adds to.
@@ -706,7 +709,7 @@ _OF_ADDITIONS = frozenset({"use_tma", "memory_order"})
 
 
 def has_sums(body: Sequence[Statement]) -> bool:
-    """Return whether statements, or ones in them, add the elements of a tile."""
+    """Return whether statements, or statements inside them, add the elements of a tile."""
     inside = [
         (*s.then, *s.otherwise) if isinstance(s, Conditional) else s.body
         for s in body
@@ -718,7 +721,9 @@ def has_sums(body: Sequence[Statement]) -> bool:
 def _chosen(
     condition: Expression, then: Sequence[Elementwise | BoundValue], otherwise: Sequence[Elementwise | BoundValue]
 ) -> list[Elementwise | BoundValue] | None:
-    """Return assignments of the same elements on both ways of an if as ones that choose; None for other statements."""
+    """Return the assignments of both branches of an if, which assign the same elements, as assignments that choose a
+    value; None for other statements.
+    """
     made = list[Elementwise | BoundValue]()
     if len(then) != len(otherwise):
         return None

@@ -20,7 +20,7 @@ from npusim.errors import SpecError
 from npusim.kernels.tilelang.lengths import Growing
 from npusim.kernels.tilelang.tiles import WIDTHS
 
-#: Packages that a stand-in replaces while a program's file is loaded: nothing of a run is computed.
+#: Packages that a stand-in replaces while a program's file is loaded: nothing is computed.
 REPLACED = ("tilelang", "torch", "torch_npu")
 
 
@@ -54,9 +54,9 @@ class Silent:
 class SymbolicSize(Silent):
     """A size that the tensors of a launch have (``T.symbolic``), or an expression of sizes, whose name is empty.
 
-    The function around a kernel computes with it, so that the kernel's tensors have shapes that depend on it; the
-    function's result is only read after it has run again with the numbers of a launch.  ``refuses``: whether it belongs
-    to a kernel that is being read, which has numbers in its place.
+    The function around a kernel computes with such an object, so that the kernel's tensors have shapes that depend on
+    it; the function's result is read only after it has run again with the numbers of a launch.  ``refuses``: whether
+    the object belongs to a kernel that is being read, for which numbers are known.
     """
 
     def __init__(self, name: str, refuses: Callable[[], bool]) -> None:
@@ -116,7 +116,7 @@ class TensorType:
 class PrimFunc:
     """A ``T.prim_func``: the function; pass configurations, numbers of outputs and workspaces of its ``tilelang.jit``.
 
-    ``launched``: called with the kernel and the arguments of a launch.  ``remade``: makes the kernel with numbers in
+    ``launched``: called with the kernel and the arguments of a launch.  ``remade``: returns the kernel with numbers in
     place of sizes of ``T.symbolic``.  ``tuned``: the kernels of a tuner's configurations, with their constants.
     ``sizes``: the numbers of ``T.symbolic``.
     """
@@ -132,7 +132,7 @@ class PrimFunc:
 
     @property
     def symbols(self) -> tuple[tuple[str, str, int], ...]:
-        """The sizes of ``T.symbolic`` without a number, each with a parameter and the axis of it that has the size."""
+        """The sizes of ``T.symbolic`` without a number, each with a parameter and the parameter's axis of that size."""
         kinds = self.function.__annotations__.items()
         shapes = [(name, kind.shape) for name, kind in kinds if isinstance(kind, TensorType)]
         pairs: list[tuple[object, str, int]] = [(n, name, i) for name, shape in shapes for i, n in enumerate(shape)]
@@ -175,14 +175,14 @@ class PrimFunc:
             return Silent(self.name)
         return self.launched(self, given, named)
 
-    def __getattr__(self, name: str) -> Silent:  # what a compiled kernel has
+    def __getattr__(self, name: str) -> Silent:  # attributes of a compiled kernel
         if name.startswith("__"):
             raise AttributeError(name)
         return Silent(name)
 
 
 class Language(ModuleType):
-    """``tilelang.language``: ``words`` gives the words of the kernel that is being walked, if one is.
+    """``tilelang.language``: ``words`` has the functions of the kernel that is being read, if any.
 
     ``launched``: called when the program launches a kernel (`PrimFunc`).  ``sizes``: known sizes of ``T.symbolic``, by
     name; ``asked``: the names that the program requests.
@@ -399,7 +399,9 @@ def _asked(module: str, name: str) -> Silent:
 
 @contextmanager
 def stand_ins(path: Path, language: Language, packages: Sequence[str] = REPLACED) -> Iterator[None]:
-    """Provide stand-ins for the replaced packages, and the folder of a program as Python sets it for a script."""
+    """Provide stand-ins for the replaced packages, and add the folder of a program to the import path, as Python does
+    for a script.
+    """
     before = {n: m for n, m in sys.modules.items() if n.partition(".")[0] in packages}
     finder, argv, search = _StandIns(language, packages), sys.argv, list(sys.path)
     for name in before:
@@ -417,7 +419,9 @@ def stand_ins(path: Path, language: Language, packages: Sequence[str] = REPLACED
 
 
 def place_in(error: BaseException, path: str) -> str:
-    """Return ``path:line`` of the last line of a file on the way to an error; only the path if there is none."""
+    """Return ``path:line`` of the last line of a file on the way to an error; only the path if the file has no such
+    line.
+    """
     place, at = path, error.__traceback__
     while at is not None:
         if at.tb_frame.f_code.co_filename == path:
@@ -434,7 +438,7 @@ def load_program(path: Path, name: str, arguments: Mapping[str, object], languag
     """
     if not path.is_file():
         raise SpecError(f"{path}: no such file; a program is FILE.py::program")
-    with stand_ins(path, language), redirect_stdout(sys.stderr):  # what the program prints is no result
+    with stand_ins(path, language), redirect_stdout(sys.stderr):  # text that the program prints is not a result
         try:
             names = runpy.run_path(str(path), run_name="npusim_checked")
             made = names.get(name)
@@ -456,7 +460,7 @@ def load_program(path: Path, name: str, arguments: Mapping[str, object], languag
 def _called(
     path: Path, name: str, function: Callable[..., object], arguments: Mapping[str, object], language: Language
 ) -> object:
-    """Return what a function returns; arguments that it does not have are sizes of ``T.symbolic``."""
+    """Return the result of a function; arguments that the function does not have are sizes of ``T.symbolic``."""
     parameters = inspect.signature(function).parameters
     own, sizes = ({n: x for n, x in arguments.items() if (n in parameters) is of} for of in (True, False))
     missing = [n for n, p in parameters.items() if p.default is p.empty and n not in own]

@@ -1,4 +1,4 @@
-"""Records the launches of TileLang kernels beside those of Triton, on the CPU and without an edit of the program.
+"""Records the launches of TileLang kernels in addition to Triton's, on the CPU and without an edit of the program.
 
 TileLang's parser runs unchanged; a stand-in replaces its compiler, so that a launch is written as TTIR and recorded
 instead of executed.  Kernels under ``@tilelang.autotune`` are one call with all their configurations.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 #: The package, and the message for a program without it.
 PACKAGE = "tilelang"
 MISSING = 'TileLang is not installed, and the kernels need its parser: pip install "npusim[tilelang]"'
-_SECONDS = 1.0  # of each measurement: all alike
+_SECONDS = 1.0  # seconds of each measurement: all equal
 
 
 @contextlib.contextmanager
@@ -169,7 +169,7 @@ def _forget(of: object) -> None:
 class _Variant:
     """A PrimFunc with its outputs by number, its pass configurations, and the configuration of a tuner that it has.
 
-    ``refused``: why the parser creates none.
+    ``refused``: the reason why the parser creates no kernel.
     """
 
     function: tirx.PrimFunc | None
@@ -182,7 +182,7 @@ class _Variant:
 def _variant(
     function: tirx.PrimFunc, out_idx: object, configurations: object, constants: Mapping[str, object]
 ) -> _Variant:
-    """Return a PrimFunc with the settings of its decorator and of its own attributes."""
+    """Return a PrimFunc with the settings of its decorator and of its attributes."""
     attributes = dict(function.attrs) if function.attrs else {}
     own = [int(i) for i in attributes.get("tilelang_out_idx", ())]
     said = [out_idx] if isinstance(out_idx, int) else list(out_idx) if isinstance(out_idx, list | tuple) else own
@@ -229,7 +229,7 @@ def _is_chosen(tuner: SimpleNamespace) -> bool:
 
 
 class RecordedKernel:
-    """A stand-in for a compiled kernel: calling it records a launch and returns outputs that nothing has computed."""
+    """A stand-in for a compiled kernel: a call of it records a launch and returns outputs without computed values."""
 
     latency = ref_latency = _SECONDS
 
@@ -245,7 +245,7 @@ class RecordedKernel:
         """Record a launch; return the outputs that TileLang allocates, one or a list."""
         arguments = (*arguments, *self._in_order(len(arguments), named))
         given = [i for i in range(len(self.prim_func.params)) if i not in self._outputs]
-        if len(arguments) == len(self.prim_func.params):  # outputs too, as a tuner gives them
+        if len(arguments) == len(self.prim_func.params):  # the arguments include outputs, as a tuner passes them
             given = list(range(len(arguments)))
         if len(arguments) != len(given):
             raise SpecError(
@@ -333,7 +333,7 @@ class RecordedKernel:
         return _Clock(self)
 
     def launch_once(self) -> None:
-        """Record a launch on tensors that npusim makes, where the program itself launches none."""
+        """Record a launch on tensors that npusim creates, if the program itself launches nothing."""
         if not self._was_launched:
             try:
                 parameters = parameters_of(self.prim_func, {})

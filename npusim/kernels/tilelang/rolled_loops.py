@@ -1,7 +1,7 @@
 """Loops whose iterations a program writes out, several at a time and the last after the loop, as plain loops.
 
-A kernel that alternates between two buffers has two tiles in the body of a loop, and an odd one after it.  The same
-operations in the same order are a loop over all tiles, so that two loops over one tensor visit it in the same way.
+A kernel that alternates between two buffers has two tiles in the body of a loop, and an odd tile after the loop.  The
+same operations in the same order are a loop over all tiles, so that two loops over one tensor visit it in the same way.
 """
 
 from __future__ import annotations

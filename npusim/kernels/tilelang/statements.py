@@ -31,7 +31,7 @@ FLOATS: Mapping[str, int] = MappingProxyType(
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TileBuffer:
-    """A buffer: of a tile (shared memory or registers), or a tensor in global memory with its strides in elements."""
+    """A buffer: a tile (in shared memory or registers), or a tensor in global memory with its strides in elements."""
 
     name: str
     shape: tuple[int, ...]
@@ -69,7 +69,7 @@ class Variable:
 class Applied:
     """A function of expressions by its word: ``+``, ``lt``, ``select``, ``exp2``.
 
-    Of ``cast`` and ``reinterpret`` the format is stated.
+    The format of ``cast`` and ``reinterpret`` is stated.
     """
 
     word: str
@@ -98,7 +98,7 @@ class BufferPart:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is the whole of a tile."""
+        """Whether the part is the whole tile."""
         return all(self.extent[d] == self.buffer.shape[d] for d in self.buffer.dims)
 
 
@@ -197,7 +197,7 @@ class CrossFlag:
 
 @dataclass(frozen=True, slots=True)
 class BarrierStep:
-    """A step of a warp group at one barrier of several; `warp_groups` removes it.
+    """A step of a warp group at one of several barriers; `warp_groups` removes it.
 
     With a ``parity`` it waits for a phase, with a ``copy`` the phase ends after the copy; otherwise its threads arrive.
     """
@@ -316,7 +316,7 @@ Change = Callable[[Expression], Expression]
 
 
 def with_inner(e: Expression, change: Change) -> Expression:
-    """Return an expression with the expressions directly in it changed: operands, or the indices of an element."""
+    """Return an expression with its direct parts changed: the operands, or the indices of an element."""
     if isinstance(e, Applied):
         return replace(e, operands=tuple(map(change, e.operands)))
     return replace(e, indices=tuple(map(change, e.indices))) if isinstance(e, BufferElement) else e
@@ -350,7 +350,7 @@ def linear(e: Expression, bound: Mapping[str, Expression]) -> dict[Expression, f
     """Return a whole number as a sum: the factor of each term, or of ``Literal(1)`` for the constant; terms with factor
     0 are omitted.
 
-    ``bound``: what variables stand for.
+    ``bound``: the values of variables.
     """
     if isinstance(e, Literal):
         return {Literal(1): e.value} if e.value else {}
@@ -436,7 +436,7 @@ TRUE = Literal(1, "bool")
 
 
 class Exposed:
-    """The tiles that statements read before they write them (``reads``), and those that they surely write."""
+    """The tiles that statements read before they write them (``reads``), and the tiles that they surely write."""
 
     def __init__(self, statements: Iterable[Statement], before: Iterable[TileBuffer] = ()) -> None:
         self.reads, self.writes = set[TileBuffer](), set(before)

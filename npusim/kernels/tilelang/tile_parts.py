@@ -1,29 +1,26 @@
-"""Tiles that a kernel accesses in parts, always the same ones, as a tile for each part.
+"""Tiles that a kernel accesses only in certain parts, as a separate tile for each part.
 
-``T.copy(Q[..., :512], q[:, :512])``, ``T.copy(Q[..., 512:], q[:, 512:])`` and products with the one and the other are
-statements on two tiles.  Parallel loops over several parts are loops over each of them, one after another: no iteration
-needs what another one writes.  A tile with an access at a place that only a run knows stays as it is.
+``T.copy(Q[..., :512], q[:, :512])``, ``T.copy(Q[..., 512:], q[:, 512:])`` and products with each part are statements on
+two tiles.  Parallel loops over several parts are loops over each part, one after another: no iteration needs what
+another iteration writes.  A tile with an access at a place that is known only at run time is unchanged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from npusim.kernels.tilelang.cores_joined import changed
 from npusim.kernels.tilelang.statements import (
     Applied,
-    BoundValue,
     BufferElement,
     BufferPart,
-    Conditional,
     Elementwise,
     Expression,
     Literal,
     MatrixProduct,
     ParallelNest,
-    SerialLoop,
     Statement,
     TileBuffer,
     TileReduction,
@@ -35,11 +32,11 @@ from npusim.kernels.tilelang.statements import (
     variables_of,
     walked,
     with_bodies,
-    with_inner,
 )
+from npusim.kernels.tilelang.tiles_in_place import TilesInPlace
 
 Body = tuple[Statement, ...]
-#: Parts of one tile.
+#: Largest number of parts of a tile.
 _MOST = 16
 
 
@@ -106,11 +103,9 @@ def _elements(s: ParallelNest, buffer: TileBuffer, axis: int) -> list[Expression
 
 
 @dataclass(frozen=True, slots=True)
-class _PartTiles:
+class _PartTiles(TilesInPlace):
     """Tiles in place of the parts of a buffer along an axis; ``cuts``: where each part begins, and the end."""
 
-    buffer: TileBuffer
-    axis: int
     cuts: tuple[int, ...]
     tiles: tuple[TileBuffer, ...]
 
@@ -142,79 +137,40 @@ class _PartTiles:
             raise _OtherPlaceError
         return at
 
-    def element(self, indices: tuple[Expression, ...], lengths: Mapping[str, int]) -> BufferElement:
-        """Return an element of the buffer as one of a tile."""
-        name, first, n = _place(indices[self.axis], lengths)
+    def element(self, indices: tuple[Expression, ...], nest: ParallelNest | None) -> BufferElement:
+        """Return an element of the buffer as an element of the tile of its part."""
+        name, first, n = _place(indices[self.axis], {} if nest is None else _lengths(nest))
         tile = self.tiles[self.tile(first, n)]
         own = Variable(name) if name and n > 1 else Literal(0)
         return BufferElement(tile, tuple(own if i == self.axis else x for i, x in enumerate(indices)))
 
-    def value(self, e: Expression, lengths: Mapping[str, int]) -> Expression:
-        """Return an expression that reads the tiles."""
-        made = with_inner(e, lambda x: self.value(x, lengths))
-        if not isinstance(made, BufferElement) or made.buffer is not self.buffer:
-            return made
-        return self.element(made.indices, lengths)
+    def tile_part(self, part: BufferPart) -> BufferPart:
+        """Return a part of the buffer as its tile."""
+        _, first, _ = _place(part.start[self.axis], {})
+        start = tuple(Literal(0) if i == self.axis else e for i, e in enumerate(part.start))
+        return BufferPart(self.tiles[self.tile(first, part.extent[self.axis])], start, part.extent)
 
-    def part(self, x: BufferPart) -> BufferPart:
-        """Return a part as its tile."""
-        if x.buffer is not self.buffer:
-            return x
-        _, first, _ = _place(x.start[self.axis], {})
-        start = tuple(Literal(0) if i == self.axis else e for i, e in enumerate(x.start))
-        return BufferPart(self.tiles[self.tile(first, x.extent[self.axis])], start, x.extent)
-
-    def statements(self, body: Iterable[Statement]) -> Body:
-        """Return statements on the tiles."""
-        return tuple(x for s in body for x in self.statement(s))
-
-    def statement(self, s: Statement) -> Body:
-        """Return a statement on the tiles: of parallel loops over several parts one for each."""
-        if isinstance(s, ParallelNest):
-            return tuple(map(self.nest, self.cut(s))) if _elements(s, self.buffer, self.axis) else (s,)
-        if isinstance(s, MatrixProduct):
-            s = replace(s, a=self.part(s.a), b=self.part(s.b), c=self.part(s.c))
-        elif isinstance(s, TileReduction):
-            s = replace(s, source=self.part(s.source), target=self.part(s.target))
-        (own,) = changed([with_bodies(s, lambda _: ())], lambda e: self.value(e, {}))
-        if isinstance(s, SerialLoop) and isinstance(own, SerialLoop):
-            return (replace(own, body=self.statements(s.body)),)
-        if isinstance(s, Conditional) and isinstance(own, Conditional):
-            return (replace(own, then=self.statements(s.then), otherwise=self.statements(s.otherwise)),)
-        return (own,)
-
-    def nest(self, s: ParallelNest) -> ParallelNest:
-        """Return parallel loops of which each access is of one tile."""
-        lengths, body = _lengths(s), list[Elementwise | BoundValue]()
-        for x in s.body:
-            if isinstance(x, BoundValue):
-                body.append(replace(x, value=self.value(x.value, lengths)))
-                continue
-            target = BufferElement(x.buffer, tuple(self.value(i, lengths) for i in x.indices))
-            if x.buffer is self.buffer:
-                target = self.element(target.indices, lengths)
-            condition = None if x.condition is None else self.value(x.condition, lengths)
-            value = self.value(x.value, lengths)
-            body.append(replace(x, buffer=target.buffer, indices=target.indices, value=value, condition=condition))
-        return replace(s, body=tuple(body))
-
-    def cut(self, s: ParallelNest) -> list[ParallelNest]:
+    def nests(self, nest: ParallelNest) -> list[ParallelNest]:
         """Return parallel loops over several parts as loops over each of them."""
-        lengths = _lengths(s)
-        places = [_place(i, lengths) for i in _elements(s, self.buffer, self.axis)]
+        if not (indices := _elements(nest, self.buffer, self.axis)):
+            return [nest]
+        lengths = _lengths(nest)
+        places = [_place(i, lengths) for i in indices]
         names = {name for name, _, _ in places if name}
         if not names:
-            return [s]
+            return [nest]
         if len(names) > 1:
             raise _OtherPlaceError
         (name,) = names
         n = lengths[name]
         edges = sorted({0, n, *(c - first for own, first, _ in places if own for c in self.cuts if 0 < c - first < n)})
         if len(edges) == 2:
-            return [s]
-        if len(s.body) > 1 and any(isinstance(x, Elementwise) and name not in variables_of(x.indices) for x in s.body):
+            return [nest]
+        if len(nest.body) > 1 and any(
+            isinstance(x, Elementwise) and name not in variables_of(x.indices) for x in nest.body
+        ):
             raise _OtherPlaceError
-        return [_of_range(s, name, a, b) for a, b in pairwise(edges)]
+        return [_of_range(nest, name, a, b) for a, b in pairwise(edges)]
 
 
 def _of_range(s: ParallelNest, name: str, first: int, end: int) -> ParallelNest:

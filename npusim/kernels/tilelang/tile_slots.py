@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 
-from npusim.kernels.tilelang.cores_joined import changed, elements_of
+from npusim.kernels.tilelang.cores_joined import elements_of
 from npusim.kernels.tilelang.loops import Access, accesses
 from npusim.kernels.tilelang.statements import (
     Applied,
-    BoundValue,
     BufferElement,
     BufferPart,
     Conditional,
@@ -23,12 +22,10 @@ from npusim.kernels.tilelang.statements import (
     Exposed,
     Expression,
     Literal,
-    MatrixProduct,
     ParallelNest,
     SerialLoop,
     Statement,
     TileBuffer,
-    TileReduction,
     Variable,
     linear,
     number_of,
@@ -38,9 +35,9 @@ from npusim.kernels.tilelang.statements import (
     variables_of,
     walked,
     with_bodies,
-    with_inner,
     written_buffers,
 )
+from npusim.kernels.tilelang.tiles_in_place import TilesInPlace
 
 Body = tuple[Statement, ...]
 
@@ -167,7 +164,7 @@ class _Ring:
         names = {n for leaf in inner for x in self.own(leaf) for n in variables_of([x.indices[self.axis]])}
         loops = {loop.variable: loop for leaf in inner for loop in leaf.loops}
         if not names & loops.keys():
-            return self.of_one_place() if len(indices) == 1 and not names and not filled else None
+            return self.of_numbers(indices) if not names and not filled else None
         if names - loops.keys():
             return None
         loop = next(x for leaf in inner for x in reversed(leaf.loops) if x.variable in names)
@@ -227,6 +224,16 @@ class _Ring:
     def of_one_place(self) -> Body:
         """Return the statements with a tile in place of the only slot that is used."""
         return self.replaced(self.body, lambda x: self.tile)
+
+    def of_numbers(self, indices: Set[frozenset[tuple[Expression, float]]]) -> Body | None:
+        """Return the statements with a tile in place of each slot, if all accesses state its number."""
+        if len(indices) == 1:
+            return self.of_one_place()
+        if any(t != Literal(1) for terms in indices for t, _ in terms):
+            return None
+        numbers = sorted(int(dict(terms).get(Literal(1), 0)) for terms in indices)
+        tiles = {n: replace(self.tile, name=f"{self.tile.name}_{n}") for n in numbers}
+        return self.replaced(self.body, lambda x: tiles[int(linear(x, {}).get(Literal(1), 0))])
 
     # ------------------------------------------------------------ copies ahead
     def copied_ahead(self, loop: SerialLoop, at: int, within: list[_Leaf], outside: list[_Leaf]) -> Body | None:
@@ -324,62 +331,40 @@ class _Ring:
 
 
 @dataclass(frozen=True, slots=True)
-class _SlotTiles:
+class _SlotTiles(TilesInPlace):
     """Tiles in place of the slots of a buffer along an axis: ``of`` for a slot's index, ``every`` if all are filled."""
 
-    buffer: TileBuffer
-    axis: int
     of: Callable[[Expression], TileBuffer]
     every: tuple[TileBuffer, ...]
-
-    def statements(self, body: Body) -> Body:
-        """Return statements on the tiles."""
-        return tuple(x for s in changed(body, self.value) for x in self.statement(s))
 
     def at(self, indices: tuple[Expression, ...]) -> tuple[Expression, ...]:
         """Return the indices of a slot's element in its tile."""
         return tuple(Literal(0) if i == self.axis else x for i, x in enumerate(indices))
 
-    def value(self, e: Expression) -> Expression:
-        """Return an expression that reads the tiles."""
-        made = with_inner(e, self.value)
-        if not isinstance(made, BufferElement) or made.buffer is not self.buffer:
-            return made
-        return BufferElement(self.of(made.indices[self.axis]), self.at(made.indices))
+    def element(self, indices: tuple[Expression, ...], nest: ParallelNest | None) -> BufferElement:
+        """Return an element of a slot as one of its tile."""
+        return BufferElement(self.of(indices[self.axis]), self.at(indices))
 
-    def part(self, x: BufferPart) -> BufferPart:
-        """Return a slot as the tile."""
-        if x.buffer is not self.buffer:
-            return x
-        extent = tuple(1 if i == self.axis else n for i, n in enumerate(x.extent))
-        return BufferPart(self.of(x.start[self.axis]), self.at(x.start), extent)
+    def tile_part(self, part: BufferPart) -> BufferPart:
+        """Return a slot as its tile."""
+        extent = tuple(1 if i == self.axis else n for i, n in enumerate(part.extent))
+        return BufferPart(self.of(part.start[self.axis]), self.at(part.start), extent)
 
-    def statement(self, s: Statement) -> list[Statement]:
-        """Return a statement on the tiles; a fill of all slots is one of each tile."""
-        if isinstance(s, SerialLoop | Conditional):
-            return [with_bodies(s, self.statements)]
-        if isinstance(s, MatrixProduct):
-            return [replace(s, a=self.part(s.a), b=self.part(s.b), c=self.part(s.c))]
-        if isinstance(s, TileReduction):
-            return [replace(s, source=self.part(s.source), target=self.part(s.target))]
-        return self.nest(s) if isinstance(s, ParallelNest) else [s]
-
-    def nest(self, s: ParallelNest) -> list[Statement]:
-        """Return parallel loops on the tiles."""
-        targets = [x for x in s.body if isinstance(x, Elementwise) and x.buffer is self.buffer]
+    def nests(self, nest: ParallelNest) -> list[ParallelNest]:
+        """Return a fill of all slots as one of each tile."""
+        targets = [x for x in nest.body if isinstance(x, Elementwise) and x.buffer is self.buffer]
         moved = [n for x in targets for n, _ in x.axes if n in variables_of([x.indices[self.axis]])]
-        if moved:
-            (one,) = targets
-            axes = tuple(a for a in one.axes if a[0] not in moved)
-            filled = [replace(one, axes=axes, buffer=t, indices=self.at(one.indices)) for t in self.every]
-            return [ParallelNest(axes, (x,), s.line) for x in filled]
-        body = list[Elementwise | BoundValue]()
-        for x in s.body:
-            if isinstance(x, Elementwise) and x.buffer is self.buffer:
-                body.append(replace(x, buffer=self.of(x.indices[self.axis]), indices=self.at(x.indices)))
-            else:
-                body.append(x)
-        return [replace(s, body=tuple(body))]
+        if not moved:
+            return [nest]
+        (one,) = targets
+        axes = tuple(a for a in one.axes if a[0] not in moved)
+        filled = (replace(one, axes=axes, buffer=t, indices=self.at(one.indices)) for t in self.every)
+        return [ParallelNest(axes, (x,), nest.line) for x in filled]
+
+
+def slot_tiles(body: Body, buffer: TileBuffer, axis: int, tile: TileBuffer) -> Body:
+    """Return statements with one tile in place of every slot of a buffer along an axis."""
+    return _SlotTiles(buffer, axis, lambda _index: tile, (tile,)).statements(body)
 
 
 def _are_equal(s: ParallelNest, wanted: Elementwise, axis: int, slot: int) -> bool:

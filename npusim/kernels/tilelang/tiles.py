@@ -26,10 +26,9 @@ class Box:
     """The part of a buffer that an instruction accesses: half-open ranges of its axes.
 
     ``space`` is the memory (``GM`` is shared by all cores), ``core`` the core whose memory it is, empty for ``GM``.
-    ``address`` is the byte at which the buffer begins, where the program states it (`T.annotate_address`).
-    ``is_exact`` is False where an index is a value that only a run knows: the ranges then cover all its values.
-    ``moves``: how each range moves with an iteration of a loop whose number of iterations grows (`lengths`); empty
-    where none does.
+    ``address`` is the byte at which the buffer begins, if the program states it (`T.annotate_address`). ``is_exact`` is
+    False if an index is known only at run time: the ranges then cover all its values. ``moves``: how each range moves
+    with an iteration of a loop whose number of iterations grows (`lengths`); empty if no range moves.
     """
 
     buffer: str
@@ -156,7 +155,7 @@ class Scalar:
 
 
 class OpenCondition:
-    """A condition; ``if`` asks ``decide`` for its answer, which is the opposite one where ``negated``."""
+    """A condition; an ``if`` calls ``decide`` for the answer, which is inverted if ``negated``."""
 
     def __init__(self, key: str, decide: Callable[[str], bool], *, negated: bool = False) -> None:
         self.key, self.decide, self.negated = key, decide, negated
@@ -185,7 +184,7 @@ class Buffer:
 
     @property
     def dtype(self) -> str:
-        """The format, as programs ask for it."""
+        """The format, under the name that programs read."""
         return self.fmt
 
     def __getitem__(self, index: object) -> object:

@@ -56,7 +56,7 @@ _OF_INTEGERS = MappingProxyType(
     | {"and": "andi", "or": "ori", "xor": "xori", "<<": "shli", ">>": "shrsi", "/": "divsi"}
 )
 _RELATIONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
-#: Functions of one number, by TileLang's name; expf is CUDA's, of which Triton has a faster one.
+#: Functions of one number, by TileLang's name; expf is CUDA's function, of which Triton has a faster form.
 FUNCTIONS: Mapping[str, str] = MappingProxyType(
     {"exp2": "math.exp2", "exp": "__nv_expf", "log2": "math.log2", "log": "math.log", "rsqrt": "math.rsqrt"}
     | {"sqrt": "tt.precise_sqrt", "fabs": "math.absf", "abs": "math.absf", "erf": "math.erf", "tanh": "math.tanh"}
@@ -83,7 +83,7 @@ _SPECIAL = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class TileValue:
-    """A value of TTIR: its name, shape and format; ``number``: that of a constant."""
+    """A value of TTIR: its name, shape and format; ``number``: the value of a constant."""
 
     name: str
     shape: tuple[int, ...]
@@ -175,7 +175,9 @@ def written(kernel: TileKernel) -> str:
 
 
 def written_with_notes(kernel: TileKernel) -> tuple[str, tuple[str, ...]]:
-    """Return the TTIR of a kernel, and its notes with those on what the TTIR computes otherwise, as `written` does."""
+    """Return the TTIR of a kernel, and its notes, including notes on parts that the TTIR computes differently, as
+    `written` does.
+    """
     writer = _Writer(with_float_sums(kernel))
     return writer.text(), (*kernel.notes, *writer.notes)
 
@@ -415,7 +417,7 @@ class _Writer:
         return v
 
     def expanded(self, v: TileValue, at: int) -> TileValue:
-        """Return a value with an axis of one element more."""
+        """Return a value with one more axis, of one element."""
         shape = (*v.shape[:at], 1, *v.shape[at:])
         if v.number is not None:
             return self.constant(v.number, shape, v.fmt)
@@ -465,7 +467,7 @@ class _Writer:
         }
 
     def mask(self, of: BufferElement, condition: Expression | None, shape: tuple[int, ...]) -> str:
-        """Return the name of the mask of an access with a comma before it; empty where none is needed."""
+        """Return the name of the mask of an access with a comma before it; empty if no mask is needed."""
         rules = [] if condition is None else [condition]
         used = self.moved_by(of.indices)
         longer = [(name, self.limits[name]) for name, n in self.axes if n > self.limits[name] and name in used]
@@ -496,7 +498,7 @@ class _Writer:
 
     # ------------------------------------------------------------ tiles
     def tile(self, buffer: TileBuffer) -> TileValue:
-        """Return the value of a tile; refuse one that nothing has written."""
+        """Return the value of a tile; refuse a tile that nothing has written."""
         if buffer not in self.tiles:
             raise refused(self.line, f"{buffer.name} is read before it is written")
         return self.tiles[buffer]
@@ -506,7 +508,9 @@ class _Writer:
         return self.tiles[buffer].shape if buffer in self.tiles and buffer.block else buffer.block
 
     def axes_of(self, e: BufferElement, *, is_read: bool = True) -> list[int] | str:
-        """Return the number of the parallel loop along each axis of a tile, or which part of it is accessed."""
+        """Return the number of the parallel loop along each axis of a tile, or the part of the axis that is
+        accessed.
+        """
         names, found = [name for name, _ in self.axes], list[int]()
         for d in e.buffer.dims:
             index = e.indices[d]
@@ -520,7 +524,7 @@ class _Writer:
         return found if len(set(found)) == len(found) else "its diagonal"
 
     def element(self, e: BufferElement) -> TileValue:
-        """Return elements of a tile; a part of one that is a copy, from the tensor that it is a copy of."""
+        """Return elements of a tile; if the part is a copy of a tensor, return the elements of that tensor."""
         v, at = self.tile(e.buffer), self.axes_of(e)
         if isinstance(at, str) and v.number is not None:
             return self.constant(v.number, (), v.fmt)
@@ -553,9 +557,9 @@ class _Writer:
         self.origins.pop(buffer, None)
 
     def origin(self, x: Elementwise) -> TileOrigin | None:
-        """Return the sources of a tile: tensors, numbers, tiles of one element, other such tiles.
+        """Return the sources of a tile: tensors, numbers, tiles of one element, or other tiles with such sources.
 
-        Computing it again has the same bits: operations and formats are those of the assignments.
+        Another computation of the tile has the same bits: operations and formats are those of the assignments.
         """
         value, formats = x.value, [x.buffer.fmt]
         while isinstance(value, Applied) and value.word == "cast":
@@ -579,7 +583,7 @@ class _Writer:
         return TileOrigin(tuple(axes), made)
 
     def of_tensors(self, e: Expression) -> Expression | None:
-        """Return an expression with the sources of tiles in their place; None if one is not such a tile."""
+        """Return an expression with the sources of tiles in place of the tiles; None if a tile has no such sources."""
         if isinstance(e, BufferElement) and not e.buffer.is_global:
             number = self.tiles[e.buffer].number if e.buffer in self.tiles else None
             if number is not None:
@@ -766,7 +770,9 @@ class _Writer:
         self.forget([s.c.buffer])
 
     def second(self, buffer: TileBuffer) -> TileValue:
-        """Return a tile as the second factor of a product by itself: a copy of a tensor by pointers of its own."""
+        """Return a tile as the second factor of a product by itself: a copy of the tensor that is loaded by separate
+        pointers.
+        """
         origin = self.origins.get(buffer)
         if origin is None or not origin.is_copy:
             return self.tile(buffer)
@@ -818,7 +824,9 @@ class _Writer:
 
     # ------------------------------------------------------------ control flow
     def loop(self, s: SerialLoop, live: set[TileBuffer]) -> None:
-        """Write a loop; a tile that begins and ends each iteration as the same number is not a state of it."""
+        """Write a loop; a tile that has the same constant value at the beginning and the end of each iteration is not a
+        state of the loop.
+        """
         s, constant = self.with_cleared_starts(s), set[TileBuffer]()
         before = len(self.lines), self.count, dict(self.tiles), dict(self.values), dict(self.ranges), dict(self.origins)
         while unchanged := self.loop_with(s, live, constant):
@@ -927,8 +935,8 @@ class _Writer:
 def as_choices(s: Conditional) -> tuple[ParallelNest, ...] | None:
     """Return an if that assigns tiles as assignments that choose between its branches; None for another if.
 
-    Both branches assign the same tiles in the same order, or one branch leaves those unchanged that the other computes
-    from tiles alone.
+    Both branches assign the same tiles in the same order, or one branch does not change the tiles that the other branch
+    computes only from tiles.
     """
     if not s.otherwise:
         made = [_choice(s.condition, x, _unchanged(x), s.line) for x in s.then]
@@ -951,7 +959,7 @@ def _unchanged(s: Statement) -> ParallelNest | None:
         e for e in values if isinstance(e, BufferElement) and e.buffer.is_global and variables_of(e.indices) & axes
     )
     if any(blocks):
-        return None  # what is beside its tensor where the condition does not hold
+        return None  # an access would be outside of its tensor if the condition does not hold
     return replace(s, body=(replace(x, value=BufferElement(x.buffer, x.indices)),))
 
 
@@ -977,8 +985,8 @@ def _choice(condition: Expression, s: Statement, other: Statement | None, line: 
 
 
 def chosen_value(condition: Expression, a: Expression, b: Expression) -> Expression:
-    """Return a if a condition is true, else b: for elements of one tensor, one element with chosen indices; for masks,
-    a mask.
+    """Return a if a condition is true, else b.  For elements of one tensor, the result is one element with chosen
+    indices; for masks, it is a mask.
     """
     if isinstance(a, BufferElement) and isinstance(b, BufferElement) and a.buffer is b.buffer and a.buffer.is_global:
         pairs = zip(a.indices, b.indices, strict=True)

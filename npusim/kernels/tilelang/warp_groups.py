@@ -1,9 +1,9 @@
 """Statements of warp groups (``T.ws``) that barriers of the program order, in the order of the text.
 
-The text is one order in which the groups may run.  All other orders give its values if no wait can end at another phase
-than there, and if the barriers order each two accesses of an element, one of which is a write.  Both are checked on all
-statements with loops as they run, by clocks: the statements after which each group, and each asynchronous copy, is
-known to come.
+The text is one order in which the groups may run.  All other orders give the same values if no wait can end at another
+phase than in the text, and if the barriers order any two accesses of an element, one of which is a write.  Both
+conditions are checked on all statements, with all iterations of loops, by clocks: a clock states which statements a
+group, or an asynchronous copy, is known to follow.
 """
 
 from __future__ import annotations
@@ -174,7 +174,9 @@ class _Order:
 
     # ------------------------------------------------------------ clocks
     def begin(self) -> tuple[Clock, int]:
-        """Begin a statement: return the clock of its group, and its time; one of all threads comes after all groups."""
+        """Begin a statement: return the clock of its group, and its time; a statement of all threads comes after all
+        groups.
+        """
         if self.group == _ALL:
             for g in self.groups:
                 _joined(self.clocks[_ALL], self.clocks[g])
@@ -272,7 +274,7 @@ class _Order:
             self.access(buffer, clock, _Part(agent, time, _placed(start, known), extent, is_write, s.line))
 
     def access(self, buffer: TileBuffer, clock: Clock, part: _Part) -> None:
-        """Check an access against the previous ones."""
+        """Check an access against earlier accesses."""
         if buffer in self.registers and self.owners.setdefault(buffer, self.group) != self.group:
             raise refused(
                 part.line,

@@ -159,7 +159,7 @@ class _Parts:
         return replace(s, b=b, c=c)
 
     def nest(self, at: int, x: Elementwise, tiles: dict[TileBuffer, TileBuffer]) -> ParallelNest:
-        """Return an assignment of a part as that of the whole."""
+        """Return an assignment of a part as an assignment of the whole."""
         axes = tuple((n, count * self.count if n == self.moved[at] else count) for n, count in x.axes)
         value = with_buffers(self.without_number(x.value, is_index=False), tiles)
         indices = tuple(self.without_number(i, is_index=True) for i in x.indices)

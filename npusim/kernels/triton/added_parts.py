@@ -38,7 +38,8 @@ class PartsError(ProgramError):
 class PartsApart(NamedTuple):
     """The kernel that stores the parts, the kernel that adds them with its grid, and the arguments of both.
 
-    ``others``: the kernel of the other results; None where there is none.  ``parts``: of each element.
+    ``others``: the kernel of the other results; None if there are no others.  ``parts``: number of parts of each
+    element.
     """
 
     before: Function
@@ -108,7 +109,7 @@ def parts_apart(
     name, total = f"{root}_parts", f"{root}_sum"
     own = replace(view, is_workspace=True, storage=-1, described=(), described_by=())
     is_block = atomics[0].type.startswith("tensor")
-    sizes, by = (view.sizes, view.by) if is_block and not is_flat else ((span,), (1,))  # numbers have one place each
+    sizes, by = (view.sizes, view.by) if is_block and not is_flat else ((span,), (1,))  # each number has one place
     sizes, by = ((count, *sizes), (span, *by)) if count > 1 else (sizes, by)
     given = {
         name: replace(own, name=name, sizes=sizes, by=by, parts=count),

@@ -322,11 +322,15 @@ class Arithmetic(Draft, ABC):
             how, one, other = partial(operated, op, a, b, self._linear), a, b
             is_address = op.name == "tt.addptr"
             self._set(op, how() if is_address else or_elements(how, lambda: computed_elements(op, one, other)))
+        elif op.name != "tt.addptr" and bits_of(op.type) > 1 and all(isinstance(x, Affine | Condition) for x in (a, b)):
+            wide = [replace(elements_in(op, x), bits=bits_of(op.type)) for x in (a, b)]  # a mask as 0 and 1
+            self._set(op, computed_elements(op, *wide))
         else:
             raise op.fail(f"{op.name} on a mask or on computed values is not supported; join masks with & | ^ ~")
 
     def _linear(self, op: Op, a: Affine, b: Affine) -> Affine:
-        made, wraps = integers(op, a, b, begins=not self.choices.lists_remainders)
+        begins = op.name not in ("arith.remsi", "arith.remui") or not self.choices.way("lists_remainders")
+        made, wraps = integers(op, a, b, begins=begins)
         return made if wraps is None else self._said_to_wrap(op, made, wraps)
 
     def _linear_or_listed(self, op: Op, a: Affine, b: Affine) -> Known:
@@ -1260,7 +1264,7 @@ class Arithmetic(Draft, ABC):
         try:
             return self._chosen(op, mask, a, b)
         except NonlinearError:
-            if not self.choices.lists_elements or a.of != b.of:
+            if a.of != b.of or not self.choices.way("lists_elements"):
                 raise
             return chosen_by_table(op, mask, a, b)
 
@@ -1368,12 +1372,12 @@ class Arithmetic(Draft, ABC):
         """Return whether a comparison that hides lanes along one axis in all programs alike is a choice."""
         along = [i for i, s in enumerate(d.steps) if s]
         is_lane = len(along) == 1 and d.shape[along[0]] > 1 and self._walk is None and not np.ptp(d.base)
-        if not self.choices.chooses_lanes or not is_lane or np.all(answers(Condition(((relation, d),)))[0]):
+        if not is_lane or np.all(answers(Condition(((relation, d),)))[0]) or not self.choices.way("chooses_lanes"):
             return False
         is_stored = _lanes_of(relation, d) in self.stored_lanes
         is_first = bool(RELATIONS[relation](d.steps[along[0]], 0)) or (relation == "eq" and bool(d.base.flat[0]))
         self.hides_first_lanes |= is_first and not is_stored
-        return not is_stored and (is_first or self.choices.chooses_lanes == "all")
+        return not is_stored and (is_first or self.choices.way("chooses_lanes") == "all")
 
     def _hides_unread(self, a: Floats, rules: Sequence[tuple[str, Affine]]) -> bool:
         """Return whether comparisons of rows and columns hide each column of a walked tile that no load reads.

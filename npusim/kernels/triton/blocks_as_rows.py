@@ -1,7 +1,7 @@
 """Blocks that are summed along both of their axes, as one row of their elements: the same TTIR on blocks of one axis.
 
 The row has the block's rows one after another.  The computation on each element is the same; integers and masks of
-indices remain those of rows and columns, and become the row's where floats are loaded, chosen or stored by them.
+indices describe rows and columns, and are converted for the row where a load, selection or store of floats uses them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from npusim.kernels.triton.listed import unlike_rows
+from npusim.kernels.triton.region_rewriter import OtherBlocksError, RegionRewriter
 from npusim.kernels.triton.results_apart import inside
 from npusim.kernels.triton.ttir_text import FORMATS, TYPES, Function, Op, shape_of
 from npusim.kernels.triton.values import (
@@ -30,11 +31,11 @@ from npusim.kernels.triton.values import (
     truth,
 )
 
-#: An operation that TTIR does not have: integers or a mask of a block of rows and columns, or along one of its axes, as
-#: those of the row of its elements.
+#: An operation that TTIR does not have: it converts integers or a mask of a block of rows and columns, or along one
+#: axis of the block, to the row of the block's elements.
 FLATTENED = "npusim.flattened"
-#: Another such operation: pointers of a row that follow a table, without the last entries that a mask hides in every
-#: program.
+#: Another operation that TTIR does not have: pointers of a row that follow a table, without the last entries, which a
+#: mask hides in every program.
 TRIMMED = "npusim.trimmed"
 #: Operations between the places of a sum of rows and of the sum of these sums.
 OF_SUMS = " and then "
@@ -47,12 +48,10 @@ _RANK = 2
 _REGIONS, _BOUNDS = ("tt.reduce", "scf.for", "scf.if"), 4
 
 
-class _OtherBlocksError(Exception):
-    """A kernel has blocks that cannot be such a row."""
-
-
 def with_blocks_as_rows(function: Function) -> Function | None:
-    """Return a kernel in which blocks that are summed along both axes are rows; None if it has none, or others."""
+    """Return a kernel in which blocks that are summed along both axes are rows; None if there are no such blocks, or if
+    there are also other blocks.
+    """
     operations = [*function.operations, *inside(function.operations)]
     if any((o.body and o.name not in _REGIONS) or o.name.startswith(_OTHERS) for o in operations):
         return None
@@ -63,7 +62,7 @@ def with_blocks_as_rows(function: Function) -> Function | None:
         return None
     try:
         return function._replace(operations=_Rows(operations, made, blocks.pop()).changed(function.operations))
-    except _OtherBlocksError:
+    except OtherBlocksError:
         return None
 
 
@@ -91,44 +90,34 @@ def _joins_axes(op: Op, made: dict[str, Op]) -> bool:
     return is_first and any(o.name == "tt.reduce" and o.operands == op.results for o in made.values())
 
 
-class _Rows:
+class _Rows(RegionRewriter):
     """The operations of a kernel on rows in place of blocks of some ``shape``."""
 
     def __init__(self, operations: list[Op], made: dict[str, Op], shape: tuple[int, ...]) -> None:
-        self.operations, self.made, (self.rows, self.columns) = operations, made, shape
-        self.ordered = list[Op]()
-        self._known: dict[tuple[str, int], str] = {}
+        super().__init__(operations, made)
+        self.rows, self.columns = shape
+        self._read = self._vectors_read()
 
-    def changed(self, operations: list[Op]) -> list[Op]:
-        """Return the operations of a region; raise `_OtherBlocksError` if a block cannot be such a row."""
-        before, known, self.ordered = self.ordered, dict(self._known), []
-        read = self._vectors_read()
-        for op in operations:
-            if op.name in _REGIONS and op.name != "tt.reduce":
-                body, otherwise = self.changed(op.body), self.changed(op.otherwise)
-                self.ordered.append(replace(op, body=body, otherwise=otherwise, text=self._typed(op.text)))
-            elif op.name == "tt.store":
-                self._store(op)
-            elif not op.results or not self._is_float(op.results[0]):
-                self.ordered.append(op)
-            elif op.name == "tt.reduce":
-                self._reduce(op)
-            elif op.name == "tt.reshape" and len(_operand_type(op)) == _RANK:
-                self._same(op, op.operands[0])
-            elif len(self._shape(op.results[0])) == _RANK:
-                self._block(op)
-            elif len(self._shape(op.results[0])) != 1 or op.results[0] in read or self._is_row(op):
-                self.ordered.append(op)
-        made, self.ordered, self._known = self.ordered, before, known
-        return made
-
-    def _shape(self, name: str) -> tuple[int, ...]:
-        op = self.made.get(name)
-        types = TYPES.findall(op.type) if op is not None else []
-        return shape_of(types[-1])[0] if types else ()
+    def rewrite(self, op: Op) -> None:
+        """Add an operation on rows."""
+        if op.name in _REGIONS and op.name != "tt.reduce":
+            body, otherwise = self.changed(op.body), self.changed(op.otherwise)
+            self.ordered.append(replace(op, body=body, otherwise=otherwise, text=self._typed(op.text)))
+        elif op.name == "tt.store":
+            self._store(op)
+        elif not op.results or not self._is_float(op.results[0]):
+            self.ordered.append(op)
+        elif op.name == "tt.reduce":
+            self._reduce(op)
+        elif op.name == "tt.reshape" and len(_operand_type(op)) == _RANK:
+            self._same(op, op.operands[0])
+        elif len(self.shape(op.results[0])) == _RANK:
+            self._block(op)
+        elif len(self.shape(op.results[0])) != 1 or op.results[0] in self._read or self._is_row(op):
+            self.ordered.append(op)
 
     def _is_row(self, op: Op) -> bool:
-        return self._shape(op.results[0]) == (self.rows * self.columns,)
+        return self.shape(op.results[0]) == (self.rows * self.columns,)
 
     def _is_float(self, name: str) -> bool:
         """Return whether a value is a block of floats, or a mask of compared values."""
@@ -145,9 +134,9 @@ class _Rows:
         """
         read = set[str]()
         for op in reversed(self.operations):
-            is_vector = not op.results or len(self._shape(op.results[0])) < _RANK
-            if is_vector and (not op.results or len(self._shape(op.results[0])) == 0 or op.results[0] in read):
-                read |= {n for n in op.operands if len(self._shape(n)) == 1}
+            is_vector = not op.results or len(self.shape(op.results[0])) < _RANK
+            if is_vector and (not op.results or len(self.shape(op.results[0])) == 0 or op.results[0] in read):
+                read |= {n for n in op.operands if len(self.shape(n)) == 1}
         return read
 
     def _typed(self, text: str, axis: int | None = None) -> str:
@@ -160,9 +149,9 @@ class _Rows:
     def _block(self, op: Op) -> None:
         """Add an operation on a block of floats, as one on a row."""
         if any(
-            n not in (1, whole) for n, whole in zip(self._shape(op.results[0]), (self.rows, self.columns), strict=True)
+            n not in (1, whole) for n, whole in zip(self.shape(op.results[0]), (self.rows, self.columns), strict=True)
         ):
-            raise _OtherBlocksError
+            raise OtherBlocksError
         if op.name == "tt.expand_dims":
             self._same(op, self._along(op.operands[0], 1 - op.number("axis")))
         elif op.name == "tt.broadcast" and self._is_float(op.operands[0]):
@@ -176,17 +165,17 @@ class _Rows:
 
     def _operand(self, name: str) -> str:
         """Return a block's operand: a block of floats, which is a row, or integers as those of a row."""
-        is_block = len(self._shape(name)) == _RANK
+        is_block = len(self.shape(name)) == _RANK
         return self._flattened(name, -1) if is_block and not self._is_float(name) else name
 
     def _flattened(self, name: str, axis: int) -> str:
         """Return integers of the block, or along an axis of it, as those of a row."""
-        if (name, axis) not in self._known:
-            self._known[name, axis] = result = f"{name}@row{axis + 1}"
+        if (name, axis) not in self.known:
+            self.known[name, axis] = result = f"{name}@row{axis + 1}"
             text = f"{FLATTENED} rows = {self.rows}, columns = {self.columns}, axis = {axis}"
             op = self.made[name]
             self.ordered.append(Op(FLATTENED, [result], [name], text, self._typed(op.type), op.line))
-        return self._known[name, axis]
+        return self.known[name, axis]
 
     def _trimmed(self, op: Op, operands: list[str]) -> list[str]:
         """Return a load's operands with a pointer that leads only to elements that its mask leaves."""
@@ -200,17 +189,17 @@ class _Rows:
         """Return a vector of floats along an axis of the block, as a row that repeats its elements."""
         op = self.made[name]
         if op.name in ("tt.reduce", "tt.reshape") or len(op.results) != 1:
-            raise _OtherBlocksError
-        if (name, axis) not in self._known:
+            raise OtherBlocksError
+        if (name, axis) not in self.known:
             result, operands = f"{name}@row{axis + 1}", list[str]()
             for n in op.operands:
                 own = self._along if self._is_float(n) else self._flattened
-                operands.append(own(n, axis) if len(self._shape(n)) == 1 else n)
+                operands.append(own(n, axis) if len(self.shape(n)) == 1 else n)
             text, type_ = (self._typed(t, axis) for t in (op.text, op.type))
             operands = self._trimmed(op, operands)
             self.ordered.append(replace(op, results=[result], operands=operands, text=text, type=type_))
-            self._known[name, axis] = result
-        return self._known[name, axis]
+            self.known[name, axis] = result
+        return self.known[name, axis]
 
     def _reduce(self, op: Op) -> None:
         """Add a reduction of a block along one axis and then the other, at the place of the second one."""
@@ -220,7 +209,7 @@ class _Rows:
                 self.ordered.append(op)
                 return
             if op.body[0].name != before.body[0].name:
-                raise _OtherBlocksError
+                raise OtherBlocksError
             text = re.sub(r"\baxis = \d+", f"axis = 0, columns = {self.columns}", self._typed(before.text))
             text = f"{text.rpartition(' -> ')[0]} -> {op.type}"
             place = f"{before.place}{OF_SUMS}{op.place}"
@@ -229,10 +218,10 @@ class _Rows:
         readers = [o for o in self.operations if op.results[0] in o.operands]
         is_last = op.number("axis") == 1 and len(op.operands) == 1
         if not is_last or not readers or any(o.name != "tt.reduce" for o in readers):
-            raise _OtherBlocksError
+            raise OtherBlocksError
 
     def _store(self, op: Op) -> None:
-        if len(self._shape(op.operands[0])) == _RANK:
+        if len(self.shape(op.operands[0])) == _RANK:
             op = replace(op, operands=[self._operand(n) for n in op.operands])
         self.ordered.append(op)
 

@@ -38,10 +38,10 @@ _CONVERTED = re.compile(r"(%\w+) = ttg\.convert_layout (%\w+) ")
 
 
 def orders_of(ttgir: str, *, is_tree: bool = False) -> dict[str, str]:
-    """Return the order in which each reduction or scan adds, by `npusim.kernels.triton.ttir_text.Locations.place` and
-    operand shape.
+    """Return the order in which each reduction or scan adds; the key is
+    `npusim.kernels.triton.ttir_text.Locations.place` with the operand's shape.
 
-    ``is_tree``: whether a thread adds its own elements as a tree.  Without maxima and minima, whose order is free.
+    ``is_tree``: whether a thread adds its own elements as a tree.  Maxima and minima, whose order is free, are omitted.
     ``?`` if the layout has no form of `npusim.formats.reductions`, or if two reductions of one place differ. A block
     that becomes one axis with its elements in any order (``tl.sum(x)``) leaves them in their threads (PTX of Triton
     3.6): its order is that of the block's layout.

@@ -49,7 +49,7 @@ POINTERS = MappingProxyType(
     {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
     | {"float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5"}
 )
-#: The architecture whose TTIR is read for devices that are not NVIDIA GPUs.
+#: The architecture whose TTIR is read for devices other than NVIDIA GPUs.
 PLAIN = 90
 _ALIGNMENT = 16
 #: The operation bits of an instruction, the values for products of warp groups (float16 and tf32, then FP8, with the
@@ -333,7 +333,7 @@ class _CompilerProcess:
             asked.write(f"{json.dumps(call)}\n")
             asked.flush()
             answer = answers.readline()
-        except OSError:  # it ended before the call
+        except OSError:  # the process ended before the call
             answer = ""
         if answer:
             return ""
@@ -433,7 +433,8 @@ def _measured(made: _Code, ttir: str, architecture: str) -> Compiled:
 
     used = _tool("cuobjdump", "-res-usage", cubin=made.cubin)
     registers, stack = (int(re.findall(rf"{key}:(\d+)", used)[0]) for key in ("REG", "STACK"))
-    disassembled = lru_cache(_disassembled)  # it takes longer than the compiler, so it runs only when a text is read
+    # disassembly takes longer than compilation: it runs only when a text is read
+    disassembled = lru_cache(_disassembled)
     sass = disassembled(made.cubin) if stack or compiled_rows.has_body(made.ptx, architecture) else ""
     down = re.search(r"nvidia_mma<.*?warpsPerCTA = \[(\d+)", made.ttgir)
 
@@ -611,7 +612,7 @@ def _counting() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if why:  # the front end raises an error of its own
+        if why:  # the front end raises its own error
             raise SpecError(why) from error
         raise
     finally:
@@ -634,7 +635,7 @@ def _module(path: str, _digest: str) -> ModuleType:
     try:
         for node in tree.body:
             parts = [ast.Import([name]) for name in node.names] if isinstance(node, ast.Import) else [node]
-            for part in parts:  # of several modules one may be missing
+            for part in parts:  # one of several modules may be missing
                 _execute(ast.fix_missing_locations(ast.copy_location(part, node)), module, path)
     finally:
         sys.path.remove(folder)
@@ -738,8 +739,8 @@ def _execute(node: ast.stmt, module: ModuleType, path: str) -> None:
         "constexpr" in ast.unparse(n.func) for n in ast.walk(node) if isinstance(n, ast.Call)
     )
     if isinstance(node, ast.FunctionDef) and _is_kernel(node):
-        # Other statements are replaced by ones that change nothing: with their lines a kernel has the key that it has
-        # in Triton's own cache.
+        # Other statements are replaced by ones that change nothing, so that lines stay the same and the kernel has the
+        # key that it has in Triton's cache.
         is_jit = [(d, "jit" in ast.unparse(d).partition("(")[0]) for d in node.decorator_list]
         node.decorator_list = [_of_code(d) if jit else ast.copy_location(_unchanged(), d) for d, jit in is_jit]
     elif not (isinstance(node, ast.Import | ast.ImportFrom) or is_constant):
@@ -747,5 +748,5 @@ def _execute(node: ast.stmt, module: ModuleType, path: str) -> None:
     try:
         exec(compile(ast.fix_missing_locations(ast.Module([node], [])), path, "exec"), module.__dict__)
     except Exception as error:  # noqa: BLE001 - of a module that is not there, whatever it says
-        if isinstance(node, ast.FunctionDef):  # another kernel of the file may be launched that does not need this one
+        if isinstance(node, ast.FunctionDef):  # the file may also contain a kernel that does not need this one
             module.__dict__[_FAULTS][node.name] = f"{path}:{node.lineno}: {type(error).__name__}: {error}"

@@ -2,7 +2,7 @@
 
 Run as a program: it reads one line of JSON per kernel from standard input (``text``: its file, ``architecture``: a
 number, ``folder``, ``options``), writes the code to the folder, or the compiler's message to its file ``error``, and
-answers with an empty line; it ends with its input.  It imports nothing of npusim, so that it starts quickly.
+answers with an empty line; it ends when its input ends.  It imports nothing of npusim, so that it starts quickly.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Integers and masks of a block along two axes that are not linear: computed element by element.
 
-They decide which keys a row sees, such as ``rows // 16 == keys // 16``; they are not addresses.
+Such integers, for example in ``rows // 16 == keys // 16``, decide which keys a row sees; they are not addresses.
 """
 
 from __future__ import annotations

@@ -307,7 +307,7 @@ class ExactIntegers(WholeNumbers, ABC):
         try:
             super()._selected(op, mask, a, b)
         except OtherFirstError:
-            if not self.choices.knows_tiles:
+            if not self.choices.way("knows_tiles"):
                 raise
             if self.choices.fuses:
                 why = "compiled code may split off the first iteration and fuse other operations there"
@@ -315,7 +315,7 @@ class ExactIntegers(WholeNumbers, ABC):
             self._fixed_choice(op, mask, a, b)
 
     def _mask(self, op: Op, a: Floats, b: Number, mask: Condition | Elements) -> None:
-        if self._walk is not None and len(mask.shape) == 1 and self.choices.knows_tiles:
+        if self._walk is not None and len(mask.shape) == 1 and self.choices.way("knows_tiles"):
             self._fixed_choice(op, mask, a, b)
             return
         super()._mask(op, a, b, mask)
@@ -323,7 +323,7 @@ class ExactIntegers(WholeNumbers, ABC):
     def _other_choice(self, op: Op, mask: Condition | Elements, a: Known, b: Known) -> None:
         """Write a choice by a mask of indices; in a loop by tiles of data that say which of the two each element is."""
         is_known = isinstance(a, Floats | Number) and isinstance(b, Floats | Number)
-        if self._walk is None or not is_known or not self.choices.knows_tiles:
+        if self._walk is None or not is_known or not self.choices.way("knows_tiles"):
             super()._other_choice(op, mask, a, b)
             return
         values, kind = [x for x in (a, b) if isinstance(x, Floats)], shape_of(op.type.rpartition(", ")[2])[1]
@@ -454,7 +454,7 @@ class ExactIntegers(WholeNumbers, ABC):
     def _known_tiles(self, op: Op, name: str, values: Integers, fmt: str) -> Floats:
         """Read a block's elements, (program, iteration, *axes), as tiles of a tensor of their own."""
         assert self._walk is not None
-        if not self.choices.knows_tiles:
+        if not self.choices.way("knows_tiles"):
             raise op.fail("indices as values of a tile in a loop, or beyond 2^24")
         block = values.shape[2:]
         refuse_many(op, len(self.ids) * self._walk.most * int(np.prod(block)))

@@ -30,8 +30,8 @@ class Prelude(NamedTuple):
 
 
 def prelude_of(reader: Reader) -> Prelude | None:
-    """Return the left factor of products in the loop that a kernel computes from one operand before it; None if there
-    is none.
+    """Return the left factor that a kernel computes from one operand before its loop, for products in the loop; None if
+    there is no such factor.
     """
     before = reader.lines[: reader.walks[0].at] if reader.walks else []
     made = {text.partition(" = ")[0]: (text, line) for text, line in before}

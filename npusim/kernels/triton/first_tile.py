@@ -23,20 +23,21 @@ _MAXIMA = ("arith.maxnumf", "arith.maximumf")
 _OF_NUMBERS: Mapping[str, Callable[[float, float], float]] = MappingProxyType(
     {"arith.addf": operator.add, "arith.subf": operator.sub, "arith.mulf": operator.mul} | dict.fromkeys(_MAXIMA, max)
 )
-#: Results of an operation that one number determines: the number of the other operand.
+#: Operations for which one number determines the result: with this number as one operand, the result is the other
+#: operand.
 _LEFT_AS_IT_IS = MappingProxyType({"arith.addf": 0.0, "arith.mulf": 1.0} | dict.fromkeys(_MAXIMA, -math.inf))
 
 
 class OtherFirstError(ProgramError):
-    """A choice of a loop's first tile that its start values do not give."""
+    """A choice in a loop's first tile that the start values do not decide."""
 
 
 class FirstTile:
     """The first iteration of a loop.
 
     ``starts``: the numbers with which its states begin, by their names in the loop; ``mask``: the condition that is
-    true only in the first iteration.  Scores are assumed to be finite: -inf plus or minus one of them is -inf, and a
-    score minus itself, or times 0, is 0.
+    true only in the first iteration.  Scores are assumed to be finite: -inf plus or minus one of them is -inf; a score
+    minus itself, and a score times 0, is 0.
     """
 
     def __init__(self, operations: list[Op], starts: Mapping[str, float], mask: str) -> None:

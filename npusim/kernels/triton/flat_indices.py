@@ -18,8 +18,8 @@ from npusim.kernels.triton.ttir_text import Function, Op, makers, shape_of
 
 #: An operation that TTIR does not have: flat indices as rows and columns, for a part of each program's block.
 FLAT = "npusim.flat_range"
-#: Smallest number of indices of a part of a block: below it, the kernel is refused instead of being read as too many
-#: blocks.
+#: Smallest number of indices of a part of a block: with smaller parts there would be too many blocks, and the kernel is
+#: refused.
 LEAST = 16
 _DIVISIONS = ("arith.divsi", "arith.divui", "arith.remsi", "arith.remui")
 #: Operations that continue from flat indices to flat indices of the same scale.

@@ -69,7 +69,7 @@ def _quotient(a: Array, b: Array) -> Array:
     return np.asarray((a - np.fmod(a, b)) // b, a.dtype)
 
 
-#: Operations on two integers of one type, which wrap in it.
+#: Operations on two integers of one type, whose results wrap in that type.
 _INTEGERS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     dict[str, Callable[..., Any]](divsi=_quotient, ceildivsi=lambda a, b: -_quotient(-a, b))
     | {"addi": np.add, "subi": np.subtract, "muli": np.multiply, "remsi": np.fmod}
@@ -253,7 +253,7 @@ def _matrices(batch: Array, head: Array, here: Array) -> Iterator[tuple[int, int
     batches, heads = batch[here], head[here]
     first, last = int(batches.min()), int(batches.max())
     low, high = int(heads.min()), int(heads.max())
-    if first == last and low == high:  # of most blocks: nothing is sorted
+    if first == last and low == high:  # most blocks: nothing is sorted
         yield first, low, here
         return
     for number in np.unique(batches * (high + 1) + heads).tolist():
@@ -506,7 +506,7 @@ class ExactProgram:
         return self._tt_load(op, pointer, inside, np.asarray(0.0))
 
     def _tt_descriptor_store(self, op: Op, x: DescribedBlock, *rest: Array) -> None:
-        is_first = np.ndim(rest[0]) > 0  # the value stands before or behind the indices
+        is_first = np.ndim(rest[0]) > 0  # the value is before or after the indices
         value, indices = (rest[0], rest[1:]) if is_first else (rest[-1], rest[:-1])
         pointer, inside = self._described(x, indices)
         self._tt_store(op, pointer, value, inside)
@@ -544,7 +544,7 @@ def values_of(function: Function, arguments: Mapping[str, Any]) -> dict[str, Any
         name, kind = parameters.pop(0)
         x = arguments[name]
         if kind.startswith("!tt.tensordesc"):
-            count = 2 * len(shape_of(kind)[0])  # its sizes and strides are parameters behind it
+            count = 2 * len(shape_of(kind)[0])  # the next parameters are its sizes and strides
             values[name] = DescribedBlock(Pointer(name, np.asarray(0)), x.described, x.described_by, shape_of(kind)[0])
             numbers = (np.asarray(n, np.int64) for n in (*x.described, *x.described_by))
             values |= zip([n for n, _ in parameters[:count]], numbers, strict=True)
@@ -579,10 +579,10 @@ class ExactLaunch:
         #: The latest inputs, and their matrices in float64.
         self._inputs_of: HeadSource | None = None
         self._matrix: Callable[[str, int, int], Array]
-        #: For the latest rows: which rows and programs, and the values that the programs store, of which others may
-        #: follow.
+        #: The latest rows: which rows and programs, and the values that the programs store; the next request may need
+        #: others of these values.
         self._latest: tuple[Any, dict[tuple[str, int, int], Array]] | None = None
-        #: For the latest results that were requested together: their rows, and all of them.
+        #: The latest results that were requested together: their rows, and all results.
         self._together: tuple[list[KeptResult], dict[tuple[str, int, int], Array]] | None = None
         self.values = values_of(function, arguments)
 
@@ -683,13 +683,13 @@ class KnownLaunches(ExactLaunch):
         self.each = each
 
     def rows(self, inputs: HeadSource, batch: int, head: int, row: int, rows: int) -> NDArray[np.float64]:
-        """Return rows of the first launch's result, as of one launch."""
+        """Return rows of the first launch's result, in the form of a single launch's."""
         return self.each[0].rows(inputs, batch, head, row, rows)
 
     def results(
         self, inputs: HeadSource, computed: Mapping[str, Mapping[tuple[int, int], Span]]
     ) -> Mapping[tuple[str, int, int], Array]:
-        """Return the computed rows of all results, as of one launch."""
+        """Return the computed rows of all results, in the form of a single launch's."""
         made = dict[tuple[str, int, int], Array]()
         for one in self.each:
             made |= one.results(inputs, {n: x for n, x in computed.items() if n in one.grid.placed_results})

@@ -1,4 +1,5 @@
-"""Blocks of one axis that are reshaped into groups, and back: the same TTIR on blocks of groups and their elements.
+"""Blocks of one axis that are reshaped into groups, and back: the same TTIR on blocks whose axes are the groups and the
+elements of a group.
 
 Every operation on such a block is on single elements, so that index ``i`` is ``group * size + element``, and a reshape
 returns an existing block.
@@ -13,7 +14,7 @@ from dataclasses import replace
 from npusim.kernels.triton.results_apart import inside
 from npusim.kernels.triton.ttir_text import TYPES, Function, Op, shape_of
 
-#: Operations on single elements, or operations that give all elements one value.
+#: Operations on single elements, and operations that give all elements one value.
 _OF_ELEMENTS = (
     *("arith.", "math.", "tt.fp_to_fp", "tt.extern_elementwise", "tt.precise", "tt.clampf", "tt.splat", "tt.load"),
     *("tt.store", "tt.addptr", "tt.bitcast", "tt.make_range", "tt.reshape", "ttg.convert_layout"),
@@ -22,8 +23,8 @@ _LOOP = ("scf.for", "scf.yield")
 
 
 def with_groups(function: Function) -> Function | None:
-    """Return a kernel without reshapes of one axis into two, or back; None if it has none, or if other operations need
-    the one axis.
+    """Return a kernel without reshapes of one axis into two, or back; None if it has no such reshapes, or if other
+    operations need the single axis.
     """
     every = [*function.operations, *inside(function.operations)]
     found = {shapes for o in every if o.name == "tt.reshape" and (shapes := _grouped(o)) is not None}

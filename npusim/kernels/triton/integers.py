@@ -1,7 +1,7 @@
 """Integers of a kernel in the form of their types: with a number of bits, signed or unsigned, and wrapping.
 
 TTIR's types state only the bits; each operation states whether its operands are signed.  Values are stored with their
-sign, those of one bit as 0 and 1.
+sign, and values of one bit as 0 and 1.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TOP = np.int64(-(1 << (WIDE - 1)))
 
 
 class NonlinearError(ProgramError):
-    """Integers of a block that are neither linear along its axes nor a list along one of them."""
+    """Integers of a block that are neither linear along the block's axes nor a list along one of them."""
 
 
 class WrapsError(NonlinearError):
@@ -40,7 +40,9 @@ DIVISIONS, SHIFTS = ("divsi", "divui", "remsi", "remui"), ("shli", "shrsi", "shr
 
 
 def bits_of(type_: str) -> int:
-    """Return the bits of a type of integers, a scalar's, a block's or what pointers point to; of an index `WIDE`."""
+    """Return the number of bits of a type: of an integer, of a block's integers, or of what pointers point to; `WIDE`
+    for an index.
+    """
     match = re.fullmatch(r"i(\d+)", shape_of(type_)[1])
     return int(match[1]) if match else WIDE
 
@@ -109,7 +111,7 @@ def _by_elements(op: Op, name: str, a: Affine, b: Affine, like: Affine) -> Affin
         return replace(like, base=computed(a.base, b.base))
     known = known_elements(op, like.left, like.shape)
     if not a.of and (made := affine(computed(elements(op, a), elements(op, b)), known)):
-        return replace(like, base=made.base, steps=made.steps)  # as where a block is within one group
+        return replace(like, base=made.base, steps=made.steps)  # as if the block were within one group
     raise _nonlinear(
         op, f"{op.name} of a block's indices is not supported; addresses must be linear along a block's axes"
     )
@@ -157,8 +159,8 @@ def _typed(
 
 
 def within(op: Op, x: Affine) -> Affine:
-    """Return integers that exceed their type in wrapped form; a block that wraps at one of its elements is known up to
-    there.
+    """Return integers that exceed their type in wrapped form; if a block wraps at one of its elements, the elements
+    before that one are known.
 
     Raises `ProgramError` if other elements wrap.
     """
@@ -179,8 +181,8 @@ def within(op: Op, x: Affine) -> Affine:
 
 
 def resized(op: Op, x: Affine, bits: int, *, is_signed: bool = True) -> Affine:
-    """Return integers in a type with another number of bits: the last bits in a narrower type, or the same numbers in a
-    wider one.
+    """Return integers in a type with another number of bits: a narrower type has the last bits, and a wider type the
+    same numbers.
 
     ``is_signed``: a wider type repeats the sign.  Raises `ProgramError` for a block of numbers of both signs that
     becomes wider without a sign.

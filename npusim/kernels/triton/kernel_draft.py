@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from inspect import signature
 from itertools import chain, count
 from types import MappingProxyType
@@ -65,6 +65,13 @@ class UnlikeProgramsError(ProgramError):
         self.some = frozenset(map(tuple, some.tolist()))
 
 
+#: Choices in which the ways to read a launch differ (`npusim.kernels.triton.launch_ways`).
+WAYS = frozenset(
+    {"lists_elements", "parts_by_loops", "lists_remainders", "chooses_lanes", "cuts", "listed_rows", "lists_in_order"}
+    | {"fills_rows", "hides_elements", "adds_tiles", "knows_tiles", "unrolls", "lanes"}
+)
+
+
 @dataclass(frozen=True)
 class Choices:
     """Choices that TTIR leaves open: fresh products in place of chained ones, contraction, and functions' forms.
@@ -83,7 +90,7 @@ class Choices:
     ``fills_rows``: rows that the mask of a load hides are rows of the number in their place, which a store may have.
     ``adds_tiles``: fresh products of tiles are added one by one also where one product could have all of them, as where
     a program has a part of them alone (split-K).
-    ``hides_elements``: a list of a row's elements has numbers for those that a mask of indices hides.
+    ``hides_elements``: a list of a block's elements has numbers for those that a mask of indices hides.
     ``lists_in_order``: lists of rows have the rows of one program after those of another, in the programs' order.
     ``lists_remainders``: a block's remainders that restart within it are a list of all programs.
     ``chooses_lanes``: lanes that a mask hides in all programs alike are chosen behind a load of all lanes: ``first``
@@ -96,7 +103,10 @@ class Choices:
     ``turns``: which blocks are turned, as `npusim.kernels.triton.turned_blocks` has it.
     ``knows_tiles``: integers and masks of a loop's tiles that are known at launch are tiles of a tensor.
     ``lanes``: a loop's blocks of one axis are read lane by lane, as `npusim.kernels.triton.whole_lanes` has it.
+    ``unrolls``: a loop of few iterations, as many in every program, is its iterations one after another,
+    if a mask of its loads has a lower bound.
     ``converts_wide``: floats become integers of 8 bits as ones of 16, of which a store has the low 8 (PTX).
+    ``asked``: choices among `WAYS` that a reading asked for.
     """
 
     is_fresh: bool
@@ -126,6 +136,19 @@ class Choices:
     turns: str = ""
     knows_tiles: bool = False
     lanes: str = ""
+    unrolls: bool = False
+    asked: set[str] = field(default_factory=set, compare=False)
+
+    def way(self, name: str) -> Any:
+        """Return one of the choices in which ways of reading differ (`WAYS`), and note that a reading asked for it."""
+        assert name in WAYS, name
+        self.asked.add(name)
+        return getattr(self, name)
+
+    def are_read_as(self, others: Choices) -> bool:
+        """Return whether a kernel is read with these choices as with others, by what its reading with those asked."""
+        differing = {f.name for f in fields(self) if f.compare and getattr(self, f.name) != getattr(others, f.name)}
+        return differing <= WAYS - others.asked
 
     def form(self, name: str, fmt: str, usual: str) -> str:
         """Return how a function of a format is written; ``usual``: where nothing computes it in a way of its own."""
@@ -259,6 +282,7 @@ class HiddenLanes:
     reading, and whether no mask hides any in the first iteration.  ``changed``: the same of this reading; ``lanes``:
     axes of each state.  ``relied``: axes along which hidden lanes had to be known.  ``unlike_rows``: axes of rows of
     which hidden ones are unlike hidden columns.  ``uncut``: sums, maxima, products along axes that no mask cut there.
+    ``windowed``: tensors with blocks of which a mask hides any elements.
     ``chosen``: choices by known masks: the mask's block, and the hidden values of the two that it chooses from.
     """
 
@@ -266,6 +290,7 @@ class HiddenLanes:
     changed: dict[str, bool] = field(default_factory=dict)
     lanes: dict[str, tuple[str | None, ...]] = field(default_factory=dict)
     relied: set[str | None] = field(default_factory=set)
+    windowed: set[str] = field(default_factory=set)
     unlike_rows: set[str | None] = field(default_factory=set)
     uncut: list[tuple[Op, Floats, str, float]] = field(default_factory=list)
     chosen: dict[str, tuple[str, tuple[float | None, float | None] | None]] = field(default_factory=dict)

@@ -35,6 +35,10 @@ _ATOMICS: Mapping[str, Callable[..., Any]] = MappingProxyType(
 )
 
 
+class KnownKernelError(ProgramError):
+    """A kernel of integers alone accesses its tensors in a way that is not supported, as in an undefined order."""
+
+
 class KnownKernel(NamedTuple):
     """A kernel that stores the integers of another one: with its arguments and its grid."""
 
@@ -88,7 +92,7 @@ class _KnownMemory:
 
     def fail(self, why: str) -> ProgramError:
         """Return the error of an access."""
-        return ProgramError(f"{self.line}: {why}")
+        return KnownKernelError(f"{self.line}: {why}")
 
     def _at(self, pointer: Pointer) -> tuple[_Cells, Any]:
         if pointer.of not in self.cells:

@@ -13,10 +13,9 @@ import inspect
 import math
 import operator
 import re
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial, reduce
-from itertools import chain, count, product
+from functools import lru_cache, partial
+from itertools import chain, count
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,28 +30,18 @@ from npusim.formats import ARITHMETICS, IEEE, VARIANTS
 from npusim.formats.exponential import LOG2_E
 from npusim.kernels.declare.define import schedule
 from npusim.kernels.triton import launch_parts, short_kernel_name
-from npusim.kernels.triton.added_parts import PartsApart, PartsError, atomics_apart, has_atomics, parts_apart
 from npusim.kernels.triton.calls import MOST_PROGRAMS
 from npusim.kernels.triton.compiled_choices import UNKNOWN
 from npusim.kernels.triton.compiler import OPTIONS, POINTERS, Compiled, Source, compiled, function_of, source_of
 from npusim.kernels.triton.float64_walk import ExactLaunch, KnownLaunches
-from npusim.kernels.triton.kernel_draft import Choices, UnlikeProgramsError
-from npusim.kernels.triton.known_kernels import known_kernels
-from npusim.kernels.triton.launch_axes import UnplacedError
-from npusim.kernels.triton.launch_phases import LaunchGrid, placed
-from npusim.kernels.triton.neighbours_apart import with_neighbours_apart
-from npusim.kernels.triton.own_maxima import with_maxima
-from npusim.kernels.triton.reader import Reader, read_launch
+from npusim.kernels.triton.kernel_draft import Choices
+from npusim.kernels.triton.launch_phases import LaunchGrid
+from npusim.kernels.triton.launch_ways import launched
+from npusim.kernels.triton.reader import Reader
 from npusim.kernels.triton.releases import untried
-from npusim.kernels.triton.reloaded import with_values_kept
-from npusim.kernels.triton.results_apart import inside, results_apart
-from npusim.kernels.triton.shared_memory import check_programs
-from npusim.kernels.triton.start_values import starts_apart
-from npusim.kernels.triton.tensor_axes import View
-from npusim.kernels.triton.ttir_text import FORMATS, Function, Line, read, refusing
+from npusim.kernels.triton.ttir_text import FORMATS, Line, read, refusing
 from npusim.kernels.triton.values import AXES as TENSOR_AXES
 from npusim.kernels.triton.values import Tensor, shaped
-from npusim.kernels.triton.whole_lanes import ALONG, APART
 from npusim.machines.sm import compiled_loops, compiled_rows
 from npusim.machines.sm.core import APPROXIMATE_ROOT, SM, code_architecture, counts_turnover, warp_issue
 from npusim.units import ceil_div
@@ -79,8 +68,6 @@ AXES = "xyz"
 LOG2_E32 = float(np.float32(LOG2_E))
 #: ln 2 as CUDA's fast logarithm has it.
 LN_2 = float(np.float32(math.log(2.0)))
-#: Kinds of programs that one launch may have, and what is said of the times of several kernels.
-MOST_KINDS, _LAUNCHES = 4, "the time is that of {} launches, not of the one kernel"
 _OPTIONS = MappingProxyType({"num_warps": 4, "num_stages": STAGES})  # triton 3.6, CUDAOptions
 
 
@@ -485,247 +472,6 @@ def check_read(
     with refusing(line, name):
         for blocks in launched(read(ttir), arguments, grid, choices):
             blocks.phases(problem, machine.mask_kind(tiling), p, keeps_factors=machine.keeps_factors)
-
-
-def launched(
-    function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices
-) -> list[LaunchGrid]:
-    """Return the blocks of a launch; of a kernel whose results have unlike shapes those of one for each of them, and of
-    one whose programs do unlike things those of one for each kind of programs.
-
-    Raises `ProgramError` for a kernel that none of these is read of.
-    """
-    has_loops = any(o.name == "scf.for" for o in (*function.operations, *inside(function.operations)))
-    faults = list[ProgramError]()
-    for each in (choices, *([replace(choices, knows_tiles=True)] if has_loops else [])):
-        try:
-            return _launched_floats(function, arguments, grid, each)
-        except ProgramError as error:
-            faults.append(error)
-    for lanes in (ALONG, APART)[: 2 if has_loops else 1]:
-        try:
-            how = replace(choices, knows_tiles=True, lists_remainders=True, lanes=lanes)
-            return _launched_lanes(function, arguments, grid, how)
-        except ProgramError as error:
-            faults.append(error)
-    if not (known := known_kernels(function, arguments, grid)):
-        raise reduce(_further, faults)
-    made = list[LaunchGrid]()
-    for i, (own, given, size) in enumerate(known):
-        one = placed(read_launch(own, given, size, choices))
-        one.number, one.known = i + 1 if i else 0, (own, given, size)
-        made.append(one)
-    why = "the kernel computes integers alone, which are known at launch; the time is that of storing them"
-    made[0].reader.notes.append(f"{function.name}: {why}, not of the kernel")
-    return made
-
-
-def _launched_lanes(
-    function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices
-) -> list[LaunchGrid]:
-    """Return the blocks of a launch whose loops' blocks of one axis are read lane by lane, as `launched`."""
-    function, _ = with_maxima(function)
-    made = [placed(read_launch(function, arguments, grid, choices))]
-    check_programs([each.reader for each in made])
-    return made
-
-
-def _launched_floats(
-    function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices
-) -> list[LaunchGrid]:
-    """Return the blocks of a launch that are read operation by operation, as `launched`."""
-    function, maxima = with_maxima(function)
-    function, arguments, kept = with_values_kept(function, arguments)
-    made = _launched(function, arguments, grid, choices, MOST_KINDS)
-    check_programs([each.reader for each in made])
-    for each in maxima:
-        why = (
-            "a reduction that chooses the greater of two numbers, or NaN, is computed as a maximum: the maximum "
-            "of +0 and -0 is +0 (the minimum is -0)"
-        )
-        made[0].reader.notes.append(f"{each.line}: {why}")
-    for load in kept.values():
-        why = "a value that the program stored is not loaded again: a later loop computes it "
-        made[0].reader.notes.append(f"{load.line}: {why}again, and the time includes this")
-    for i, one in enumerate(made[1:], 2):
-        one.number = i
-    return made
-
-
-def _launched(
-    function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices, kinds: int
-) -> list[LaunchGrid]:
-    """Return the blocks of a launch; ``kinds``: how many kinds of programs there may be."""
-    if has_atomics(function):
-        return _added(function, arguments, grid, choices, kinds)
-    listed, split = replace(choices, lists_elements=True), replace(choices, parts_by_loops=True)
-    try:
-        return [placed(read_launch(function, arguments, grid, choices))]
-    except ProgramError as error:
-        made, fault, unplaced = list[LaunchGrid](), error, error
-        each, whole = results_apart(function), replace(choices, lists_remainders=True)
-        has_remainders = _has_remainders(function)
-        ways = [(listed, [function]), (split, [function]), (choices, each), (listed, each)]
-        ways += [(whole, [function]), (whole, each)] if has_remainders else []
-        lanes = [replace(choices, chooses_lanes=which) for which in ("first", "all")]
-        ways += [(how, parts) for how in lanes for parts in ([function], each)]
-        single = results_apart(with_neighbours_apart(function) or function, by_store=True)
-        ways += [(choices, single), (listed, single)]
-        ways += [(replace(choices, cuts=True), parts) for parts in ([function], each, single)]
-        for how, parts in ways:
-            try:
-                made = made or [placed(read_launch(part, arguments, grid, how)) for part in parts]
-            except ProgramError as error:
-                fault = _further(fault, error)
-        made = made or _with_rows_listed(function, arguments, grid, choices, unplaced)
-    if len(made) > 1:
-        each_of = "store" if len(made) == len(single) else "tensor that it stores"
-        why = f"the results have different shapes: npusim treats the kernel as {len(made)} kernels, one for each "
-        why += f"{each_of}; `output` is the first one's result"
-        made[0].reader.notes.append(f"{function.name}: {why}; {_LAUNCHES.format(len(made))}")
-    if not made and (apart := starts_apart(function, arguments)) is not None:
-        with suppress(ProgramError):
-            first, *others = _launched(apart.after, apart.arguments, grid, choices, kinds)
-            why = (
-                "a loop starts from a computed value: npusim computes the value in a separate kernel, which is "
-                "one launch more"
-            )
-            first.reader.notes.append(f"{function.name}: {why}")
-            made = [first, *_launched(apart.before, apart.arguments, grid, choices, kinds), *others]
-    if made:
-        return made
-    try:
-        return _by_programs(fault, function, arguments, grid, choices, kinds)
-    except ProgramError as error:
-        fault = error
-        last = [replace(listed, lists_in_order=True), replace(listed, fills_rows=True)]
-        last += [replace(how, hides_elements=True) for how in (choices, listed, *([whole] if has_remainders else []))]
-        for how in [*last, *([replace(choices, adds_tiles=True)] if choices.is_fresh else [])]:
-            try:
-                return [placed(read_launch(function, arguments, grid, how))]
-            except ProgramError as error:
-                fault = _further(fault, error)
-        raise fault from None
-
-
-def _with_rows_listed(
-    function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices, fault: ProgramError
-) -> list[LaunchGrid]:
-    """Return the blocks of a kernel with the rows of tensors that follow from no place stored to as lists of rows."""
-    while isinstance(fault, UnplacedError):
-        of = fault.of.partition(".")[0]
-        way = next((n for n in (of, f"{of}.") if n not in choices.listed_rows), "")
-        if not way:
-            break
-        choices = replace(choices, listed_rows=choices.listed_rows | {way})
-        try:
-            return [placed(read_launch(function, arguments, grid, choices))]
-        except ProgramError as error:
-            fault = error
-    return []
-
-
-def _further(first: ProgramError, other: ProgramError) -> ProgramError:
-    """Return the fault of the way of reading that came further by lines; one of unlike programs before all others."""
-    if isinstance(first, UnlikeProgramsError) or isinstance(other, UnlikeProgramsError):
-        return first if isinstance(first, UnlikeProgramsError) else other
-    lines = [re.match(r"[^:]*:(\d+): ", str(each)) for each in (first, other)]
-    reached, further = (int(line[1]) if line else 0 for line in lines)
-    return other if further > reached else first
-
-
-def _has_remainders(function: Function) -> bool:
-    """Return whether a kernel has remainders, or quotients, of the indices of a block."""
-    every = [*function.operations, *inside(function.operations)]
-    names = ("arith.remsi", "arith.remui", "arith.divsi", "arith.divui")
-    return any(o.name in names and "tensor" in o.type for o in every)
-
-
-def _added(
-    function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices, kinds: int
-) -> list[LaunchGrid]:
-    """Return the blocks of a kernel with atomic additions: of one that adds the parts, and of those that make them."""
-    if every := atomics_apart(function):
-        made = _launched(every[0], arguments, grid, choices, kinds)
-        for one in every[1:]:
-            last, *before = _launched(one, arguments, grid, choices, kinds)
-            made += [*before, last]  # the first of all runs behind all others
-        why = f"atomic additions to several tensors: read as {len(every)} kernels, one for each; `output` has the first"
-        made[0].reader.notes.append(f"{function.name}: {why}; {_LAUNCHES.format(len(made))}")
-        return made
-    apart = parts_apart(function, arguments, 1)
-    try:
-        makers = _launched(apart.before, apart.arguments, grid, choices, kinds)
-    except PartsError as error:
-        apart = parts_apart(function, arguments, error.count)
-        makers = _launched(apart.before, apart.arguments, grid, choices, kinds)
-    adders = replace(choices, orders={}, sums={})
-    apart, makers, adder = _with_adder(function, arguments, grid, choices, kinds, apart, makers, adders)
-    makers += _launched(apart.others, arguments, grid, choices, kinds) if apart.others else []
-    why = (
-        "atomic additions: here the programs add their parts to zeros, in program order, and a second kernel "
-        "adds the sum to the"
-    )
-    why += " tensor; on hardware the order varies, and bits may differ from run to run"
-    adder.reader.notes.append(f"{apart.after.operations[0].line}: {why}; {_LAUNCHES.format(1 + len(makers))}")
-    return [adder, *makers]
-
-
-def _with_adder(
-    function: Function,
-    arguments: Mapping[str, Any],
-    grid: tuple[int, ...],
-    choices: Choices,
-    kinds: int,
-    apart: PartsApart,
-    makers: list[LaunchGrid],
-    adders: Choices,
-) -> tuple[PartsApart, list[LaunchGrid], LaunchGrid]:
-    """Return the kernels of atomic additions, the blocks of the one that makes the parts, and those of the other one.
-
-    Numbers of rows, one below the other, are added one by one, in the axes that they are stored along, or flat.
-    """
-    stored = [x for x in (each.out for each in makers) if x.name in apart.arguments and isinstance(x, View)]
-    if not stored or not all(x.shape[-1] == 1 < x.shape[-2] for x in stored):
-        return apart, makers, placed(read_launch(apart.after, apart.arguments, apart.grid, adders))
-    apart = parts_apart(function, arguments, apart.parts, by_element=True)
-    with suppress(ProgramError):
-        reader = read_launch(apart.after, apart.arguments, apart.grid, adders)
-        return apart, makers, placed(reader, like=stored[0])
-    apart = parts_apart(function, arguments, apart.parts, by_element=True, is_flat=True)
-    makers = _launched(apart.before, apart.arguments, grid, choices, kinds)
-    return apart, makers, placed(read_launch(apart.after, apart.arguments, apart.grid, adders))
-
-
-def _by_programs(
-    fault: ProgramError,
-    function: Function,
-    arguments: Mapping[str, Any],
-    grid: tuple[int, ...],
-    choices: Choices,
-    kinds: int,
-) -> list[LaunchGrid]:
-    """Return the blocks of a launch whose programs do unlike things, kind by kind; raise the fault of other ones."""
-    if not isinstance(fault, UnlikeProgramsError) or kinds < 2:
-        raise fault
-    every = choices.programs or tuple(tuple(at[::-1]) for at in product(*(range(n) for n in grid[::-1])))
-    some, others = (tuple(at for at in every if (at in fault.some) is is_one) for is_one in (True, False))
-    if not some or not others:
-        raise fault
-    made = list[LaunchGrid]()
-    for programs in sorted((some, others), key=len, reverse=True):
-        made += _launched(function, arguments, grid, replace(choices, programs=programs), kinds - 1)
-    if choices.programs:
-        return made
-    counts = ", ".join(str(each.reader.programs) for each in made)
-    why = (
-        f"programs take different branches: npusim treats the kernel as {len(made)} kernels, of {counts} "
-        "programs; `output` has the rows of the first"
-    )
-    made[0].reader.notes.append(
-        f"{fault}".partition(": ")[0] + f": {function.name}: {why}; {_LAUNCHES.format(len(made))}"
-    )
-    return made
 
 
 def _phases_of(

@@ -71,7 +71,9 @@ def readings(view: View, bases: Integers, *, is_row: bool, is_part: bool, rows: 
     view = view if is_row or view.groups[ROWS] else view.as_rows
     # A row may continue along all axes around it, as flat indices of tensors with other axes do.
     wholes = [view, *[*view.ways()][1:][-1:]] if is_row else [*view.ways(), view.split(rows)]
-    for one in [v.every(bases, is_part=is_part) for v in (*wholes, view.split(columns, COLUMNS)) if v is not None]:
+    ragged = (view.split(rows, is_ragged=True), view.split(columns, COLUMNS, is_ragged=True))
+    every = (*wholes, view.split(columns, COLUMNS), *ragged)
+    for one in [v.every(bases, is_part=is_part) for v in every if v is not None]:
         moved = tuple(i for i in one.rest if np.any(np.diff(one.index((i,), bases), axis=1)))
         rest = tuple(i for i in one.rest if i not in moved)
         groups = [*one.joined(rest)[-1:], *((i,) for i in rest[::-1]), ()]
@@ -123,6 +125,10 @@ def matched(of: str, view: View, uses: Sequence[TensorUse], result: Result, *, i
     }
     halves = [view.halved(i, n) for i in view.rest for n in dict.fromkeys((*times[i], rows, *outer))]
     groups = filter(None, [*(view.split(*each) for each in dict.fromkeys(inner)), *halves])
+    ragged = [view.split(n, role, is_ragged=True) for n, role in dict.fromkeys(inner)]
+    ragged += [view.in_ragged_groups(i, n) for i in view.rest for n in dict.fromkeys((rows, columns))]
+    last = [x for x in ragged if x is not None]
+    groups = chain(last, groups) if result.view.ragged else chain(groups, last)  # as the result's are
     orders = {2: chain(groups, view.ways()), 3: chain(_by_loops(view, uses), view.ways(), groups)}
     plain = chain(groups, view.ways()) if is_part else chain(view.ways(), groups)
     for one in orders.get(freedom, plain):
@@ -141,7 +147,8 @@ def _by_loops(view: View, uses: Sequence[TensorUse]) -> Iterator[View]:
             at = view.index(view.groups[role], u.base)
             first = np.where(u.is_read, at, np.iinfo(np.int64).max).min(1)
             count = np.where(u.is_read, at + size, 0).max(1) - first
-            if (made := view.split(int(count[u.is_read.any(1)].max(initial=0)), role)) is not None:
+            most = int(count[u.is_read.any(1)].max(initial=0))
+            if (made := view.split(most, role) or view.split(most, role, is_ragged=True)) is not None:
                 yield made
 
 

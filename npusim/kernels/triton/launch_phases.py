@@ -35,8 +35,9 @@ from npusim.kernels.triton.kernel_draft import (
 )
 from npusim.kernels.triton.launch_axes import NO_PAGES, Result, TensorUse, UnplacedError, matched, readings
 from npusim.kernels.triton.masks import Rule, mask_of_plain
+from npusim.kernels.triton.results_apart import STORES, inside
 from npusim.kernels.triton.tensor_axes import GatheredView, MaskView, View
-from npusim.kernels.triton.ttir_text import refusing
+from npusim.kernels.triton.ttir_text import makers, refusing
 from npusim.kernels.triton.values import (
     COLUMNS,
     MOST_ELEMENTS,
@@ -50,13 +51,14 @@ from npusim.kernels.triton.values import (
     Number,
     Tensor,
 )
+from npusim.kernels.triton.zero_rows import ZeroRows
 from npusim.program.ir.tile import GlobalTensor, Role
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from npusim.config.problem import AnyProblem, Problem
     from npusim.kernels.triton.reader import Reader
-    from npusim.kernels.triton.ttir_text import Function, Line
+    from npusim.kernels.triton.ttir_text import Function, Line, Op
 
 #: Names, for messages, of a place along each axis of a tensor.
 SIDES = ("batch", "head", "split", "row", "column")
@@ -206,6 +208,7 @@ class LaunchGrid:
         self._check_walk()
         for other in reader.stored[1:]:
             self._check_second(other)
+        self._check_added_rows()
         self._check_parts()
         self._check_bounds()
 
@@ -384,9 +387,9 @@ class LaunchGrid:
             dims = load.dims[-len(load.pointer.shape) :]  # of a piece of a row the last alone
             moves = [d for d, (step, size) in zip(dims, sides, strict=True) if np.all(by == step * size)]
             moves = [SPLIT] if tensor.is_split and np.all(by == tensor.steps[SPLIT]) else moves
-            if not moves and isinstance(tensor, View) and len(dims) < 2:
+            if not moves and isinstance(tensor, View) and sum(n > 1 for n in load.pointer.shape) < 2:
                 return SPLIT  # of an axis of one index there is nothing to see
-        if not moves and isinstance(tensor, View) and ROWS in load.dims[-len(load.axes) :]:
+        elif not moves and isinstance(tensor, View) and ROWS in load.dims[-len(load.axes) :]:
             return ROWS  # a table that names the same page again and again
         if len(moves) != 1:
             which = "both" if moves else "neither"
@@ -405,6 +408,7 @@ class LaunchGrid:
         is_visited = self.is_visited if load.is_walked else self.stores
         batch, head, split, *corner = (np.broadcast_to(x, shape) for x in tensor.places(load.pointer.base))
         is_read = is_visited & np.logical_and.reduce([np.broadcast_to(n, shape) > 0 for n in load.left])
+        self._check_ragged(load, tensor, is_read)
         for called, index, whole in zip(SIDES, (batch, head, split), tensor.shape, strict=False):
             self._check_inside(load, called, (index, 1, whole), is_read)
         group = self.out.shape[1] // tensor.shape[1]
@@ -431,7 +435,7 @@ class LaunchGrid:
         if self.is_row and sides[0][0] is not None and sides[1][0] is None:
             why = "a block is loaded along a column, in a kernel whose programs each store one row or one number"
             raise self._fault(load.line, f"{load.of}: {why}; load it along a row of the tensor")
-        if sides[0][0] is None and tensor.shape[ROWS] == 1 < self.out.shape[ROWS] and self._is_shared(load):
+        if sides[0][0] is None and tensor.shape[ROWS] == 1 and self._is_shared(load):
             self.shared.add(load.name)
         for at, whole, (axis, size, left) in zip(corner, tensor.shape[ROWS:], sides, strict=True):
             count = np.minimum(np.broadcast_to(left, shape), size)
@@ -498,7 +502,8 @@ class LaunchGrid:
                 raise UnplacedError(
                     f"{load.line}: {load.of}: the program must load all rows that it stores, and no others", load.of
                 )
-        elif called == "value" and (self.is_cut or np.any(at[is_visited]) or min(size, whole) < self.sizes["value"]):
+        elif called == "value" and (self.is_cut or np.any(at[is_visited]) or min(size, whole) != self.sizes["value"]):
+            self.is_cut |= min(size, whole) > self.sizes["value"]  # columns that no program stores are not loaded
             if np.any(((at != self.col) | (count < self.cols))[is_visited]):
                 raise self._fault(load.line, f"{load.of}: the program loads columns other than those that it stores")
         elif called:
@@ -615,6 +620,26 @@ class LaunchGrid:
             and np.all((column == first) & (np.minimum(np.minimum(left, width), whole) == count))
         )
 
+    def _check_added_rows(self) -> None:
+        """Raise `ProgramError` for a part of an atomic addition that may have other numbers than 0 in hidden rows."""
+        if not self.is_partial or not isinstance(self.out, View) or not self.out.parts:
+            return
+        r, least = self.reader, self.rows
+        every = [*r.function.operations, *inside(r.function.operations)]
+
+        def hides(op: Op) -> bool:
+            of = [x for x in r.loads.values() if x.line == op.line]
+            sides = [self._sides(x.pointer, x.axes, x.left, x.dims)[0] for x in of]
+            is_hidden = (a is not None and bool(np.all(np.minimum(left, n) <= least)) for a, n, left in sides)
+            return bool(of) and all(is_hidden)
+
+        zeros = ZeroRows(makers(every), hides)
+        stores = [o for o in every if o.name in STORES and o.line == self.stored.line]
+        if not stores or not all(zeros.has(o.operands[1]) for o in stores):
+            why = "the program adds numbers for rows that the mask of a load hides; use one mask for both"
+            raise self._fault(self.stored.line, f"{self.stored.pointer.of.removesuffix('_parts')}: {why}")
+        r.notes.append(f"{self.stored.line}: sums of hidden rows are products with 0: nothing is added there")
+
     def _check_parts(self) -> None:
         """Raise `ProgramError` for blocks at a constant distance in one tensor that have elements in common.
 
@@ -660,8 +685,22 @@ class LaunchGrid:
         is_stored: Any = np.logical_and.reduce(np.broadcast_arrays(*(np.greater(n, 0) for n in counts)))
         is_stored = is_stored & self.is_visited if stored.is_walked else is_stored
         sides = zip(SIDES, tensor.places(stored.pointer.base), counts, tensor.shape, strict=True)
+        self._check_ragged(stored, tensor, is_stored)
         for called, at, count, whole in sides:
             self._check_inside(stored, called, (at, count, whole), is_stored)
+
+    def _check_ragged(self, load: Load, tensor: Tensor, is_read: Any) -> None:
+        """Raise `ProgramError` for a program that reads or stores beyond the last, shorter group of an axis."""
+        if not isinstance(tensor, View) or tensor.ragged is None:
+            return
+        pointer = load.pointer
+        each = zip(pointer.steps, pointer.shape, load.left, strict=True)
+        beyond = tensor.ragged.ends_beyond(pointer.base, [(s, np.minimum(left, n)) for s, n, left in each])
+        if np.any(beyond := np.broadcast_to(beyond, np.broadcast_shapes(beyond.shape, is_read.shape)) & is_read):
+            program = self.reader.program(int(np.flatnonzero(beyond.any(axis=1))[0]))
+            size = tensor.ragged.sizes[tensor.ragged.axis]
+            why = f"{program} accesses an element behind the end of an axis of {size}, and no mask prevents it"
+            raise self._fault(load.line, f"{load.of}: {why}; add mask=...")
 
     def _check_inside(self, load: Load, called: str, side: tuple[Integers, Any, int], is_read: Any) -> None:
         """Raise `ProgramError` for a program that reads or stores beyond a tensor.
@@ -981,6 +1020,7 @@ class LaunchGrid:
         columns = [self.batch, self.head, np.zeros_like(self.split), *chain(*((at, count) for _, at, count in spans))]
         numbers = np.column_stack([x[chosen, 0] for x in columns])
         times, edges = self._times(chosen)
+        times = np.where(self._exists(edges), times, 1)  # behind its end there is nothing to store
         if self.is_partial:  # rows that no program stores belong to no program
             times = times[..., times.any(axis=(0, 1, 2, 4)), :]
         if np.any(times != 1):
@@ -1024,6 +1064,17 @@ class LaunchGrid:
         for row, column, sign in ((a, c, 1), (b, c, -1), (a, d, -1), (b, d, 1)):
             np.add.at(steps, (*place, row[program], column[program]), sign)
         return steps.cumsum(ROWS).cumsum(COLUMNS)[..., :-1, :-1], edges
+
+    def _exists(self, edges: list[Integers]) -> Any:
+        """Return in which stretches of a result, as `_times` has them, its tensor has elements."""
+        if not isinstance(self.out, View) or self.out.ragged is None:
+            return True
+        exists = self.out.exists.reshape(*np.take(self.out.shape, (0, 2, 1)), *self.out.shape[ROWS:]).swapaxes(1, 2)
+        for axis, first in zip((ROWS, COLUMNS), edges, strict=True):
+            inside = np.minimum(first[:-1], exists.shape[axis] - 1)
+            seen = np.take(exists, inside, axis)
+            exists = seen & (inside == first[:-1]).reshape(-1, *(1 for _ in range(COLUMNS - axis)))
+        return exists
 
     def _written(self, times: Integers, edges: list[Integers]) -> str:
         """Return the number of elements that are not written once, and the first; ``times``: the number of writes,

@@ -53,9 +53,9 @@ def table_of(
 ) -> Listed:
     """Return integers by their elements, (program, iteration, *axes), as a table; equal programs share its entries.
 
-    ``known``: which elements have a value: all, or the first ones of an axis.  ``kinds_of``: which programs share
-    entries, by their integers; by default programs with equal integers.  Raises `ProgramError` for a block along two
-    axes, or for too many entries.
+    ``known``: which elements have a value: all, or the first ones of an axis.  ``kinds_of``: the groups of programs
+    that share entries, by their integers; by default programs with equal integers.  Raises `ProgramError` for a block
+    along two axes, or for too many entries.
     """
     wide = [i for i, n in enumerate(shape) if n > 1]
     values, known = np.broadcast_arrays(values, True if known is None else known)
@@ -82,9 +82,10 @@ def table_of(
 
 
 def unlike_rows(rows: Integers) -> tuple[Integers, Integers]:
-    """Return the unlike rows of integers in ascending order, and for each row its number among these.
+    """Return the different rows of integers in ascending order, and for each row its index among them.
 
-    As ``numpy.unique`` along axis 0, which compares long rows by one element after another.
+    This gives the result of ``numpy.unique`` along axis 0, which is slow for long rows because it compares single
+    elements.
     """
     unsigned = rows.astype(np.int64, copy=False).view(np.uint64) ^ np.uint64(1 << 63)
     keys = [row.tobytes() for row in unsigned.astype(">u8")]  # as bytes they have the order of the integers
@@ -97,7 +98,9 @@ def unlike_rows(rows: Integers) -> tuple[Integers, Integers]:
 
 
 def elements_of(op: Op, x: Listed | Affine) -> Integers:
-    """Return every element, (program, iteration, *axes); for one that a mask hides `Listed.beyond`, or any."""
+    """Return every element, (program, iteration, *axes); an element that a mask hides is `Listed.beyond`, or any
+    number.
+    """
     if isinstance(x, Affine):
         return elements(op, x)
     refuse_many(op, prod(np.broadcast_shapes(x.rest.base.shape, x.at.base.shape)) * prod(x.shape))
@@ -126,7 +129,8 @@ def _folded(x: Listed) -> Listed | None:
 
 
 def operated(op: Op, a: Listed | Affine, b: Listed | Affine, sums: Sums) -> Listed:
-    """Return an integer operation on two integers, one of which is a list; ``sums(op, a, b)``: on two that are linear.
+    """Return an operation on two integers, of which at least one is a list; ``sums(op, a, b)`` adds two linear
+    integers.
 
     Raises `ProgramError` if the result is along two axes, or exceeds its type.
     """
@@ -271,7 +275,7 @@ def listed_in_bits(op: Op, x: Listed, bits: int, *, is_signed: bool) -> Listed:
 
 
 def lowest_bit(op: Op, x: Listed) -> ListedMask:
-    """Return the last bit of a list as a mask; raise `ProgramError` if a part of it is in no table."""
+    """Return the last bit of a list as a mask; raise `ProgramError` if a part of the list is not in a table."""
     if (whole := _folded(x)) is None:
         raise op.fail(
             f"{op.name} takes the last bit of a sum of loaded integers and integers that differ between elements, "
@@ -312,7 +316,9 @@ def _refuse_signs(op: Op, relation: str, *values: Integers) -> None:
 
 
 def joined_masks(op: Op, name: str, a: ListedMask, b: ListedMask | Condition) -> ListedMask | None:
-    """Return masks joined by ``andi``, those by one table by ``ori`` and ``xori`` too; None for others."""
+    """Return two masks joined by ``andi``, or, if one table describes both, by ``ori`` or ``xori``; None for other
+    masks.
+    """
     if isinstance(b, Condition):
         return replace(a, within=b & a.within if a.within else b) if name == "andi" else None
     is_plain = a.within is None and b.within is None
@@ -341,8 +347,8 @@ def _joined_by_elements(op: Op, how: Callable[..., Booleans], a: ListedMask, b: 
 
 
 def first_ones(op: Op, mask: ListedMask, is_read: Booleans) -> tuple[int, Integers]:
-    """Return the axis of a mask by a table, and the number of first elements that it leaves; refuse a mask that leaves
-    others.
+    """Return the axis of a mask by a table, and the number of first elements that the mask does not hide; refuse a mask
+    that hides others.
     """
     wide = [i for i, (s, n) in enumerate(zip(mask.at.steps, mask.at.shape, strict=True)) if s and n > 1]
     if len(wide) != 1:
@@ -393,7 +399,7 @@ def inverted(mask: ListedMask) -> ListedMask:
 
 
 def where_held(op: Op, x: Listed, mask: ListedMask, kinds_of: Kinds) -> Listed | None:
-    """Return pointers by a table along one axis in which elements hidden by a mask by a table point to the first one.
+    """Return pointers by a table along one axis; the elements that a mask by a table hides point to the first element.
 
     None if the mask is along another axis.
     """
@@ -410,7 +416,7 @@ def where_held(op: Op, x: Listed, mask: ListedMask, kinds_of: Kinds) -> Listed |
 
 
 def as_list(x: Affine | Listed) -> Listed:
-    """Return pointers of a block of one axis as a list of its elements."""
+    """Return pointers of a block of one axis as a list of the block's elements."""
     if isinstance(x, Listed):
         return x
     rest = replace(x, steps=(0,), left=())
@@ -418,7 +424,7 @@ def as_list(x: Affine | Listed) -> Listed:
 
 
 def without_hidden(op: Op, x: Listed, mask: ListedMask, source: View) -> Listed:
-    """Return pointers by a list whose elements that a mask hides lead to none."""
+    """Return pointers by a list in which the elements that a mask hides point to no element."""
     shift = _shift_along(source, _axes_along(source, x.table), x)
     part = replace(x, rest=Affine(shift, (0,), x.shape))
     values, holds = np.broadcast_arrays(elements_of(op, part), holds_of(op, mask))
@@ -438,7 +444,7 @@ def _shift_along(source: View, along: tuple[int, ...], x: Listed) -> Integers:
 
 
 def rows_of(op: Op, x: Listed, source: View, name: str) -> tuple[Affine, GatheredView]:
-    """Return pointers by a table as linear ones into a tensor of the table's rows, and that tensor."""
+    """Return pointers by a table as linear pointers into a tensor of the table's rows, and that tensor."""
     last = sum((n - 1) * s for n, s in zip(source.sizes, source.by, strict=True))
     inside = (x.table >= 0) & (x.table <= last)
     known = np.where(inside, x.table, 0)

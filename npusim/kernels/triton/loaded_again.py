@@ -1,8 +1,9 @@
 """Blocks that are combined with themselves along their other axis, in a product or by rows and columns, as blocks of
 two loads.
 
-A tile of values has its rows and columns from different axes: in ``dot(a, trans(a))``, and in ``x[:, None] - x[None]``,
-the second one is loaded again, and all values that depend on it are computed again.  Values are the same.
+The rows and columns of a tile of values belong to different axes: in ``dot(a, trans(a))``, and in ``x[:, None] -
+x[None]``, the second operand is loaded again, and all values that depend on it are computed again.  The values do not
+change.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ _VECTOR = 1
 
 
 def with_loads_again(function: Function, arguments: Mapping[str, Any]) -> tuple[Function, dict[str, Any]] | None:
-    """Return a kernel with second loads of such blocks, and its arguments; None if it has none.
+    """Return a kernel with second loads of such blocks, and its arguments; None if there are no such blocks.
 
-    Vectors along rows and along columns are of one tensor under two names, because each has separate axes.  A tensor
-    that the kernel also stores to is not loaded again, because the second load may have another value.
+    Vectors along rows and vectors along columns belong to one tensor that has two names, because each name has separate
+    axes.  A tensor that the kernel also stores to is not loaded again, because the second load may have another value.
     """
     every = [*function.operations, *inside(function.operations)]
     views = {n: x for n, x in arguments.items() if isinstance(x, View) and n in function.parameters}

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, count
+from math import prod
 
 import numpy as np
 
 from npusim.errors import ProgramError
-from npusim.formats.whole import wrapped
+from npusim.formats.whole import WIDE, wrapped
 from npusim.kernels.triton.arithmetic import MASK
 from npusim.kernels.triton.calls import INTEGERS
 from npusim.kernels.triton.exact_integers import ExactIntegers
@@ -81,7 +82,7 @@ class Memory(ExactIntegers):
             self._set(op, self._looked_up(op, tensor, pointer, mask, other))
             return
         if isinstance(mask, ListedMask) and self._is_scattered(op, mask):
-            is_list = self.choices.hides_elements and not mask.at.of and len(pointer.shape) == 1
+            is_list = not mask.at.of and len(pointer.shape) == 1 and self.choices.way("hides_elements")
             load = self._load_elements if is_list else self._load_where_held
             load(op, pointer, mask, other)
             return
@@ -89,7 +90,7 @@ class Memory(ExactIntegers):
             self._load_by_values(op, pointer, mask, other)
             return
         pointer = self._as_listed(op, self._turned_round(op, pointer, mask), mask)
-        if of in self.choices.listed_rows and isinstance(pointer, Affine):
+        if isinstance(pointer, Affine) and of in self.choices.way("listed_rows"):
             self._load_rows(op, pointer, mask, other)
             return
         self._load(op, self._in_rows(op, pointer, mask), mask, other, shape_of(op.type)[1])
@@ -144,6 +145,30 @@ class Memory(ExactIntegers):
         at = self._in_rows(op, listed, None, hidden=number.value)
         self._load(op, at, None, number, shape_of(op.type)[1])
 
+    def _is_window(self, pointer: Affine, other: Known | None) -> bool:
+        """Return whether a block of which a mask of indices hides any elements is read as a list of the others."""
+        is_plain = type(self.arguments[pointer.of]) is View and isinstance(other, Number | None)
+        return is_plain and self._walk is None and bool(pointer.shape) and bool(self.choices.way("hides_elements"))
+
+    def _load_window(
+        self, op: Op, pointer: Affine, bounds: Known | None, rest: Condition, other: Known | None, fmt: str
+    ) -> None:
+        """Load a block by a list of its elements, of which those that a mask of indices hides are a number."""
+        self.hidden.windowed.add(pointer.of)
+        self._check_visible(op, pointer, bounds, rest)
+        number = Number(0.0, "0.0", pointer.shape) if other is None else other
+        held = truth(op, rest if bounds is None else rest & self._condition(op, bounds))
+        at, held = np.broadcast_arrays(elements(op, pointer), held)
+        flat = (prod(pointer.shape),)
+        values = np.where(held, at, -1).reshape(*at.shape[:2], *flat)
+        listed = table_of(op, values, None, flat, WIDE, self._kinds_of_all)
+        steps = tuple(prod(pointer.shape[i + 1 :]) for i in range(len(pointer.shape)))
+        rest_of = Affine(np.zeros((1, 1), np.int64), tuple(0 for _ in steps), pointer.shape, pointer.of)
+        of_block = Listed(rest_of, listed.table, replace(listed.at, steps=steps, shape=pointer.shape, left=()))
+        assert isinstance(number, Number)
+        self.notes.append(f"{op.line}: elements that the mask hides are timed as loaded ones")
+        self._load(op, self._in_rows(op, of_block, None, hidden=number.value), None, number, fmt)
+
     def _is_scattered(self, op: Op, mask: ListedMask) -> bool:
         """Return whether a mask by loaded integers leaves other elements than the first ones of a block."""
         try:
@@ -185,12 +210,14 @@ class Memory(ExactIntegers):
 
     def _turned_round(self, op: Op, pointer: Affine | Listed, mask: Known | None) -> Affine | Listed:
         """Return addresses that go down along an axis of a block as a list of those that a mask leaves."""
-        if not self.choices.lists_elements or not isinstance(pointer, Affine):
+        if not isinstance(pointer, Affine):
             return pointer
         axis = next(
             (i for i, (s, n) in enumerate(zip(pointer.steps, pointer.shape, strict=True)) if s < 0 < n - 1), None
         )
         if axis is None or not isinstance(self.arguments[pointer.of], View) or pointer.limits()[axis] is not None:
+            return pointer
+        if not self.choices.way("lists_elements"):
             return pointer
         step, count = -pointer.steps[axis], int(np.max(self._lanes(op, mask, pointer)[axis]))
         others = tuple(0 if i == axis else s for i, s in enumerate(pointer.steps))
@@ -204,7 +231,7 @@ class Memory(ExactIntegers):
 
         Of a block in a loop the list leads along the tensor's other axes than the block goes along.
         """
-        if not self.choices.lists_elements or not isinstance(pointer, Affine):
+        if not isinstance(pointer, Affine):
             return pointer
         goes_back = self._walk is not None and not pointer.shape and bool(np.any(np.diff(pointer.base) < 0))
         if not goes_back and not self.looked_up(op.operands[0]):
@@ -212,6 +239,8 @@ class Memory(ExactIntegers):
         view, is_one = self.arguments[pointer.of], not pointer.shape and self._walk is None
         own = {s for s, n in zip(pointer.steps, pointer.shape, strict=True) if n > 1}
         if not is_one and (self._walk is None or not isinstance(view, View) or own - set(view.by)):
+            return pointer
+        if not self.choices.way("lists_elements"):
             return pointer
         count, times = len(self.ids), pointer.base.shape[1]
         base = np.broadcast_to(pointer.base, (count, times))
@@ -242,7 +271,7 @@ class Memory(ExactIntegers):
         own, inner = np.zeros((1, 1), np.int64), [i for i, by in enumerate(view.by) if by == along and columns > 1]
         for axis in inner:
             first = view.index((axis,), pointer.base)
-            if f"{pointer.of}." not in self.choices.listed_rows:
+            if f"{pointer.of}." not in self.choices.way("listed_rows"):
                 own = first * along
             elif view.sizes[axis] > columns and not np.any(first % columns):
                 view = view.halved(axis, columns) or view
@@ -292,6 +321,9 @@ class Memory(ExactIntegers):
             why = "pass its value as an argument, a constexpr or a table of pages (--page); or record the call"
             raise op.fail(f"a load of one element of {pointer.of}: {why} (npusim help triton)")
         mask, rest = self._bounds_and_rest(op, mask)
+        if (rest is not None or pointer.of in self.hidden.windowed) and self._is_window(pointer, other):
+            self._load_window(op, pointer, mask, rest or Condition(()), other, fmt)
+            return
         if rest is not None:
             self._load_and_choose(op, pointer, mask, rest, other, fmt)
             return
@@ -306,34 +338,19 @@ class Memory(ExactIntegers):
             pointer = replace(pointer, shape=tuple(n if step else 1 for step, n, _ in by_step), left=limits)
         assert isinstance(tensor, Tensor)
         is_walked, left = self._walk is not None and pointer.base.shape[1] > 1, _read_of(lanes, pointer)
+        pointer = self._with_one_index(pointer, left)
+        pointer, repeats = self._of_one_row(pointer, lanes)
         self._check_indices(op, pointer, left)
         dims = self._dims(op, pointer, self._viewed(op, pointer, left))
         is_transposed = dims == (COLUMNS, ROWS)
         pad = other.value if isinstance(other, Number) else 0.0 if other is None and mask is not None else None
         axes = self._axes(pointer.shape)
-        self.anew |= {a for a, is_anew in zip(axes, self._begin_anew(op, mask, pointer, left), strict=True) if is_anew}
+        begin_anew = zip(axes, self._begin_anew(op, mask, pointer, left), repeats, strict=True)
+        self.anew |= {axis for axis, *is_anew in begin_anew if any(is_anew)}
         self._note_cuts(axes, pointer.shape, left)
         before = next((x for x in self.loads.values() if x.of == pointer.of and x.is_walked and is_walked), None)
         if before and len(self.walks) > 1 and before.pointer.steps == pointer.steps:  # the same in the loop before
-            if any(x.of == pointer.of for x in self.stored):
-                raise op.fail(
-                    f"{pointer.of} is loaded after a store to it, which is not supported; pass a copy to the kernel"
-                )
-            if before.pointer.shape != pointer.shape:
-                raise op.fail(
-                    f"the loop reads {pointer.of} in tiles of other sizes than the loop before it; use the same sizes"
-                )
-            if not self.choices.is_apart:
-                if before.pointer.base.shape[1] not in (1, self.walks[-2].most):  # that of this loop is joined to it
-                    raise op.fail(
-                        f"the loop reads {pointer.of} more often than the loop before it; read the same tiles in both"
-                    )
-                before.pointer = replace(before.pointer, base=self._both(before.pointer.base, pointer.base))
-                before.left = list(map(self._both, before.left, left))
-            elif not all(map(are_alike, (before.pointer.base, *before.left), (pointer.base, *left))):
-                raise op.fail(
-                    f"the loop reads other tiles of {pointer.of} than the loop before it; read the same tiles in both"
-                )
+            self._join_loads(op, before, pointer, left)
             self.walks[-1].loads.append(before.name)
             self._note_cuts(before.axes, pointer.shape, left)
             self._in_lanes(op, Floats(before.name, before.axes, fmt, pad, is_transposed), shape, lanes, other)
@@ -346,6 +363,28 @@ class Memory(ExactIntegers):
         if is_walked:
             self.walks[-1].loads.append(name)
         self._in_lanes(op, Floats(name, axes, fmt, pad, is_transposed), shape, lanes, other)
+
+    def _join_loads(self, op: Op, before: Load, pointer: Affine, left: list[Integers]) -> None:
+        """Take the tiles that a loop loads into those that the loop before it loads; refuse others."""
+        if any(x.of == pointer.of for x in self.stored):
+            raise op.fail(
+                f"{pointer.of} is loaded after a store to it, which is not supported; pass a copy to the kernel"
+            )
+        if before.pointer.shape != pointer.shape:
+            raise op.fail(
+                f"the loop reads {pointer.of} in tiles of other sizes than the loop before it; use the same sizes"
+            )
+        if not self.choices.is_apart:
+            if before.pointer.base.shape[1] not in (1, self.walks[-2].most):  # that of this loop is joined to it
+                raise op.fail(
+                    f"the loop reads {pointer.of} more often than the loop before it; read the same tiles in both"
+                )
+            before.pointer = replace(before.pointer, base=self._both(before.pointer.base, pointer.base))
+            before.left = list(map(self._both, before.left, left))
+        elif not all(map(are_alike, (before.pointer.base, *before.left), (pointer.base, *left))):
+            raise op.fail(
+                f"the loop reads other tiles of {pointer.of} than the loop before it; read the same tiles in both"
+            )
 
     def _note_cuts(self, axes: Sequence[str | None], shape: Sequence[int], left: Sequence[Integers]) -> None:
         """Note axes along which a mask hides lanes, and those where it does so in some iterations of a loop alone."""
@@ -377,7 +416,7 @@ class Memory(ExactIntegers):
         """Return whether the rows of a block that a comparison hides are numbers that the kernel stores."""
         along = [i for i, step in enumerate(d.steps) if step]
         is_of_rows = len(d.shape) == 2 and along == [0]
-        return self.choices.fills_rows and op.name == "tt.load" and self._walk is None and is_of_rows
+        return op.name == "tt.load" and self._walk is None and is_of_rows and bool(self.choices.way("fills_rows"))
 
     def _load_and_choose(
         self, op: Op, pointer: Affine, bounds: Known | None, rest: Condition, other: Known | None, fmt: str
@@ -391,7 +430,7 @@ class Memory(ExactIntegers):
             bounds = bounds if isinstance(bounds, Condition) and bounds.every else None
             at = self._in_visible_lanes(op, pointer, bounds, rest)
             is_beyond = self._is_beyond(pointer, self._left(op, bounds, pointer)).any()
-            if at is pointer and (is_beyond or self.choices.lists_elements):
+            if at is pointer and (is_beyond or self.choices.way("lists_elements")):
                 at = self._of_visible_lanes(op, pointer, bounds, rest)
             self._load(op, at, bounds, number, fmt)
         except ProgramError as error:
@@ -410,7 +449,7 @@ class Memory(ExactIntegers):
 
     def _in_visible_lanes(self, op: Op, pointer: Affine, bounds: Known | None, rest: Condition) -> Affine:
         """Return pointers of which lanes that a mask hides in all programs alike have the address of a visible one."""
-        if not self.choices.chooses_lanes:
+        if not self.choices.way("chooses_lanes"):
             return pointer
         for axis, (step, n) in enumerate(zip(pointer.steps, pointer.shape, strict=True)):
             lanes = np.arange(min(n, int(self._lanes(op, bounds, pointer)[axis].max())))
@@ -496,7 +535,7 @@ class Memory(ExactIntegers):
         """
         view = self.arguments[pointer.of]
         steps = [(s, i) for i, (s, n) in enumerate(zip(pointer.steps, pointer.shape, strict=True)) if s and n > 1]
-        if not self.choices.cuts or type(view) is not View or not steps:
+        if type(view) is not View or not steps or not self.choices.way("cuts"):
             return None
         (step, i), left = min(steps), self._left(op, mask, pointer)
         plain = replace(view, groups=NO_GROUPS, fixed=()).assigned()
@@ -549,7 +588,7 @@ class Memory(ExactIntegers):
             ):
                 parts.append(x.of)  # one element, apart from blocks
                 continue
-            if x.is_walked != is_walked and self._is_read_alone(name) and self.choices.parts_by_loops:
+            if x.is_walked != is_walked and self._is_read_alone(name) and self.choices.way("parts_by_loops"):
                 parts.append(x.of)  # what a loop goes through, apart from what it does not
                 continue
             apart = x.pointer.base - pointer.base if x.walk == self._loop else np.zeros((1, 1), np.int64)
@@ -616,7 +655,7 @@ class Memory(ExactIntegers):
         if not isinstance(source := self.arguments[of], View):
             raise op.fail(f"{of}: loaded integers select rows, so that npusim needs their values; record the call")
         pointer = self._without_hidden(op, by_one_list(op, pointer, self._kinds_of_all), mask)
-        pointer = self._in_order(pointer, mask, op) if self.choices.lists_in_order else pointer
+        pointer = self._in_order(pointer, mask, op) if self.choices.way("lists_in_order") else pointer
         is_read_alone = self._is_read_first(op, of)
         for name in chain((f"{of}.rows",), (f"{of}.rows{i}" for i in count(2))):
             made, view = rows_of(op, pointer, source, name)
@@ -834,14 +873,32 @@ class Memory(ExactIntegers):
         is_read = self.is_read(max(x.shape[1] for x in (*left, *every)))
         return [bool(np.any((some < whole) & is_read)) for some, whole in zip(left, every, strict=True)]
 
+    def _with_one_index(self, pointer: Affine, left: list[Integers]) -> Affine:
+        """Return a block's pointers with the strides of axes of one index, which a recorded view does not have."""
+        tensor: Tensor = self.arguments[pointer.of]
+        return tensor.with_one_index(pointer, left) if type(tensor) is View else pointer
+
+    def _of_one_row(self, pointer: Affine, lanes: list[Integers]) -> tuple[Affine, list[bool]]:
+        """Return the pointers of a product's factor whose lanes along an axis all read the only index of this axis, as
+        ``indices % 1`` has it, with a stride; and for each axis whether lanes beyond that index read it again.
+        """
+        tensor: Tensor = self.arguments[pointer.of]
+        is_one = [not step and n > 1 for step, n in zip(pointer.steps, pointer.shape, strict=True)]
+        if type(tensor) is not View or sum(is_one) != 1 or len(tensor.sizes) != 1:
+            return pointer, [False] * len(lanes)
+        steps = tuple(tensor.extent if one else step for one, step in zip(is_one, pointer.steps, strict=True))
+        repeats = [one and bool(np.any(some > 1)) for one, some in zip(is_one, lanes, strict=True)]
+        return replace(pointer, steps=steps), repeats
+
     def _viewed(self, op: Op, pointer: Affine, left: list[Integers]) -> Tensor:
         """Return a tensor, a recorded view with its axes as all accesses so far have them."""
         tensor: Tensor = self.arguments[pointer.of]
         if not isinstance(tensor, View):
             return tensor
         if not tensor.is_exchanged and self._is_exchanged(op, pointer):
-            why = f"{pointer.of}: a block across the rows of its tensor is timed as a block along the rows"
-            self.notes.append(f"{op.line}: {why}")
+            if all(np.any(some > 1) for some in left):
+                why = f"{pointer.of}: a block across the rows of its tensor is timed as a block along the rows"
+                self.notes.append(f"{op.line}: {why}")
             tensor = replace(tensor, is_exchanged=True)
         self._note_step(op, tensor, pointer)
         self.accesses.setdefault(pointer.of, []).append((pointer, left))
@@ -974,6 +1031,8 @@ class Memory(ExactIntegers):
         bounds, rest = self._bounds_and_rest(op, mask)
         if rest is None or not isinstance(self.arguments[pointer.of], View):
             return pointer, mask
+        if not self.choices.way("lists_elements"):
+            return pointer, mask
         bounds = bounds if isinstance(bounds, Condition) and bounds.every else None
         made = self._of_visible_lanes(op, pointer, bounds, rest, drops=True)
         if made is pointer:
@@ -1000,7 +1059,7 @@ class Memory(ExactIntegers):
         value = self._without_sign(op, of, value)
         self._result_of(op, of, value.fmt)
         self.text(value)  # refuses a transposed one
-        if self.choices.lists_elements and isinstance(pointer, Affine):
+        if isinstance(pointer, Affine):
             pointer, mask = self._of_held(op, pointer, mask)
         if isinstance(mask, ListedMask) and not mask.at.of and len(pointer.shape) == 1 and self._is_scattered(op, mask):
             raise op.fail(
@@ -1013,6 +1072,7 @@ class Memory(ExactIntegers):
         value = self._spread(value, [n if step else 1 for n, step in zip(pointer.shape, pointer.steps, strict=True)])
         if any(self._begin_anew(op, mask, pointer, left)):
             raise op.fail(f"{pointer.of}: a store has indices that repeat within the block; mask the repeated ones")
+        pointer = self._with_one_index(pointer, left)
         self._check_indices(op, pointer, left)
         if self._dims(op, pointer, self._viewed(op, pointer, left)) == (COLUMNS, ROWS):
             if any(n > 1 and not np.any(step) for n, step in zip(pointer.shape, pointer.steps, strict=True)):

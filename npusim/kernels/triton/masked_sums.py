@@ -21,7 +21,7 @@ _NEUTRAL: Mapping[str, float] = MappingProxyType(
     {"arith.addf": 0.0, "arith.maxnumf": -math.inf, "arith.maximumf": -math.inf}
     | {"arith.minnumf": math.inf, "arith.minimumf": math.inf}
 )
-#: The same for a choice by a comparison ``accumulator > term``, or its negation.
+#: The same for a selection by the comparison ``accumulator > term``, or by its negation.
 _NEUTRAL_OF_CHOICE: Mapping[str, float] = MappingProxyType({"ogt": -math.inf, "olt": math.inf})
 
 

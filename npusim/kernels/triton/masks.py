@@ -1,4 +1,4 @@
-"""Masks of a launch on plain tensors: the elements that comparisons of rows and keys keep, by their indices in
+"""Masks of a launch on plain tensors: the elements that comparisons of rows and keys do not hide, by their indices in
 tensors.
 """
 
@@ -38,7 +38,9 @@ class JoinedRules(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RuleMask(ByIndices):
-    """The mask of comparisons; ``rules``: those of each kind of program, by ``offset`` of its block."""
+    """A mask that consists of comparisons; ``rules``: the comparisons for each kind of program, by ``offset`` of the
+    program's block.
+    """
 
     rules: tuple[JoinedRules, ...]
     is_loaded: bool = True
@@ -63,8 +65,8 @@ class RuleMask(ByIndices):
 
 @dataclass(frozen=True, slots=True)
 class ElementMask(ByIndices):
-    """The mask of integers that are not linear; ``table``: a byte for each row and key, for one kind of program after
-    another.
+    """A mask that integers which are not linear decide; ``table``: a byte for each row and key, one kind of program
+    after another.
 
 
     ``work``: number of operations on indices for each element.
@@ -263,10 +265,10 @@ def _check_rows(grid: LaunchGrid, rules_of: Sequence[JoinedRules]) -> None:
             raise ProgramError(f"{grid.stored.line}: {why}")
         for relation, base, a, b in rules.of:
             is_strict, is_above = relation[-1] == "t", relation[-2] == "g"
-            if not b:  # of rows alone
+            if not b:  # a condition on rows alone
                 high = np.where(RELATIONS[relation](base + a * rows, 0), high, low - 1)
                 continue
-            edge = -(base + a * rows) * b  # of the keys with b k + edge' above or below 0
+            edge = -(base + a * rows) * b  # the keys with b k + edge above or below 0
             if relation in ("eq", "ne") or abs(b) != 1:
                 raise ProgramError(
                     f"{grid.stored.line}: a mask replaces scores by a finite number, but does not compare rows "

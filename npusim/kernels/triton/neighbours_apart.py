@@ -1,7 +1,7 @@
 """Blocks whose neighbouring elements are split, or joined: the same TTIR on the even and on the odd elements.
 
 ``tl.split`` of pairs of a loaded block is two loads of every second element; a store of ``tl.interleave`` or of a
-joined and reshaped block is two stores of these.
+joined and reshaped block is two such stores.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from npusim.kernels.triton.blocks_as_rows import carried_by
+from npusim.kernels.triton.region_rewriter import OtherBlocksError, RegionRewriter
 from npusim.kernels.triton.results_apart import inside
-from npusim.kernels.triton.ttir_text import TYPES, Function, Op, makers, shape_of
+from npusim.kernels.triton.ttir_text import TYPES, Function, Op, makers
 from npusim.kernels.triton.values import Affine, Condition, Known, Number
 
 #: An operation that TTIR does not have: every second element of integers or of a mask, along the last axis of a block.
@@ -24,16 +25,14 @@ _ELEMENTWISE = ("arith.", "math.", "tt.fp_to_fp", "tt.extern_elementwise", "tt.p
 _WITHOUT_RESULTS = ("tt.store", "tt.return", "block", "llvm.intr.assume", "cf.cond_br", "cf.br")
 
 
-#: Operations with inner operations that are unchanged, and the one whose inner operations are changed.
+#: Operations whose inner operations are unchanged, and the operation whose inner operations are changed.
 _WITH_BODIES, _LOOP = ("tt.reduce", "scf.if"), "scf.for"
 
 
-class _OtherBlocksError(Exception):
-    """A kernel splits or joins blocks in another way."""
-
-
 def with_neighbours_apart(function: Function) -> Function | None:
-    """Return a kernel without splits and joins of neighbours; None if it has none, or others."""
+    """Return a kernel without splits and joins of neighbours; None if there are no splits and joins, or if some are of
+    another kind.
+    """
     operations = list(_at_hand(function.operations))
     if not any(o.name in ("tt.split", "tt.join") for o in operations):
         return None
@@ -41,7 +40,7 @@ def with_neighbours_apart(function: Function) -> Function | None:
         return None
     try:
         return function._replace(operations=_needed(_Halves(operations).changed(function.operations)))
-    except _OtherBlocksError:
+    except OtherBlocksError:
         return None
 
 
@@ -72,46 +71,35 @@ def _is_other(op: Op) -> bool:
     return (not op.results and op.name not in (*_WITHOUT_RESULTS, "scf.if")) or bool({*inner} & {"tt.split", "tt.join"})
 
 
-class _Halves:
+class _Halves(RegionRewriter):
     """The operations of a kernel on halves of its blocks."""
 
     def __init__(self, operations: list[Op]) -> None:
-        self.operations, self.made = operations, makers(operations) | carried_by(operations)
-        self.ordered = list[Op]()
-        self._known: dict[tuple[str, int, int], str] = {}
+        super().__init__(operations, makers(operations) | carried_by(operations))
 
-    def changed(self, operations: Sequence[Op]) -> list[Op]:
-        """Return operations of a region; raise `_OtherBlocksError` where one splits or joins otherwise."""
-        before, known, self.ordered = self.ordered, dict(self._known), []
-        for op in operations:
-            if op.name == _LOOP:
-                self.ordered.append(replace(op, body=self.changed(op.body)))
-            elif op.name == "tt.split":
-                size = self._pairs(op.operands[0])
-                halves = [self._half(op.operands[0], size, i) for i in range(_PAIR)]
-                for result, source in zip(op.results, halves, strict=True):
-                    self.ordered.append(
-                        replace(op, name="ttg.convert_layout", results=[result], operands=[source], body=[])
-                    )
-            elif op.name == "tt.store" and self._is_joined(op.operands[1]):
-                size = self._shape(op.operands[1])[-1]
-                for i in range(_PAIR):
-                    self.ordered.append(replace(op, operands=[self._half(n, size, i) for n in op.operands]))
-            else:
-                self.ordered.append(op)
-        made, self.ordered, self._known = self.ordered, before, known
-        return made
-
-    def _shape(self, name: str) -> tuple[int, ...]:
-        op = self.made.get(name)
-        types = TYPES.findall(op.type) if op is not None else []
-        return shape_of(types[-1])[0] if types else ()
+    def rewrite(self, op: Op) -> None:
+        """Add an operation, without splits and joins."""
+        if op.name == _LOOP:
+            self.ordered.append(replace(op, body=self.changed(op.body)))
+        elif op.name == "tt.split":
+            size = self._pairs(op.operands[0])
+            halves = [self._half(op.operands[0], size, i) for i in range(_PAIR)]
+            for result, source in zip(op.results, halves, strict=True):
+                self.ordered.append(
+                    replace(op, name="ttg.convert_layout", results=[result], operands=[source], body=[])
+                )
+        elif op.name == "tt.store" and self._is_joined(op.operands[1]):
+            size = self.shape(op.operands[1])[-1]
+            for i in range(_PAIR):
+                self.ordered.append(replace(op, operands=[self._half(n, size, i) for n in op.operands]))
+        else:
+            self.ordered.append(op)
 
     def _pairs(self, name: str) -> int:
         """Return the number of elements of pairs along the last axis before that of the pairs."""
-        shape = self._shape(name)
+        shape = self.shape(name)
         if len(shape) < _PAIR or shape[-1] != _PAIR:
-            raise _OtherBlocksError
+            raise OtherBlocksError
         return _PAIR * shape[-2]
 
     def _is_joined(self, name: str) -> bool:
@@ -132,34 +120,34 @@ class _Halves:
             elif sizes[-2:] == [size // _PAIR, _PAIR]:
                 sizes.pop()
             elif sizes[-1] != 1:
-                raise _OtherBlocksError
+                raise OtherBlocksError
             return f"tensor<{'x'.join(map(str, sizes))}x{match[2]}>"
 
         return _TYPE.sub(half, text)
 
     def _half(self, name: str, size: int, which: int) -> str:
         """Return every second element of a block, from the first or second on."""
-        if not self._shape(name):
+        if not self.shape(name):
             return name
-        if (key := (name, size, which)) not in self._known:
-            self._known[key] = self._made_half(self.made[name], name, size, which)
-        return self._known[key]
+        if (key := (name, size, which)) not in self.known:
+            self.known[key] = self._made_half(self.made[name], name, size, which)
+        return self.known[key]
 
     def _made_half(self, op: Op, name: str, size: int, which: int) -> str:
         if op.name == "tt.join":
-            if self._shape(name)[-2:] != (size // _PAIR, _PAIR):
-                raise _OtherBlocksError
+            if self.shape(name)[-2:] != (size // _PAIR, _PAIR):
+                raise OtherBlocksError
             return op.operands[which]
         if op.name == "tt.reshape":
-            before, after = self._shape(op.operands[0]), self._shape(name)
+            before, after = self.shape(op.operands[0]), self.shape(name)
             pairs = (*after[:-1], size // _PAIR, _PAIR) if after[-1] == size else after
             if {before, after} != {pairs, (*pairs[:-2], size)} or "allow_reorder" in op.text:
-                raise _OtherBlocksError
+                raise OtherBlocksError
             return self._half(op.operands[0], size, which)
         result = f"{name}@half{which}"
         is_integer = "tt.ptr" in op.type or re.search(r"x?i\d+>?$", TYPES.findall(op.type)[-1]) is not None
         if is_integer and op.name not in ("tt.load", "arith.cmpf"):
-            is_pair = self._shape(name)[-_PAIR:] == (size // _PAIR, _PAIR)
+            is_pair = self.shape(name)[-_PAIR:] == (size // _PAIR, _PAIR)
             text = f"{HALF} half = {which}{', of pairs' if is_pair else ''}"
             self.ordered.append(Op(HALF, [result], [name], text, self._typed(op.type, size), op.line))
         elif op.name == "tt.load" or op.name.startswith(_ELEMENTWISE):
@@ -167,12 +155,12 @@ class _Halves:
             text, type_ = (self._typed(t, size) for t in (op.text, op.type))
             self.ordered.append(replace(op, results=[result], operands=operands, text=text, type=type_))
         else:
-            raise _OtherBlocksError
+            raise OtherBlocksError
         return result
 
 
 def half_of(op: Op, x: Known) -> Known:
-    """Return every second one of integers or of a mask, from the first or second on.
+    """Return every second element of integers or of a mask, from the first or the second element on.
 
     Raises `ProgramError` for integers by a table.
     """

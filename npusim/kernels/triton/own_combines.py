@@ -22,7 +22,8 @@ MOST_ROWS = 4
 class _Value(NamedTuple):
     """A value of a function: its text, its factors if it is a product, and the product's place.
 
-    ``number``: of a constant that a compiler knows; ``is_quotient``: the product is a division by such a constant.
+    ``number``: the value of a constant that a compiler knows; ``is_quotient``: the product is a division by such a
+    constant.
     """
 
     text: str
@@ -33,7 +34,9 @@ class _Value(NamedTuple):
 
 
 class Functions(NamedTuple):
-    """Texts of operations on single elements: of two operands by their word, and functions by their operation."""
+    """Texts of operations on single elements: operations on two operands by their word, and functions by their
+    operation.
+    """
 
     binary: Mapping[str, str]
     written: Callable[[str, str, str], str]
@@ -44,7 +47,8 @@ class Functions(NamedTuple):
 def combined_text(
     op: Op, choices: Choices, functions: Functions, known: Mapping[str, str], literals: Mapping[str, float]
 ) -> str:
-    """Return the function of a reduction's or scan's region as text; ``known``: numbers from outside of it.
+    """Return the function of a reduction's or scan's region as text; ``known``: numbers that are defined outside the
+    region.
 
     ``literals``: the numbers that a compiler knows.
 
@@ -137,7 +141,7 @@ class _Region:
             return ""
         if stays and x[0].place == stays:
             ways.reverse()
-        # ptxas makes the product of a division: it alone contracts that one.
+        # ptxas creates the product of a division: only that product is contracted.
         is_further = f"{PurePath(op.line.file).name}:{op.line.number}" in self.choices.further
         for one, other, form in ways:
             if (factors := x[one].factors) is not None and (is_further or not x[one].is_quotient):

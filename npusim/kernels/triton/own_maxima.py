@@ -1,8 +1,8 @@
 """Reductions by a comparison and a choice, the form in which torch.compile writes maxima: the same TTIR with maxima of
 two.
 
-``a > b or a is NaN`` chooses a, otherwise b: the greater one, or NaN if there is one.  Of +0 and -0, which are equal,
-it chooses the second, while a maximum chooses +0.
+``a > b or a is NaN`` chooses a, otherwise b: the greater operand, or NaN if an operand is NaN.  For +0 and -0, which
+are equal, the result is the second operand, while a maximum is +0.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Loops that store each state after its update, except the last state: as loops that store each state before its
 update.
 
-A kernel that passes states on stores the first one before its loop, at the first place; in the loop it stores each
-computed state one place further, except the last, which it stores elsewhere.  The same TTIR stores each state where an
-iteration begins, and the last one after the loop.
+A kernel that passes states on stores the first state before its loop, at the first place.  In the loop it stores each
+computed state at the next place, except the last state, which it stores elsewhere.  The same TTIR stores each state
+where an iteration begins, and the last one after the loop.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ _CASTS = ("arith.truncf", "arith.extf", "tt.fp_to_fp")
 
 
 def with_states_passed(function: Function, arguments: Mapping[str, Any]) -> Function:
-    """Return a kernel with such loops changed; the same kernel if it has none, or one without iterations."""
+    """Return a kernel with such loops changed; the same kernel if there are no such loops, or if a loop has no
+    iterations.
+    """
     operations = function.operations
     for loop in [o for o in operations if o.name == "scf.for" and len(o.operands) > 4]:
         operations = _changed(operations, loop, arguments)

@@ -1,9 +1,8 @@
-"""Loops of which the first or the last tiles are separate, with a mask of their own, as one loop: otherwise the same
-TTIR.
+"""Loops whose first or last tiles are separate and have their own mask, as one loop: otherwise the same TTIR.
 
-A kernel processes all tiles but the last without a mask, and the last one in a second loop with a mask.  The masked
-statements of both are those of one loop over all tiles, since a mask that is true changes nothing; whether it is true
-where the kernel has none is checked when the loop is read (`HOLDS`).
+A kernel processes all tiles but the last without a mask, and the last one in a second loop with a mask.  One loop over
+all tiles with the masked statements computes the same, since a mask that is true changes nothing; when the loop is
+read, a check shows that the mask is true in the tiles where the kernel has no mask (`HOLDS`).
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ _SAME = ("arith.extsi", "arith.trunci", "arith.index_cast")
 
 
 def with_loops_joined(function: Function, arguments: Mapping[str, Any]) -> Function | None:
-    """Return a kernel whose pairs of loops over one row of tiles, one of them masked, are one loop each; None if there
-    are none.
+    """Return a kernel in which each pair of loops over one row of tiles, one of them masked, is one loop; None if there
+    are no such pairs.
 
     Bounds of the loops must be the same in all programs.
     """
@@ -44,8 +43,8 @@ def with_loops_joined(function: Function, arguments: Mapping[str, Any]) -> Funct
 
 
 def with_loops_turned(function: Function, arguments: Mapping[str, Any]) -> Function | None:
-    """Return a kernel whose loops that store independent tiles run from the last to the first; None if there
-    are none.
+    """Return a kernel whose loops that store independent tiles run from the last to the first; None if there are no
+    such loops.
     """
     made = _made(function.operations)
     turned = {id(o): _turned(o, made, arguments) for o in function.operations if o.name == "scf.for"}
@@ -132,7 +131,7 @@ def _with_tile(operations: list[Op], arguments: Mapping[str, Any]) -> list[Op] |
     """Return operations in which a tile that is stored next to a loop is an iteration of that loop; None if there is no
     such tile.
 
-    This is the form in which compilers write a loop of one iteration, for a first or last tile with a mask.
+    Compilers write a loop of one iteration in this form, for a first or last tile with a mask.
     """
     made = _made(operations)
     for at, loop in enumerate(operations):
@@ -229,7 +228,7 @@ def _loop_with_tile(
     """Return a loop with one additional iteration, whose number is ``value``, and its new bounds; None if it is another
     iteration.
 
-    ``beside``: the stores of that iteration; the loop gets their masks, and those of its loads.
+    ``beside``: the stores of that iteration; their masks, and the masks of its loads, become those of the loop.
     """
     table, number, kind = (
         _Forms(made),
@@ -287,7 +286,7 @@ class _Forms:
 
     def __init__(self, made: Mapping[str, Op]) -> None:
         self.made, self.known, self.masks = made, dict[object, int](), list[str]()
-        # whether there are masks that choose, or are values, in addition to those of loads and stores
+        # whether masks are used for selections or as values, in addition to loads and stores
         self.has_choices = False
         self.names = dict[str, int]()
 
@@ -354,7 +353,7 @@ class _Forms:
 def _one_loop(
     first: Op, second: Op, order: Sequence[int], made: Mapping[str, Op], arguments: Mapping[str, Any]
 ) -> Op | None:
-    """Return two loops as one; None if they differ in more than masks, or if both have some."""
+    """Return two loops as one; None if they differ in more than their masks, or if both have masks."""
     table = _Forms(made)
     results, masks = list[object](), list[list[str]]()
     for loop, places in ((first, range(len(order))), (second, order)):

@@ -87,6 +87,8 @@ MOST_EACH, MOST_TIMES = 1 << 18, 1 << 24
 MOST_SEARCHED = 4096
 #: Iterations of a loop that is read as one block, with the products behind it.
 MOST_UNROLLED = 4
+#: Iterations of a loop that a way of reading writes one after another.
+MOST_WRITTEN_OUT = 8
 #: What is said of blocks that are read as rows.
 _AS_ROWS = "npusim treats a block that is summed along both axes as one row of elements"
 #: The note on blocks that an operation combines with themselves.
@@ -106,8 +108,11 @@ def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[in
     """
     fault: ProgramError | None = None
     function = without_axis_of_one(with_neighbours_apart(function) or function)
-    function = (None if choices.lists_remainders else with_groups(function)) or function
-    for block in () if choices.lists_remainders else flat_blocks(function, arguments):
+    if (grouped := with_groups(function)) is not None and not choices.way("lists_remainders"):
+        function = grouped
+    for block in flat_blocks(function, arguments):
+        if choices.way("lists_remainders"):
+            break
         try:
             reader = _read(on_rows_and_columns(function, block), arguments, grid, choices, block)
         except ProgramError as error:
@@ -662,8 +667,8 @@ class Reader(WholeLanes):
         types = op.text.partition("-> (")[2].partition(")")[0]
         kinds = [shape_of(t)[1] for t in TYPES.findall(types)]
         is_shared = self._walk is None and len(np.unique(self.ids, axis=0)) < len(self.ids)
-        is_tile = self._walk is not None and self.choices.knows_tiles and every.shape[1] > 1
-        is_tile = is_tile and all(shape_of(t)[0] for t in TYPES.findall(types))
+        is_tile = self._walk is not None and every.shape[1] > 1
+        is_tile = is_tile and all(shape_of(t)[0] for t in TYPES.findall(types)) and self.choices.way("knows_tiles")
         is_whole = (is_shared or is_tile) and bool(
             FORMATS.keys() & {*kinds}
         )  # blocks of one program that a loop stores
@@ -843,7 +848,7 @@ class Reader(WholeLanes):
         """Return whether a matrix unit adds up the products of a loop's tiles; note where they are added one by one."""
         zeros = (isinstance(x, Number) and not x.value for x in map(self.values.__getitem__, starts))
         is_sum = self.choices.is_fresh and not self.walks and _is_sum(op, list(zeros))
-        if is_sum and self.choices.adds_tiles:
+        if is_sum and self.choices.way("adds_tiles"):
             why = "the products of its tiles are added one by one here, not in the matrix unit"
             self.notes.append(f"{op.line}: a program adds up a part of a product alone: {why}")
             return False
@@ -914,7 +919,7 @@ class Reader(WholeLanes):
             if not self.choices.is_apart:
                 raise UnlikeLoopsError
             return False
-        elif not self.choices.lanes and all(isinstance(self.values[n], Affine) for n in op.operands[4:][1::2]):
+        elif not self.choices.way("lanes") and all(isinstance(self.values[n], Affine) for n in op.operands[4:][1::2]):
             self._go_through(op, walk.counts[:, 0], first, each)
         elif not self.stored and self._is_last(op) and not np.all(walk.counts):
             self._return(op, walk.counts[:, 0] == 0)  # an empty sequence: its program stores nothing
@@ -963,12 +968,21 @@ class Reader(WholeLanes):
         self.values |= {r: self.values[s] for r, s in zip(op.results, carried[1::2], strict=True)}
 
     def _is_unrolled(self, op: Op, walk: Walk) -> bool:
-        """Return whether a loop is few iterations of every program, with products behind it."""
-        operations = self.function.operations
+        """Return whether a loop is few iterations of every program, with products behind it, or where a way asks so."""
+        operations, count = self.function.operations, int(walk.counts[0, 0])
+        if np.ptp(walk.counts) or count > MOST_WRITTEN_OUT:
+            return False
         later = operations[operations.index(op) + 1 :] if op in operations else []
-        return (
-            np.ptp(walk.counts) == 0 and walk.counts[0, 0] <= MOST_UNROLLED and any(o.name == "tt.dot" for o in later)
-        )
+        if count <= MOST_UNROLLED and any(o.name == "tt.dot" for o in later):
+            return True
+        return self._has_window(op) and bool(self.choices.way("unrolls"))
+
+    def _has_window(self, op: Op) -> bool:
+        """Return whether the mask of a load in a loop has a lower bound."""
+        masks = [o.operands[1] for o in _within(op) if o.name == "tt.load" and len(o.operands) > 1]
+        made = {n for mask in masks for n in self._made_of(mask)}
+        compared = (o for o in self._made if o.name == "arith.cmpi" and o.results[0] in made)
+        return any(re.search(r"\b[su]g[et]\b", o.text) for o in compared)
 
     def _once(self, op: Op, is_left: Booleans) -> None:
         """Read a loop of one iteration that only stores, as an if: programs without it are done."""

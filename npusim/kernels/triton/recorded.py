@@ -52,7 +52,9 @@ NO_CODE = (
 
 
 def load(name: str) -> tuple[Schedule, ...]:
-    """Return the schedule that ``calls.npz::k`` names, one per core family; raise `SpecError` if there is none."""
+    """Return the schedule that ``calls.npz::k`` names, one per core family; raise `SpecError` if that call does not
+    exist.
+    """
     path = Path(launch_parts(name)[0])
     return _load(name, path.stat().st_mtime_ns if path.is_file() else 0)
 
@@ -115,7 +117,9 @@ def _said(configuration: CallConfiguration) -> str:
 
 
 def phases_of(call: Call, problem: Any, tiling: Any, p: TritonPrecision, machine: Any) -> Phases:
-    """Return the phase of a recorded call in the configuration of the tiling; raise `SpecError` if there is none."""
+    """Return the phase of a recorded call in the configuration of the tiling; raise `SpecError` if the call has no such
+    configuration.
+    """
     if sizes := getattr(problem, "sizes", {}):
         raise SpecError(
             f"problem: {', '.join(sizes)}: the sizes of a recorded call are fixed; record the program "
@@ -180,8 +184,8 @@ def _exact(call: Call, _problem: object, tiling: Tiling) -> ExactLaunch:
 def unread(call: Call) -> str:
     """Return why a recorded call cannot be read as a kernel of tiles, in one line; empty if it can.
 
-    Its TTIR is read as for GPUs, for NPUs and in float64, in the first configuration; nothing is computed or timed, and
-    a device may refuse a call that is read: for a format, or for its memories.
+    Its TTIR is read as for GPUs, for NPUs and in float64, in the first configuration; nothing is computed or timed.  A
+    device may still refuse a call that can be read, because of a format or of the sizes of memories.
     """
     if refused := (configuration := call.configurations[0]).refused:
         return " ".join(refused.split())

@@ -71,7 +71,7 @@ def _of_triton(recorder: Recorder, torch: Any, device: DeviceSpec) -> Iterator[N
     jit, tuner = (import_module(f"triton.runtime.{n}") for n in ("jit", "autotuner"))
     driver = import_module("triton.runtime").driver
     recorder.target = gpu_target(device.architecture)
-    before = driver._active  # reading `active` makes one, which needs a GPU
+    before = driver._active  # reading `active` creates a driver, which needs a GPU
     with (
         replaced(jit.JITFunction, run=as_method(recorder.launch)),
         replaced(tuner.Autotuner, run=as_method(recorder.tuned)),
@@ -88,7 +88,7 @@ class UnreadFormatError(SpecError):
 
 
 class Recorder:
-    """Makes one call of each launch; the configurations of an autotuner belong to one call."""
+    """Converts each launch to one call; the configurations of an autotuner belong to one call."""
 
     def __init__(self, architecture: str, *, floats: bool) -> None:
         self.target: object = None
@@ -308,7 +308,7 @@ def _format(dtype: Any) -> str:
 
 
 def is_format(fmt: str) -> bool:
-    """Return whether a name is that of a format of floating-point numbers that npusim has."""
+    """Return whether npusim has a format of floating-point numbers with that name."""
     from npusim.formats import get_format
 
     try:
@@ -349,7 +349,7 @@ def _driver(target: Any, torch: Any, device: DeviceSpec) -> Any:
         get_current_device=lambda: 0,
         get_current_stream=lambda _device=0: 0,
         set_current_device=lambda _device: None,
-        get_benchmarker=lambda: lambda *_a, **_k: [1.0, 1.0, 1.0],  # milliseconds: all alike
+        get_benchmarker=lambda: lambda *_a, **_k: [1.0, 1.0, 1.0],  # milliseconds: all equal
         get_empty_cache_for_benchmark=lambda: torch.empty(1),
         clear_cache=lambda _cache: None,
     )
@@ -385,7 +385,7 @@ def _torch_on_cpu(torch: Any, device: DeviceSpec, capability: int) -> Iterator[N
                 return True
             if function is torch.Tensor.get_device:
                 return 0
-            if function is torch.device and args and isinstance(args[0], int):  # of the accelerator, by its number
+            if function is torch.device and args and isinstance(args[0], int):  # the accelerator, by its number
                 return torch.device("cpu")
             return function(*map(on_cpu, args), **{k: on_cpu(x) for k, x in (kwargs or {}).items()})
 

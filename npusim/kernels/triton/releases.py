@@ -1,10 +1,9 @@
 """Triton's releases: those that were tested, and where they differ.
 
 3.7: the assembler gets ``--regAllocOptLevel=2``.  3.8: a descriptor's type has no ``tensor``; a thread adds its own
-elements of a sum as a tree (other bits); an autotuner uses the only remaining configuration without a measurement.
-3.9: sm_90's assembler is the newer of two; no block pointers; a launch that does not state contraction gets a warning;
-the bindings report objects that are alive when Python ends (`npusim.cli`).  3.10 is announced not to contract by
-default.
+elements of a sum as a tree (other bits); an autotuner uses a single remaining configuration without a measurement. 3.9:
+sm_90's assembler is the newer of two; no block pointers; a launch that does not state contraction gets a warning; the
+bindings report objects that are alive when Python ends (`npusim.cli`).  3.10 is announced not to contract by default.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def release() -> str:
 
 
 def untried() -> str:
-    """Return the note on a release beyond the newest tested one; empty for others, and if there is none."""
+    """Return the note on a release beyond the newest tested one; empty for other releases, and if Triton is missing."""
     try:
         if _number(version("triton")) <= NEWEST:
             return ""
@@ -69,7 +68,7 @@ def _dotted(number: tuple[int, ...]) -> str:
 
 
 def measures_the_only() -> bool:
-    """Return whether an autotuner measures a configuration that is the only remaining one."""
+    """Return whether an autotuner measures a configuration if it is the only remaining one."""
     return _number(release()) < TAKES_ONE
 
 

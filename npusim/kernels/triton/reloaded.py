@@ -28,8 +28,8 @@ _PURE = (
 def with_values_kept(
     function: Function, arguments: Mapping[str, Any]
 ) -> tuple[Function, dict[str, Any], dict[str, Op]]:
-    """Return a kernel in which loads after stores of the same elements are the stored values, its arguments, and the
-    first of these loads by tensor; the same kernel if it has none.
+    """Return a kernel in which a load after a store of the same elements is the stored value; its arguments; and the
+    first of these loads by tensor.  The kernel is unchanged if it has no such loads.
     """
     operations, given, kept = function.operations, dict(arguments), dict[str, Op]()
     parameters, scratch = dict(function.parameters), with_scratch_kept(function)[1]
@@ -59,8 +59,8 @@ class _Reloads:
         self.has_others = any(o.name.startswith(("tt.atomic", "scf.if", "cf.", "scf.while")) for o in every)
 
     def changed(self) -> tuple[list[Op], list[Op], bool] | None:
-        """Return the operations without loads after the only store, those loads, and whether other loads read the
-        tensor before the launch; None if there are none, or some that may read other elements.
+        """Return the operations without the loads after the only store, those loads, and whether other loads read the
+        tensor before the launch; None if there are no such loads, or if some of them may read other elements.
         """
         if len(self.stores) != 1 or self.stores[0].name != "tt.store" or self.has_others:
             return None

@@ -1,6 +1,7 @@
-"""A kernel whose results have different shapes as several kernels, one for each tensor that it stores.
+"""Makes several kernels of one whose results have different shapes, one for each tensor that the kernel stores.
 
-A store needs no other store's result, so that each has the bits of the one kernel; times are those of several kernels.
+A store needs no other store's result, so that each result has the bits of the single kernel; the time is that of
+several kernels.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import replace
 from npusim.kernels.triton.ttir_text import TYPES, Function, Op
 
 STORES, LOADS = ("tt.store", "tt.descriptor_store"), ("tt.load", "tt.descriptor_load")
-#: Operations that must stay where one of their inner operations does, and operations with other stores.
+#: Operations that remain if one of their inner operations does, and operations with other kinds of stores.
 _CONTROL, _OTHERS = ("cf.", "block", "tt.return"), ("tt.atomic",)
 #: Operations that may have stores inside.
 _REPEATED = ("scf.for", "scf.if")
@@ -19,10 +20,11 @@ _EFFECTS = (*STORES, *_OTHERS)
 
 
 def results_apart(function: Function, *, by_store: bool = False) -> list[Function]:
-    """Return a kernel for each tensor that a kernel stores to, in the order of the stores; none if it has only one.
+    """Return a kernel for each tensor that a kernel stores to, in the order of the stores; an empty list if it stores
+    only one tensor.
 
-    ``by_store``: a kernel for each store of a tensor that has several and is not loaded; none if no tensor has.  A loop
-    or branch is in each kernel that needs an operation inside of it.
+    ``by_store``: return a kernel for each store of a tensor that has several stores and is not loaded; an empty list if
+    there is no such tensor.  Each kernel has the loops and branches that contain an operation it needs.
     """
     operations = function.operations
     every = [*operations, *inside(operations)]
@@ -48,7 +50,7 @@ def results_apart(function: Function, *, by_store: bool = False) -> list[Functio
         loads = [o for o in (*part, *inside(part)) if o.name in LOADS]
         allowed = tensors - ({*results} - {result})
         if any(not roots_of(o.operands[0], sources) <= allowed for o in loads):
-            return []  # a result that another one may be computed from, or a tensor that is not known
+            return []  # another result may be computed from this one, or the tensor is not known
     return [function._replace(operations=part) for part in parts]
 
 
@@ -126,9 +128,9 @@ def _within(op: Op, needed: set[str], stores: Sequence[Op]) -> Op:
 
 
 def needed_by(operations: Sequence[Op], stores: Sequence[Op]) -> list[Op]:
-    """Return the operations that some stores need, and those that return early.
+    """Return the operations that some stores need, and the operations that end a program early.
 
-    A loop or branch among ``stores`` has all stores and atomic additions inside of it.
+    If ``stores`` has a loop or branch, all stores and atomic additions inside it are included.
     """
     kept, needed = list[Op](), set[str]()
     for op in reversed(operations):

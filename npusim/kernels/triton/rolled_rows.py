@@ -1,7 +1,7 @@
 """Sums and maxima over the rows of a block, as loops over these rows: TTIR of the same kernel without the blocks.
 
-Partial results follow one another along an axis that is neither rows nor columns of a tile, like results of split keys:
-a block of all is one tile after another, and sums run from the first to the last.
+Partial results follow one another along an axis that is neither the rows nor the columns of a tile, as the results of
+split keys do: a block of all results is read as one tile after another, and sums run from the first to the last.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ REDUCTIONS: Mapping[str, tuple[str, float, str]] = MappingProxyType(
 
 
 def rolled(operations: list[Op]) -> list[Op]:
-    """Return a kernel's operations, with loops for reductions over rows; unchanged if it has none, or loops."""
+    """Return a kernel's operations, with loops for reductions over rows; unchanged if it has no such reductions, or
+    already has loops.
+    """
     ranges = [o.results[0] for o in operations if o.name == "tt.make_range"]
     dims = _dims(operations, [r for r in ranges if _is_over_rows(operations, _dims(operations, [r]))])
     stored = {n for o in operations if not o.results for n in o.operands}
@@ -33,7 +35,7 @@ def rolled(operations: list[Op]) -> list[Op]:
     stages, ordered = dict[str, int](), list[Op]()
 
     def stage_of(op: Op) -> int:
-        """Return the number of reductions, one after another, after which an operation can be executed."""
+        """Return the number of successive reductions after which an operation can be executed."""
         return max((stages.get(n, 0) for n in op.operands), default=0)
 
     for op in operations:
@@ -118,7 +120,7 @@ def _scaled_first(body: list[Op], outer: Sequence[Op]) -> list[Op]:
     made = makers([*outer, *body])
 
     def scale_of(op: Op) -> str:
-        """Return the scalar that all elements of the second factor equal; empty if there is none."""
+        """Return the scalar to which all elements of the second factor are equal; empty if there is none."""
         known = made.get(op.operands[1]) if op.name == "arith.mulf" else None
         return known.operands[0] if known is not None and known.name == "tt.splat" else ""
 
@@ -145,8 +147,8 @@ _MAXIMA = tuple(name for name, (word, *_) in REDUCTIONS.items() if word == "max"
 def with_scratch_kept(function: Function) -> tuple[list[Op], dict[str, Op]]:
     """Return operations without values that each program stores and loads again at once; the omitted stores by tensor.
 
-    A load of the same pointers under the same mask gives the value of the store before it; a tensor with only such
-    accesses needs neither.
+    A load of the same pointers under the same mask gives the value of the previous store; a tensor that has only such
+    accesses needs neither load nor store.
     """
     operations = function.operations
     every = list(_inner(operations))

@@ -32,7 +32,7 @@ _AT_ONCE = 1 << 22
 class _Access(NamedTuple):
     """A load or store: its place in the text, its outermost loop (0 outside of loops), and the names of its offsets.
 
-    ``offsets``: all values that are added to the parameter; none if it is not known which these are.
+    ``offsets``: all values that are added to the parameter; an empty list if they are not known.
     """
 
     op: Op
@@ -137,12 +137,12 @@ def check_programs(readers: Sequence[Reader]) -> None:
     """Raise `ProgramError` for an element that one program stores and another one accesses in free order: a load by
     another argument's name, or an access by a program of another kind.
 
-    ``readers``: those of one launch.  A load by another name with too many elements to examine has a note; an access by
-    another kind of programs is refused.
+    ``readers``: the readers of one launch.  If a load by another name has too many elements to examine, there is a
+    note; an access by another kind of programs is refused.
     """
     stores = [(r, x) for r in readers for x in r.stored]
     loads = ((r, x) for r in readers for x in r.loads.values())
-    for reader, x in ((r, x) for r, x in loads if not _root(r, x.of).is_workspace):  # of a launch before it
+    for reader, x in ((r, x) for r, x in loads if not _root(r, x.of).is_workspace):  # loads of an earlier launch
         for of, stored in stores:
             is_other_part = x.of != stored.of and _is_cut(reader, x.of) and _is_cut(of, stored.of)
             if reader is not of or _root(reader, x.of).name != _root(of, stored.of).name or is_other_part:
@@ -159,7 +159,7 @@ def check_programs(readers: Sequence[Reader]) -> None:
 def _check_looked(reader: Reader, name: str, line: Line, of: Reader, stored: Load) -> None:
     """Raise `ProgramError` where a program loads integers, which decide addresses or results, that another one stores.
 
-    A program's own store is behind its loads, as those of the same kind of programs are read in their order.
+    A program's store comes after its loads, because programs of one kind are read in their order.
     """
     looked, parts = reader.looked_at.get(name), _bits(of, stored) // (width := _bits_of(reader, name))
     are_many = any(len(np.unique(r.ids, axis=0)) < len(r.ids) for r in (reader, of))  # iterations of programs
@@ -177,7 +177,7 @@ def _check_looked(reader: Reader, name: str, line: Line, of: Reader, stored: Loa
 
 
 def are_elements_own(reader: Reader, stored: Load, load: Load) -> bool:
-    """Return whether no program loads an element of a tensor that another one stores to, by each element's address.
+    """Return whether no program loads an element that another program stores to, according to each element's address.
 
     False where these are too many to look at.
     """
@@ -293,7 +293,8 @@ def _are_near(a: tuple[Integers, Integers], b: tuple[Integers, Integers]) -> boo
         return False
     order = np.argsort(b[0])
     first, last = b[0][order], np.maximum.accumulate(b[1][order])
-    before = np.searchsorted(first, a[1], side="right") - 1  # the last range that begins before one's end
+    # the last range that begins before the end of the other range
+    before = np.searchsorted(first, a[1], side="right") - 1
     return bool(np.any((before >= 0) & (last[before] >= a[0])))
 
 

@@ -1,7 +1,9 @@
-"""Loops whose states begin with computed values: a kernel that stores these, and one whose states begin as tensors.
+"""Loops whose states begin with computed values: one kernel that stores these values, and one whose states begin as
+tensors.
 
-The first kernel stores a value where the launch stores a result of its shape, in a separate tensor; the second loads it
-there.  The bits are those of the single kernel; the time includes the tensor's traffic and one more launch.
+The first kernel stores each value where the launch stores a result of the same shape, but in a separate tensor; the
+second kernel loads it there.  The bits are those of the single kernel; the time includes the tensor's traffic and one
+more launch.
 """
 
 from __future__ import annotations

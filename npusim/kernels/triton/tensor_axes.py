@@ -52,6 +52,30 @@ class Cut(NamedTuple):
         return whole.reshape(self.sizes)[(*before, slice(self.first, self.first + self.width))]
 
 
+class Ragged(NamedTuple):
+    """An axis of a view with ``sizes`` and ``by`` that is groups of indices, of which the last is shorter."""
+
+    axis: int
+    sizes: tuple[int, ...]
+    by: tuple[int, ...]
+    inner: int
+
+    def ends_beyond(self, base: Integers, sides: Sequence[tuple[int, Integers]]) -> Booleans:
+        """Return which blocks, by their first elements and the step and number of each axis, end behind the axis."""
+        own = self.by[self.axis]
+        outer = min((b for b in self.by if b > own), default=0)
+        last = (base % outer if outer else base) // own
+        for step, count in sides:
+            if step % own == 0 and (not outer or step < outer):
+                last = last + step // own * (count - 1)
+        return np.asarray(last >= self.sizes[self.axis])
+
+    def filled(self, whole: Array) -> Array:
+        """Return a view's values with zeros, which nothing reads, for what the last group lacks."""
+        lacks = -self.sizes[self.axis] % self.inner
+        return np.pad(whole.reshape(self.sizes), [(0, lacks if i == self.axis else 0) for i in range(len(self.sizes))])
+
+
 @dataclass(frozen=True)
 class View(Tensor):
     """A view: ``sizes`` and ``by`` (strides, in elements) of its axes, and which of these are each of `AXES`.
@@ -61,7 +85,8 @@ class View(Tensor):
     rows is the smaller one.  ``storage``, ``offset``: the memory that contains it, and its first element there.
     ``parts``: number of parts, along its first axis, of a tensor to which atomic additions add, which are one in
     memory; ``sums``: the same for the tensor of the sums.  ``of``: the parameter, if the view has another name.
-    ``cut``: the part of a view that has only some indices of an axis.
+    ``cut``: the part of a view that has only some indices of an axis.  ``ragged``: the view has an axis as groups of
+    which the last is shorter; its size is that of whole groups.
     """
 
     sizes: tuple[int, ...] = ()
@@ -77,6 +102,7 @@ class View(Tensor):
     sums: int = 0
     of: str = ""
     cut: Cut | None = None
+    ragged: Ragged | None = None
 
     @property
     def rest(self) -> Group:
@@ -166,7 +192,7 @@ class View(Tensor):
 
     def fitted(self, accesses: Sequence[Access]) -> View | None:
         """Return the view with columns and rows as some accesses imply; None if their blocks do not fit."""
-        steps = dict[str, int]()
+        view, steps = self._with_axes_of_one(accesses), dict[str, int]()
         for pointer, _ in sorted(accesses, key=lambda a: -len(a[0].shape)):
             blocks = [s for s, n in zip(pointer.steps, pointer.shape, strict=True) if s and n > 1]
             if len(blocks) == 2 and "rows" not in steps:
@@ -177,7 +203,7 @@ class View(Tensor):
                 steps.setdefault("rows" if is_column or "columns" in steps else "columns", blocks[0])
             if set(blocks) - set(steps.values()):
                 return None
-        view = replace(self, groups=NO_GROUPS, fixed=()).assigned()
+        view = replace(view, groups=NO_GROUPS, fixed=()).assigned()
         for step in steps.values():
             view = view._with_step(step)
         for name, step in sorted(steps.items()):  # columns before rows
@@ -190,6 +216,36 @@ class View(Tensor):
                 return None
             view = view.assigned(**{name: group})
         return view
+
+    @property
+    def extent(self) -> int:
+        """Elements in memory from the first one to behind the last one."""
+        return 1 + sum((n - 1) * step for n, step in zip(self.sizes, self.by, strict=True))
+
+    def with_one_index(self, pointer: Affine, left: Sequence[Integers]) -> Affine:
+        """Return a block's pointers with strides that no axis has where at most one index of an axis is read.
+
+        The view has no axis of one index, and its stride may be that of another axis: ``x[i, j]`` with strides
+        ``[1, 1]`` in a tensor of one column.
+        """
+        sides = list(zip(pointer.steps, pointer.shape, left, strict=True))
+        wide = [step for step, n, some in sides if n > 1 and np.any(some > 1)]
+        steps, outer = list(pointer.steps), self.extent
+        for i, (step, n, some) in reversed(list(enumerate(sides))):
+            if n > 1 and step and not np.any(some > 1) and (step not in self.by or step in wide):
+                steps[i], outer = outer, 2 * outer
+        return replace(pointer, steps=tuple(steps))
+
+    def _with_axes_of_one(self, accesses: Sequence[Access]) -> View:
+        """Return the view with an axis for each stride of `with_one_index`."""
+        ones = {
+            step
+            for pointer, left in accesses
+            for step, n, some in zip(pointer.steps, pointer.shape, left, strict=True)
+            if n > 1 and step >= self.extent and step not in self.by and not np.any(some > 1)
+        }
+        more = tuple(sorted(ones, reverse=True))
+        return replace(self, sizes=(*(1 for _ in more), *self.sizes), by=(*more, *self.by)) if more else self
 
     def _with_step(self, step: int) -> View:
         """Return the view with an axis of some stride: every n-th index of an unassigned axis."""
@@ -224,13 +280,23 @@ class View(Tensor):
         is_like = (self.sizes, self.by, self.cut) == (other.sizes, other.by, other.cut)
         return is_like and any(own[i] != others[i] for i in own.keys() & others.keys())
 
-    def split(self, inner: int, role: int = ROWS) -> View | None:
+    def split(self, inner: int, role: int = ROWS, *, is_ragged: bool = False) -> View | None:
         """Return the view with its rows (or columns), one axis, as groups of ``inner``; None if they are not groups.
 
-        The outer axis is unassigned.
+        The outer axis is unassigned.  ``is_ragged``: the last group is shorter.
         """
         view = self._merged(self.groups[role])
-        return view.halved(view.groups[role][0], inner) if view is not None else None
+        if view is None:
+            return None
+        return (view.in_ragged_groups if is_ragged else view.halved)(view.groups[role][0], inner)
+
+    def in_ragged_groups(self, axis: int, inner: int) -> View | None:
+        """Return the view with an axis as groups of ``inner``, as `halved`, of which the last is shorter."""
+        size = self.sizes[axis]
+        if self.ragged is not None or self.cut is not None or not 1 < inner < size or size % inner == 0:
+            return None
+        whole = (*self.sizes[:axis], size + -size % inner, *self.sizes[axis + 1 :])
+        return replace(self, sizes=whole, ragged=Ragged(axis, self.sizes, self.by, inner)).halved(axis, inner)
 
     def with_axes_of(self, parts: View) -> View | None:
         """Return the view with the axes of its parts in an atomic addition, but for the axis of parts.
@@ -317,7 +383,8 @@ class View(Tensor):
                     for n, step in zip(self.described, self.described_by, strict=True)
                 )
             ]
-        return (self.cut.of(whole) if self.cut else whole).reshape(self.sizes)
+        whole = self.cut.of(whole) if self.cut else whole
+        return (self.ragged.filled(whole) if self.ragged else whole).reshape(self.sizes)
 
     def drawn(self, values: Array, head: tuple[int, int]) -> Array:
         """Return drawn values of a (batch, head), (rows, columns); rows at one place in memory are equal."""
@@ -326,6 +393,12 @@ class View(Tensor):
     def of_no_element(self, head: tuple[int, int]) -> Array | None:
         """Return which places of a (batch, head), (rows, columns), are of no element of the argument; None for none."""
         return None
+
+    @property
+    def exists(self) -> Array:
+        """Which elements the argument has, (batch * splits, heads, rows, columns): all but those of a ragged axis."""
+        whole = np.ones(self.sizes if self.ragged is None else self.ragged.sizes, bool)
+        return self.by_heads((whole if self.ragged is None else self.ragged.filled(whole)).reshape(self.sizes))
 
     def array(self, values: Array) -> Array:
         """Return the values of the view as (batch * splits, heads, rows, columns), from values in its shape."""
@@ -377,6 +450,10 @@ class GatheredView(View):
         """The shape of the argument that the parameter has."""
         assert self.source is not None
         return self.source.argument
+
+    def in_ragged_groups(self, axis: int, inner: int) -> View | None:
+        """Return nothing: a list of rows has whole groups alone."""
+        return None
 
     def laid_out(self, values: Array) -> Array:
         """Return values in the argument's shape with the rows in the table's order."""

@@ -1,7 +1,7 @@
-"""Blocks of three axes as blocks of two: the same TTIR for each index along one of the axes, as separate programs.
+"""Blocks of three axes as blocks of two axes: the same TTIR for each index along one of the axes, in separate programs.
 
-No operation may join elements along that axis, so that no value depends on it; times are those of this number of
-programs.
+No operation may join elements along that axis, so that no value depends on the division; times are those of this number
+of programs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from npusim.kernels.triton.ttir_text import Function, Op, makers, shape_of
 
 #: An operation that TTIR does not have: the index along the omitted axis, for each part of a program.
 PART = "npusim.program_part"
-#: Operations whose operands and results of one rank have different axes, or that join elements of a block.
+#: Operations whose operands and results have the same number of axes but different ones, or that join elements of a
+#: block.
 _OTHERS = ("tt.dot", "tt.reshape", "tt.trans", "tt.join", "tt.split", "tt.cat", "tt.scan", "tt.gather", "tt.atomic")
 #: Operations that each reader may execute separately.
 _COPIED = ("arith.constant", "tt.expand_dims", "tt.splat", "tt.broadcast")
@@ -46,8 +47,8 @@ def without_third_axis(function: Function) -> Iterator[tuple[Function, int]]:
 
 
 def without_axis_of_one(function: Function) -> Function:
-    """Return a kernel without an axis of one index of its blocks of three; unchanged if they have none, or if an
-    operation runs along it or exchanges axes.
+    """Return a kernel whose blocks of three axes lose an axis with one index; unchanged if there are no such axes, or
+    if an operation runs along the axis or exchanges axes.
     """
     every = [*function.operations, *inside(function.operations)]
     shapes = [shape for o in every for shape, _ in _types(o.text) if len(shape) >= THREE]
@@ -75,7 +76,7 @@ def with_own_axes(operations: Sequence[Op]) -> list[Op]:
     """Return operations in which each reader of a block of constants, or with an axis of one index, has a separate
     block.
 
-    One block may be read as ``[1, n]`` of two axes and, with a third axis, as that of another one.
+    One block may be used as ``[1, n]``, a block of two axes, and also in a block with a third axis.
     """
     made, count = makers([*operations, *inside(operations)]), 0
 

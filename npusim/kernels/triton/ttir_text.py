@@ -21,12 +21,12 @@ FORMATS = MappingProxyType(
 )
 #: Formats of values of tiles that are integers (`npusim.kernels.triton.whole_numbers`).
 WHOLE = MappingProxyType({"i8": "int8", "i16": "float32", "i32": "float32", "i64": "float32"})
-#: Integers of 32 bits that are exact at any magnitude (`npusim.kernels.triton.exact_integers`), and those that are
-#: stored as ones of 64 bits; and their formats.
+#: Integers of 32 bits that are exact at any magnitude (`npusim.kernels.triton.exact_integers`), the ones among them
+#: that are stored with 64 bits, and the formats of both.
 EXACT_BITS, EXACT_WIDE = "b32", "b64"
 EXACT = MappingProxyType({EXACT_BITS: "int32", EXACT_WIDE: "float64"})
 _LOCATION = re.compile(r" ?loc\((#?\w+|\"[^\"]*\"(?:\([^()]*\)|[^()]*)|callsite\([^()]*\))\)")
-#: Types in a list of them.
+#: One type in a list of types.
 TYPES = re.compile(r"tensor<[^<>]*(?:<[^<>]*>)?[^<>]*>|!tt\.ptr<\w+>|\w+")
 #: Nesting depth of regions and types of TTIR: a kernel has a few loops and ifs.
 MOST_NESTED = 64
@@ -60,10 +60,10 @@ def refusing(line: Line, what: str) -> Iterator[None]:
 class Op:
     """One operation: results and operands by name, its text, the type after its colon or arrow, and its regions.
 
-    ``otherwise``: the region of an else, or for a ``while`` that of its body.  A label of a basic block is an operation
-    called ``block``, whose results are the block's arguments.  ``place``: as in `Locations.place`; for a reduction with
-    the shape of its operand.  ``arguments``: the elements that the region of a reduction or scan combines, the first
-    ones and then the second ones.
+    ``otherwise``: the region of an else, or for a ``while`` the region of its body.  A label of a basic block is an
+    operation called ``block``, whose results are the block's arguments.  ``place``: as in `Locations.place`; for a
+    reduction with the shape of its operand.  ``arguments``: the elements that the region of a reduction or scan
+    combines, the first elements and then the second elements.
     """
 
     name: str
@@ -101,7 +101,9 @@ def makers(operations: Iterable[Op]) -> dict[str, Op]:
 
 @lru_cache(maxsize=8)  # a run reads a kernel's text up to six times: for its faults, its bits, its exact results
 def read(text: str) -> Function:
-    """Return the kernel of a module of TTIR, shared by all readers; raise `ProgramError` for a text that is not one."""
+    """Return the kernel of a module of TTIR, shared by all readers; raise `ProgramError` for a text that is not such a
+    module.
+    """
     text = with_own_names(as_first(text))
     where, bare = Locations(text), _LOCATION.sub("", text)
     head = _FUNCTION.search(bare)
@@ -132,8 +134,8 @@ def _place_at(line: Line, operations: list[Op]) -> None:
 
 
 def with_own_names(text: str) -> str:
-    """Return TTIR whose parameters have the names of the kernel's: Triton names one after the variable to which it is
-    bound.
+    """Return TTIR whose parameters have the names of the kernel's parameters: Triton names a parameter after the
+    variable to which it is bound.
     """
     head = next((line for line in text.splitlines() if "tt.func public" in line), "")
     table = dict(_NAMED.findall(text))
@@ -271,7 +273,7 @@ class Locations:
 
     def _resolved(self, text: str) -> Line:
         if text not in self._known:
-            self._known[text] = Line("", 0)  # of one that leads back to itself
+            self._known[text] = Line("", 0)  # a location that leads back to itself
             self._known[text] = self._read(self.table.get(text, text))
         return self._known[text]
 

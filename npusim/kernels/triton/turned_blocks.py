@@ -1,8 +1,9 @@
-"""Sums, maxima and scans down the rows of a block as those along the rows of the block with exchanged axes.
+"""Sums, maxima and scans down the rows of a block, as sums, maxima and scans along the rows of the block with exchanged
+axes.
 
-The same TTIR on blocks with exchanged axes: those that elementwise operations join with a block that is summed down its
-rows, or with a computed block whose transpose is the left factor of a product.  Elements, and the computations on them,
-are the same.
+The same TTIR on blocks with exchanged axes.  The exchanged blocks are those that elementwise operations join with a
+block that is summed down its rows, or with a computed block whose transpose is the left factor of a product.  The
+elements, and the computations on them, are the same.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ _GIVEN = ("tt.load", "tt.descriptor_load", "tt.trans", "tt.dot", "scf.", "arith.
 _SAME = "ttg.convert_layout"
 
 
-#: Which blocks are turned: those that are reduced down their rows alone, also those that are reduced along them too,
-#: or all.  In all ways but ``""``, what is still reduced down its rows then is reduced so.
+#: Which blocks are turned: only those that are reduced down their rows alone; also those that are reduced along their
+#: rows too; or all.  Except in the way ``""``, reductions down rows that remain are computed as they are.
 ALONE, DOWN, TOO, ALL = WAYS = ("", "down", "too", "all")
 
 
 def with_turned_blocks(function: Function, way: str = ALONE) -> Function | None:
-    """Return a kernel with blocks turned that are summed down their rows, or whose transpose is a left factor.
+    """Return a kernel that turns the blocks which are summed down their rows, or whose transpose is a left factor.
 
-    ``way``: of `WAYS`; a reduction of a turned block along its rows goes down the rows of the result.  None where there
-    is no such block.
+    ``way``: one of `WAYS`; a reduction along the rows of a turned block goes down the rows of the result.  None if
+    there is no such block.
     """
     every = _all(function.operations)
     if not any(o.name in _ALONG and _is_down(o) for o in every) and not _left_factors(every):

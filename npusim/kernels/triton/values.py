@@ -1,7 +1,7 @@
 """Values of a kernel that are not yet floats of a tile: addresses, masks and numbers, evaluated.
 
-Integers and pointers are computed for all programs of the grid and all iterations of the loop at once: any function of
-these is a base; along the axes of a block itself they are linear.
+Integers and pointers are computed for all programs of the grid and all iterations of the loop at once.  Any function of
+program and iteration is a base; along the axes of a block, integers are linear.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Booleans = np.ndarray[Any, np.dtype[np.bool_]]
-#: Axes of a tensor; the axis of splits exists if a call gives the tensor all five.
+#: Axes of a tensor; the axis of splits exists if the call's tensor has five axes.
 AXES = ("batch", "heads", "splits", "rows", "columns")
 SPLIT, ROWS, COLUMNS = 2, 3, 4
 
@@ -34,9 +34,9 @@ SPLIT, ROWS, COLUMNS = 2, 3, 4
 class Tensor:
     """A tensor of a launch: (batch, heads, splits, rows, columns), contiguous if no strides (in elements) are given.
 
-    ``is_transposed``: its matrices are the transposes of the call's.  ``rank``: number of axes of the call's tensor,
-    which are the last ones; with fewer than five there are no splits.  ``is_workspace``: one launch writes it for the
-    next.
+    ``is_transposed``: the matrices are the transposes of the call's matrices.  ``rank``: number of axes of the call's
+    tensor, which are the last axes here; with fewer than five there are no splits.  ``is_workspace``: one launch writes
+    the tensor for the next launch.
     """
 
     name: str
@@ -78,12 +78,12 @@ class Tensor:
 
     @property
     def is_split(self) -> bool:
-        """Whether a call gives it an axis of splits."""
+        """Whether the call's tensor has an axis of splits."""
         return self.rank == len(AXES)
 
     @property
     def called(self) -> tuple[int, ...]:
-        """Its shape in the call."""
+        """The tensor's shape in the call."""
         return _of_call(self.shape, self.rank)
 
     def stride(self, axis: int) -> int:
@@ -104,8 +104,8 @@ class Tensor:
         return tuple(places)
 
     def has(self, offsets: Integers) -> Any:
-        """Return which elements, by their offsets, belong to this tensor: if it is a part of another one, some
-        do not.
+        """Return which elements, given by their offsets, belong to this tensor; some do not if the tensor is a part of
+        another one.
         """
         return np.ones(offsets.shape, bool)
 
@@ -115,7 +115,7 @@ class Tensor:
 
 
 def shaped(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the five axes of a tensor: those of a call are the last ones; a tensor of five axes has splits."""
+    """Return the five axes of a tensor: the axes of the call are the last ones; a tensor of five axes has splits."""
     if len(shape) < len(AXES):
         shape = (*(1,) * (len(AXES) - 1 - len(shape)), *shape)
         shape = (*shape[:SPLIT], 1, *shape[SPLIT:])
@@ -163,8 +163,8 @@ class Affine:
 
 @dataclass(frozen=True, eq=False)
 class Condition:
-    """Integers compared with 0; all comparisons are true, and of each group of ``either`` at least one: (relation,
-    difference).
+    """Integers compared with 0: all comparisons are true, and in each group of ``either`` at least one is.  A
+    comparison is (relation, difference).
     """
 
     of: tuple[tuple[str, Affine], ...]
@@ -181,7 +181,7 @@ class Condition:
 
     @property
     def every(self) -> tuple[tuple[str, Affine], ...]:
-        """All of its comparisons."""
+        """All comparisons of the condition."""
         return (*self.of, *(rule for group in self.either for c in group for rule in c.every))
 
     @property
@@ -206,7 +206,7 @@ class Condition:
 class Listed:
     """Integers, or pointers, that are partly in a table: ``rest`` plus the entry of ``table`` at the places ``at``.
 
-    ``at``: along the axes of the block; ``beyond``: in place of entries beyond its ends (`Affine.left`), if known.
+    ``at``: along the axes of the block; ``beyond``: the value of entries beyond the ends (`Affine.left`), if known.
     """
 
     rest: Affine
@@ -226,7 +226,7 @@ class Listed:
 
 @dataclass(frozen=True, eq=False)
 class ListedMask:
-    """A mask of the entries of a table, ``holds``, at the places ``at`` along a block's axes; within a mask of indices.
+    """A mask by the entries of a table, ``holds``, at the places ``at`` along a block's axes; within a mask of indices.
 
     ``beyond``: in place of entries beyond the ends of ``at``, if known.
     """
@@ -248,7 +248,8 @@ class ListedMask:
 
 @dataclass(frozen=True, eq=False)
 class Elements:
-    """Integers, or a mask (of one bit), along two axes of a block: each element, (program, iteration, *axes).
+    """Integers, or a mask (of one bit), along two axes of a block: a value for each element, (program, iteration,
+    *axes).
 
     ``work``: number of operations for an element; ``why``: why they are not linear.
     """
@@ -301,7 +302,7 @@ class Number:
 
 
 class HeldState(NamedTuple):
-    """A state of a loop, by its name within the loop, and the number with which it begins, if it is one.
+    """A state of a loop, by its name within the loop, and its value at the start if that is a number.
 
     ``is_seen``: its lanes have other numbers where a mask hides them, which no mask does in the first iteration.
     """
@@ -315,13 +316,14 @@ class HeldState(NamedTuple):
 class Floats:
     """A block of floats as text in the kernel of tiles: its axes (None: of size 1) and format.
 
-    ``pad``: its value where a mask prevented a load, if known (for columns; none if columns are equal). ``held``: the
-    state of a loop whose value it has there, whatever that is.  ``is_product``: it is not stored yet. ``factors``:
-    those of a multiplication, which an addition may fuse; ``place``: that of the multiplication. ``narrow``: a value of
-    a narrower format that it equals. ``wide``: integers of which it has the low bits, which operations in the kernel
-    read.  ``most``: the largest magnitude of integers, 0 if it is not known. ``is_low``: no element is below its value
-    where a mask hides a column. ``is_seen``: it comes after a loop whose first tile no mask hid in part. ``is_even``:
-    the hidden elements of a row have one finite value, which is not known.
+    ``pad``: the value of elements that a mask did not load, if known (for columns; none if columns are equal).
+    ``held``: the state of a loop whose unknown value these elements have.  ``is_product``: the block is a product that
+    is not stored yet. ``factors``: the factors of a multiplication, which an addition may fuse; ``place``: the place of
+    the multiplication. ``narrow``: a value of a narrower format that it equals. ``wide``: integers of which it has the
+    low bits, which operations in the kernel read.  ``most``: the largest magnitude of integers, 0 if it is not known.
+    ``is_low``: no element is below the value of the columns that a mask hides. ``is_seen``: the block comes after a
+    loop whose first tile no mask hid in part. ``is_even``: the hidden elements of a row have one finite value, which is
+    not known.
     """
 
     text: str
@@ -343,7 +345,7 @@ class Floats:
 
 @dataclass(frozen=True, eq=False)
 class ValueComparison:
-    """A mask of compared values, ``of``; within a mask of indices it is joined with that mask by &."""
+    """A mask of compared values, ``of``; within a mask of indices both masks are joined by &."""
 
     of: Floats
     within: Condition | None = None
@@ -363,7 +365,7 @@ MOST_ELEMENTS = 1 << 26
 
 
 def constant(value: int, shape: tuple[int, ...] = (), bits: int = 64) -> Affine:
-    """Return one integer for all."""
+    """Return one integer for all elements."""
     return Affine(np.full((1, 1), value, np.int64), (0,) * len(shape), shape, bits=bits)
 
 
@@ -471,8 +473,8 @@ def truth(op: Op, x: Condition) -> Any:
 
 
 def answers(x: Condition) -> tuple[Any, Any]:
-    """Return, for each (program, iteration), whether a condition is true for all elements of a block, and whether for
-    none.
+    """Return, for each (program, iteration), whether a condition is true for all elements of a block, and whether it is
+    true for none.
     """
     every, none = np.ones((1, 1), bool), np.zeros((1, 1), bool)
     for relation, d in x.of:
@@ -544,7 +546,7 @@ UNSCALED = 2.0**-126, 2.0**126
 def folded_inverse(divisor: float) -> float:
     """Return the inverse, rounded once, by which ptxas multiplies in place of a division by a constant of float32.
 
-    0 where the inverse needs a scale: the division stays one.
+    0 if the inverse needs a scale: the division remains a division.
     """
     if not UNSCALED[0] <= abs(divisor) <= UNSCALED[1]:
         return 0.0

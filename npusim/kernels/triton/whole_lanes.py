@@ -43,7 +43,7 @@ class WholeLanes(Memory, ABC):
 
     def _is_by_lanes(self, shape: tuple[int, ...]) -> bool:
         """Return whether a block is one of those that are read lane by lane."""
-        return bool(self.choices.lanes) and len(shape) == 1
+        return len(shape) == 1 and bool(self.choices.way("lanes"))
 
     def _tt_load(self, op: Op, pointer: Known, mask: Known | None = None, other: Known | None = None) -> None:
         shape, fmt = shape_of(op.type)
@@ -91,7 +91,7 @@ class WholeLanes(Memory, ABC):
         places = self._places_of_lanes(op, pointer, mask, source)
         if does == "stores":
             self._check_once(op, of, places)
-        along, visited = self.choices.lanes == ALONG, 0
+        along, visited = self.choices.way("lanes") == ALONG, 0
         if self._walk is not None and places.shape[1] > 1:
             visited = max(1, int(self._walk.counts.max()))
         tiles = known_tiles(of, self.ids, places, (None,), is_along=along, visited=visited, missing=-1)
@@ -205,10 +205,10 @@ class WholeLanes(Memory, ABC):
         self._fixed_choice(op, rules, a, b)
 
     def _goes_along(self) -> bool:
-        return self.choices.lanes == ALONG if self.choices.lanes else super()._goes_along()
+        return self.choices.way("lanes") == ALONG if self.choices.way("lanes") else super()._goes_along()
 
     def _left_like(self, size: int, *, is_walked: bool) -> Integers | None:
-        return None if self.choices.lanes else super()._left_like(size, is_walked=is_walked)
+        return None if self.choices.way("lanes") else super()._left_like(size, is_walked=is_walked)
 
 
 def _run_of(listed: Integers) -> int:

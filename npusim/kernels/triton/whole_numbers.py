@@ -1,7 +1,7 @@
 """Integers that are values of tiles: data of int8 products, results of quantization, indices of maxima.
 
-They are whole numbers in a format of floats that represents them exactly: int8 itself, and float32 for wider ones, up
-to 2^24.
+These integers are whole numbers in a format of floats that represents them exactly: int8 itself, and float32 up to 2^24
+for wider ones.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from npusim.kernels.triton.values import (
 )
 
 _SELECTS = ("arith.select", "arith.select")
-#: Half as many numbers as a byte has.
+#: Half of the number of values of a byte.
 HALF_BYTE = 1 << 7
 #: Whole numbers up to this one are exact in float32.
 MOST_EXACT = 1 << 24
@@ -54,7 +54,7 @@ _OF_VALUES = ("arith.sitofp", "arith.uitofp", "tt.dot")
 _OF_WIDE = ("arith.sitofp", "arith.extsi", "arith.cmpi")
 #: Operations of integers that reduce a block.
 _REDUCED = ("addi", "muli", "maxsi", "minsi", "maxui", "minui", "andi", "ori", "xori")
-#: Comparisons of integers as those of floats.
+#: Comparisons of integers, by the comparison of floats that replaces each.
 _RELATIONS: Mapping[str, str] = MappingProxyType(
     {"eq": "oeq", "ne": "une", "slt": "olt", "sle": "ole", "sgt": "ogt", "sge": "oge"}
 )
@@ -72,9 +72,9 @@ class WholeNumbers(Arithmetic, ABC):
         unsteady: Mapping[str, bool] = MappingProxyType({}),
     ) -> None:
         super().__init__(function, arguments, grid, choices, unsteady)
-        #: Indices of which a maximum has one, and whether a mask may hide that element.
+        #: The indices from which the index of a maximum comes, and whether a mask may hide that element.
         self._places = dict[str, tuple[Affine, bool]]()
-        #: For tensors of integers that are stored to: the format of FP8 whose bytes these are; none for other integers.
+        #: For each tensor of integers that is stored to, the format of FP8 whose bytes it has; otherwise empty.
         self.bytes_of = dict[str, str]()
 
     @abstractmethod
@@ -124,7 +124,7 @@ class WholeNumbers(Arithmetic, ABC):
     def _load_bytes(
         self, op: Op, tensor: IntegerTensor, pointer: Affine, mask: Known | None, other: Known | None
     ) -> None:
-        """Load integers of 8 bits without a sign as those with one, 128 less, to which 128 is added in float32."""
+        """Load unsigned integers of 8 bits as signed ones, less 128, and add 128 in float32."""
         ones, name = (1,) * len(AXES), f"{pointer.of}.numbers"
         holds = np.asarray(tensor.data).astype(np.int64) - HALF_BYTE
         view = MaskView(name, ones, self.choices.fmt("i8"), ones, sizes=tensor.sizes, by=tensor.by, holds=holds)
@@ -254,7 +254,7 @@ class WholeNumbers(Arithmetic, ABC):
     def _is_at_index(self, op: Op, mask: Condition | Elements) -> tuple[ValueComparison, str] | None:
         """Return where a loop's tile has the one index that its program has, and how the mask compares with it.
 
-        None for another mask: the indices must be neighbours along one axis, in tiles at one distance.
+        None for other masks: the indices must be neighbours along one axis, in tiles at one distance.
         """
         if self._walk is None or isinstance(mask, Elements) or mask.either or len(mask.of) != 1 or not self._walk.loads:
             return None
@@ -262,7 +262,7 @@ class WholeNumbers(Arithmetic, ABC):
         along = [i for i, s in enumerate(d.steps) if s]
         if relation not in ("eq", "ne") or len(along) != 1 or abs(d.steps[along[0]]) != 1 or d.base.shape[1] < 2:
             return None
-        base = d.base * d.steps[along[0]]  # of the first index of a tile less the program's
+        base = d.base * d.steps[along[0]]  # the first index of a tile, without the program's part
         step = int(base[0, 1] - base[0, 0])
         is_even = step > 0 and self._only is None and not np.any(base != base[:, :1] + step * times)
         if not is_even or np.abs(base).max() + d.shape[along[0]] > MOST_EXACT:
@@ -374,7 +374,7 @@ class WholeNumbers(Arithmetic, ABC):
 
     def _arith_fptoui(self, op: Op, x: Known) -> None:
         """Read floats as unsigned integers of 8 bits: of 16 bits, 0 to 65535, of which a store writes the low 8."""
-        is_read = self.choices.converts_wide or self.choices.is_exact  # a reference is of what a device converts
+        is_read = self.choices.converts_wide or self.choices.is_exact  # a reference reads what a device converts
         if shape_of(op.type)[1] != "i8" or not isinstance(x, Floats) or not is_read:
             raise op.fail("converting floats to unsigned integers is supported only for blocks, to uint8, on GPUs")
         why = (
@@ -498,7 +498,7 @@ class WholeNumbers(Arithmetic, ABC):
         """Return whether a mask may hide the element of a maximum's index; None if the integers do not belong to its
         block.
 
-        ``place``: the index of a maximum, one of the integers ``index`` of its block.
+        ``place``: the index of a maximum, one of the integers ``index`` of the same block.
         """
         if not isinstance(place, Floats) or place.text not in self._places or not isinstance(index, Affine):
             return None
@@ -668,7 +668,7 @@ class WholeNumbers(Arithmetic, ABC):
         wide = replace(best, axes=(*best.axes[:at], None, *best.axes[at:]))
         axes, beyond = self._joined(x, wide, block), float(MOST_EXACT)
         is_hidden = axis is not None and self._hidden_maximum(x, axis) is not None
-        if is_hidden:  # the first that a mask hides is behind all that it leaves
+        if is_hidden:  # the first hidden element comes after all visible ones
             beyond = float(index.base.flat[0] + index.steps[at] * self._first_hidden(op, axis))
         text = f"where(compare({self.text(x)}, {self.text(wide)}, 'oeq'), -{block.text}, {-beyond!r})"
         first = self._named(op, Floats(text, axes, "f32", -beyond, is_low=True), "places")

@@ -1,1 +1,3 @@
-"""Published kernels, one file each: the decisions of each are one value, and no other module knows its name."""
+"""Published kernels, one file each: the decisions of a kernel are one value, and no other module knows the kernel's
+name.
+"""

@@ -25,10 +25,10 @@ MEMORY_TILE: Mapping[str, int] = MappingProxyType({"block_q": 128, "block_kv": 5
 SLICE_ELEMENTS = ((128, 8 * 512), (32, 16 * 512), (0, 32 * 512))
 #: With registers: tile and order of FlashAttention Lite's last version (ascend_950.md 5).
 REGISTER_TILE: Mapping[str, object] = MappingProxyType({"block_q": 128, "block_kv": 128, "vector_rows": 64, "depth": 4})
-#: Layout of its rows' code: one function per stage, transposed, in four chains.
+#: Layout of the code of the kernel's rows: one function per stage, transposed, in four chains.
 REGISTER_CODE: Mapping[str, Any] = MappingProxyType({"vector": "fused", "layout": "dn", "chains": CHAINS})
 #: Rows of a call with a mask are not transposed: its masks are stored row by row.  This is an assumption about CANN's
-#: kernel: with it the errors of both of its long prefills, one of them causal, are equal on either board
+#: kernel: with it the errors of the two long prefills, of which one is causal, are equal on each of the two boards
 #: (reports/ascend_950).
 MASKED_LAYOUT = "nd"
 

@@ -1,8 +1,8 @@
 """cuDNN's attention on sm_120 and sm_121: one warp copies for four or eight warps that multiply and store Q in
 registers.
 
-It copies complete tiles (TMA) and multiplies with instructions of single warps (mma.sync).  It is an assumption that
-keys are visited from the first to the last.
+The kernel copies complete tiles (TMA) and multiplies with instructions of single warps (mma.sync).  It is an assumption
+that keys are visited from the first to the last.
 
 Source: NVIDIA/cudnn-frontend, python/cudnn/sdpa/fwd: config_sm120.py, kernels/sm120/prefill_f16.py.
 """
@@ -17,10 +17,11 @@ HEAD_DIMS = 64, 128, 192, 256
 #: Rows of its blocks, and the number of warps that multiply; keys, fewer if K and V do not fit into a block
 #: (prefill_f16.py).
 LARGE_ROWS, SMALL_ROWS, KEYS = (128, 8), (64, 4), (128, 64)
-#: Limits for the choice of the finer rows: the number of blocks of the coarser rows per multiprocessor, and the number
-#: of tiles of keys, which must be larger without and at least as large with a causal mask; the finer rows are also
-#: chosen if each of twice as many blocks has its own multiprocessor.  Inferred from the test of tile_choice, in which
-#: 240 blocks on 188 multiprocessors have the finer rows and 320 do not.
+#: Limits for the choice of the smaller number of rows: the number of blocks with the larger number of rows per
+#: multiprocessor, and the number of tiles of keys, which must be larger than this limit without a causal mask, and at
+#: least equal to it with one.  The smaller number is also chosen if each of twice as many blocks has its own
+#: multiprocessor.  Inferred from the test of tile_choice, in which 240 blocks on 188 multiprocessors have the smaller
+#: number of rows and 320 do not.
 FILLED, FEW_TILES = 1.5, 8
 
 

@@ -51,9 +51,10 @@ ONE_BLOCK, TWO_BLOCKS, HALF_TILE = 2 * 256 * (128 + 128), 4 * 256 * (64 + 128), 
 SPLIT_ROWS, SPLIT_WARPS, SPLIT_KEYS = 64, 4, ((64, 256), (128, 128), (256, 64))
 #: Rows of a block of the merge, for heads of 128 (flash_fwd_launch_template.h, run_flash_splitkv_fwd).
 MERGE_ROWS = 4
-#: Instructions of a kernel's loop by head dim and tile, and those around it: without a mask, with ragged rows or keys,
-#: causal, and both; 0: none (cuobjdump -sass of flash_fwd_kernel, below of flash_fwd_splitkv_kernel, for float16 and
-#: sm_90 in torch 2.11.0's libtorch_cuda.so; from 192 on, all are for ragged ones).
+#: Number of instructions of a kernel's loop by head dim and tile, and of the code around the loop: without a mask, with
+#: ragged rows or keys, causal, and both; 0: no such code (cuobjdump -sass of flash_fwd_kernel, below of
+#: flash_fwd_splitkv_kernel, for float16 and sm_90 in torch 2.11.0's libtorch_cuda.so; for head dims of 192 and more,
+#: all numbers are for ragged sizes).
 INSTRUCTIONS: Mapping[tuple[int, int, int], tuple[int, int, int, int, int]] = MappingProxyType(
     {
         (32, 128, 128): (1377, 2010, 2691, 2438, 4771),
@@ -78,7 +79,7 @@ INSTRUCTIONS: Mapping[tuple[int, int, int], tuple[int, int, int, int, int]] = Ma
 def _variants(problem: Problem, device: DeviceSpec) -> Layouts:
     issue, small = warps_of(device), NONE
     if device.architecture in ("sm_86", "sm_89"):  # is_sm8x: only compute capability 8, not 12
-        # A window makes a causal mask a local one, and one query sees all keys (flash_api.cpp, is_causal).
+        # With a window, a causal mask is a local one, and one query sees all keys (flash_api.cpp, is_causal).
         is_one = problem.seq_q == 1 and not problem.alibi
         small = SMALL[problem.causal and problem.seen.is_plain and not is_one]
     fits_two = device.core("sm").buffer("SMEM").capacity_bytes.value >= TWO_BLOCKS
@@ -107,8 +108,8 @@ def _packs(problem: Problem, _rows: int) -> bool:
 def _by_head(phase: Phase) -> Phase:
     """Return a phase with unsplit, paged keys whose blocks are ordered by head, then by sequence.
 
-    A head's keys of all sequences are then read before those of the next head.  Other phases have their blocks by
-    sequence, then by head.
+    A head's keys of all sequences are then read before those of the next head.  The blocks of other phases are ordered
+    by sequence, then by head.
     """
     # flash_fwd_launch_template.h, run_flash_splitkv_fwd: blockIdx.z is the head, or sequence and head of split keys
     keys = phase.tensors.get("k")
@@ -118,7 +119,7 @@ def _by_head(phase: Phase) -> Phase:
 
 
 def instructions(head_dim: int, rows: int, keys: int, *, causal: bool, is_ragged: bool) -> tuple[int, int]:
-    """Return the instructions of the loop for a tile, and those around it; 0 if not known."""
+    """Return the number of instructions of the loop for a tile, and of the code around the loop; 0 if not known."""
     dim = min((d for d in TILES if d >= head_dim), default=0)
     loop, *around = INSTRUCTIONS.get((dim, rows, keys), (0, 0, 0, 0, 0))
     return loop, around[2 * causal + is_ragged]
@@ -127,9 +128,9 @@ def instructions(head_dim: int, rows: int, keys: int, *, causal: bool, is_ragged
 def code_charges(use: KernelUse) -> tuple[Charge, ...]:
     """Return the part of a block's cost for the instructions around its loop during which the block waits.
 
-    It is 0 if the instruction cache next to the warps has space for all instructions, and if waves of equal blocks run
-    through the code together. Blocks of several lengths are out of step: the code of one block evicts a long loop of
-    another.
+    The time is 0 if the instruction cache next to the warps has space for all instructions, and if waves of equal
+    blocks run through the code together. Blocks of different lengths are out of step: the code of one block evicts a
+    long loop of another block.
     """
     issue, phase = warps_of(use.device), use.phase
     if issue is None or issue.library is None or (code := issue.library.code) is None:

@@ -1,8 +1,8 @@
 """FlashAttention-4 on sm_120 and sm_121: FlashAttention-2's algorithm, with one warp that copies for four that
 multiply.
 
-It copies complete tiles (TMA) and multiplies with instructions of single warps (mma.sync).  Calls with pages, packed
-heads or split keys use another kernel there, which npusim does not describe.
+The kernel copies complete tiles (TMA) and multiplies with instructions of single warps (mma.sync).  Calls with pages,
+packed heads or split keys use another kernel, which npusim does not describe.
 
 Source: Dao-AILab/flash-attention, flash_attn/cute: interface.py (tiles of sm_120), flash_fwd_sm120_tma.py.
 """
@@ -33,7 +33,7 @@ FA4_SM120 = GpuKernel(
     name="fa4_sm120",
     whose="FlashAttention-4's for sm_120",
     computes=("flash",),
-    # flash_fwd_sm120_tma.py: one warp copies, K and V have two tiles each; begins with n_block_max - 1
+    # flash_fwd_sm120_tma.py: one warp copies, K and V have two tiles each; the loop begins with n_block_max - 1
     decides=GpuDecisions(is_whole=True, roles="copying", depth=2, from_last=True),
     tiles={2: TILES},
     fields=lambda _device: {"stages": None},

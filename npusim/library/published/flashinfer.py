@@ -1,9 +1,10 @@
 """FlashInfer's FlashAttention-2 prefill, and its decode on tensor cores: two blocks per multiprocessor if they fit.
 
-The rows of a block are the heads of a KV head, query by query. Here they are one head's queries if these are more than
-half a block; such a block sees more masked keys, up to a block's rows.  With blocks of 16 rows, each of the four warps
-has a quarter of the keys.  Blocks start in the order of FlashInfer's plan, in which a block of rows has a part of all
-keys, visible or not.  Its decode without tensor cores (BatchDecodeWithPagedKVCacheKernel) is not described.
+The rows of a block are the heads of a KV head, query by query. Here they are the queries of one head if these are more
+than half a block; such a block sees more masked keys, at most the number of a block's rows.  With blocks of 16 rows,
+each of the four warps has a quarter of the keys.  Blocks start in the order of FlashInfer's plan, in which a block of
+rows has a part of all keys, visible or not.  FlashInfer's decode without tensor cores
+(BatchDecodeWithPagedKVCacheKernel) is not described.
 
 Source: flashinfer-ai/flashinfer, include/flashinfer/utils.cuh (FA2DetermineCtaTileQ) and attention/prefill.cuh
 (BatchPrefillWithPagedKVCacheDispatched).
@@ -38,8 +39,8 @@ DIMS = 64, 128, 256
 FEW, SOME, WIDE = 16, 64, 256
 #: Warps of a block (prefill.cuh, get_num_warps_q and get_num_warps_kv).
 WARPS = 4
-#: Keys of a matrix instruction's operand; the largest number of them that registers allow, relative to a warp's
-#: fragments of rows.
+#: Keys of a matrix instruction's operand; the largest number of such operands that registers allow, relative to a
+#: warp's fragments of rows.
 KEYS, MOST = 16, 8
 #: The keys of a block are such a power of two times KEYS (DISPATCH_NUM_MMA_KV).
 COUNTS = (8, 4, 2, 1)
@@ -96,7 +97,7 @@ def _charges(_use: KernelUse) -> tuple[Charge, ...]:
 def _launched(phase: Phase) -> Phase:
     """Return a phase with its blocks in launch order: by KV head, sequence, rows, and part of the keys.
 
-    The heads of a KV head have the same queries one after the other, like the rows of one block in the kernel.
+    The heads of a KV head have the same queries one after another, as the rows of one block in the kernel do.
     """
     # scheduler.cuh, PrefillSplitQOKVIndptr, and prefill.cuh: blockIdx.z is the KV head
     group = _heads(phase, "q") // _heads(phase, "k")

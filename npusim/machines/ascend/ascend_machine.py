@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from npusim.program.ir.buffers import Ring
     from npusim.program.ir.tile_program import TileProgram
 
-#: Weights for the store of phases: the number of blocks that count as one, and the weight of a phase that shares its
+#: Weights for the cache of phases: the number of blocks that count as one, and the weight of a phase that shares its
 #: blocks with other phases.
 SHARE = 64
 
@@ -280,7 +280,7 @@ class AscendMachine(Machine):
                 operands[n] = moved
         rows, cols = (getattr(tiling, f"single_{n}", None) or getattr(tiling, f"block_{n}") for n in "mn")
         phases.append(gemm(label, operands["a"], operands["b"], c, (rows, cols), **more))
-        # source: mat_mul_v3's kernels (ProcessNDtoNZ): vector cores rearrange, meet (SyncAll), raise a flag
+        # source: mat_mul_v3's kernels (ProcessNDtoNZ): vector cores rearrange, synchronise (SyncAll), and set a flag
         together = self._rows_together(tiling, b, ceil_div(c.rows, rows)) if isinstance(tiling, GemmFields) else 1
         return [
             replace(phase, is_joined=n > 0, cells=in_bands(phase.cells, together) if together > 1 else phase.cells)
@@ -290,7 +290,7 @@ class AscendMachine(Machine):
     def _rows_together(self, tiling: GemmFields, b: GlobalTensor, rows: int) -> int:
         """Return the rows of tiles of C that successive blocks compute column by column; ``rows``: of all C.
 
-        A wave of blocks along C reads all of B again for each row of tiles, from memory if L2 does not hold it.
+        A wave of blocks along C reads the whole of B again for each row of tiles, from memory if L2 does not hold B.
         """
         is_beyond = stored_format(b.fmt).bytes_of(b.rows * b.cols) > self.device.memory.l2.capacity_bytes.value
         return tiling.swizzle or (rows if is_beyond else 1)
@@ -304,7 +304,7 @@ class AscendMachine(Machine):
         if not is_attention:
             return decided
         own, decided = decided.barriers, t.in_place_of(decided)
-        return decided if decided.barriers == own else decided._replace(extra=False)  # `extra`: of the kernel's
+        return decided if decided.barriers == own else decided._replace(extra=False)  # `extra` belongs to the kernel
 
     def _has_flags(self, rings: Sequence[Ring]) -> bool:
         """Return whether the device has the flags of a phase's rings."""
@@ -326,7 +326,9 @@ class AscendMachine(Machine):
     def build(
         self, name: str, phases: Iterable[tuple[Phase, AscendTiling]], flops: int, notes: tuple[str, ...] = ()
     ) -> TileProgram:
-        """Return the program; operands have one slot each in a phase that would need too many flags with two."""
+        """Return the program; in a phase that would need too many flags with two slots for each operand, operands have
+        one slot.
+        """
         listed, said = list(phases), list(notes)
         while True:
             made = _written(Itself(self.device), tuple([_InAnyOrder(*both) for both in listed]))

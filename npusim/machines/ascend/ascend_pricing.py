@@ -2,8 +2,9 @@
 file.
 
 An instruction of a vector unit costs ``head + slope * repeats + tail``; the instructions between two barriers follow
-one another in the pipe, so that only the first pays its head and the last its tail.  The slope of an instruction with
-two sources depends on the places of its operands: two operands that share a bank group are read one after the other.
+one another in the pipe, so that only the first one has a head and only the last one a tail.  The slope of an
+instruction with two sources depends on the places of its operands: two operands that share a bank group are read one
+after the other.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ if TYPE_CHECKING:
 ALONE = VectorWork()
 
 
-@lru_cache(maxsize=16)  # one entry a unit of a device
+@lru_cache(maxsize=16)  # one entry per unit of a device
 def _known(_device: Itself, *_by: object) -> dict[Hashable, Cost]:
     return {}
 
 
-@lru_cache(maxsize=16)  # one entry an engine of a device
+@lru_cache(maxsize=16)  # one entry per engine of a device
 def _banks_of(device: Itself, core: str, engine: str) -> BankSpec | None:
     spec: DeviceSpec = device.thing
     of_buffers = (b.banks for b in spec.core(core).buffers.values())
@@ -82,7 +83,7 @@ class EnginePricing(Transfers):
         #: Costs of a vector unit's operations, by everything that they depend on, for all programs on the device.
         self._vector = _known(Itself(device), vector_cycles, registers.function_cycles)
         self._steps = _known(Itself(device), Itself(type(self)))
-        #: Costs of moves through global memory, which depend on what of this program is in L2.
+        #: Costs of moves through global memory, which depend on the data of this program that is in L2.
         self._moves: dict[Hashable, Cost] = {}
         self._units: dict[tuple[str, str], tuple[EngineSpec, str, BankSpec | None]] = {}
 
@@ -138,9 +139,9 @@ class EnginePricing(Transfers):
     def of_step(self, step: Step, core: str, engine: str) -> Cost:
         """Return the cost of one step on ``engine`` of ``core``.
 
-        Transfers and products within a core depend on shapes and formats alone: equal ones are priced once for all
-        programs.  A move through global memory depends on its tensor too, and not on its place in the tensor: equal
-        ones of a program are priced once.
+        Transfers and products within a core depend only on shapes and formats: equal ones are priced once for all
+        programs.  A move through global memory also depends on its tensor, but not on its place in the tensor: equal
+        moves of a program are priced once.
         """
         operands, (spec, key, banks) = (step.dst, *step.srcs), self._unit(core, engine)
         if isinstance(spec, VectorUnit):
@@ -200,7 +201,9 @@ class AscendPricing(EnginePricing):
         return Cost(whole, slowest.latency_cycles, slowest.link_bytes, ((key, elements), *last))
 
     def latency(self, step: Step, route: RouteSpec) -> tuple[str, int]:
-        """Return the latency of a move: of one instruction, or of one for each row of a tile's fractals."""
+        """Return the latency of a move: that of one instruction, or of one instruction for each row of a tile's
+        fractals, whichever is smaller.
+        """
         by_rows = route.row_latency_cycles
         rows = min(ceil_div(extent, self._fractal) for extent in (step.dst.rows, step.dst.cols))
         if by_rows is None or rows * by_rows.value >= route.latency_cycles.value:
@@ -245,15 +248,15 @@ def _product(step: Step, spec: MatrixEngine, key: str) -> Cost:
     return Cost(ceil(work + start), terms=terms).at_rate(spec.rate)
 
 
-#: Number of repeats after which the results of an instruction are available to one that reads them in the same order:
-#: between shorter dependent instructions PTO's kernels have a barrier.
+#: Number of repeats after which the results of an instruction are available to a second instruction that reads them in
+#: the same order: between shorter dependent instructions PTO's kernels have a barrier.
 PIPE_REPEATS = 8
 
 
 def vector_cycles(
     steps: Sequence[Step], spec: VectorEngine, banks: BankSpec | None, key: str, decided: AscendDecisions
 ) -> tuple[int, Terms]:
-    """Return the cycles of steps that follow one another, and the constants behind them.
+    """Return the cycles of steps that follow one another, and the constants on which the cycles depend.
 
     ``key`` is the unit's key in its file.  Raises :class:`UnknownOpcodeError` for a step without an instruction. If
     barriers are only where they are needed, the instructions between two barriers are a run, which costs the head of
@@ -286,7 +289,7 @@ class _Run:
         self._written: dict[object, tuple[int, int, bool]] = {}  # repeats before and behind, whether by a pass
 
     def add(self, step: Step, name: str, count: int, slope: tuple[str, Quantity], *, joins: bool) -> None:
-        """Add an instruction, after a barrier if it needs one."""
+        """Add an instruction, after a barrier if the instruction needs one."""
         is_broadcast, is_pass = name == "broadcast", step.opcode in (Opcode.ROW_MAX, Opcode.ROW_SUM)
         sources = [_where(s) for s in step.srcs if not isinstance(s, float)]
         columns = [_where(s) for s in step.srcs if not isinstance(s, float) and s.cols == 1]
@@ -353,7 +356,7 @@ def _where(operand: Operand) -> object:
 def signature(steps: Sequence[Step], banks: BankSpec | None) -> tuple[Hashable, ...]:
     """Return the key of :func:`vector_cycles`: equal for the same work of another core, or of another slice.
 
-    For addresses, the key contains which of them are equal, and the bank in which a tile with columns begins.
+    For addresses, the key states which addresses are equal, and the bank in which a tile with columns begins.
     """
     looked_at: list[Hashable] = []
     places: dict[int, int] = {}
@@ -414,8 +417,8 @@ BITS = 8
 
 
 def repeats(operand: Operand, spec: VectorEngine, fmt: str | None = None) -> int:
-    """Return the number of repeats that an instruction needs for a tile: full ones for rows without gaps, else some per
-    row.
+    """Return the number of repeats that an instruction needs for a tile: full repeats for rows without gaps, else a
+    number per row.
     """
     size = get_format(fmt or operand.fmt).size_bytes
     repeat = spec.repeat_bytes.value

@@ -41,7 +41,8 @@ _OPCODES = MappingProxyType(
     | {"reduce_min": Opcode.ROW_MAX, "abs": Opcode.MAX, "relu": Opcode.MAX, "fill": Opcode.FILL, "clear": Opcode.FILL}
     | {"bitwise_and": Opcode.MAX, "bitwise_or": Opcode.MAX, "bitwise_not": Opcode.MAX, "reciprocal": Opcode.DIV}
     | {"clamp_max": Opcode.MIN, "clamp_min": Opcode.MAX, "broadcast": Opcode.COPY, "select": Opcode.SELECT}
-    | {"leaky_relu": Opcode.FMA}
+    | {"leaky_relu": Opcode.FMA, "row_expand_mul": Opcode.MUL, "row_expand_sub": Opcode.SUB}
+    | {"row_expand_div": Opcode.DIV}
 )
 #: Operands of an operation that is not a function of one operand.
 _OPERANDS = MappingProxyType({Opcode.FMA: 3, Opcode.SELECT: 3}) | dict.fromkeys(

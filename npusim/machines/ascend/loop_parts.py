@@ -2,11 +2,13 @@
 
 `Parts` decides
 
-- where the loop is cut: before each product that reads results of rows (`cuts`); - the distance of each part from the
-first, in tiles (``lags``), and whether the next block begins in between; - the number of tiles of a name that exist at
-a time (`generations`), and the states that outlive their tiles (`lasting`).
+- where the loop is cut: before each product that reads results of rows (`cuts`);
+- the distance of each part from the first part, in tiles (``lags``), and whether the next block begins before the last
+  part ends;
+- the number of tiles of a name that exist at a time (`generations`), and the states that outlive their tiles
+  (`lasting`).
 
-It refuses reads of a part from another tile.  `slots` places the tiles.
+Reads of a part from another tile are refused.  `slots` assigns slots to the tiles.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Parts:
-    """The parts of one phase's pipeline, none without products or without a loop."""
+    """The parts of one phase's pipeline; there are none without products or without a loop."""
 
     def __init__(self, frame: Frame, tiling: AscendTiling) -> None:
         self.frame, self.ahead = frame, tiling.ahead
@@ -47,7 +49,7 @@ class Parts:
         return [tuple(part) for part in parts]
 
     def part_of(self, stage: Stage) -> int:
-        """Return the part of the pipeline that contains a stage: the last part for a stage in none."""
+        """Return the part of the pipeline that contains a stage; for a stage that is in no part, the last part."""
         return next((i for i, cut in enumerate(self.cuts) if stage in cut), len(self.cuts) - 1)
 
     def between(self, n: str) -> int:
@@ -72,7 +74,7 @@ class Parts:
 
     @cached_property
     def of_states(self) -> dict[str, int]:
-        """The part of the pipeline that uses each state: the first one for a state without a user."""
+        """The part of the pipeline that uses each state; for a state without a user, the first part."""
         states = [n for n, what in self.frame.phase.names.items() if what.start is not None]
         stages = [(i, (*s.read, *s.written)) for i, cut in enumerate(self.cuts) for s in cut]
         return {n: next((i for i, names in stages if self._is_used(n, *names)), 0) for n in states}

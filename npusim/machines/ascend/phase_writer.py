@@ -4,10 +4,11 @@
 pipeline whose earlier parts run ``ahead`` tiles ahead, so that matrix and vector units work at the same time.  Without
 products each vector core processes its slices alone.  Other modules decide the rest:
 
-- `parts.Parts`: the cuts of the loop, the distance of parts, the states that outlive a tile; - `slots.Slots`: the slots
-between products and rows, and the rings that products share; - `product.CubeProduct`, `rows.VectorShare`: operations of
-a stage on the AIC and on a vector core, and their memory; - `succession`: the blocks that are in progress when a block
-begins, if blocks overlap.
+- `loop_parts.Parts`: the cuts of the loop, the distance of parts, the states that outlive a tile;
+- `slots.Slots`: the slots between products and rows, and the rings that products share;
+- `product.CubeProduct`, `vector_rows.VectorShare`: operations of a stage on the AIC and on a vector core, and their
+  memory;
+- `succession`: the blocks that are in progress when a block begins, if blocks overlap.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class AscendPhase:
 
     @property
     def parts_of_loop(self) -> tuple[Stage, ...]:
-        """Stages of the loop over tiles; none if products have no loop."""
+        """Stages of the loop over tiles; empty if products have no loop."""
         return self.phase.loops[0].stages if self.frame.loop_axis else ()
 
     def build(self, blocks: Sequence[WorkTile]) -> ProgramPhase:

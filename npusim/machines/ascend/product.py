@@ -59,7 +59,7 @@ class DepthPiece:
     is_last: bool
 
     def loaded(self, load: int) -> tuple[int, int]:
-        """Return how much of k was loaded together, ``load`` at most, and where in it the part begins."""
+        """Return how much of k is loaded together, at most ``load``, and where the part begins in it."""
         start = self.at // load * load
         return min(load, self.length - start), self.at - start
 
@@ -90,7 +90,7 @@ class CubeProduct:
         self.frame, self.name, self.group, self.direct, self.cross = frame, stage.name, group, direct, cross
         self.left, self.right = row.srcs
         self.dst = row.dst
-        #: Whether it accumulates in L0C until the block ends, and where.
+        #: Whether the product accumulates in L0C until the block ends, and where.
         self.stays, self.total = row.dst in kept, cast("Ring | None", None)
         #: The operand whose same tile a later product reads.
         self.ahead = ""
@@ -127,7 +127,8 @@ class CubeProduct:
         self.lifted = tuple(n for n in row.srcs if direct.get(n))
         planned = zip(row.srcs, (self.plan.left, self.plan.right), strict=True)
         self.modes: dict[str, Staging] = {n: "whole" if n in self.lifted else mode for n, mode in planned}
-        #: Operands in global memory are loaded before those that rows compute, or after them if the cores take turns.
+        #: Operands in global memory are loaded before the operands that rows compute, or after them if the cores take
+        #: turns.
         self.by_arrival = sorted(row.srcs, key=lambda n: (frame.places[n] == "up") is not tiling.decided.takes_turns)
         self.takes_turns = tiling.decided.takes_turns
         self.held = tuple(n for n in row.srcs if self.modes[n] == "held")
@@ -397,7 +398,7 @@ class CubeProduct:
         is_left, mode = n == self.left, self.modes[n]
         start, width = corner.band if is_left else corner.panel
         first, last = corner.is_first and piece.is_first, corner.is_last and piece.is_last
-        # Along k and across it: the size of the piece in L1, and where the part begins in it.
+        # The size of the piece in L1 along k and across it, and where the part begins in the piece.
         along = self.frame.size(block, self.k_axis, tile), piece.k
         across = width, 0
         match mode:

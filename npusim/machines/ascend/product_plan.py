@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from npusim.machines.frame import Frame
 
 
-#: The part of an operand that is loaded into L1 at once.  ``held``: all of it, from the start of the block to its end;
-#: ``whole``: all of it, for one product; ``panel``: a piece of N over the complete depth; ``piece``: the part that one
-#: accumulation reads; ``view``: nothing, because the operand is a part of one that another product holds completely.
+#: The part of an operand that is loaded into L1 at once.  ``held``: the whole operand, from the start of the block to
+#: its end; ``whole``: the whole operand, for one product; ``panel``: a piece of N over the complete depth; ``piece``:
+#: the part that one accumulation reads; ``view``: nothing, because another product holds an operand of which this one
+#: is a part.
 Staging = Literal["held", "whole", "panel", "piece", "view"]
 
 
@@ -39,7 +40,7 @@ class ProductPlan:
     """Plan of one product: ``m`` x ``n`` x ``k`` at a time in L0, and the staging of its operands in L1.
 
     loads
-        Number of elements along k of A and of B that are loaded into L1 at a time: multiples of ``k``, and one a
+        Number of elements along k of A and of B that are loaded into L1 at a time: multiples of ``k``, and one number a
         multiple of the other. 0: ``k``.
     halves
         Number of parts of an accumulator. Each part is drained while the next part accumulates (unit flag).
@@ -72,7 +73,7 @@ class ProductPlan:
 
 @dataclass(frozen=True, slots=True)
 class AscendTiling:
-    """Tiling of one phase on an Ascend device, in the form that the machine builds from.
+    """Tiling of one phase on an Ascend device, in the form from which the machine builds.
 
     plans
         Product plans by stage. A stage without an entry has the plan of :func:`default_plan`.
@@ -123,7 +124,7 @@ def loaded_k(m: int, n: int, k: int, fmt: str, group: AscendGroup) -> int:
 def gemm_tiling(phase: Phase, fields: Any, group: AscendGroup) -> AscendTiling:
     """Return how a plain product runs: operands stream through L1 in pieces of k, or are loaded completely for a block.
 
-    Raises `TilingError` for pieces that are not multiples of ``block_k`` or of one another.
+    Raises `TilingError` for pieces that are not multiples of ``block_k``, or not multiples of one another.
     """
     f, fmt = dict(fields), phase.names[phase.stages[0].rows[0].srcs[0]].fmt
     m, n, k, whole = f["block_m"], f["block_n"], f["block_k"], f.get("full_load")
@@ -194,11 +195,11 @@ def slice_elements(chosen: int | None, share: int, width: int, elements: int = S
 def default_plan(frame: Frame, stage: Stage, group: AscendGroup) -> ProductPlan:
     """Return the default plan of a product.
 
-    N along the loop's axis (Q K^T): A stays in L1 until the block ends, B is loaded panel by panel.  M along it (dS^T
-    K, for the keys of a block): A is loaded piece by piece, B stays.  Contraction along the loop's axis (P V): both are
-    loaded piece by piece.  A loop in which a state is a factor: both are loaded completely.  No loop: both are loaded
-    completely if they fit L1 (M K); otherwise they stream through it, loaded by :func:`loaded_k`, in pieces of which L0
-    holds two (a GEMM).
+    N along the loop's axis (Q K^T): A stays in L1 until the block ends, B is loaded panel by panel.  M along the loop's
+    axis (dS^T K, for the keys of a block): A is loaded piece by piece, B stays.  Contraction along the loop's axis (P
+    V): both are loaded piece by piece.  A loop in which a state is a factor: both are loaded completely.  No loop: both
+    are loaded completely if they fit L1 (M K); otherwise they stream through it, loaded by :func:`loaded_k`, in pieces
+    of which L0 holds two (a GEMM).
     """
     phase, edge = frame.phase, group.edge
     (row,) = stage.rows
@@ -317,7 +318,9 @@ class GemmFields(Tiling):
 
 
 class RowsFields(Tiling):
-    """Elements that a vector core processes at a time, and slots or pieces of rows if UB does not hold two of them."""
+    """Number of elements that a vector core processes at a time, and slots or pieces of rows if UB does not hold two
+    such parts.
+    """
 
     elements: int = Field(
         default=4096, ge=256, description=("elements of a slice, at least one row if rows are summed")

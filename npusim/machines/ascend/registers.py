@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from npusim.program.ir.tile import Operand
     from npusim.program.ir.tile_program import Terms
 
-#: Instruction of an operation on registers; for a reduction the one that joins two values.
+#: Instruction of an operation on registers; for a reduction, the instruction that joins two values.
 INSTRUCTIONS: Mapping[Opcode, str] = MappingProxyType(
     {
         Opcode.COPY: "",
@@ -60,9 +60,9 @@ INSTRUCTIONS: Mapping[Opcode, str] = MappingProxyType(
     }
 )
 #: Instructions of functions.  Ascend C's Tanh: x limited to where the result is not 1 yet, then (e^2x - 1) / (e^2x +
-#: 1).  Its Rsqrt is one instruction of the 910B, with an error of more than 1e-4 in float32: it recommends Sqrt and Div
-#: instead, as here. Its Erf: x limited to 3.92, x times a polynomial of x**2, divided by another
-#: (`formats.unary.ASCEND_ERF`).
+#: 1).  Its Rsqrt is one instruction of the 910B, with an error of more than 1e-4 in float32: the manual recommends Sqrt
+#: and Div instead, which are used here. Its Erf: x limited to 3.92, x times a polynomial of x**2, divided by another
+#: polynomial (`formats.unary.ASCEND_ERF`).
 MADE_OF: Mapping[Opcode, tuple[str, ...]] = MappingProxyType(
     {
         Opcode.TANH: ("max", "max", "mul", "exp", "add", "add", "div"),
@@ -72,7 +72,8 @@ MADE_OF: Mapping[Opcode, tuple[str, ...]] = MappingProxyType(
     }
 )
 #: Instructions of a relation: comparisons, and operations on their masks.  Units compare by eq, ne, lt, gt, le and ge;
-#: of these only ne is true for NaN (asc-devkit 0da921b9, asc_ge_scalar and asc_ne_scalar); others consist of these.
+#: of these only ne is true for NaN (asc-devkit 0da921b9, asc_ge_scalar and asc_ne_scalar); other relations consist of
+#: these.
 COMPARISONS: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
         **dict.fromkeys(("oeq", "une", "olt", "ogt", "ole", "oge"), (1, 0)),
@@ -133,7 +134,8 @@ class RegisterValue:
     chains: int = 1
     is_kept: bool = False  #: stored in UB when its function ends
     is_narrowed: bool = False  #: a cast to fewer bytes
-    crosses: Literal["row", "register", ""] = "row"  #: lanes that a reduction joins: of a row, or within each register
+    # the lanes that a reduction joins: the lanes of a row, or of each register
+    crosses: Literal["row", "register", ""] = "row"
     loop: int = 0
 
     @property
@@ -299,7 +301,9 @@ def _joined(values: list[RegisterValue], spec: RegisterVectorEngine, *, is_fused
 
 
 def functions(values: list[RegisterValue], code: VectorCode) -> Iterator[list[RegisterValue]]:
-    """Yield the content of each vector function: all instructions, casts of results separately, or one instruction."""
+    """Yield the content of each vector function: all instructions together, casts of results separately, or one
+    instruction at a time.
+    """
     if code.functions == "fused" and values:
         yield values
     elif code.functions == "calls":
@@ -387,7 +391,7 @@ class _VectorFunction:
                 counts[how] += 1 if self._is_spread(source, loop) else each
         for value in loop.values:
             if self._is_stored(value):
-                if value.reduction and is_down:  # behind the last iteration
+                if value.reduction and is_down:  # after the last iteration
                     loop.stored += wide
                     continue
                 rows_of_fractals = self.code.blocks and value.is_narrowed and is_down
@@ -410,7 +414,8 @@ class _VectorFunction:
         """Count values of an earlier loop: vectors stay in registers, tiles are computed again or stored and loaded."""
         if source.is_vector:
             if loop.cols > 1 and not is_down:
-                loop.counts["load"] += 1 if source.rows == loop.rows else loop.each  # of blocks: for each register
+                # the operand has blocks: a load for each register
+                loop.counts["load"] += 1 if source.rows == loop.rows else loop.each
             return
         again = list(_chain(source))
         if len(again) <= MOST_REPEATED and all(self._op(v.name).kind == "plain" for v in again if v.name):
@@ -434,7 +439,7 @@ class _VectorFunction:
         return self.spec.op(name)
 
     def bounds(self, loop: HardwareLoop) -> dict[str, float]:
-        """Return the smallest number of cycles of an iteration of a loop, by the constant of each bound."""
+        """Return lower bounds of the cycles of an iteration of a loop, by the constant of each bound."""
         ops, spec = {name: self._op(name) for name in loop.counts}, self.spec
 
         def total(*kinds: str) -> float:
@@ -462,8 +467,8 @@ class _VectorFunction:
         }
 
     def terms(self, *, is_waited_for: bool = True) -> Iterator[tuple[str, float]]:
-        """Yield the function's time by the constants behind it; ``is_waited_for``: whether later work waits for its
-        last loop.
+        """Yield the parts of the function's time by the constants on which they depend; ``is_waited_for``: whether
+        later work waits for its last loop.
         """
         spec, key = self.spec, self.key
         yield f"{key}.function.startup_cycles", float(spec.function.startup_cycles.value)

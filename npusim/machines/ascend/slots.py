@@ -1,7 +1,7 @@
 """Slots between products and rows, and slots that products share.
 
 `Slots` decides, for each name that one unit passes to another, the memory and number of its slots, and the queues that
-fill and read them; and, for operands, which products read the same ring of tiles.
+fill and read the slots.  For operands it also decides which products read the same ring of tiles.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Slots:
-    """The slots of one phase; `cross`: the slots between products and rows, of each vector core or of all."""
+    """The slots of one phase; `cross`: the slots between products and rows, of each vector core or of all cores."""
 
     def __init__(self, frame: Frame, group: AscendGroup, tiling: AscendTiling, parts: Parts) -> None:
         self.frame, self.group, self.tiling, self.parts = frame, group, tiling, parts
@@ -53,8 +53,8 @@ class Slots:
     # ---------------------------------------------------------------- products
 
     def place(self, products: Mapping[Stage, CubeProduct], rows: Iterable[RowsStage]) -> None:
-        """Place the results and operands of products; views come last: they are loaded once if L1 holds their tiles
-        until they are read.
+        """Assign slots to the results and operands of products.  Views come last: they are loaded only once if L1 holds
+        their tiles until they are read.
         """
         listed = list(products.values())
         pairs = [*self.frame.views.items(), *((n, n) for n in self._read_twice(listed))]
@@ -87,7 +87,7 @@ class Slots:
     def _share(self, first: CubeProduct, second: CubeProduct, lag: int, later: int) -> None:
         """Let two products read one ring, ``lag`` tiles apart, if there is space for its tiles, and a flag for each.
 
-        ``later``: flags that rings placed behind it need.
+        ``later``: number of flags that rings which are placed later need.
         """
         allocator, flags, n = self.group.allocator, self.group.device.flags, first.right
         size = round_up(self.frame.row_bytes(n, self.frame.height(n)), allocator.spaces[L1].alignment_bytes)

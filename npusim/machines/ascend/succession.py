@@ -56,9 +56,9 @@ class Successive(Sequence[WorkTile]):
 def overlapping(
     blocks: Sequence[WorkTile], shares: Sequence[Sequence[int]] | int, lag: int
 ) -> tuple[Successive, dict[str, Any]]:
-    """Return blocks that know one another, and the program's `Succession`; ``shares``: as in `Successive`.
+    """Return blocks with references to one another, and the program's `Succession`; ``shares``: as in `Successive`.
 
-    ``lag``: tiles of a block that are in progress when the next one begins.
+    ``lag``: number of tiles of a block that are in progress when the next block begins.
     """
     meets, family = _linked(lag)
     said = {"succession": Succession(_by_itself, meets, blocks), "family": family}
@@ -74,7 +74,7 @@ def _successive(blocks: Itself, shares: Sequence[Sequence[int]] | int, lag: int)
 def _under_way(blocks: tuple[WorkTile, ...], lag: int) -> tuple[WorkTile, ...]:
     """Return the last of a core group's blocks, with the tiles that are less than ``lag`` back, and one more.
 
-    That index distinguishes a block that has begun from one that begins.
+    That index distinguishes a block that has begun from a block that begins.
     """
     left, count = lag, 0
     while count < len(blocks) and left > 0:

@@ -26,6 +26,6 @@ def is_off(cols: int, fmt: str) -> bool:
 
 
 def off_rows(problem: GemmProblem) -> list[str]:
-    """Return the operands of a product whose rows are unaligned; none if they are stored as fractals."""
+    """Return the operands of a product whose rows are unaligned; empty if operands are stored as fractals."""
     sizes = {"nd": (("A", problem.k), ("B", problem.n)), "nt": (("A", problem.k), ("B", problem.k))}
     return [n for n, cols in sizes.get(problem.operands, ()) if is_off(cols, problem.dtype)]

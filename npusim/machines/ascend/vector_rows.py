@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 class RowsStage:
     """A rows stage with its inputs and results, and the rows of its slices.
 
-    ``table`` has the machine's choices if the stage's rows make none; ``moved`` are results that equal an input, if all
-    results do: no vector instruction processes them.
+    ``table`` has the machine's choices if the stage's rows make none; ``moved`` are the results if each equals an
+    input: no vector instruction processes them.
     """
 
     stage: Stage
@@ -117,7 +117,7 @@ class VectorShare:
     ) -> None:
         self.frame, self.core, self.group = frame, core, group
         self.tiling, self.generations = tiling, generations
-        #: Slots between products and rows, and those of them in a core's UB that contain only the core's share.
+        #: Slots between products and rows, and those slots in a core's UB that contain only the core's share.
         self.cross = {n: rings[core.index % len(rings)] for n, rings in cross.items()}
         self.dropped = {n for n, ring in self.cross.items() if ring.space == core.ub}
         self.is_alone = not any(s.is_product for s in frame.stages)
@@ -172,7 +172,7 @@ class VectorShare:
             if n in s.moved.values():
                 self.ins[n] = ring(core.ub, self._ring(n), size, self.depth, core.load, core.store)
             elif n not in self.ins:
-                # Ping-pong if slice follows slice; one slot in an update (CATLASS).
+                # Ping-pong if one slice follows another; one slot in an update (CATLASS).
                 depth = self.depth if self.is_alone or (s.outputs and n not in self.single) else 1
                 self.ins[n] = ring(core.ub, self._ring(n, "in"), size, depth, core.load, core.vector)
         for n in s.outputs:
@@ -187,7 +187,7 @@ class VectorShare:
         """Let rows that compute products' operands use one ring: for K and V, and for their scales."""
         axis, *cols = self.frame.axes(n)
         if axis != self.frame.row_axis and n not in rings and not self.frame.phase.is_recurrent:
-            others = {m: self.frame.axes(m) for m in rings if m not in together}  # one operation needs all of these
+            others = {m: self.frame.axes(m) for m in rings if m not in together}  # one operation needs all these names
             alike = (rings[m] for m, (a, *c) in others.items() if a == axis and len(c) == len(cols))
             if ring := next((ring for ring in alike if ring.slot_bytes >= size), None):
                 rings[n] = ring
@@ -195,7 +195,7 @@ class VectorShare:
     def _place_spilled(self, n: str, stages: Sequence[RowsStage]) -> Spilled:
         """Place a state in global memory, and the slots in UB that its slices pass through.
 
-        Two generations: slices of the next are stored while this one's are still loaded.
+        Two generations: slices of the next generation are stored while slices of this one are still loaded.
         """
         core, ring, row_bytes = self.core, self.group.ring, self.frame.row_bytes
         height = min(s.height for s in stages if n in s.names)
@@ -240,7 +240,7 @@ class VectorShare:
         for s in stages:
             sums = [r.srcs[0] for r in s.stage.rows if r.opcode is Opcode.ROW_SUM]
             if sums:
-                # Block reduction leaves one value per block before the next pass.
+                # Block reduction produces one value per block before the next pass.
                 blocks = ceil_div(frame.row_bytes(sums[-1], 1), self.group.block_bytes)
                 tile(ub, "reduction", s.height, blocks, frame.fmt(sums[-1]))
                 break
@@ -341,7 +341,7 @@ class VectorShare:
             yield from self._slice(s, block, tile, part)
 
     def work(self, s: RowsStage, block: WorkTile, tile: Visit, mine: RowSlice | None) -> Iterator[Loop]:
-        """Yield the work of one stage: slices with equal costs are neighbours, and one loop."""
+        """Yield the work of one stage; slices with equal costs are neighbours and form one loop."""
         alike: dict[Hashable, list[RowSlice]] = {}
         for part in self.slices(mine, s.height) if mine else ():
             alike.setdefault((part.rows, self._work(s, part)), []).append(part)

@@ -1,10 +1,10 @@
 """Collectives as programs: rounds of transfers between ranks, complete or cut into chunks.
 
 A message is cut into shards.  In a round every rank sends shards and receives shards; a received shard is added to the
-rank's (``adds``) or replaces it.  The ranks and the order of the additions alone decide the bits
-(``node.reduction``); the bytes on each link decide the time (``node.simulate``): both read this one program. A driver
-transfers the bytes in the mode that its library estimates to be the fastest; without such estimates, in the fastest
-mode by the alpha-beta form.
+rank's (``adds``) or replaces it.  The ranks and the order of the additions alone decide the bits (``node.reduction``);
+the bytes on each link decide the time (``node.simulate``): both use this one program. A driver transfers the bytes in
+the mode that its library estimates to be the fastest; without such estimates, in the fastest mode by the alpha-beta
+form.
 
 Sources: HCCL documentation, "Mesh", "Ring", "RHD"; Thakur, Rabenseifner, Gropp, "Optimization of
 Collective Communication Operations in MPICH" (2005).
@@ -50,10 +50,9 @@ Round = tuple[Transfer, ...]
 class Collective:
     """One collective among ``ranks``: rounds in order, each a set of concurrent transfers.
 
-    Within a round all sources are read before any target is written; additions into one target happen in the order in
-    which they are listed, the target's value first; with ``is_ordered`` a round's additions are in the order of
-    ranks instead, on every adder.  ``owners[s]`` is the rank that holds shard ``s`` after a reduce-scatter, and before
-    an all-gather.
+    Within a round all sources are read before any target is written.  Additions into one target happen in the order in
+    which they are listed, beginning with the target's value; with ``is_ordered`` all ranks add in the order of ranks
+    instead.  ``owners[s]`` is the rank that has shard ``s`` after a reduce-scatter, and before an all-gather.
     """
 
     kind: Kind
@@ -142,7 +141,8 @@ def _halving_doubling(ranks: int) -> Parts:
         halves, doubles = [], []
         for rank in range(power):
             partner = rank ^ distance
-            # The shards that a rank still holds: those that agree with its number in the bits that were halved.
+            # The shards that a rank still has: those whose bits equal the rank's number in the positions that were
+            # halved.
             kept = tuple(s for s in every if s // distance == partner // distance)
             doubled = tuple(s for s in every if s // distance == rank // distance)
             halves.append(Transfer(rank, partner, kept, True))
@@ -300,8 +300,8 @@ def alpha_beta(
 ) -> AlphaBeta:
     """Return the closed form: starts and latencies of all rounds, and the busiest part of each.
 
-    Rounds follow one another; in each the slowest of its links, engines and drivers decides.  A message of
-    ``size_bytes`` a rank has the engines that take part in it; all engines, if their number is not stated.
+    Rounds follow one another; the slowest link, engine or driver of a round decides its time.  A message of
+    ``size_bytes`` per rank uses the engines that take part in it; all engines, if their number is not stated.
     """
     alpha, seconds_per_byte = float(mode.start_s.value), mode.local_s_per_byte / chosen.shard_count
     engine = float(mode.engine_bytes_per_s.value)

@@ -62,7 +62,7 @@ def _from_roof(kernel: NodeKernel, table: RoofTimes, device: DeviceSpec) -> Kern
 def _roof(
     kernel: NodeKernel, seconds: float, memory_s: float, terms: tuple[tuple[str, float], ...], part: str
 ) -> KernelWork:
-    """Return work that takes ``seconds`` and the device's memory for ``memory_s`` of them."""
+    """Return work that takes ``seconds``, and that uses the device's memory for ``memory_s`` of this time."""
     return KernelWork(
         femtoseconds(seconds),
         0,
@@ -84,11 +84,11 @@ class SimulatedChild(NamedTuple):
 def simulated_work(
     kernel: NodeKernel, children: Sequence[SimulatedChild], node: NodeSpec, device: DeviceSpec, *, is_issued: bool
 ) -> KernelWork:
-    """Return the work of children simulated on their device, and their use of it.
+    """Return the work of children that are simulated on their device, and the resources that they use.
 
     An attention has blocks that occupy cores, like the blocks of the node's table: a collective that cores drive waits
-    for them, and uses the cores of later ones.  ``is_issued``: the host that the node's file describes issues it, and
-    its time is then that of a launch.
+    for these blocks, and uses the cores of later blocks.  ``is_issued``: the host that the node's file describes issues
+    the kernel, whose time is then that of a launch.
     """
     results = [child.result for child in children]
     table, waves, issue_s = node.kernels, tuple[Waves, ...](), 0.0

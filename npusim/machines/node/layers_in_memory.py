@@ -1,5 +1,5 @@
-"""The layers whose K and V a device holds, given weights, KV, intermediates, vocabulary and a reserve; the host holds
-the others.
+"""The layers whose K and V a device stores, given weights, KV, intermediates, vocabulary and a reserve; the host stores
+the K and V of the other layers.
 
 FastAttention appendix D, equations 32 to 37, corrected: the printed form omits the bytes per element of the vocabulary,
 has no gated FFN, no grouped heads and no intermediates of the FFN, and is neither rounded nor limited to the range from
@@ -30,8 +30,8 @@ LONGEST = 1 << 27
 class MemoryPlan:
     """One device's memory in bytes, and the number of the ``layers`` whose K and V are on it.
 
-    ``tenants`` are all data except K and V; ``kv_bytes`` is one layer's. ``host_bytes`` is the capacity of the host for
-    all devices together; None if it has none.
+    ``tenants`` are all data except K and V; ``kv_bytes`` is the size of one layer's K and V. ``host_bytes`` is the
+    capacity of the host for all devices together; None if the node has no host.
     """
 
     capacity_bytes: int
@@ -90,7 +90,7 @@ def memory_plan(p: ModelProblem, machine: NodeDevice, *, output: int = 0, bits: 
         {
             "weights": math.ceil(p.stored_bytes(bits) / p.ranks),
             "intermediates": HALF * rows * (2 * p.hidden + max(attention, ffn)),
-            "vocabulary": HALF * (p.vocab + columns) * p.hidden,  # a rank gives its share of the logits
+            "vocabulary": HALF * (p.vocab + columns) * p.hidden,  # a rank sends its share of the logits
             "reserve": 0 if node.reserve_bytes is None else node.reserve_bytes.value,
         },
         element * p.batch * (p.seq_kv + output),
@@ -101,7 +101,7 @@ def memory_plan(p: ModelProblem, machine: NodeDevice, *, output: int = 0, bits: 
 
 
 def longest(p: ModelProblem, machine: NodeDevice, *, is_offloaded: bool) -> int:
-    """Return the longest prompt, in tokens, that fits; 0 if none does."""
+    """Return the longest prompt, in tokens, that fits; 0 if no prompt fits."""
 
     def fits(tokens: int) -> bool:
         memory = memory_plan(p.model_copy(update={"seq_q": tokens, "seq_kv": tokens}), machine)

@@ -130,14 +130,15 @@ class Device:
         self._work.change_rate(progress_rate(self._demand, self.claims))
 
     def claim(self, plan: PlannedCollective) -> Steps:
-        """Claim the resources of a collective; cores one by one, as blocks on them end.
+        """Claim the resources of a collective; cores one by one, when blocks on them end.
 
-        Model: blocks are dispatched kernel by kernel, in order of launch, and one that drives a collective needs a core
-        to itself.  The next kernel and a collective that waits for an event start within 4 us, in an order that differs
-        from device to device (two H100, one of them traced, 4 to 32 ki tokens in 2 to 8 blocks: the collective is first
-        in 14 of 22 at the default priority of its stream, in 4 of 22 at the high one; else it begins with the last
-        blocks of the next kernel).  A collective that is first on one device alone occupies its cores until the others
-        begin it.  So every second collective is the first on even devices, and no other.
+        Model: blocks are dispatched kernel by kernel, in order of launch, and a block that drives a collective needs a
+        whole core.  The next kernel and a collective that waits for an event start within 4 us of one another, in an
+        order that differs from device to device (two H100, one of them traced, 4 to 32 ki tokens in 2 to 8 blocks: the
+        collective is first in 14 of 22 at the default priority of its stream, in 4 of 22 at the high priority;
+        otherwise it begins with the last blocks of the next kernel).  A collective that starts first on only one device
+        occupies cores of that device until the other devices begin it.  In this model every second collective starts
+        first on even devices, and no other collective does.
         """
         if plan.driver.core is not None:
             is_first = not (self.index % 2 or self._claimed_count % 2)
@@ -165,8 +166,8 @@ class Device:
     def between(self, plan: PlannedCollective, link: NodeLink, size_bytes: int) -> Steps:
         """Transfer around the ring of this device's counterparts in the other servers.
 
-        Model: the servers are equal and in step, so that the data from the previous server arrive as this
-        one sends to the next: one server represents all.
+        Model: the servers are equal and in step, so that data from the previous server arrive while this server sends
+        to the next: one server represents all servers.
         """
         if self._between is None:
             # One port a device, which chunks and collectives in flight share.
@@ -283,7 +284,7 @@ class RunningCollective:
 
 
 def progress_rate(demand: tuple[tuple[str, float], ...], claims: dict[str, float]) -> float:
-    """Return the rate, 0 to 1, of work that uses ``demand`` while others hold ``claims``.
+    """Return the rate, 0 to 1, of work that uses ``demand`` while other work has ``claims``.
 
     The free part of a resource serves the work at ``left / demand`` of its speed; the scarcest resource decides.  Some
     part is always free: 1 % of a resource that is claimed completely.
@@ -350,7 +351,7 @@ class Host:
         return {name: size for name, size in moved.items() if size}
 
     def terms(self, call: CopyCall | HostCall) -> tuple[tuple[str, float], ...]:
-        """Return the constants behind an operation's time, by their shares of it."""
+        """Return the constants on which an operation's time depends, each with its share of the time."""
         if isinstance(call, HostCall):
             memory = call.size_bytes * self.ranks / self.cpu.dram_bytes_per_s.value
             is_memory = memory >= call.elements * self.ranks / self.cpu.elements_per_s

@@ -41,7 +41,7 @@ class Child:
     """One program of one device inside a kernel: a schedule, its problem, its precision as text, tiling fields.
 
     ``is_named``: the caller named this schedule, so that no time of another schedule in a node's file replaces its own.
-    ``is_near``: it reads the results of the kernels just before it, of which the part that fits is in L2.
+    ``is_near``: the child reads the results of the kernels just before it, of which the part that fits is in L2.
     """
 
     schedule: str
@@ -61,7 +61,7 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class NodeKernel:
-    """Kernels that run one after another; with ``is_fused`` they belong to the launch of the kernel before them."""
+    """Kernels that run one after another; with ``is_fused`` they belong to the launch of the previous kernel."""
 
     role: KernelRole
     children: tuple[Child, ...]
@@ -76,8 +76,8 @@ class NodeKernel:
 
 @dataclass(frozen=True, slots=True)
 class Waves:
-    """A kernel as equal blocks on cores: ``resident`` blocks share a core and then take ``block_fs`` each; a single one
-    is slower per core.
+    """A kernel as equal blocks on cores: ``resident`` blocks share a core and then take ``block_fs`` each; a single
+    block uses its core less efficiently.
 
     Blocks are not pre-empted: a core that is assigned stays assigned until its blocks are done.
     """
@@ -117,11 +117,11 @@ class Waves:
 class KernelWork:
     """A kernel's time alone and its use of each shared resource, 0 to 1 of the device.
 
-    ``launch_fs`` passes on the device before any work, ``gap_fs`` of it between its kernels, of which there are
-    ``launches``; ``issue_fs`` passes on the host.  ``demand`` names resources as claims do: kinds of core, ``hbm``.
-    With ``waves``, one for each launch, cores are occupied completely.  ``terms`` are the constants behind the time and
-    their shares of it, ``methods`` its methods, ``band`` their relative distance from exact; ``bound_fs`` is the least
-    time of the work.
+    ``launch_fs`` passes on the device before any work, ``gap_fs`` of it between its ``launches`` kernels; ``issue_fs``
+    passes on the host.  ``demand`` names resources as claims do: kinds of core, ``hbm``. With ``waves``, one for each
+    launch, cores are occupied completely.  ``terms`` are the constants on which the time depends, with their shares of
+    it; ``methods`` are the methods that computed it, and ``band`` their relative distance from the exact time;
+    ``bound_fs`` is a lower bound of the time.
     """
 
     alone_fs: int
@@ -142,7 +142,8 @@ class KernelWork:
         return self.issue_fs + self.launch_fs + self.alone_fs
 
 
-#: Gives a kernel's work: ``run_node`` makes one from ``npusim.program.timing.METHODS`` or a node's table.
+#: A function that returns a kernel's work: ``run_node`` derives one from ``npusim.program.timing.METHODS`` or from a
+#: node's table.
 KernelTimer = Callable[[NodeKernel], KernelWork]
 
 
@@ -218,7 +219,9 @@ class Communication:
 
     @property
     def queue(self) -> str:
-        """Return the queue it is issued to: the copy engines', or that of kernels that move bytes."""
+        """Return the queue to which the copy is issued: the queue of the copy engines, or that of kernels that move
+        bytes.
+        """
         return "npu.SDMA" if self.driver in ("sdma", "mc2") else "npu.COLLECTIVE"
 
     def op(self, index: int, block: RowBlock, *, is_overlapped: bool) -> CollectiveOp:
@@ -241,7 +244,7 @@ class Task:
 
 
 def cut_rows(total: int, blocks: int, first_share: float | None) -> list[tuple[int, int]]:
-    """Return ``(row, rows)`` of each block: the first one's share of all rows, the others equal.
+    """Return ``(row, rows)`` of each block: the first block has its share of all rows, and the other blocks are equal.
 
     Cuts are between attention blocks of 128 rows if each block then has some.
 
@@ -261,7 +264,7 @@ def cut_rows(total: int, blocks: int, first_share: float | None) -> list[tuple[i
 
 
 def node_program(name: str, ranks: int, blocks: Sequence[RowBlock], comm: Communication, flops: int) -> TileProgram:
-    """Return the program in which each of ``ranks`` devices runs all ``blocks`` in order and reduces each one."""
+    """Return the program in which each of ``ranks`` devices runs all ``blocks`` in order and reduces each block."""
     tasks: list[Task] = []
     for index, block in enumerate(blocks):
         tasks += block_tasks(index, block)
@@ -272,7 +275,7 @@ def node_program(name: str, ranks: int, blocks: Sequence[RowBlock], comm: Commun
 
 
 def block_tasks(index: int, block: RowBlock, after: tuple[int, ...] = (), size_bytes: int = 1) -> list[Task]:
-    """Return the kernels of a block of rows, the first of them after other tasks."""
+    """Return the kernels of a block of rows; the first kernel comes after other tasks."""
     tasks = []
     for number, kernel in enumerate(block.kernels):
         op = KernelOp(f"{kernel.label} {index}", COMPUTE, "COMPUTE", (), kernel=kernel, row=block.row, rows=block.rows)
@@ -281,7 +284,8 @@ def block_tasks(index: int, block: RowBlock, after: tuple[int, ...] = (), size_b
 
 
 def task_program(name: str, ranks: int, tasks: Sequence[Task], flops: int, queues: Sequence[str] = ()) -> TileProgram:
-    """Return the program in which each of ``ranks`` devices runs ``tasks`` in order; ``flops`` are one device's.
+    """Return the program in which each of ``ranks`` devices runs ``tasks`` in order; ``flops`` are the operations of
+    one device.
 
     ``queues`` are listed first, before queues that only tasks name.
     """

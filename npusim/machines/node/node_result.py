@@ -38,8 +38,8 @@ def overlap_efficiency(overlap_s: float, running_s: tuple[float, float]) -> floa
 
 
 def folded(parts: Sequence[tuple[NodeTiming, int]], overhead_s: float = 0.0) -> NodeTiming:
-    """Return the time of programs one after the other, each repeated its number of times, and of a framework between
-    them.
+    """Return the time of programs that run one after another, each repeated a number of times, and of a framework
+    between them.
 
     Equal layers take equal times: each is simulated once.  Spans belong to the first layer.
     """

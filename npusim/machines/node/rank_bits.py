@@ -1,6 +1,6 @@
 """Bits of a node program: its kernels executed rank by rank, its collectives in the order of their transfers.
 
-Both come from the timed program: the children of a kernel are the timed tile programs, and the order and chunks of a
+Both follow from the timed program: the children of a kernel are the timed tile programs, and the order and chunks of a
 collective are those of its plan.
 """
 
@@ -64,7 +64,7 @@ class LayerInputs:
         return source
 
     def kv_head(self, layer: LayerProblem, rank: int, head: int) -> int:
-        """Return which of the layer's KV heads a rank's ``head``-th one is."""
+        """Return the number of the KV head in the layer for the ``head``-th KV head of a rank."""
         return rank * self.kv_heads // layer.ranks + head
 
     def share(self, layer: LayerProblem, rank: int) -> Array:
@@ -273,10 +273,10 @@ class LayerEvaluation:
 
 
 def sample_rows(count: int) -> list[int]:
-    """Return the rows of a sequence whose blocks a sample has: the last 128, and those at five eighths.
+    """Return the rows of a sequence whose blocks a sample contains: the last 128 rows, and one at five eighths.
 
-    The last rows see all keys, but belong to the last shard of a message, which ring and mesh add alike: the others are
-    inside a message, whether of the sequence or of half of it.
+    The last rows see all keys, but belong to the last shard of a message, which ring and mesh add in the same order;
+    the other row is inside a message, whether it consists of the sequence or of half of it.
     """
     return sorted({5 * count // 8, *range(max(0, count - ROW_GRAIN), count)})
 

@@ -1,7 +1,7 @@
 """The bits of a collective: its transfers executed on arrays, every addition rounded as it happens.
 
-The order of additions follows from the collective and from a row's position in its message: another algorithm, or other
-blocks of rows, give other bits of the same sums (:class:`Sums`).
+The order of additions follows from the collective and from a row's position in its message: with another algorithm, or
+with other blocks of rows, the same sums have other bits (:class:`Sums`).
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ def execute(
     """Return every rank's array after the collective, from the arrays before it: equal shapes, format ``fmt``.
 
     ``edges`` are, for each chunk of the message, the first element of each shard and the end
-    (`PlannedCollective.shard_edges`); by default the message is one chunk.  Where the arrays are a part of a message,
-    they are counted from its beginning and may be outside of it: bits do not depend on the rest of a shard.  ``watch``
-    is called for every addition.
+    (`PlannedCollective.shard_edges`); by default the message is one chunk.  If the arrays are a part of a message,
+    edges are counted from the beginning of the part and may be outside of it: bits do not depend on the rest of a
+    shard.  ``watch`` is called for every addition.
 
-    Additions round to ``fmt`` one by one in the collective's order: the rank's value first, then arriving ones, in
-    the order of its rounds (or all by rank, if ``is_ordered``).  After a reduce-scatter only the shard of a rank is a
-    sum; an all-gather copies each shard from its owner.  Rows of tiled calls fall into other shards than those of an
-    untiled one, so that bits are equal where all shards are summed in one order.
+    Additions round to ``fmt`` one by one in the collective's order: the rank's own value first, then the arriving
+    values in the order of rounds (or all values by rank, if ``is_ordered``).  After a reduce-scatter only the shard of
+    a rank is a sum; an all-gather copies each shard from its owner.  Rows of tiled calls are in other shards than rows
+    of an untiled call, so that bits are equal only if all shards are summed in one order.
 
     Raises `TensorError` if the inputs are not one array of one shape for each rank.
     """
@@ -110,14 +110,14 @@ def _add_by_rank(
 
 
 def normal_samples(ranks: int, fmt: str) -> list[Array]:
-    """Return partial sums drawn from a normal distribution, one array a rank: the same ones at each call."""
+    """Return partial sums drawn from a normal distribution, one array per rank, equal in each call."""
     draw = np.random.default_rng(0)
     return [formats.cast(draw.standard_normal(SAMPLE), fmt) for _ in range(ranks)]
 
 
 @dataclass(slots=True)
 class Order:
-    """A collective over blocks of rows ``(row, rows)``, and the distance of its sums from those of a run."""
+    """A collective over blocks of rows ``(row, rows)``, and the distance of its sums from the sums of a run."""
 
     name: str
     blocks: tuple[tuple[int, int], ...]
@@ -164,7 +164,9 @@ class Sums:
             self.orders.append(Order("blocks=2", tuple(cut_rows(total, 2, None)), algorithm))
 
     def add(self, op: CollectiveOp, row: int, terms: Sequence[Array], watch: Watch) -> Array:
-        """Return the sum of complete rows from ``row`` on, ``terms`` of one axis by rank, in the order of ``op``."""
+        """Return the sum of complete rows from ``row`` on, in the order of ``op``; ``terms`` has the values of each
+        rank along one axis.
+        """
         row_bytes = op.call.size_bytes // op.rows
         total = self._sum(op.call, (row - op.row) * row_bytes, terms, watch=watch)
         self._measure(total, terms)

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 #: A device by its number, or a switch by its name.
 Vertex = int | str
-#: Steps of the search for a ring, a fraction of a second: whether a graph has one at all is NP-complete.
+#: Steps of the search for a ring, a fraction of a second: whether a graph has a ring of all devices is an NP-complete
+#: question.
 RING_STEPS = 20_000
 
 
@@ -88,7 +89,7 @@ class Topology:
         return tuple(data["edge"] for _, _, data in self.graph.edges(data=True))
 
     def route(self, source: int, target: int) -> tuple[Edge, ...]:
-        """Return the links that a transfer crosses, the fastest path with the fewest of them."""
+        """Return the links that a transfer crosses: of the fastest paths, the one with the fewest links."""
         key = (source, target)
         if key not in self._routes:
             import networkx as nx

@@ -35,8 +35,8 @@ def _tile(block_q: int, block_kv: int, warps: int, stages: int | None) -> Mappin
     return {"block_q": block_q, "block_kv": block_kv, "warps": warps, "stages": stages, **_LONGEST}
 
 
-#: Tiles whose best number of stages is known: the keys, and for the number of rows that eight warps process, the keys
-#: with it.
+#: Tiles whose best number of stages is known: the numbers of keys, and the numbers of keys for the rows that eight
+#: warps process.
 _NEARBY: Settings = (
     ({"block_kv": 64}, {"block_kv": 128}, {"block_kv": 256}),
     (
@@ -64,14 +64,14 @@ PIPELINED: Settings = (
     ),
     *_NEARBY,
 )
-#: The same for devices without asynchronous copies: one stage.
+#: Settings for devices without asynchronous copies: one stage.
 STAGED: Settings = (
     # Rows, keys, warps, stages.
     (_tile(64, 64, 4, 1), _tile(64, 128, 4, 1), _tile(128, 128, 8, 1), _tile(64, 64, 4, None), _LONGEST),
     *_NEARBY,
 )
-#: The same in Volta's lanes: rows of a warp that two or four adjacent quad pairs share leave space for more resident
-#: blocks.
+#: Settings in Volta's lanes: with rows of a warp that two or four adjacent quad pairs share, more blocks can be
+#: resident.
 LANES: Settings = (
     (
         {"block_q": 64, "warps": 4, "arrangement": "2x2", **_LONGEST},

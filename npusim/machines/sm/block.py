@@ -14,10 +14,10 @@ parts decide the rest, and each alone:
 
 With ``stages``, an iteration ends with the issue of a later tile's copies, which frees its operands' slots: from two
 stages on each load is awaited, and with three, loads run one tile ahead.  With one stage, operands pass through
-registers: the first operand's are free when the iteration ends, so that its load is awaited.
+registers: the registers of the first operand are free when the iteration ends, so that its load is awaited.
 
-Omitted: with FP16 scores and FP32 outputs a lane rescales rows whose factor another lane has, one shuffle per tile;
-products and sums of softmax are two steps, unless the kernel has them as one multiply-add.
+Not modelled: with FP16 scores and FP32 outputs a lane rescales rows whose factor another lane has, one shuffle per
+tile; products and sums of softmax are two steps, unless the kernel computes them as one multiply-add.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ class ResidentBlock:
         self.masks_apart = tiling.masks_apart and keys > PREDICATED_KEYS
         #: Operations of stages that depend on the shapes of block and tile alone, by everything on which they depend.
         self._known: dict[Hashable, tuple[TileOp, ...]] = {}
-        # One function per loop, or part of it, for all blocks: blocks with equal contents share a body.
+        # One function for each loop, or for each part of a loop, serves all blocks: blocks with equal contents share a
+        # body.
         tile = self._coded_tile if self.decided.loops else self._tile
         self.tiles = {loop: partial(tile, loop.stages) for loop in frame.phase.loops}
         parts = self.turns.cuts if self.turns and self.decided.ahead else ()
@@ -288,7 +289,7 @@ class ResidentBlock:
     ) -> Iterator[TileOp]:
         """Yield a stage, and after a tile's last product the copies of a later tile into the freed slots.
 
-        They overlap with the arithmetic that follows, if there is any; so does the rest of the product.
+        The copies overlap with the arithmetic that follows, if there is any; so does the rest of the product.
         """
         last = max((i for i, p in enumerate(stages) if p.is_product), default=-1)
         if last < 0 or not tile.cols or not self.places.waits_at_once:
@@ -326,7 +327,7 @@ class ResidentBlock:
         step, spills = works.iteration(0 if stage_count == 1 else works.copies(block, tile)), works.spills()
         for warps in self.warps:
             yield from (TileOp("spill", warps, WARPS, (), (), work) for work in spills)
-            if not places.waits_at_once:  # else after the last product, before what follows it
+            if not places.waits_at_once:  # otherwise after the last product, before the operations that follow
                 yield TileOp("next", warps, WARPS, (), slots, step)
 
     # ---------------------------------------------------------------- operands
@@ -365,8 +366,8 @@ class ResidentBlock:
     ) -> tuple[dict[Stage, list[str]], dict[Stage, list[str]]]:
         """Return the stores to shared memory before each stage, and after it, for operands that are not loaded there.
 
-        A product's operands are stored when the rows' result for it exists, or just before it; operands of a chain are
-        stored one after a product whose own operands are stored before it.
+        A product's operands are stored when the corresponding result of rows exists, or just before that; operands of a
+        chain are stored one after a product whose own operands are stored before it.
         """
         before: dict[Stage, list[str]] = {}
         after: dict[Stage, list[str]] = {}
@@ -378,7 +379,7 @@ class ResidentBlock:
                 after[s] = left[len(before[s]) :][:1] if srcs else []
                 del left[: len(before[s]) + len(after[s])]
                 continue
-            # The result that rows pass to it includes its operands.
+            # The result that rows pass to the product includes the product's operands.
             fed = [p for p in stages if p.is_product and set(s.written) & set(p.rows[0].srcs) and not s.is_product]
             is_first = s.is_product and not any(self.frame.places[n] == "up" for n in srcs)
             before[s] = places.stored_for(s) if is_first else []

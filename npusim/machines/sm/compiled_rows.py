@@ -4,9 +4,10 @@ A compiler's code differs from a step's usual instructions: a quotient by a numb
 conversions from float16 are multiplications, and loads are as wide as addresses allow.  The time of a single warp
 follows from the code too: each instruction states its stall and the results for which it waits.
 
-Source of these fields: bits 105 to 125 of an instruction's 128 on sm_70 to sm_90, which NVIDIA does not document: 4
-with the cycles until the next instruction, 1 that lets another warp go first, 3 with the scoreboard that is set when
-the result exists, 3 with the scoreboard that is set when operands are read, 6 with a mask of scoreboards to wait for.
+Source of these fields: bits 105 to 125 of the 128 bits of an instruction on sm_70 to sm_90, which NVIDIA does not
+document: 4 bits with the cycles until the next instruction, 1 that lets another warp go first, 3 with the scoreboard
+that is set when the result exists, 3 with the scoreboard that is set when operands are read, 6 with a mask of
+scoreboards for which the instruction waits.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ if TYPE_CHECKING:
     from npusim.machines.decisions import GpuDecisions
     from npusim.machines.sm.core import SmTiling
 
-#: Architectures whose instructions have these fields, and the scoreboards of a warp (a field of 7 names none).
+#: Architectures whose instructions have these fields, and the number of a warp's scoreboards (the value 7 names no
+#: scoreboard).
 FIRST, LAST, SCOREBOARDS = 70, 90, 6
 #: Instructions on a pipe of half the width.  source: CUDA C++ Programming Guide, throughput of arithmetic instructions,
 #: compute capability 9.0: 64 results a cycle of integer additions, logic, shifts, comparisons and conversions.
@@ -72,8 +74,8 @@ _LINE = re.compile(
 class MachineInstruction(NamedTuple):
     """A machine instruction without its operands.
 
-    ``stall``: cycles until the next; ``result``, ``operands``: scoreboards that it sets, 7: none; ``waits``: a mask;
-    ``size_bytes``: bytes of a lane that it moves from or to global memory.
+    ``stall``: cycles until the next instruction; ``result``, ``operands``: scoreboards that the instruction sets, 7:
+    none; ``waits``: a mask of scoreboards; ``size_bytes``: bytes that each lane moves from or to global memory.
     """
 
     name: str
@@ -87,10 +89,10 @@ class MachineInstruction(NamedTuple):
 class RowCore(NamedTuple):
     """The properties of a multiprocessor that determine the time of the warps of one block of rows.
 
-    ``waits``: cycles until the result of an instruction that sets a scoreboard exists, by name; ``others``: for the
-    rest; ``near``: for a read of L2.  ``load_bytes``, ``store_bytes``: bytes a cycle from L2 and to L2.
-    ``narrow``, ``special``: cycles that an instruction uses the pipe of half the width and that of special functions of
-    a sub-core.  ``barrier``, ``barrier_warp``: cycles of a barrier, and for each warp.
+    ``waits``: cycles until the result of an instruction that sets a scoreboard exists, by name; ``others``: the same
+    for all other instructions; ``near``: for a read of L2.  ``load_bytes``, ``store_bytes``: bytes a cycle from L2 and
+    to L2. ``narrow``, ``special``: cycles that an instruction uses the pipe of half the width and that of special
+    functions of a sub-core.  ``barrier``, ``barrier_warp``: cycles of a barrier, and for each warp.
     """
 
     waits: tuple[tuple[str, float], ...]
@@ -118,8 +120,9 @@ def _is_known(architecture: str) -> bool:
 def body_of(sass: str, architecture: str) -> str:
     """Return the code of a warp for a block or a row, as text for `code_work`; empty if it is unknown.
 
-    The body is the loop that loads from global memory, with ``loop`` before its instructions, else all up to the last
-    EXIT.  Code with products, and code for architectures outside `FIRST` to `LAST`, has none.
+    The body is the loop that loads from global memory, with ``loop`` before its instructions, otherwise all
+    instructions up to the last EXIT.  Code with products, and code for architectures outside `FIRST` to `LAST`, has no
+    body.
     """
     code = instructions_of(sass)
     if not _is_known(architecture) or not code or any(name.endswith("MMA") for _, name, *_ in code):
@@ -163,7 +166,7 @@ def control_fields(control: int) -> tuple[int, int, int, int]:
     return stall, result, operands, waits
 
 
-@lru_cache(maxsize=256)  # one entry a kernel
+@lru_cache(maxsize=256)  # one entry per kernel
 def code_work(body: str, core: RowCore) -> CodeWork:
     """Return the work of a block's warps by the instructions of a body."""
     is_loop, code = _read(body)
@@ -172,7 +175,7 @@ def code_work(body: str, core: RowCore) -> CodeWork:
     is_ahead = False
     if is_loop:
         whole = BlockWalk(code, core, 0.0).last_round(rounds)
-        if is_ahead := 2 * alone < whole:  # a round's loads are the next one's, and hide most of it
+        if is_ahead := 2 * alone < whole:  # a round loads for the next round, which hides most of the time of the loads
             alone = whole
     names = Counter(x.name for x in code)
 
@@ -199,12 +202,12 @@ class WarpState:
 
 
 class BlockWalk:
-    """The warps of one block on a multiprocessor, instruction by instruction; ``far``: until a row's load arrives.
+    """The warps of one block on a multiprocessor, instruction by instruction; ``far``: time until a row's load arrives.
 
     A warp's instruction begins when the previous one's stall is over, its scoreboards are ready and its sub-core issues
-    no other.  Accesses to shared memory queue for the one pipe of the multiprocessor, and at a barrier a warp waits
-    for the last.  Loads after the first has arrived are served by L2: compilers put loads of weights, which all blocks
-    share, after those of the row.  A block ends when its last store has left.
+    no other instruction.  Accesses to shared memory queue for the single pipe of the multiprocessor, and at a barrier a
+    warp waits for the last one.  Loads that begin after the first load has arrived are served by L2: compilers put
+    loads of weights, which all blocks share, after those of the row.  A block ends when its last store has left.
     """
 
     def __init__(self, code: list[MachineInstruction], core: RowCore, far: float) -> None:
@@ -295,10 +298,10 @@ def with_code(
 ) -> SmTiling:
     """Return the tiling of a compiled phase with as many blocks in progress as the launch has ``programs``.
 
-    ``returned``: further programs that end at once: for rows each costs the turnover of a block, with products nothing,
-    as measured on an H100 (reports/silicon/early.json).  Rows without products and without a loop over tiles have the
-    work of their code, stores in a separate queue, and one row at a time; with a loop, as many tiles are in flight as
-    their code loads before it waits.
+    ``returned``: number of further programs, which end at once: for rows each costs the turnover of a block, with
+    products nothing, as measured on an H100 (reports/silicon/early.json).  Rows without products and without a loop
+    over tiles have the work of their code, stores in a separate queue, and one row at a time; with a loop, as many
+    tiles are in flight as their code loads before it waits.
     """
     each = ceil_div(programs, device.group_count.value)
     is_persistent = programs < len(phase.cells)
@@ -326,7 +329,7 @@ def with_code(
 
 
 def loads_at_once(body: str) -> tuple[int, bool, int] | None:
-    """Return the number of loads that a warp issues before it waits for one, whether those of the next round are among
+    """Return the number of loads that a warp issues before it waits for one, whether loads of the next round are among
     them, and the bytes of a lane that the widest load reads.
 
     A compiler moves no load before a store that may access the same address.  None for code without loads, and for code
@@ -353,7 +356,7 @@ def _tiles_under_way(body: str, phase: Phase, decided: GpuDecisions) -> tuple[in
     it loads some of them an iteration ahead.
     """
     if (loads := loads_at_once(body)) is None:
-        return decided.loaded_tiles, "LDGSTS" in body  # copies to shared memory are those of a pipeline
+        return decided.loaded_tiles, "LDGSTS" in body  # copies to shared memory belong to a pipeline
     count, is_ahead, width = loads
     each = WARP_LANES * decided.warps * decided.groups * width
     read = {n for loop in phase.loops if loop.axis for s in loop.stages for n in s.read if n in phase.tensors}

@@ -53,7 +53,7 @@ RETIRE = "RETIRE"
 REGISTER_BYTES = REGISTER_BITS // 8
 #: Steps on the pipe of special functions, in any operation.
 SPECIAL = frozenset({Opcode.EXP, Opcode.LOG, Opcode.RSQRT, Opcode.SQRT, Opcode.TANH, Opcode.ERF})
-#: The only root that is a single instruction; and the instructions of another one in addition to MUFU.RSQ: sqrt.rn.f32
+#: The only root that is a single instruction; and the instructions of another root in addition to MUFU.RSQ: sqrt.rn.f32
 #: as ptxas of Triton 3.6 compiles it for sm_75 and sm_90 (IADD3 and ISETP, 2 FMUL, 2 FFMA), without its branch for
 #: subnormals.
 APPROXIMATE_ROOT = "sqrt.hopper_approx"
@@ -61,12 +61,12 @@ ROOT: Mapping[str, int] = MappingProxyType({"mul": 2, "fma": 2, "compare": 2})
 #: Costs of kernels of warp groups: an iteration, a block's start, and products that need recently stored data.
 STEP, START = Charge(f"{WARPS}.sharing.step_cycles"), Charge(f"{WARPS}.sharing.block_start_cycles", due="block")
 FENCE = Charge(f"{WARPS}.sharing.fence_cycles")
-#: Keys of a device file: those of an instruction in addition to those of steps, and those of libraries' kernels.
+#: Keys of a device file: costs of an instruction in addition to those of steps, and costs of libraries' kernels.
 INSTRUCTION, LIBRARY = f"{WARPS}.sharing.warp_issue_cycles", f"{WARPS}.library"
 
 
 def priced_as(opcode: Opcode) -> str:
-    """Return what device files call an operation; integers are compared, added and shifted at one rate."""
+    """Return the name of an operation in device files; integers are compared, added and shifted at one rate."""
     return "compare" if opcode is Opcode.INTEGER else opcode.name.lower()
 
 
@@ -99,11 +99,11 @@ class SmTiling:
     """One phase on a multiprocessor.
 
     residents
-        Blocks that a multiprocessor holds at a time.
+        Number of blocks that are resident on a multiprocessor at a time.
     lanes
         The layout of a stage's tiles in the lanes, by the axis of its columns; none: tiles without a layout.
     widths
-        Columns along each axis that a kernel computes even for a ragged tile; none: as many as the tile has.
+        Number of columns along each axis that a kernel computes even for a ragged tile; none: as many as the tile has.
     decided
         Decisions of its kernel.
     has_own_rows
@@ -121,17 +121,18 @@ class SmTiling:
 
     @property
     def has_groups(self) -> bool:
-        """Whether warp groups execute it concurrently, whatever lanes hold."""
+        """Whether warp groups execute the phase concurrently, whatever the lanes hold."""
         return bool(self.decided.warps) and not self.lanes
 
     @property
     def masks_apart(self) -> bool:
         """Whether several warps of a sub-core apply masks at once: only with one block of warp groups on a core.
 
-        Warps meet at barriers in every tile, and no other block's exponentials run during their masks: an H100 takes
-        6 to 8 cycles longer for each score of a lane and warp there, 1 to 4 where two or more blocks are resident
-        (reports/silicon/phases.json).  Groups that alternate each mask a tile's scores before its maxima, whatever the
-        other group computes (FlashAttention-3, hopper/mainloop_fwd_sm90_tma_gmma_ws.hpp).
+        With one block, warps wait for one another at barriers in every tile, and no other block's exponentials run
+        during the masks: an H100 then takes 6 to 8 cycles longer for each score of a lane and warp, and 1 to 4 if two
+        or more blocks are resident (reports/silicon/phases.json).  Groups that alternate each mask a tile's scores
+        before its maxima, whatever the other group computes (FlashAttention-3,
+        hopper/mainloop_fwd_sm90_tma_gmma_ws.hpp).
         """
         decided = self.decided
         has_several = self.has_groups and decided.generation == "wgmma" and (decided.groups > 1 or decided.repeats > 1)
@@ -166,7 +167,8 @@ class SmCore:
     """Memories of one multiprocessor.
 
     If the device file describes warps, a block's needs are counted in registers of a thread (:func:`occupancy`), and
-    element-wise work passes through a few of them; otherwise every tile is compared with the size of the register file.
+    element-wise work uses a few of these registers; otherwise every tile is compared with the size of the register
+    file.
     """
 
     def __init__(self, device: DeviceSpec, work_bytes: int = 0, *, has_groups: bool = False) -> None:
@@ -186,8 +188,8 @@ class SmCore:
             spaces[FUSED] = AddressSpace(FUSED, work_bytes, 1, is_physical=False)
         self.passing = FUSED if self.has_warps else RF
         self.allocator = Allocator(spaces)
-        #: Order of row sums that name none: the device's order, or from left to right as in the flash kernel of
-        #: golden/README.md.
+        #: Order of row sums for kernels that name none: the device's order, or from left to right as in the flash
+        #: kernel of golden/README.md.
         self.row_sum = "sequential" if device.row_sum is None else device.row_sum.value
         unit = device.matrix_engine(SM).arithmetic["float16"].value
         self.along = Along("warps", "blocks", of_float32(unit))
@@ -201,15 +203,15 @@ class SmCore:
 
 
 def warp_issue(device: DeviceSpec) -> WarpIssue:
-    """Return a device file's entry on warps; raise `TilingError` if there is none."""
+    """Return a device file's entry on warps; raise `TilingError` if the file has no such entry."""
     issue = device.engine(SM, WARPS)
     if not isinstance(issue, WarpIssue):
         raise TilingError(f"{device.name}: {SM}.{WARPS} does not describe warps")
     return issue
 
 
-#: Architectures that run the machine code of another one, for which the tools that read code have no name
-#: (PTX ISA 8.8, family-specific features: sm_121 is of the family of sm_120; nvdisasm 12.8 refuses SM121).
+#: Architectures that run the machine code of another one, and for which the tools that read code have no name (PTX ISA
+#: 8.8, family-specific features: sm_121 is of the family of sm_120; nvdisasm 12.8 refuses SM121).
 _SAME_CODE = MappingProxyType({"sm_121": "sm_120"})
 
 
@@ -232,8 +234,8 @@ def engine_of(device: DeviceSpec, name: str, kind: type[EngineType]) -> EngineTy
 
 
 def fill_passes(device: DeviceSpec) -> int:
-    """Return the number of passes through shared memory, which is one memory with the cache, in the time that L2 fills
-    the cache by as much.
+    """Return the number of passes through shared memory, which is one memory with the cache, in the time in which L2
+    fills the cache by the bytes of one pass.
     """
     memory, copies = engine_of(device, LSU, SharedMemoryPipe), engine_of(device, LDG, DmaEngine)
     port = copies.route("GM", "RF")
@@ -327,7 +329,7 @@ def occupancy(
 
 #: Decisions of a compiler for a tile.
 COMPILED = frozenset({"registers", "spilled_registers", "spilled_accesses", "shared_bytes", "residents", "kernel"})
-#: Fields of lanes whose default is the best value, or one that fits.
+#: Fields of lanes whose default is the best value, or a value that fits.
 CHOSEN = frozenset({"q", "padding", "access_bytes", "exchange"})
 #: Fields that have an effect where warp groups run concurrently.
 GROUPS = frozenset({"block_q", "block_kv", "warps", "stages", "launch", *COMPILED})
@@ -472,6 +474,8 @@ class SmFields(GroupFields, BlockFields):
 
 
 def left_alone(device: DeviceSpec) -> frozenset[str]:
-    """Return the fields that a search leaves at their defaults: without effect there, compiled, or already chosen."""
+    """Return the fields that a search leaves at their defaults: fields without effect on this device, compiled fields,
+    and fields that are already chosen.
+    """
     lanes = set(SmFields.model_fields) - GROUPS if has_concurrent_warp_groups(device) else CHOSEN
     return COMPILED | lanes

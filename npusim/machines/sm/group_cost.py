@@ -1,7 +1,7 @@
 """Costs of operations where warp groups run concurrently: their time alone, and their demand on the core.
 
 All functions here are pure functions of shapes, formats, warps and the device file.  Counts are instructions of one
-warp; a sub-core has the warps of a group divided by the number of the core's sub-cores.
+warp; the number of warps on a sub-core is that of a group divided by the number of sub-cores.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 #: The capacity of one pipe in the units of shares.
 WHOLE = 1 << 20
-#: Rows and columns of a product's accumulator that a warp holds, and rows of it in a lane.
+#: Rows and columns of a product's accumulator that a warp holds, and the number of its rows in a lane.
 FRAGMENT_ROWS, FRAGMENT_COLUMNS, LANE_ROWS = 16, 8, 2
 #: Rows of a warp group's product (PTX ISA, wgmma), and its warps.
 GROUP_ROWS, GROUP_WARPS = 64, 4
@@ -70,11 +70,11 @@ LANE_BYTES = 4
 CROSS_ACCESSES = 13
 #: Barriers of such a reduction: their warps use the path of accesses (9 BAR per iteration, hopper.md section 2).
 CROSS_BARRIERS = 3
-#: As above: steps of a reduction, and for each row.
+#: As above: cost of the steps of a reduction, and cost for each row.
 CROSS_STEPS, CROSS_ROW_STEPS = 2.0, 0.5
 #: Bytes that a warp loads at once.
 WARP_BYTES = WARP_LANES * ACCESS_BYTES
-#: Butterfly steps between the lanes that share a row of an accumulator, and those lanes.
+#: Number of butterfly steps between the lanes that share a row of an accumulator, and number of these lanes.
 ROUNDS, ROW_LANES = 2, 4
 
 
@@ -167,7 +167,7 @@ class GroupModel:
     def _looped(self, loop: LoopWork, work: GroupWork) -> Cost:
         """Return the cost of a part of an iteration by its machine code, of which each group of the block has a share.
 
-        Its use of a core that blocks share is counted in issue slots, the one resource that all instructions need.
+        The use of a core that blocks share is counted in issue slots, the one resource that all instructions need.
         """
         groups, terms = work.decided.groups, ((f"{self.key}.{INSTRUCTION}", loop.before),)
         cycles = max(1, ceil(loop.before))
@@ -266,8 +266,8 @@ class GroupModel:
     def _instructions(self, size: tuple[int, ...], work: GroupWork) -> tuple[int, float, float]:
         """Return the instructions of a product of warp groups, and cycles of tensor cores and shared memory of each.
 
-        ``size``: rows and columns of its result, bytes of a row of its left operand, and whether the operand is in
-        shared memory.
+        ``size``: rows and columns of the product's result, bytes of a row of its left operand, and whether the operand
+        is in shared memory.
         """
         spec, (rows, columns, row_bytes, from_shared) = self.tensor.wgmma, size
         assert spec is not None
@@ -321,13 +321,14 @@ class GroupModel:
         pieces = ceil_div(stored_format(a.fmt).row_bytes(step.depth), MATRIX_BYTES)
         is_loaded = memory_of(a) == "SMEM" or across > 1
         if decided.sums_in_products and not is_loaded:
-            products *= 1 + 1 / columns  # an instruction's columns of ones
+            products *= 1 + 1 / columns  # columns of ones in an instruction
         loads = columns * pieces / 2 + (rows * pieces if is_loaded else 0)
         warps = self._warps(work)
         loads *= spec.lane_copies_count.value if spec.lane_copies_count else 1
         busy, memory = products * cycles * warps, loads * decided.warps * WARP_BYTES / self.memory_bytes
         lone = max(products * cycles * max(1.0, warps), memory, loads * spec.load_cycles.value)
-        if spec.chain_cycles is not None:  # each product adds to the result of the one a step of the sum before
+        # each product adds to the result of an earlier one, one step of the sum before
+        if spec.chain_cycles is not None:
             lone = max(lone, depth * spec.chain_cycles.value)
         issued = products * (spec.instructions_count.value if spec.instructions_count else 1) + loads
         return busy, memory, lone, float(spec.latency_cycles.value), issued * warps
@@ -551,7 +552,8 @@ class GroupModel:
             count.issued += passes.times * passes.shuffles
             count.shared += passes.times * passes.shuffles * self.shuffle_cycles
             count.latency += passes.times * passes.rounds * self.shared.shuffle_latency_cycles.value
-            if passes.products:  # of 16 x 16 x 16 in float32's width: half the depth of an instruction of 16 bits
+            # products of 16 x 16 x 16 in float32's width: half the depth of an instruction of 16 bits
+            if passes.products:
                 each_product = 2 * BLOCK * BLOCK / (spec.m_elements.value * spec.n_elements.value)
                 count.issued += passes.times * passes.products * each_product
                 count.latency += passes.times * 2 * spec.latency_cycles.value
@@ -575,7 +577,8 @@ class GroupModel:
 def whole_sizes(tile: Operand, work: GroupWork) -> tuple[int, int]:
     """Return rows and columns of a group's result as matrix instructions compute them: at least a complete tile.
 
-    A transposed result has as many rows and columns of instructions as the work states, whatever the tile has.
+    A transposed result has the numbers of rows and columns of instructions that the work states, whatever the size of
+    the tile.
     """
     if work.decided.is_transposed:
         return work.decided.rows, work.columns
@@ -588,7 +591,7 @@ def whole_sizes(tile: Operand, work: GroupWork) -> tuple[int, int]:
 
 
 def elements(tile: Operand, work: GroupWork) -> float:
-    """Return how many elements of a tile a lane holds; of a row vector, its rows once."""
+    """Return the number of elements of a tile in a lane; for a row vector, the number of rows."""
     decided = work.decided
     if work.is_even:
         each = WARP_LANES if tile.cols > 1 else 1

@@ -1,17 +1,19 @@
 """Order among specialised warp groups (Hopper): their turns, and the operations that overlap.
 
-One group copies, the others alternate.  cuDNN's groups alternate around their exponentials, so that one multiplies
-while the other computes.  FlashAttention-3's alternate in issuing products, and Q K^T of a tile is issued before P V
-of the previous tile: its softmax overlaps with that P V.  Tensor cores process products in the order in which groups
-issue them (reports/silicon/groups.json).  `WarpTurns` decides
+One group copies; the others alternate.  cuDNN's groups alternate around their exponentials, so that one group
+multiplies while the other computes.  FlashAttention-3's groups alternate in issuing products, and Q K^T of a tile is
+issued before P V of the previous tile: its softmax overlaps with that P V.  Tensor cores process products in the order
+in which groups issue them (reports/silicon/groups.json).  `WarpTurns` decides
 
-- the stages that follow one another in a group before the next group's (`runs`), and the lags of some in tiles
+- the stages that follow one another in a group before the next group's stages (`runs`), and the lags of some stages in
+tiles
   (`cuts`);
 - the waits of a group besides its operands: its turn, the others at a block's start, products in progress.
 
-The class adds waits to the operations of the block's loop and changes no step of theirs.  Turns, meetings, and products
-that overlap with warps are rings without bytes, so that time and the check of races see the same order. Sources: as in
-`specialised`.  Omitted: lanes store their parts of row sums until the block ends; a sum here is one number per row.
+The class adds waits to the operations of the block's loop and changes no step.  Turns, barriers, and products that
+overlap with warps are rings without bytes, so that time and the check of races see the same order. Sources: as in
+`specialised`.  Not modelled: lanes store their parts of row sums until the block ends; a sum here is one number per
+row.
 """
 
 from __future__ import annotations
@@ -56,14 +58,14 @@ class WarpTurns:
                 f"{frame.phase.name}: softmax runs concurrently with P V of the previous tile, which accumulates onto "
                 "O: the loop must have two products with rows between them; use kernel=cudnn, or accumulate=chained"
             )
-        #: Queues of products: separate ones if a group continues during them.
+        #: Queues of products: separate queues if a group continues during its products.
         self.mma = tuple(f"{w}MMA" for w in warps) if decided.ahead else warps
 
         def signal(name: str, producer: str, *consumers: str) -> Ring:
             return core.allocator.ring(RF, f"{who} {name}", 1, 1, producers=[producer], consumers=consumers)
 
         pairs = {*pairwise(groups), *([(0, decided.groups - 1)] if decided.groups > 1 else [])}
-        #: Units that take turns: products, one group's after the other's, or rows.
+        #: Units that take turns: the products of one group after those of the other, or rows.
         takers = self.mma if decided.turns == "products" else warps
         #: A turn goes from each group to the next, and from the last to the first.
         self.turn = {
@@ -82,8 +84,8 @@ class WarpTurns:
         rest = loop[loop.index(begin) :]
         #: Stages of rows in which exponentials begin and end, before the next product.
         self.section = begin, rest[next((i for i, s in enumerate(rest) if s.is_product), len(rest)) - 1]
-        #: Q K^T of a tile and P V of the previous one, for each group in turn, and the rows of the first; with the
-        #: tiles by which each lags.
+        #: Q K^T of a tile and P V of the previous tile, for each group in turn, and the rows of the first group; each
+        #: with its lag in tiles.
         self.cuts = (
             *((stages, lag, range(g, g + 1)) for g in groups for stages, lag in ((loop[:1], 0), (loop[-1:], 1))),
             (loop[1:-1], 0, groups),
@@ -95,7 +97,7 @@ class WarpTurns:
 
     def started(self, ops: Iterable[TileOp]) -> Iterator[TileOp]:
         """Yield a block's start, one operation per group: no product of the previous block still runs, and all groups
-        are there.
+        have arrived.
         """
         for group, op in enumerate(ops):
             handshake = op.handshake
@@ -109,7 +111,9 @@ class WarpTurns:
             yield self._wait("meet", group, others, self.usual.meeting())
 
     def freed(self, held: Iterable[Handshake]) -> Iterator[TileOp]:
-        """Yield the release of the block's operands by each group's queue of products, after those that read them."""
+        """Yield the release of the block's operands by each group's queue of products, after the products that read
+        them.
+        """
         for group, slots in enumerate(held):
             if slots:
                 yield TileOp("free", self.mma[group], WARPS, (), slots, self.usual)

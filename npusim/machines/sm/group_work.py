@@ -39,15 +39,15 @@ class GroupWork(NamedTuple):
     decided
         Decisions of its kernel.
     pays, barriers, is_fenced
-        Events of the kernel's charges that it includes; barriers that it passes; whether its readers must see the data
-        that it has just stored.
+        Events of the kernel's charges that the operation includes; barriers that it passes; whether its readers must
+        see the data that it has just stored.
     is_awaited
         Whether the warps wait for a product's last result.
     is_spread
         Whether warps share the columns of an operation that a kernel would otherwise repeat.
     sharers
-        For a tile's own result: groups, or warps, that share its columns, because all of them compute more rows at once
-        than it has; 0: the result has the block's rows.
+        For a tile's own result: groups, or warps, that share its columns, because together they compute more rows at
+        once than the tile has; 0: the result has the block's rows.
     is_even
         Whether elements are distributed evenly, since no product needs them in fragments.
     copies, loads
@@ -55,8 +55,8 @@ class GroupWork(NamedTuple):
     passes
         Passes of each transfer through shared memory, which shares its storage with the cache of loads.
     columns, depth, rows
-        Sizes of complete tiles, which a kernel computes even for a ragged one: of results, the length of a product's
-        sum, and the rows of a group's product.
+        Sizes of complete tiles, which a kernel computes even for a ragged tile: sizes of results, the length of a
+        product's sum, and the rows of a group's product.
     behind
         The product that is in progress during the operation, because the warps wait only for its start: rows and
         columns of its result, bytes of a row of its left operand, and whether this operand is in shared memory; none:
@@ -110,7 +110,7 @@ class GroupWork(NamedTuple):
 
     @property
     def code(self) -> CodeWork | None:
-        """Its work by machine code, whatever its steps are; None: the work of the steps."""
+        """The work by machine code, whatever the steps are; None: the work follows from the steps."""
         if self.decided.code is None:
             return None
         return self.decided.code if self.is_coded else CodeWork()
@@ -139,7 +139,7 @@ class Works:
         self._of_rows: dict[Stage, GroupWork] = {}
 
     def of(self, s: Stage, engine: str, steps: tuple[Step, ...]) -> GroupWork | None:
-        """Return the work of an operation of a stage on an engine; copies from and to global memory have none."""
+        """Return the work of an operation of a stage on an engine; None for copies from and to global memory."""
         if engine == TENSOR:
             return self.product(s)
         if engine == LSU:
@@ -151,7 +151,9 @@ class Works:
         return (self.usual if self.decided.code else self._rows(s)).paying("block")
 
     def iteration(self, copies: int = 0) -> GroupWork:
-        """Return the work at an iteration's end, with so many copies a thread of a later tile."""
+        """Return the work at an iteration's end; ``copies``: number of copies of a later tile that each
+        thread issues.
+        """
         return self.usual._replace(copies=copies, pays=("tile",))
 
     def put(self) -> GroupWork:
@@ -166,8 +168,8 @@ class Works:
         return [self.usual.paying(due) for due in listed if self.decided.due(due)]
 
     def copies(self, block: WorkTile, tile: Visit) -> int:
-        """Return how many times each thread of a block copies 16 bytes of a tile, or one thread a tile of an
-        operand.
+        """Return how many times each thread of a block copies 16 bytes of a tile, or, if one thread copies, how many
+        tiles of operands it copies.
         """
         threads, count = WARP_LANES * self.decided.warps * self.decided.groups, 0
         for n in filter(self.places.is_copied, self.places.visited):
@@ -190,7 +192,7 @@ class Works:
             return work._replace(depth=decided.slice_elements, barriers=1, is_fenced=True)
         adds_up = self.places.how[s].accumulate and self.frame.places[s.rows[0].dst] == "state"
         is_awaited = not adds_up or decided.stages == 1
-        if decided.alternates:  # the last of products that follow one another is
+        if decided.alternates:  # the last one of products that follow one another is
             is_awaited = not decided.ahead and not self._is_followed(s)
         met = int(is_near and decided.roles == "alike")
         depth, sharers = self.tiling.widths.get(self._sum_axis(s), 0), self._sharers(s.rows[0].dst)
@@ -278,9 +280,9 @@ class Works:
     def _store(self, steps: tuple[Step, ...]) -> GroupWork:
         """Return a warp group's work for an operand that moves to shared memory through its registers.
 
-        Rows' results for it serve single warps' products unchanged: fragments are loaded like those of B.  In a
-        recurrence they are the right factor, whose rows several warps read; so they are in a compiled kernel, in
-        another layout than the product's.
+        The results that rows compute for a product serve single warps' products unchanged: fragments are loaded like
+        fragments of B.  In a recurrence these results are the right factor, whose rows several warps read, so that they
+        are in shared memory; in a compiled kernel too, where their layout differs from the product's.
         """
         is_single, is_made = self.decided.generation == "mma", any(isinstance(step.srcs[0], Tile) for step in steps)
         if is_single and is_made and (self.places.leaves or not self._makes_right_factors()):

@@ -1,9 +1,9 @@
 """Warp groups of a block in a compiler's layout, its registers and shared memory, and the number that fits a core.
 
-The layout is that of Triton's code for attention (hopper.md section 2): 64 rows and more use products of warp groups,
-fewer use adjacent products of single warps along the columns; eight warps on 64 rows compute S twice. Registers and
-spills are inputs if a compiler reported them, otherwise estimated.  For a library's kernels: matrix products with the
-library's tiles and splits of k, and a framework's operators between them.
+The layout is that of Triton's code for attention (hopper.md section 2): 64 or more rows use products of warp groups,
+and fewer rows use adjacent products of single warps along the columns; eight warps on 64 rows compute S twice.
+Registers and spills are inputs if a compiler reported them, otherwise estimated.  For a library's kernels: matrix
+products with the library's tiles and splits of k, and a framework's operators between them.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ ONE_SHOT_REGISTERS, ONE_SHOT_FACTOR = 22, 1.2
 SERIAL_REGISTERS = 192
 #: Number of tiles in flight in an unrolled loop without products, and the registers of a lane that they may use.
 UNROLLED_TILES, UNROLLED_REGISTERS = 4, 64
-#: How operators of eager PyTorch access memory (library/operator.py): warps of a block, as in torch's kernels, and
-#: what a thread computes for each access, a key of a device file below `LIBRARY`.
+#: How operators of eager PyTorch access memory (library/operator.py): warps of a block, as in torch's kernels, and the
+#: cost of a thread's computation for each access, a key of a device file below `LIBRARY`.
 ACCESSES: Mapping[str, tuple[int, str]] = MappingProxyType(
     {
         "vectors": (4, ""),
@@ -122,7 +122,7 @@ class BlockTile:
 
     @classmethod
     def of(cls, kernel: str, phase: Phase, products: tuple[Instruction, Instruction], fields: GroupFields) -> BlockTile:
-        """Return the block of an attention's phase, of which ``products`` are the first and the last."""
+        """Return the block of an attention's phase; ``products`` are the first and the last product of the phase."""
         (first, last), names = products, phase.names
         shapes = {(c.rows, c.runs) for c in phase.cells}
         rows, keys = max(n for n, _ in shapes), max(r.cols for _, runs in shapes for r in runs)
@@ -144,16 +144,18 @@ class BlockTile:
         )
 
     def bytes_of(self, elements: int) -> int:
-        """Return the bytes of some elements of Q, K and V, with those of their scales."""
+        """Return the bytes of some elements of Q, K and V, including their scales."""
         return stored_format(self.dtype).bytes_of(elements)
 
     @property
     def depth(self) -> int:
-        """Tiles of each operand of the loop in shared memory; two of K if a library needs none for V (FlashMLA)."""
+        """Number of tiles of each operand of the loop in shared memory; two of K if a library needs no tile for V
+        (FlashMLA).
+        """
         return max(1, self.stages - 1) if self.stages or not self.is_viewed else 2
 
     def elements(self, decided: GpuDecisions) -> tuple[float, float]:
-        """Return how many elements of S and of O a thread holds."""
+        """Return the number of elements of S and of O in a thread."""
         threads, across = WARP_LANES * self.warps, decided.across * FRAGMENT_COLUMNS
         scores, output = max(across, self.keys) * decided.repeats, max(across, self.value_dim)
         return self.rows * scores / threads, self.rows * output / threads
@@ -161,7 +163,9 @@ class BlockTile:
 
 @dataclass(frozen=True, slots=True)
 class Registers:
-    """Registers of a lane, those spilled, shared memory of a block, the source; accesses of an iteration to spills."""
+    """Registers of a lane, spilled registers, shared memory of a block, and the source of these numbers; accesses of an
+    iteration to spills.
+    """
 
     count: int
     spilled: int
@@ -177,10 +181,10 @@ class Registers:
 
 
 def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceSpec) -> tuple[SmTiling, str]:
-    """Return how warp groups execute a phase, and a note: how many blocks a core holds, and why.
+    """Return how warp groups execute a phase, and a note with the number of blocks that a core holds, and the reason.
 
     ``kernel`` is the name under which a compiler's registers are listed; ``fields.stages`` none: a library's kernel.
-    Raises `TilingError` (or its ``BufferOverflowError``) where a block does not fit, saying by how much.
+    Raises `TilingError` (or its ``BufferOverflowError``) if a block does not fit; the message states by how much.
     """
     products, note = attention_products(phase), ""
     published: GpuKernel | None = fields.published
@@ -225,7 +229,8 @@ def with_places(phase: Phase, fields: GroupFields) -> tuple[GroupFields, bool]:
     loads wait for these places.
 
     Triton gives each level of loads an equal part of the stages beyond the first, and loads the places without a
-    pipeline where that leaves none (AssignLatencies.cpp; TTGIR of SGLang's grouped decode with 1, 2 and 3 stages).
+    pipeline if no stage remains for them (AssignLatencies.cpp; TTGIR of SGLang's grouped decode with 1, 2 and 3
+    stages).
     """
     if not phase.looked_up or not fields.stages:
         return fields, False
@@ -243,7 +248,7 @@ def usual_charges(use: KernelUse) -> tuple[Charge, ...]:
 
 
 def decisions_of(kernel: GpuKernel | None) -> GpuDecisions:
-    """Return the decisions of a published kernel; for None those of a kernel that leaves all to its tile."""
+    """Return the decisions of a published kernel; for None, the decisions of a kernel whose tile decides everything."""
     return GpuDecisions() if kernel is None else kernel.decides
 
 
@@ -265,7 +270,7 @@ def _live_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec) -> tuple
     fmt = phase.names[next(s for s in phase.stages if s.is_product).rows[0].srcs[0]].fmt
     tile = BlockTile("", fmt, rows, keys, 0, 0, bool(phase.masks), True, fmt, fields.warps, stages or 0)
     decided = layout_of(tile, engine, GpuDecisions())
-    if not stages:  # warps that have no fragment of rows left lie across the columns
+    if not stages:  # warps for which no fragment of rows is left are placed along the columns
         decided = decided._replace(across=fields.warps // min(fields.warps, max(1, rows // FRAGMENT_ROWS)))
     is_wgmma = decided.generation == "wgmma"
     live = live_registers(phase, fields.warps, decided)
@@ -289,8 +294,8 @@ def kernel_tiling(
 ) -> tuple[SmTiling, str]:
     """Return the execution by warps of a compiled phase other than attention, and a note: the blocks that a core holds.
 
-    ``down``: warps down the rows of its product; 0: unknown, as many as across. ``called``: the schedule under which a
-    compiler's registers are listed.  Raises like `group_tiling`.
+    ``down``: warps down the rows of its product; 0: unknown, the same number as across. ``called``: the schedule under
+    which a compiler's registers are listed.  Raises errors as `group_tiling` does.
     """
     issue = warp_issue(device)
     product_stage = next((s.rows[0] for s in phase.stages if s.is_product), None)
@@ -308,7 +313,7 @@ def kernel_tiling(
             decided = decided._replace(groups=down // GROUP_WARPS, warps=GROUP_WARPS)
         elif is_wgmma:
             decided = decided._replace(across=fields.warps // down)
-        else:  # a warp of each sub-core: those of other rows go on by themselves
+        else:  # a warp of each sub-core: warps of other rows continue independently
             groups = max(1, min(down, fields.warps // GROUP_WARPS))
             decided = GpuDecisions(groups, fields.warps // groups, across=fields.warps // down, generation="mma")
         shared = (m + n) * stored_format(left.fmt).bytes_of(k) * max(1, stages - (not is_wgmma))
@@ -349,7 +354,7 @@ def rows_tiling(phase: Phase, fields: GpuRowsFields, device: DeviceSpec) -> tupl
 def _resident(
     phase: Phase, fields: GroupFields, device: DeviceSpec, registers: Registers, size: str, decided: GpuDecisions
 ) -> tuple[SmTiling, Occupancy]:
-    """Return the tiling of a block, and how many of it a core holds; ``size``: its tile in words."""
+    """Return the tiling of a block, and the number of such blocks on a core; ``size``: the block's tile in words."""
     issue = warp_issue(device)
     subcores = issue.subcores_count.value
     if fields.warps > subcores and fields.warps % subcores and any(s.is_product for s in phase.stages):
@@ -392,7 +397,9 @@ def _visited_bytes(phase: Phase, blocks: Sequence[WorkTile]) -> int:
 
 
 def layout_of(tile: BlockTile, engine: GroupMatrixEngine, decided: GpuDecisions) -> GpuDecisions:
-    """Return a kernel's decisions with those of a block: its groups of warps, their layout, tiles and stages."""
+    """Return a kernel's decisions, completed by those of a block: its groups of warps, their layout, tiles
+    and stages.
+    """
     warps = tile.warps
     depth = max(decided.depth, tile.depth)
     decided = decided._replace(warps=warps, rows=tile.rows, stages=tile.stages, depth=depth)
@@ -429,7 +436,7 @@ def _is_serial(tile: BlockTile, decided: GpuDecisions) -> bool:
 def registers_of(
     tile: BlockTile, fields: GroupFields, architecture: str, most: int, decided: GpuDecisions, shared: int
 ) -> Registers:
-    """Return registers, spills and shared memory: those of the fields, or a compiler's, or estimates (``shared``).
+    """Return registers, spills and shared memory: the values of the fields, of a compiler, or estimates (``shared``).
 
     ``architecture`` is that for which a compiler's are listed, ``most`` the registers that a thread can address.
     """
@@ -484,7 +491,7 @@ def estimated_shared(tile: BlockTile, decided: GpuDecisions) -> int:
     out_bytes = get_format(tile.output).size_bytes
     out = 0 if decided.stores_wide_at_once and out_bytes == REGISTER_BYTES else tile.rows * tile.value_dim * out_bytes
     is_wgmma = decided.generation == "wgmma"
-    if tile.stored_bytes:  # operands of products have a tile beside the copies, or in fragments
+    if tile.stored_bytes:  # operands of products have a tile in addition to the copies, or are in fragments
         q += k + v if is_wgmma else 0
         k, v = (n * tile.stored_bytes for n in sizes[1:])
     q = 0 if decided.holds_in_registers else q
@@ -492,7 +499,7 @@ def estimated_shared(tile: BlockTile, decided: GpuDecisions) -> int:
         return max(q + (k + v) * decided.depth, out)
     if not tile.stages:
         return max(q + k * tile.depth + v, out)
-    # Fragments of S are those of P: where no other warp has columns of its rows, P stays in registers.
+    # Fragments of S serve as fragments of P: if no other warp has columns of its rows, P stays in registers.
     p = 0 if is_wgmma or decided.across == 1 else tile.bytes_of(tile.rows * tile.keys)
     if tile.stages == 1:
         return max(q + max(k, v) + p, out)
@@ -500,7 +507,9 @@ def estimated_shared(tile: BlockTile, decided: GpuDecisions) -> int:
 
 
 def sliced_shared(tile: BlockTile, elements: int) -> int:
-    """Return the shared memory of a block: two slices of Q and K of so many elements, then P with two of V."""
+    """Return the shared memory of a block: two slices of Q and K with this number of elements, then P with two slices
+    of V.
+    """
     slices = 2 * elements
     return tile.bytes_of(max(slices * (tile.rows + tile.keys), tile.rows * tile.keys + slices * tile.keys))
 
@@ -516,8 +525,8 @@ def plain_tiling(device: DeviceSpec) -> SmTiling:
 
 
 def one_shot_tiling(phase: Phase, device: DeviceSpec) -> SmTiling:
-    """Return the tiling of blocks that load, multiply and store once: as many are resident as registers and memory
-    allow.
+    """Return the tiling of blocks that load, multiply and store once: registers and memory limit the number of resident
+    blocks.
     """
     plain, issue, names = plain_tiling(device), warp_issue(device), phase.names
     products = [s.rows[0] for s in phase.stages if s.is_product]
@@ -660,7 +669,7 @@ def library_fields(
     k, stages = (given or own for given, own in zip((tiling.block_k, tiling.stages), of_library, strict=True))
     piece = stored_format(fmt).bytes_of(k)
     edges = issue.block_memory_bytes.value // (stages * piece)
-    # Two blocks: one multiplies while the other loads or stores; accumulators have half of their registers.
+    # Two blocks: one multiplies while the other loads or stores; accumulators use half of the registers of each block.
     area = issue.registers_count.value // 4 if is_staged else None
     given, cores = (tiling.block_m, tiling.block_n, tiling.splits), device.group_count.value
     m, n, splits = library_products.library_tile(rows, cols, depth, cores, given, heads, edges, area)

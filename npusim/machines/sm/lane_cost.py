@@ -1,13 +1,13 @@
 """Costs of the steps of a GPU's warps: cycles of every pipe that they use, and of the warps themselves.
 
 All functions here are pure functions of shapes, formats, lane layouts and the device file.  One operation is executed
-by a group of warps in step, distributed over the sub-cores; pipes are those of the multiprocessor, so that a pipe that
-each sub-core has counts the cycles of one sub-core.
+by a group of warps in step, distributed over the sub-cores; pipes belong to the multiprocessor; for a pipe that each
+sub-core has, the cycles of one sub-core are counted.
 
-The steps of an operation follow one another, each when the first results of the previous one exist
-(``latency_cycles``): a warp issues in order.  Within a product, loads of B from shared memory and matrix instructions
-overlap; the longer of the two is the time of the warps.  This is their time alone; operations of other blocks slow it
-down where both need one pipe, or issue slots: a scheduler issues one instruction a cycle.
+The steps of an operation follow one another; each begins when the first results of the previous step exist
+(``latency_cycles``), because a warp issues in order.  Within a product, loads of B from shared memory and matrix
+instructions overlap; the longer of the two is the time of the warps.  This is the time of the warps alone; operations
+of other blocks delay them if both need one pipe, or issue slots: a scheduler issues one instruction per cycle.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     Addresses = Callable[[int, int], int]
 
 
-#: Prefix of the costs of operations, and the pipe behind it; comparisons belong to FMA here.
+#: Prefix of the costs of operations, and the pipe that executes them; comparisons belong to FMA here.
 _SHARED = ("compare", FMA), ("special", MUFU), ("tensor", TENSOR), ("memory", LSU)
 
 
@@ -77,7 +77,7 @@ class LaneModel:
         self.is_staged = issue.copies.value == "staged"
 
     def cost(self, op: TileOp) -> Cost:
-        """Return the cost of an operation of warps: its main pipe first, whose end gives the results.
+        """Return the cost of an operation of warps; the results exist when its first pipe, the main one, ends.
 
         An operation without steps uses no pipe: warps without rows only stay in step.
         """
@@ -150,7 +150,8 @@ class LaneModel:
         loads = store_cycles(tile_of(step.dst), plan, self.banks) / self.shared.rate
         tally.take(LSU, loads, self._phase(plan))
         if self.is_staged:
-            # Stored data came through the cache, which is one memory with shared memory, 16 bytes per thread at a time.
+            # Stored data passed through the cache, which is one memory with shared memory, 16 bytes per thread at a
+            # time.
             size = step.dst.payload_bytes
             accesses = ceil_div(size, ACCESS_BYTES * WARP_LANES * plan.warps)
             tally.take(LSU, size / (self.memory_bytes * self.shared.rate), f"{self.key}.{LSU}.bank_bytes")
@@ -236,8 +237,8 @@ def product_cycles(steps: MmaStepsSpec, *, chains: int, depth: int, rate: float 
     """Return the cycles from a warp's first matrix instruction to the last result.
 
     ``chains`` accumulators are independent of one another; each accumulates ``depth`` products one after the other.  A
-    product waits for the previous one of its accumulator; products of different accumulators follow at the rate of the
-    pipe.  One wmma of 16 x 16 x 16 is ``chains=1, depth=4``: 54 cycles with float32 accumulators, 64 with float16
+    product waits for the previous product of its accumulator; products of different accumulators follow at the rate of
+    the pipe.  One wmma of 16 x 16 x 16 is ``chains=1, depth=4``: 54 cycles with float32 accumulators, 64 with float16
     (Raihan et al. 2019).  ``rate``: the pipe's rate relative to the stated one.
     """
     each = steps.pipe_cycles / rate
@@ -274,8 +275,8 @@ def addresses_of(tile: Tile, *, swizzle: bool) -> Addresses:
 
 @cache
 def load_cycles(fragment: Fragment, tile: Tile, plan: WarpPlan, banks: BankModel, *, is_transposed: bool) -> int:
-    """Return the cycles of one load of a warp's part of A or B: those of the banks, or of the return path if that is
-    longer.
+    """Return the cycles of one load of a warp's part of A or B: the cycles of the banks, or of the return path if they
+    are more.
 
     ``is_transposed``: the tile contains its columns as rows, as K does in Q Kᵀ.
     """

@@ -71,14 +71,16 @@ def arranged(plan: WarpPlan) -> Arrangement:
 
 
 def fragments(plan: WarpPlan, held: Fragment, rows: int, columns: int) -> tuple[int, int]:
-    """Return how many fragments like ``held`` a quad pair has along the rows and along the columns of a tile."""
+    """Return the number of fragments like ``held`` that a quad pair has along the rows and along the
+    columns of a tile.
+    """
     where = arranged(plan)
     return ceil_div(rows, held.rows * where.m * plan.warps), ceil_div(columns, held.columns * where.n)
 
 
 @cache
 def lane_values(plan: WarpPlan, rows: int, columns: int) -> int:
-    """Return how many elements of a tile a lane holds; of a row vector, its rows once."""
+    """Return the number of elements of a tile in a lane; for a row vector, the number of rows."""
     held = accumulator(plan)
     down, across = fragments(plan, held, rows, columns)
     if columns == 1:
@@ -154,8 +156,8 @@ class ChainTile:
 
 
 def live_vectors(phase: Phase) -> int:
-    """Return the number of row vectors that are alive at one time: states throughout, others from their first row to
-    their last.
+    """Return the number of row vectors that are alive at one time: states always, others from their first row to their
+    last.
     """
     names, roots = phase.names, storage(phase, flow(phase), conflicts(phase))
     states = {roots[n] for n, what in names.items() if what.start is not None and len(what.axes) == 1}
@@ -198,8 +200,8 @@ def live_lanes(phase: Phase, fields: GroupFields, device: DeviceSpec) -> tuple[S
     """Return the layout in lanes of a loop with more products than an attention's, and a note: the blocks that a core
     holds.
 
-    Registers hold the values alive at a time, and the tiles in transfer to shared memory.  Raises
-    `TilingError` (or its ``BufferOverflowError``) where a block does not fit.
+    Registers hold the values that are alive at a time, and the tiles in transfer to shared memory.  Raises
+    `TilingError` (or its ``BufferOverflowError``) if a block does not fit.
     """
     issue, memory = warp_issue(device), device.core(SM).buffer("SMEM").capacity_bytes.value
     if (fields.stages or 1) > 1 and "stages" in fields.model_fields_set:
@@ -223,9 +225,10 @@ def live_lanes(phase: Phase, fields: GroupFields, device: DeviceSpec) -> tuple[S
 
 
 def fitted(tile: ChainTile, tiling: SmFields, device: DeviceSpec) -> tuple[SmFields, SmTiling, Occupancy]:
-    """Return the fields with the open ones chosen, the machine's needs for them, and the number of blocks on a core.
+    """Return the fields, with the open ones chosen, the machine's needs for these fields, and the number of blocks on a
+    core.
 
-    Raises `TilingError` if none fits.
+    Raises `TilingError` if no choice fits.
     """
     issue, memory = warp_issue(device), device.core(SM).buffer("SMEM").capacity_bytes.value
     if tile.dtype != "float16":
@@ -265,8 +268,8 @@ def _for_rows(tiling: SmFields, tile: ChainTile) -> SmFields:
 
 
 def quad_pairs(phase: Phase, tiling: Any, groups: int = 1) -> Literal["4x1", "2x2", "1x4"]:
-    """Return how the quad pairs of warps cover a phase's rows: as many stacked as possible, with the fewest copies of
-    A.
+    """Return how the quad pairs of warps cover a phase's rows: as many of them stacked as possible, with the fewest
+    copies of A.
 
     Raises `TilingError` for rows that no arrangement covers evenly; names the field of the tiling, or the size of the
     problem, that sets them.
@@ -283,7 +286,7 @@ def quad_pairs(phase: Phase, tiling: Any, groups: int = 1) -> Literal["4x1", "2x
 
 
 def lanes_of(tiling: SmFields, tile: ChainTile) -> SmTiling:
-    """Return the machine's needs, with one resident block; raise `TilingError` where lanes do not fit."""
+    """Return the machine's needs with one resident block; raise `TilingError` if lanes do not fit."""
     padding = tiling.padding if tiling.smem == "padded" else 0
     plan = WarpPlan(
         GROUP_WARPS,

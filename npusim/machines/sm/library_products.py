@@ -12,15 +12,15 @@ from math import sqrt
 from npusim.machines.decisions import Charge
 from npusim.units import ceil_div
 
-#: Sides of a library's tiles, in either direction, and splits; the cost of a wave of them (hopper.md section 3.12):
-#: relative to the time of the tensor cores, and cycles of its start and end.
+#: Sides of a library's tiles, in either direction, and splits; the cost of a wave of tiles (hopper.md section 3.12):
+#: relative to the time of the tensor cores, and the cycles of a wave's start and end.
 SIDES, OTHER_SIDES, SPLITS = (64, 128), (32, 64, 128, 192, 256), (1, 2, 4, 8)
 WAVE_FACTOR, WAVE_CYCLES = 1.15, 5000.0  # hopper.md section 3.12
 #: Number of stages of cuBLAS's kernels if one block fills a core (nvjet's names, reports/silicon/products.json).
 MOST_STAGES = 16
 #: Cycles of a launch after another, and bytes per cycle of memory (hopper.md section 1: 3.1 us, 4.27 TB/s, 1.98 GHz).
 SPLIT_CYCLES, PART_BYTES = 6100.0, 2157.0
-#: Rows that asynchronous copies move are multiples of it (CUDA C++ Programming Guide, asynchronous copies).
+#: Alignment of rows that asynchronous copies move (CUDA C++ Programming Guide, asynchronous copies).
 ALIGNED_BYTES = 16
 #: Number of tiles along the shorter side of C from which on a band has this many adjacent tiles (CUTLASS 0046e366,
 #: gemm/kernel/tile_scheduler_params.h, get_log_swizzle_size).
@@ -28,7 +28,7 @@ BANDS = ((6, 8), (3, 4), (2, 2))
 #: Elements of a piece of k, and number of pieces in shared memory, for kernels before sm_80 and since (CUTLASS,
 #: default_gemm_configuration.h).
 STAGED, COPIED = (32, 2), (64, 3)
-#: From a tile's end to the next one's first operand; and the cost of a tile whose rows are not multiples of
+#: Time from a tile's end to the next tile's first operand; and the cost of a tile whose rows are not multiples of
 #: `ALIGNED_BYTES`.
 TILE, UNALIGNED = (
     Charge("WARPS.library.tile_cycles", 1, "block"),
@@ -42,14 +42,15 @@ TILE, UNALIGNED = (
 def library_tile(
     m: int, n: int, k: int, cores: int, given: tuple[int | None, ...], heads: int, edges: int, area: int | None
 ) -> tuple[int, int, int]:
-    """Return rows, columns and splits with the smallest time of the waves among a library's; ``given`` values are
-    unchanged.
+    """Return rows, columns and splits with the smallest time of the waves, among a library's choices; ``given`` values
+    are unchanged.
 
-    ``edges``: rows and columns together that fit a core's shared memory, ``area``: elements that fit its registers;
-    None, or where no choice fits: all are tried.  No tile has half of it beyond C's edge, but for the shortest sides:
-    cuBLAS puts the 64 rows of an instruction along the longer side of C (reports/silicon/thin_products.json).  Of equal
-    choices the tile with most elements is used, then the one nearest to a square, then one as long as a side of C,
-    whose other operand is read once, then the one that is longer along the longer side.
+    ``edges``: sum of the rows and columns that fit a core's shared memory; ``area``: elements that fit its registers;
+    all choices are tried if a limit is None or no choice fits.  No tile has half of its area beyond C's edge, except
+    along the shortest sides: cuBLAS puts the 64 rows of an instruction along the longer side of C
+    (reports/silicon/thin_products.json).  Of equal choices the tile with most elements is used, then the tile nearest
+    to a square, then a tile as long as a side of C, whose other operand is read once, then the tile that is longer
+    along the longer side.
     """
     moved = heads * (m * k + k * n + m * n) * 2
 
@@ -61,8 +62,8 @@ def library_tile(
         busy = ceil_div(k, 16 * splits) * max(columns / 2 * rows / 64, (rows + columns) / 2)
         # Parts are written and read again, in float32, by an additional kernel.
         parts = SPLIT_CYCLES + heads * m * n * 4 * (splits + 1) / PART_BYTES if splits > 1 else 0.0
-        # No choice is faster than memory; blocks that leave cores free are assumed to have less of its bandwidth. If
-        # several choices are as fast as memory, nothing is split.
+        # No choice is faster than memory; blocks that leave cores free are assumed to get less of the memory's
+        # bandwidth. If several choices are as fast as memory, nothing is split.
         reached = sqrt(min(1.0, blocks / cores))
         taken = max(waves * (busy * WAVE_FACTOR + WAVE_CYCLES), moved / PART_BYTES / reached) + parts
         is_cut = rows < m and columns < n

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from npusim.kernels.form.phase import Phase
     from npusim.machines.decisions import GpuDecisions
 
-#: Registers of a lane in addition to the values that are alive: with products of warp groups, and of single warps,
-#: which hold parts of both operands.  Medians of 79 tiles of dQ and of dK and dV that Triton 3.6 compiles for sm_90
-#: without spills, and of 54 for sm_80; half of them are within 9 and 19 (reports/recurrences).
+#: Registers of a lane in addition to the values that are alive: with products of warp groups, and with products of
+#: single warps, which hold parts of both operands.  Medians over tiles of dQ and of dK and dV that Triton 3.6 compiles
+#: without spills: 79 for sm_90 and 54 for sm_80; half of the tiles are within 9 and 19 of them (reports/recurrences).
 BESIDE: Mapping[str, int] = MappingProxyType({"wgmma": 30, "mma": 84})
 
 
@@ -54,9 +54,10 @@ def live_registers(phase: Phase, warps: int, decided: GpuDecisions) -> int:
 
 
 def staged_bytes(phase: Phase, tiles: int, *, leaves: bool) -> int:
-    """Return the shared memory of a block: lasting operands, ``tiles`` of visited ones, and complete results of rows.
+    """Return the shared memory of a block: lasting operands, ``tiles`` visited operands, and complete results of rows.
 
-    ``leaves``: rows' results for products are there in any case, because several warps share its rows.
+    ``leaves``: the results that rows compute for products are always in shared memory, because several warps share
+    their rows.
     """
     places, total = flow(phase), 0
     read = {n: r.srcs for s in phase.stages if s.is_product for r in s.rows for n in r.srcs}

@@ -81,19 +81,19 @@ class BlockPlaces:
         is_pipelined = tiling.has_groups and decided.roles == "alike" and not decided.slice_elements
         #: Whether warps wait for all copies of a tile at its begin, as compilers' loops of several stages do.
         self.waits_at_once = decided.stages > 1 and is_pipelined
-        #: Whether it is the pipelined loop of a recurrence, which leaves a result for each tile.
+        #: Whether the phase is the pipelined loop of a recurrence, which stores a result for each tile.
         outs = (n for n, place in frame.places.items() if place == "out")
         self.leaves = self.waits_at_once and any(frame.is_visited(n) for n in outs)
         staged = (*frame.held, *self.visited) if decided.slice_elements else self.visited
-        #: Read by products: in shared memory.  Others are read where the loader leaves them.
+        #: Names that products read are in shared memory.  Other names are read where the loader places them.
         self.shared = tuple(n for n in staged if any(n in s.read for s in how))
-        #: Read by products too: what rows make of a tile's operands.
+        #: Also read by products: what rows compute from a tile's operands.
         self.prepared = tuple(n for n in frame.places if frame.is_of_operands(n))
         #: Operands of the loop that are copied to shared memory for rows alone, and released at the iteration's end.
         self.for_rows = tuple(n for n in self.visited if n not in self.shared and self.is_copied(n))
         self.for_rows = self.for_rows if self.leaves else ()
-        #: The queue that loads each operand; in a library's product the copies of A wait for none of B,
-        #: in compiled rows none for another, in a recurrence those of later tiles for no load to registers.
+        #: The queue that loads each operand.  In a library's product the copies of A wait for no copy of B; in compiled
+        #: rows no copy waits for another; in a recurrence the copies of later tiles wait for no load to registers.
         self.loaders = dict.fromkeys(frame.operands, loader)
         apart = frame.operands if decided.code else frame.visited if is_product else ()
         self.loaders |= {n: f"{loader}{i or ''}" for i, n in enumerate(apart)}
@@ -104,7 +104,8 @@ class BlockPlaces:
         self.held = tuple(n for n in frame.held if n not in self.shared)
         who = f"{frame.prefix}B{number}"
         self._place_operands(who)
-        #: Stores that warps do not wait for: the queue, and what waits there of each group, two tiles at most.
+        #: Stores for which warps do not wait: the queue, and the number of tiles of each group that wait in it, at most
+        #: two.
         self.storer = f"{SM}.B{number}STG"
         self.left = self._left(who)
         #: Operands that a block without a loop loads where a product begins, and the flag that it does.
@@ -145,7 +146,8 @@ class BlockPlaces:
                 # The load of the next operand may wait for this one.
                 others = loader if decided.stages == 1 and n != self.shared[-1] and not decided.slice_elements else ()
                 self.loaded[n] = self._ring(f"{name} loaded", n, RF, 1, loader, (*self.readers, *others))
-        if decided.slice_elements:  # the same registers, product after product: a load waits for the one before
+        # the same registers for one product after another: a load waits for the previous load
+        if decided.slice_elements:
             rights = [s.rows[0].srcs[1] for s in self.how]
             self.loaded |= dict.fromkeys(rights, self.loaded[rights[0]])
         self.near = dict(self.loaded)
@@ -155,7 +157,7 @@ class BlockPlaces:
             self.near[n] = self._ring(f"{who} {label(n)}", n, SMEM, depth, writers)
             self.loaded.setdefault(n, self.near[n])
         called = {label(n) for n in self.near}
-        for n in self.prepared:  # one called as its operand is has a ring beside that one's
+        for n in self.prepared:  # a result with the same name as its operand has a ring next to the operand's ring
             name = f"{who} {label(n)}{' made' if label(n) in called else ''}"
             self.near[n] = self._ring(name, n, SMEM, 1, self.warps)
         self.near |= {n: self.near[whole] for n, whole in frame.views.items()}
@@ -177,7 +179,7 @@ class BlockPlaces:
     def _late(self) -> dict[Stage, tuple[str, ...]]:
         """Return the operands of products of a block without a loop that wait for an earlier product or result.
 
-        Triton gives them the shared memory of those before, so that their copies wait for the warps.
+        Triton assigns them the shared memory of earlier names, so that their copies wait for the warps.
         """
         frame, made, is_out, seen = self.frame, set[str](), False, set[str]()
         late: dict[Stage, tuple[str, ...]] = {}
@@ -197,7 +199,9 @@ class BlockPlaces:
     def _ring(
         self, name: str, n: str, space: str, depth: int, producers: tuple[str, ...], consumers: tuple[str, ...] = ()
     ) -> Ring:
-        """Place a ring of tiles of an operand, or of slices of them; ``consumers``: by default who reads operands."""
+        """Place a ring of tiles of an operand, or of slices of them; ``consumers``: by default the queues that read
+        operands.
+        """
         frame, readers, edge = self.frame, self.readers, self.decided.slice_elements
         (axis, *across), rows, pitch = frame.axes(n), frame.height(n), self.pitch(n, space)
         sums = {frame.phase.product_axes(s.rows[0])[1] for s in self.how} if edge else ()
@@ -235,8 +239,8 @@ class BlockPlaces:
     def _place_tiles(self, who: str) -> dict[str, Tile]:
         """Return a warp group's tiles by name.
 
-        Where registers are counted, rows' results for a product use the place of a product's results for rows, and a
-        result that of a state, if the state is no longer read and as large.
+        If registers are counted, the results that rows compute for a product use the place of a product's results for
+        rows, and a result uses the place of a state that is no longer read and has the same size.
         """
         frame, core = self.frame, self.core
         tiles: dict[str, Tile] = {}
@@ -312,7 +316,9 @@ class BlockPlaces:
         return frozenset(s for s in firsts if s is not None and self.waits_at_once)
 
     def ends(self, n: str, s: Stage) -> tuple[bool, bool]:
-        """Return whether a product takes an operand's slot, and releases it: its loop's first and last reader."""
+        """Return whether a product acquires an operand's slot, and whether it releases the slot: the first and the last
+        reader in its loop.
+        """
         readers = [p for p in self._loop_of(s) if p.is_product and n in p.rows[0].srcs]
         if n in self.prepared:
             return s is readers[0], s is readers[-1]
@@ -327,7 +333,7 @@ class BlockPlaces:
         return tuple(self.slot(self.near[n], n, block, tile, last=False) for n in others)
 
     def operand(self, n: str, s: Stage, block: WorkTile, tile: Visit, group: int, share: Span) -> Operand:
-        """Return an operand of a product: of the left one the rows of the group."""
+        """Return an operand of a product; of the left operand, the rows of the group."""
         frame, (row, rows) = self.frame, share
         if n not in self.near:
             return self.part(group, n, rows, frame.cols(n, block, tile))
@@ -338,7 +344,7 @@ class BlockPlaces:
             pitch = self.pitch(n, ring.space)
             slot = ring.front(height, frame.width(n), frame.fmt(n), first=False, last=False, stride=pitch)
         elif n in frame.views.values():
-            # Another product reads a part of it, and releases it.
+            # Another product reads a part of the operand, and releases it.
             slot = ring.peek(*frame.shape(n, block, tile), stride=self.pitch(n, SMEM))
         else:
             first, last = self.ends(n, s)
@@ -364,7 +370,9 @@ class BlockPlaces:
         return self.slot(self.near[root], n, block, tile, first=first, last=last)
 
     def slots_of_rows(self, s: Stage, block: WorkTile, tile: Visit) -> Handshake:
-        """Return the slots that a rows stage reads and no block holds; a group without rows waits for them too."""
+        """Return the slots that a rows stage reads and no block holds; a group without rows also waits for
+        these slots.
+        """
         roots = {n: self.frame.storage.get(n, n) for n in s.read}
         return tuple(
             self._read_by_rows(root, n, s, block, tile)

@@ -15,7 +15,7 @@ POLYNOMIAL_ADDITIONS, POLYNOMIAL_COMPARISONS = 3, 3
 def polynomial_multiplies(variant: str) -> int:
     """Return the multiply-adds and additions of a power of two by a degree's polynomial, 0 of another way.
 
-    The polynomial ``exp2p`` is that of the special function (golden/README.md), and no separate instruction.
+    The polynomial ``exp2p`` is the one of the special function (golden/README.md), and not a separate instruction.
     """
     name = variant.partition(".")[2]
     return POLYNOMIAL_ADDITIONS + len(POLYNOMIALS[name][0]) if name in POLYNOMIALS and "_degree" in name else 0

@@ -1,6 +1,6 @@
 """Operations along a tile on a GPU, step after step: cumulative sums and the inverse of a triangular tile.
 
-As Triton 3.6 compiles ``tl.cumsum`` and flash-linear-attention's ``solve_tril`` for sm_90, counted in its SASS.
+Counts from the SASS into which Triton 3.6 compiles ``tl.cumsum`` and flash-linear-attention's ``solve_tril`` for sm_90.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ ROW_SHUFFLES, ROW_ROUNDS = 4 * 3 + 4 + 4 * 3, 4 * 3 + 1 + 3
 FIRST_ROWS = 2
 #: Doublings in a warp.
 DOUBLINGS = WARP.bit_length() - 1
-#: What a block takes in a step that brings a state of lanes to a product: of 8 elements a lane, for two operands.
+#: Cost of a block in a step that brings a state from lanes to a product: 8 elements of a lane, for two operands.
 PRODUCT_SHUFFLES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """Steps that wait for one another: how many, and of each instructions and shuffles of a warp, and rounds in turn.
+    """Steps that wait for one another: their number, and for each step the instructions and shuffles of a warp, and the
+    rounds that run in turn.
 
     ``products``: the products of blocks of 16 in each step.
     """
@@ -57,7 +58,7 @@ def applied(step: Step) -> float:
 
 
 def along_passes(step: Step, values: float, key: str) -> list[Passes]:
-    """Return the passes of an operation along a tile, where a lane has so many ``values`` of it.
+    """Return the passes of an operation along a tile; ``values``: number of the tile's values in a lane.
 
     Raises `UnknownOpcodeError` for an order that warps do not have.
     """
@@ -75,7 +76,7 @@ def along_passes(step: Step, values: float, key: str) -> list[Passes]:
         return [within, *([Passes(1, {"add": (runs - 1) * values}, (runs - 1) * values, runs - 1)] if runs > 1 else [])]
     squares, count = ceil_div(step.dst.rows, step.dst.cols), ceil_div(step.dst.cols, BLOCK)
     listed = [Passes(squares * count * (BLOCK - FIRST_ROWS), ROW, ROW_SHUFFLES, ROW_ROUNDS)]
-    for apart in range(1, count):  # blocks so far below the diagonal follow those that are nearer
+    for apart in range(1, count):  # blocks at this distance below the diagonal follow nearer blocks
         products = (count - apart) * (apart + 1)
         listed.append(Passes(squares, {"mul": 8 * (count - apart)}, PRODUCT_SHUFFLES * products, 2, products))
     return listed

@@ -66,13 +66,15 @@ if TYPE_CHECKING:
     from npusim.program.ir.tile import GlobalTensor
     from npusim.program.ir.tile_program import Item, ProgramPhase, TileProgram
 
-#: Blocks for each multiprocessor up to which all start longest first, whatever L2 holds: in groups of heads the last
-#: groups' longest blocks would end alone (simulated: 15 to 46 % longer on an A10, a T4 and a V100 with 1 to 5 of them).
+#: Number of blocks for each multiprocessor up to which all blocks start longest first, whatever L2 holds: in groups of
+#: heads the longest blocks of the last groups would end alone (simulated: 15 to 46 % longer on an A10, a T4 and a V100
+#: with 1 to 5 blocks).
 ROUNDS = 8
-#: Keys of a step where the device's file says nothing of registers.
+#: Keys of a step if the device's file does not describe registers.
 KEYS = 64
 EXPONENTIAL = "the bits of the hardware's EX2 are not public: powers of two are assumed to be correctly rounded"
-#: Functions of float32 that are an H200's instructions, the architecture of their bits, and what is said of them.
+#: Functions of float32 that are instructions of an H200, the architecture on which their bits were measured, and the
+#: text of the note (`FAST`).
 HOPPERS, MEASURED_ON = frozenset({"exp2.hopper_ex2", "div.hopper_full"}), "sm_90"
 FAST = (
     "{}: the instructions of an H200{}, to which nvcc compiles exp2f and 1 / l times O with --use_fast_math "
@@ -85,7 +87,8 @@ UNTIMED = "this device has no timing model yet: values only"
 IN_LANES = AttentionPace(block=3100, tile=5200, bytes_per_cycle=11.2, residents=2)
 #: The pace of the H200, whose warp groups run concurrently.
 BESIDE = AttentionPace(block=3300, tile=730, bytes_per_cycle=18.1, residents=2)
-#: What a time in the lanes of m8n8k4 is: published kernels of such cores take about twice as long (kernel=xformers).
+#: The meaning of a time in the lanes of m8n8k4: published kernels of such cores take about twice as long
+#: (kernel=xformers).
 DESIGN = (
     "this kernel is a design, about twice as fast as any published kernel; kernel=xformers predicts the measured one"
 )
@@ -130,7 +133,7 @@ class SmMachine(Machine):
         return tiling.model_copy(update={"block_kv": tiling.block_kv or KEYS}), ()
 
     def declared(self, tiling: Any, problem: Any, _precision: Any) -> Any:
-        """Return the tiling with a published kernel's fields, or the keys of a step of one with warp groups.
+        """Return the tiling with a published kernel's fields, or with the keys of a step of a kernel with warp groups.
 
         Faults of such a kernel are reported where its program is built.
         """
@@ -156,7 +159,7 @@ class SmMachine(Machine):
         return type(tiling).model_construct(_fields_set=named, **{**dict(tiling), **own}) if own else tiling
 
     def decided(self, tiling: Any, problem: Any = None) -> frozenset[str]:
-        """Return the fields that the tiling's kernel decides; for a problem, those without a named value."""
+        """Return the fields that the tiling's kernel decides; for a problem, only those without a named value."""
         kernel: GpuKernel | None = tiling.published
         if kernel is None:
             return frozenset()
@@ -164,7 +167,7 @@ class SmMachine(Machine):
         return decided if problem is None or not decided else decided - kernel.own(problem, self.device).keys()
 
     def settings(self, tiling: Any, _problem: Any) -> Sequence[Sequence[Mapping[str, object]]]:
-        """Return the settings that an attention may try; none where a library's kernel was named (``stages=library``).
+        """Return the settings that an attention may try; none if a library's kernel is named (``stages=library``).
 
         None too where a kernel decides the tile, not the machine.
         """
@@ -259,7 +262,8 @@ class SmMachine(Machine):
             if any(s.is_product for s in phase.stages):
                 return plain_lanes(phase, tiling), ""
             columns = {what.axes[1] for what in phase.names.values() if len(what.axes) > 1}
-            is_alike = self._lanes is not None and columns <= self._lanes.lanes.keys()  # what it merges came before it
+            # the parts that are merged were computed earlier
+            is_alike = self._lanes is not None and columns <= self._lanes.lanes.keys()
             return (self._lanes if is_alike and self._lanes else plain_tiling(self.device)), ""
         chosen, self._lanes, room = fitted(
             tile, tiling if isinstance(tiling, SmFields) else fields_of(phase, tiling), self.device
@@ -329,7 +333,8 @@ class SmMachine(Machine):
         notes = (*(() if self.device.is_timed else (UNTIMED,)), *notes)
         rooms = [replace(t.occupancy, blocks=t.residents) for _, t in listed if t.occupancy]
         occupied = [room.occupied() for room in rooms]
-        if any(t.decided.alternates for _, t in listed):  # one block a core, whose tiles are all of its shared memory
+        # one block per core, whose tiles use the whole shared memory of the core
+        if any(t.decided.alternates for _, t in listed):
             occupied.append({SMEM: (core.allocator.peak_bytes[SMEM], shared_memory_bytes(self.device))})
         of_program = [phase for phase, _ in listed], built, queues.values(), core.allocator
         counted: dict[str, Any] = {
@@ -357,7 +362,9 @@ class SmMachine(Machine):
 def _ordered(
     phase: Itself, places: int, deal: BlockOrder, launch: str, heads: int | None, *, is_masked: bool, is_reverse: bool
 ) -> Phase:
-    """Return a phase with its blocks in another order, all masked or not: one for all tilings that have it."""
+    """Return a phase with its blocks in another order, all masked or not; all tilings with the same order share one
+    phase.
+    """
     first: Phase = from_last(phase.thing) if is_reverse else phase.thing
     blocks = dealt(first.cells, places, deal)
     blocks = tuple(map(masked_throughout, blocks)) if is_masked else blocks

@@ -1,4 +1,4 @@
-"""Costs of warps' operations on a multiprocessor, each executed by one of its shared pipes."""
+"""Costs of warps' operations on a multiprocessor; each runs on one of its shared pipes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SmPricing(Transfers):
         return LaneModel(self.device)
 
     def of_op(self, op: TileOp) -> Cost:
-        """Return the cost of an operation: of its one move, or of a warp's instructions."""
+        """Return the cost of an operation: of its single move, or of a warp's instructions."""
         if isinstance(op.work, GroupWork):
             return self._groups.cost(op, op.work)
         spec = self.device.engine(SM, op.engine)
@@ -53,13 +53,14 @@ class SmPricing(Transfers):
             beyond = self._miss_share(source.tensor.name) * self.device.memory.l2.miss_extra_latency_cycles.value
             wait = step.attributes.lookups * (self.sharing.lookup_cycles.value + beyond)
             moved = moved._replace(latency_cycles=moved.latency_cycles + ceil(wait))
-        share = self.device.clock_share  # L2's clock stays when that of products falls
+        share = self.device.clock_share  # L2's clock does not change when the clock of products falls
         port, latency = ceil(moved.occupancy_cycles * share), ceil(moved.latency_cycles * share)
         return moved._replace(occupancy_cycles=port, latency_cycles=latency, pipe_cycles=((f"{SM}.{op.engine}", port),))
 
     def _miss_share(self, tensor: str) -> float:
         misses = self.residency.read_misses[tensor]
-        if self._cold is None or not self.is_placed or not misses:  # whoever reads first misses only what is not there
+        # the first reader misses only data that are not in L2
+        if self._cold is None or not self.is_placed or not misses:
             return misses
         return self._cold.get(tensor, 0.0)
 
@@ -77,10 +78,11 @@ class SmPricing(Transfers):
 def cold_reads(program: TileProgram, in_step: int) -> dict[str, float]:
     """Return the share of each tensor's loads that wait for memory beyond L2, averaged over blocks.
 
-    Blocks that share a head's keys run in step until the blocks of a place have read ``in_step`` tiles: if their head
-    is read for the first time, all of them wait for a miss of the first.  Later blocks hit data that another has
-    loaded.  Blocks of a recurrence, which leave a result for each tile, stay in step: whoever is ahead waits for memory
-    (`chunk_fwd_kernel_h` on an H100, two stages: a chunk takes as long in sequences of 128 chunks as in those of 32).
+    Blocks that share a head's keys run in step until the blocks of a place have read ``in_step`` tiles: if the head is
+    read for the first time, all of them wait for the first block's misses.  Later blocks hit data that another block
+    has loaded.  Blocks of a recurrence, which store a result for each tile, remain in step, because a block that is
+    ahead waits for memory (`chunk_fwd_kernel_h` on an H100, two stages: a chunk takes as long in sequences of 128
+    chunks as in sequences of 32).
     """
     shares: dict[str, float] = {}
     written: set[str] = set()
@@ -90,7 +92,7 @@ def cold_reads(program: TileProgram, in_step: int) -> dict[str, float]:
         heads = max((t.heads for t in touched.values()), default=1)
         cold = {name: heads // t.heads for name, t in touched.items() if name not in shares and name not in written}
         tiles = phase.blocks[0].tile_count if phase.blocks else 0
-        # A block of few tiles may have as many results for another reason, and reads all its tiles in step anyway.
+        # A block of few tiles may have as many results for another reason; it reads all its tiles in step anyway.
         together = tiles if in_step < tiles <= sum(t.is_write for t in touches) else in_step
         waits = {sharing: _waiting(phase, sharing, together) for sharing in set(cold.values())}
         shares |= {name: waits[sharing] for name, sharing in cold.items()}

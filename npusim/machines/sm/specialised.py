@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.kernels.form.phase import Phase
 
-#: Registers of a thread by the number of groups that consume (setmaxnreg of FlashAttention-3), and those for addresses.
+#: Registers of a thread by the number of groups that compute (setmaxnreg of FlashAttention-3), and the registers for
+#: addresses.
 REGISTERS, ADDRESS_REGISTERS = MappingProxyType({1: 240, 2: 240, 3: 160}), 24
-#: Columns of B that one product takes at most; keys are a multiple of what P V adds up at once (PTX ISA, wgmma).
+#: Largest number of columns of B in one product; keys are a multiple of the number that P V adds at once (PTX ISA,
+#: wgmma).
 MOST_COLUMNS, KEYS_MULTIPLE = 256, 16
 
 

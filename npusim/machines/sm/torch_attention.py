@@ -1,4 +1,6 @@
-"""The attention that PyTorch's scaled_dot_product_attention takes on a GPU, which a layer runs where none is named."""
+"""The attention kernel that PyTorch's scaled_dot_product_attention selects on a GPU, which a layer runs if no kernel is
+named.
+"""
 
 from __future__ import annotations
 

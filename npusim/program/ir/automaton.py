@@ -1,9 +1,9 @@
 """Every order in which a core group can reach the pieces of a phase, as a finite graph.
 
 A node is a piece of the program (``ir.structure``) at one *state of the rings*: the distance of each endpoint from the
-others, independent of the count.  The edges of a node lead to its possible successors: the next piece, the next
-iteration, another block of any shape.  Loops and sequences of blocks return to earlier states, so the graph is finite
-and covers programs of every length.
+other endpoints, independent of their counts.  The edges of a node lead to its possible successors: the next piece, the
+next iteration, another block of any shape.  Loops and sequences of blocks return to earlier states, so the graph is
+finite and covers programs of every length.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ State = tuple[int, ...]
 #: The loops around a node: name, index and step of each; the steps name later iterations.
 LoopPath = tuple[tuple[str, int, int], ...]
 Environment = dict["Symbol", object]
-#: The boundary between a node and its successor: none, the end of an iteration, or the end of a block.
+#: The boundary between a node and its successor: no boundary, the end of an iteration, or the end of a block.
 NEXT, LAP, BLOCK = range(3)
 #: Nodes whose successors are not followed yet, each with the boundary before it.
 Tails = list[tuple[int, int]]
@@ -50,8 +50,8 @@ class Node:
     """A piece at one state of the rings.
 
     ``cursors``: the cursors at the first visit; ``advance``: the number of slots by which the piece moves them.
-    ``successors`` gives, for each node that may follow, the slots between the two nodes, the smallest number if the
-    paths differ. ``regions`` are its contested regions, operation by operation.
+    ``successors`` has, for each node that may follow, the number of slots between the two nodes, the smallest number if
+    the paths differ. ``regions`` are its contested regions, operation by operation.
     """
 
     piece: Piece
@@ -142,7 +142,8 @@ class Automaton:
             for shape, loops, rows in counted:
                 left = rows if shape.meets[0] == under_way else rows[:0]
                 while len(left):
-                    # Of the counts that reach the same states one is followed: the largest, which visits them all.
+                    # Of the counts that reach the same states one is followed: the largest, which visits all of these
+                    # states.
                     self._counts = dict(zip(loops, left[-1].tolist(), strict=True))
                     self._turns = {}
                     cursors = list(state)
@@ -166,7 +167,7 @@ class Automaton:
         return rows[~alike]
 
     def outcome(self) -> Outcome:
-        """Return the state with which the phases after this one are checked."""
+        """Return the state with which the later phases are checked."""
         used = {e for n in self.nodes for o in n.piece.operations for e, _, _ in o.uses}
         rings = sorted({self.endpoints[e].ring_number for e in used})
         held = tuple(n for n in rings if any(len({state[e.index] for e in self._sides[n]}) > 1 for state in self.ends))

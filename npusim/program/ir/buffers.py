@@ -1,4 +1,4 @@
-"""Storage of tiles: an allocator per memory, and rings of slots that engines pass to one another.
+"""Storage of tiles: an allocator per memory, and rings of slots that one engine passes to another.
 
 A :class:`Ring` is a FIFO.  Producers acquire a slot, fill it and commit it; consumers acquire the front slot, read it
 and release it.  Generation ``g`` is in slot ``g % depth``; it is ready after every producer's commit, and its slot is
@@ -107,8 +107,8 @@ class Ring:
 class Allocator:
     """Allocates tiles and rings one after another; :meth:`check` checks the complete result.
 
-    The check follows all allocations, so that the error names every tile and ring, not only the last one. Phases of a
-    program reuse the same memory (:meth:`start_phase`).
+    The check runs after all allocations, so that the error names every tile and ring, not only the last one. Phases of
+    a program reuse the same memory (:meth:`start_phase`).
     """
 
     spaces: Mapping[str, AddressSpace]

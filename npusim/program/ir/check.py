@@ -34,8 +34,11 @@ if TYPE_CHECKING:
 
 
 @uncollected()
-def check(program: TileProgram, flags: FlagsSpec | None = None) -> None:
-    """Raise the first fault: `FlagError`, `ProgramError` or `RaceError`.
+def check(program: TileProgram, flags: FlagsSpec | None = None) -> bool:
+    """Return whether the blocks of each family differ in no more than the family allows; raise the first fault.
+
+    A fault is a `FlagError`, a `ProgramError` or a `RaceError`. If blocks differ in more, the check marks the phases
+    of the program as without families (`take_all_by_shape`).
 
     A program that passes computes the same values in every order that queues and flags allow, for any number of
     iterations and any sequence of its block shapes on a core group (``npusim/README.md``).
@@ -46,8 +49,15 @@ def check(program: TileProgram, flags: FlagsSpec | None = None) -> None:
         _check(program, flags, Builder(program, condensed))
     except NpusimError:
         _check(program, flags, Builder(program))
-        for phase in program.phases:
-            take_by_shape(phase)
+        take_all_by_shape(program)
+        return False
+    return True
+
+
+def take_all_by_shape(program: TileProgram) -> None:
+    """Mark the phases of a program as without families."""
+    for phase in program.phases:
+        take_by_shape(phase)
 
 
 def _check(program: TileProgram, flags: FlagsSpec | None, builder: Builder) -> None:

@@ -68,7 +68,7 @@ class ColumnScan(ABC):
     def of_columns(self, blocks: Sequence[Any], group_count: int) -> list[Touches] | None:
         """Return the regions that blocks access if ``group_count`` blocks run in step.
 
-        None if the regions are listed one by one.
+        None if the regions are listed separately.
         """
 
 

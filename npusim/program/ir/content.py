@@ -24,8 +24,8 @@ Class = TypeVar("Class")
 def record(cls: type[Class]) -> type[Class]:
     """Return a dataclass that is compared and hashed by its fields, and never changed.
 
-    It is frozen only for type checkers: a run creates millions of instances, and a frozen one would take five times as
-    long.
+    The class is frozen only for type checkers: a run creates millions of instances, and the creation of a frozen
+    instance would take five times as long.
     """
     return dataclass(slots=True, unsafe_hash=True)(cls)
 
@@ -52,7 +52,7 @@ class SameBlocks(Itself):
     """Represents the blocks of a phase: equal if all blocks are equal, so that phases that are built twice share
     results.
 
-    The hash includes only a few blocks, because otherwise each use would hash thousands of them.
+    The hash includes only a few blocks, because otherwise each use would hash thousands of blocks.
     """
 
     __slots__ = ()
@@ -105,7 +105,7 @@ def _compared(kind: type) -> tuple[str, ...] | None:
 def uncollected() -> Iterator[None]:
     """Pause the garbage collector's search for cycles.
 
-    Code that builds structures uses all of them until its end: searching them repeatedly took half of its time.
+    Code that builds structures uses all of them until it ends: repeated searches took half of its time.
     """
     was_on = gc.isenabled()
     gc.disable()

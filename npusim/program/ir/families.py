@@ -35,9 +35,9 @@ MOST_FAMILIES = 8
 class Family:
     """Blocks that one block represents.
 
-    ``numbers`` are their indices in the phase, ``block`` their common part; ``coordinates`` contains the integers of
-    each symbol, one per block.  ``sizes`` contains the number of iterations of each loop of the body itself, (blocks,
-    loops).
+    ``numbers`` are the blocks' indices in the phase, ``block`` is their common part; ``coordinates`` contains the
+    integers of each symbol, one per block.  ``sizes`` contains the number of iterations of each loop of the body,
+    (blocks, loops).
     """
 
     numbers: npt.NDArray[np.int64]

@@ -39,7 +39,7 @@ class ListedOp:
     """An operation: ``computes`` are its opcodes with the size of the first result, ``regions`` the accessed parts of
     global tensors.
 
-    ``waits`` and ``gives`` name states of rings: ``K ready`` is a filled slot, ``K free`` an empty one.
+    ``waits`` and ``gives`` name states of rings: ``K ready`` means a filled slot, ``K free`` an empty one.
     """
 
     queue: str

@@ -54,13 +54,14 @@ class Opcode(Enum):
     CUMSUM a: the cumulative sums of each row in the named order; the sums restart after ``every`` columns; with variant
         ``reverse`` from the last element to the first
     FOLD a, ...: (rows, 1), one result of a reduction of each row by the function of two elements ``variant``
-        (`npusim.formats.combine_text`) in the named order; with several operands an element is one of each
+        (`npusim.formats.combine_text`) in the named order; with several operands an element consists of one number of
+        each
     ROW_MAX, ROW_SUM and FOLD with ``axis`` `DOWN`: (1, columns), the same of each column from the first row to the last
     SCAN a, ...: the same of each element of a row and all before it
     INVERSE a: for each square of a (the squares are stacked), the inverse of I + L in the named order; L is the
         strictly lower triangle of the square
     INTEGER a, b: an operation of integers (``addi.32`` in ``variant``: LLVM's name and the bits in which it wraps),
-        with or without a sign as the name says
+        signed or unsigned, as the name states
     BITS a: the bits of floats as integers (``bits.float32``), or the floats of these bits (``floats.float32``)
     SELECT mask, a, b: a where the mask (int8) is not zero, else b, bit for bit; a and b may be constants.
         ``variant`` ``compared``: the mask is a result of COMPARE; else it is a mask of positions
@@ -133,7 +134,8 @@ class Attributes:
     #: function of a LOGIC, INTEGER, BITS, FOLD and SCAN, NaN rule of MAX, MIN and ROW_MAX, kind of mask of a SELECT,
     #: direction of a CUMSUM.
     variant: str = ""
-    axis: int = -1  #: along which the blocks of a CAST are formed, and a reduction goes: -1 columns, `DOWN` rows
+    # axis along which the blocks of a CAST are formed, and along which a reduction runs: -1 columns, `DOWN` rows
+    axis: int = -1
     order: str = ""  #: order of a row sum, of cumulative sums, of an inverse, a FOLD and a SCAN
     every: int = 0  #: number of columns after which cumulative sums restart; 0: they do not restart within a row
     overflow: str = ""
@@ -141,7 +143,7 @@ class Attributes:
     # share of the cases that take time on a GPU; share of the powers of two that a polynomial computes
     share: float = 1.0
     comparisons: int = 0  #: indices that determine the mask of a SELECT
-    lookups: int = 0  #: likewise, reads of one number per row and per column
+    lookups: int = 0  #: number of reads of one number per row and per column
     warp: WarpPlan | None = None  #: layout of the tiles in the lanes of a GPU's warps
 
     @property
@@ -151,7 +153,7 @@ class Attributes:
 
 
 PLAIN = Attributes()
-#: `Attributes.axis` of what goes down the rows of a tile.
+#: `Attributes.axis` of operations that go down the rows of a tile.
 DOWN = -2
 #: Format of masks.
 MASK = "int8"
@@ -215,7 +217,7 @@ class OperationWork(Protocol):
 
 @dataclass(slots=True)
 class TileOp:
-    """One entry of an instruction queue. It is not changed after construction.
+    """One entry of an instruction queue. An entry does not change after construction.
 
     queue, engine
         Queue that issues the entry in order; engine that executes it.

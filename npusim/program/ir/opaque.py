@@ -211,7 +211,7 @@ class Lanes:
 
     @staticmethod
     def of(values: Sequence[Any]) -> Any:
-        """Return the number if all lanes have the same, else one number per lane."""
+        """Return the number if all lanes have the same number, else one number per lane."""
         return values[0] if values.count(values[0]) == len(values) else Lanes(values)
 
     def __bool__(self) -> bool:
@@ -236,8 +236,8 @@ def at_lane(value: object, number: int) -> Any:
 def varying(function: Callable[..., Value], *values: object) -> Value:
     """Return ``function(*values)``, or an opaque value if one of ``values`` is opaque.
 
-    For constants, and for coordinates of tensors that no one writes, that are not sums of products: the shifted corner
-    of a mask, or a factor that depends on the tile's number.
+    For constants, and for coordinates of tensors that nobody writes, if they are not sums of products: the shifted
+    corner of a mask, or a factor that depends on the tile's number.
     """
     several: Lanes | None = None
     is_opaque = False

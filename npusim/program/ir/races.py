@@ -55,8 +55,8 @@ class Witness(NamedTuple):
     blocks: int
 
     def beyond(self, hop: int) -> Witness:
-        """Return the witness after the step from one node to the next, which is an iteration of a loop, a block, or
-        neither.
+        """Return the witness after the step from one node to the next, which may be the next iteration of a loop, the
+        next block, or neither.
         """
         if hop == NEXT:
             return self
@@ -140,7 +140,7 @@ class _Facts:
         self.queues = len(self.program.queues)
         waiting = [[e for e in self.endpoints if peer.index in e.peers] for peer in self.endpoints]
         #: The first agent of each endpoint's flags; an endpoint has one flag for each slot of its ring, since only
-        #: these can still be awaited.
+        #: these flags can still be awaited.
         counts = (e.depth if waiting[e.index] else 0 for e in self.endpoints)
         self.flags = list(accumulate(counts, initial=self.queues))
         #: For each endpoint whose flags are awaited: its first flag, the end of its flags, its number, and the queues
@@ -373,7 +373,7 @@ class Use:
 
 @dataclass(slots=True)
 class Places:
-    """Numbers of places: from ``base`` on, one for each of ``depth`` slots and each use."""
+    """Numbers of places: from ``base`` on, one number for each of ``depth`` slots and each use."""
 
     depth: int
     base: int = 0

@@ -174,7 +174,7 @@ def _hull(regions: Sequence[GlobalTile]) -> GlobalTile:
     same = len({(constant_of(r.batch), constant_of(r.head)) for r in regions}) == 1
     row, rows = _span([(r.row, r.rows) for r in regions])
     col, cols = _span([(r.col, r.cols) for r in regions])
-    # Regions of several heads have no common hull: a region whose head is unknown may overlap all of them.
+    # Regions of several heads have no common hull: a region whose head is unknown may overlap all regions.
     anywhere: Any = Coordinate({Symbol("any head"): 1})
     batch, head = (first.batch, first.head) if same else (anywhere, anywhere)
     return type(first)(first.tensor, batch, head, row, rows, col, cols)
@@ -189,7 +189,7 @@ def _span(extents: Sequence[tuple[Any, int]]) -> tuple[Any, int]:
 def may_meet(a: GlobalTile, b: GlobalTile, ranges: Mapping[Symbol, tuple[int, int]], places: Places = ANYWHERE) -> bool:
     """Return whether two regions of one block may share an element, in any two iterations.
 
-    ``places``: coordinates of these blocks; regions that depend on others in different ways may meet.
+    ``places``: coordinates of these blocks; regions that depend on other coordinates in different ways may overlap.
     """
     meet: Any = a.tensor.name == b.tensor.name
     for (at, size), (to, length) in zip(a.extents, b.extents, strict=True):
@@ -202,8 +202,8 @@ def may_meet(a: GlobalTile, b: GlobalTile, ranges: Mapping[Symbol, tuple[int, in
 def _may_overlap(
     a: tuple[Any, Any, Any], b: tuple[Any, Any, Any], ranges: Mapping[Symbol, tuple[int, int]], places: Places
 ) -> Any:
-    """Return whether two spans may overlap; each is a coordinate, a constant that replaces the coordinate's, and a
-    size, or arrays of them.
+    """Return whether two spans may overlap; each span has a coordinate, a constant that replaces the coordinate's, and
+    a size, or arrays of these.
     """
     (at, first_a, a_size), (to, first_b, b_size) = a, b
     distance, low, high, step = first_b - first_a, 0, 0, 0
@@ -245,7 +245,7 @@ def _check_blocks(program: TileProgram, phase: ProgramPhase, touched: Sequence[T
     """
     if not touched:
         return
-    # A body that programs share was built for a different length: the program has its own.
+    # Programs may share a body that was built for another length: the tensors of this program are used.
     tensor = touched[0].access.region.tensor
     tensor = program.tensors.get(tensor.name, tensor)
     sizes = np.array((tensor.batch, tensor.heads, tensor.rows, tensor.cols))

@@ -1,5 +1,5 @@
-"""The bytes that come from L2 and the bytes that come from memory behind it: a property of the program, not of event
-order.
+"""The bytes that come from L2, and the bytes that come from the memory beyond it: a property of the program, not of the
+order of events.
 
 Core groups are assumed to work in step: the r-th blocks of all groups run together and access memory in the same
 order, so that a region which several of them read is fetched once.  A region is still in L2 (least recently used) if
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 
     Scan = Callable[[Sequence[Any]], Iterable[Touch]]
 
-#: Number of blocks above which columns are faster than one block after the other.
+#: Number of blocks above which the computation by columns is faster than block after block.
 LEAST_BLOCKS = 1024
 #: A region of a head: tensor, batch, head, first row and column, number of columns (the number of rows may grow).
 Key = tuple[str, int, int, int, int, int]
-#: Shares of L2, for device files that do not state them: bytes up to which all inputs stay from one launch to the next,
-#: and bytes from which on none stays. With random placement, a line stays with the probability 1 - 2 x to first order
-#: in the excess x over the former, and from half as much again on no line does.
+#: Shares of L2, for device files that do not state them: the bytes up to which all inputs stay from one launch to the
+#: next, and the bytes from which on no input stays. With random placement, the probability that a line stays is 1 - 2 x
+#: to first order, where x is the excess over the first share; no line stays if the excess is half of that share.
 STAYING = 0.885, 1.3275
 #: Share of a row that has been evicted at a second pass, if as many bytes as L2 holds are read and written between the
 #: two passes (fitted on the 48 two-pass loops of reports/silicon/passes.json, in place and not, rows of 16 to 256 KiB
-#: in 2 to 16 resident blocks; without any one tile of them .65 to .70, and the tile that is left out is 5.5 % off on
-#: average, one of two resident blocks of 16 KiB 25 %; single loops give .2 to .9; random places of evicted lines would
-#: lose .35 and .66 where .66 and 1.32 of L2 pass).
+#: in 2 to 16 resident blocks; without any one tile of them .65 to .70; the error of the tile that is left out is 5.5 %
+#: on average, and 25 % for one with two resident blocks of 16 KiB; single loops give .2 to .9; with random places of
+#: evicted lines, .35 and .66 would be lost if .66 and 1.32 of L2 pass).
 LOST = 0.67
 
 
@@ -110,7 +110,7 @@ def residency(
     if sum(len(phase.blocks) for phase in program.phases) <= MOST_BLOCKS:  # with more, regions are not stored
         touched = sum(_touched_bytes(phase, group_count) for phase in phases)
         most = touched + sum(size for _, _, size in tensors) + (warm_bytes or 0)
-        if most <= capacity:  # a cache that holds all bytes is equivalent to any larger one, and evicts nothing
+        if most <= capacity:  # a cache that holds all bytes is equivalent to any larger cache, and evicts nothing
             capacity, residents = most, tuple(0 for _ in phases)
     if in_a_stream:
         dirty_bytes = capacity_bytes * dirty_share(program, 1 - left)
@@ -224,9 +224,10 @@ class _Cache:
         self._begun: dict[str, int] = {}  # step of a tensor's first access
 
     def step(self, touched: _Step, residents: int) -> None:
-        """Add the accesses of all groups in one step; each region is fetched at most once, or by several passes.
+        """Add the accesses of all groups in one step; each region is fetched at most once, or once in each of several
+        passes.
 
-        ``residents``: blocks of a group that run at the same time, each between its passes over its own region.
+        ``residents``: blocks of a group that run at the same time, each block between its passes over its own region.
         """
         now, kept_from, capacity, back = len(self._step_bytes), self._kept_from, self.capacity, self._back_capacity
         last, traffic_of, step_bytes, gone = self._last, self.traffic, self._step_bytes, -1.0
@@ -263,7 +264,8 @@ class _Cache:
                 if role == "output":
                     traffic.put_out += new * count
                 continue
-            warm = self.warm_share(role) if new else 0.0  # of rows that nothing has touched, of a region that grows too
+            # the share of rows that nothing has accessed yet, also of a region that grows
+            warm = self.warm_share(role) if new else 0.0
             if role == "input" and new:
                 self.compulsory += ceil(new * (1 - warm)) * count
             hit_bytes = (known * row_bytes if is_kept else 0) + int(warm * new)
@@ -271,7 +273,7 @@ class _Cache:
             # in the meantime.
             passes = use.times if size > capacity else 1
             absent = (size - hit_bytes) * passes
-            if passes < use.times and use.readers == 1:  # what other blocks also read, they access in the meantime
+            if passes < use.times and use.readers == 1:  # other blocks access in the meantime what they also read
                 gone = self._gone(touched, residents) if gone < 0 else gone
                 absent += int((use.times - 1) * size * gone)
             if absent:
@@ -295,7 +297,9 @@ class _Cache:
         return min(1.0, LOST * residents * (of_reads + of_writes / most) / max(1, self.capacity))
 
     def warm_share(self, role: str) -> float:
-        """Return the share of a region with that role, not accessed yet, that is still in L2 from before the start."""
+        """Return the share of a region with that role that was in L2 before the start and is still there, if the region
+        was not accessed yet.
+        """
         if role != "input" or self.warm_bytes is None:
             return self.left if role == "input" else 0.0
         return float(self.warm_bytes + self._new_bytes <= self.capacity)
@@ -343,7 +347,7 @@ class _Cache:
 class _Use:
     """The extent of a region that one step touches, and the bytes of it that all groups read.
 
-    ``name``: the tensor's name; the tensor may be a view of the one that owns the memory.
+    ``name``: the tensor's name; the tensor may be a view of the tensor that owns the memory.
     """
 
     name: str
@@ -356,7 +360,7 @@ class _Use:
 
     @property
     def readers(self) -> float:
-        """Number of groups that read it, averaged over its bytes; at least one."""
+        """Number of groups that read the tensor, averaged over its bytes; at least one."""
         return max(1.0, self.read_bytes / max(1, self.rows * self.row_bytes * self.times))
 
 

@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 
 
 class ProgramContent:
-    """A program, equal to others for one device that need the same time and pass the same checks.
+    """A program that compares equal to other programs for one device if they need the same time and pass the same
+    checks.
 
     Equal programs have the same queues, rings, tensors, blocks and shares of core groups, access the same regions of
     global memory, and run the same operations on the same bytes with the same waits.  The name of a program, its notes,
-    constants and roles are not compared.  The operations compared are of one block of each form and of the first
+    constants and roles are not compared.  The compared operations are those of one block of each form and of the first
     iteration of each loop; blocks that overlap are compared without the overlap, and by the keys of the blocks that
     they overlap.  The hash needs no operation, so that bodies run only where two hashes are equal.
     """

@@ -205,9 +205,9 @@ def loops_of(parts: Iterable[Part]) -> Iterator[LoopPart]:
 class Shape:
     """The parts that blocks of one shape have in common.
 
-    ``numbers`` are their indices in the phase; ``coordinates`` contains the values of each symbol, one per block.
-    Blocks of a family also differ in the lengths of loops.  ``meets``: the blocks that run before and after them
-    (`Succession`).
+    ``numbers`` are the blocks' indices in the phase; ``coordinates`` contains the values of each symbol, one per block.
+    Blocks of a family also differ in the lengths of loops.  ``meets``: the blocks that run before and after these
+    blocks (`Succession`).
     """
 
     parts: tuple[Part, ...]
@@ -240,7 +240,7 @@ class Builder:
     def shapes(self, phase: ProgramPhase, *, one_by_one: bool = False) -> list[Shape]:
         """Return the shapes of a phase, or families if operations are condensed (`npusim.program.ir.families`).
 
-        ``one_by_one``: one shape per block, with its coordinates as numbers.
+        ``one_by_one``: each block has its own shape, with its coordinates as numbers.
 
         Raises `ProgramError` for an operation without a queue or ring in the program, one that writes a read-only
         tensor or exceeds its slot, or a body that reads a coordinate on which it must not depend.
@@ -469,7 +469,8 @@ def source_line(iterator: Iterator[Any]) -> str:
 
 # ---------------------------------------------------------------- straight runs as short loops
 
-#: Largest number of operations of a slice: loads with masks, the work, stores; pieces of a product have as many.
+#: Largest number of operations of a slice: loads with masks, the work, stores; pieces of a product have as many
+#: operations.
 LONGEST = 12
 #: Number of repetitions from which on a loop is smaller than the operations it replaces: the automaton visits it twice.
 FEWEST = 3

@@ -65,17 +65,21 @@ class Arranged(Protocol):
         """Return values as (batch, heads, rows, cols)."""
 
     def drawn(self, values: NDArray[Any], head: tuple[int, int]) -> NDArray[Any]:
-        """Return drawn values of a (batch, head), (rows, cols); rows that share one place in memory are equal."""
+        """Return drawn values of a (batch, head), (rows, cols); rows that share one place in memory have
+        equal values.
+        """
 
     def of_no_element(self, head: tuple[int, int]) -> NDArray[Any] | None:
         """Return which places of a (batch, head), (rows, cols), are of no element of the argument; None for none."""
 
     def piece(self, rows: int, cols: int) -> int:
-        """Return how many elements of a part of a matrix follow one another in memory."""
+        """Return the number of successive elements in memory of a part of a matrix."""
 
 
 def in_a_row(count: int, rows: int, pitch: int) -> int:
-    """Return how many elements follow one another of ``rows`` rows of ``count`` that begin ``pitch`` elements apart."""
+    """Return the number of successive elements in memory of ``rows`` rows of ``count`` elements that begin ``pitch``
+    elements apart.
+    """
     return count * rows if rows == 1 or pitch == count else count
 
 
@@ -104,8 +108,8 @@ class GlobalTensor:
         Tensor that owns the memory of this tensor. If its ``added`` is not 0, this tensor contains the sums of its
         batches.
     added
-        Number of batches that share one place in memory, which is cleared first and to which writers add. 0: batches do
-        not share places. The values are added in the order of the writes.
+        Number of batches that share one place in memory, which is first set to 0 and to which writers then add. 0:
+        batches do not share places. The values are added in the order of the writes.
     parameter
         Name of the kernel's parameter, if a launch passes the tensor as a parameter.
     """
@@ -203,7 +207,7 @@ class GlobalTile:
     def is_part_of_lines(self, line_bytes: int) -> bool:
         """Return whether the tile has less than a line of each row, and other tiles as wide have the rest.
 
-        False for fractals, rows that share one place, rows behind one another, and ragged edges.
+        False for fractals, rows that share one place, interleaved rows, and ragged edges.
         """
         whole, fmt, piece = self.tensor, stored_format(self.tensor.fmt), self._piece
         if whole.column or whole.shared_rows > 1:
@@ -213,7 +217,7 @@ class GlobalTile:
 
     @property
     def goes_down(self) -> bool:
-        """Whether the elements that follow one another in memory are those of a column."""
+        """Whether successive elements in memory are elements of a column."""
         return self._piece != self.cols
 
     @property

@@ -110,7 +110,7 @@ class Touch:
     """A region of a global tensor that blocks read, at most ``times`` each, or write (``times`` 0).
 
     ``read_bytes`` is the sum of the bytes of all reads; ``None``: one block reads the region ``times`` times. ``turn``:
-    the index of the part of the tensor, for a block that processes its parts one after the other.
+    the index of the part of the tensor, for a block that processes its parts one after another.
     """
 
     region: GlobalTile
@@ -128,7 +128,7 @@ class Succession(NamedTuple):
     """The succession of blocks on a core group if each begins before the previous one has ended.
 
     ``alone``: the block without overlap, from which its values are computed.  ``meets``: keys of the blocks that run
-    when it begins, and when it ends; a block follows only blocks at whose ends the blocks of its beginning run.
+    when the block begins, and when it ends; a block follows only blocks at whose ends the blocks of its beginning run.
     ``blocks`` are the blocks of the phase without overlap, from which the assignment and ``meets`` follow.
     """
 
@@ -248,7 +248,7 @@ class Cost(NamedTuple):
         Work of the warps that a core processes concurrently with the work of other warps (processor sharing); the
         occupancy begins when this work has ended. None: the operation waits for free pipes instead.
     idle_bytes
-        Those of ``link_bytes`` that do not exist: what the links could carry while memory answers more slowly.
+        Bytes of ``link_bytes`` that are not transferred: the links could carry them while memory answers more slowly.
     """
 
     occupancy_cycles: int
@@ -279,7 +279,7 @@ class Pricing(Protocol):
 
     @property
     def residency(self) -> Residency:
-        """Share of each tensor's bytes that is read from memory behind L2."""
+        """Share of each tensor's bytes that is read from the memory beyond L2."""
 
     def of_op(self, op: TileOp) -> Cost:
         """Return the cost of an operation; raise `UnknownOpcodeError` if it has no cost."""
@@ -369,6 +369,10 @@ class TileProgram:
     #: The program's residency in L2, by the device's numbers on which it depends; a derived program has a separate
     #: residency.
     residencies: dict[Hashable, Residency] = field(default_factory=dict, init=False, repr=False, compare=False)
+    #: The arithmetics and orders of sums that steps of the program name, stored at their first use.
+    named: list[tuple[dict[str, str], tuple[str, ...]]] = field(
+        default_factory=list, init=False, repr=False, compare=False
+    )
 
     @property
     def is_spilled(self) -> bool:

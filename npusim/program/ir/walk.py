@@ -1,9 +1,9 @@
 """The walker converts ring handshakes to counted waits, for one operation or for whole bodies.
 
-Every producer and consumer of a ring is an *endpoint* with one counter: the number of generations that it has passed
-on.  In program order the same number is its cursor.  For generation ``g``, endpoint ``e`` must see every producer's
-counter at ``g + 1`` (if it is a consumer) or every consumer's counter at ``g - depth + 1`` (if it is a producer).
-Schedules never compute a slot or a flag.
+Every producer and consumer of a ring is an *endpoint* with one counter: the number of generations that the endpoint has
+passed on.  In program order the same number is its cursor.  For generation ``g``, endpoint ``e`` must see every
+producer's counter at ``g + 1`` (if it is a consumer) or every consumer's counter at ``g - depth + 1`` (if it is a
+producer). Schedules never compute a slot or a flag.
 
 There are two views of the same rules:
 
@@ -50,7 +50,7 @@ class Endpoint:
     ring: str
     queue: str
     is_producer: bool
-    peers: tuple[int, ...]  #: endpoints of the other side, without those of the same queue
+    peers: tuple[int, ...]  #: endpoints of the other side, without the endpoints of the same queue
     lag: int  #: a consumer waits for generation + 1, a producer for generation + 1 - depth
     period: int  #: a producer sees releases only in multiples of this number
     is_cross_core: bool
@@ -201,8 +201,8 @@ def walk(walker: Walker, items: Iterable[Item], path: Path = ()) -> Iterator[Res
 class OpTemplate:
     """An operation with waits relative to its endpoint's cursor at the start of the template.
 
-    ``waits`` holds ``(endpoint, peer, delta)``: the peer's counter must reach ``cursor[endpoint] + delta``
-    and the endpoint's lag (rounded up to its period).  ``timed`` is the operation with its cost, of the last pricing.
+    ``waits`` holds ``(endpoint, peer, delta)``: the peer's counter must reach ``cursor[endpoint] + delta`` plus the
+    endpoint's lag (rounded up to its period).  ``timed`` is the operation with its cost by the last pricing.
     """
 
     op: TileOp

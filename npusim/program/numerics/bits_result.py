@@ -104,8 +104,8 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceCounts:
-    """The number of choices of the first of two values: all elements and those choices, all tiles of blocks and those
-    with one.
+    """The number of choices of the first of two values: the number of all elements and of elements with that choice,
+    and the number of all tiles of blocks and of tiles with such an element.
     """
 
     count: int

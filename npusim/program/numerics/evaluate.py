@@ -112,7 +112,7 @@ SAMPLE_ROWS, LEAST_ROWS, SAMPLE_OUTPUTS = 128, 8, 1 << 17
 #: Rows on which variants and presets are compared.  Measured for presets of six schedules and devices, the relative
 #: standard error of a ratio of errors is 0.25 / sqrt(rows), here 3 %: the second digit is known to a unit or two.
 COMPARED_ROWS = 64
-#: Rows of a block for each row that is wanted, from which these are executed in pieces of their own.
+#: Number of rows of a block per requested row from which on the requested rows are executed in separate pieces.
 SPARSE = 4
 
 
@@ -281,10 +281,8 @@ class _Alternatives:
         self.at = _, _, row = max(at for at in rows if at[:2] == (batch, head))
         self.last = row + rows[self.at] - 1
         blocks = needed_blocks(program, [self.last], {head}, batches={batch}, most=rows[self.at])
-        for name, other in of.items():
-            changes = changed_attributes(program, other, blocks)
-            if changes is not None:
-                self.lanes[name] = Alternative(other, blocks, changes)
+        for name, changes in changed_attributes(program, of, blocks).items():
+            self.lanes[name] = Alternative(of[name], blocks, changes)
 
     def rows(self, done: Execution, inputs: HeadSource) -> dict[str, Array]:
         """Return the rows by name after their lanes are ``done``; programs that cannot be lanes are executed
@@ -468,9 +466,9 @@ def indices(what: str, choice: Choice, count: int, also: str = "", hint: str = "
     """Return indices in ascending order: a number or numbers from 0 to ``count`` - 1, or a text such as
     ``0,128,4000-4095``.
 
-    Ranges are compared with ``count`` before they are expanded; ``also`` names other allowed texts,
-    ``hint`` ends an error.  Raises `SpecError`
-    for indices that do not exist, for none, and for a text that is no index.
+    Ranges are compared with ``count`` before they are expanded; ``also`` names other allowed texts, ``hint`` ends an
+    error.  Raises `SpecError` for indices that do not exist, for an empty selection, and for a text that is not an
+    index.
     """
     wanted = f"write {also}numbers such as 0,128,4000-4095"
     if isinstance(choice, str):
@@ -588,6 +586,12 @@ def _describe(problem: Output, heads: set[int], written: dict[tuple[int, int, in
 
 def named_choices(program: TileProgram) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return ``{matrix arithmetic: evidence}`` of the program's products, and its orders of row sums."""
+    if not program.named:
+        program.named.append(_named_choices(program))
+    return program.named[0]
+
+
+def _named_choices(program: TileProgram) -> tuple[dict[str, str], tuple[str, ...]]:
     named = {
         (step.opcode, step.attributes.arithmetic or step.attributes.order)
         for phase in program.phases

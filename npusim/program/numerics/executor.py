@@ -43,7 +43,7 @@ EVENTS_KEPT = 10_000
 
 @dataclass
 class EventLog:
-    """Counts overflows to Inf and NaN from numbers by operation; stores events: the first of each kind, one per
+    """Counts overflows to Inf and NaN from numbers by operation; stores the first event of each kind, and one event per
     operation.
 
     If a mask of values selects between two values, the observer counts by name: elements, elements with the first
@@ -133,7 +133,7 @@ class EventLog:
             self._keep(replace(event, block=f"{where}, {event.block}"))
 
 
-#: Form in which the cause of a NaN shows an operation of two numbers; other operations have none.
+#: Form in which the cause of a NaN shows an operation of two numbers; other operations have no entry.
 SIGNS = MappingProxyType({Opcode.ADD: " + ", Opcode.SUB: " - ", Opcode.MUL: " * ", Opcode.DIV: " / "})
 
 
@@ -205,7 +205,7 @@ class Execution:
 class Alternative(NamedTuple):
     """A program that differs from another only in attributes of steps (`changed_attributes`), and its blocks by phase.
 
-    Its lanes run with the other program's; their events are not counted, and observers do not receive them.
+    Its lanes run with those of the other program; their events are not counted, and observers do not receive them.
     """
 
     program: TileProgram
@@ -237,9 +237,9 @@ def execute(
 ) -> Execution:
     """Execute ``blocks`` of each phase (all where not named) and return tensors and events.
 
-    ``inputs(name, batch, head)`` gives one head's matrix of an input tensor in its own dtype;
-    ``observers`` are called after every step, ``progress`` with the share of blocks that are done; without
-    ``is_counted`` no event is looked for.  ``memories``: those of earlier executions, which this one overwrites.
+    ``inputs(name, batch, head)`` gives one head's matrix of an input tensor in its own dtype; ``observers`` are called
+    after every step, ``progress`` with the share of blocks that are done; without ``is_counted`` events are not
+    counted.  ``memories``: memories of earlier executions, which this one overwrites.
     """
     stores = [TensorStore(variant.program, inputs) for variant in variants]
     tensors = TensorStore(program, inputs)
@@ -282,24 +282,42 @@ def _most_lanes(block: object) -> int:
 
 
 def changed_attributes(
-    program: TileProgram, other: TileProgram, blocks: Mapping[str, Sequence[Any]]
-) -> dict[Attributes, Attributes] | None:
-    """Return which attributes of steps differ in another program's ``blocks`` by phase.
+    program: TileProgram, others: Mapping[str, TileProgram], blocks: Mapping[str, Sequence[Any]]
+) -> dict[str, dict[Attributes, Attributes]]:
+    """Return, by name, which attributes of steps differ in other programs' ``blocks`` by phase.
 
-    None if more than attributes differs, or if equal attributes become different.
+    A program is absent if more than attributes differs, or if equal attributes become different.
     """
-    if program.used_bytes != other.used_bytes or len(program.phases) != len(other.phases):
-        return None
-    changes: dict[Attributes, Attributes] = {}
-    for one, two in zip(program.phases, other.phases, strict=True):
-        for block in {one.shape(b): b for b in _apart(one, blocks[one.name])}.values():
-            for mine, its in zip_longest(*(steps_of(phase.body(block)) for phase in (one, two))):
-                if not isinstance(mine, Step) or not isinstance(its, Step):
-                    if mine != its:
-                        return None
-                elif _does(mine) != _does(its) or changes.setdefault(mine.attributes, its.attributes) != its.attributes:
-                    return None
-    return {before: after for before, after in changes.items() if before != after}
+    found: dict[str, dict[Attributes, Attributes]] = {
+        name: {}
+        for name, other in others.items()
+        if program.used_bytes == other.used_bytes and len(program.phases) == len(other.phases)
+    }
+    for number, phase in enumerate(program.phases):
+        for block in {phase.shape(b): b for b in _apart(phase, blocks[phase.name])}.values() if found else ():
+            mine = [(step, isinstance(step, Step) and _does(step)) for step in steps_of(phase.body(block))]
+            for name in [*found]:
+                if not _differ_in_attributes(mine, steps_of(others[name].phases[number].body(block)), found[name]):
+                    del found[name]
+    return {
+        name: {before: after for before, after in changes.items() if before != after} for name, changes in found.items()
+    }
+
+
+def _differ_in_attributes(
+    mine: Iterable[tuple[Step | int, Any]], its: Iterable[Step | int], changes: dict[Attributes, Attributes]
+) -> bool:
+    """Return whether steps differ at most in attributes, and each attributes in one way; add them to ``changes``.
+
+    ``mine``: the steps of the first program, each with what it does.
+    """
+    for (own, does), other in zip_longest(mine, its, fillvalue=(None, None)):
+        if not isinstance(own, Step) or not isinstance(other, Step):
+            if own != other:
+                return False
+        elif does != _does(other) or changes.setdefault(own.attributes, other.attributes) != other.attributes:
+            return False
+    return True
 
 
 def steps_of(items: Iterable[Item]) -> Iterator[Step | int]:
@@ -363,7 +381,7 @@ class Lockstep:
     def _operations(self) -> Iterator[tuple[ResolvedOp, Sequence[TileOp]]]:
         """Yield operations in the order of `execute`: with `Lanes` if bodies do not compare the positions of blocks.
 
-        If a body compares them although its operations are equal, each block has its own operations.
+        If a body compares coordinates although its operations are equal, each block has separate operations.
         """
         blocks, done = list(self._distinct), 0
         try:
@@ -402,15 +420,15 @@ class Lockstep:
                 observer(Moment(self.phase.name, self.blocks, resolved, index, step, read, outcome, role))
         if is_global:
             for cut, values in zip(self._cuts([s.dst for s in steps]), result, strict=True):
-                cut[...] = values.reshape(cut.shape)  # a column, written to the one row of a tensor
+                cut[...] = values.reshape(cut.shape)  # a column, written to the single row of a tensor
         else:
             before[...] = result
 
     def _is_shared(self, resolved: ResolvedOp, index: int, step: Step) -> bool:
         """Execute a step whose tile several lanes share, and return whether it is such a step.
 
-        It is a load, of which memory has no copies before another step asks for them, or a product with such a tile as
-        its right operand, which is prepared once for all these lanes.
+        The operation is a load whose memory has no copies until another step requests them, or a product with such a
+        tile as its right operand, which is prepared once for all these lanes.
         """
         if isinstance(step.dst, GlobalTile):
             return False
@@ -563,7 +581,7 @@ def _pages(size: int) -> NDArray[np.uint8]:
 class BufferStore:
     """One core group's memories for ``lanes`` blocks that run in step, as bytes.
 
-    ``kept``: bytes of finished lanes' memories, by name, for reuse: a used memory is faster than a new one.
+    ``kept``: memories of finished lanes, as bytes by name, for reuse: a used memory is faster than a new one.
     """
 
     def __init__(self, program: TileProgram, lanes: int, kept: dict[str, Array]) -> None:
@@ -655,8 +673,8 @@ class TensorStore:
         return self.started(tensor, (batch, head), 0, tensor.rows)
 
     def started(self, tensor: GlobalTensor, of: tuple[int, int], first: int, last: int) -> Array:
-        """Return the matrix of (batch, head), of which these rows are defined: a large one starts as NaN part by
-        part.
+        """Return the matrix of (batch, head) in which these rows are defined: a large matrix starts as NaN one part at
+        a time.
         """
         matrix = self._matrix(tensor, *of)
         if id(matrix) in self._fresh:

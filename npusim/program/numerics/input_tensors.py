@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,8 +38,9 @@ NAMES = ("q", "k", "v", "w_o")
 def recipe_source(problem: Problem, seed: int | None = None) -> HeadSource:
     """Return a source of inputs drawn from the problem's recipe; the source stores them.
 
-    Every head has its own generator, seeded by (seed, tensor, batch, head): a head's values do not depend on which
-    other heads are computed.  Raises :class:`TensorError` for a recipe that changes tensors instead of drawing them.
+    Every head has its own generator, seeded by (seed, tensor, batch, head): a head's values are independent of the
+    other heads that are computed.  Raises :class:`TensorError` for a recipe that changes tensors instead of drawing
+    them.
     """
     recipe = problem.data
     if isinstance(recipe, AmplifiedData):
@@ -51,11 +52,31 @@ def recipe_source(problem: Problem, seed: int | None = None) -> HeadSource:
         if name not in NAMES:
             known = f"the inputs of attention are {', '.join(NAMES)}"
             raise TensorError(f"input {name}: {known}; declare a kernel with other inputs with problem=KernelProblem")
-        rng = np.random.default_rng([start, NAMES.index(name), batch, head])
-        drawn, scale = _draw(problem.sequence(batch), name, rng), getattr(problem, f"{name}_scale")
-        return formats.cast(drawn if scale == 1.0 else drawn / scale, problem.dtype)
+        one, unit = problem.sequence(batch), getattr(problem, f"{name}_scale")
+        what = repr(one.data), name, (start, NAMES.index(name), batch, head), _shape(one, name), one.scale
+        make = _kept_head if math.prod(what[3]) <= KEPT_ELEMENTS else _kept_head.__wrapped__
+        return make(one.data, what, unit, problem.dtype)
 
     return source
+
+
+#: Number of drawn heads that are stored for further runs on the same inputs, and elements up to which a head is.
+KEPT_HEADS, KEPT_ELEMENTS = 128, 1 << 16
+
+
+@lru_cache(maxsize=KEPT_HEADS)
+def _kept_head(
+    recipe: DataRecipe, what: tuple[str, str, tuple[int, ...], tuple[int, int], float], unit: float, dtype: str
+) -> Array:
+    """Return a drawn head divided by ``unit`` in a format, read-only.
+
+    ``what``: the recipe as text, in which all numbers are told apart, the tensor, seeds, shape and scale of the scores.
+    """
+    _, name, seeds, shape, scale = what
+    drawn = _draw(recipe, name, np.random.default_rng(seeds), shape, scale)
+    values: Array = formats.cast(drawn if unit == 1.0 else drawn / unit, dtype)
+    values.flags.writeable = False
+    return values
 
 
 def drawn_source(problem: Problem, recipe: HeadSource | None = None) -> HeadSource:
@@ -75,7 +96,7 @@ def quantised(values: Array, fmt: str, rows: int | None = None, *, by_column: bo
     """Return values in a narrow format, with float32 scales: one scale for all values, or one for each group of
     ``rows`` rows.
 
-    Alternatively one scale for each column, (1, columns).
+    With ``by_column``: one scale for each column, (1, columns).
 
     A scale is float32(largest absolute value / largest finite value of ``fmt``), or 1 if that is 0; stored values are
     the quotients, rounded to nearest even and saturated.
@@ -131,7 +152,7 @@ def drawn_pages(problem: Problem) -> PageTable:
 def check_pages(table: PageTable, keys: Sequence[int], page: int, count: int) -> None:
     """Raise `TensorError` if pages of ``page`` keys do not contain sequences with these numbers of ``keys``.
 
-    A page is one of ``count``, at one position of one sequence.
+    A page is one of ``count`` pages, at one position of one sequence.
     """
     owners: dict[int, int] = {}
     for number, (pages, length) in enumerate(zip(table, keys, strict=True)):
@@ -179,9 +200,8 @@ def projection_source(problem: Problem, heads: int, hidden: int) -> Callable[[in
     return source
 
 
-def _draw(problem: Problem, name: str, rng: np.random.Generator) -> Array:
-    """Return one head of tensor ``name``, (rows, dimension) in float32 or float64."""
-    recipe, shape = problem.data, _shape(problem, name)
+def _draw(recipe: DataRecipe, name: str, rng: np.random.Generator, shape: tuple[int, int], scale: float) -> Array:
+    """Return one head of tensor ``name``, ``shape``: (rows, dimension), in float32 or float64."""
     match recipe:
         case NormalData():
             narrow = rng.standard_normal(shape, np.float32)
@@ -195,7 +215,7 @@ def _draw(problem: Problem, name: str, rng: np.random.Generator) -> Array:
             is_outlier = rng.random(shape) < recipe.probability
             return values + np.where(is_outlier, recipe.amplitude * rng.standard_normal(shape), 0.0)
         case SinkData():
-            return _sink(recipe, name, rng, shape, problem.scale)
+            return _sink(recipe, name, rng, shape, scale)
         case ResonanceData():
             return _resonance(recipe, name, rng, shape)
         case AmplifiedData():
@@ -236,7 +256,7 @@ def kernel_source(inputs: Sequence[GlobalTensor], seed: int, given: Mapping[str,
     entries.
 
     A given tensor has the number of elements and the format of the launch; its shape is assumed to be that of the
-    launch.  Raises :class:`TensorError` for other tensors, and if one is missing.
+    launch.  Raises :class:`TensorError` for other tensors, and if a tensor is missing.
     """
     by_name = {t.name: t for t in inputs}
 

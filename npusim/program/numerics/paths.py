@@ -74,20 +74,21 @@ class _Together:
         self.by_name[step.operation, step.name].append(step)
 
     def event(self, step: _Step, lane: int) -> PathEvent:
-        values = step.rows[lane if len(step.rows) > 1 else 0]  # a constant is one for all lanes
+        values = step.rows[lane if len(step.rows) > 1 else 0]  # a constant has one value for all lanes
         return PathEvent(self.phase, step.operation, step.name, self.blocks[lane], step.path, values)
 
 
 class RowPath:
     """The steps of a row in program order, block by block; each is an object when it is asked for.
 
-    It observes an execution, and stores the first row of each step's result, for the first slice of a tile alone.
+    The class observes an execution, and stores the first row of each step's result, only for the first slice of a tile.
     ``order``: the position of each block by phase and identity.
     """
 
     def __init__(self, order: Mapping[tuple[str, int], int], phases: Sequence[str]) -> None:
         self._order, self._phases = order, phases
-        #: By the identity of their blocks, which are stored so that no others get it; None: none has the row.
+        #: By the identity of their blocks, which are stored so that no other object gets the same identity; None: no
+        #: block has the row.
         self._groups: dict[int, tuple[Sequence[Any], _Together | None]] = {}
         self._places: dict[tuple[int, int], tuple[_Together, int]] = {}
 
@@ -140,7 +141,8 @@ def compute(
     has_path: bool = True,
     memories: dict[str, NDArray[Any]] | None = None,
 ) -> Computed:
-    """Return the bits of rows from a row on, to the ends of their blocks, in this number of heads from its own on.
+    """Return the bits of rows from the place's row on, to the ends of their blocks, in this number of heads from the
+    place's head on.
 
     With ``has_path`` the blocks are executed completely, and the steps of the row are recorded.  ``memories``: as for
     `execute`.
@@ -187,7 +189,7 @@ def bits_of(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def parting(one: RowPath, two: RowPath) -> str:
-    """Return the first step of ``one`` that differs from its counterpart, the step with the same name and position
+    """Return the first step of ``one`` that differs from the step of ``two`` with the same name and the same position
     among steps of this name.
 
     The text has both values ("none" if the other computation has no such step); empty if no step differs.

@@ -82,7 +82,7 @@ def attention(
     sees_none = (scores == -np.inf).all(axis=1, keepdims=True) & bool(problem.unseen)
     if problem.unseen == "mean":
         scores = np.where(sees_none, 0.0, scores)
-    if problem.sink_logits:  # a column next to those of the keys, whose value is 0
+    if problem.sink_logits:  # a column next to the columns of the keys, with value 0
         scores = np.append(scores, np.full((len(scores), 1), sink_logits(problem.heads)[head]), axis=1)
     weights = softmax_weights(scores)
     v = np.where((scores[:, : len(k)] == -np.inf).all(axis=0)[:, None], 0, v)  # NaN of keys that no row sees

@@ -61,7 +61,7 @@ def product(a: Array, b: Array, before: Array, attributes: Attributes, b_of: NDA
     if attributes.transpose_b:
         b = b.swapaxes(-1, -2)
     arithmetic = formats.get_arithmetic(attributes.arithmetic)
-    # The unit loads complete fractals: the elements that a ragged tail leaves empty are zero (design section 1).
+    # The unit loads complete fractals: the elements beyond a ragged tail are zero (design section 1).
     tail = -a.shape[-1] % arithmetic.k
     if tail:
         a = np.concatenate([a, np.zeros((*a.shape[:-1], tail), a.dtype)], axis=-1)

@@ -7,7 +7,7 @@
 ``block``
     The processes of ``des`` in compiled form (`npusim.program.timing.engine`), each run to its next wait: exact.
 ``fold``
-    The same engine with one core group of each class of equal groups, whose transfers have weights: exact.
+    The same engine with one core group of each class of equal groups; transfers have weights, and the result is exact.
 ``steady``
     ``fold`` that skips periods after the joint state repeats: exact.
 ``reserved``

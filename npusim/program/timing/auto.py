@@ -30,15 +30,17 @@ FEW_OPERATIONS = 2_000_000
 #: Number of operations of groups that all differ up to which simulation is faster than a search for a repeated state
 #: (0.05 s).
 SHORT_OPERATIONS = 500_000
-#: Largest number of operations that are simulated one by one, which takes about 2 s; above it the time is stated with a
-#: band.
+#: Largest number of operations that are simulated individually, which takes about 2 s; for larger numbers the time is
+#: stated with a band.
 MANY_OPERATIONS = 20_000_000
 #: A band above 2 % is wide.
 WIDE = 0.02
 
 
 def keeps_spans(streams: Streams) -> bool:
-    """Return whether `simulate` stores spans of a program: a short one that is simulated operation by operation."""
+    """Return whether `simulate` stores spans of a program: this is so for a short program that is simulated operation
+    by operation.
+    """
     if streams.scalar_waits:
         return True
     code = code_of(streams)

@@ -131,7 +131,7 @@ class Engine:
         self._begun = now
 
     def take(self) -> None:
-        """Take the next operation from the queue, if there is one."""
+        """Take the next operation from the queue, if the queue is not empty."""
         entries = self.entries
         if not entries:
             self.op = None
@@ -187,7 +187,7 @@ class Engine:
     def _launch(self, now: int) -> None:
         """Schedule the operation, which starts when the last of its flags is visible.
 
-        Its end is known at once, unless it uses shared links or pipes, which it joins when it starts.
+        The end of the operation is known at once, unless it uses shared links or pipes, which it joins when it starts.
         """
         op = self.op
         assert op is not None
@@ -283,7 +283,7 @@ class Engine:
 class Dispatcher:
     """One scalar unit: issues its operations in program order into bounded queues.
 
-    If waits for flags of other cores stop it, it issues neither the waiting operation nor any later one.
+    A scalar unit that waits for flags of other cores issues neither the waiting operation nor any later one.
     """
 
     __slots__ = (
@@ -397,7 +397,7 @@ class _Simulation:
             yield block
 
     def _flags(self) -> list[Counter]:
-        # A waiter never needs counts older than the number of slots by which both sides can be apart.
+        # A waiter never needs counts that are older than the number of slots by which both sides can differ.
         return [Counter(self.streams.flag_latency(e.index), 2 * e.depth + e.period + 1) for e in self.streams.endpoints]
 
     def result(self) -> TimingResult:

@@ -44,7 +44,8 @@ def simulate(
 
     ``method``: ``block`` simulates all core groups, ``fold`` one of each class; ``steady`` does the same and adds whole
     periods at once, unless ``trace_groups`` requests spans.  Groups of one class share their
-    :class:`~npusim.program.timing.timing_result.QueueUse`, which have the number of the class's first group.
+    :class:`~npusim.program.timing.timing_result.QueueUse`, in which the number of the group is that of the class's
+    first group.
 
     Raises :class:`~npusim.errors.DeadlockError`, which names the waiting engines, and
     :class:`~npusim.errors.ProgramError` if transfers are too large for 64-bit clocks.
@@ -146,9 +147,9 @@ class Run:
 
     @uncollected()
     def spans(self, until: int | None = None) -> tuple[Span, ...]:
-        """Return the operations of the traced groups: those of a class once for each of its groups.
+        """Return the operations of the traced groups; the operations of a class are repeated for each of its groups.
 
-        ``until``: operations that end by that cycle.
+        ``until``: only operations that end by that cycle.
         """
         queues, operations = self.streams.program.queues, self.code.operations
         kept, spans = self.state.span[: self.state.size[SPANS]], []
@@ -197,7 +198,7 @@ class Booked(NamedTuple):
 
 
 def uses_of(streams: Streams, members: Sequence[Sequence[int]], booked: Booked) -> tuple[tuple[QueueUse, ...], ...]:
-    """Return the use of every queue, group by group; the groups of a member share one object."""
+    """Return the use of every queue, group by group; the groups of one member share one object."""
     names = [q.name for q in streams.program.queues]
     causes: dict[str, list[tuple[int, str]]] = {name: [] for name in names}
     for endpoint in streams.endpoints:

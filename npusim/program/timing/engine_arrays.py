@@ -46,7 +46,7 @@ def record(fields: str) -> np.dtype[Any]:
 class Program(NamedTuple):
     """The program of a run; it never changes during the run (`build_program`)."""
 
-    op: Records  #: one more than there are: an operation's waits end where the next operation's begin
+    op: Records  #: one entry more than operations: an operation's waits end where the next operation's waits begin
     wait: Records
     set: Ints  #: endpoints
     flow: Records
@@ -113,8 +113,8 @@ class EngineState(NamedTuple):
     event: Records  #: heap by the time at which an operation with transfers begins
     request: Records  #: heap by the time at which an operation is ready for its pipes, then engine
     pipe: Records  #: (members, pipes)
-    core: Records  #: (members,) if warp groups share the pipes of a core (processor sharing), else none
-    server: Records  #: (2 * members,): clocks of arithmetic and of products of each of these cores
+    core: Records  #: (members,) if warp groups share the pipes of a core (processor sharing), else empty
+    server: Records  #: (2 * members,): clocks of arithmetic and of products for each of these cores
     work: Records  #: (2 * members, queues): heaps by the clock value of the server at which work ends
     due: Ints  #: tree of minima over the members: the time at which the next work of each ends
     todo: Ints  #: stack of engines and dispatchers to process
@@ -129,18 +129,18 @@ HEAP_TYPE = record("key engine")
 STATE_TYPES: Mapping[str, Any] = MappingProxyType(
     {
         # ``op``: the operation, or -1.  ``wait_at``: its next wait, -1 after it has begun.  ``ready``: the end of its
-        # waits so far.  ``in_flight``: its unfinished transfers, or ``ASKING`` for pipes.  ``head`` and ``length``: of
-        # the queue.  ``blocked``: the dispatcher that waits for a free entry, or -1.  ``next_waiter``: the engine that
-        # waits for the same counter, or -1.  ``free``: the end of the previous operation.  ``end``: the last result,
-        # which flags wait for.  ``idle``: cycles without an instruction.  ``waited``: cycles in which another operation
-        # had its pipes.
+        # waits so far.  ``in_flight``: its unfinished transfers, or ``ASKING`` for pipes.  ``head`` and ``length``:
+        # first entry and length of the queue.  ``blocked``: the dispatcher that waits for a free entry, or -1.
+        # ``next_waiter``: the engine that waits for the same counter, or -1.  ``free``: the end of the previous
+        # operation.  ``end``: the time of the last result, for which flags wait.  ``idle``: cycles without an
+        # instruction.  ``waited``: cycles in which another operation had its pipes.
         "engine": record(
             "op wait_at ready begun in_flight head length blocked next_waiter free end busy done idle waited"
         ),
         # ``time``: when the operation was issued, or when its entry became free.
         "entry": record("op time"),
-        # ``waiter``: the first engine that waits for it, or -1.  ``stalled``: cycles in which its owner waited for
-        # others.
+        # ``waiter``: the first engine that waits for the counter, or -1.  ``stalled``: cycles in which its owner waited
+        # for other operations.
         "counter": record("waiter count stalled"),
         # ``pending``: the fetched operation, ``NOTHING``, or ``HALTED``.
         "dispatcher": record("clock pending pc level"),

@@ -1,4 +1,4 @@
-"""Compares accepted results with today's: cycles to the last one, and which schedule and tile wins.
+"""Compares accepted results with new ones: cycles exactly, and which schedule and tile is the fastest.
 
 A case is a small YAML file (`config.cases`); ``npusim check`` runs a folder of them, and the
 fixtures of `npusim.pytest_plugin` do the same inside a test suite.
@@ -31,7 +31,7 @@ def check_baselines(
 
     ``tolerance`` is the allowed relative difference of a kernel's cycles, and of a pipe's busy cycles, from the
     accepted ones; and the allowed slowdown of an accepted winner against the current one.  With ``update`` the result
-    of a case is written into its file together with ``reason``; without a reason no accepted result is replaced;
+    of a case is written into its file together with ``reason``; without a reason no accepted result is replaced.
     ``update`` is refused in CI (where the environment variable ``CI`` is set).  ``on_case`` gets each outcome as soon
     as it is known, and the number of cases.
 

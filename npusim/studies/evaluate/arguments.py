@@ -34,9 +34,11 @@ Shape = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class JudgedOutput:
-    """An output: its ``name``, ``shape`` and format, and the program's tensors of it, each with its sizes.
+    """An output: its ``name``, ``shape`` and format, and the program's tensors that have its values, each with its
+    sizes.
 
-    ``is_argument``: the shape is that of the call's argument; each tensor is a part of it, or another arrangement.
+    ``is_argument``: the shape is that of the call's argument; each tensor of the program is a part of the argument, or
+    the argument in another arrangement.
     """
 
     name: str

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from npusim.simulation.request import Request
 
 #: The device on which rankings of Triton kernels were compared with measured ones, 458 configurations
-#: (``reports/tune``): they are valid for devices with its cores.
+#: (``reports/tune``): rankings are valid for devices with cores of this kind.
 RANKED_ON = "h100"
 
 
@@ -216,7 +216,8 @@ def _timed(question: Question) -> dict[str, Any]:
 
 #: Sizes of a tensor, batch to columns, and its format.
 _TENSOR = (int, int, int, int, str)
-#: Forms of answers that a candidate's process writes: types by name (an empty name: of all values), or by position.
+#: Forms of the answers that a candidate's process writes: types by name (the empty name applies to all values), or by
+#: position.
 FORMS: Mapping[Callable[[Question], dict[str, Any]], Any] = MappingProxyType(
     {
         described: {

@@ -57,11 +57,11 @@ class Microseconds:
     """The predicted time on a device: nine in ten such times are between ``low`` and ``high``; None if none were
     measured.
 
-    ``mid`` is None where the kernel has no time there; ``reason`` says why.  ``limit``: what limits the time, and
-    ``limit_share`` the share of the time in which it is busy.  ``key``: the class of equal bits.  ``tile``: its chosen
-    fields, on the first device those of the judged calls. ``is_ranked``: the time has no band, but the predicted order
-    of such kernels was compared with the measured order. ``warps``: resident warps of a core; ``is_link``: whether
-    memory limits the time; ``block_warps``: warps of a block without products.
+    ``mid`` is None if the kernel has no time on the device; ``reason`` states why.  ``limit``: what limits the time;
+    ``limit_share``: the share of the time in which this unit is busy.  ``key``: the class of equal bits.  ``tile``: the
+    chosen fields; on the first device those of the judged calls. ``is_ranked``: the time has no band, but the predicted
+    order of such kernels was compared with the measured order. ``warps``: resident warps of a core; ``is_link``:
+    whether memory limits the time; ``block_warps``: warps of a block without products.
     """
 
     low: float | None
@@ -108,7 +108,7 @@ class Evaluation:
     judged : int
         Number of judged calls.
     bits : str
-        ``equal`` (those of the reference), ``class X`` (right, with another order of sums: class X of the batch), or
+        ``equal`` (the bits of the reference), ``class X`` (right, with another order of sums: class X of the batch), or
         ``different`` (wrong, or the class is not known).
     us : mapping of str to Microseconds
         Times by device in microseconds: ``mid``, and ``low`` to ``high``, the range of nine in ten such times.
@@ -191,26 +191,26 @@ def evaluate(
         Triton launch, a recorded call; or a function that launches Triton kernels, ``FILE.py::function(tensor(R, N))``,
         which is recorded at each judged size.  Each is read and executed in a separate process within ``limits``.
     reference
-        ``FILE.py:function``: a function on float64 arrays, by the names of the inputs, (batch, heads, rows, columns)
-        each, and of sizes, which returns the result, or a mapping of results by the kernel's names of these tensors.
-        Alternatively a kernel, whose float64 result is the reference.  None: packaged attention; a kernel of plain
-        tensors is then ``unproved``.  The reference is the caller's code, and runs without limits.
+        ``FILE.py:function``: a function on float64 arrays.  Its arguments are the inputs by name, each (batch, heads,
+        rows, columns), and sizes by name; it returns the result, or a mapping of results by the kernel's names of these
+        tensors. Alternatively a kernel, whose float64 result is the reference.  None: packaged attention; a kernel of
+        plain tensors is then ``unproved``.  The reference is the caller's code, and runs without limits.
     shapes
         Further calls, as changed sizes of the problem; each candidate is also judged on calls of npusim's choice.
     seed, jobs, store
         The seed of the drawn inputs; the number of processes; a file (JSON lines) in which finished candidates are
         stored and from which they are read again.
     on_done
-        Called with each candidate when it is finished, ranked among the finished ones.
+        Called with each candidate when the candidate is finished and ranked among the finished ones.
     options
-        The call, as for `npusim.run`; ``hw``: devices of the times, ``"h200,a100"`` or a list; bits are those on the
-        first device.
+        The call, as for `npusim.run`; ``hw``: devices of the times, ``"h200,a100"`` or a list; bits are computed for
+        the first device.
 
     Returns
     -------
     tuple of Evaluation
-        In the order of ``kernels``.  A kernel that cannot be read, crashes or exceeds a limit gives a verdict, not an
-        error.
+        The evaluations, in the order of ``kernels``.  A kernel that cannot be read, crashes or exceeds a limit gives a
+        verdict, not an error.
 
     Raises
     ------
@@ -277,7 +277,7 @@ class Batch:
         return known or replace(self.examined(number), kernel=self.names[number])
 
     def examined(self, number: int) -> Findings:
-        """Return the findings on a candidate, by its number: those of its process, and those of the referee."""
+        """Return the findings on the candidate with this number: those of its process, and those of the referee."""
         request = self.requests[number]
         may_start = is_launch(request.schedule)
         with CandidateProcess(self.limits, may_start=may_start) as process:
@@ -361,7 +361,7 @@ class Batch:
     ) -> dict[str, Any]:
         """Return a candidate's answer for a case, with the description of its inputs.
 
-        ``tile``: fields that were chosen for the given call; a kernel has the same tile for all sizes that it fits.
+        ``tile``: fields that were chosen for the given call; a kernel has this tile for all sizes that the tile fits.
         """
         assert self.referee is not None
         call = self._call(candidate, case)
@@ -420,7 +420,7 @@ class Batch:
             raise OutputError(f"{self.store}: {error.strerror}") from None
 
 
-#: Fields of a request that only the candidate has: a referee reads none of them.
+#: Fields of a request that only the candidate has: a referee does not read them.
 _OWN = frozenset(("schedule", "tiling", *LAUNCH, "progress"))
 
 

@@ -57,12 +57,14 @@ class JudgedCase:
 
     @property
     def has_given_values(self) -> bool:
-        """Whether it is the given call, possibly with other values, but not with other sizes or extreme inputs."""
+        """Whether the case has the sizes of the given call, and neither other sizes nor extreme inputs; its values may
+        differ.
+        """
         return not self.sizes and not self.point
 
 
 def attention_cases(problem: Problem, seed: int, shapes: Sequence[Mapping[str, int]]) -> Iterator[JudgedCase]:
-    """Yield the calls on which an attention is judged; ``shapes``: further ones, as changed sizes."""
+    """Yield the calls on which an attention is judged; ``shapes``: changed sizes of further calls."""
     yield JudgedCase("the given call", {}, seed, rows="sample", is_given=True)
     yield JudgedCase("other values", {}, seed + 1, rows="sample", is_given=True)
     for shape in shapes:

@@ -15,15 +15,15 @@ from npusim.studies.evaluate.process import CandidateProcess
 if TYPE_CHECKING:
     from npusim.studies.evaluate.limits import Limits
 
-#: Share of the process's memory, which includes loaded code and results, at which a new process replaces it.
+#: Share of the memory limit, including loaded code and results, above which a new process replaces this one.
 FULL = 0.5
 
 
 class LastingProcess:
     """The process for questions about packaged kernels.
 
-    Each answer has at least the time of ``limits`` and half of its memory: a new process replaces one that has used
-    more, that has ended, or that failed in an answer.
+    Each answer has at least the time of ``limits`` and half of its memory.  A new process replaces a process that has
+    used more memory, that has ended, or that failed in an answer.
     """
 
     def __init__(self, limits: Limits) -> None:

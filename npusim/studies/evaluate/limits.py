@@ -24,7 +24,7 @@ CHANGES: Mapping[str, slice] = MappingProxyType(
         **dict.fromkeys(
             ("os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.chown", "os.utime"), slice(1)
         ),
-        **dict.fromkeys(("os.rename", "os.link"), slice(2)),  # a link of a file makes its content writable
+        **dict.fromkeys(("os.rename", "os.link"), slice(2)),  # a link to a file makes its content writable
         "os.symlink": slice(1, 2),
     }
 )
@@ -37,7 +37,8 @@ _EPERM, _ENOSYS = 1, 38
 _THREAD = 0x10000
 
 
-#: System calls of Landlock, the same for all processors: to create a set of rules, to add one, to obey them.
+#: System calls of Landlock, the same for all processors: they create a set of rules, add a rule, and restrict the
+#: process to the rules.
 _CREATE_RULES, _ADD_RULE, _OBEY_RULES = 444, 445, 446
 _VERSION, _BENEATH, _PATH_ONLY = 1, 1, 0o10000000
 #: Rights of Landlock that change files, by the first version that has them; the rights of files and of folders.
@@ -73,9 +74,10 @@ class Limits:
 
 
 def confine(limits: Limits, *, may_start: bool) -> None:
-    """Limit this process and those that it starts; ``may_start``: whether it may start others, as compilers do.
+    """Limit this process and those that it starts; ``may_start``: whether it may start other processes, as compilers
+    do.
 
-    All limits need Linux; on other systems only those of time, memory and files are effective.
+    All limits need Linux; on other systems only the limits of time, memory and files are effective.
     """
     whole = int(limits.seconds) + 1
     for kind, most in (
@@ -117,7 +119,7 @@ def guard(folders: tuple[Path, ...]) -> None:
 
 
 def landlock_version() -> int:
-    """Return the version of Landlock that the kernel has; 0 if it has none."""
+    """Return the version of Landlock in the operating system's kernel; 0 if there is none."""
     if sys.platform != "linux":
         return 0
     return max(0, int(ctypes.CDLL(None).syscall(_CREATE_RULES, None, ctypes.c_size_t(0), _VERSION)))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 #: Share of the error that a named fault may leave unexplained.
 EXPLAINED = 0.1
-#: Keys of a tile that may be left out.
+#: Keys of a tile that a faulty kernel may omit.
 TILES = (16, 32, 64, 128, 256)
 #: Factors of the scale that are tried, in steps of one percent.
 SCALES = tuple(1.01**n for n in range(-140, 141) if n)
@@ -35,7 +35,7 @@ REFUSED = MappingProxyType({"no mask prevents it": "out of bounds", "of them nev
 
 @dataclass(frozen=True)
 class WrongElement:
-    """The first wrong element (batch, head, row, column), its value, the exact one, and the fault that it looks like.
+    """The first wrong element (batch, head, row, column), its value, the exact value, and the fault to which it points.
 
     Values that are NaN or Inf are text, since JSON has no number for them.
     """
@@ -65,7 +65,7 @@ def first_wrong(given: Rows, exact: Rows, allowed: float) -> tuple[int, int, int
 
 
 def of_values(given: Rows, exact: Rows, allowed: float) -> str:
-    """Return the fault that the values show, by `EXPLAINED`; empty if they show none."""
+    """Return the fault that explains the values, up to the share `EXPLAINED`; empty if there is none."""
     own, right = (
         np.concatenate([widen(rows[at]).astype(np.float64) for at in sorted(exact)]) for rows in (given, exact)
     )

@@ -59,7 +59,7 @@ class Nursery:
         return int(self._ask({"do": "fork", **bounds, **how}, (questions, answers))["process"])
 
     def end(self, process: int) -> int | None:
-        """Kill a process and those that it has started; return its exit code, None if it is not known."""
+        """Kill a process and the processes that it has started; return its exit code, None if the code is not known."""
         with suppress(NpusimError):
             return int(self._ask({"do": "end", "process": process})["code"])
         return None
@@ -166,7 +166,7 @@ class CandidateProcess:
         return answer if is_known else {"error": "the candidate changed the answer of npusim", "kind": "crash"}
 
     def end(self) -> None:
-        """Kill the process and those that it has started, and remove its folder."""
+        """Kill the process and the processes that it has started, and remove its folder."""
         if not self.has_ended:
             self._code = self._nursery.end(self._number)
             with suppress(BrokenPipeError):

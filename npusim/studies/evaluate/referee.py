@@ -62,9 +62,10 @@ class UnjudgedCaseError(SpecError):
 
 @dataclass(frozen=True)
 class CaseVerdict:
-    """The verdict on one call: the judgement in words, the error relative to its limit, and the first wrong element.
+    """The verdict on one call: the judgement in words, the error relative to the allowed error, and the first wrong
+    element.
 
-    ``excess``: None if values are NaN or Inf.  ``is_extreme``: the inputs are those of a point of stress.
+    ``excess``: None if values are NaN or Inf.  ``is_extreme``: the inputs are those of a point of a stress search.
     ``is_resized``: the sizes differ from the given ones.
     """
 
@@ -83,7 +84,7 @@ def verdict_on(case: JudgedCase, judgement: Judgement) -> CaseVerdict:
     """Return the verdict of a judgement; ``excess``: the largest error relative to its limit, infinite for NaN
     and Inf.
     """
-    if case.point:  # biases are those for calm inputs
+    if case.point:  # limits of bias apply to calm inputs
         judgement = replace(judgement, measures=tuple(m for m in judgement.measures if m.name in MEASURES))
     shares = [m.value / m.allowed if m.allowed else float(m.value > 0) * np.inf for m in judgement.measures]
     excess = np.inf if judgement.lost else max(shares, default=0.0)
@@ -107,7 +108,7 @@ class Referee(ABC):
     problem: AnyProblem
     shapes: Sequence[Mapping[str, int]] = ()
     inputs: dict[tuple[str, str], Arrays] = field(default_factory=dict)
-    #: Whether it also judges outputs other than the result.
+    #: Whether the referee also judges outputs other than the result.
     judges_others: ClassVar[bool] = False
     #: A lock while it draws or judges: candidates of several batches may share it.
     lock: Lock = field(default_factory=Lock, repr=False, compare=False)
@@ -146,7 +147,7 @@ class Referee(ABC):
 
     @abstractmethod
     def drawn(self, case: JudgedCase, description: Mapping[str, Any]) -> Arrays:
-        """Return the inputs of a case by name; ``description``: that of the candidate's inputs."""
+        """Return the inputs of a case by name; ``description``: the description of the candidate's inputs."""
 
     @abstractmethod
     def judge(self, case: JudgedCase, description: Mapping[str, Any], file: Path) -> CaseVerdict:
@@ -221,13 +222,13 @@ class FunctionReferee(Referee):
     candidate. A row of its result depends only on the same row of the first input, so that it is computed for the
     judged rows.
 
-    A function returns one array, or arrays by the names of all outputs.  For a recorded call it may also receive the
-    arguments of integers.
+    A function returns one array, or arrays by the names of all outputs.  For a recorded call the function may also
+    receive the integer arguments.
 
     A correct kernel rounds its inputs, values of their size, and its result once each to the coarsest format of its
-    tensors.  Its error is therefore that of the function on inputs that are off by half a step of that format, in a
-    result that is off by as much; `DRAWN` draws have such errors.  Its operations are in float32, or in the output's
-    format if that is wider, and may be off by a step of it (`_computed`).
+    tensors.  Its error is therefore the error of the function on inputs that differ by half a step of that format, with
+    a result that differs by as much; `DRAWN` draws have such errors.  The kernel's operations are in float32, or in the
+    output's format if that is wider, and may differ by one step of that format (`_computed`).
     """
 
     function: Callable[..., Any]
@@ -383,9 +384,9 @@ def _moved(x: NDArray[np.float64], step: float, rng: np.random.Generator) -> NDA
 def _computed(x: NDArray[np.float64], step: float, rng: np.random.Generator) -> NDArray[np.float64]:
     """Return float64 values, each off by parts of a ``step`` of its size: one part of its own, and one of its row.
 
-    The operations of a kernel have these errors even on inputs whose own rounding has none, such as zeros: a root and a
+    The operations of a kernel have these errors even on inputs that are not rounded, such as zeros: a root and a
     division are off by a unit in the last place.  All elements that are computed from the same numbers are off by the
-    same part, so that equal values stay equal; and a number of a row, such as its norm, has one error in the whole row.
+    same share, so that equal values remain equal; a number of a row, such as its norm, has one error in the whole row.
     """
     factor = np.uint64(rng.integers(2**63) | 1)
     # a hash of each element
@@ -416,7 +417,7 @@ def product(problem: GemmProblem, a: NDArray[Any], b: NDArray[Any]) -> NDArray[A
     return np.asarray(a @ right)
 
 
-#: Functions of the inputs of a problem, in their order, for kinds of problems that compute only one function.
+#: Functions of the inputs of a problem, in the inputs' order, for kinds of problems that compute only one function.
 FUNCTIONS: Mapping[type, Callable[..., NDArray[Any]]] = MappingProxyType({GemmProblem: product})
 
 

@@ -1,8 +1,8 @@
 """A wrapper as a candidate: a Python function that launches Triton kernels, recorded at the sizes of each call.
 
-Its name is ``FILE.py::function(arguments)``: a launch without a grid, in the same names.  Arguments are arrays,
-PyTorch's if the file imports it, else NumPy's.  Kernels do not run while they are recorded, so that values which the
-function itself computes from their results are unknown; such a candidate is refused.
+The name of a wrapper is ``FILE.py::function(arguments)``: a launch without a grid, with the same names of arguments.
+Arguments are arrays, PyTorch's if the file imports PyTorch, else NumPy's.  Kernels do not run while they are recorded,
+so that values which the function itself computes from their results are unknown; such a candidate is refused.
 """
 
 from __future__ import annotations
@@ -249,7 +249,8 @@ class _Execution:
         return replace(alone, rows="all", heads="all")
 
     def results(self, memory: Storages, loaded: set[int]) -> dict[str, Argument]:
-        """Return the results by name: those that the function returned, else the arguments that launches store to.
+        """Return the results by name: the results that the function returned, else the arguments that launches store
+        to.
 
         Arguments that they also load are results only if all are: the kernel works in place.
         """

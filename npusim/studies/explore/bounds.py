@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
 
 
-#: Number of core groups that are bounded separately: those with the most work.
+#: Number of core groups that are bounded separately: the groups with the most work.
 GROUPS = 1
 #: Number of operations up to which a search for repetitions takes longer than a simulation of all operations.
 FEW_OPERATIONS = 500_000
@@ -57,11 +57,11 @@ def work_bound(
     """Return a lower bound of the cycles of every simulation: the work of the busiest engine, phase after phase.
 
     An engine executes one operation at a time, each for at least its occupancy; a phase ends with its busiest core
-    group.  Bodies are examined in the order of their number of executions until the bound passes ``cutoff``: the others
-    could only raise it.  The bound is valid for any placement of tiles, and without ``is_dealt`` for any assignment of
-    blocks. With ``waits`` an engine counts as busy while it waits for others within a body
-    (`npusim.studies.explore.spans`): this bound depends on the depth of rings.  ``known`` is the work of bodies, by
-    key, of programs that do no more than this one, and the work with waits of programs with the same rings; missing
+    group.  Bodies are examined in the order of their number of executions until the bound passes ``cutoff``: further
+    bodies could only raise the bound.  The bound is valid for any placement of tiles, and without ``is_dealt`` for any
+    assignment of blocks. With ``waits`` an engine counts as busy while it waits for others within a body
+    (`npusim.studies.explore.spans`): this bound depends on the depth of rings.  ``known`` is the work of bodies by key,
+    from programs that do no more than this one, and the work with waits from programs with the same rings; missing
     bodies are added.
     """
     device = clocked(program, device)
@@ -111,7 +111,7 @@ class _Part(NamedTuple):
 
     key: Hashable
     items: Callable[[], Iterable[Item]]
-    #: Whether its operations run one after another, in their order.
+    #: Whether the operations run one after another, in their order.
     is_together: bool = True
 
 
@@ -267,8 +267,8 @@ class _Works:
 def alone_bound(code: Code, groups: Sequence[int]) -> int:
     """Return a lower bound of the cycles from simulations of these core groups, each alone, on links without a limit.
 
-    In a core group every operation waits only for earlier ones of its queue and for flags; with shorter transfers no
-    operation ends later.  The bound is 0 if queues share pipes, which are first come, first served.
+    In a core group every operation waits only for earlier operations of its queue and for flags; with shorter transfers
+    no operation ends later.  The bound is 0 if queues share pipes, which serve operations in order of arrival.
     """
     if code.streams.pipes:
         return 0

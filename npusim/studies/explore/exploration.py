@@ -134,7 +134,9 @@ class Exploration:
 
     @property
     def remaining_us(self) -> float | None:
-        """Lower bound of the latency of points without a verdict; None if all have one, or if some have no bound."""
+        """Lower bound of the latency of points without a verdict; None if every point has a verdict, or if some points
+        have no bound.
+        """
         bounds = list(self.undecided.values())
         return None if None in bounds else min(cast("list[float]", bounds), default=None)
 
@@ -175,7 +177,7 @@ class Exploration:
         counts = Counter(next(word for start, word in kinds if reason.startswith(start)) for reason in rejected)
         causes = [f"{n} rejected by {word}" if word.startswith("--") else f"{n} {word}" for word, n in counts.items()]
         if self.infeasible:
-            causes.append(f"{len(self.infeasible)} do not fit")
+            causes.append(f"{len(self.infeasible)} do{'es' if len(self.infeasible) == 1 else ''} not fit")
         return f"no point is left: {', '.join(causes)}"
 
     def closest_misfit(self) -> str:
@@ -247,16 +249,16 @@ def explore(
     check_all
         Check all pruned points for races; else a subset that covers every value of every axis.
     pareto, max_rmse, finite
-        Compute bits, once for all points whose bits cannot differ: for the front of latency and relative
-        RMSE, or to reject points beyond an error, or points whose output is not finite.
+        Compute bits, once for all points whose bits cannot differ: for the front of latency and relative RMSE, to
+        reject points beyond an error, or to reject points whose output is not finite.
     jobs
         Number of processes; above 1, a script must call under ``if __name__ == "__main__":``.
     cluster
         Scheduler of a Dask cluster that replaces local processes (``tcp://host:8786``; needs ``npusim[cluster]``), or
         ``local``: a cluster of ``jobs`` processes.  The rows equal the rows of one process.
     out, resume
-        A store that saves each point as soon as it is evaluated (``*.sqlite``; for ``*.csv`` the table is written at
-        the end, beside the store), and whether to resume from the store, which must exist.
+        A store that saves each point as soon as it is evaluated (``*.sqlite``; for ``*.csv`` the table is written next
+        to the store at the end), and whether to resume from the store, which must exist.
     budget_s
         Seconds after which the search ends with the best point so far; `Exploration.remaining_us` bounds the others.
     on_outcome

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 #: Seconds of core time above which the host hides no launch.
 LONG_S = 1.0
-#: Methods that simulate a program's blocks in compiled code: a core group alone is a bound for them.
+#: Methods that simulate a program's blocks in compiled code: with them, the time of a core group alone is a bound.
 _COMPILED = ("auto", "block", "fold", "steady")
 
 
@@ -46,8 +46,8 @@ _COMPILED = ("auto", "block", "fold", "steady")
 class PointTask:
     """One point by number; the point must be faster than ``cutoff_us`` to win.
 
-    ``heavier``: the other values of the family for which the point stands (`PointFamily`); None: the point represents
-    no others.
+    ``heavier``: the other values of the family that the point represents (`PointFamily`); None: the point represents
+    only itself.
     """
 
     index: int
@@ -63,7 +63,7 @@ class Job:
     """One task of a worker.
 
     ``variants`` are the search's `Variants`, pickled once: one object, with its stored data, for all jobs of a worker.
-    ``deadline``, in seconds of `time.time`: no bound is begun after it.
+    ``deadline``, in seconds of `time.time`: no bound is computed after this time.
     """
 
     variants: bytes
@@ -75,9 +75,9 @@ class Job:
 class Surveyed(NamedTuple):
     """A point that fits: a lower bound of its latency in us, an earlier point with its program, the key of its bits.
 
-    ``groups``: core groups that, simulated alone, give a better bound; empty if they give no better bound, or were
-    already simulated.  ``work``: the work of the loop bodies of the family's program, which its points share.  Open
-    fields are not chosen yet, and the bound is the minimum over all their tiles.
+    ``groups``: core groups whose simulation alone gives a better bound; empty if it gives no better bound, or was
+    already done.  ``work``: the work of the loop bodies of the family's program, which its points share.  Open fields
+    are not chosen yet, and the bound is the minimum over all their tiles.
     """
 
     bound_us: float
@@ -224,7 +224,7 @@ def prove(job: Job) -> list[int]:
 
 
 def evaluate(job: Job) -> list[PointOutcome]:
-    """Return the outcome of each point: its time, or the reason why it has none."""
+    """Return the outcome of each point: its time, or the reason why the point has no time."""
 
     def misfit(task: PointTask, error: NpusimError) -> PointOutcome:
         return PointOutcome(task.index, task.point, "infeasible", reason=one_line(error))

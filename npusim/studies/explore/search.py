@@ -1,10 +1,11 @@
-"""Searches: each point of a space is simulated, proved not to win, merged with an equal one, or does not fit.
+"""Searches: each point of a space is simulated, proved not to win, merged with an equal point, or refused because it
+does not fit.
 
-The points of plain runs are simulated first, in a large space then the neighbours of the fastest so far, along each
-axis and with decreasing distance.  Then families of points are bounded together, the nearest to the fastest first;
-families whose bound may win are opened, their points bounded one by one, and points that may still win are simulated,
-the most promising first, in batches that depend on earlier results alone: any number of workers gives the same result.
-Each verdict is stored as soon as it is known.
+The points of plain runs are simulated first; in a large space, the neighbours of the fastest point follow, along each
+axis and with decreasing distance.  Then families of points are bounded together, the nearest to the fastest point
+first.  Families whose bound may win are opened and their points bounded one by one.  Points that may still win are
+simulated, the most promising first, in batches that depend only on earlier results: any number of workers gives the
+same result. Each verdict is stored as soon as it is known.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ SEEDS = 4
 #: Number of points of a space above which a walk from point to point comes first, and the largest number of its
 #: simulations.
 LARGE, STEPS = 2048, 96
-#: Number of points of a batch, of one of its tasks, and of those whose bounds are narrowed for each simulated point.
+#: Number of points of a batch, of one of its tasks, and number of points whose bounds are narrowed for each simulated
+#: point.
 BATCH, TASK, NARROWED = 64, 8, 16
 #: Stages whose time is estimated: the bounds of families, and the simulation of points that may win.
 BOUNDS, SIMULATION = "bounds", "simulation"
@@ -56,8 +58,8 @@ BOUNDS, SIMULATION = "bounds", "simulation"
 OPENED, TRIED = 16, 8
 #: Number of points with a value among which one is chosen for the check of this and other values.
 LOOKED_AT = 64
-#: Measured seconds: of the bound of a family (5 to 60 ms), of further work for one of its points on average, of the
-#: bits of one configuration, and of the simulation of a point.
+#: Measured seconds: for the bound of a family (5 to 60 ms), for further work on one of its points on average, for the
+#: bits of one configuration, and for the simulation of a point.
 FAMILY_S, POINT_S, BITS_S, RUN_S = 20e-3, 0.6e-3, 0.15, 0.06
 
 
@@ -338,7 +340,7 @@ class Search:
             by_group[self.groups[index], point.get("schedule"), apart].append((self.setting.distance(point), index))
         count = 1 if self.options.needs_bits else SEEDS
         nearest = [sorted(near)[:count] for near in by_group.values()]
-        for some in _parts([near[0][1] for near in nearest], self.options.jobs):  # soon one of them has a time
+        for some in _parts([near[0][1] for near in nearest], self.options.jobs):  # soon a point of one part has a time
             if self.options.needs_bits:
                 self._compute_bits(workers, [(i,) for i in self._looked_at(workers, some)])
             self._evaluate(workers, some)
@@ -425,7 +427,7 @@ class Search:
     def _bound(
         self, workers: Executor, parts: Sequence[Sequence[int]], families: Mapping[int, PointFamily] | None = None
     ) -> None:
-        """Compute bounds of points, or of ``families``, and queue those that fit and may win."""
+        """Compute bounds of points, or of ``families``, and queue the points that fit and may win."""
         for _, surveyed in self.done(workers, survey, parts, families):
             misfits: list[PointOutcome] = []
             for index, bound in surveyed:
@@ -498,7 +500,7 @@ class Search:
     def _simulate(self, workers: Executor) -> None:
         """Open, bound and simulate, batch after batch, the entries that may still win, the lowest bound first.
 
-        Points with the lowest bounds whose bound can be narrowed return to the queue with the better one.
+        Points with the lowest bounds return to the queue with a better bound if theirs can be narrowed.
         """
         self._tell(SIMULATION)
         self._prune()

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 Value = int | float | str | None
 Point = dict[str, object]
-#: The value that means that a field is left to its schedule's rule.
+#: The value with which the schedule's rule chooses a field.
 AUTO = "auto"
 #: Word for all presets that the device computes.
 ALL = "all"
@@ -62,8 +62,8 @@ Axes = Mapping[str, tuple[Value, ...]]
 def checked_axes(axes: Mapping[str, Iterable[Value]], known: Sequence[str]) -> Axes:
     """Return axes that are all ``known``, each value once.
 
-    Raises `TilingError` if one is unknown (with the nearest), has no values, or if there are too many points; a value
-    outside its field's limits gives an infeasible point, not an error.
+    Raises `TilingError` if an axis is unknown (with the nearest name), has no values, or if there are too many points;
+    a value outside its field's limits gives an infeasible point, not an error.
     """
     checked = {name: tuple(dict.fromkeys(values)) for name, values in axes.items()}
     for name, listed in checked.items():
@@ -88,7 +88,7 @@ class PointFamily:
     """Points that differ only in fields that declare their lightest value: one bound holds for all.
 
     ``lightest`` has these values; it need not be a point of the space.  ``is_dealt``: whether each core group gets the
-    same blocks in all of them.  ``heavier``: the other values of fields that need memory, the heaviest first.
+    same blocks in all points.  ``heavier``: the other values of fields that need memory, the heaviest first.
     """
 
     indices: tuple[int, ...]
@@ -204,8 +204,8 @@ class SearchRequest:
     def spec(self, axes: Mapping[str, Iterable[Value]], *, studies: bool = True) -> SearchSpec:
         """Return the subject of a search; raise the errors of every point.
 
-        These are an axis that no schedule has, an unknown preset or value of the precision, refused sizes, or a device
-        without times. Schedules that no real kernel runs on the device have a note or, without ``studies``, are
+        Such errors are an axis that no schedule has, an unknown preset or value of the precision, refused sizes, or a
+        device without times. Schedules that no real kernel runs on the device have a note or, without ``studies``, are
         omitted; it is an error if no schedule remains.
         """
         values = {name: _read(name, tuple(listed)) for name, listed in axes.items()}
@@ -240,7 +240,8 @@ class SearchRequest:
         spaces = {}
         for name, (tiling, precision) in fields.items():
             known = [*tiling, *precision, *OPTIONS, *keys]
-            # A field that only some schedules have is an axis of those; a field that none has is refused.
+            # A field that only some schedules have is an axis of those schedules; a field that no schedule has is
+            # refused.
             axes_of_schedule = {n: v for n, v in values.items() if n in known or n not in everywhere}
             # Schedules without other axes are compared in the presets that each of them can compute.
             if (not values and len(names) > 1) or values.get(PRECISION) == (ALL,):

@@ -2,8 +2,8 @@
 
 The operations of a body follow one another in each queue.  Some of them wait for operations of the same body on other
 queues: a slot must be filled before it is read, and read before it is filled again.  The longest chain of such waits
-from a queue's first operation to its last one is a bound in every run of the body, independent of earlier operations:
-everything that does not follow the first operation is assumed to have ended long before.
+from a queue's first operation to its last one is a bound in every run of the body.  It does not depend on earlier
+operations: everything that does not follow the first operation is assumed to have ended long before.
 """
 
 from __future__ import annotations

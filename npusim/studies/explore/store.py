@@ -44,11 +44,11 @@ class PointOutcome:
     """The outcome of one point: its time, or the reason why it has no time.
 
     ``status``: ``ok``: simulated; ``pruned``: ``bound_us`` proves that the point cannot win; ``infeasible``,
-    ``rejected`` (for its error), ``failed`` (its worker ended): see ``reason``; ``merged``: the same program as point
-    ``same_as``.  ``method`` names the method of the time; the exact cycles are within ``1 - band`` to ``1 + band``
-    times ``cycles``.  ``busiest`` is the pipe with the largest ``busy_share`` of the cores' time in any core group;
-    ``ignored`` lists omitted features of the workload's attention; ``head_room`` is the free share of the ``tightest``
-    memory; ``relative_rmse`` is None where bits were not computed or are not finite; for a sample of rows
+    ``rejected`` (because of its error) and ``failed`` (its worker ended), with the ``reason``; ``merged``: the same
+    program as point ``same_as``.  ``method`` names the method of the time; the exact cycles are within ``1 - band`` to
+    ``1 + band`` times ``cycles``.  ``busiest`` is the pipe with the largest ``busy_share`` of the cores' time in any
+    core group; ``ignored`` lists omitted features of the workload's attention; ``head_room`` is the free share of the
+    ``tightest`` memory; ``relative_rmse`` is None where bits were not computed or are not finite; for a sample of rows
     ``sampling_error`` is its standard error.
     """
 
@@ -96,7 +96,7 @@ class Store:
         return dict(_rows(self.connection, self.path))
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Store rows of ``(key, outcome)``, all or none; raise `OutputError` if this is impossible."""
+        """Store all rows of ``(key, outcome)``, or no row; raise `OutputError` if this is impossible."""
         with _sqlite_errors(self.path), self.connection:
             self._insert(rows)
 
@@ -162,14 +162,14 @@ def _sqlite_errors(path: Path) -> Iterator[None]:
 def open_store(path: Path, about: Mapping[str, Any], *, resume: bool = False) -> Iterator[Store]:
     """Yield the store in a file, empty or, to ``resume``, with its rows: then the file must exist.
 
-    ``about`` describes the search: ``request`` must equal that of the file, and ``version`` too where it is resumed.
-    Raises `OutputError` if the file cannot be written, `SpecError` if it belongs to another search or version, is
-    damaged or no store, or if another search is writing to it.
+    ``about`` describes the search: ``request`` must equal the file's, and if the search is resumed, ``version`` too.
+    Raises `OutputError` if the file cannot be written, `SpecError` if the file belongs to another search or version, is
+    damaged or not a store, or if another search is writing to it.
     """
     if resume and not path.exists():
         raise SpecError(f"{path}: there is no such file; --resume continues an earlier search: remove it to start one")
     with _locked(path), _sqlite_errors(path), closing(sqlite3.connect(path, timeout=10)) as connection:
-        # A search that was killed before it began leaves nothing in its file.
+        # If a search was killed before it began, its file is empty.
         is_blank = connection.execute("SELECT name FROM sqlite_master").fetchone() is None
         if not is_blank:
             _check_same(connection, path, about, is_begun_anew=not resume)
@@ -211,7 +211,8 @@ def _begin(connection: sqlite3.Connection, about: Mapping[str, Any]) -> None:
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=NORMAL")
     with connection:
-        connection.execute("BEGIN")  # otherwise tables are created one by one, and a kill leaves only some of them
+        # without a transaction tables are created one by one, and if the process is killed, only some of them exist
+        connection.execute("BEGIN")
         for table in ("about", "points"):
             connection.execute(f"DROP TABLE IF EXISTS {table}")
         connection.execute("CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT)")

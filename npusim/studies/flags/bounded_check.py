@@ -44,7 +44,7 @@ class FlagReport:
 
     ``redundant``: lines of barriers, each of which can be removed alone without a fault; ``removable``: such lines that
     can be removed together.  Both are empty if there are faults.  ``bounds``: the examined part of the program;
-    ``notes``: the assumptions.  ``proof``: what is known of longer programs, if that was asked for.
+    ``notes``: the assumptions.  ``proof``: what is known of longer programs, if it was requested.
     """
 
     program: str
@@ -63,7 +63,7 @@ def check_every_length(
 ) -> FlagReport:
     """Check a program as `check_program` does, and prove it for each longer ``length`` in steps of ``step``.
 
-    The report is that of the present length, or that of the shortest longer one that has a fault.  Raises as
+    The report is that of the present length, or of the shortest longer length that has a fault.  Raises errors as
     `check_program` does, and if ``arguments`` has no integer of the name ``length``.
     """
     report = check_program(path, name, arguments)
@@ -85,7 +85,7 @@ def check_program(
     Loops run in full for the first two core groups and the last one, with both answers to each condition on a value
     that is known only at run time.  ``vector_in_order``: whether the vector pipe ends an instruction before it starts
     the next one; False for code that is compiled without automatic barriers of that pipe.  Raises `SpecError` if the
-    program cannot be read, or if the compiler adds its flags.
+    program cannot be read, or if its flags are added by the compiler.
     """
     language, arguments = Language(), dict(arguments or {})
     kernel = load_program(path, name, arguments, language)

@@ -1,4 +1,4 @@
-"""Proves that a program without faults at one length has none at any longer one.
+"""Proves that a program without faults at one length has no faults at any longer one.
 
 The program runs for one length after another.  Its conditions say which iterations of a loop have the same instructions
 (`lengths`).  If the states after two such iterations are equal (`stepped_cores`), the iterations between the first and
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from npusim.studies.flags.order import Cores
 
-#: Periods of iterations that run between the first and the last ones: those that states need to repeat.
+#: Numbers of periods that run between the first and the last iterations, tried in this order: states need some periods
+#: until they repeat.
 SETTLING = (6, 12, 24)
 #: Most instructions of a core group.
 MOST_INSTRUCTIONS = 200_000
@@ -35,8 +36,8 @@ MOST_INSTRUCTIONS = 200_000
 class Proof:
     """What is known of the lengths ``first + step * k`` of a program.
 
-    ``groups``: the core groups that ran.  ``last``: the longest length that ran.  ``period``: the iterations after
-    which states repeat.  ``fault``: a length that has a fault, and the fault in words, None if no fault was seen.
+    ``groups``: the core groups that ran.  ``last``: the longest length that ran.  ``period``: the number of iterations
+    after which states repeat.  ``fault``: a length that has a fault, and the fault in words; None if no fault was seen.
     ``reasons``: why longer lengths are not proved, each with a line; empty for a proof.
     """
 
@@ -72,7 +73,7 @@ class _Run:
 
 
 def prove(path: Path, name: str, arguments: Mapping[str, object], length: str, step: int) -> Proof:
-    """Return what is known of a program for each value of an argument from its present one, in steps.
+    """Return what is known of a program for each value of an argument, from its present value on in steps.
 
     Raises `SpecError` if the argument has no integer value.
     """
@@ -110,7 +111,7 @@ def prove(path: Path, name: str, arguments: Mapping[str, object], length: str, s
         if faults or (all(repeated) and {_conditions(one.growth) for one in longer} == {_conditions(made.growth)}):
             break
         reasons = (f"the states of {2 * settling} iterations do not repeat",)
-    if not reasons:  # the lengths that are too short for that; the first of them with a fault, if there is one
+    if not reasons:  # the lengths that are too short for the proof; the first one with a fault, if any
         for k in range(made.growth.k):
             executed(run(k))
             if min(faults, default=(first + step * k + 1,))[0] <= first + step * k:

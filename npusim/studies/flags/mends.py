@@ -34,7 +34,9 @@ class _Insert:
 
 
 def mended(cores: Cores, fault: Fault, faults: Sequence[Fault], overlaps: Overlaps, *, vector_in_order: bool) -> str:
-    """Return the smallest change that removes a fault and adds none, or a sentence that there is none."""
+    """Return the smallest change that removes a fault and adds none, or a sentence which states that there is no such
+    change.
+    """
     keys = {f.key for f in faults}
     for text, inserts in _candidates(cores, fault):
         left = {

@@ -1,9 +1,9 @@
-"""The order that flags, barriers and pipes give the instructions of a core group, and the remaining faults.
+"""The order in which flags, barriers and pipes put the instructions of a core group, and the remaining faults.
 
 An instruction precedes another if every execution ends it before the other starts.  Pipes execute in order; a wait
-follows its set; a barrier follows everything that its core issued before and precedes the rest; an instruction that
-stops the scalar unit (a cross-core wait, a wait of pipe S, a scalar read) precedes everything that its core issues
-later.
+follows its set; a barrier follows everything that its core issued before it and precedes everything later; an
+instruction that stops the scalar unit (a cross-core wait, a wait of pipe S, a scalar read) precedes everything that its
+core issues later.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Executes the instructions of a core group in step and compares the states that are left after iterations.
+"""Executes the instructions of a core group in step and compares the states after iterations.
 
-A state has what each pipe knows of the others: the last instruction of every pipe that has surely ended.  Pipes execute
-in order, so that one number for each pipe says it.  An access is a fault unless the instruction knows that the accesses
-before it to the same bytes have ended; flags are checked in the same way.  Equal states have equal futures where the
-instructions that follow are the same.
+A state is what each pipe knows of the others: for every pipe, the last instruction that has surely ended.  Pipes
+execute in order, so that one number for each pipe states this.  An access is a fault unless the instruction knows that
+the earlier accesses to the same bytes have ended; flags are checked in the same way.  Equal states have equal futures
+if the instructions that follow are the same.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ Clock = dict[str, int]
 Turn = tuple[int, int]
 State = tuple[object, ...]
 
-#: Iterations of which each access to a moving part of a tensor is stored; of earlier ones the last access is.
+#: Number of iterations of which each access to a moving part of a tensor is stored; of earlier iterations only the last
+#: access is.
 NEAR = 4
 
 
@@ -90,9 +91,9 @@ class SteppedCores:
     def __init__(self, cores: Cores) -> None:
         self.cores = [_Core(name, tuple(issued)) for name, issued in cores.items()]
         self.fault, self.states = "", dict[Turn, State]()
-        #: The first iteration of which a core has still to execute something; -1: of an earlier part of the program.
+        #: The first iteration of which a core still has to execute something; -1: of an earlier part of the program.
         self.begun = dict[Turn, int]()
-        self._clocks: dict[str, Clock] = {}  # of each pipe: what its last instruction knew, and the instruction itself
+        self._clocks: dict[str, Clock] = {}  # by pipe: what its last instruction knew, and the instruction itself
         self._numbers = defaultdict[str, int](int)
         self._flags: dict[tuple[object, ...], _Flag] = {}
         self._products: dict[tuple[str, Flag], Clock] = {}
@@ -226,7 +227,7 @@ class SteppedCores:
             return False  # parts that move are parts of tensors, which share no byte
         for (low, high), (start, end), move, its in zip(a.ranges, b.ranges, _moves(a), _moves(b), strict=True):
             if move is None or move != its or (move and one.part != other.part):
-                continue  # they may meet
+                continue  # the two accesses may have bytes in common
             if move and other.at is None and one.part != self._turn[0]:
                 continue
             if move and other.at is None:  # the other is in all iterations that are more than `NEAR` before this turn

@@ -17,7 +17,7 @@ MOST_PATHS = 64
 
 
 class PathWalk(NamedTuple):
-    """A walk of a core group with the answers to conditions; ``number`` counts those of a group from 0.
+    """A walk of a core group with the answers to conditions; ``number`` counts the walks of a group from 0.
 
     ``is_cut``: further paths of the group are not walked.
     """
@@ -29,14 +29,16 @@ class PathWalk(NamedTuple):
 
     @property
     def form(self) -> object:
-        """Key by which walks have the same instructions; those of another group may differ in tensors' offsets."""
+        """Key by which walks have the same instructions; walks of another group may differ in the offsets
+        of tensors.
+        """
         return tuple((x.core, x.line, x.kind, x.flag, x.turn) for issued in self.walk.cores.values() for x in issued)
 
 
 def walks_of(
     kernel: PrimFunc, language: Language, scalars: Mapping[str, object], growth: Growth | None = None
 ) -> Iterator[PathWalk]:
-    """Yield the walks of a program; where the number of core groups grows, those of groups 0 and 1."""
+    """Yield the walks of a program; if the number of core groups grows, only the walks of groups 0 and 1."""
     groups = [0]
     for group in groups:  # grows once the first walk has shown how many there are
         decisions, is_more, number = Decisions(), True, 0

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from npusim.config.device import DeviceSpec
 
-#: Largest number of iterations of an outermost loop that are walked first; then twice as many; fewer of long
-#: iterations.
+#: Largest number of iterations of an outermost loop that are walked first, and twice that number afterwards; fewer if
+#: iterations are long.
 MOST_WALKED, LONG = 4, 12_000
 #: Largest number of instructions of a walk.
 MOST_INSTRUCTIONS = 400_000
@@ -29,7 +29,7 @@ _NO_LAUNCH = "the time leaves out the launch, and the waits of reads for memory 
 class WrittenTime:
     """The time of a program: ``cycles`` of the longest core group, from its first instruction to the end of its last.
 
-    ``seconds``: those at the device's clock.  ``busy``: the share of the cycles in which each pipe executes, by core
+    ``seconds``: the time at the device's clock.  ``busy``: the share of the cycles in which each pipe executes, by core
     and pipe, in the walked part.  ``notes``: the assumptions, and the results that were extrapolated from a part.
     """
 
@@ -83,7 +83,7 @@ class TimedProgram(Protocol):
     """A program on the machine of a device."""
 
     def time(self, walk: GroupWalk) -> tuple[float, Mapping[tuple[str, str], float]]:
-        """Return the cycles of a core group, and those in which each pipe executes."""
+        """Return the cycles of a core group, and the cycles in which each pipe executes."""
 
 
 class _Timed:
@@ -99,7 +99,7 @@ class _Timed:
         self.walked = max(1, min(MOST_WALKED, LONG // max(1, size)))
 
     def walk(self, group: int, most: int) -> GroupWalk:
-        """Return the instructions of a core group; for outermost loops, those of the first iterations."""
+        """Return the instructions of a core group; of outermost loops only the first iterations."""
         decisions = Decisions()
         walk = walk_program(self.kernel, self.language, group, decisions, self.scalars, most)
         if decisions.path:

@@ -81,7 +81,7 @@ def pages(problem: Problem, sequence: int) -> list[VariedCall]:
 
 
 def chunks(problem: Problem, sequence: int) -> list[VariedCall]:
-    """Return calls with other numbers of queries in one call: speculated tokens, halves of a prompt."""
+    """Return calls that divide the queries differently: speculated tokens, halves of a prompt."""
     queries = problem.queries[sequence]
     counts = SPECULATED if queries == 1 else (queries // 2, queries // 4)
     return [_queries(problem, n, sequence) for n in counts if 1 < n <= problem.keys[sequence]]
@@ -161,8 +161,8 @@ def with_bias_of_one_row(problem: AnyProblem) -> AnyProblem:
 
 
 def inputs_of(source: HeadSource, sequence: int, problem: Problem) -> HeadSource:
-    """Return the inputs of a varied call in which every sequence is the examined one; queries before its first are
-    repeated.
+    """Return the inputs of a varied call in which every sequence is the examined one; queries before the first examined
+    query are repeated.
     """
 
     def read(name: str, batch: int, head: int) -> Array:

@@ -1,7 +1,7 @@
-"""Varies a call, aspect by aspect, and compares the bits of one row block with the bits of the unchanged call.
+"""Varies a call, one aspect after another, and compares the bits of one row block with the bits of the unchanged call.
 
-Aspects are other batches, positions in them, further tokens, pages, queries at a time, splits and their rules, tiles
-and ranks.
+Aspects are other batches, positions in batches, further tokens, pages, numbers of queries at a time, splits and rules
+of splits, tiles and ranks.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from npusim.simulation.plan import Plan
     from npusim.simulation.run_result import RunData
 
-#: ``length``: tokens that follow those of a recurrence; ``chunk``: the number of queries at a time; ``prefill``: the
-#: queries of a prompt or of a decoding step; ``rule``: the rule of splits; ``merge``: the order in which partial
+#: ``length``: tokens that follow the tokens of a recurrence; ``chunk``: the number of queries at a time; ``prefill``:
+#: the queries of a prompt or of a decoding step; ``rule``: the rule of splits; ``merge``: the order in which partial
 #: results are merged, or the kernel that adds them; ``choice``: npusim chooses the fields that are not named separately
 #: for each call. With all other aspects, each call has the fields of the examined call.
 Aspect = Literal[
@@ -87,9 +87,9 @@ MERGING = ("merge", "method")
 #: Number of keys of all KV heads whose bits are compared: it limits the time of a variant.
 KEYS = 1 << 16
 Part = TypeVar("Part")
-#: ``cannot``: the bits are the same by structure, whatever the inputs; ``same class``: the same by structure for finite
-#: inputs; ``not seen``: the steps differ, but the bits are the same on these inputs; ``changes``: the bits differ;
-#: ``none``: there is no other way to run the call.
+#: ``cannot``: the bits are the same by structure, for any inputs; ``same class``: the bits are the same by structure
+#: for finite inputs; ``not seen``: the steps differ, but the bits are the same on these inputs; ``changes``: the bits
+#: differ; ``none``: there is no other way to run the call.
 Verdict = Literal["cannot", "same class", "not seen", "changes", "none"]
 
 
@@ -125,7 +125,7 @@ class Tried:
 @dataclass(frozen=True)
 class Finding:
     """Effect of one aspect on the bits, and the fields that prevent it. ``cost_us``: the largest cost of ``guarantee``
-    among the tried calls, negative if it is faster; None without a time.
+    among the tried calls, negative if the guarantee makes the call faster; None without a time.
     """
 
     aspect: Aspect
@@ -165,8 +165,8 @@ class Invariance:
     base : RunResult
         The run of the call itself.
     row, heads, sequence : int
-        The first row that is compared, the number of compared heads, and the number of their sequence: the first one,
-        or the longest one if sequences differ in length.
+        The first row that is compared, the number of compared heads, and the number of the sequence that contains them:
+        the first sequence, or the longest one if sequences differ in length.
 
     Examples
     --------
@@ -190,7 +190,9 @@ class Invariance:
         return finding
 
     def holds(self, *aspects: str) -> bool:
-        """Return whether no change of these aspects changed a bit, directly or through the fields chosen for it."""
+        """Return whether no change of these aspects changed a bit, either directly or through the fields that npusim
+        chose for it.
+        """
         return all(self[aspect].verdict != "changes" and not self.chosen_otherwise(aspect) for aspect in aspects)
 
     def chosen_otherwise(self, aspect: str) -> str:
@@ -226,7 +228,7 @@ def invariant(schedule: str, *, vary: Collection[str] = ASPECTS, **options: Unpa
     SpecError
         An unknown aspect, or a node: a run on a node reports the effect of other orders of its collective.
     NpusimError
-        As `npusim.run`.
+        Errors as `npusim.run`.
 
     Examples
     --------
@@ -278,8 +280,8 @@ class _AsAsked(Generic[Part]):
             yield self._known[number]
 
 
-#: The bits of the examined rows: those of one group's heads, and those of the other heads, which are not needed if the
-#: first differ.
+#: The bits of the examined rows: the bits of one group's heads, and those of the other heads, which are not needed if
+#: the first ones differ.
 _Bits = _AsAsked[Computed]
 
 
@@ -302,7 +304,7 @@ class _Examination:
         self.base, self.problem, self.attention = base, problem, problem.attention
         self.on_tried, self.count, self.total = on_tried, 0, 0
         self._made: dict[tuple[int, Place, bool], _Bits] = {}
-        #: Memories of one execution after another.
+        #: Memories that one execution after another uses.
         self._memories: dict[str, NDArray[Any]] = {}
         self._keys: dict[tuple[int, Place], _AsAsked[Hashable]] = {}
         #: Programs that others are compared with, whose bits and keys are stored.
@@ -312,7 +314,7 @@ class _Examination:
         self.lengths: tuple[int, ...] = () if self.attention is None else self.attention.lengths
         self.sequence = self.lengths.index(max(self.lengths)) if self.lengths else 0
         self.place = Place(_row(base, self.sequence), batch=self.sequence)
-        # The fields that the user or the run chose: one kernel for every call.  Sizes may still shrink to fit.
+        # The fields that the user or the run chose, the same for every call.  Sizes may still shrink to fit.
         self.asked = Request(
             request.schedule,
             problem=problem,
@@ -460,14 +462,15 @@ class _Examination:
         """Return a varied call compared with the examined call, by structure and otherwise by bits."""
         latency, program = _latency(built), built.program
         problem = built.plan.problem
-        # Positions of sequences of one length are compared within the larger batch.
+        # Positions of sequences of equal length are compared within the larger batch.
         is_moved = call.position != self.sequence and not self.lengths
         base = (program, self.place) if is_moved else (self.base.program, self._row_of(call, self.problem, self.place))
         place = self._row_of(call, problem, replace(self.place, batch=call.position))
         keys = self._key_of(*base), self._key_of(program, place)
         if _is_equal(*keys) and not _adds(program):
             return Tried(call.what, is_same_structure=True, latency_us=latency)
-        if call.variant == Variant(tiling=call.variant.tiling) and not _adds(program):  # classes apply to one problem
+        # classes are valid within one problem
+        if call.variant == Variant(tiling=call.variant.tiling) and not _adds(program):
             classes = [class_key(p, self.base.device) for p in (self.base.program, program)]
             if classes[0] and classes[0] == classes[1]:
                 return Tried(call.what, is_same_class=True, latency_us=latency)
@@ -502,12 +505,12 @@ class _Examination:
     ) -> _Bits:
         """Return the bits of rows of the examined sequence from a position on, of the first heads and of the others.
 
-        The bits of a program with which others are compared are stored.  Without ``has_path`` the steps of the place's
-        row are not recorded.  ``at_once``: the bits of all heads in one
-        execution, where no difference is expected in the first ones.
+        If other programs are compared with this one, its bits are stored.  Without ``has_path`` the steps of the
+        place's row are not recorded.  ``at_once``: compute the bits of all heads in one execution, because no
+        difference is expected in the first ones.
         """
         key = id(program), place, at_once
-        if key[0] in self._kept and not at_once:  # any program that is compared with it
+        if key[0] in self._kept and not at_once:  # other programs are compared with this one
             has_path = True
         if key in self._made:
             return self._made[key]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from npusim.formats.float_format import FloatFormat
     from npusim.studies.probe.questions import ProbeCase, Probes
 
-#: Number of compared outputs of the tiles outside the diagonals, distributed over all of them.
+#: Number of compared outputs in the tiles outside the diagonals, distributed over all these tiles.
 MOST_OTHERS = 20_000
 #: Number of equally good answers up to which each is compared with all outputs.
 MOST_OPEN = 6
@@ -42,7 +42,7 @@ def _of(name: str, **answers: object) -> dict[str, Change]:
     return {words.replace("_", " "): {name: value} for words, value in answers.items()}
 
 
-# Possible behaviours of a unit, by answer: the questions ask for one after the other, `_Unit._polish` tries all of them
+# Possible behaviours of a unit, by answer: the questions test one after another, and `_Unit._polish` tries all of them
 # together.
 ROUNDINGS: Mapping[str, Change] = MappingProxyType(
     {
@@ -108,8 +108,8 @@ def kinds(tree: Tree, modes: Mapping[str, Change], *, more: bool = False) -> Ite
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to one question: the numbers of its outputs and of those that the answer explains, and other answers
-    that explain as many.
+    """The answer to one question: the number of its outputs, the number of outputs that the answer explains, and other
+    answers that explain as many.
     """
 
     question: str
@@ -124,8 +124,8 @@ class Identified:
     """The unit that explains a case's outputs.
 
     ``name`` is the name of a registered arithmetic, or states the unit's parameters; None if no unit explains every
-    output. ``unit`` has one step, which includes c if c was given; it adds in ``acc``, and ``out`` rounds its result.
-    ``findings`` are faults or remarks on the outputs.
+    output. ``unit`` has one step, which includes c if c was given; sums are in format ``acc``, and ``out`` rounds the
+    result. ``findings`` are faults of the outputs, or remarks on them.
     """
 
     case: ProbeCase
@@ -197,7 +197,7 @@ class _Unit:
         self.answers[question] = Answer(question, words, explained, asked, still)
 
     def choose(self, question: str, where: Array, options: Mapping[str, Change]) -> None:
-        """Choose the option that explains the most outputs; name the options that explain as many."""
+        """Choose the option that explains the most outputs; record the names of options that explain as many."""
         if not len(where):
             self.answer(question, "not asked", 0, 0)
             return
@@ -232,8 +232,8 @@ class _Unit:
     # ------------------------------------------------------------ terms that are added together
 
     def structure(self) -> bool:
-        """Determine the tree that explains the pairs; return whether it explains all of them. The tree is derived from
-        the losses, a plain chain, or searched.
+        """Determine the tree that explains the pairs; return whether the tree explains all of them. The tree is derived
+        from the losses, is a plain chain, or is the result of a search.
         """
         where, best = self.p.of("structure"), (-1, AdditionTree())
         for tree, fraction in self._read_off(where):
@@ -405,7 +405,7 @@ def identify_product(p: Probes, d: Array, stated: str = "", instruction: str = "
     """Return the unit that explains a case's outputs ``d`` (n, tile): each row's column, and other outputs of its tile.
 
     ``stated`` is the arithmetic in the device's file, ``instruction`` the device's matrix instruction, such as
-    ``wgmma``: both are preferred among registered ones that explain all, the instruction first.
+    ``wgmma``: among registered units that explain all outputs, these two are preferred, the instruction first.
     """
     d, findings, is_product = _as_asked(p, d)
     if not is_product:
@@ -505,8 +505,8 @@ def _looked_at(d: Array) -> tuple[Array, Array]:
 def _as_asked(p: Probes, d: Array) -> tuple[Array, tuple[str, ...], bool]:
     """Return D in the requested orientation, remarks on it, and whether it is a product of A, B and C at all.
 
-    Random rows decide this, up to one in 64: swapped operands give D's transpose, or each other's formats; C may be
-    missing.
+    Random rows, up to one in 64, decide this: swapped operands give D's transpose, or have each other's formats; C may
+    be missing.
     """
     where, side = p.of("random_normal"), d.shape[1]
     tiles = np.unique(where // side)

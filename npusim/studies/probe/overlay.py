@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Settled:
-    """The identified units of a chip: products by case with the order of longer ones, and operations of its vector
+    """The identified units of a chip: products by case, with the order of longer products, and operations of its vector
     core.
     """
 

@@ -1,4 +1,4 @@
-"""Probes of a matrix unit: dot products of 64 and 256 products; each answers one question.
+"""Probes of a matrix unit: dot products with 64 and with 256 products; each probe answers one question.
 
 M is the largest power of two that a format and its accumulator can represent, u the smallest product that a result can
 show.
@@ -34,9 +34,9 @@ QUESTIONS = (
     *("structure", "width", "width_c", "raw", "inputs", "output", "rounding", "rounding_c", "subnormal_in"),
     *("subnormal_out", "floor", "subnormal_c", "zero", "overflow", "special", "split", *RANDOM),
 )
-#: Products of one step: two of them are M and -M, and the third is small.
+#: Positions of three products in one step: two products are M and -M, and the third one is small.
 TRIPLES = ((0, 1, 2), (0, 1, 4), (0, 2, 4), (0, 4, 8))
-#: The same with C as M: -M and the small product, also for a step of two products.
+#: The same probe with M in C: positions of -M and of the small product, also for a step of two products.
 BESIDE_C = ((1, 2), (1, 4), (0, 1))
 #: Places below the last stored place of a sum, in eighths of that place: they decide its rounding.
 EIGHTHS = (1, 2, 3, 4, 5, 6, 7, 9, 11, 12, 13)
@@ -49,7 +49,9 @@ Terms = dict[int, tuple[float, float]]
 
 @dataclass(frozen=True)
 class ProbeCase:
-    """One case of a unit: ``f16.f32`` gives C and reads float32, ``f16.f32.to_f16`` gives no C and reads float16."""
+    """One case of a unit: with ``f16.f32`` the probe provides C and the result is float32; with ``f16.f32.to_f16``
+    there is no C and the result is float16.
+    """
 
     name: str
     depth: int = K
@@ -79,7 +81,7 @@ class ProbeCase:
 
     @classmethod
     def of(cls, key: str) -> ProbeCase:
-        """Return the case of a key; raise `FormatError` where a format in it is unknown."""
+        """Return the case of a key; raise `FormatError` if a format in the key is unknown."""
         name, _, depth = key.partition("@k")
         words = name.split(".")
         if len(words) not in (2, 3) or (len(words) == 3 and not words[2].startswith("to_")) or depth not in ("", "256"):
@@ -143,8 +145,7 @@ class _Builder:
         self.high = min(sum(high), _top(self.acc) - 1, 40)
         floor = -24 if "float16" in (self.acc.name, self.case.out.name) else -140
         self.low = max(sum(low), self.high - 75, floor)
-        # An accumulator that represents the place of u would not lose u; if formats leave few places, weights are
-        # small.
+        # An accumulator that represents the place of u would not lose u; if formats have few places, weights are small.
         self.is_narrow = self.high - self.low < 34 or self.case.out.mantissa_bits < 10
 
     @staticmethod
@@ -204,7 +205,7 @@ class _Builder:
 
 
 def scale_of(case: ProbeCase) -> tuple[list[int], float]:
-    """Return the weights of a case's leaves in `structure` probes, c's last, and u."""
+    """Return the weights of a case's leaves in `structure` probes, with the weight of c last, and u."""
     p = _Builder(case)
     return [w for w, _, _ in p.weights()], 2.0**p.low
 
@@ -214,7 +215,7 @@ def _top(f: FloatFormat) -> int:
 
 
 def probes_of(case: ProbeCase, random: int = 800, seed: int = 7) -> Probes:
-    """Return a case's probes: the same ones for the same ``seed``; ``random`` rows confirm the answers."""
+    """Return a case's probes, equal for equal ``seed``; ``random`` rows confirm the answers."""
     p = _Builder(case)
     rng = np.random.default_rng(seed)
     if case.depth == LONG_K:
@@ -252,7 +253,7 @@ def _pairs(p: _Builder, question: str, pairs: Iterable[tuple[int, int]], weights
     light = [p.term(p.low, *factors) for _, *factors in weights[:depth]]
     for i, j in pairs:
         terms, c = dict(enumerate(light)), weights[depth][0] * 2.0**p.low * p.case.has_c
-        if j == depth:  # c is positive: a sum that is rounded toward zero leaves a positive M unchanged
+        if j == depth:  # c is positive: a sum that is rounded toward zero does not change a positive M
             c, terms[i] = 2.0**p.high, (-x, y)
         else:
             terms[i], terms[j] = (x, y), (-x, y)
@@ -306,7 +307,7 @@ def _rounding(p: _Builder) -> None:
                         terms[place[n]] = p.term(e, sign * (r & 3 or 4))
                         if r > 4 and r & 3:
                             terms[place[n + 1]] = p.term(e + 2, sign * (r >> 2))
-                        if p.is_seen:  # a later step cancels the leading bits, so that the last ones are visible
+                        if p.is_seen:  # a later step cancels the leading bits, so that the last bits are visible
                             terms[K - 1] = p.term(base, -sign * n)
                         p.add("rounding", (width, n, sign * r), terms)
                         if n == 1:

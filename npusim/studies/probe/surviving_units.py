@@ -38,10 +38,10 @@ LISTED = MappingProxyType(
 
 @dataclass(frozen=True)
 class Survivors:
-    """The units that random vectors do not exclude: the named one explains ``matched`` of ``total`` outputs.
+    """The units that random vectors do not exclude; the named unit explains ``matched`` of ``total`` outputs.
 
-    ``registered`` explain every output, ``excluded`` do not; ``units`` of the ``tried`` ones explain the ``looked_at``
-    outputs, and ``left`` contains, by parameter, the values among them.
+    Units in ``registered`` explain every output, units in ``excluded`` do not.  Of the ``tried`` units, ``units``
+    explain the first ``looked_at`` outputs; ``left`` contains the remaining values of each parameter.
     """
 
     name: str

@@ -1,4 +1,6 @@
-"""Trees of additions: derived from the weights that large terms hide, enumerated, reduced to one step, and in words."""
+"""Trees of additions: derived from the weights that large terms hide, enumerated, reduced to one step, and described in
+words.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,15 @@ if TYPE_CHECKING:
 
     from npusim.formats.cast import Array
 
-#: Numbers of chains that may be independent, and lengths of k that belong to one chain.
+#: Numbers of chains that may be independent, and numbers of successive k in one chain.
 CHAIN_COUNTS, RUNS = (2, 4, 8, 16, 32), (1, 2, 4, 8, 16)
 
 
 def swallowing_tree(leaves: list[int], lost: Array, weights: list[int]) -> Tree:
     """Return the tree in which each node with M loses its other terms; raise `ValueError` if there is no such tree.
 
-    ``lost`` (leaves, leaves): the loss of the sum with M and -M at two leaves: the weight of the node at which they are
-    added.
+    ``lost`` (leaves, leaves): the loss of a sum with M and -M at two leaves, which is the weight of the node that adds
+    these leaves.
     """
     if len(leaves) == 1:
         return leaves[0]
@@ -45,9 +47,9 @@ def swallowing_tree(leaves: list[int], lost: Array, weights: list[int]) -> Tree:
 def exact_tree(leaves: list[int], lost: Array, weights: list[int]) -> Tree:
     """Return the tree of nodes that add exactly; raise `ValueError` if there is no such tree.
 
-    ``lost``, as above, is the loss by earlier roundings: the sum of the two subtrees of the leaves before they are
-    added.  The tree is built from the leaves up: leaves that are added to one another, with equal losses for all
-    others, are one node.
+    ``lost``, as above, is the loss by earlier roundings: it is the sum of the two subtrees of the leaves before they
+    are added.  The tree is built from the leaves up: leaves that are added to one another, and that have equal losses
+    with all others, are one node.
     """
     items: list[Tree] = list(leaves)
     members = {x: leaves_of(x) for x in items}
@@ -133,7 +135,9 @@ def products_of(tree: Tree) -> Any:
 
 
 def repeated(step: Tree, depth: int, start: Tree | None = C) -> Any:
-    """Return chained steps: each uses the result of the previous one as its c; ``start``: the first one's c."""
+    """Return chained steps: each step uses the result of the previous one as its c; ``start``: the c of the
+    first step.
+    """
     tree, size = start, leaf_count(step)
     for k in range(0, depth, size):
         tree = with_leaves(step, lambda n, k=k, before=tree: before if n == C else n + k)  # type: ignore[misc]
@@ -165,8 +169,8 @@ def _shifted(tree: Tree, inner: Tree, size: int) -> Tree:
 
 
 def chain(leaves: Sequence[int], step: int, start: Tree | None = C) -> Any:
-    """Return steps that each continue the previous one; the first continues c, or (``start`` None) begins with its own
-    products.
+    """Return steps that each continue the previous one; the first step continues c, or (``start`` None) begins with its
+    own products.
     """
     tree: Any = start
     for at in range(0, len(leaves), step):
@@ -230,7 +234,7 @@ def steps(depth: int) -> Iterator[Tree]:
 
 
 def families(depth: int) -> Iterator[Tree]:
-    """Yield trees that units are known or likely to have, including c: the shallow ones first."""
+    """Yield trees that units are known or likely to have, including c; shallow trees come first."""
     yield from steps(depth)
     for how, part, n in product(("in pairs", "in halves"), RUNS, range(depth.bit_length())):
         if part < 1 << n <= depth:

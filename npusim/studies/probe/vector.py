@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: The ways to compute an operation, by name.
 Ways = dict[str, Callable[..., "Array"]]
-#: Columns of the rows that are summed: all pairs of the first ones, some pairs of the others.
+#: Columns of the rows that are summed: all pairs of the first rows, some pairs of the others.
 COLUMNS = (64, 100, 128, 256)
 #: First columns of the tested pairs if not all pairs are tested.
 FIRST = (0, 1, 5, 77)
@@ -94,7 +94,8 @@ def tie_probes(target: str) -> Array:
     """
     f = get_format(target)
     codes = np.arange(f.max_code, dtype=f.bits_dtype)
-    if len(codes) > 1 << 12:  # for a 16-bit format every 53rd, and those at the subnormals and the largest
+    # for a 16-bit format every 53rd code, and the codes at the subnormals and at the largest numbers
+    if len(codes) > 1 << 12:
         codes = np.unique(np.concatenate([codes[::53], codes[1:64], codes[-64:]]))
     low = widen(codes.view(f.dtype)).astype(np.float64)
     high = widen((codes + np.ones_like(codes)).view(f.dtype)).astype(np.float64)
@@ -112,7 +113,8 @@ def tie_probes(target: str) -> Array:
 
 @dataclass(frozen=True)
 class OperationResult:
-    """The explanation of an operation's results: ``answers`` that all of them share, ``explained`` of ``asked``.
+    """The explanation of an operation's results: the ``answers`` that all results have in common, and the number of
+    results that are ``explained``, of those ``asked``.
 
     ``answers`` is empty where nothing explains all; ``best`` is the answer that explains most, ``note`` a remark.
     """

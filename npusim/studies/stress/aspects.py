@@ -1,4 +1,6 @@
-"""Aspects of inputs that a search varies, and the inputs at one point of it: base values, changed aspect by aspect."""
+"""Aspects of inputs that a search varies, and the inputs at one point of the search: base values that one aspect after
+another changes.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,8 @@ class Aspect:
         return replace(bounds, values=tuple(bounds.between(n / (LEVELS - 1)) for n in range(LEVELS)))
 
     def grown(self, factor: float) -> tuple[float, ...]:
-        """Return amplitudes beyond the limits: ``factor`` times the last value, and a negative first one.
+        """Return amplitudes beyond the limits: ``factor`` times the last and the first value, if these are negative or
+        above 1.
 
         None for switches, for a number of keys, and for a user's limits.
         """
@@ -79,12 +82,12 @@ class Aspect:
         return self.is_range and value in (self.values[0], self.values[-1])
 
 
-#: logit_std: Q times it, which scales the spread of scores; logit_mean: it is added to all scaled scores; resonance:
-#: amplitude of a wave along the head that Q and K share, in phase, or out of phase if it is negative; channels: one
-#: channel of K times it; tokens: one key of 64 times it; sinks, late: it is added to the scaled scores of the first
-#: keys, or of one key at 7/8 of the keys (the V of sinks is 0, as it nearly is in models); values: V times it; equal:
-#: all keys equal the first; zero: Q is 0; tail: keys left out at the end; padding: NaN in keys that no query sees;
-#: scale: all inputs times it.
+#: The amplitude a of each aspect.  logit_std: Q is multiplied by a, which scales the spread of scores; logit_mean: a is
+#: added to all scaled scores; resonance: a is the amplitude of a wave along the head that Q and K share, in phase, or
+#: out of phase if a is negative; channels: one channel of K is multiplied by a; tokens: one key of 64 is multiplied by
+#: a; sinks, late: a is added to the scaled scores of the first keys, or of one key at 7/8 of the keys (the V of sinks
+#: is 0, as it nearly is in models); values: V is multiplied by a; equal: all keys equal the first one; zero: Q is 0;
+#: tail: the last a keys are omitted; padding: NaN in keys that no query sees; scale: all inputs are multiplied by a.
 ASPECTS: Mapping[str, Aspect] = MappingProxyType(
     {
         a.name: a

@@ -114,7 +114,7 @@ def _exact(moment: Moment, wide: list[Any]) -> Any:
         return a @ b
     if step.opcode is Opcode.ROW_SUM:
         return math.prod(wide).sum(axis=how.axis, keepdims=True)
-    if step.opcode in (Opcode.FOLD, Opcode.SCAN):  # each function of it correctly rounded
+    if step.opcode in (Opcode.FOLD, Opcode.SCAN):  # each function of the operation, correctly rounded
         how = replace(how, variant=re.sub(r"'(\w+)\.\w+'", r"'\1.correct'", how.variant))
     elif step.opcode in FUNCTIONS:
         function = how.variant.partition(".")[0] or step.opcode.value

@@ -25,7 +25,7 @@ LOWEST, HIGHEST = -8, 24
 
 @dataclass(frozen=True, slots=True)
 class ScoreSizes:
-    """Shares of scores by their size, the absolute value; of QK^T (``exact``) and of stored ones (``stored``).
+    """Shares of scores by size (absolute value): of QK^T (``exact``) and of the stored scores (``stored``).
 
     ``fmt``, ``largest``: the format in which products are stored, and its largest finite number.  Each entry of
     ``exact`` and ``stored`` is the share, 0 to 1, of sizes from ``2**(LOWEST + i)`` to twice that; the difference to 1
@@ -63,7 +63,7 @@ class ScoreCounter:
 
 
 def score_sizes(counter: ScoreCounter, exact: Iterable[NDArray[np.float64]]) -> ScoreSizes | None:
-    """Return the shares of what was counted, and of exact scores; None if a schedule has no product of scores."""
+    """Return the shares of the counted scores, and of exact scores; None if a schedule has no product of scores."""
     if not counter.counts.sum():
         return None
     sizes = sum((_sizes(scores) for scores in exact), start=_sizes(np.zeros(0)))
@@ -72,7 +72,8 @@ def score_sizes(counter: ScoreCounter, exact: Iterable[NDArray[np.float64]]) -> 
 
 
 def exact_scores(source: HeadSource, heads: Iterable[int], group: int, rows: slice) -> Iterable[NDArray[np.float64]]:
-    """Yield QK^T of some rows of the first sequence, a head at a time, (rows, keys); ``group``: heads of Q a head of K.
+    """Yield QK^T of some rows of the first sequence, one head at a time, (rows, keys); ``group``: number of heads of Q
+    per head of K.
 
     Values that are not finite give scores that are not finite.
     """

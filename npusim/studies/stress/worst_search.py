@@ -149,7 +149,7 @@ class StressedRun:
     def bits(
         self, plan: Plan, program: TileProgram, point: Point, exact: References | None = None, **how: Any
     ) -> NumericResult:
-        """Return the bits of a plan's program at a point: of the last `SAMPLE_ROWS` rows unless others are named.
+        """Return the bits of a plan's program at a point: of the last `SAMPLE_ROWS` rows unless other rows are named.
 
         ``exact`` stores the float64 results.
         """
@@ -162,7 +162,7 @@ class StressedRun:
         return bits_of(plan, program, rows=rows, heads=self.heads(subject), **how)
 
     def heads(self, subject: Subject) -> Choice:
-        """Return the computed heads: the named ones, or as few as have `SAMPLE_ROWS` rows."""
+        """Return the computed heads: the named ones, or as few as together have `SAMPLE_ROWS` rows."""
         heads, output = self.request.heads, subject.output
         return range(min(output.heads, ceil_div(SAMPLE_ROWS, output.query_count))) if heads == "sample" else heads
 
@@ -190,8 +190,8 @@ class StressedRun:
     def room(self, point: Point) -> Literal["more", "last", "none"]:
         """Return whether amplitudes may grow beyond those of a point; otherwise they must end there or earlier.
 
-        They end where an input reaches the largest number of its format, and before the sum of an input's squares
-        exceeds float32, the widest format in which matrix units add.
+        The amplitudes end where an input reaches the largest number of its format, and before the sum of an input's
+        squares exceeds float32, the widest format in which matrix units add.
         """
         plan, program = self.at(point)
         source = self.source(plan, subject_of(plan, program), point)
@@ -225,15 +225,15 @@ class Stress:
     worst, calm : PointError
         The worst tested point, and calm inputs: ``point`` (aspects by name) and ``rmse`` (None: not finite).
     limit : float
-        Limit of the error: `FACTOR` times that of ``calm``, and at most `STEPS` steps of the coarsest format.
+        Limit of the error: `FACTOR` times the error of ``calm``, and at most `STEPS` steps of the coarsest format.
     first : str
         The first value that differs from float64 on its step's operands.  Empty if there is no such value: the error is
         caused by the algorithm or by many roundings.
     lost_mass, clipped_mass : float or None
         Share of a row's sum whose P became 0, and share that saturation cut, each a mean over rows.
     margin : float or None
-        Power of two by which Q (of plain tensors: all inputs) may be larger than in the base; 0 if even a 16th of it
-        exceeds the limit, None if the budget ended before.
+        Power of two by which Q (of plain tensors: all inputs) may be larger than in the base; 0 if the limit is
+        exceeded even with a 16th of Q, None if the budget ended before.
     choices : mapping of str to float
         Errors on the worst input with the choices that are within the limit, else with the nearest choice.
     rounding : str

@@ -55,7 +55,7 @@ def configurations_of(request: Request, axes: Mapping[str, Iterable[Any]]) -> li
     is_written = request.is_launch and path.endswith(".py")
     if axes and not is_written:
         kind = request.find_schedule().tiling
-        build_tiling(kind, dict.fromkeys(axes, "auto"))  # refuses unknown ones
+        build_tiling(kind, dict.fromkeys(axes, "auto"))  # refuses unknown fields
         return [Configuration(p, replace(request, tiling={**named, **with_own_names(kind, p)})) for p in points]
     if not axes and (not is_written or ";" in launch):
         raise SpecError(f"{request.schedule}: there is no @triton.autotune with configurations; use -f FIELD=VALUES")

@@ -36,17 +36,17 @@ Call = tuple[Any, ...]
 class Pruner:
     """An ``early_config_prune`` for ``triton.autotune(..., prune_configs_by={"early_config_prune": ...})``.
 
-    Called by Triton it never raises and never returns an empty list: configurations that npusim cannot predict stay
-    (except where ``bits`` is "same" and others are predicted, since their bits are unknown), with one warning that
-    states the reason; configurations that do not fit the device are removed, because Triton would fail on them.
+    Called by Triton it never raises and never returns an empty list: configurations that npusim cannot predict remain,
+    with one warning that states the reason (if ``bits`` is "same" and others are predicted, they are removed, since
+    their bits are unknown); configurations that do not fit the device are removed, because Triton would fail on them.
 
     Parameters
     ----------
     hw
         A device of `npusim hw list`; None: the GPU that torch sees.
     top
-        Number of remaining configurations, which have the smallest predicted times, at least 1; a single one is not
-        measured.
+        Number of configurations that remain, those with the smallest predicted times; at least 1, and a single one is
+        not measured.
     bits
         ``any``, or ``same``: all remaining configurations give the same bits for finite inputs, which is proved from
         the structure.
@@ -69,7 +69,7 @@ class Pruner:
         self._warned: set[str] = set()
 
     def bind(self, kernel: Any) -> Pruner:
-        """Serve an autotuner, or one below ``@triton.heuristics``; raise `SpecError` if there is no autotuner."""
+        """Serve an autotuner, or an autotuner below ``@triton.heuristics``; raise `SpecError` if there is none."""
         tuner = kernel
         while tuner is not None and not hasattr(tuner, "early_config_prune"):
             tuner = getattr(tuner, "fn", None)
@@ -87,7 +87,7 @@ class Pruner:
             self._warn(f"no configuration is removed: {one_line(error)}")
             return list(configs)
         if self._unmeasured and vars(tuner).get("_bench") is self._unmeasured:
-            del tuner._bench  # left over from an earlier key, which was not measured
+            del tuner._bench  # results of an earlier key, which was not measured
         if len(left) == 1 and hasattr(tuner, "_bench") and measures_the_only():
             # A single configuration is not measured: the function that the autotuner calls for its time answers once.
             self._unmeasured = tuner._bench = lambda *_, **__: vars(tuner).pop("_bench") and [0.0, 0.0, 0.0]
@@ -164,8 +164,8 @@ def _device_name() -> str:
 def _configuration(
     kernel: Any, config: Any, named: dict[str, Any], rest: dict[str, Any], hw: str
 ) -> Configuration | str:
-    """Return a live call with one configuration as the request of a launch, or the reason why no text can state the
-    call.
+    """Return a live call with one configuration as the request of a launch, or the reason why the call cannot be
+    written as text.
     """
     values = {**named, **rest, **config.all_kwargs()}
     if (count := getattr(config, "num_ctas", 1) or 1) != 1 or getattr(config, "maxnreg", None) is not None:

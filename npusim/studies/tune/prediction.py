@@ -36,8 +36,8 @@ class Configuration:
 
 
 def predict(configuration: Configuration) -> Prediction:
-    """Return the prediction of one configuration; one that cannot be read, compiled or placed has a reason instead of a
-    time.
+    """Return the prediction of one configuration; if it cannot be read, compiled or placed, the prediction has a reason
+    instead of a time.
     """
     try:
         plan, program = program_of(

@@ -1,5 +1,5 @@
-"""Bias of an output: parts of its error that rounding makes cancel over rows, compared with those of correct
-kernels.
+"""Bias of an output: the parts of its error that cancel over rows if rounding is correct, compared with those of
+correct kernels.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Doubles = NDArray[np.float64]
 
-#: Allowed bias in standard errors: over all outputs, and over one of many heads.
+#: Allowed bias in standard errors: over all outputs, and over one head of many.
 ALL, EACH = 5.0, 7.0
 #: Numbers of rows below which there is no standard error: of all outputs, and of a head.
 LEAST, LEAST_OF_HEAD = 16, 32

@@ -32,7 +32,7 @@ UNCERTAIN = ("assumed", "derived", "fitted")
 #: Times of one request that differ by more than this are not explained by noise.
 CONTRADICTION = 0.25
 FEWEST = 4
-#: Number of selections of constants, each around the values to which the earlier ones were fitted.
+#: Number of times that constants are selected, each time around the values to which the earlier ones were fitted.
 ROUNDS = 2
 #: Smallest number of cycles at which a constant in cycles, an integer, is fitted.
 FINE_CYCLES = 100
@@ -42,7 +42,7 @@ FINE_CYCLES = 100
 class Constant:
     """A fitted constant: its value before and after, and the ends of its 90 % interval.
 
-    ``with_it`` are the keys that these measurements cannot distinguish from it: all of them were changed by one factor.
+    ``with_it`` are the keys that these measurements cannot distinguish from this one: one factor changed all of them.
     """
 
     key: str
@@ -97,7 +97,7 @@ class Calibration:
             )
 
     def device_text(self, extends: str, name: str) -> str:
-        """Return the device file that extends the one that was fitted."""
+        """Return the text of a device file that extends the fitted one."""
         lines = ["schema: npusim.device/1", f"extends: {json.dumps(extends)}", f"name: {name}"]
         cases = f"{len(self.cases)} {plural(len(self.cases), 'case')}"
         lines += [f"description: {json.dumps(f'{self.device}, constants fitted on {cases}')}", ""]
@@ -122,14 +122,14 @@ def calibrate(
 ) -> Calibration:
     """Fit a device's uncertain constants to the times of a file of measurements.
 
-    ``hw``: the device, if it is not that of the cases; ``constants``: patterns of keys that may be fitted; a complete
-    key may name a measured constant, and so may every pattern if the cases belong to another device: a number measured
-    on one chip is an assumption for another.  The fit chooses constants that reduce the error of left-out groups most
-    and that the data can distinguish; times are simulated again, never interpolated.  Ranges count by their geometric
-    middle.
+    ``hw``: the device, if it is not that of the cases; ``constants``: patterns of keys that may be fitted.  A complete
+    key may name a measured constant; a pattern may too if the cases belong to another device, since a number that was
+    measured on one chip is an assumption for another.  The fit chooses constants that reduce the error of left-out
+    groups most and that the data can distinguish; times are simulated again, never interpolated.  A range counts as its
+    geometric middle.
 
-    Raises `SpecError` if cases are of several devices, contradict one another or are too few, the device has no
-    constant to fit, or scipy is missing.
+    Raises `SpecError` if cases belong to several devices, contradict one another or are too few, if the device has no
+    constant to fit, or if scipy is missing.
     """
     file = load_measurements(path)
     cases = [c for c in file.cases if only is None or any(fnmatchcase(t, only) for t in (c.name, c.schedule, c.device))]
@@ -277,8 +277,8 @@ class _Fit:
         """Return the logarithms of predicted times, for all measurements or some, from the logarithms of factors on
         `keys`.
 
-        The result is infinite out of range.  A case whose time reads none of the changed constants is not simulated
-        again.
+        The result is infinite out of range.  A case whose time depends on none of the changed constants is not
+        simulated again.
         """
         changed = {
             k: self._written(k, self.values[k] * float(np.exp(v))) for k, v in zip(self.keys, x, strict=True) if v

@@ -24,7 +24,7 @@ from npusim.simulation.figures import figures
 from npusim.simulation.plan import plan_of
 from npusim.simulation.simulate import run_plan
 from npusim.simulation.variants import Variant, Variants
-from npusim.studies.validate.given_output import GivenOutput, read_output
+from npusim.studies.validate.given_output import GivenOutput, check_output_file, read_output
 from npusim.studies.validate.neighbours import Neighbour, nearest_problem
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 #: that they need, in square roots of the number of outputs.
 NEAREST, CHANCE = 3, 4.0
 #: Smallest share of the differing outputs that a change must make equal to be named as the nearest: a change that
-#: explains nothing makes as many equal as unequal by chance, and the best of some hundred a few more.
+#: explains nothing makes by chance as many outputs equal as unequal, and the best of some hundred changes a few more.
 CLOSES = 0.5
 #: Tried formats of an intermediate, scales of an FP8 P, keys of a tile, and splits.
 FORMATS = ("float32", "float16", "bfloat16")
@@ -77,8 +77,8 @@ class Change:
 class Explanation:
     """Other values of stated choices, the number of outputs that are then equal, and the step of the difference.
 
-    ``of``: the number of compared outputs: all of them, or only those from the first difference's row to the end of its
-    block if these are not all equal.
+    ``of``: the number of compared outputs: all outputs, or, if not all are equal, only those from the row of the first
+    difference to the end of its block.
     """
 
     changes: tuple[Change, ...]
@@ -97,10 +97,9 @@ class Difference:
     ``reading``: how tensors were read, if another layout is likelier (`Plan.reading`).  ``tile``: the fields of the
     tile that were named or chosen.  ``first`` is the first element that differs (batch, head, row, column), ``given``
     and ``predicted`` its values.  ``blank``: rows of the output that are all NaN, in words; ``problem`` is another
-    problem that the kernel computes: no choice is tried then.  ``explained`` are the changes that make every output
-    equal, the simplest alone, and ``nearest`` the closest change where none does: the arithmetic that the device's
-    vendor states, or another choice if it makes the share `CLOSES` of the differing outputs equal; ``tried`` counts the
-    changes.
+    problem that the kernel computes: no choice is tried then.  ``explained`` are the simplest changes that make every
+    output equal; ``nearest`` is the closest change if no change does: the arithmetic that the device's vendor states,
+    or another choice if it makes the share `CLOSES` of the differing outputs equal; ``tried`` counts the changes.
     """
 
     run: RunData
@@ -128,11 +127,11 @@ def diff(
 ) -> Difference:
     """Compare a kernel's output with the prediction of a request, and search for an explanation of the difference.
 
-    ``output`` is (batch, heads, seq_q, value head size), the first axis left out where it is 1, in the run's output
+    ``output`` is (batch, heads, seq_q, value head size), without the first axis if its size is 1, in the run's output
     format or as unsigned bit patterns of its width; or a ``.npz`` or ``.safetensors`` file that contains it as ``o``,
-    ``out`` or ``output``, or as its only array.  A key ``computed`` of such a file, (batch, heads, seq_q), states which
-    rows it has (not 0): these alone are compared, and all of them unless the request names rows or heads.  ``on_tried``
-    gets the number of changes tried, and of all.
+    ``out`` or ``output``, or as its only array.  A key ``computed`` of such a file, (batch, heads, seq_q), is not 0 for
+    the rows that the file has: only these are compared, and all of them unless the request names rows or heads.
+    ``on_tried`` gets the number of changes that were tried, and the number of all changes.
 
     Tiling fields that the request does not name are chosen, as `npusim.run` chooses them.
 
@@ -147,6 +146,7 @@ def comparison(
     output: str | Path | NDArray[Any], request: Request, on_tried: Callable[[int, int], None] | None = None
 ) -> HeldOutput:
     """Return a kernel's output with the program of a request; arguments and errors as for `diff`."""
+    check_output_file(output)  # before a tile is chosen, which may take seconds
     plan = plan_of(request, is_bare=True)
     base = run_plan(plan)
     if not base.problem.has_bits or "o" not in base.program.tensors:
@@ -279,7 +279,8 @@ class HeldOutput:
     def _try(self, listed: Sequence[tuple[Change, ...]], place: Place, base: Computed) -> Iterator[Explanation]:
         """Yield the results of changes on the block of the first difference; on all rows if that block is equal.
 
-        Their programs are not checked (`_holds`): a check is slower than the bits, and few changes are reported.
+        Programs of changes are not checked (`_holds`): a check takes longer than the bits, and few changes are
+        reported.
         """
 
         def computed(changes: tuple[Change, ...]) -> tuple[BuiltPlan, Computed]:

@@ -34,7 +34,7 @@ SHOWN = 3
 class GivenOutput:
     """An output ``values`` (batch, heads, rows, columns) in the run's format, read from ``where``.
 
-    ``has`` (batch, heads, rows): the rows that it has; all of them unless ``is_stated``, by the key `COMPUTED`.
+    ``has`` (batch, heads, rows): the rows that the output has; all rows unless ``is_stated``, by the key `COMPUTED`.
     """
 
     where: str
@@ -52,7 +52,7 @@ class GivenOutput:
     def cut(self, blocks: Mapping[BlockRows, NDArray[Any]]) -> dict[BlockRows, NDArray[Any]]:
         """Return the parts of blocks of rows that the output has, by batch, head and first row.
 
-        Raises `TensorError` if it has none of them.
+        Raises `TensorError` if the output has none of them.
         """
         parts: dict[BlockRows, NDArray[Any]] = {}
         for (n, h, row), block in blocks.items():
@@ -104,6 +104,14 @@ def _in_words(chosen: Mapping[BlockRows, NDArray[np.bool_]]) -> str:
     return f"rows {text} of batch {batch} head {head}{more}"
 
 
+def check_output_file(output: object) -> None:
+    """Raise `TensorError` for the name of a file that does not exist; arrays are not checked."""
+    if isinstance(output, str | Path) and not Path(output).is_file():
+        raise TensorError(
+            f"{output}: there is no such file; it must be an .npz or .safetensors with the kernel's output"
+        )
+
+
 def read_output(output: str | Path | NDArray[Any], subject: Subject, fmt: str) -> GivenOutput:
     """Return a kernel's output; see `npusim.studies.validate.diff.diff`.
 
@@ -114,10 +122,7 @@ def read_output(output: str | Path | NDArray[Any], subject: Subject, fmt: str) -
     stated: NDArray[Any] | None = None
     if isinstance(values, str | Path):
         where = str(values)
-        if not Path(values).is_file():
-            raise TensorError(
-                f"{where}: there is no such file; it must be an .npz or .safetensors with the kernel's output"
-            )
+        check_output_file(values)
         arrays = read_tensors(Path(values))
         stated = arrays.pop(COMPUTED, None)
         values = _picked(arrays, where)

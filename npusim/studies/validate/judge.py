@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Rows = Mapping["BlockRows", "NDArray[Any]"]
 #: Choices that a correct kernel of the same precision may make differently: order and grouping of sums, where a factor
-#: rounds, the unit's arithmetic, order of keys, tiles and splits.  Formats are claimed by the kernel, and are none of
+#: rounds, the unit's arithmetic, order of keys, tiles and splits.  Formats are stated by the kernel, and are not among
 #: these choices.
 LEGAL = frozenset(
     (
@@ -56,9 +56,10 @@ MEASURES = "the error of all outputs", "the largest error of a row", "the larges
 class Judgement:
     """Whether an output is right: ``matched`` of ``total`` outputs have the predicted bits.
 
-    ``measures``: its errors, in absolute numbers, with the limits that ``drawn`` legal kernels allow; ``lost``: values
-    that are NaN or Inf where such kernels' are finite; ``unjudged``: values not finite in such a kernel;
-    ``blank``: rows that are all NaN, in words; ``reading``: how tensors were read, if another layout is likelier.
+    ``measures``: the errors of the output, in absolute numbers, with the limits that ``drawn`` legal kernels allow;
+    ``lost``: number of values that are NaN or Inf where the values of such kernels are finite; ``unjudged``: number of
+    values that are not finite in such a kernel; ``blank``: rows that are all NaN, in words; ``reading``: how tensors
+    were read, if another layout is likelier.
     """
 
     matched: int
@@ -106,10 +107,10 @@ def judge(
     An output is right if its bits are equal, or if its errors against float64 are at most twice the 99th percentile of
     the errors of correct kernels of the same formats (the schedule with other orders of sums, roundings, tiles and
     splits, drawn with the request's seed) and at most half of the error of zeros.  Errors are the norm over all
-    outputs, the largest norm of a row, and the largest of an element.  Its biases (`BiasCheck`) must be those of such
-    kernels too.  Outputs where one of these kernels has NaN or Inf are not judged.  Each output, the rows that are
-    compared, and errors raised, are as for `npusim.studies.validate.diff.diff`; `SpecError` too where no output is
-    left.
+    outputs, the largest norm of a row, and the largest error of an element.  The output's biases (`BiasCheck`) must
+    also be those of such kernels.  Outputs where one of these kernels has NaN or Inf are not judged.  The form of
+    outputs, the compared rows, and the errors raised are as for `npusim.studies.validate.diff.diff`; `SpecError` is
+    also raised if no output remains.
     """
     judge_of = Judge(comparison(outputs[0], request), on_tried)
     return [judge_of.decide(held) for held in (judge_of.first, *map(judge_of.first.of, outputs[1:]))]
@@ -132,12 +133,12 @@ class Judge:
 
     @cached_property
     def exact(self) -> Mapping[BlockRows, NDArray[np.float64]]:
-        """The same rows in float64."""
+        """The compared rows in float64."""
         return {at: self.first.plan.exact[*at, len(rows)] for at, rows in self.predicted.items()}
 
     @cached_property
     def kernels(self) -> list[Rows]:
-        """The rows of correct kernels, the predicted ones first."""
+        """The rows of correct kernels; the predicted rows are first."""
         sizes = {at: len(rows) for at, rows in self.predicted.items()}
         return [self.predicted, *_legal(self.first, sizes, self.on_tried)]
 
@@ -176,7 +177,7 @@ def within_errors(
     """Return whether rows are right by the rows of ``kernels``, all correct, and by float64; see `judge`.
 
     ``tilt``: the derivatives of ``exact`` by the logarithm of the scale of scores, None without one; ``whose``: the
-    kernels in words.  Raises `SpecError` where these have no finite value.
+    kernels in words.  Raises `SpecError` if these kernels have no finite value.
     """
     finite = {at: np.all([_is_finite(kernel[at]) for kernel in kernels], axis=0) for at in exact}
     total, judged = (sum(int(f(cells)) for cells in finite.values()) for f in (np.size, np.sum))
@@ -212,9 +213,9 @@ def _errors(rows: Rows, exact: Rows, finite: Rows) -> tuple[float, float, float]
 def _legal(
     held: HeldOutput, sizes: Mapping[BlockRows, int], on_tried: Callable[[int, int], None] | None
 ) -> Iterator[Rows]:
-    """Yield the results of other correct kernels of the same formats, on blocks of rows of some sizes.
+    """Yield the results of other correct kernels of the same formats, on blocks of rows of several sizes.
 
-    Their choices are drawn together, from the combinations that can be built.
+    The choices of such kernels are drawn together, from the combinations that can be built.
     """
     by_field: dict[str, list[Change]] = {}
     for change in alternatives(held.base):

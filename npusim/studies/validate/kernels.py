@@ -148,7 +148,7 @@ def _options(family: str, archive: Mapping[str, Any], name: str) -> tuple[dict[s
 def _state_recorder(states: dict[tuple[int, int], Any]) -> Callable[[Moment], None]:
     """Return an observer that stores the recurrence's row vectors of each head's first rows.
 
-    They are the values of these names at the beginning of a tile's update.
+    Values at the beginning of a tile's update, by name.
     """
     current: dict[str, Any] = {}
 

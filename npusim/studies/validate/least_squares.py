@@ -2,7 +2,8 @@
 
 All quantities are logarithms: ``x`` are the logarithms of factors on constants, a residual is the logarithm of
 predicted over measured.  Nothing here depends on a device: predictions are a function of ``x``.  A bundle has a number
-for each constant: 1 or -1 for those that change together (-1 for a change in the other direction), 0 for all others.
+for each constant: 1 or -1 for constants that change together (-1 for a change in the other direction), 0 for all
+others.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ BOUND, FAR = 3.0, 5.0
 ALMOST = 1e-3
 #: Largest number of predictions of a descent, in addition to the predictions for slopes.
 MOST_TRIALS = 25
-#: Largest number of fitted constants; the number of measurements that each needs; and how much an additional constant
-#: must reduce the sum, in mean errors of a measurement (Akaike: chance alone gives one).
+#: Largest number of fitted constants; the number of measurements that each constant needs; and the least reduction of
+#: the sum by an additional constant, in mean errors of a measurement (Akaike: chance alone gives one).
 MOST, EACH, GAIN = 8, 3, 2.0
 #: Coverage of an interval.
 COVERAGE = 0.90
@@ -112,11 +113,11 @@ def kept_out(jac: Array, residuals: Array, groups: Sequence[object]) -> Array:
 
 
 def choose(jac: Array, residuals: Array, groups: Sequence[object], chosen: Array) -> Array:
-    """Return the bundles to fit: ``chosen``, and one after the other the bundle that reduces the left-out error most.
+    """Return the bundles to fit: ``chosen``, and then, one at a time, the bundle that reduces the left-out error most.
 
-    ``residuals``: at x = 0, to first order.  No bundle is chosen that makes the columns hard to distinguish (by their
-    singular values), reduces the error little, or has its best value outside the bounds: it would replace another
-    bundle, and seem stable for all left-out cases because the bound fixes it.
+    ``residuals``: at x = 0, to first order.  A bundle is not chosen if it makes the columns hard to distinguish (by
+    their singular values), reduces the error little, or has its best value outside the bounds: it would replace another
+    bundle, and would seem stable for all left-out cases because the bound fixes it.
     """
 
     def is_inside(listed: Array) -> bool:
@@ -147,7 +148,7 @@ def fit(predict: Predict, measured: Array, start: Array, step: float = STEP) -> 
     """Return the least squares of ``predict(x) - measured``, by scipy's trust regions.
 
     ``measured``: logarithms; ``step``: the factor for the slopes at the start, which are updated from then on
-    (Broyden), and for the returned ones: since cycles are rounded to integers, small changes would falsify the
+    (Broyden), and for the returned slopes: since cycles are rounded to integers, small changes would falsify the
     derivatives.
 
     Raises `SpecError` if there are not more measurements than constants.
@@ -180,7 +181,8 @@ def fit(predict: Predict, measured: Array, start: Array, step: float = STEP) -> 
 def intervals(fitted: Fitted) -> Array:
     """Return the ends of each constant's interval, (constants, 2).
 
-    It covers `COVERAGE` if errors are independent and have one width, and times are nearly linear within it.
+    The interval covers `COVERAGE` if errors are independent and have one width, and if times are nearly linear within
+    the interval.
     """
     free = len(fitted.fun) - len(fitted.x)
     variances = np.diag(np.linalg.pinv(fitted.jac.T @ fitted.jac)) * 2 * fitted.cost / free

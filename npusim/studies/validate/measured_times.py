@@ -59,8 +59,8 @@ class Residual:
     """One quantity of one case; the error is signed, against the nearer end of a range.
 
     ``timing``: the kind of its latency.  ``is_floor``: the host determines it, not the device; such a quantity is
-    shown, and counts neither in the summary nor in a band.  ``is_fitted``: a number of the device's file was
-    fitted on this case or its group.  ``tile``: the tile of a case that names none, and whether npusim chose it.
+    shown, and counts neither in the summary nor in a band.  ``is_fitted``: a number of the device's file was fitted on
+    this case or its group.  ``tile``: the tile of a case that names no tile, and whether npusim chose it.
     """
 
     name: str
@@ -168,7 +168,7 @@ class TimesReport:
 
 
 def median_error(residuals: Sequence[Residual]) -> float:
-    """Return the median of absolute relative errors; 0 if there are none."""
+    """Return the median of absolute relative errors; 0 if there are no residuals."""
     return median(abs(r.relative_error) for r in residuals) if residuals else 0.0
 
 
@@ -184,9 +184,9 @@ def validate_times(
 ) -> TimesReport:
     """Return predictions for a measurement file, compared with the measured values.
 
-    npusim searches for a device that no packaged file describes in the folder of the measurements.  ``jobs`` processes
-    work, or the workers of a ``cluster`` (as in `npusim.explore`); ``progress`` gets the number of finished cases, and
-    of all.
+    npusim searches the folder of the measurements for a device that no packaged file describes.  The work is done by
+    ``jobs`` processes, or by the workers of a ``cluster`` (as in `npusim.explore`); ``progress`` gets the number of
+    finished cases, and the number of all cases.
 
     Raises `SpecError` if the file is wrong, ``only`` selects nothing, or no selected case can be predicted: its
     schedule, device or tiling does not exist, its device has no timing model.  If only some cannot, the report has the
@@ -246,7 +246,7 @@ def _residual(predictor: Predictor, case: MeasurementCase, quantity: str, band: 
 
 
 class Predictor:
-    """Runs cases, each distinct one once.
+    """Runs cases; equal cases are run once.
 
     ``changes`` are overrides for `load_machine`; ``folder`` is searched for devices that no packaged file describes.
     `retimed` gives the same runs with other numbers.
@@ -340,7 +340,9 @@ class Predictor:
         raise SpecError(f"case {case.name}: npusim does not predict {quantity} for schedule {case.schedule}")
 
     def latency_us(self, case: MeasurementCase) -> float:
-        """Return a case's latency in the measured form: of its kind of timing, with the host's floor."""
+        """Return a case's latency in the form in which it was measured: for its kind of timing, and at least the host's
+        time.
+        """
         timing = self.timing(case)
         times, floor = timing.times_s, case.host_floor_us
         if case.kind not in times:
@@ -365,7 +367,7 @@ class Predictor:
         return self.latency_us(case) > (device + timing.stream_s * MICROSECONDS) * (1 + TINY)
 
     def timing(self, case: MeasurementCase) -> TimingResult | NodeTiming:
-        """Return the time of a case's run; raise `SpecError` if its device has none."""
+        """Return the time of a case's run; raise `SpecError` if its device has no timing model."""
         timing = self.result(case).timing
         if timing is None:
             raise SpecError(f"case {case.name}: {case.device} has no timing model")
@@ -430,7 +432,7 @@ class Predictor:
             schedule, device, _ = target_of(request, has_bits=False)
             named = schedule.tiled(_tiling(case)), schedule.precision(request.precision)
             follows = machine_of(device).by_tile(*named)
-            # A preset names the kernel of the schedules that have it; another schedule has its own.
+            # A preset names the kernel of the schedules that have this kernel; other schedules have their own kernels.
             if not schedule.kernel_refusal(follows.get("kernel")):
                 request = replace(request, tiling={**_tiling(case), **follows})
         return replace(plan_of(request), is_open=False)

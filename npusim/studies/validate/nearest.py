@@ -40,7 +40,7 @@ class MeasuredNeighbour:
 def nearest(run: RunData, path: Path, method: str = "auto") -> tuple[MeasuredNeighbour, ...]:
     """Return the measured cases of a file that are nearest to a run, of its device and schedule.
 
-    Raises `SpecError` if there is none with a latency that the device decides.
+    Raises `SpecError` if there is no case with a latency that the device decides.
     """
     who = Predictor(method, folder=path.parent)
     cases = [c for c in load_measurements(path).cases if c.schedule == run.schedule and c.measured.latency_us]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Rows = NDArray[Any]
 
 #: Number of compared rows, fewer if they have many keys, and the largest share of the distance that a neighbour may
-#: have: rounding, which does not depend on the difference of two problems, brings none so much nearer.
+#: have: rounding does not depend on the difference of two problems, and brings no neighbour this much nearer.
 ROWS, SCORES, NEARER = 64, 1 << 19, 0.75
 #: A neighbour counts if its error is at most this multiple of the schedule's error on the neighbour's problem.
 ROUNDING = 4.0
@@ -59,7 +59,8 @@ class _Candidate(NamedTuple):
 def nearest_problem(
     out: Rows, predicted: Rows, problem: Problem, source: HeadSource, place: Place, predict: Callable[[Problem], Rows]
 ) -> Neighbour | None:
-    """Return the neighbour that a kernel computes, judged by its rows (rows, dv) from a row on; None if there is none.
+    """Return the neighbour that a kernel computes, judged by its rows (rows, dv) from a row on; None if there is no
+    such neighbour.
 
     ``predicted``: the same rows of the schedule; ``predict`` returns the schedule's rows of another problem, from
     ``place`` on.  The nearest neighbour counts if its distance is no more than rounding.
@@ -101,7 +102,7 @@ class _Rows:
         return _Rows(rows, self.problem, self.source, self.place)
 
     def error(self, one: _Candidate) -> float:
-        """Return the relative RMSE against a problem in float64; Inf if there is none."""
+        """Return the relative RMSE against a problem in float64; Inf if there is no such problem."""
         k, v = self._keys(one.kv_head)
         with np.errstate(invalid="ignore"):
             if one.softcaps > 1:
@@ -189,7 +190,7 @@ def _masks(p: Problem) -> Iterator[tuple[str, object]]:
         yield from (("window", (before, n)) for n in (after - 1, after + 1) if after >= 0 <= n)
     elif p.window:
         yield from (("window", n) for n in (p.window - 1, p.window + 1) if n)
-    # After windows: with only one side, another offset is another window.
+    # This comes after windows: if a window has only one side, another offset is another window.
     offset = p.causal_offset
     offsets = dict.fromkeys((0, p.seq_kv - p.seq_q, offset - 1, offset + 1))
     yield from (("causal_offset", n) for n in offsets if n != offset)

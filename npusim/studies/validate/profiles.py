@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from npusim.config.cases import KernelRule, MappingFile
 
-#: The profilers' columns of a quantity: the columns of a pipe, and those of the cores.
+#: The profilers' columns of a quantity: the columns of a pipe, and the columns of the cores.
 _QUANTITIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         **{name: profiled_times(name) for name in MEASURED_PIPES},
@@ -75,7 +75,9 @@ class KernelLaunch:
 
 @dataclass(frozen=True)
 class ImportedProfile:
-    """A profile as a file of measurements: its text, cases, launches in them, and the kernels that no rule matches."""
+    """A profile as a file of measurements: the file's text, its cases, the number of launches in them, and the kernels
+    that no rule matches.
+    """
 
     text: str
     cases: int
@@ -268,7 +270,7 @@ def _ncu(path: Path) -> Iterator[KernelLaunch]:
             rows[row["ID"]] |= {**row, row["Metric Name"]: row["Metric Value"]}
             units[row["Metric Name"]] = row["Metric Unit"]
         launches = list(rows.values())
-    else:  # each column has one metric, the first row the units
+    else:  # each column has one metric, and the first row has the units
         units, *launches = listed or [{}]
     name = next((n for n in _DURATION if n in units), None)
     if name is None or (unit := _UNIT.fullmatch(units[name])) is None:

@@ -49,7 +49,7 @@ class MmaVectors:
 
 @dataclass(frozen=True)
 class VectorReport:
-    """The number of equal outputs of one instruction, and the first one that differs (or None)."""
+    """The number of equal outputs of one instruction, and the first output that differs (or None)."""
 
     matched: int
     total: int
@@ -117,7 +117,7 @@ def check_vectors(path: str | Path, only: str = "*") -> dict[str, VectorReport]:
 
 
 def compare(vectors: MmaVectors) -> VectorReport:
-    """Return the number of outputs of one name that its arithmetic explains."""
+    """Return the number of outputs of one instruction that its arithmetic explains."""
     result = _products(vectors)
     bits = vectors.arithmetic.acc.bits_dtype
     got, wanted = result.view(bits), vectors.d.view(bits)

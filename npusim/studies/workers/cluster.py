@@ -1,8 +1,8 @@
 """Tasks of a search on many machines, by Dask: ``--cluster tcp://scheduler:8786``, or ``local`` for this machine alone.
 
-Every worker runs the same files of npusim with the same numpy and ml_dtypes: a task contains a digest of them, and a
-worker with others refuses it.  If a worker dies, only its own tasks are affected: Dask gives them to others, a few
-times.
+Every worker runs the same files of npusim with the same numpy and ml_dtypes: a task contains a digest of these, and a
+worker with a different digest refuses the task.  If a worker dies, only its tasks are affected: Dask gives them to
+other workers, a few times.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class ClusterExecutor(Executor):
             self._client.cancel(list(futures))  # if a caller stops early
 
     def close(self) -> None:
-        """Leave the cluster; a local one ends."""
+        """Leave the cluster; a local cluster ends."""
         self._opened.close()
 
 

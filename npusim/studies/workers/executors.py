@@ -35,8 +35,8 @@ GARBAGE = 1_000_000
 def executor(jobs: int, cluster: str | None = None) -> Iterator[Executor]:
     """Yield the executor of tasks: ``jobs`` processes (1: this one alone), or the workers of a ``cluster`` of Dask.
 
-    None of its processes remains afterwards, and none looks for modules in the current folder unless this one does.
-    Raises `NpusimError` if no process can be started.
+    No process remains afterwards, and no process searches the current folder for modules unless this one does. Raises
+    `NpusimError` if no process can be started.
     """
     if jobs < 1:
         raise NpusimError(f"jobs: {jobs} must be at least 1")
@@ -70,7 +70,7 @@ def results(
     """Return the result of each task, in their order, computed by `executor`.
 
     ``lost`` returns the result of a task whose worker ended with it, from the reason; ``advance`` receives the number
-    of finished tasks, and of all.
+    of finished tasks, and the number of all tasks.
     """
     outcomes: dict[int, Done] = {}
     with executor(min(jobs, max(1, len(tasks))), cluster) as workers:
@@ -115,8 +115,8 @@ class ProcessExecutor(Executor):
     ) -> Iterator[tuple[int, Done | Lost]]:
         """Yield the result of each task as it is done.
 
-        A task whose worker ended is tried once more in a new one. If all workers have ended before one of them has
-        finished a task, none can work: `NpusimError`.
+        A task whose worker ended is tried once more in a new worker. `NpusimError` is raised if all workers have ended
+        before any of them has finished a task.
         """
         waiting, tries = dict.fromkeys(range(len(tasks))), Counter[int]()
         try:
@@ -235,8 +235,8 @@ def _interrupts_blocked() -> Iterator[None]:
 def _work(pipe: Connection) -> None:
     """Run the tasks that arrive through a pipe: a worker.
 
-    It ends at Ctrl-C without a traceback (the parent informs the user), and when the parent has ended: a parent that is
-    killed cannot end its workers, so that each watches its parent itself.
+    A worker ends at Ctrl-C without a traceback (the parent informs the user), and when the parent has ended: a parent
+    that is killed cannot end its workers, so that each worker watches its parent.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if hasattr(signal, "pthread_sigmask"):

@@ -21,7 +21,7 @@ class Lost:
 
 
 class Executor:
-    """Evaluates one task after the other in this process."""
+    """Evaluates one task after another in this process."""
 
     def run(
         self, function: Callable[[Argument], Done], tasks: Sequence[Argument], homes: Sequence[Sequence[Hashable]] = ()

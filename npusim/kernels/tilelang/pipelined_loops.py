@@ -1,0 +1,331 @@
+"""Software pipelines over tiles as plain loops.
+
+A kernel that computes the first stages of a tile some tiles ahead of the last ones has loops before its main loop for
+the first tiles in the first stages, and loops behind it for the last tiles in the last stages.  The tiles are handed
+over in slots.  If each slot still has the tile of an iteration when the last stages read it, all loops together are one
+loop whose iterations have all stages of one tile.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations, product
+
+from npusim.kernels.tilelang.cores_joined import changed
+from npusim.kernels.tilelang.loops import Access, accesses, sum_of
+from npusim.kernels.tilelang.statements import (
+    Applied,
+    BufferElement,
+    BufferPart,
+    Conditional,
+    Elementwise,
+    Exposed,
+    Expression,
+    Literal,
+    MatrixProduct,
+    ParallelNest,
+    SerialLoop,
+    Statement,
+    TileBuffer,
+    TileReduction,
+    Variable,
+    linear,
+    number_of,
+    parts_of,
+    substituted,
+    variables_of,
+    with_bodies,
+    with_inner,
+)
+from npusim.kernels.tilelang.tile_slots import slot_tiles
+
+Body = tuple[Statement, ...]
+#: Loops before or after the main loop, each with the numbers of its statements in the main loop.
+Loops = list[tuple[SerialLoop, list[int]]]
+_ZERO, _TRUE = Literal(0), Literal(1, "bool")
+
+
+def without_pipelines(body: Sequence[Statement]) -> Body:
+    """Return statements with one loop in place of a pipeline's loops; unchanged if there is no pipeline."""
+
+    def level(statements: Sequence[Statement]) -> Body:
+        inside = tuple(with_bodies(s, level) for s in statements)
+        for at, s in enumerate(inside):
+            if isinstance(s, SerialLoop):
+                made = _Pipeline(inside[:at], s, inside[at + 1 :], uses).as_one_loop()
+                if made is not None:
+                    return made
+        return inside
+
+    plain = _without_private_slots(tuple(body))
+    uses = Counter(x.buffer for x in accesses(plain))
+    made = level(plain)
+    return tuple(body) if made == plain else made
+
+
+# ---------------------------------------------------------------- slots that are used at once
+
+
+def _without_private_slots(body: Body) -> Body:
+    """Return statements with a tile in place of slots, each of which is written just before all of its reads."""
+    for buffer, axis in dict.fromkeys(_with_slots(body)):
+        shape = tuple(1 if i == axis else n for i, n in enumerate(buffer.shape))
+        if all(_is_private(run, buffer, axis) for run in _runs(body)):
+            tile = replace(buffer, shape=shape)
+            made = slot_tiles(body, buffer, axis, tile)
+            if all(tile not in Exposed(run).reads for run in _runs(made)):
+                body = made
+    return body
+
+
+def _with_slots(body: Body) -> Iterator[tuple[TileBuffer, int]]:
+    """Yield the tiles, and the axes, along which no access moves, and some accesses have other places than others."""
+    every = list(accesses(body))
+    for buffer in dict.fromkeys(x.buffer for x in every if not x.buffer.is_global):
+        own = [x for x in every if x.buffer is buffer]
+        for axis, n in enumerate(buffer.shape):
+            places = {_canonical(x.indices[axis]) for x in own}
+            is_fixed = not any(x.moves(axis) or _has_elements(x.indices[axis]) for x in own)
+            if n > 1 and len(places) > 1 and is_fixed:
+                yield buffer, axis
+
+
+def _has_elements(e: Expression) -> bool:
+    """Return whether an expression reads a buffer."""
+    return any(isinstance(x, BufferElement) for x in parts_of(e))
+
+
+def _runs(body: Sequence[Statement]) -> Iterator[Body]:
+    """Yield the statements without loops and branches between them."""
+    run = list[Statement]()
+    for s in body:
+        inner = (s.body,) if isinstance(s, SerialLoop) else (s.then, s.otherwise) if isinstance(s, Conditional) else ()
+        if not inner:
+            run.append(s)
+            continue
+        yield tuple(run)
+        run = []
+        for statements in inner:
+            yield from _runs(statements)
+    yield tuple(run)
+
+
+def _is_private(run: Body, buffer: TileBuffer, axis: int) -> bool:
+    """Return whether each read of a slot follows a write of the same slot, without a write of another one between."""
+    last: object = None
+    for s in run:
+        own = [x for x in accesses([s]) if x.buffer is buffer]
+        for is_write in (False, True):
+            places = {_canonical(x.indices[axis]) for x in own if x.is_write is is_write}
+            if len(places) > 1 or (places and not is_write and places != {last}):
+                return False
+            if places and is_write:
+                is_read_too = isinstance(s, MatrixProduct) and s.clears != _TRUE
+                if is_read_too and places != {last}:
+                    return False
+                (last,) = places
+    return True
+
+
+def _canonical(e: Expression) -> object:
+    """Return an index in a form that equal indices share: sums by their terms, remainders by reduced constants."""
+    rest = _remainder(e)
+    if rest is not None:
+        number, by = rest
+        reduced = {t: n % by for t, n in linear(number, {}).items() if n % by}
+        if set(reduced) <= {Literal(1)}:
+            return frozenset((t, n) for t, n in reduced.items())
+        return "%", by, frozenset((_canonical(t), n) for t, n in reduced.items())
+    if isinstance(e, Variable) or e == Literal(1):
+        return e
+    terms = linear(e, {})
+    return e if set(terms) == {e} else frozenset((_canonical(t), n) for t, n in terms.items() if n)
+
+
+def _remainder(e: Expression) -> tuple[Expression, int] | None:
+    """Return the operands of a remainder by a number; None for another expression."""
+    if isinstance(e, Applied) and e.word == "%" and isinstance(e.operands[1], Literal):
+        return e.operands[0], int(e.operands[1].value)
+    return None
+
+
+def _reduced(e: Expression) -> Expression:
+    """Return an expression whose remainders are of sums with reduced constants, in one order."""
+    if (rest := _remainder(e)) is None:
+        return with_inner(e, _reduced)
+    number, by = rest
+    terms = sorted(linear(number, {}).items(), key=lambda x: str(x[0]))
+    return Applied("%", (sum_of({t: n % by for t, n in terms if n % by}), Literal(by)))
+
+
+# ---------------------------------------------------------------- the loops of a pipeline
+
+
+class _Pipeline:
+    """A loop with the statements before and after it, as the main loop of a pipeline of two parts.
+
+    The first part of a tile runs ``lag`` iterations of the main loop before the second one: loops before the main loop
+    run the first part of the first tiles, loops after it the second part of the last ones.
+    """
+
+    def __init__(self, before: Body, loop: SerialLoop, after: Body, uses: Mapping[TileBuffer, int]) -> None:
+        self.before, self.loop, self.after, self.uses = before, loop, after, uses
+        count = number_of(loop.high, {})
+        self.count = count if loop.low == _ZERO and isinstance(count, int) else 0
+
+    def as_one_loop(self) -> Body | None:
+        """Return the statements with one loop; None if they are no pipeline, or if a value would change."""
+        if self.count < 1 or not all(
+            isinstance(s, ParallelNest | MatrixProduct | TileReduction) for s in self.loop.body
+        ):
+            return None
+        leads = {s.high.value for s in self.before if isinstance(s, SerialLoop) and isinstance(s.high, Literal)}
+        return next((made for lag in sorted(map(int, leads)) if (made := self.with_lag(lag)) is not None), None)
+
+    def with_lag(self, lag: int) -> Body | None:
+        """Return one loop if the first part runs ``lag`` tiles ahead of the second one."""
+        heads, tails = self.loops(self.before, lag, -lag), self.loops(self.after, lag, self.count)
+        early, late = ([n for _, numbers in loops for n in numbers] for loops in (heads, tails))
+        if not early or not late or sorted([*early, *late]) != list(range(len(self.loop.body))):
+            return None
+        if early != sorted(early) or late != sorted(late):
+            return None
+        begin = self.passed(self.before, [s for s, _ in heads])
+        end = self.passed(self.after[::-1], [s for s, _ in tails])
+        by = {self.loop.variable: Applied("-", (Variable(self.loop.variable), Literal(lag)))}
+        moved = changed(self.loop.body, lambda e: substituted(e, by))
+        of_tile = changed((moved[n] if n in early else s for n, s in enumerate(self.loop.body)), _reduced)
+        if begin is None or end is None or not self.keeps_values(of_tile, heads, tails, lag):
+            return None
+        body = tuple(of_tile[n] for n in (*early, *late))
+        return (*begin, replace(self.loop, high=Literal(self.count + lag), body=body), *end[::-1])
+
+    def loops(self, statements: Body, lag: int, shift: int) -> Loops:
+        """Return the loops of ``lag`` iterations whose statements are those of the main loop, ``shift`` iterations
+        later, each with the numbers of these statements.
+        """
+        wanted = {_form(s, self.loop.variable, shift): n for n, s in enumerate(self.loop.body)}
+        found: Loops = []
+        for s in statements:
+            if isinstance(s, SerialLoop) and (s.low, s.high) == (_ZERO, Literal(lag)):
+                numbers = [wanted.get(_form(x, s.variable, 0)) for x in s.body]
+                known = [n for n in numbers if n is not None]
+                found += [(s, known)] if len(known) == len(numbers) else []
+        return found
+
+    def passed(self, statements: Body, loops: Sequence[SerialLoop]) -> Body | None:
+        """Return the other statements, in order from the outside; None if one accesses what a loop further outside
+        does.
+        """
+        seen, others = set[TileBuffer](), list[Statement]()
+        for s in statements:
+            own = {x.buffer for x in accesses([s])}
+            if any(s is x for x in loops):
+                seen |= own
+            elif seen & own:
+                return None
+            else:
+                others.append(s)
+        return tuple(others)
+
+    def keeps_values(self, of_tile: Sequence[Statement], heads: Loops, tails: Loops, lag: int) -> bool:
+        """Return whether statements whose order changes access other elements; ``of_tile``: the main loop's statements
+        for the tile that is the loop's number.
+
+        A statement of the first part comes behind the second part of up to ``lag`` earlier tiles, and a statement of a
+        loop before or after the main loop behind those of later loops for earlier tiles.
+        """
+        parts = [[n for _, numbers in loops for n in numbers] for loops in (heads, tails)]
+        pairs = list(product(*parts))
+        for loops in (heads, tails):
+            for (_, earlier), (_, later) in combinations(loops, 2):
+                pairs += product(earlier, later)
+        used = [list(accesses([s])) for s in of_tile]
+        for one, other in pairs:
+            common = {x.buffer for x in used[one]} & {x.buffer for x in used[other]}
+            for buffer in common:
+                own = [x for x in (*used[one], *used[other]) if x.buffer is buffer]
+                is_apart = not any(x.is_write for x in own) or _is_apart(own, self.loop.variable, lag)
+                if not is_apart and not self.is_local(buffer, parts, [*heads, *tails]):
+                    return False
+        return True
+
+    def is_local(self, buffer: TileBuffer, parts: Sequence[Sequence[int]], loops: Loops) -> bool:
+        """Return whether each part of each iteration writes a tile before it reads it, and nothing else reads it."""
+        of_loops = [*(s for s, _ in loops), self.loop]
+        count = sum(x.buffer is buffer for s in of_loops for x in accesses(s.body))
+        is_exposed = any(buffer in Exposed(s.body).reads for s in of_loops)
+        for part in parts:
+            is_exposed |= buffer in Exposed([self.loop.body[n] for n in part]).reads
+            at = [s for s, numbers in loops if set(numbers) <= set(part)]
+            if sum(any(x.buffer is buffer for x in accesses(s.body)) for s in at) > 1:
+                return False
+        if buffer.is_global or is_exposed or count != self.uses[buffer]:
+            return False
+        writer: bool | None = None
+        for n, s in enumerate(self.loop.body):
+            own, is_first = [x for x in accesses([s]) if x.buffer is buffer], n in parts[0]
+            is_read = any(not x.is_write for x in own) or (isinstance(s, MatrixProduct) and s.clears != _TRUE)
+            if own and is_read and writer is not is_first:
+                return False
+            writer = is_first if any(x.is_write for x in own) else writer
+        return True
+
+
+def _is_apart(own: Sequence[Access], variable: str, lag: int) -> bool:
+    """Return whether accesses of a buffer for two tiles, at most ``lag`` apart, have no element in common."""
+    for axis in range(len(own[0].indices)):
+        places = {_canonical(x.indices[axis]) for x in own}
+        if len(places) == 1 and not any(x.moves(axis) for x in own) and _moves(own[0].indices[axis], variable, lag):
+            return True
+    return False
+
+
+def _moves(index: Expression, variable: str, lag: int) -> bool:
+    """Return whether an index is another one for each of the next ``lag`` numbers of a loop."""
+    number, by = _remainder(index) or (index, 0)
+    terms = linear(number, {})
+    step = terms.pop(Variable(variable), 0)
+    if variable in variables_of(terms) or any(map(_has_elements, terms)):
+        return False
+    return all((step * n) % by if by else step * n for n in range(1, lag + 1))
+
+
+# ---------------------------------------------------------------- forms of statements
+
+_TILE = Variable("#tile")
+
+
+def _form(s: Statement, variable: str, shift: int) -> object:
+    """Return the form of a statement for tile ``#tile`` if its loop's variable is that number plus ``shift``."""
+    later = Applied("+", (_TILE, Literal(shift)))
+    (s,) = changed([s], lambda e: substituted(e, {variable: later}))
+    if isinstance(s, MatrixProduct):
+        return "product", *map(_part, (s.a, s.b, s.c)), s.transposes, _value(s.clears)
+    if isinstance(s, TileReduction):
+        return "reduction", _part(s.source), _part(s.target), s.word, s.axis, s.clears, s.cumulates
+    if not isinstance(s, ParallelNest):
+        return s
+    made = list[object]()
+    for x in s.body:
+        if not isinstance(x, Elementwise):
+            return s
+        names: dict[str, Expression] = {name: Variable(f"#{i}") for i, (name, _) in enumerate(x.axes)}
+        at, value = ([substituted(e, names) for e in own] for own in (x.indices, (x.value,)))
+        rule = None if x.condition is None else _value(substituted(x.condition, names))
+        lengths = tuple(n for _, n in x.axes)
+        made.append((lengths, x.buffer, tuple(map(_canonical, at)), _value(value[0]), rule, x.is_added))
+    return "nest", tuple(made)
+
+
+def _part(x: BufferPart) -> object:
+    return x.buffer, tuple(map(_canonical, x.start)), x.extent
+
+
+def _value(e: Expression) -> object:
+    """Return the form of a value: its additions keep their order."""
+    if isinstance(e, BufferElement):
+        return e.buffer, tuple(map(_canonical, e.indices))
+    return (e.word, e.fmt, tuple(map(_value, e.operands))) if isinstance(e, Applied) else e

@@ -1,0 +1,386 @@
+"""The ways to read a launch as kernels of tiles: an ordered list, of which the first that reads it counts.
+
+A reading notes which of the choices that ways differ in it asked for (`Choices.way`): a way that differs from one that
+failed in others alone would fail in the same way, and is not tried.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from itertools import product
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from npusim.errors import ProgramError
+from npusim.kernels.triton.added_parts import PartsApart, PartsError, atomics_apart, has_atomics, parts_apart
+from npusim.kernels.triton.kernel_draft import Choices, UnlikeProgramsError
+from npusim.kernels.triton.known_kernels import KnownKernelError, known_kernels
+from npusim.kernels.triton.launch_axes import UnplacedError
+from npusim.kernels.triton.launch_phases import LaunchGrid, placed
+from npusim.kernels.triton.neighbours_apart import with_neighbours_apart
+from npusim.kernels.triton.own_maxima import with_maxima
+from npusim.kernels.triton.reader import read_launch
+from npusim.kernels.triton.reloaded import with_values_kept
+from npusim.kernels.triton.results_apart import inside, results_apart
+from npusim.kernels.triton.shared_memory import check_programs
+from npusim.kernels.triton.start_values import starts_apart
+from npusim.kernels.triton.tensor_axes import View
+from npusim.kernels.triton.ttir_text import Function, Op
+from npusim.kernels.triton.whole_lanes import ALONG, APART
+
+#: Kinds of programs that one launch may have, and what is said of the times of several kernels.
+MOST_KINDS, _LAUNCHES = 4, "the time is that of {} launches, not of the one kernel"
+#: Whose fault comes before those of other ways: programs that do unlike things, then accesses of integers.
+_FIRST = (UnlikeProgramsError, KnownKernelError)
+
+
+class _Prepared(NamedTuple):
+    """A kernel with reductions by own functions as maxima, and without loads of what the program itself stored."""
+
+    function: Function
+    arguments: Mapping[str, Any]
+    maxima: Sequence[Op]
+    kept: Sequence[Op]
+
+
+class _Refused(NamedTuple):
+    """A reading that failed."""
+
+    function: Function
+    arguments: Mapping[str, Any]
+    grid: tuple[int, ...]
+    choices: Choices
+    fault: ProgramError
+
+
+@dataclass
+class _Tries:
+    """One kernel at one launch, and what its ways have in common.
+
+    ``kinds``: how many kinds of programs there may be; ``refused``: readings that failed, of all kernels of the launch;
+    ``first``, ``fault``: the fault of the first way, and that of all ways.
+    """
+
+    function: Function
+    arguments: Mapping[str, Any]
+    grid: tuple[int, ...]
+    choices: Choices
+    kinds: int = MOST_KINDS
+    refused: list[_Refused] = field(default_factory=list)
+    first: ProgramError | None = None
+    fault: ProgramError | None = None
+
+    @cached_property
+    def prepared(self) -> _Prepared:
+        """The kernel as it is read operation by operation."""
+        function, maxima = with_maxima(self.function)
+        function, arguments, kept = with_values_kept(function, self.arguments)
+        return _Prepared(function, arguments, maxima, list(kept.values()))
+
+    @cached_property
+    def of_tensors(self) -> list[Function]:
+        """A kernel for each tensor that the kernel stores; none if it stores one."""
+        return results_apart(self.function)
+
+    @cached_property
+    def of_stores(self) -> list[Function]:
+        """A kernel for each store; none if no tensor has several."""
+        return results_apart(with_neighbours_apart(self.function) or self.function, by_store=True)
+
+    @cached_property
+    def has_loops(self) -> bool:
+        """Whether the kernel has a loop."""
+        return any(o.name == "scf.for" for o in self._every)
+
+    @cached_property
+    def has_remainders(self) -> bool:
+        """Whether the kernel has remainders, or quotients, of the indices of a block."""
+        names = ("arith.remsi", "arith.remui", "arith.divsi", "arith.divui")
+        return any(o.name in names and "tensor" in o.type for o in self._every)
+
+    @property
+    def _every(self) -> list[Any]:
+        return [*self.function.operations, *inside(self.function.operations)]
+
+    def read(self, function: Function, choices: Choices) -> LaunchGrid:
+        """Return the blocks of a kernel on the launch's arguments; raise the fault of a reading that failed."""
+        for each in self.refused:
+            is_like = each.arguments is self.arguments and each.grid == self.grid
+            if is_like and choices.are_read_as(each.choices) and each.function == function:
+                raise each.fault
+        how = replace(choices, asked=set())
+        try:
+            return placed(read_launch(function, self.arguments, self.grid, how))
+        except ProgramError as error:
+            self.refused.append(_Refused(function, self.arguments, self.grid, how, error))
+            raise
+
+    def of(
+        self, function: Function, arguments: Mapping[str, Any], choices: Choices | None = None, *, fewer: int = 0
+    ) -> _Tries:
+        """Return the tries of another kernel of the same launch, with fewer kinds of programs."""
+        return _Tries(function, arguments, self.grid, choices or self.choices, self.kinds - fewer, refused=self.refused)
+
+    def note(self, error: ProgramError) -> None:
+        """Take in the fault of a way: that of the way that came further by lines, `_FIRST` before all others."""
+        self.first = self.first or error
+        self.fault = error if self.fault is None or _rank(error) > _rank(self.fault) else self.fault
+
+
+def _rank(error: ProgramError) -> tuple[int, int]:
+    """Return how much a fault says: by its kind, and by its line."""
+    kind = next((len(_FIRST) - i for i, one in enumerate(_FIRST) if isinstance(error, one)), 0)
+    line = re.match(r"[^:]*:(\d+): ", str(error))
+    return kind, 0 if kind or line is None else int(line[1])
+
+
+def _always(_: _Tries) -> bool:
+    return True
+
+
+class Way(NamedTuple):
+    """A way to read a launch, and when it is tried; it returns no blocks, or raises `ProgramError`, where it fails."""
+
+    name: str
+    read: Callable[[_Tries], list[LaunchGrid]]
+    when: Callable[[_Tries], bool] = _always
+
+
+def _first_read(ways: Sequence[Way], tries: _Tries) -> list[LaunchGrid]:
+    """Return the blocks of the first way that reads a launch; raise the fault of all ways where none does."""
+    for way in ways:
+        if way.when(tries):
+            try:
+                if made := way.read(tries):
+                    return made
+            except ProgramError as error:
+                tries.note(error)
+    assert tries.fault is not None
+    raise tries.fault from None
+
+
+def _whole(tries: _Tries, changes: Mapping[str, Any]) -> list[LaunchGrid]:
+    """Read the kernel as one."""
+    return [tries.read(tries.function, replace(tries.choices, **changes))]
+
+
+def _apart(tries: _Tries, changes: Mapping[str, Any], each_of: str) -> list[LaunchGrid]:
+    """Read a kernel for each tensor, or each store."""
+    parts = tries.of_stores if each_of == "store" else tries.of_tensors
+    made = [tries.read(part, replace(tries.choices, **changes)) for part in parts]
+    if made:
+        called = "tensor that it stores" if each_of == "tensor" else each_of
+        why = f"the results have different shapes: npusim treats the kernel as {len(made)} kernels, one for each "
+        why += f"{called}; `output` is the first one's result"
+        made[0].reader.notes.append(f"{tries.function.name}: {why}; {_LAUNCHES.format(len(made))}")
+    return made
+
+
+def _with_rows_listed(tries: _Tries) -> list[LaunchGrid]:
+    """Read a kernel with the rows of tensors that follow from no place stored to as lists of rows."""
+    fault, choices = tries.first, tries.choices
+    while isinstance(fault, UnplacedError):
+        of = fault.of.partition(".")[0]
+        way = next((n for n in (of, f"{of}.") if n not in choices.listed_rows), "")
+        if not way:
+            break
+        choices = replace(choices, listed_rows=choices.listed_rows | {way})
+        try:
+            return [tries.read(tries.function, choices)]
+        except ProgramError as error:
+            fault = error
+    return []
+
+
+def _with_starts_apart(tries: _Tries) -> list[LaunchGrid]:
+    """Read a kernel whose loops start from computed values as one that makes these and one that loads them."""
+    if (apart := starts_apart(tries.function, tries.arguments)) is None:
+        return []
+    with suppress(ProgramError):
+        first, *others = _kernels(tries.of(apart.after, apart.arguments))
+        why = (
+            "a loop starts from a computed value: npusim computes the value in a separate kernel, which is "
+            "one launch more"
+        )
+        first.reader.notes.append(f"{tries.function.name}: {why}")
+        return [first, *_kernels(tries.of(apart.before, apart.arguments)), *others]
+    return []
+
+
+def _by_programs(tries: _Tries) -> list[LaunchGrid]:
+    """Read a launch whose programs do unlike things kind by kind."""
+    fault, choices, grid = tries.fault, tries.choices, tries.grid
+    assert isinstance(fault, UnlikeProgramsError)
+    every = choices.programs or tuple(tuple(at[::-1]) for at in product(*(range(n) for n in grid[::-1])))
+    some, others = (tuple(at for at in every if (at in fault.some) is is_one) for is_one in (True, False))
+    if not some or not others:
+        return []
+    tries.fault = None  # the kinds are what is left to read
+    made = list[LaunchGrid]()
+    for programs in sorted((some, others), key=len, reverse=True):
+        own = replace(choices, programs=programs)
+        made += _kernels(tries.of(tries.function, tries.arguments, own, fewer=1))
+    if choices.programs:
+        return made
+    counts = ", ".join(str(each.reader.programs) for each in made)
+    why = (
+        f"programs take different branches: npusim treats the kernel as {len(made)} kernels, of {counts} "
+        "programs; `output` has the rows of the first"
+    )
+    at = f"{fault}".partition(": ")[0]
+    made[0].reader.notes.append(f"{at}: {tries.function.name}: {why}; {_LAUNCHES.format(len(made))}")
+    return made
+
+
+def _has_kinds(tries: _Tries) -> bool:
+    return isinstance(tries.fault, UnlikeProgramsError) and tries.kinds > 1
+
+
+def _has_remainders(tries: _Tries) -> bool:
+    return tries.has_remainders
+
+
+def _added(tries: _Tries) -> list[LaunchGrid]:
+    """Read a kernel with atomic additions: one that adds the parts, and those that make them."""
+    function, arguments = tries.function, tries.arguments
+    if every := atomics_apart(function):
+        made = _kernels(tries.of(every[0], arguments))
+        for one in every[1:]:
+            last, *before = _kernels(tries.of(one, arguments))
+            made += [*before, last]  # the first of all runs behind all others
+        why = f"atomic additions to several tensors: read as {len(every)} kernels, one for each; `output` has the first"
+        made[0].reader.notes.append(f"{function.name}: {why}; {_LAUNCHES.format(len(made))}")
+        return made
+    apart = parts_apart(function, arguments, 1)
+    try:
+        makers = _kernels(tries.of(apart.before, apart.arguments))
+    except PartsError as error:
+        apart = parts_apart(function, arguments, error.count)
+        makers = _kernels(tries.of(apart.before, apart.arguments))
+    apart, makers, adder = _with_adder(tries, apart, makers)
+    makers += _kernels(tries.of(apart.others, arguments)) if apart.others else []
+    why = (
+        "atomic additions: here the programs add their parts to zeros, in program order, and a second kernel "
+        "adds the sum to the"
+    )
+    why += " tensor; on hardware the order varies, and bits may differ from run to run"
+    adder.reader.notes.append(f"{apart.after.operations[0].line}: {why}; {_LAUNCHES.format(1 + len(makers))}")
+    return [adder, *makers]
+
+
+def _with_adder(
+    tries: _Tries, apart: PartsApart, makers: list[LaunchGrid]
+) -> tuple[PartsApart, list[LaunchGrid], LaunchGrid]:
+    """Return the kernels of atomic additions, the blocks of the one that makes the parts, and those of the other one.
+
+    Numbers of rows, one below the other, are added one by one, in the axes that they are stored along, or flat.
+    """
+    function, arguments, adders = tries.function, tries.arguments, replace(tries.choices, orders={}, sums={})
+    stored = [x for x in (each.out for each in makers) if x.name in apart.arguments and isinstance(x, View)]
+    if not stored or not all(x.shape[-1] == 1 < x.shape[-2] for x in stored):
+        return apart, makers, placed(read_launch(apart.after, apart.arguments, apart.grid, adders))
+    apart = parts_apart(function, arguments, apart.parts, by_element=True)
+    with suppress(ProgramError):
+        reader = read_launch(apart.after, apart.arguments, apart.grid, adders)
+        return apart, makers, placed(reader, like=stored[0])
+    apart = parts_apart(function, arguments, apart.parts, by_element=True, is_flat=True)
+    makers = _kernels(tries.of(apart.before, apart.arguments))
+    return apart, makers, placed(read_launch(apart.after, apart.arguments, apart.grid, adders))
+
+
+def _with(name: str, *each_of: str, when: Callable[[_Tries], bool] = _always, **ways: bool | str) -> list[Way]:
+    """Return the ways of some choices: of the kernel as one (an empty word), of a kernel for each tensor or store."""
+    return [
+        Way(f"{name}, a kernel for each {x}", partial(_apart, changes=ways, each_of=x), when)
+        if x
+        else Way(name, partial(_whole, changes=ways), when)
+        for x in each_of
+    ]
+
+
+#: The ways to read a kernel without atomic additions, in the order in which they are tried.
+WAYS = (
+    *_with("as written", ""),
+    *_with("elements by loaded integers as lists", "", lists_elements=True),
+    *_with("the part of a tensor that a loop visits apart", "", parts_by_loops=True),
+    *_with("as written", "tensor"),
+    *_with("elements by loaded integers as lists", "tensor", lists_elements=True),
+    *_with("remainders as lists", "", "tensor", when=_has_remainders, lists_remainders=True),
+    *_with("first hidden lanes chosen behind a load", "", "tensor", chooses_lanes="first"),
+    *_with("hidden lanes chosen behind a load", "", "tensor", chooses_lanes="all"),
+    *_with("as written", "store"),
+    *_with("elements by loaded integers as lists", "store", lists_elements=True),
+    *_with("parts of tensors with a block's columns", "", "tensor", "store", cuts=True),
+    Way("rows that follow from no place as lists", _with_rows_listed),
+    Way("values that loops start from in a kernel of their own", _with_starts_apart),
+    Way("a kernel for each kind of programs", _by_programs, _has_kinds),
+    *_with("lists in the programs' order", "", lists_elements=True, lists_in_order=True),
+    *_with("hidden rows of a number", "", lists_elements=True, fills_rows=True),
+    *_with("hidden elements of a list", "", hides_elements=True),
+    *_with("hidden elements of a list", "", lists_elements=True, hides_elements=True),
+    *_with("hidden elements of a list", "", when=_has_remainders, lists_remainders=True, hides_elements=True),
+    *_with("hidden elements of a list, and iterations one after another", "", hides_elements=True, unrolls=True),
+    *_with("products of tiles added one by one", "", when=lambda tries: tries.choices.is_fresh, adds_tiles=True),
+)
+
+
+def _kernels(tries: _Tries) -> list[LaunchGrid]:
+    """Return the blocks of one kernel of a launch, and of those that it is read as."""
+    return _added(tries) if has_atomics(tries.function) else _first_read(WAYS, tries)
+
+
+def _of_floats(tries: _Tries, **ways: bool | str) -> list[LaunchGrid]:
+    """Read a launch operation by operation."""
+    function, arguments = tries.prepared.function, tries.prepared.arguments
+    made = _kernels(tries.of(function, arguments, replace(tries.choices, **ways)))  # type: ignore[arg-type]
+    check_programs([each.reader for each in made])
+    for each in tries.prepared.maxima:
+        why = (
+            "a reduction that chooses the greater of two numbers, or NaN, is computed as a maximum: the maximum "
+            "of +0 and -0 is +0 (the minimum is -0)"
+        )
+        made[0].reader.notes.append(f"{each.line}: {why}")
+    for load in tries.prepared.kept:
+        why = "a value that the program stored is not loaded again: a later loop computes it "
+        made[0].reader.notes.append(f"{load.line}: {why}again, and the time includes this")
+    for i, one in enumerate(made[1:], 2):
+        one.number = i
+    return made
+
+
+def _of_integers(tries: _Tries) -> list[LaunchGrid]:
+    """Read a kernel of integers alone as one that stores them."""
+    made = list[LaunchGrid]()
+    for i, (own, given, size) in enumerate(known_kernels(tries.function, tries.arguments, tries.grid)):
+        one = placed(read_launch(own, given, size, tries.choices))
+        one.number, one.known = i + 1 if i else 0, (own, given, size)
+        made.append(one)
+    if made:
+        why = "the kernel computes integers alone, which are known at launch; the time is that of storing them"
+        made[0].reader.notes.append(f"{tries.function.name}: {why}, not of the kernel")
+    return made
+
+
+_OF_LANES: Mapping[str, bool | str] = MappingProxyType({"knows_tiles": True, "lists_remainders": True})
+OF_LAUNCHES = (
+    Way("operation by operation", _of_floats),
+    Way("with known tiles of integers and masks", partial(_of_floats, knows_tiles=True), lambda tries: tries.has_loops),
+    Way("lane by lane", partial(_of_floats, **_OF_LANES, lanes=ALONG)),
+    Way("lane by lane, apart", partial(_of_floats, **_OF_LANES, lanes=APART), lambda tries: tries.has_loops),
+    Way("integers alone", _of_integers),
+)
+
+
+def launched(
+    function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices
+) -> list[LaunchGrid]:
+    """Return the blocks of a launch; of a kernel whose results have unlike shapes those of one for each of them, and of
+    one whose programs do unlike things those of one for each kind of programs.
+
+    Raises `ProgramError` for a kernel that none of these is read of.
+    """
+    return _first_read(OF_LAUNCHES, _Tries(function, arguments, grid, choices))

@@ -1,0 +1,425 @@
+"""A tile program as the text of an expert program of TileLang-Ascend.
+
+The text follows from the program's operations: each core has the operations of its queues in program order, each slot
+of a ring a flag for each direction, and each ring in global memory a workspace and two flags between the cores.  A wait
+for a flag between cores stops the core's scalar unit, as on the devices of this language; program order is a legal
+order of execution, so that no core waits forever.  What the language does not state is refused.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from npusim.errors import ProgramError
+from npusim.late_methods import dataclass
+from npusim.machines.ascend.group import AIC, AIV
+from npusim.machines.ascend.text_buffers import Buffers, Tensors, TextNames, mixed_radix
+from npusim.machines.ascend.text_lines import Indented, Node, Slot, Sum, TextLine, UnlikeError, as_one
+from npusim.machines.ascend.vector_words import called, refuse_rounding, vector_line
+from npusim.program.ir.families import shapes_of
+from npusim.program.ir.op import Opcode, TileOp
+from npusim.program.ir.opaque import Coordinate, OpaqueRange, Symbol, constant_of, symbols_in, terms_of, twin
+from npusim.program.ir.tile import GlobalTile, RingTile, Tile, memory_of
+from npusim.program.ir.tile_program import Loop
+from npusim.program.ir.walk import Walker
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from typing import SupportsInt
+
+    from npusim.program.ir.buffers import Ring
+    from npusim.program.ir.op import Step
+    from npusim.program.ir.tile import Operand
+    from npusim.program.ir.tile_program import Item, ProgramPhase, TileProgram
+    from npusim.program.ir.walk import Endpoint
+
+#: Pipes of the language by the engine of a queue.
+_PIPES = MappingProxyType({"MTE1": "MTE1", "MTE2": "MTE2", "MTE3": "MTE3", "CUBE": "M", "FIXP": "FIX", "VECTOR": "V"})
+_CORES = (AIC, f"{AIV}0", f"{AIV}1")
+#: Memories between which a copy has a word.
+_COPIES = frozenset({("GM", "L1"), ("GM", "UB"), ("UB", "GM"), ("L1", "L0A"), ("L1", "L0B"), ("L0C", "GM")})
+#: TextNames of a block's numbers on the axes of a tensor.
+_AXES = ("batch", "head", "row", "column")
+Streams = Mapping[str, list[Node]]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelText:
+    """The text of a kernel: the lines of its parameters and of its body, and its outputs and workspaces by number."""
+
+    parameters: tuple[TextLine, ...]
+    body: tuple[Node, ...]
+    outputs: tuple[int, ...]
+    workspaces: tuple[int, ...]
+    notes: tuple[str, ...] = ()
+
+    def with_growing(self, longer: KernelText, variable: str, start: int, steps: int) -> KernelText:
+        """Return the text whose numbers grow with a variable, from this text and that of ``steps`` steps more.
+
+        Raises `UnlikeError` if the two differ in more than numbers.
+        """
+        if (self.outputs, self.workspaces) != (longer.outputs, longer.workspaces):
+            raise UnlikeError("the texts have other tensors")
+        parameters = as_one(self.parameters, longer.parameters, variable, start, steps)
+        body = as_one(self.body, longer.body, variable, start, steps)
+        lines = tuple(x for x in parameters if isinstance(x, TextLine))
+        return KernelText(lines, body, self.outputs, self.workspaces, self.notes)
+
+
+def kernel_text(program: TileProgram, group_count: int, *, grows: bool = False) -> KernelText:
+    """Return the text of a program on ``group_count`` core groups; ``grows``: it becomes part of a text for all
+    lengths.
+
+    Raises `ProgramError` for what the language does not state, with the operation.
+    """
+    if len(program.phases) != 1 or program.clears:
+        raise ProgramError(f"{program.name}: several launches, which one kernel does not have")
+    (phase,) = program.phases
+    queues = {q.name for q in program.queues}
+    if {name.partition(".")[0] for name in queues} != set(_CORES):
+        raise ProgramError(f"{program.name}: core groups of other cores than one {AIC} and two {AIV}")
+    return _KernelWriter(program, phase, group_count, grows=grows).text()
+
+
+class _KernelWriter:
+    """Writes the text of one phase."""
+
+    def __init__(self, program: TileProgram, phase: ProgramPhase, group_count: int, *, grows: bool) -> None:
+        self.program, self.phase, self.grows = program, phase, grows
+        self.names = TextNames()
+        self.walker = Walker(program)
+        self.rings: tuple[Ring, ...] = program.rings
+        self.buffers, self.tensors = Buffers(self.names), Tensors(self.names)
+        self.cursors = dict[int, Sum]()
+        self.ids, self.used_ids = dict[tuple[object, ...], int](), Counter[tuple[str, str]]()
+        self._numbers = {id(ring): i for i, ring in enumerate(program.rings)}
+        self.looped, self._depth = set[int](), 0
+        self.notes = list[str]()
+        self.symbols = dict[Symbol, Sequence[int]]()
+        self.variables = dict[Symbol, Sum]()
+        self.groups = min(group_count, len(phase.blocks))
+
+    # ------------------------------------------------------------ the kernel
+    def text(self) -> KernelText:
+        """Return the kernel's text."""
+        block = self._common_block()
+        self._name_places(self._items_once(self.phase.body(block)))
+        self._start({})
+        self._stream(block)  # finds the buffers, and how far each ring moves in a block
+        moves, looped = dict(self.cursors), set(self.looped)
+        begins, firsts = self._task_firsts(moves, looped)
+        self._start(firsts)
+        streams = self._stream(block)
+        tasks = [*self._task_lines(), *begins]
+        scopes = [Indented(TextLine('with T.Scope("C"):'), self._scope(_CORES[0], streams, tasks))]
+        vectors = [self._scope(core, streams, tasks) for core in _CORES[1:]]
+        try:
+            joined = as_one(vectors[0], vectors[1], "vid")
+        except UnlikeError as error:
+            raise ProgramError(f"{self.program.name}: the two vector cores do not run the same text: {error}") from None
+        scopes.append(Indented(TextLine('with T.Scope("V"):'), joined))
+        head = TextLine("with T.Kernel({}, is_npu=True) as (cid, vid):", (Sum(self.groups),))
+        body = (Indented(head, (*self.buffers.allocations(), *scopes)),)
+        used = list(self.tensors.used.values())
+        inputs, outputs = [[t for t in used if (t.role == "input") is is_in] for is_in in (True, False)]
+        parameters = [self.tensors.parameter(t) for t in (*inputs, *outputs)]
+        spaces = self.buffers.workspaces()
+        for b in spaces:
+            sizes = (self.groups, b.slots, b.rows, b.cols) if b.slots > 1 else (self.groups, b.rows, b.cols)
+            shape = ", ".join(["{}"] * len(sizes))
+            parameters.append(TextLine(f'{b.name}: T.Tensor(({shape}), "{b.fmt}"),', tuple(map(Sum, sizes))))
+        count = len(used)
+        numbers = range(count + len(spaces))
+        places = tuple(numbers[len(inputs) : count]), tuple(numbers[count:])
+        return KernelText(tuple(parameters), body, *places, tuple(self.notes))
+
+    def _common_block(self) -> object:
+        """Return the block that all blocks are but for coordinates; raise `ProgramError` if they differ in more."""
+        phase, blocks = self.phase, list(self.phase.blocks)
+        if phase.dealt:
+            raise ProgramError(f"{self.program.name}: its blocks are not assigned to the cores in turn")
+        if phase.succession is not None:
+            raise ProgramError(
+                f"{self.program.name}: a block begins while the last tiles of the block before are in progress; this "
+                "has no text yet: use -t pipeline=block"
+            )
+        shapes = shapes_of(phase)
+        if len(shapes) > 1:
+            raise ProgramError(
+                f"{self.program.name}: its blocks have {len(shapes)} shapes (tiles with a mask, ragged tails), and the "
+                "text has one"
+            )
+        try:
+            return twin(blocks, "block", symbols_in(self.symbols))
+        except TypeError:
+            raise ProgramError(f"{self.program.name}: its blocks differ in more than coordinates") from None
+
+    def _items_once(self, items: Iterable[Item]) -> list[TileOp]:
+        """Return the operations of items, each loop's body once."""
+        made = list[TileOp]()
+        for item in items:
+            if isinstance(item, Loop):
+                index = item.indices[0] if len(item.indices) else None
+                made += [] if index is None else self._items_once(item.body(index))
+            else:
+                made.append(item)
+        return made
+
+    def _start(self, firsts: Mapping[int, Sum]) -> None:
+        self.cursors = {e.index: firsts.get(e.index, Sum()) for e in self.walker.endpoints}
+        self.variables = {symbol: Sum.of(0, {self._coordinate(symbol): 1}) for symbol in self.symbols}
+
+    def _coordinate(self, symbol: Symbol) -> str:
+        return self.names.of(symbol, symbol.name.rpartition(".")[2])
+
+    def _name_places(self, ops: Iterable[TileOp]) -> None:
+        """Name tiles of single units by the shortest name that steps give to what they write there, and a block's
+        numbers by the axis of a tensor that they are on.
+        """
+        for step in (step for op in ops for step in op.steps):
+            if isinstance(step.dst, Tile) and step.name:
+                self.buffers.suggest(step.dst, step.name)
+            for x in step.operands():
+                for axis, value in zip(_AXES, x.corner, strict=True) if isinstance(x, GlobalTile) else ():
+                    for symbol in terms_of(value):
+                        self.names.of(symbol, axis)
+
+    def _stream(self, block: object) -> Streams:
+        return self._items(self.phase.body(block))
+
+    @property
+    def _has_tasks(self) -> bool:
+        return len(self.phase.blocks) > self.groups
+
+    def _task_firsts(self, moves: Mapping[int, Sum], looped: set[int]) -> tuple[list[TextLine], dict[int, Sum]]:
+        """Return the lines and the generations with which the slots of each ring begin in a task.
+
+        A ring within a core whose slots a loop fills begins each task at slot 0, whose flag is as good as another's; a
+        flag between cores counts slots in order, so that such a ring goes on with the next one.
+        """
+        lines, firsts, numbers = list[TextLine](), dict[int, Sum](), dict[Sum, Sum]()
+        for e in self.walker.endpoints if self._has_tasks else ():
+            move = moves[e.index]
+            restarts = e.index in looped and not e.is_cross_core
+            is_whole = move.is_constant and move.constant % e.depth == 0 and not self.grows
+            if e.depth == 1 or restarts or is_whole:
+                continue
+            if move == Sum(1):
+                numbers[move] = Sum.of(0, {"task": 1})
+            if move not in numbers:
+                name = self.names.of(("first", move), "filled")
+                lines.append(TextLine(f"{name} = task * {{}}", (move,)))
+                numbers[move] = Sum.of(0, {name: 1})
+            firsts[e.index] = numbers[move]
+        return lines, firsts
+
+    def _task_lines(self) -> list[TextLine]:
+        """Return the lines that state a block's coordinates."""
+        count = len(self.phase.blocks)
+        lines = [TextLine("block = task * {} + cid", (Sum(self.groups),))] if self._has_tasks else []
+        number = "block" if self._has_tasks else "cid"
+        every = {symbol: [int(v) for v in values] for symbol, values in self.symbols.items()}
+        texts = {symbol: mixed_radix(values, number) for symbol, values in every.items()}
+        if None in texts.values():  # blocks that are alike: another order of them changes neither values nor the time
+            order = sorted(range(count), key=lambda i: [values[i] for values in every.values()])
+            texts = {symbol: mixed_radix([values[i] for i in order], number) for symbol, values in every.items()}
+            self.notes.append("Blocks are all alike; core groups get them in the order of their place.")
+        if None in texts.values():
+            odd = next(symbol.name for symbol, text in texts.items() if text is None)
+            raise ProgramError(f"{self.program.name}: {odd} of its {count:,} blocks is no function with a text")
+        return [*lines, *(TextLine(f"{self._coordinate(symbol)} = {text}") for symbol, text in texts.items())]
+
+    def _scope(self, core: str, streams: Streams, tasks: Sequence[TextLine]) -> tuple[Node, ...]:
+        """Return the lines of a core: flags that are set first, the tasks, waits for the flags that remain set."""
+        sets, waits = list[Node](), list[Node]()
+        body = streams[core]
+        for e in self.walker.endpoints:
+            if not e.peers or not self._is_used(e):
+                continue
+            is_own = e.queue.startswith(f"{core}.")
+            for generation in range(e.depth) if is_own else ():
+                if e.is_producer:
+                    waits.append(self._wait(e, Sum(generation)))
+                else:
+                    sets.append(self._set(e, Sum(generation)))
+        if not self._has_tasks:
+            return (*sets, *tasks, *body, *waits)
+        count, rest = divmod(len(self.phase.blocks), self.groups)
+        own = "T.ceildiv({} - cid, {})" if rest else "{}"
+        numbers = (Sum(len(self.phase.blocks)), Sum(self.groups)) if rest else (Sum(count),)
+        loop = Indented(TextLine(f"for task in T.serial({own}):", numbers), (*tasks, *body))
+        return (*sets, loop, *waits)
+
+    def _is_used(self, e: Endpoint) -> bool:
+        return any(("flag", e.ring_number, side) in self.ids for side in (True, False))
+
+    # ------------------------------------------------------------ items
+    def _items(self, items: Iterable[Item]) -> Streams:
+        made: dict[str, list[Node]] = {core: [] for core in _CORES}
+        listed = list(items)
+        turned = _turned([x for x in listed if not isinstance(x, Loop)])
+        for item in listed:
+            if isinstance(item, Loop):
+                self._loop(item, made)
+            else:
+                self._operation(item, made[item.queue.partition(".")[0]], turned)
+        return made
+
+    def _loop(self, loop: Loop, made: Streams) -> None:
+        if not isinstance(loop.indices, range | OpaqueRange) or not loop.name:
+            for index in loop.indices:
+                for core, lines in self._items(loop.body(index)).items():
+                    made[core].extend(lines)
+            return
+        if not isinstance(loop.indices, range):
+            raise ProgramError(f"{self.program.name}: the length of a loop over {loop.name} depends on the block")
+        if not (count := len(loop.indices)):
+            return
+        self._depth += 1
+        symbol = Symbol(loop.name)
+        variable = self.names.of(("loop", self._depth, loop.name), loop.name)
+        self.variables[symbol] = Sum.of(0, {variable: 1})
+        at = Coordinate({symbol: loop.indices.step}, loop.indices.start)
+        before = dict(self.cursors)
+        self._items(loop.body(at))
+        moves = {e: n.plus(before[e], -1) for e, n in self.cursors.items()}
+        self.looped |= {e for e, n in moves.items() if n != Sum()}
+        self.cursors = {e: n.plus(Sum.of(0, {variable: moves[e].constant})) for e, n in before.items()}
+        body = self._items(loop.body(at))
+        self.cursors = {e: n.plus(moves[e].constant * count) for e, n in before.items()}
+        self._depth -= 1
+        for core, lines in body.items():
+            if lines:
+                head = TextLine(f"for {variable} in T.serial({{}}):", (Sum(count),))
+                made[core].append(Indented(head, tuple(lines)))
+
+    def _operation(self, op: TileOp, lines: list[Node], turned: Collection[int]) -> None:
+        handshakes = self.walker.handshakes(op)
+        ends = {i: self.walker.endpoints[i] for i in handshakes}
+        lines += [
+            self._wait(ends[i], self.cursors[i]) for i, (first, _) in handshakes.items() if first and ends[i].peers
+        ]
+        generations = {(e.ring_number, e.is_producer): self.cursors[i] for i, e in ends.items()}
+        try:
+            for step in op.steps:
+                lines += self._step(step, generations, turned)
+        except UnlikeError:
+            raise
+        except ProgramError as error:
+            raise ProgramError(f"{self.program.name}: {op.label} on {op.queue}: {error}") from None
+        for i, (_, last) in handshakes.items():
+            lines += [self._set(ends[i], self.cursors[i])] if last and ends[i].peers else []
+            self.cursors[i] = self.cursors[i].plus(int(last))
+
+    def _step(
+        self, step: Step, generations: Mapping[tuple[int, bool], Sum], turned: Collection[int]
+    ) -> Iterator[TextLine]:
+        """Yield the lines of a step."""
+
+        def text(x: Operand, *, is_turned: bool = False) -> TextLine:
+            return self._operand(x, generations, is_turned=is_turned)
+
+        memories = [memory_of(x) for x in step.operands()]
+        if step.opcode is Opcode.MATMUL:
+            a, b = (x for x in step.srcs if not isinstance(x, float))
+            if memories[1:] != ["L0A", "L0B"] or memories[0] != "L0C":
+                raise ProgramError("a product of other memories than L0A and L0B has no TileLang-Ascend text")
+            how = step.attributes
+            yield called(
+                "T.mma", text(a, is_turned=how.transpose_a), text(b, is_turned=how.transpose_b), text(step.dst)
+            ).then(f", init={not how.accumulate})")
+        elif len(set(memories)) > 1:
+            (source,) = step.srcs
+            if step.opcode not in (Opcode.COPY, Opcode.CAST) or (memories[1], memories[0]) not in _COPIES:
+                raise ProgramError(
+                    f"{step.opcode.value} from {memories[1]} to {memories[0]} has no TileLang-Ascend text"
+                )
+            refuse_rounding(step)
+            assert not isinstance(source, float)
+            is_turned = id(step) in turned
+            ending = ", transpose=True)" if is_turned else ")"
+            yield called("T.copy", text(source), text(step.dst, is_turned=is_turned)).then(ending)
+        else:
+            yield vector_line(step, text)
+
+    # ------------------------------------------------------------ operands and flags
+    def _operand(self, x: Operand, generations: Mapping[tuple[int, bool], Sum], *, is_turned: bool) -> TextLine:
+        if isinstance(x, GlobalTile):
+            return self.tensors.part(x, [self._number(n) for n in x.corner])
+        if isinstance(x, Tile):
+            return self.buffers.of_tile(x).part(0, x.rows, 0, x.cols, Sum())
+        if x.is_peek:
+            raise ProgramError(f"a read of ring {x.ring.name} before its turn has no text")
+        buffer, (row, col) = self.buffers.of_ring(x, is_turned=is_turned), Buffers.place(x)
+        rows, cols = (x.cols, x.rows) if is_turned else (x.rows, x.cols)
+        generation = generations[self._numbers[id(x.ring)], x.is_producer]
+        first = [TextLine("cid")] if buffer.memory == "GM" else []
+        return buffer.part(row, rows, col, cols, generation, *first)
+
+    def _number(self, value: SupportsInt) -> Sum:
+        """Return a coordinate with the names of its loops and of the block's own numbers."""
+        if isinstance(value, Coordinate) and not value.is_affine:
+            raise ProgramError("a coordinate that is no sum of the numbers of loops has no text")
+        made = Sum(constant_of(value))
+        for symbol, factor in terms_of(value).items():
+            made = made.plus(self.variables[symbol], factor)
+        return made
+
+    def _wait(self, e: Endpoint, generation: Sum) -> TextLine:
+        """Return the line that waits for the other side of a ring."""
+        if e.is_cross_core:
+            return TextLine(f"T.wait_cross_flag({self._cross_id(e, is_ready=not e.is_producer)})")
+        source, target, slot = self._flag(e, generation, is_ready=not e.is_producer)
+        return TextLine(f'T.wait_flag("{source}", "{target}", {{}})', (slot,))
+
+    def _set(self, e: Endpoint, generation: Sum) -> TextLine:
+        """Return the line that tells the other side of a ring that a slot is filled, or free."""
+        if e.is_cross_core:
+            return TextLine(f'T.set_cross_flag("{_pipe(e.queue)}", {self._cross_id(e, is_ready=e.is_producer)})')
+        source, target, slot = self._flag(e, generation, is_ready=e.is_producer)
+        return TextLine(f'T.set_flag("{source}", "{target}", {{}})', (slot,))
+
+    def _cross_id(self, e: Endpoint, *, is_ready: bool) -> int:
+        ring = self.rings[e.ring_number]
+        if ring.period != 1:
+            raise ProgramError(f"{ring.name}: a flag for several slots at a time has no text")
+        key = "flag", e.ring_number, is_ready
+        return self.ids.setdefault(key, sum(k[0] == "flag" and self._is_cross(k) for k in self.ids))
+
+    def _is_cross(self, key: tuple[object, ...]) -> bool:
+        return self.rings[int(str(key[1]))].flag == "counter"
+
+    def _flag(self, e: Endpoint, generation: Sum, *, is_ready: bool) -> tuple[str, str, Slot]:
+        """Return the pipe that sets a flag, the pipe that waits for it, and its number: one for each slot."""
+        ring = self.rings[e.ring_number]
+        if len(ring.producers) != 1 or len(ring.consumers) != 1:
+            raise ProgramError(f"{ring.name}: a ring of several producers or consumers in a core has no text")
+        ends = ring.producers[0], ring.consumers[0]
+        source, target = ends if is_ready else ends[::-1]
+        key = "flag", e.ring_number, is_ready
+        if key not in self.ids:
+            self.ids[key] = self.used_ids[source, target]
+            self.used_ids[source, target] += ring.depth
+        return _pipe(source), _pipe(target), Slot(generation, ring.depth, self.ids[key])
+
+
+def _pipe(queue: str) -> str:
+    return _PIPES[queue.rpartition(".")[2]]
+
+
+def _turned(ops: Sequence[TileOp]) -> set[int]:
+    """Return the steps that load the factor of a product which reads it transposed."""
+    loads, found = dict[str, int](), set[int]()
+    for op in ops:
+        for step in op.steps:
+            how = step.attributes
+            if step.opcode is Opcode.MATMUL:
+                for source, is_turned in zip(step.srcs, (how.transpose_a, how.transpose_b), strict=True):
+                    if is_turned and isinstance(source, RingTile) and source.ring.name in loads:
+                        found.add(loads[source.ring.name])
+            elif isinstance(step.dst, RingTile):
+                loads[step.dst.ring.name] = id(step)
+    return found
