@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import product
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from npusim.errors import ProgramError
@@ -333,10 +332,11 @@ def _kernels(tries: _Tries) -> list[LaunchGrid]:
     return _added(tries) if has_atomics(tries.function) else _first_read(WAYS, tries)
 
 
-def _of_floats(tries: _Tries, **ways: bool | str) -> list[LaunchGrid]:
+def _of_floats(tries: _Tries, *, knows_tiles: bool = False, lanes: str = "") -> list[LaunchGrid]:
     """Read a launch operation by operation."""
-    function, arguments = tries.prepared.function, tries.prepared.arguments
-    made = _kernels(tries.of(function, arguments, replace(tries.choices, **ways)))  # type: ignore[arg-type]
+    function, arguments, choices = tries.prepared.function, tries.prepared.arguments, tries.choices
+    how = replace(choices, knows_tiles=knows_tiles, lanes=lanes, lists_remainders=bool(lanes))
+    made = _kernels(tries.of(function, arguments, how))
     check_programs([each.reader for each in made])
     for each in tries.prepared.maxima:
         why = (
@@ -365,12 +365,11 @@ def _of_integers(tries: _Tries) -> list[LaunchGrid]:
     return made
 
 
-_OF_LANES: Mapping[str, bool | str] = MappingProxyType({"knows_tiles": True, "lists_remainders": True})
 OF_LAUNCHES = (
     Way("operation by operation", _of_floats),
     Way("with known tiles of integers and masks", partial(_of_floats, knows_tiles=True), lambda tries: tries.has_loops),
-    Way("lane by lane", partial(_of_floats, **_OF_LANES, lanes=ALONG)),
-    Way("lane by lane, apart", partial(_of_floats, **_OF_LANES, lanes=APART), lambda tries: tries.has_loops),
+    Way("lane by lane", partial(_of_floats, knows_tiles=True, lanes=ALONG)),
+    Way("lane by lane, apart", partial(_of_floats, knows_tiles=True, lanes=APART), lambda tries: tries.has_loops),
     Way("integers alone", _of_integers),
 )
 
