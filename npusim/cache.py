@@ -94,7 +94,7 @@ def is_kept(prefix: str, stamp: bytes, at: Path | None = None) -> bool:
 
 
 def folder() -> Path | None:
-    """Return the folder for stored data; None if none can be written."""
+    """Return the folder for stored data; None if no folder can be written."""
     return next(filter(_is_writable, folders()), None)
 
 
@@ -150,7 +150,7 @@ def _write(file: Path, rest: bytes) -> None:
 def private_folder() -> Path | None:
     """Return this user's temporary cache folder, created (with a message) if missing; None if unsafe.
 
-    It is a folder, not a link, it belongs to this user, and no other user may enter it (mode 0700).
+    The folder is not a link, belongs to this user, and no other user may enter it (mode 0700).
     """
     user = os.geteuid() if hasattr(os, "geteuid") else "user"
     private = Path(tempfile.gettempdir()) / f"npusim-cache-{user}"

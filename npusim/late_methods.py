@@ -148,7 +148,7 @@ def _init(cls: type) -> Any:
             (by_name if field.kw_only else parameters).append(f"{name}{default}")
             annotations[name] = field.type
         elif not has_factory and (field.default is MISSING or "__slots__" not in cls.__dict__):
-            continue  # it has no value yet, or the class's value
+            continue  # the slot has no value yet, or the class's value
         slot = getattr(cls, name, None)
         if not cls.__dict__["__dataclass_params__"].frozen:
             lines.append(f"self.{name} = {value}")

@@ -29,7 +29,7 @@ from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.library import find_schedule
 from npusim.program.timing.precompile import compiled_meanwhile
-from tests.declared import declare_tiles
+from tests.declared import declare_tiles, leave_alternatives_out
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
@@ -157,6 +157,17 @@ def declared_tile() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patched:
         declare_tiles(patched)
+        yield
+
+
+@pytest.fixture(scope="module")
+def own_bits_alone() -> Iterator[None]:
+    """Runs of the module compute no bits of alternatives to assumed arithmetic, which take up to a third of a run.
+
+    Rooms whose tests compare the bits of runs use it for all files but those that hold the alternatives.
+    """
+    with pytest.MonkeyPatch.context() as patched:
+        leave_alternatives_out(patched)
         yield
 
 

@@ -1,4 +1,4 @@
-"""Runs with the declared tile where they name none, for tests whose claim is no choice of a tile."""
+"""Runs with the declared tile where they name none, and without alternatives: for tests that claim nothing of them."""
 
 from __future__ import annotations
 
@@ -15,3 +15,10 @@ def declare_tiles(patched: pytest.MonkeyPatch) -> None:
     """
     patched.setattr("npusim.simulation.chosen_tile._may_choose", lambda _plan: False)
     patched.setattr("npusim.report.advice.remembered", lambda *call: call[-1]())
+
+
+def leave_alternatives_out(patched: pytest.MonkeyPatch) -> None:
+    """Let runs compute their own bits alone, as long as ``patched`` lasts: none of alternatives to assumed arithmetic
+    (`RunData.spread`), which take up to a third of a run with bits.
+    """
+    patched.setattr("npusim.simulation.simulate.assumed_variants", lambda _program, _plan: {})

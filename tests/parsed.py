@@ -16,6 +16,7 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
-def nodes_of(path: Path) -> list[ast.AST]:
+@cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
     """Return all nodes of a file, as ``ast.walk`` yields them."""
-    return list(ast.walk(tree_of(path)))
+    return tuple(ast.walk(tree_of(path)))

@@ -59,6 +59,18 @@ def test_a_program_is_proved_once_until_a_file_of_the_package_changes(
     assert checked() == 2
 
 
+def test_a_time_is_stored_by_method_and_content_of_l2(checked: Count, monkeypatch: pytest.MonkeyPatch) -> None:
+    latency_us = built().latency_us()
+    assert latency_us is not None
+    assert built(l2="warm").latency_us() != latency_us
+    assert built(method="des").latency_us() == latency_us
+    timed: list[str] = []
+    monkeypatch.setattr(BuiltPlan, "timing", lambda of: timed.append(of.plan.request.method))
+    assert [built(method=m).latency_us() for m in ("auto", "des", "block")] == [latency_us, latency_us, None]
+    assert timed == ["block"]
+    assert checked() == 1
+
+
 @pytest.mark.parametrize(
     "other",
     [

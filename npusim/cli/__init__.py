@@ -22,8 +22,8 @@ def main() -> None:
             nowhere = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(nowhere, True)  # so that workers have a stream too
             setattr(sys, name, os.fdopen(nowhere, mode, encoding="utf-8"))
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # a search for some took a thirtieth of a run
-    gc.set_threshold(1_000_000)  # modules and programs live long: searching them repeatedly took a tenth of a run
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # a search for plugins took a thirtieth of a run
+    gc.set_threshold(1_000_000)  # modules and programs live long: repeated searches took a tenth of a run
     try:
         from npusim.cli.app import app
 
@@ -34,5 +34,5 @@ def main() -> None:
     except OSError as error:  # while help is printed, before any verb is called: a full disk
         sys.exit(f"npusim: error: {error.strerror or error}")
     finally:
-        if "triton" not in sys.modules:  # whose bindings (nanobind, from 3.9 on) report each frozen object as a leak
+        if "triton" not in sys.modules:  # its bindings (nanobind, from 3.9 on) report each frozen object as a leak
             gc.freeze()  # the process ends: no objects need to be examined

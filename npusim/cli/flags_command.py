@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def check_flags(program: str, arguments: list[str], *, every: str, vector_barriers: bool, json: bool) -> None:
-    """Check a program and show the result; raise `CheckFailedError` if it has faults, or if a proof was asked for in
-    vain.
+    """Check a program and show the result; raise `CheckFailedError` if it has faults, or if a requested proof is not
+    possible.
     """
     from npusim.kernels.tilelang.program import argument_values
     from npusim.studies.flags import check_every_length, check_program

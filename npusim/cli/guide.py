@@ -92,7 +92,7 @@ def show_guide(ctx: typer.Context, topic: Topic = None, json: o.Json = False) ->
     text = _MARK.sub("", _FILE.sub(r"File `\1`:\n\n", known[topic]))
     if json:
         show_json(document("help", topic=topic, title=titles.get(topic, topic), text=text))
-    elif (columns := terminal_width()) is None or topic == PROBLEM:  # these lines are wrapped already
+    elif (columns := terminal_width()) is None or topic == PROBLEM:  # such lines are already wrapped
         typer.echo(text, nl=False)
     else:
         show_lines(_wrapped(text, columns))

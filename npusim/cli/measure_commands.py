@@ -176,7 +176,7 @@ def export_rows(
     dtype: Annotated[
         Literal["float16", "bfloat16"] | None, o.option("--dtype FORMAT", "Of inputs.", shown="float16")
     ] = None,
-    force: Annotated[bool, o.option("--force", "Replace the file even if it is not such a table.")] = False,
+    force: Annotated[bool, o.option("--force", "Replace the file even if it is not a table of latencies.")] = False,
     plot: o.Plot = None,
     json: o.Json = False,
 ) -> None:

@@ -27,7 +27,7 @@ FILE, GPU = "calls.npz", "h200"
 @app.verb(
     "record",
     ("npusim record bench.py -- --dtype float16", "run a program with the arguments after --"),
-    ("npusim record bench.py::main --seq 1024,4096", "call a function of it with each size"),
+    ("npusim record bench.py::main --seq 1024,4096", "call a function of the program with each size"),
     ("npusim record gemm.py::matmul -a M=512", "a kernel of TileLang-Ascend, read from its text"),
     ("npusim record calls.npz", "the content of a file"),
     ("npusim run calls.npz::0 --hw ascend_910b2", "run one of its calls like any schedule"),

@@ -16,7 +16,9 @@ from npusim.errors import CheckFailedError, SpecError
 from npusim.simulation.request import BitsOptions, Request, command, short_name
 
 app = Verbs()
-#: Options of a search that the stored worst input replaces in its run, and the tile, which that run names.
+#: Options of a search that a run of its worst input must not have: the stored input has the sizes, and the run names
+#: the
+#: tile.
 _OF_TENSORS = ("--seq", "--seq-q", "--seq-kv", "--batch", "--phase", "--dtype", "--lengths", "-w", "-t")
 
 
@@ -47,7 +49,7 @@ def stress(
         str,
         o.option(
             "--require finite|max-rmse=X",
-            "Exit code 1 if the worst input does not meet this; finite extends the default bounds.",
+            "Exit code 1 if the worst input violates this condition; finite extends the default bounds.",
             panel="How",
             shown=False,
         ),
@@ -75,7 +77,7 @@ def stress(
     allowed = _allowed(require)
     if out is not None:
         check_file_writable(out)  # before the work, not after it
-    # A comma is followed by another aspect, or by another value.
+    # After a comma comes another aspect, or another value.
     aspects = [part for text in over or () for part in re.split(r",(?=[a-z])", text)]
     with progress(f"searching inputs for {short_name(request.schedule)}") as advance:
         is_finite = require == "finite"

@@ -157,7 +157,7 @@ class Validated:
 
     @property
     def short(self) -> str:
-        """The band, or the band of the nearest shapes, as a column shows it; empty where neither is known."""
+        """The band, or the band of the nearest shapes, as a column shows it; empty if neither is known."""
         if self.band is not None:
             return f"± {self.band * 100:.0f} %"
         return "" if self.nearest_error is None else f"nearest ± {self.nearest_error * 100:.0f} %"
@@ -185,7 +185,7 @@ class Validated:
 
     @property
     def why(self) -> str:
-        """The similarity of the run to the measured cases, in words; empty where no shape is known."""
+        """The similarity of the run to the measured cases, in words; empty if no shape is known."""
         cases = f"{self.cases} {plural(self.cases, 'case')}"
         reasons = [] if self.like is None else [f"{self.like} of {cases} like it"]
         reasons += [self.outside] if self.outside else []

@@ -487,7 +487,7 @@ class Case(RunSizes):
     description: Text | None = Field(default=None, description="why this case is here")
     hw: Text = Field(description="a device by name, or a path relative to this file")
     workload: Text | None = Field(
-        default=None, description="a workload by name, or a path relative to this file; none where a problem is given"
+        default=None, description="a workload by name, or a path relative to this file; none if a problem is given"
     )
     problem: dict[str, NamedSize] | None = Field(
         default=None, description="m, n, k of gemm, bytes of copy, or sizes of a schedule of plain tensors"

@@ -309,14 +309,18 @@ class RegisterVectorEngine(_QueueSpec):
     issued_per_cycle_count: PositiveWhole = Field(
         description=("number of compute instructions that may start in a cycle")
     )
-    singly_issued_per_cycle_count: PositiveWhole = Field(description="number of these that may be of kind single")
+    singly_issued_per_cycle_count: PositiveWhole = Field(
+        description="number of compute instructions of kind single that may start in a cycle"
+    )
     registers_written_per_cycle_count: PositiveWhole = Field(
         description="number of registers that loads and compute instructions may write in a cycle"
     )
     accesses_per_cycle_count: PositiveWhole = Field(
         description=("number of accesses to the buffer in a cycle, of one register each")
     )
-    writes_per_cycle_count: PositiveWhole = Field(description="number of these accesses that may be writes")
+    writes_per_cycle_count: PositiveWhole = Field(
+        description="number of accesses to the buffer in a cycle that may be writes"
+    )
     long_units_count: PositiveWhole
     long_switch_cycles: Quantity = Field(
         description="additional time if two long instructions of different kinds alternate"
@@ -425,13 +429,17 @@ class LoopSpec(SpecModel):
     issue_beside_cycles: Quantity = Field(
         description=("additional cycles until the next instruction while a product runs")
     )
-    narrow_beside_cycles: Quantity = Field(description="the same for the pipe of half the width")
-    special_beside_cycles: Quantity = Field(description="the same for the pipe of special functions")
+    narrow_beside_cycles: Quantity = Field(
+        description="additional cycles until the next instruction of the pipe of half the width while a product runs"
+    )
+    special_beside_cycles: Quantity = Field(
+        description="additional cycles until the next special function while a product runs"
+    )
     product_delay_cycles: Quantity = Field(
         description=("cycles by which an instruction delays a product that runs at the same time")
     )
     fill_bytes_per_cycle: Positive = Field(description="rate at which data from L2 enter shared memory or L1")
-    hit_cycles: WholeQuantity = Field(description="cycles until a load that finds its line in L1 has its number")
+    hit_cycles: WholeQuantity = Field(description="cycles until the data of a load that hits L1 arrive")
 
 
 class SharingSpec(IssueSpec):
@@ -452,6 +460,13 @@ class SharingSpec(IssueSpec):
         "place, in addition to the turnover's block_cycles; missing: none",
     )
     lookup_cycles: WholeQuantity = Field(description="time until a number from global memory decides the next step")
+    lookup_miss_cycles: WholeQuantity | None = Field(
+        default=None,
+        description=(
+            "time that it takes longer from memory than from L2, on average over blocks of several heads that read it "
+            "at about the same time; missing, and for a block's own numbers: miss_extra_latency_cycles of L2"
+        ),
+    )
     barrier_cycles: Quantity
     barrier_warp_cycles: Quantity = Field(description="time of a barrier for each warp of the block")
     fence_cycles: WholeQuantity = Field(description="time until a product reads data that was stored to shared memory")
@@ -496,7 +511,7 @@ class CodeSpec(SpecModel):
         description="time for which a warp waits for each instruction around a loop that exceeds the cache"
     )
     loop_count: WholeQuantity = Field(
-        description=("number of instructions of a loop that stay in that cache while other code runs")
+        description=("number of instructions of a loop that stay in the instruction cache while other code runs")
     )
     crowded_cycles: Positive = Field(
         description=("additional time if a larger loop and other code run at the same time")
@@ -526,7 +541,7 @@ class LibrarySpec(SpecModel):
         description=("time of a multiply-add if rows are not a multiple of 16 bytes, which asynchronous copies require")
     )
     unaligned_store_cycles: Positive = Field(
-        description="time of an element of such a product's result, in addition to memory"
+        description="time of an element of the result of a product with unaligned rows, in addition to memory"
     )
     softmax: dict[str, RowSpec] = Field(min_length=1, description="constants by length of row, ascending")
     masked_cycles: Positive = Field(description="additional time of an element of softmax whose result is 0")
@@ -593,10 +608,10 @@ class SyncProductSpec(SpecModel):
 
     m_elements: PositiveWhole
     n_elements: PositiveWhole
-    pipe_cycles: Positive = Field(description="time of the pipe of its sub-core")
+    pipe_cycles: Positive = Field(description="time for which a product occupies the pipe of its sub-core")
     format_cycles: dict[str, Positive] = Field(
         default_factory=dict,
-        description="the same by formats of operands and accumulators (mxfp8_into_float32), where it differs",
+        description="pipe_cycles by formats of operands and accumulators (mxfp8_into_float32), where the time differs",
     )
     instructions_count: PositiveWhole | None = Field(default=None, description="machine instructions; default: one")
     lane_copies_count: PositiveWhole | None = Field(

@@ -61,7 +61,9 @@ class PartsSpec(SpecModel):
     """
 
     line_bytes: PositiveWhole = Field(description="pieces of fewer bytes are parts")
-    read_factor: Positive = Field(description="time of a link to memory beyond L2 for them, over that of their bytes")
+    read_factor: Positive = Field(
+        description="time of reads of parts of lines on a link to memory beyond L2, relative to the time of their bytes"
+    )
 
 
 class GlobalMemorySpec(SpecModel):
@@ -71,7 +73,7 @@ class GlobalMemorySpec(SpecModel):
     alignment_bytes: PositiveWhole = Field(description="preferred, for full bandwidth")
     request_min_bytes: PositiveWhole = Field(description="smallest size of the requests into which transfers are split")
     parts: PartsSpec | None = Field(
-        default=None, description="cost of reads of parts of lines; absent: they cost their bytes"
+        default=None, description="cost of reads of parts of lines; absent: these reads cost their bytes"
     )
 
 
@@ -79,7 +81,7 @@ class GlobalMemorySpec(SpecModel):
 #: after a series of equal launches: on other inputs (``steady``) each launch moves the data that it reads and writes;
 #: on the same inputs (``repeated``) a launch finds the inputs that fit (`npusim.program.ir.residency`).
 L2State = Literal["clean", "dirty", "warm", "steady", "repeated"]
-#: The states that mean that another launch follows.
+#: The states after which another launch follows.
 FOLLOWED: frozenset[L2State] = frozenset({"steady", "repeated"})
 
 
@@ -124,7 +126,7 @@ class L2Spec(SpecModel):
         ),
     )
     same_data_cores_count: PositiveWhole | None = Field(
-        default=None, description=("smallest number of cores that counts as many")
+        default=None, description="number of cores from which `same_data_factor` applies in full; in proportion below"
     )
     stays: StaysSpec | None = Field(
         default=None,
@@ -197,7 +199,9 @@ class FlagsSpec(SpecModel):
     )
     tile_extra_cycles: Quantity | None = Field(
         default=None,
-        description=("length beyond which PTO's FlashAttention has this additional time too; the cause is not known"),
+        description=(
+            "time of such a tile in addition to `tile_cycles` in PTO's FlashAttention; the cause is not known"
+        ),
     )
     cross_core_ids_count: PositiveWhole = Field(description="counter flags per core group")
     cross_core_counter_max_count: PositiveWhole = Field(
@@ -326,7 +330,7 @@ class LaunchSpec(SpecModel):
     )
     products_s: Quantity | None = Field(
         default=None,
-        description="additional time of the first task of a program with products, in a stream only; absent: none",
+        description="additional time of the first task of a program with products, only in a stream; absent: none",
     )
     block_dispatch_cycles: WholeQuantity = Field(
         description=("time before the first instruction of a launch on a core")

@@ -12,7 +12,7 @@ from npusim.config.problem import LayerProblem, Problem
 from npusim.late_methods import dataclass
 from npusim.units import ceil_div
 
-#: Fields of attention in which local layers differ from the others.
+#: Fields of attention in which local layers differ from other layers.
 LOCAL = ("window", "sinks", "chunk")
 
 

@@ -183,7 +183,7 @@ class RoofTimes(SpecModel):
     """Kernels for which no schedule has a mapping: bytes over the device's memory, or operations."""
 
     flops_per_s: Positive = Field(description="rate of matrix products of the whole device")
-    memory_factor: Positive = Field(description="share of the memory's bandwidth that such kernels reach")
+    memory_factor: Positive = Field(description="share of the memory's bandwidth that kernels without a mapping reach")
 
 
 class KernelTimes(SpecModel):

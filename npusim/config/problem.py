@@ -324,7 +324,7 @@ class CallFields(SpecModel):
     sinks: NonNegativeInt = _where_stated(0, "first keys that are visible in addition to the window")
     prefix: NonNegativeInt = _where_stated(0, "first keys that every query sees, also queries before them")
     documents: tuple[PositiveInt, ...] = _where_stated((), "lengths of sequences packed end to end; each sees itself")
-    chunk: PositiveInt | None = _where_stated(None, "keys of a chunk; a query sees its own chunk alone")
+    chunk: PositiveInt | None = _where_stated(None, "keys of a chunk; a query sees only its own chunk")
     softcap: PositiveFloat | None = _where_stated(None, "a scaled score s becomes softcap tanh(s / softcap)")
     alibi: StrictBool = _where_stated(False, "a head's slope times the distance of query and key is added to scores")
     sink_logits: StrictBool = _where_stated(False, "each query head has one more score, which belongs to no key")

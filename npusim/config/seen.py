@@ -133,7 +133,7 @@ class KeyFunction:
     sees: Sees
     keys: int
     is_plain = shows_all = False
-    index_work = (4, 0)  #: as for a window; the function's values are not examined
+    index_work = (4, 0)  #: the same work as for a window; the function's values are not examined
 
     def union(self, first: int, last: int) -> Ranges:
         """Return the keys that any query at positions ``first`` to ``last`` sees."""

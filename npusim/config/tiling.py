@@ -265,7 +265,7 @@ def composed(
     if len(bases) == 1 and not fields:
         return bases[0]
     first = bases[0]
-    if is_own_first:  # pydantic lists the fields of the last base first
+    if is_own_first:  # pydantic lists the fields of the last base class first
         bases = bases[::-1]
     return cast("type[Tiling]", create_model(first.__name__, __base__=bases, __doc__=first.__doc__, **fields))
 

@@ -75,7 +75,7 @@ def parse_scalar(text: str) -> object:
         root = yaml.compose(text)
         if isinstance(root, ScalarNode):
             return _Builder("", {}, yaml.constructor).scalar("", root)
-    except (YAMLError, SpecError, RecursionError):  # nested too deeply: no scalar
+    except (YAMLError, SpecError, RecursionError):  # nested too deeply: not a scalar
         pass
     return text
 

@@ -253,7 +253,7 @@ def _four_over_six(power: int, top: float) -> Callable[[Array, Array, BlockForma
             quotients = blocks * _inverse(widen(scales) * back)[..., None]
             wide = widen(fmt.store(quotients)) * widen(scales)[..., None]
             lost = wide * tensor / _f(fmt.max_element * top) - blocks
-            # Left to right: numpy would add in pairs.
+            # Added from left to right: numpy would add in pairs.
             error = np.add.accumulate(np.abs(lost) if power == 1 else lost * lost, axis=-1, dtype=np.float32)[..., -1]
             if best is None:
                 best = quotients, scales, error

@@ -303,7 +303,7 @@ def is_all_finite(values: Array) -> bool:
 
 def with_canonical_nan(values: Array, fmt: FloatFormat) -> Array:
     """Return float32 or float64 ``values``, overwritten where NaN: machines differ in its sign."""
-    # The smallest element is NaN if any is; quicker than a mask.
+    # The smallest element is NaN if any element is; this is faster than a mask.
     with np.errstate(invalid="ignore"):
         if values.size == 0 or not np.isnan(values.min()):
             return values

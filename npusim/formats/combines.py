@@ -73,7 +73,7 @@ def combine_of(text: str) -> Combine:
     """Return a function by its text; raise `FormatError` for a text that is not a function."""
     match = _TEXT.fullmatch(text)
     if match is None:
-        raise FormatError(f"{text!r} is no function of two elements: take=0 size=32 pads=0.0: a0 + b0")
+        raise FormatError(f"{text!r} is not a function of two elements: take=0 size=32 pads=0.0: a0 + b0")
     take, size, pads, reverse, body = match.groups()
     *lines, last = (x.strip() for x in body.split(";"))
     statements = [line.partition(" = ") for line in lines]

@@ -174,7 +174,7 @@ def _add_to_odd(x: Array, y: Array) -> Array:
 
 
 def compare(x: Array | float, y: Array | float, relation: str, fmt: str | FloatFormat) -> Array:
-    """Return where a relation is true, int8: 1 where it is, else 0; exact.
+    """Return where a relation is true, as int8: 1 where it is true, else 0; exact.
 
     ``x`` and ``y`` broadcast and have the format's dtype (or are Python numbers, converted first).  ``relation``: one
     of `RELATIONS`: ``oeq ogt oge olt ole one`` are true only for numbers, ``ueq ugt uge ult ule une`` also if an

@@ -116,8 +116,8 @@ def gather(table: NDArray[Any], patterns: NDArray[Any], out: NDArray[Any]) -> No
 def select_patterns(x: NDArray[Any], y: NDArray[Any], out: NDArray[Any], limits: Any, rules: Any) -> None:
     """Larger (or smaller) of signed sign-magnitude patterns; ``rules`` = (largest, propagate).
 
-    Patterns compare as integers once those of negative numbers have their magnitude inverted,
-    and +0 is above -0.  ``limits`` = (all magnitude bits, Inf or largest number, NaN).
+    Patterns compare as integers after the magnitude of negative numbers is inverted, and
+    +0 is above -0.  ``limits`` = (all magnitude bits, Inf or largest number, NaN).
     """
     largest, propagate = rules
     top, infinity, nan = limits

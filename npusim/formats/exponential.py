@@ -100,7 +100,7 @@ def log2_64(x: Array) -> Array:
 
 def tanh64(x: Array) -> Array:
     """Return the hyperbolic tangent, float64 in and out; -0 stays -0."""
-    magnitude = np.minimum(np.abs(x), 30.0)  # tanh(30) is 1 to 86 bits; NaN passes through
+    magnitude = np.minimum(np.abs(x), 30.0)  # tanh(30) equals 1 to 86 bits; NaN passes through
     doubled = 2.0 * magnitude
     near = expm1_polynomial(np.minimum(doubled, 0.34))
     growth = np.where(doubled < 0.34, near, exp64(doubled) - 1.0)
@@ -114,7 +114,7 @@ def erf64(x: Array) -> Array:
     Reichel 1968), whose truncation error is less than 2**-56: sums of terms with one sign, and the contribution of the
     integrand's pole.
     """
-    magnitude = np.minimum(np.abs(x), 6.0)  # erf(6) is 1 to 55 bits; NaN passes through
+    magnitude = np.minimum(np.abs(x), 6.0)  # erf(6) equals 1 to 55 bits; NaN passes through
     near, far = np.minimum(magnitude, 0.85), np.maximum(magnitude, 0.85)
     square, series = near * near, np.zeros_like(near)
     for n in range(17, -1, -1):

@@ -79,7 +79,7 @@ def sum_again(row: Any, b: Any, old: NDArray[Any], out: Any, block: int) -> Any:
     totals, errors, lost, rest, sizes = sums
     for j in range(c.size):
         totals[j], lost[j], rest[j], sizes[j] = np.float64(old[j]), 0.0, 0.0, 0.0
-    for k in range(block):  # loops of few arrays, over columns: the compiler takes several columns at a time
+    for k in range(block):  # loops over columns, on few arrays: the compiler processes several columns at a time
         x = a[k]
         for j in range(c.size):
             totals[j], errors[j] = two_sum(totals[j], x * columns[k, j])
@@ -183,7 +183,7 @@ def exact_kernel(block: int) -> Callable[..., None]:
                             narrow = bound <= unit * 2.0**51 and is_multiple(old, unit)
                             error = bound * ERROR_BOUND
                             low, high = np.float32(totals[j] - error), np.float32(totals[j] + error)
-                            # NaN bounds belong to NaN and Inf sums, which are right in any order.
+                            # A bound of NaN belongs to a sum of NaN or Inf, which is right in any order.
                             doubt = low < high or (low == np.float32(0.0) and error != 0.0)
                             doubtful[j] = doubt and not narrow
                             count += 1 if doubt and not narrow else 0

@@ -252,7 +252,7 @@ class GroupedMultiplier(Multiplier):
                 sums += left[part, :, k, None] * right[part, k, None, :]
             sums *= a_part[part, :, None] * b_part[part, None, :]
             powers = a_power[part, :, None] + b_power[part, None, :]
-            # A c of 0 is not a term.
+            # A c of 0 is not one of the terms.
             own = np.where(c == 0, powers.min(), np.maximum(np.frexp(np.where(np.isfinite(c), c, 0))[1] - 1, -126))
             top = np.maximum(powers.max(axis=0), own)
             total = np.trunc(np.ldexp(c.astype(np.float64), fraction - top))

@@ -129,7 +129,7 @@ def tree_text(tree: Tree) -> str:
 
 
 def parse_tree(text: str) -> AdditionTree:
-    """Return the tree that a text in `AdditionTree`'s form states; raise `FormatError` where it is malformed."""
+    """Return the tree that a text in `AdditionTree`'s form states; raise `FormatError` if the text is malformed."""
     tree, *words = text.split(":")
     values: dict[str, Any] = {}
     for word in words:

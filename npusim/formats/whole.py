@@ -25,7 +25,7 @@ _HALF, _LOWER = np.uint64(32), np.uint64((1 << 32) - 1)
 
 
 def _quotient(x: Integers, y: Integers) -> Integers:
-    return (x - np.fmod(x, y)) // y  # toward 0, as C has it
+    return (x - np.fmod(x, y)) // y  # toward 0, as in C
 
 
 #: Operations of integers with a sign, or for which the sign does not matter, by LLVM's names; and without a sign.
@@ -111,8 +111,8 @@ def _as_integers(x: NDArray[Any]) -> Integers:
 
 
 def whole_step(text: str, x: NDArray[Any], y: NDArray[Any], fmt: str) -> NDArray[Any]:
-    """Return an operation of whole numbers of any format in a format that has them; ``text``: ``addi.32``, its name and
-    its bits.
+    """Return the result of an operation on whole numbers, converted to ``fmt``; ``text``: the operation's name and
+    bits, as ``addi.32``.
     """
     name, _, bits = text.partition(".")
     made = whole_operation(name, _as_integers(x), _as_integers(y), int(bits))
@@ -120,9 +120,9 @@ def whole_step(text: str, x: NDArray[Any], y: NDArray[Any], fmt: str) -> NDArray
 
 
 def bits_of_floats(x: NDArray[Any], of: str, fmt: str) -> NDArray[Any]:
-    """Return the bits of floats, rounded to the format ``of``, as integers with a sign, in a format that has these."""
+    """Return the bits of floats, rounded to the format ``of``, as signed integers in the format ``fmt``."""
     kind = get_format(of)
-    given = x if x.dtype == kind.dtype else cast(x, of)  # the bits of a NaN stay as they are
+    given = x if x.dtype == kind.dtype else cast(x, of)  # the bits of a NaN do not change
     bits = np.ascontiguousarray(given).view(f"i{kind.size_bytes}").reshape(x.shape)
     return cast(bits.astype(np.float64), fmt)
 

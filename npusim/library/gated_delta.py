@@ -226,7 +226,10 @@ def gated_delta(problem: KernelProblem, tiling: Any, p: StatePrecision, machine:
     phase(delta_states, "states", of.panels(), of.spans(), [h, made["x"], last], **walk)
     seen = replace(below, name="seen")
     read = {"q": tokens["q"], "k": k, "v": made["x"], "h": h, "below": seen, "g": g, "gt": g, "as_pto": as_pto}
-    phase(gated_outputs, "outputs", of.blocks(), of.spans(), [o], **read)
+    spans = of.spans()
+    phase(gated_outputs, "outputs", of.blocks(), spans, [o], **read)
+    # FLA's list of configurations pairs BK with BV (fla/ops/common/chunk_o.py, _O_CONFIGS).
+    phases[-1] = replace(phases[-1], pieces={"key": spans["value"]})
     return [replace(each, slice_elements=each.slice_elements or STATE_SLICE) for each in phases]
 
 

@@ -159,7 +159,8 @@ def rows_of_layer(problem: RowsProblem, tiling: Any, _precision: FlashPrecision,
     if p.what == "norm" and in_slices and p.cols > tiling.piece:
         width = round_up(ceil_div(p.cols, ceil_div(p.cols, tiling.piece)), COLUMNS)
     rows = max(1, tiling.elements // width)
-    most = ceil_div(p.rows * p.heads * ceil_div(p.cols, width), machine.places)  # distributes few rows over all cores
+    # a few rows are distributed over all cores
+    most = ceil_div(p.rows * p.heads * ceil_div(p.cols, width), machine.places)
     height = min(p.rows, max(1, min(rows * (tiling.slices if in_slices else 1) * machine.row_cores, most)))
     phase = pointwise(p.what, (p.heads, p.rows, p.cols), p.dtype, (height, width), p.parts)
     return [replace(phase, slice_elements=rows * width)]

@@ -42,7 +42,7 @@ class SplitFields(Tiling):
         multiple_of=16,
         description=("keys of a split, counted from the first key, independent of the length"),
     )
-    merge: Merge = Field(default="sequential", description="order of the merge: one after the other, or in pairs")
+    merge: Merge = Field(default="sequential", description="order of the merge: one part after another, or in pairs")
     pack: Literal["auto", "on", "off"] = Field(
         default="auto",
         description=("put the query heads of a KV head into the rows of one block; auto: if this is faster"),

@@ -118,7 +118,7 @@ def softmax_chunked(s: Value, fmt: str, start: float, unseen: Unseen | None = No
 class Operator:
     """One kernel between the two products (none: softmax), the tensor that it writes, and its format.
 
-    ``is_masked``: it reads the mask.
+    ``is_masked``: the kernel reads the mask.
     """
 
     label: str
@@ -198,7 +198,7 @@ def unfused(
         )
     for one in OPERATORS[operators]:
         if one.kernel is masked and mask is None:
-            continue  # it masks, or prepares the masking
+            continue  # the step masks, or prepares the mask
         out = replace(raw, name=one.leaves, fmt={"scores": p.scores, "operand": p.operand}.get(one.fmt, one.fmt))
         if one.kernel is None:
             start = -math.inf if problem.seen.is_plain and not problem.unseen else LOWEST

@@ -33,7 +33,7 @@ class TilingAllReduceTiling(OverlapTiling):
     attention: str = Field(
         default="auto",
         description=f"attention of one device, {NAMED}; auto: two_level on ascend, flash on nvidia (cuDNN's on Hopper; "
-        "its time is the node file's, where that states one)",
+        "if the node's file states its time, that time applies)",
     )
 
 

@@ -179,7 +179,8 @@ class LoopWork(NamedTuple):
     ``before``, ``after``: cycles of a block alone on its core before the first copy of a later tile, and from there on;
     ``held``: cycles for which the block occupies the core if blocks share the core.  Cycles of a sub-core: ``issued``
     instructions, the pipe of half the width (``narrow``), ``special`` functions, products (``product``); of the
-    multiprocessor: shared memory, spilled registers (``local``).
+    multiprocessor: shared memory, spilled registers (``local``).  ``lookups``: how often the block waits, one time
+    after the other, for places that may come from memory, which these cycles do not contain.
     """
 
     before: float = 0.0
@@ -191,11 +192,22 @@ class LoopWork(NamedTuple):
     product: float = 0.0
     memory: float = 0.0
     local: float = 0.0
+    lookups: int = 0
 
     def part(self, cycles: float) -> LoopWork:
         """Return the part of the work that takes this number of its cycles alone."""
         share = cycles / max(1.0, self.before + self.after)
-        return LoopWork(cycles, 0.0, *(n * share for n in self[2:]))
+        return LoopWork(
+            cycles,
+            0.0,
+            self.held * share,
+            self.issued * share,
+            self.narrow * share,
+            self.special * share,
+            self.product * share,
+            self.memory * share,
+            self.local * share,
+        )
 
 
 class GpuDecisions(NamedTuple):

@@ -187,6 +187,7 @@ def tiles_of(frame: Frame, n: str, block: WorkTile) -> list[Visit]:
     if n in frame.phase.by_tile:
         return [Visit(at, block.first, 1) for at in range(block.tile_count)]
     if (stack := frame.stack(n)) and stack.axis in frame.walked:
-        visited = {at for run in block.runs for span in run.stretches for at in range(*span)}  # a step may omit some
+        # a step may omit some blocks
+        visited = {at for run in block.runs for span in run.stretches for at in range(*span)}
         return [Visit(0, at, 1) for at in sorted(visited)]
     return [Visit(0, block.first, block.last - block.first)]

@@ -412,15 +412,20 @@ class Frame:
         firsts = accumulate((run.count for run in block.runs), initial=0)
         return list(zip(firsts, block.runs, strict=False))
 
-    def loop(self, loop: TileLoop, function: Emit, block: WorkTile) -> Iterator[Item]:
+    def loop(self, loop: TileLoop, function: Emit, block: WorkTile, first_tile: Emit | None = None) -> Iterator[Item]:
         """Yield a loop with the body ``function`` for each of the block's runs of tiles; without an axis, the body
-        once.
+        once.  ``first_tile``: the body for the block's first tile, if that differs.
         """
         if not loop.axis:
             yield from function(block, WHOLE)
             return
         for at, run in self.placed(block):
-            yield ProgramLoop(loop.axis, indices(at, at + run.count), partial(_step, function, block, at, run))
+            begin = at
+            if first_tile is not None and at == 0:
+                begin = 1
+                yield ProgramLoop(loop.axis, indices(0, 1), partial(_step, first_tile, block, at, run))
+            if begin < at + run.count:
+                yield ProgramLoop(loop.axis, indices(begin, at + run.count), partial(_step, function, block, at, run))
 
     def pipelined(self, parts: Sequence[tuple[Emit, int]], block: WorkTile) -> Iterator[ProgramLoop]:
         """Yield the parts of a software pipeline over the block's tiles; step n processes tile n - lag of each part.

@@ -274,7 +274,7 @@ class GpuKernel(PublishedKernel):
             return tiling
         own, whole, named = self.own(problem, device), self._whole(problem, device), tiling.model_fields_set
         values = {name: getattr(tiling, name) for name in sorted(named & self.decided(known))}
-        both = [*own.items(), *whole.items()]  # the tile for complete keys is its tile where it cuts keys, too
+        both = [*own.items(), *whole.items()]  # the tile for complete keys is also used where a mask cuts keys
         if wrong := [f"{name}: {value}" for name, value in values.items() if (name, value) not in both]:
             warps = f" with {whole['warps']} warps" if "warps" in whole else ""
             rows, keys = (whole[edge] for edge in self.edges)

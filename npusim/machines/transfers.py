@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 #: Addresses of global memory on which rows start that are no slower than others (Ascend C guide).
 BLOCK_BYTES = 32
-#: What one request of a row asks for, whatever is left of it in one more (CANN's cache_tiling_cycle_model.cc).
+#: Bytes of one request for a row; one more request gets the rest of the row (CANN's cache_tiling_cycle_model.cc).
 REQUEST_BYTES = 512, 256, 128
 
 
@@ -40,7 +40,7 @@ class Transfers:
     def __init__(self, program: TileProgram, device: DeviceSpec) -> None:
         self.device, self._program = device, program
         self.queues: dict[str, Queue] = {q.name: q for q in program.queues}
-        #: How many of the other core groups work beside one, by phase, where that costs something.
+        #: Number of other core groups that work at the same time, by phase, where this costs time.
         self.crowds: dict[str, float] = {}
         self.is_placed = True
 
@@ -54,7 +54,7 @@ class Transfers:
 
     @cached_property
     def residency(self) -> Residency:
-        """Share of each tensor's bytes that is read from memory behind L2, computed on first use; none for bounds."""
+        """Share of each tensor's bytes that is read from memory beyond L2, computed on first use; empty for bounds."""
         if not self.is_placed:
             return Residency.without_misses(self._program.tensors)
         l2, known = self.device.memory.l2, self._program.residencies
@@ -128,8 +128,8 @@ class Transfers:
     def _through_memory(self, step: Step, route: RouteSpec, port: float) -> Iterator[tuple[str, float]]:
         """Yield the costs of a move through GM besides its bytes: the constant's name, and cycles.
 
-        The addresses of a tile are unknown here, as blocks of one shape have one cost: rows are
-        aligned if the pitch of their tensor is, and shared by as many groups as on average.
+        The addresses of a tile are unknown here, because blocks of one shape have one cost: rows are assumed to be
+        aligned if the pitch of their tensor is, and to be shared by the average number of groups.
         """
         rows, spent = _bursts(step), port
         if route.burst_overhead_cycles is not None:

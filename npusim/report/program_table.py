@@ -187,7 +187,7 @@ def _rows(items: Sequence[ListedItem], longest: ListedLoop | None, depth: int) -
         if isinstance(item, ListedOp):
             times = f"{count} x " if count > 1 else ""
             queue, label, *others = OPERATIONS.texts(item)
-            if any(others):  # otherwise it only has a place in the order of its queue, and costs nothing
+            if any(others):  # otherwise the task only has a place in the order of its queue, and costs nothing
                 yield (f"{indent}{queue}", f"{times}{label}", *others)
             continue
         text, listed = ("", item.items) if longest in (None, item) else _difference(item, longest)

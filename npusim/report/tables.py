@@ -73,7 +73,7 @@ def verdict(record: RunRecord) -> Cell:
             parts.append(f"{timing.roofline.reached * 100:.0f} % of the roofline")
     if not is_finite:
         parts.append("output not finite")
-    elif numerics is not None and rmse is not None and rmse < inf:  # a relative error of 0 is infinite
+    elif numerics is not None and rmse is not None and rmse < inf:  # an error relative to 0 is infinite
         error = f"error {rmse:.1e}"
         parts.append(
             f"THE OUTPUT DOES NOT MATCH {numerics.against}: relative {error}; an output of zeros would have 1"

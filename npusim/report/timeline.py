@@ -141,11 +141,12 @@ class _Replay:
         #: By queue, the last slice first; slices of zero length at one time are in the order in which they were issued.
         self.spans = {queue: sorted(run, key=lambda s: (s.start, s.end))[::-1] for queue, run in spans.items()}
         self.operations: list[tuple[Track, Slice]] = []  # in program order
-        self.sets: dict[int, list[int]] = defaultdict(list)  # by endpoint: the operations that set its flag
-        self.visible: dict[int, list[int]] = defaultdict(list)  # and the cycles at which that is visible
-        self.free: dict[str, int] = {}  # by queue, in the current phase
+        self.sets: dict[int, list[int]] = defaultdict(list)  # by endpoint: the operations that set the endpoint's flag
+        self.visible: dict[int, list[int]] = defaultdict(list)  # and the cycles at which each set is visible
+        self.free: dict[str, int] = {}  # by queue: the time from which the queue is free, in the current phase
         self.over: dict[str, int] = defaultdict(int)  # by queue: the time at which all of its results are available
-        self.opening: Wait = (NO_INSTRUCTION, 0, 0)  # from the end of the previous phase to its first operation
+        # the wait from the end of the previous phase to the first operation
+        self.opening: Wait = (NO_INSTRUCTION, 0, 0)
 
     def run(self) -> None:
         """Add slices and flows of the group."""

@@ -1,13 +1,13 @@
 """The program of a plan. Tiling fields that the user does not name are chosen by the predicted times of a few tiles
 that a machine offers.
 
-The first candidate is the schedule's declared tile, that of the published kernel.  The machine then offers settings of
-its fields, group after group (`Machine.settings`); each is simulated without bits, and used if the call is at least
-`WORTH` faster.  A kernel of plain tensors has no such list: its tile is walked along the values that its fields
-declare, field after field, as long as the call gets faster (`_in_steps`).  Named fields do not change.  Tiles of a long
-attention are compared on a shorter one (`judged_problem`); then the fastest of them, the declared tile and, if numbers
-of the device were changed, the choice for the unchanged device are compared on the call itself, or on a part of it
-(`final_problem`).
+The first candidate is the schedule's declared tile, which is the tile of the published kernel.  The machine then offers
+settings of its fields, group after group (`Machine.settings`); each is simulated without bits, and used if the call is
+at least `WORTH` faster.  A kernel of plain tensors has no such list: the search goes along the values that its fields
+declare, field after field, as long as the call becomes faster (`_in_steps`).  Named fields do not change.  Tiles of a
+long attention are compared on a shorter attention (`judged_problem`); then the fastest tiles, the declared tile and, if
+numbers of the device were changed, the choice for the unchanged device are compared on the call itself, or on a part of
+it (`final_problem`).
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ def _predicted(plan: Plan, fields: Mapping[str, object]) -> tuple[Plan, Predicti
 def candidates(plan: Plan, heavier: Sequence[Mapping[str, Any]] | None = None) -> Iterator[tuple[Plan, TileProgram]]:
     """Yield the possible results of `program_of` for a plan: each tile that the rule may reach and that fits.
 
-    With ``heavier`` the plan stands for its family: a named field that declares its lightest value stands for its other
-    values too, and a setting may agree with any of them.  With the values of ``heavier``, the heaviest first, sizes may
+    With ``heavier`` the plan represents its family: a named field with its lightest value also represents its other
+    values, and a setting may agree with any of these.  With the values of ``heavier``, the heaviest first, sizes may
     shrink further.  Raises `TilingError` if no tile fits.
     """
     standing = {f.name for f in tiling_fields(type(plan.tiling)) if f.lightest and heavier is not None}
@@ -274,7 +274,7 @@ def choose_tile(plan: Plan) -> TileChoice:
 
 
 def fields_of_run(plan: Plan, tiling: Tiling) -> dict[str, object]:
-    """Return the fields of a run's ``tiling`` that define its tile: those that its ``plan`` names, and the chosen
+    """Return the fields of a run's ``tiling`` that define its tile: the fields that its ``plan`` names, and the chosen
     fields.
 
     A request that names these fields has this tile even if its other options change; sizes that it does not name may
@@ -297,7 +297,7 @@ def is_chosen_in_steps(schedule: Schedule) -> bool:
 def _axes(
     schedule: Schedule, device: DeviceSpec, tiling: Tiling, named: Collection[str]
 ) -> dict[str, tuple[object, ...]]:
-    """Return the declared values of the tile's fields that are not named, except those that no search changes."""
+    """Return the declared values of the tile's fields that are not named, except fields that no search changes."""
     left = {*schedule.left(device), *machine_of(device).decided(tiling), *named}
     return {n: values for n, values in declared(type(tiling)).items() if n not in left}
 
@@ -373,9 +373,9 @@ def remembered(
 ) -> Any:
     """Return the JSON value of ``make`` for a call; a stored result comes from the cache folder.
 
-    A result is stored until one of npusim's files changes, or one of the outside files that it depends on: a schedule
-    of attention, a kernel, a machine, and all files that Python loaded for them.  A call with an object that prints its
-    address has no identity by content: its result is not stored.
+    A result is stored until one of npusim's files changes, or one of the outside files on which it depends: a schedule
+    of attention, a kernel, a machine, and all files that Python loaded for them.  A call with an object whose text
+    contains an address cannot be identified by its content: its result is not stored.
     """
     files, words = _outside_files(schedule, device, call), [*map(repr, call)]
     if any(" at 0x" in word for word in words) or (
@@ -440,7 +440,7 @@ def _as_choice(trial: _Trial, declared: _Tried | None, best: _Tried, chosen: Col
     tiling = trial.tiling
     if best is declared or not best.fields:
         return TileChoice(note=f"tile=auto: the declared tile, {tries}")
-    # all, so that naming them gives this tile again
+    # all fields, so that naming them gives this tile again
     values = {n: best.fields.get(n, v) for n, v in tiling if n in chosen}
     named = {n: word_of(type(tiling), n, v) for n, v in values.items()}
     words = " ".join(f"{n}={v}" for n, v in named.items() if v is not None)
@@ -453,8 +453,9 @@ def _as_choice(trial: _Trial, declared: _Tried | None, best: _Tried, chosen: Col
 def _in_steps(trial: _Trial, axes: Mapping[str, tuple[object, ...]], usual: Mapping[str, object]) -> TileChoice:
     """Return the choice among tiles that differ from the declared one by steps along the axes of fields.
 
-    Along an axis the walk continues, in both directions, while the call gets faster or does not change: a size above a
-    tensor's has no effect.  The axes are walked until none gains `WORTH`, or until `MOST_TRIED` tiles were simulated.
+    Along an axis the walk continues in both directions while the call becomes faster or does not change: a size above a
+    tensor's has no effect.  The axes are walked until no axis gains `WORTH`, or until `MOST_TRIED` tiles were
+    simulated.
     """
     declared = trial.tried({})
     best = declared or _Tried(inf, {})
@@ -539,7 +540,7 @@ class _Trial:
         return [*ranked[:2], *[tried for tried in ranked if len(tried.fields) == 1][:1]]
 
     def better(self, best: _Tried, fields: Mapping[str, object], *, by: float = 0.0) -> _Tried:
-        """Return the time of a tile if it is less than the best time by a share of it, else the best time."""
+        """Return the time of a tile if it is below the best time by the share ``by``, else the best time."""
         tried = self.tried(fields)
         return tried if tried is not None and tried.seconds < best.seconds * (1 - by) else best
 
@@ -581,8 +582,8 @@ def judged_problem(problem: AnyProblem, most: int = PAIRS, heads: int = 0) -> An
     """Return the problem on which tiles of an attention are compared: shortened, then with fewer heads, until it is
     cheap to simulate; other problems are unchanged.
 
-    It has at most ``most`` pairs.  Heads are reduced first as long as there are more than ``heads`` KV heads (0:
-    never).
+    The returned problem has at most ``most`` pairs.  Heads are reduced first as long as there are more than ``heads``
+    KV heads (0: never).
     """
     if (p := problem.attention) is None:
         return problem

@@ -119,7 +119,7 @@ def _walks(phase: Phase) -> object:
         start = cell.row
         heads[cell.batch, cell.head][start, start + cell.rows].add(_walk(cell.runs, is_whole=is_whole))
     listed = list(heads.values())
-    if listed and all(rows == listed[0] for rows in listed):  # a call of a million tokens has 10,000 blocks a head
+    if listed and all(rows == listed[0] for rows in listed):  # a call of a million tokens has 10,000 blocks per head
         return _joined(listed[0])
     by_head = {head: _joined(rows) for head, rows in heads.items()}
     return next(iter(by_head.values())) if len(set(by_head.values())) == 1 else sorted(by_head.items())

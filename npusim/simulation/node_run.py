@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from npusim.simulation.plan import Plan
     from npusim.simulation.request import Groups
 
-US = 1e6  # microseconds a second
+US = 1e6  # microseconds per second
 #: Estimated seconds above which a sample that was not requested is omitted.
 SAMPLE_S = 25
 NO_BITS = ComputedBits(inputs="none")

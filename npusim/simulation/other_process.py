@@ -44,7 +44,8 @@ def done_apart(function: Callable[[], Value]) -> Iterator[Callable[[], Value] | 
             answer = pipe.read()
         try:
             value: Value = pickle.loads(answer)
-        except (EOFError, pickle.UnpicklingError):  # it was killed, or it raised an error, which is raised here again
+        # the process was killed, or it raised an error, which is raised here again
+        except (EOFError, pickle.UnpicklingError):
             value = function()
         return value
 

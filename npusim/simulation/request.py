@@ -582,7 +582,7 @@ class Request:
         about |= {"scale": device.scale} if device.scale else {}
         if self.problem is None:
             about["workload"] = self.title(self.load())
-        if self.problem is not None or self.tensors is None:  # otherwise the tensors' sizes are the problem
+        if self.problem is not None or self.tensors is None:  # otherwise the tensors' sizes are those of the problem
             problem = self.problem or self.attention()
             shapes: Mapping[str, Any] = {}
             if self._names_sizes() or is_recorded(self.schedule):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from npusim.config.outside import with_origin
 from npusim.errors import TilingError
@@ -59,6 +59,8 @@ if TYPE_CHECKING:
 
 #: Number of output rows of all heads above which a single run takes most of half a gigabyte.
 LONG_ROWS = 1 << 23
+
+Result = TypeVar("Result")
 
 
 def run_request(request: Request) -> RunData:
@@ -163,19 +165,36 @@ class BuiltPlan:
 
         A proof that there is none is stored in the cache folder under everything from which the program is built.
         """
-        plan, program = self.plan, self.program
 
         def proved() -> bool:
-            with with_origin(plan.schedule.origin):
-                return check(program, plan.machine.flags)
+            with with_origin(self.plan.schedule.origin):
+                return check(self.program, self.plan.machine.flags)
 
+        if not self._stored("proof", (), proved):
+            take_all_by_shape(self.program)
+
+    def latency_us(self) -> float | None:
+        """Return the microseconds of the program, once it is checked; None on a device without times.
+
+        They are stored like the proof.
+        """
+
+        def timed() -> float | None:
+            timing = self.timing()
+            return None if timing is None else timing.latency_s * 1e6
+
+        self.check()
+        return self._stored("latency", (self.plan.request.method, self.program.l2), timed)
+
+    def _stored(self, kind: str, more: tuple[object, ...], make: Callable[[], Result]) -> Result:
+        """Return the result of ``make``, which depends on the program and on ``more``, stored by `remembered`."""
+        plan, program, tiling = self.plan, self.program, self.plan.tiling
         if plan.machine.node is not None or is_launch(plan.schedule.name):  # built from more than the fields of a plan
-            proved()
-            return
-        tiling, blocks = plan.tiling, [(phase.name, len(phase.blocks), phase.dealt) for phase in program.phases]
-        call = plan.problem, plan.precision, tiling, sorted(tiling.model_fields_set), program.rings, blocks
-        if not remembered("proof", plan.schedule, plan.device, call, proved):
-            take_all_by_shape(program)
+            return make()
+        blocks = [(phase.name, len(phase.blocks), phase.dealt) for phase in program.phases]
+        call = plan.problem, plan.precision, tiling, sorted(tiling.model_fields_set), program.rings, blocks, more
+        result: Result = remembered(kind, plan.schedule, plan.device, call, make)
+        return result
 
     def timing(
         self,

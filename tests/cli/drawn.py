@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from safetensors.numpy import save_file
 from typer.main import get_group
 from typer.testing import CliRunner
@@ -37,6 +38,7 @@ from npusim.formats import ARITHMETICS
 from npusim.library import SCHEDULES
 from tests.cli.odd_files import write_odd_files
 from tests.cli.test_wrong_commands import WRONG
+from tests.declared import declare_tiles
 
 if typing.TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -438,9 +440,11 @@ def write_template(folder: Path) -> Path:
     here = Path.cwd()
     os.chdir(folder)
     try:
-        for line in _WRITING.splitlines():
-            done = CliRunner().invoke(app, line.split(), env={"CI": ""})
-            assert done.exit_code == 0, done.stderr
+        with pytest.MonkeyPatch.context() as patched:
+            declare_tiles(patched)  # what is drawn reads these files, whatever tile their runs have
+            for line in _WRITING.splitlines():
+                done = CliRunner().invoke(app, line.split(), env={"CI": ""})
+                assert done.exit_code == 0, done.stderr
     finally:
         os.chdir(here)
     for name in ("result.json", "figures.json", "pipes.csv"):

@@ -179,6 +179,8 @@ def test_docstrings_and_comments_have_few_words_of_the_old_dialect() -> None:
     for path in (ROOT / "npusim").rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         lines += len(text.splitlines())
+        if not OLD_WORDS.search(text):
+            continue
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
             is_docstring = token.type == tokenize.STRING and token.string.lstrip("rR").startswith('"""')
             if is_docstring or token.type == tokenize.COMMENT:

@@ -245,6 +245,10 @@ WRONG = (
     ("explore flash -f depth=", "field 'depth=': a value is empty"),
     ("explore flash -f depth=1,,2", "field 'depth=1,,2': a value is empty"),
     ("explore flash -f blok=1", "blok: unknown tiling field. Did you mean"),
+    (
+        "explore flash -f block_kv=128..512",
+        "field 'block_kv=128..512': '128..512' is not a range; write start:stop:step",
+    ),
     ("explore flash -f block_kv=1:2", "field 'block_kv=1:2': '1:2' is not a range; write"),
     ("explore flash -f block_kv=512:128:128", "field 'block_kv=512:128:128': '512:128:128' is an"),
     ("explore flash -f block_kv=128:512:0", "field 'block_kv=128:512:0': '128:512:0' is an"),
@@ -269,7 +273,11 @@ WRONG = (
     ("explore flash -f depth=1 --out file/a.csv", "file/a.sqlite: cannot be written: file is not a"),
     ("explore flash -f depth=1 --method x -j1", "method 'x'; allowed: auto, des, block,"),
     # -------------------- tune
-    ("tune flash", "flash: there is no @triton.autotune with configurations; use -f FIELD=VALUES"),
+    (
+        "tune flash",
+        "flash: a schedule has no list of configurations; name fields to rank: -f FIELD=VALUES (npusim run flash "
+        "--fields lists the fields)",
+    ),
     ("tune flash -f blok=1 -j1", "error: blok: unknown tiling field. Did you mean"),
     ("tune flash -f warps=4,8 -j1", "error: warps: unknown tiling field; allowed: block_q, block_kv,"),
     ("tune nope.py::k[1](x)", "nope.py: no such file"),

@@ -62,9 +62,10 @@ def test_bounds_are_never_above_the_simulation(name: str) -> None:
         assert work_bound(program, DEVICE, work // 3).cycles <= work
 
 
-def some_problem(rng: random.Random, schedule: Schedule, device: DeviceSpec) -> object:
+def some_problem(rng: random.Random, schedule: Schedule, device: DeviceSpec, largest: int) -> object:
+    """Draw a problem of up to ``largest`` rows; products have up to three times as many."""
     if schedule.problem is GemmProblem:
-        m, n, k = (rng.randrange(1, most) for most in (1200, 1200, 600))
+        m, n, k = (rng.randrange(1, most) for most in (3 * largest, 3 * largest, 3 * largest // 2))
         return GemmProblem(m=m, n=n, k=k, count=rng.choice((1, 1, 3)))
     if schedule.problem is CopyProblem:
         return CopyProblem(bytes=rng.randrange(1, 1 << 22))
@@ -75,8 +76,10 @@ def some_problem(rng: random.Random, schedule: Schedule, device: DeviceSpec) -> 
         return OperatorProblem(what=what, rows=rng.randrange(1, 300), cols=1024)
     if schedule.problem is KernelProblem:
         key, value = (rng.choice((32, 64, 128)) for _ in range(2))
-        return KernelProblem(heads=rng.choice((1, 2, 5)), tokens=rng.randrange(16, 700), key=key, value=value)
-    seq = rng.randrange(16, 400)
+        return KernelProblem(
+            heads=rng.choice((1, 2, 5)), tokens=rng.randrange(16, 7 * largest // 4), key=key, value=value
+        )
+    seq = rng.randrange(16, largest)
     return Problem(
         heads=rng.choice((1, 2, 3, 6)),
         seq_q=rng.choice((1, seq, seq)),
@@ -87,14 +90,14 @@ def some_problem(rng: random.Random, schedule: Schedule, device: DeviceSpec) -> 
     )
 
 
-def check_some_bounds(rng: random.Random, schedule: Schedule, device: DeviceSpec) -> bool:
+def check_some_bounds(rng: random.Random, schedule: Schedule, device: DeviceSpec, largest: int = 200) -> bool:
     """Hold every kind of bound of one drawn program below its exact time; return whether what was drawn fits."""
     axes = {n: v for n, v in declared(schedule.tiling).items() if n not in schedule.left(device)}
     tiling = {n: rng.choice([v for v in values if v is not None]) for n, values in axes.items() if rng.random() < 0.25}
     # Few core groups have long blocks one after another, which is where units of work show.
     changes = {"group_count": str(rng.choice((1, 2, 3, 5, 9)))} if rng.random() < 0.4 else None
     try:
-        problem: Any = some_problem(rng, schedule, device)
+        problem: Any = some_problem(rng, schedule, device, largest)
         request = Request(schedule.name, hw=device.name, problem=problem, tiling=tiling, overrides=changes)
         built = Variants(request).built(())
     except NpusimError:
@@ -146,7 +149,7 @@ def test_no_bound_of_many_programs_is_above_its_time(hw: str) -> None:
     assert device.is_timed == (hw in {other for _, other in everywhere()})
     for name in (name for name, other in everywhere() if other == hw):
         for _ in range(60):
-            check_some_bounds(rng, SCHEDULES[name, device.family], device)
+            check_some_bounds(rng, SCHEDULES[name, device.family], device, largest=400)
 
 
 @pytest.mark.exhaustive

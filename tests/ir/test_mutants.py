@@ -35,12 +35,12 @@ DEVICES = ("ascend_910b2", "ascend_950", "h200", "a10", "t4", "v100", "xeon_avx5
 #: Few: so that each runs several blocks, of several shapes.
 GROUPS = 2
 PROBLEMS: dict[type, Any] = {
-    Problem: Problem(heads=2, kv_heads=1, seq_q=70, seq_kv=100, head_dim=32, causal=True),
+    Problem: Problem(heads=2, kv_heads=1, seq_q=40, seq_kv=70, head_dim=32, causal=True),
     GemmProblem: GemmProblem(m=150, n=70, k=100),
     CopyProblem: CopyProblem(bytes=512 * 7),
     RowsProblem: RowsProblem(what="norm", rows=40, cols=64),
     OperatorProblem: OperatorProblem(what="times", rows=40, cols=64),
-    KernelProblem: KernelProblem(heads=2, tokens=150, key=32, value=48),
+    KernelProblem: KernelProblem(heads=2, tokens=100, key=32, value=48),
 }
 SMALL = {
     "block_q": 32,

@@ -70,7 +70,7 @@ def test_calls_agree_with_the_oracle(oracle: Any, layout: Layout) -> None:
 
 @pytest.mark.parametrize(("shape", "stride"), [((2, 3), 1), ((2, 3), (1, (2,)))])
 def test_a_layout_that_is_none_is_refused(shape: Any, stride: Any) -> None:
-    with pytest.raises(LayoutError, match="nested alike"):
+    with pytest.raises(LayoutError, match="must have the same nesting"):
         Layout(shape, stride)
     with pytest.raises(LayoutError, match=r"3 coordinates do not match layout \(4,8\):\(1,4\)"):
         Layout((4, 8), (1, 4))(1, 2, 3)

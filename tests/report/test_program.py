@@ -87,6 +87,7 @@ def test_flash_is_read_on_one_screen() -> None:
 
 
 @pytest.mark.usefixtures("declared_tile")
+@pytest.mark.usefixtures("declared_tile")
 def test_a_difference_names_the_rows_of_one_program_alone() -> None:
     text = printed("flash", "--seq", "1024", "-t", "depth=2", "--diff", "flash -t depth=3")
     marked = [line.split() for line in text.splitlines() if line.strip().startswith(("-", "+"))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from npusim.errors import SpecError, TensorError, TilingError
 from npusim.kernels.declare.define import machine_of
 from npusim.kernels.declare.registry import for_inputs
 from npusim.library import find_schedule, gated_delta, ssd
+from npusim.program.timing.auto import simulate
 from reports.parts.kernel import declared_tiling
 from tests.turns import in_turn
 
@@ -162,6 +164,37 @@ def test_named_warps_of_a_kernel_change_its_time() -> None:
         npusim.run("gated_delta", hw="h100", problem=PROBLEM, tiling=t, numerics=False).cycles for t in tilings
     )
     assert one != four
+
+
+#: FLA's configurations of its kernel of outputs (chunk_fwd_kernel_o, BK = BV): columns, warps, registers, bytes of
+#: shared memory, and microseconds on an H100, alone (reports/recurrences/configurations.csv, 4 x 4096 x 16 x 128).
+OUTPUTS = ((128, 8, 140, 65536, 206.1), (64, 4, 138, 73728, 147.8), (32, 2, 182, 20480, 202.5))
+
+
+def test_pieces_of_half_a_line_make_the_kernel_of_outputs_slower_and_rank_it_as_on_the_chip() -> None:
+    device, schedule = load_device("h100"), find_schedule("gated_delta", "nvidia")
+    sizes = {"batch": 4, "heads": 16, "tokens": 4096, "key": 128, "value": 128, "dtype": "bfloat16"}
+    found = []
+    for columns, warps, registers, shared, _ in OUTPUTS:
+        compiled = {"registers": registers, "shared_bytes": shared, "block_value": columns}
+        fields = {"chunk": 64, "warps": warps, "stages": 3, **compiled}
+        tiling = build_tiling(schedule.tiling, {n: str(x) for n, x in fields.items()})
+        program = schedule.program(KernelProblem.of(sizes), tiling, device, schedule.precision())
+        alone = replace(program, l2="dirty", phases=tuple(p for p in program.phases if p.name == "outputs"))
+        found.append(simulate(alone, device).core_us)
+    measured = [us for *_, us in OUTPUTS]
+    assert found[:2] == pytest.approx(measured[:2], rel=0.05)
+    assert found[2] == pytest.approx(measured[2], rel=0.25)
+    assert min(found) == found[1]
+
+
+def test_pieces_of_keys_change_no_bit() -> None:
+    whole, pieces = (
+        npusim.run("gated_delta", hw="h200", problem=PROBLEM, tiling=declared_tiling("gated_delta", "h200", **fields))
+        for fields in ({"block_value": 48}, {"block_value": 16})
+    )
+    assert np.array_equal(whole.output, pieces.output, equal_nan=True)
+    assert pieces.program.phases[-1].name == whole.program.phases[-1].name == "outputs"
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_a_fault_of_the_last_iteration_is_found(tmp_path: Path) -> None:
     [
         ("if 2 * t < tiles:\n                        pass", "tiles", "in no fixed distance of the ends"),
         ("if t == 40:\n                        break", "tiles", "Break is code that a proof does not follow in a loop"),
-        ("T.set_flag('V', 'MTE3', t)", "tiles", "an integer that grows stands where the walk needs a number"),
+        ("T.set_flag('V', 'MTE3', t)", "tiles", "a growing integer is used where npusim needs a number"),
         ("T.copy(A[0:32, :], a[t, :, :])", "tiles", "moves with an iteration"),
         ("if A[t, 0] > 0:\n                        pass", "tiles", "asks for a value that only a run knows"),
         ("", "2 * tiles", "each step of 1 adds 2 iterations to the loop, where a proof needs one"),
@@ -304,6 +304,18 @@ def test_loops_inside_may_use_one_name(tmp_path: Path) -> None:
     proof = prove(written(tmp_path, text), "kernel", {"tiles": 1}, "tiles", 1)
     assert outside in text
     assert (proof.reasons, proof.fault) == ((), None)
+
+
+def test_core_groups_may_have_other_numbers_of_tasks(tmp_path: Path) -> None:
+    body = RING.replace("T.Kernel(1,", "T.Kernel(2,").replace("{count}", "tiles")
+    at, end = body.index("                for t in"), body.index('                T.wait_flag("V", "MTE2", 0)')
+    loop = "".join(f"    {line}\n" for line in body[at:end].splitlines())
+    tasks = f"                for task in T.serial(T.ceildiv(3 - cid, 2)):\n{loop}"
+    path = written(tmp_path, program(body[:at] + tasks + body[end:], ONE_CORE, {"ready": WAIT}))
+    proof = prove(path, "kernel", {"tiles": 1}, "tiles", 1)
+    assert (proof.reasons, proof.fault, proof.groups) == ((), None, (0, 1))
+    faulty = written(tmp_path, program(body[:at] + tasks + body[end:], ONE_CORE, {}), "faulty.py")
+    assert prove(faulty, "kernel", {"tiles": 1}, "tiles", 1).fault is not None
 
 
 def test_a_quotient_of_the_length_grows_with_the_step(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ import npusim
 from npusim.cli.app import app
 from npusim.errors import NpusimError
 from npusim.kernels.tilelang.ascend_recording import program_call
+from npusim.program.numerics.executor import execute
+from npusim.program.numerics.input_tensors import kernel_source
 from npusim.simulation.request import Request
 from npusim.simulation.written_program import written_program
 from npusim.studies.flags import check_every_length, check_program
@@ -39,13 +41,18 @@ def text_of(folder: Path, every: str = "", **sizes: Any) -> Path:
     return written(folder, written_program(request(**sizes), every=every), "emitted.py")
 
 
-def read_back(path: Path, arguments: dict[str, object], *tensors: Any) -> Any:
-    """Return the output of a text that npusim reads and runs."""
-    given = {**dict(zip("qkv", tensors, strict=True)), "o": np.zeros_like(tensors[0])}
-    (call,) = program_call(path, "flash", arguments)
+def of_call(path: Path, name: str, arguments: dict[str, object], given: dict[str, Any]) -> dict[str, Any]:
+    """Return what a text stores that npusim reads and runs."""
+    (call,) = program_call(path, name, arguments)
     call = replace(call, arguments={n: replace(x, data=given[n]) for n, x in call.tensors.items()})
     run: Any = npusim.run  # it takes a call too
-    return stored(run(call, hw="ascend_910b2", rows="all"), given)["o"]
+    return stored(run(call, hw="ascend_910b2", rows="all"), given)
+
+
+def read_back(path: Path, arguments: dict[str, object], *tensors: Any) -> Any:
+    """Return the output of attention as a text that npusim reads and runs."""
+    given = {**dict(zip("qkv", tensors, strict=True)), "o": np.zeros_like(tensors[0])}
+    return of_call(path, "flash", arguments, given)["o"]
 
 
 def packaged(tiling: dict[str, Any], *tensors: Any) -> Any:
@@ -77,6 +84,31 @@ def test_a_text_has_the_bits_of_its_program_and_no_fault(
     assert not check_program(path, "flash").faults
     tensors = [drawn(1, heads, seq, dim, seed=i) for i in range(3)]
     assert np.array_equal(read_back(path, {}, *tensors), packaged(TILE | tiling, *tensors))
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(256, 256, 256), (128, 640, 64), (512, 256, 192)])
+def test_a_product_as_a_text_has_the_bits_of_its_program(m: int, n: int, k: int, tmp_path: Path) -> None:
+    tiling = {"block_m": 64, "block_n": 128, "block_k": 64, "load_k": 64}
+    how: Any = {"problem": {"m": m, "n": n, "k": k}, "tiling": tiling, "hw": "ascend_910b2"}
+    path = written(tmp_path, written_program(Request(schedule="gemm", **how)), "emitted.py")
+    assert not check_program(path, "gemm").faults
+    a, b = drawn(m, k), drawn(k, n, seed=1)
+    given = {"a": a[None, None], "b": b[None, None], "c": np.zeros((1, 1, m, n), np.float16)}
+    made = of_call(path, "gemm", {}, given)["c"]
+    program = npusim.run("gemm", **how).program
+    assert program is not None
+    tensors = list(program.tensors.values())
+    done = execute(program, kernel_source([t for t in tensors if t.role == "input"], 0, {"a": a, "b": b}))
+    (c,) = [t for t in tensors if t.role == "output"]
+    assert np.array_equal(made[0, 0], done.tensors.head(c, 0, 0))
+
+
+@pytest.mark.parametrize(("k", "load"), [(128, 64), (512, 128)])
+def test_a_sum_without_a_loop_is_refused(k: int, load: int) -> None:
+    how: Any = {"problem": {"m": 256, "n": 128, "k": k}, "hw": "ascend_910b2"}
+    tiling = {"block_m": 64, "block_n": 128, "block_k": 64, "load_k": load}
+    with pytest.raises(NpusimError, match=r"gemm\.mmad on aic\.CUBE: a sum of several pieces without a loop"):
+        written_program(Request(schedule="gemm", tiling=tiling, **how))
 
 
 SMALL: dict[str, Any] = {"seq_q": 128, "seq_kv": 256, "q_heads": 2, "kv_heads": 2, "head_dim": 64}
@@ -116,6 +148,8 @@ def test_a_text_for_every_length_is_proved_and_has_the_bits_at_other_lengths(dep
         ({"tiling": {"block_q": 128, "pipeline": "block"}}, "", "name vector_rows="),
         ({"schedule": "pasa"}, "", "pasa: several launches"),
         ({"hw": "h200", "tiling": {}}, "", "--as tilelang: h200 is no Ascend device"),
+        ({"precision": "fa2_fp32,exp_variant=exp.libdevice"}, "", "rows of P on aiv0.VECTOR: exp with exp.libdevice"),
+        ({"arithmetic": "hopper.wgmma.k16.f16.f32"}, "", "S.mmad on aic.CUBE: matmul with hopper.wgmma.k16.f16.f32"),
         ({}, "seq_kv", "--every seq_kv: write NAME=STEP"),
         ({}, "heads=1", "NAME is seq, seq_q, seq_kv, batch"),
         ({}, "seq=64", "the problem has no seq"),
@@ -148,3 +182,26 @@ def test_the_command_prints_a_program_that_the_check_passes(tmp_path: Path) -> N
         refused = CliRunner().invoke(app, ["program", "flash", *sizes, *tile, *words])
         assert refused.exit_code == 2
         assert message in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (r"(p_slots\[.*?) % 3", r"\1 % 2"),  # a slot is filled again before it is read
+        (
+            r"row_expand_mul\(o_ub, o_ub, alpha_ub\[.*?\]\)",
+            r"row_expand_mul(o_ub, o_ub, m_ub)",
+        ),  # a later tile's maximum
+        (r"T\.tile\.add\(l_ub, l_ub, l_tile_ub\)", r"T.tile.add(l_ub, l_ub, l_tile_ub); T.copy(pv_ub, o_ub)"),
+    ],
+)
+def test_a_pipeline_whose_parts_share_more_than_slots_is_not_read_as_one_loop(
+    old: str, new: str, tmp_path: Path
+) -> None:
+    text = written_program(request(**SMALL | {"seq_kv": 384}, tiling=TILE | {"depth": 2}))
+    changed, count = re.subn(old, new, text)
+    assert count >= 2
+    (call,) = program_call(written(tmp_path, text), "flash", {})
+    assert not call.configurations[0].refused
+    (call,) = program_call(written(tmp_path, changed.replace("; ", "\n" + " " * 20), "changed.py"), "flash", {})
+    assert "changed.py:" in call.configurations[0].refused

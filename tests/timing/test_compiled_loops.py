@@ -27,6 +27,7 @@ PLAIN = LoopCore(
     shuffle=24.0,
     function=17.0,
     elements=2.0,
+    warp_product=6.0,
     product=14.0,
     drain=57.0,
     copy=13.0,
@@ -134,11 +135,63 @@ def test_what_the_engine_waits_for_is_left_out_of_one_stage() -> None:
     assert loop_work(body, PLAIN, 4).held < work.held
 
 
-def test_places_that_follow_one_another_are_read_from_l2_once_a_line() -> None:
-    """A loop without copies loads the places of its rows one after the other: the first of each line comes from L2."""
-    place = [word("LDG", 1, 4, result=2), word("SHF", 5, waits=1 << 2)]
-    rows = [word("LDG", 1, 16, result=3), word("STS", 4, 16, waits=1 << 3)]
-    body = " ".join([*place * 8, *rows, PRODUCT, WAIT])
-    each, listed = (loop_work(body, PLAIN, 1, size).before for size in (0, 64 * 4))
-    assert each - listed == pytest.approx(6 * (PLAIN.far - PLAIN.hit), abs=30)  # of 8 loads two have a line's first
-    assert loop_work(body, PLAIN, 1, 8 * 128).before == each  # each in a line of its own
+#: A product of one warp of 16 rows, 8 columns and 32 bytes along the sum.
+OF_WARP = word("HMMA", 1, 32)
+
+
+def test_products_of_warps_share_tensor_cores_and_take_their_pauses() -> None:
+    control, of_warp = 1 | NONE << 5 | NONE << 8, "HMMA.{}.F32 R24, R28, R20, RZ"
+    loop = line(0x00, of_warp.format("16816"), control) + line(0x10, "NOP", 9 | control & ~15)
+    (body,) = loops_of(loop + line(0x20, "@P0 BRA 0x0", control))
+    assert [(x.name, x.stall, x.details) for x in map(_decoded, body.split())] == [
+        ("HMMA", 1, (32,)),
+        ("NOP", 9, ()),
+        ("BRA", 1, ()),
+    ]
+    assert loops_of(line(0x00, of_warp.format("1684"), control) + line(0x10, "@P0 BRA 0x0", control)) == []
+    assert cycles([OF_WARP] * 8) == pytest.approx(8 * PLAIN.warp_product)
+    assert cycles([word("HMMA", 1, 16)] * 8) == pytest.approx(4 * PLAIN.warp_product)
+    pauses = [OF_WARP, word("NOP", 15), word("NOP", 9)]
+    assert cycles(pauses * 4) == pytest.approx(4 * 25)
+    # Two blocks fill the pauses of one another.
+    assert cycles(pauses * 4, blocks=2) == pytest.approx(4 * 25, rel=0.1)
+    assert loop_work(" ".join([OF_WARP] * 8), PLAIN, 1).product == 8 * PLAIN.warp_product
+
+
+def test_blocks_of_fewer_warps_than_sub_cores_lie_beside_one_another() -> None:
+    body, narrow = " ".join([OF_WARP] * 64), PLAIN._replace(warps=2)
+    assert loop_work(body, narrow, 4).held == pytest.approx(loop_work(body, PLAIN, 2).held / 2)
+
+
+def test_places_are_read_from_memory_by_64_bytes_and_from_l2_by_32() -> None:
+    """What a load of places finds in L1 is what earlier loads of the same registers have read, up to their end."""
+    control, at = 1 | NONE << 5 | NONE << 8, iter(range(0, 1 << 12, 16))
+    load = "LDG.E.64 R22, desc[UR8][{}]"
+    places = ["R20.64", "R20.64+0x20", "R20.64+0x40", "R20.64", "R40.64+0x40"]
+    text = "".join(line(next(at), load.format(place), control) for place in places)
+    text += line(next(at), "IMAD.WIDE R20, R22, 0x8, R2", control)
+    text += "".join(line(next(at), load.format(place), control) for place in places[:1])
+    text += line(next(at), "LDG.E.128 R24, desc[UR8][R20.64]", control)
+    text += line(next(at), "HMMA.16816.F32 R24, R28, R20, RZ", control) + line(next(at), "@P0 BRA 0x0", control)
+    (body,) = loops_of(text)
+    loads = [x.details for x in map(_decoded, body.split()) if x.name == "LDG"]
+    assert loads == [(8, 0), (8, 2), (8, 1), (8, 3), (8, 0), (8, 0), (16,)]
+
+
+def test_a_loop_waits_for_places_one_after_the_other_where_its_code_does() -> None:
+    """A chunk of a tile of K: its place, and a copy from there. V's copies find the places in L1."""
+
+    def chunk(found: int) -> list[str]:
+        return [word("LDG", 1, 8, found, result=2), word("LEA", 5, waits=1 << 2), word("LDGSTS", 1, 16)]
+
+    body = [*[word("FMUL", 1)] * 200, OF_WARP, *chunk(0), *chunk(1) * 3, *chunk(3) * 4, word("LDGDEPBAR", 1)]
+    work, other = (loop_work(" ".join(body), PLAIN, 1, is_placed=is_placed) for is_placed in (True, False))
+    assert (work.lookups, other.lookups) == (4, 0)
+    # Where L1 has them from earlier blocks, the first load of a line waits.
+    assert loop_work(" ".join(body), PLAIN, 1, is_placed=True, is_known=True).lookups == 1
+    assert other.before == pytest.approx(work.before + 4 * PLAIN.far)  # of numbers that rows compute with
+    # Copies begin when the last place is there; how long places take the engine knows.
+    assert work.after < 30
+    assert work.before == pytest.approx(200 + 4 * PLAIN.hit + 8 * (PLAIN.copy + 8), abs=60)
+    together = [word("LDG", 1, 8, 0, result=2)] * 4 + [word("LEA", 5, waits=1 << 2), *[word("LDGSTS", 1, 16)] * 4]
+    assert loop_work(" ".join([OF_WARP, *together]), PLAIN, 1, is_placed=True).lookups == 1

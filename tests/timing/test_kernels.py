@@ -283,7 +283,8 @@ def test_a_share_is_a_core_s_and_what_it_keeps_is_loaded_once() -> None:
 @pytest.mark.parametrize(("k", "measured_us"), [(1024, 8.45), (768, 6.49), (512, 4.416)])
 def test_short_rows_that_begin_inside_a_block_cost_the_loads_of_a_core(k: int, measured_us: float) -> None:
     """Products of CANN's tuning bank, on one core: 16 columns are stored, the true number is at most 15."""
-    tiling = {"block_k": 128 if k != 768 else 96, "load_a": 128 if k != 768 else 96, "full_load": "b"}
+    piece = 96 if k == 768 else 128  # the records' own
+    tiling: dict[str, Any] = {"block_k": piece, "load_a": piece, "full_load": "b"}
     slots = {"block_m": 16, "block_n": 16, "slots_l1a": 1, "slots_l0a": 1}
 
     def core_us(columns: int) -> float:

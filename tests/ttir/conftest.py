@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+@pytest.fixture(scope="module", autouse=True)
+def bits_that_are_held(own_bits_alone: None) -> None:
+    """No test of Triton kernels holds the bits of alternatives to assumed arithmetic."""
+
+
 @pytest.fixture(scope="module")
 def without_warp_code() -> Iterator[None]:
     """Results of Triton's compiler lack the instructions of a warp, for tests that hold no GPU's time of a kernel.

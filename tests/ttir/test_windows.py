@@ -90,3 +90,14 @@ def test_columns_that_no_program_stores(hw: str) -> None:
     check("first_columns", (3,), {**words, "HOW": "row"}, {"Y": x[:, :7].astype(np.float64) * w[:7]}, hw)
     with pytest.raises(ProgramError, match=r"a sum or maximum runs over more values than the program stores"):
         check("first_columns", (3,), {**words, "HOW": "maximum"}, {}, hw)
+
+
+@pytest.mark.parametrize(("other", "hw"), [(0.0, "h200"), (1.0, "ascend_910b2")])
+def test_rows_behind_a_sequence_are_the_number_of_the_load(other: float, hw: str) -> None:
+    x = normal(1, 2, 50, 16).astype(np.float16)
+    wide = np.pad(x.astype(np.float64), ((0, 0), (0, 14), (0, 0)), constant_values=other).reshape(2, 4, 16, 16)
+    words = {"X": x, "Y": np.zeros((2, 4, 16, 16), np.float32), "n": 50, "OTHER": other, "D": 16, "C": 16}
+    wanted = {"Y": np.einsum("bcid,bcjd->bcij", wide, wide)}
+    check("chunk_pairs", (4, 2), {**words, "LESS": 0}, wanted, hw)
+    with pytest.raises(ProgramError, match=r"must load all rows that it stores"):  # it hides rows of the sequence too
+        check("chunk_pairs", (4, 2), {**words, "LESS": 3}, {}, hw)

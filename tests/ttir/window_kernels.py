@@ -78,3 +78,15 @@ def first_columns(X, W, Y, m, n, HOW: tl.constexpr, B: tl.constexpr):
     x = tl.load(X + (tl.program_id(0) * B + i)[:, None] * n + i[None, :])
     x = x * tl.load(W + i)[None, :] if HOW == "row" else x - tl.max(x, 1)[:, None]
     tl.store(Y + (tl.program_id(0) * B + i)[:, None] * m + i[None, :], x, i[None, :] < m)
+
+
+@triton.jit
+def chunk_pairs(X, Y, n, OTHER: tl.constexpr, LESS: tl.constexpr, D: tl.constexpr, C: tl.constexpr):
+    """Products of all pairs of rows of each chunk; rows behind the sequence are a number."""
+    i, d = tl.arange(0, C), tl.arange(0, D)
+    left = tl.minimum(C, n - tl.program_id(0) * C) - LESS
+    at = X + (tl.program_id(1) * n + tl.program_id(0) * C) * D
+    x = tl.load(at + i[:, None] * D + d[None, :], i[:, None] < left, other=OTHER)
+    y = tl.load(at + i[None, :] * D + d[:, None], i[None, :] < left, other=OTHER)
+    chunk = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    tl.store(Y + chunk * C * C + i[:, None] * C + i[None, :], tl.dot(x, y))

@@ -39,7 +39,7 @@ class Layout:
 
     def __post_init__(self) -> None:
         if not _is_congruent(self.shape, self.stride):
-            raise LayoutError(f"layout {self}: shape and stride must be nested alike")
+            raise LayoutError(f"layout {self}: shape and stride must have the same nesting")
 
     def __call__(self, *coordinate: int) -> int:
         """Return the index at a coordinate for each mode, or at a position in the order of the shape; the last extent

@@ -21,7 +21,7 @@ from npusim.late_methods import dataclass
 if TYPE_CHECKING:
     from npusim.formats.layout.fragment import Fragment
 
-#: (lane, value): where a value is held before the exchange.
+#: (lane, value): where a value is before the exchange.
 Source = tuple[int, int]
 
 
@@ -35,7 +35,7 @@ class ChainCost:
     shuffles: int  #: SHFL.BFLY of one 32-bit register
     selects: int  #: one for each source of a register beyond the first, if lanes have different sources
     permutes: int  #: permutations of bytes: one for each register that is mixed from halves of two registers
-    conversions: int  #: values a lane converts to the operand's format; 0 where accumulators already have it
+    conversions: int  #: values that a lane converts to the operand's format; 0 if accumulators already have it
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Chain:
 
     @property
     def moved(self) -> int:
-        """Largest number of values that a lane gets from others."""
+        """Largest number of values that a lane gets from other lanes."""
         return max(sum(s != lane for s, _ in self.sources[lane]) for lane in range(WARP_LANES))
 
     @cached_property

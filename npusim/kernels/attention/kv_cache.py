@@ -35,7 +35,7 @@ def dequantised(x: Value, scale: Value, fmt: str) -> Value:
     return (x.to("float16").to(scale.fmt) * scale).to(fmt)
 
 
-#: The same with a scale for each column.
+#: Dequantisation with a scale for each column.
 dequantised_columns = dequantised.wrapped(dequantised.function, (), {"scale": f"{ONE} col"})
 
 
@@ -71,7 +71,7 @@ def reading_cache(kernel: Kernel, operands: Mapping[str, GlobalTensor]) -> Kerne
     return _reading_cache(kernel, tuple(scales.items()), operands["q"].fmt) if scales else kernel
 
 
-@lru_cache(maxsize=64)  # a number of kernels, because tables are stored by kernel
+@lru_cache(maxsize=64)  # one entry per kernel, because tables are stored by kernel
 def _reading_cache(kernel: Kernel, scales: tuple[tuple[str, bool], ...], fmt: str) -> Kernel:
     """Return the kernel for scales by name, and whether each channel has one."""
 

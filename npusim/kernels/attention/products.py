@@ -32,7 +32,7 @@ def product_by_tiles(a: Value, b: Value, fmt: str) -> Value:
     return total.to(fmt)
 
 
-#: By whether B is stored transposed.
+#: Forms of the product kernel: B stored as it is, and B stored transposed.
 WHOLE, BY_TILES = (
     tuple(kernel(results="c", a="m k", b=axes)(function) for axes in ("k n", "n k"))
     for function in (product, product_by_tiles)
@@ -50,7 +50,7 @@ def add_parts(parts: Value, fmt: str) -> Value:
 
 @kernel(results="y", x="row col")
 def copied(x: Value) -> Value:
-    """X as it is."""
+    """The tile unchanged."""
     return x
 
 

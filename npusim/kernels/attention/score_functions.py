@@ -121,7 +121,7 @@ def with_score(kernel: Kernel, score: Callable[..., Any], operands: Iterable[str
     return kernel.wrapped(function, (*names, "score_factor"), dict.fromkeys(names, "row key"))
 
 
-#: Once for each kernel and hook, because tables are stored by kernel.
+#: One kernel for each kernel and hook, because tables are stored by kernel.
 _with_problem = lru_cache(maxsize=64)(with_score)
 
 

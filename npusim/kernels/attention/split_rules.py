@@ -53,7 +53,7 @@ class SplitCall:
     alibi: bool = False
 
     def shortened(self, rows: int) -> SplitCall:
-        """Return the call with the keys that a kernel counts if it visits only a window: this number, plus ``rows``."""
+        """Return the call with the keys that a kernel of a window counts: at most the window and ``rows`` keys."""
         if not self.window:
             return self
         return replace(self, keys=tuple(min(n, self.window + rows) for n in self.keys))
@@ -109,14 +109,14 @@ def num_splits_heuristic(blocks: int, places: int, tiles: int, *, skips_equal: b
     # csrc/flash_attn/flash_api.cpp, num_splits_heuristic
     if blocks >= 0.8 * places:
         return 1
-    # at most 128, as there
+    # at most 128, as in that function
     most, counts = min(128, places, tiles), list[int]()
     for s in range(1, most + 1):
         if not skips_equal or s == 1 or ceil_div(tiles, s) != ceil_div(tiles, s - 1):
             counts.append(s)
     waves = np.array([blocks * s for s in counts], np.float32) / np.float32(places)
     efficiency = waves / np.ceil(waves)
-    # 85 % of the best, in double precision, as there
+    # 85 % of the best, in double precision, as in that function
     return counts[int(np.argmax(efficiency.astype(np.float64) >= 0.85 * float(efficiency.max())))]
 
 
@@ -132,7 +132,7 @@ def fa2(call: SplitCall) -> Parts:
         return tuple((n,) for n in call.tiles)
     heads, rows = (call.kv_heads, call.rows) if swaps else (call.heads, call.queries)
     longest = max(call.tiles)
-    # blocks of 64 rows, as there
+    # blocks of 64 rows, as in that function
     blocks = len(call.keys) * heads * ceil_div(rows, 64)
     each = ceil_div(longest, num_splits_heuristic(blocks, 2 * call.cores, longest, skips_equal=True))
     return tuple(sized(n, each) for n in call.tiles)
@@ -146,7 +146,7 @@ def _fa3_count(call: SplitCall, sequences: int) -> int:
     # as there
     if blocks >= 0.8 * call.cores and call.kv_bytes > l2 and row_blocks >= 2 * call.cores and not call.is_causal:
         return min(ceil_div(call.kv_bytes, l2), 128)  # as there
-    # four tiles or fewer are not split, as there
+    # four tiles or fewer are not split, as in that function
     return 1 if longest <= 4 else num_splits_heuristic(blocks, call.cores, longest, skips_equal=False)
 
 
@@ -160,7 +160,7 @@ def fa3_varlen(call: SplitCall) -> Parts:
     work = ceil_div(call.rows, call.block_q) * sum(call.tiles) * call.kv_heads
     # hopper/flash_prepare_scheduler.cu: a tenth more
     each, most = ceil_div(11 * work, 10 * call.cores), _fa3_count(call, 1)
-    few = len(call.keys) <= 992  # as in FlashAttention-3: so many sequences fit into a block of threads
+    few = len(call.keys) <= 992  # as in FlashAttention-3: this number of sequences fits into a block of threads
     counts = [max(1, min(ceil_div(n, each), most)) if few else 1 for n in call.tiles]
     return _counted(call.shortened(call.block_q).tiles, counts)
 

@@ -196,7 +196,7 @@ class SeenMask(ByIndices):
 
     seen: tuple[Seen, ...]
     is_loaded: bool = True
-    shows_key_0 = False  #: whether every query sees key 0: not looked at
+    shows_key_0 = False  #: whether every query sees key 0: not examined
 
     def part(self, batch: int, head: int, rows: slice, cols: slice) -> npt.NDArray[np.int8]:
         """Return a part of the matrix, int8."""
@@ -220,7 +220,7 @@ class Repeated:
 
     mask: Mask
     each: int
-    shows_key_0 = False  #: whether every query sees key 0: not looked at
+    shows_key_0 = False  #: whether every query sees key 0: not examined
 
     def tensor(self) -> GlobalTensor:
         """Return the repeated mask's tensor."""

@@ -121,8 +121,8 @@ def may_pack(problem: Problem, height: int) -> bool:
 
 # The rates of machines are fitted to npusim's cycles, not to devices: one query of qwen2_7b, llama2_70b and pangu_38b
 # on 512 to 32k keys, tiles of 32 to 1024 keys, heads of 64 and 128.  The errors of calls are 3 to 7 % (root mean
-# square; one call of the V100 has 42 %), which is enough to order splits. Time of two resident blocks relative to that
-# of one (H200, 160 and 256 blocks on 132 multiprocessors).
+# square; one call of the V100 has 42 %), which is enough to order splits.
+#: Time of two resident blocks relative to that of one (H200, 160 and 256 blocks on 132 multiprocessors).
 PAIR = 1.5
 
 

@@ -339,7 +339,7 @@ def attention(
         ``by_rule(problem, tiling, p, machine)`` returns the phases if a kernel splits keys by its own rule.
     """
     _check_names(called, kernel, operands, fields)
-    if tiling is None or fields is not None:  # the machine's, and the kernel's
+    if tiling is None or fields is not None:  # the fields of the machine and of the kernel
         more = {"kind": "attention"} | more
         tiling = None if fields is None else declared_as(fields, "model")
     hooked = None if score is None else with_score(kernel, score, operands)

@@ -272,7 +272,7 @@ def _before(p: ModelProblem) -> tuple[NodeKernel, ...]:
     that torch.compile has compiled, a kernel copies V, and the rotation of K also stores it,
     measurements/h200_layer.csv).
     """
-    # The rotated key of a latent is the same for all heads.
+    # All heads have the same rotated key of a latent.
     heads, size = (p.heads + p.kv_heads, p.head_dim) if p.latent is None else (p.heads + 1, p.latent.rope_head_dim)
     turned = RowsProblem(what="rotary", heads=heads, rows=p.rows, cols=size // 2, dtype=p.dtype)
     named = [x for x in p.projections() if x[0] != "kv" or not p.is_absorbed]
@@ -374,7 +374,7 @@ def _eager(p: ModelProblem, kernel: NodeKernel) -> Iterator[NodeKernel]:
     if kernel.role != "rows":
         yield kernel
     elif kernel.name == "cache":
-        yield from [operator("store", p.kv_heads * p.rows, p.head_dim)] * 2  # for K and for V
+        yield from [operator("store", p.kv_heads * p.rows, p.head_dim)] * 2  # one operator for K and one for V
     elif kernel.name == "rotary":  # x cos + rotated(x) sin, for Q and for K; x of one token is contiguous
         half, whole = p.head_dim // 2, p.head_dim
         listed = ("scale", whole), ("negate", half), ("join", whole), ("scale", whole)
@@ -387,7 +387,7 @@ def _eager(p: ModelProblem, kernel: NodeKernel) -> Iterator[NodeKernel]:
         if kernel.name == "norm":
             yield operator("add", rows, cols, "residual")
             yield from [operator(what, rows, cols) for what in ("widen", "square", "mean")]
-            yield from [operator("column", rows, 1)] * 2  # plus epsilon, and the reciprocal root
+            yield from [operator("column", rows, 1)] * 2  # the addition of epsilon, and the reciprocal root
             yield from [operator(what, rows, cols) for what in ("rescale", "narrow", "scale")]
         else:
             yield from [operator(what, rows, cols) for what in (("silu", "times") if p.gated else ("gelu",))]

@@ -231,7 +231,7 @@ def _accesses(phase: Phase, loop: TileLoop, bits: Mapping[str, int], *, is_taken
             same = srcs[0] in bits and phase.names[srcs[0]].fmt == written.fmt
             shares = dst | (bits[srcs[0]] if same and r.opcode in (Opcode.CAST, Opcode.COPY) else 0)
             reads = named((*srcs, r.dst) if r.attributes.accumulate else srcs)
-            if stage.is_product:  # its sources are alive while it writes
+            if stage.is_product:  # the sources are alive while the product writes
                 accesses.append(_Access(r.dst, 0, reads, shares))
             ends = 0 if r.attributes.accumulate or written.start is not None else dst
             accesses.append(_Access(r.dst, ends, reads, shares))

@@ -217,7 +217,7 @@ class Value:
     kind: Kind = "row"
     name: str = ""
     start: float | None = None
-    variable: str = ""  #: for a walked operand, in the loop
+    variable: str = ""  #: the loop variable, for a walked operand
     chosen_role: str = ""
     event: Event | None = None
     state: Value | None = None
@@ -827,8 +827,8 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """A state's variable across a loop: its value at the beginning and end of a tile, after which event, and where it
-    is bound.
+    """A state's variable across a loop: its value at the beginning and end of a tile, the event after which the latter
+    is bound, and the place of the binding.
     """
 
     old: Value
@@ -852,7 +852,7 @@ class Trace:
     loop: int | None = None
     loop_frame: FrameType | None = None
     exponent_factor: float = 1.0
-    left_line: int = 0  #: if a loop ended early
+    left_line: int = 0  #: line at which a loop ended early, if one did
     walks: tuple[str, ...] = ()  #: axes along which one loop advances together
 
     def __post_init__(self) -> None:

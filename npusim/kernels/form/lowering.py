@@ -493,7 +493,7 @@ class _Lowering:
             if not last or O.MATMUL in (e.opcode, last[0].opcode) or is_apart:
                 groups.append([e])
             elif e.loop is not None and _column(e) and next(filter(None, map(_column, last)), _column(e)) != _column(e):
-                moved = [e]  # with the earlier vectors that only it reads
+                moved = [e]  # with the earlier vectors that only this operation reads
                 while (
                     last
                     and len(last[-1].dst.axes) == 1
@@ -604,7 +604,7 @@ class _Lowering:
         values = self._values()
         for v, n in zip(self.results, self.kernel.results, strict=True):
             one: Value | None = v
-            while one is not None and one.event is not None:  # and the tile that it masks in its storage
+            while one is not None and one.event is not None:  # and the tile that the mask cuts, in that tile's storage
                 self.name_of[one] = n
                 one = _masked(one.event)
         for v in values:
@@ -621,7 +621,7 @@ class _Lowering:
             tile = _masked(e)
             if e.dst.onto is not None:
                 self.name_of[e.dst] = self.name_of[e.dst.onto]
-            elif tile is not None:  # only some tiles have the operation: it is done in its storage
+            elif tile is not None:  # only some tiles have the operation, which works in the tile's storage
                 if late := next((f for f in _readers(tile, self.events) if self.at[f] > self.at[e]), None):
                     does = "added a product to it" if e.opcode is O.MATMUL else "masked it"
                     made = "the sum" if e.opcode is O.MATMUL else "the result of where(...)"
@@ -740,7 +740,7 @@ def _gather(events: list[Event], carried: list[Carried]) -> None:
                 if near.intersection(e.read):
                     moved.append(e)
                     near |= {e.dst} if len(e.dst.axes) > 1 else set()
-        for e in reversed(later):  # with its operands
+        for e in reversed(later):  # the operation with its operands
             if e not in moved and any(e.dst in m.read for m in moved):
                 moved.append(e)
         # a tile is not stored across a product
@@ -776,7 +776,7 @@ def _sink(events: list[Event], c: Carried) -> None:
         for e in events[:at]:
             if e not in moved and {m.dst for m in moved}.intersection(e.read):
                 moved.append(e)
-        for e in reversed(events[:at]):  # with the tiles that only they read
+        for e in reversed(events[:at]):  # with the tiles that only these operations read
             if e.loop == c.loop and e.opcode is not O.MATMUL and len(e.dst.axes) > 1 and e not in moved:
                 readers = [f for f in events if e.dst in f.read]
                 if any(f in moved for f in readers) and all(f in moved or events.index(f) > at for f in readers):

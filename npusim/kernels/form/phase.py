@@ -368,6 +368,9 @@ class Phase:
         code.
     slice_elements
         Elements of the widest tile that a vector unit processes at a time; 0: the machine's default.
+    pieces
+        Elements of an axis that the kernel copies at a time, on a GPU, of the operands of products that have this axis;
+        the whole axis, if it is not named. Operands that only rows read are loaded after these pieces.
     is_named
         Whether the names of the phase's rings begin with its name, because another phase has the program's main loop.
     operator
@@ -404,6 +407,7 @@ class Phase:
     arithmetic_by_format: Mapping[str, str] = field(default_factory=dict)
     compiled: str = ""
     slice_elements: int = 0
+    pieces: Mapping[str, int] = field(default_factory=dict)
     is_named: bool = False
     operator: tuple[str, float] | None = None
     finite_starts: bool = False

@@ -305,12 +305,14 @@ class AscendReader:
         return TracedBuffer(tile, word.removeprefix("alloc_"), self.refuse)
 
     def add(self, *statements: Statement) -> None:
-        """Add statements after those read so far."""
+        """Add statements after the statements that were read so far."""
         self._statements += statements
 
     @contextmanager
     def inside(self, own: Mapping[str, object] = {}) -> Iterator[list[Statement]]:
-        """Read the statements of a loop with its ``own`` numbers, or of a branch; the names in them end with it."""
+        """Read the statements of a loop, which has its ``own`` numbers, or of a branch; names that are bound in them
+        end with the loop or branch.
+        """
         before, outer, line = self.names, self._statements, self.line
         self.names = {**before, **own}
         self._statements = made = list[Statement]()
@@ -579,7 +581,7 @@ class AscendReader:
             self.body(node.body)
 
     def nest(self, variables: list[str], over: TracedLoop, made: list[Statement]) -> ParallelNest:
-        """Return parallel loops with their statements, and the conditions around each as the statement's own."""
+        """Return parallel loops with their statements; the conditions around a statement become the statement's own."""
         axes = tuple(zip(variables, self.sizes(over.bounds), strict=True))
         found = list[Elementwise | BoundValue]()
 
@@ -608,7 +610,9 @@ class AscendReader:
 
 
 def product_that_clears(s: Conditional) -> MatrixProduct | None:
-    """Return an if between two products that differ only in whether they clear as one product; None for another if."""
+    """Return an if between two products that differ only in whether they clear as one product; None for any
+    other if.
+    """
     if len(s.then) != 1 or len(s.otherwise) != 1:
         return None
     one, other = s.then[0], s.otherwise[0]
@@ -622,7 +626,9 @@ def product_that_clears(s: Conditional) -> MatrixProduct | None:
 
 
 def chosen_element(s: Conditional) -> Elementwise | None:
-    """Return an if that assigns one element in both branches as one assignment with a choice; None for another if."""
+    """Return an if that assigns one element in both branches as one assignment that chooses a value; None for any other
+    if.
+    """
     ways = [b[0].body for b in (s.then, s.otherwise) if len(b) == 1 and isinstance(b[0], ParallelNest)]
     one, other = (w[0] if len(w) == 1 else None for w in ways) if len(ways) == 2 else (None, None)
     if not isinstance(one, Elementwise) or not isinstance(other, Elementwise):
@@ -716,7 +722,7 @@ def running_sum(loop: SerialLoop, before: Sequence[Statement]) -> TileReduction 
 
 
 def only_element(s: Statement) -> Elementwise | None:
-    """Return the assignment to one element that a statement consists of; None for another statement."""
+    """Return the assignment to one element of which a statement consists; None for other statements."""
     x = only_assignment(s)
     return x if x is not None and not x.axes else None
 

@@ -496,7 +496,7 @@ class TileWords:
         self._made(target, source, lambda x: Applied("max", (x, _ZERO)))
 
     def leaky_relu(self, target: object, source: object, slope: object) -> None:
-        """X, times a number where it is negative."""
+        """Each element, multiplied by a number if the element is negative."""
         by = self._words.number(slope)
         self._made(target, source, lambda x: Applied("select", (Applied("ge", (x, _ZERO)), x, Applied("*", (x, by)))))
 

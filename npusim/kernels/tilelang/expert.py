@@ -26,7 +26,7 @@ from npusim.kernels.tilelang.tiles import Box, Buffer, OpenCondition, Scalar, wi
 CORES = ("C", "V0", "V1")
 PIPES = ("S", "V", "M", "MTE1", "MTE2", "MTE3", "FIX")
 Kind = Literal["access", "set", "wait", "barrier", "cross set", "cross wait"]
-#: (from, to, id) of a flag in a core; ("cross", id) of one between cores.
+#: (from, to, id) of a flag in a core; ("cross", id) of a flag between cores.
 Flag = tuple[object, ...]
 
 #: Memory of a buffer by the word that allocates it.
@@ -74,9 +74,9 @@ _AUTOMATIC = ("TL_ASCEND_AUTO_SYNC", "TL_ASCEND_AUTO_CV_SYNC", "TL_ASCEND_AUTO_C
 class Issued:
     """An issued instruction: ``pipe`` executes it; ``run`` counts how often ``line`` issued it (from 1).
 
-    ``product``: rows, columns and depth of a product, or of the product for which it loads.  ``turn``: the number of
-    the part of the program, where loops whose number of iterations grows separate parts, and the iteration of such a
-    loop.
+    ``product``: rows, columns and depth of a product, or of the product for which the instruction loads.  ``turn``: the
+    number of the program's part, if loops whose number of iterations grows divide it into parts, and the iteration of
+    such a loop.
     """
 
     core: str
@@ -103,7 +103,7 @@ class Issued:
 class Decisions:
     """Answers to the conditions that are only known at run time, along one path; equal conditions have one answer.
 
-    ``more()`` moves to the next path and returns whether there is one.
+    ``more()`` moves to the next path and returns whether there is a next path.
     """
 
     def __init__(self) -> None:
@@ -170,9 +170,9 @@ def walk_program(
 ) -> GroupWalk:
     """Return the instructions of core group ``group`` along the path of ``decisions``.
 
-    ``scalars``: values of the kernel's parameters that are not tensors; other parameters are unknown.  ``most``:
-    iterations that are walked of an outermost loop.  ``growth``: that of a length, if one grows.  Raises `SpecError`
-    with the line of a word that cannot be read, or whose flags the compiler sets.
+    ``scalars``: values of the kernel's parameters that are not tensors; other parameters are unknown.  ``most``: number
+    of iterations of an outermost loop that are walked.  ``growth``: the growth of a length, if a length grows.  Raises
+    `SpecError` with the line of a call that cannot be read, or whose flags the compiler sets.
     """
     refuse_automatic(kernel)
     decisions.begin()
@@ -254,7 +254,7 @@ class _Part(Scalar):
 
     @property
     def dtype(self) -> str:
-        """The format, as programs ask for it."""
+        """The format, under the name that programs read."""
         return self.buffer.fmt
 
     def scalar(self) -> _Unknown:
@@ -292,7 +292,7 @@ class _CoreWalk:
     most: int | None = None  # iterations that are walked of an outermost loop
     cut: set[int] = field(default_factory=set)  # iterations of the loops that are not walked to their end
     _depth: int = 0
-    growth: Growth | None = None  # of the length that grows
+    growth: Growth | None = None  # the growth of the length
     turn: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
@@ -601,7 +601,7 @@ class _CoreWalk:
                 growth.refuse("the loop is left before its end")
 
     def word_use_swizzle(self, *numbers: object, **_: object) -> object:
-        """Another order of the blocks: each block's instructions are the same."""
+        """Choose another order of the blocks: each block's instructions are the same."""
         self.notes.append(
             "T.use_swizzle: blocks are checked in the grid's order; flags order only the cores of one block"
         )

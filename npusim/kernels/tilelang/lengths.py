@@ -76,7 +76,7 @@ class Growth:
         self.period = math.lcm(self.period, period)
 
     def answers(self, value: int, of_iteration: Slope, of_length: Slope, turn: Turn | None) -> None:
-        """Record from where on the sign of a value that a condition asks for stays."""
+        """Record from which iteration and length on the sign of a value, which a condition tests, no longer changes."""
         slack = 1 + self.period
         if of_iteration == 0:
             self.least = max(self.least, self.k + math.ceil(-value / of_length) + slack)
@@ -228,7 +228,7 @@ class Growing:
     # ------------------------------------------------------------ what Python needs a number for
 
     def __index__(self) -> int:
-        self.growth.refuse("an integer that grows stands where the walk needs a number")
+        self.growth.refuse("a growing integer is used where npusim needs a number")
         return self.value
 
     __int__ = __index__

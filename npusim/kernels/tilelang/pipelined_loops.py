@@ -44,14 +44,14 @@ from npusim.kernels.tilelang.tile_slots import slot_tiles
 Body = tuple[Statement, ...]
 #: Loops before or after the main loop, each with the numbers of its statements in the main loop.
 Loops = list[tuple[SerialLoop, list[int]]]
-_ZERO, _TRUE = Literal(0), Literal(1, "bool")
+_ZERO, _TRUE, _ADDS = Literal(0), Literal(1, "bool"), Literal(0, "bool")
 
 
 def without_pipelines(body: Sequence[Statement]) -> Body:
     """Return statements with one loop in place of a pipeline's loops; unchanged if there is no pipeline."""
 
     def level(statements: Sequence[Statement]) -> Body:
-        inside = tuple(with_bodies(s, level) for s in statements)
+        inside = _with_peeled(tuple(with_bodies(s, level) for s in statements))
         for at, s in enumerate(inside):
             if isinstance(s, SerialLoop):
                 made = _Pipeline(inside[:at], s, inside[at + 1 :], uses).as_one_loop()
@@ -129,19 +129,19 @@ def _is_private(run: Body, buffer: TileBuffer, axis: int) -> bool:
     return True
 
 
-def _canonical(e: Expression) -> object:
-    """Return an index in a form that equal indices share: sums by their terms, remainders by reduced constants."""
-    rest = _remainder(e)
-    if rest is not None:
-        number, by = rest
-        reduced = {t: n % by for t, n in linear(number, {}).items() if n % by}
-        if set(reduced) <= {Literal(1)}:
-            return frozenset((t, n) for t, n in reduced.items())
-        return "%", by, frozenset((_canonical(t), n) for t, n in reduced.items())
-    if isinstance(e, Variable) or e == Literal(1):
-        return e
-    terms = linear(e, {})
-    return e if set(terms) == {e} else frozenset((_canonical(t), n) for t, n in terms.items() if n)
+def _canonical(e: Expression) -> frozenset[tuple[object, float]]:
+    """Return an index in a form that equal indices share: its terms, where remainders have reduced constants."""
+    made = Counter[object]()
+    for t, n in linear(e, {}).items():
+        rest = _remainder(t)
+        reduced = {} if rest is None else {u: m % rest[1] for u, m in linear(rest[0], {}).items() if m % rest[1]}
+        if rest is None:
+            made[t] += n  # type: ignore[assignment]  # a factor is a whole number
+        elif set(reduced) <= {Literal(1)}:
+            made[Literal(1)] += n * reduced.get(Literal(1), 0)  # type: ignore[assignment]
+        else:
+            made["%", rest[1], frozenset(reduced.items())] += n  # type: ignore[assignment]
+    return frozenset((t, n) for t, n in made.items() if n)
 
 
 def _remainder(e: Expression) -> tuple[Expression, int] | None:
@@ -158,6 +158,51 @@ def _reduced(e: Expression) -> Expression:
     number, by = rest
     terms = sorted(linear(number, {}).items(), key=lambda x: str(x[0]))
     return Applied("%", (sum_of({t: n % by for t, n in terms if n % by}), Literal(by)))
+
+
+# ---------------------------------------------------------------- iterations before and after a loop
+
+
+def _with_peeled(body: Body) -> Body:
+    """Return statements with loops that have the iterations which are written out before and after them.
+
+    The first of them may clear the result of a product to which the others add.
+    """
+    made, rest = list[Statement](), list(body)
+    while rest:
+        s = rest.pop(0)
+        if isinstance(s, SerialLoop) and s.low == _ZERO and isinstance(s.high, Literal) and s.body:
+            size, count = len(s.body), int(s.high.value)
+            last = [_form(x, s.variable, count, tile=_ZERO) for x in s.body]
+            if len(rest) >= size and [_form(x, "", 0) for x in rest[:size]] == last:
+                del rest[:size]
+                s = replace(s, high=Literal(count + 1))
+            if (longer := _with_first(made[-size:], s)) is not None:
+                del made[-size:]
+                s = longer
+        made.append(s)
+    return tuple(made)
+
+
+def _with_first(before: Sequence[Statement], loop: SerialLoop) -> SerialLoop | None:
+    """Return a loop with the iteration that the statements before it are; None if they are another one."""
+    if len(before) != len(loop.body) or not isinstance(loop.high, Literal):
+        return None
+    by = {loop.variable: Applied("-", (Variable(loop.variable), Literal(1)))}
+    body = list(changed(changed(loop.body, lambda e: substituted(e, by)), _reduced))
+    for n, (first, own) in enumerate(zip(before, loop.body, strict=True)):
+        one, moved = own, body[n]
+        if isinstance(one, MatrixProduct) and isinstance(moved, MatrixProduct) and _clears_alone(first, one):
+            one = replace(one, clears=_TRUE)
+            body[n] = replace(moved, clears=Applied("eq", (Variable(loop.variable), _ZERO)))
+        if _form(first, "", 0) != _form(one, loop.variable, -1, tile=_ZERO):
+            return None
+    return replace(loop, high=Literal(int(loop.high.value) + 1), body=tuple(body))
+
+
+def _clears_alone(first: Statement, other: MatrixProduct) -> bool:
+    """Return whether a statement is a product that clears its result, where the other one adds to it."""
+    return isinstance(first, MatrixProduct) and (first.clears, other.clears) == (_TRUE, _ADDS)
 
 
 # ---------------------------------------------------------------- the loops of a pipeline
@@ -298,9 +343,9 @@ def _moves(index: Expression, variable: str, lag: int) -> bool:
 _TILE = Variable("#tile")
 
 
-def _form(s: Statement, variable: str, shift: int) -> object:
-    """Return the form of a statement for tile ``#tile`` if its loop's variable is that number plus ``shift``."""
-    later = Applied("+", (_TILE, Literal(shift)))
+def _form(s: Statement, variable: str, shift: int, tile: Expression = _TILE) -> object:
+    """Return the form of a statement for a tile if its loop's variable is the tile's number plus ``shift``."""
+    later = Applied("+", (tile, Literal(shift)))
     (s,) = changed([s], lambda e: substituted(e, {variable: later}))
     if isinstance(s, MatrixProduct):
         return "product", *map(_part, (s.a, s.b, s.c)), s.transposes, _value(s.clears)

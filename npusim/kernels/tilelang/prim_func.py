@@ -258,7 +258,9 @@ class _PrimFuncReader:
         if not any(isinstance(s, CoreScope | BarrierStep) for s in walked(body)):
             return body
         if self.unfinished is not None:
-            raise refused(self.unfinished, "a product or copy that is not over with its statement, beside warp groups")
+            raise refused(
+                self.unfinished, "a product or copy that continues after its statement, in a kernel with warp groups"
+            )
         self.note(_GROUPS_NOTE)
         return without_slots(in_text_order(body, self.barriers, self.threads, self.registers))
 
@@ -410,7 +412,8 @@ class _PrimFuncReader:
 
     def bound(self, s: tirx.Bind) -> tuple[Statement, ...]:
         if type(s.value).__name__ == "Call" and "launch_thread_idx" in str(s.value.op):
-            self.variables[s.var] = made = Variable(f"thread_{len(self.variables)}")  # refused where it is read
+            # the number is refused where it is read
+            self.variables[s.var] = made = Variable(f"thread_{len(self.variables)}")
             self.thread = self.thread or made
             return ()
         if self.is_of_later_loop(s.value):
@@ -700,7 +703,7 @@ _GROUP = "warp_specialize"
 #: Steps at a barrier of the program, in addition to copies that belong to a barrier.
 _STEPS = frozenset({"mbarrier_wait_parity", "ptx_arrive_barrier"})
 _SCOPES = frozenset({"shared", "shared.dyn", "local", "local.fragment", "local.var", "global"})
-#: Neighbours that an atomic addition in parallel loops adds to.
+#: Neighbours to which an atomic addition in parallel loops adds.
 _ADDITIONS: Mapping[str, int] = MappingProxyType(
     {"atomic_add_elem_op": 1, "atomic_addx2_elem_op": 2, "atomic_addx4_elem_op": 4}
 )

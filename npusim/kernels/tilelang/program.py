@@ -151,7 +151,7 @@ class PrimFunc:
 
     @property
     def workspace_names(self) -> set[str]:
-        """The names of the workspaces, which a launch allocates and nothing reads after it."""
+        """The names of the workspaces, which a launch allocates and which nothing reads after the launch."""
         return {self.parameters[i] for i in self.workspaces}
 
     @property
@@ -468,7 +468,7 @@ def _called(
         given = " ".join(f"-a {n}=..." for n in missing)
         raise SpecError(f"{path}::{name}: {', '.join(missing)} needed: {given}")
     positive = {n: x for n, x in sizes.items() if isinstance(x, int | Growing) and not isinstance(x, bool) and x > 0}
-    numbers = cast("dict[str, int]", positive)  # a number that grows computes as an integer does
+    numbers = cast("dict[str, int]", positive)  # an integer that grows is computed like other integers
     with language.sized(numbers):
         made = function(**own)
     if unknown := [n for n in sizes if n not in numbers or n not in language.asked]:

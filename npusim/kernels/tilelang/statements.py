@@ -385,7 +385,7 @@ _OPERATIONS: Mapping[str, Callable[..., Numbers]] = MappingProxyType(
 
 
 def number_of(e: Expression, known: Mapping[str, Numbers]) -> Numbers | None:
-    """Return the value of an expression of whole numbers; None where it has a variable that is not known."""
+    """Return the value of an expression of whole numbers; None if it has a variable that is not known."""
     if isinstance(e, Literal):
         return int(e.value) if float(e.value).is_integer() else None
     if isinstance(e, Variable):

@@ -70,7 +70,7 @@ _AGAIN = "a part of the tile {} is loaded and computed again from tensors, and t
 _TO_WHOLE = frozenset({"rint", "floor", "ceil"})
 #: An addition of floats to elements of a tensor.
 _ATOMIC = "tt.atomic_rmw fadd"
-#: Parts of an expression that a tile is computed from.
+#: Largest number of parts of an expression from which a tile is computed.
 _MOST_PARTS = 64
 _NEUTRAL = MappingProxyType({"sum": 0.0, "max": -math.inf, "min": math.inf})
 #: A result that an operation has, and the names that a line has.
@@ -109,7 +109,7 @@ class TileOrigin:
 
     @property
     def is_copy(self) -> bool:
-        """Whether it is an unchanged element of a tensor."""
+        """Whether the origin is an unchanged element of a tensor."""
         return isinstance(self.value, BufferElement)
 
     def at(self, indices: Sequence[Expression]) -> Expression:
@@ -117,12 +117,12 @@ class TileOrigin:
         return substituted(self.value, dict(zip(self.axes, indices, strict=True)))
 
     def reads(self, buffers: set[TileBuffer]) -> bool:
-        """Return whether it has an element of some tensors."""
+        """Return whether the origin includes an element of one of these tensors."""
         return any(isinstance(e, BufferElement) and e.buffer in buffers for e in parts_of(self.value))
 
 
 def type_of(shape: Sequence[int], fmt: str) -> str:
-    """Return the type of a tensor in TTIR, of a number where the shape is empty."""
+    """Return the type of a tensor in TTIR, or of a number if the shape is empty."""
     element = TYPES.get(fmt, fmt)
     return f"tensor<{''.join(f'{n}x' for n in shape)}{element}>" if shape else element
 
@@ -661,7 +661,7 @@ class _Writer:
             if not isinstance(e, BufferElement) or e.buffer.is_global or e.buffer not in self.tiles:
                 continue
             if e.buffer in self.origins and not self.origins[e.buffer].is_copy:
-                continue  # its first elements are computed again
+                continue  # the first elements of the tile are computed again
             shape = dict(zip(e.buffer.dims, self.tiles[e.buffer].shape, strict=False))
             for d, n in shape.items():
                 index = e.indices[d]
@@ -1028,7 +1028,7 @@ def _are_alike_or_apart(pairs: Sequence[tuple[Expression, Expression]], names: s
 def in_order_of_reads(s: ParallelNest) -> ParallelNest:
     """Return two parallel loops in the order of the tiles that they read, if all of these are read transposed.
 
-    Thus values computed from them are transposed as a result, which is a factor of a product.
+    A value that is computed from these tiles, such as a factor of a product, is then transposed as a result.
     """
     targets = [x for x in s.body if isinstance(x, Elementwise)]
     reads = [e for x in s.body for e in parts_of(x.value) if isinstance(e, BufferElement)]

@@ -155,7 +155,7 @@ class _Order:
         others = (g.partition(":") for g in self.groups - {s.core})
         if any(int(first) < int(b) and int(a) < int(end) for a, _, b in others):
             raise refused(s.line, f"the threads {s.core} are a part of another warp group's, which is not supported")
-        if s.core not in self.groups:  # it comes after all earlier statements of all threads
+        if s.core not in self.groups:  # the statement comes after all earlier statements of all threads
             self.groups.add(s.core)
             _joined(self.clocks[s.core], self.clocks[_ALL])
         self.group = s.core

@@ -698,6 +698,8 @@ class Arithmetic(Draft, ABC):
         text = self.choices.form(symbol or name, x.fmt, self.choices.form(name, x.fmt, text))
         pad = None if x.pad is None or (math.isinf(x.pad) and not text.startswith("exp")) else x.pad
         pad = pad if pad is None or math.isnan(pad) else of_pad(pad)
+        if pad not in (None, 0.0, 1.0) and math.isfinite(pad) and op.name not in _OF_SIGN:
+            pad = None  # a device's function may have another last bit
         is_low = op.name == "math.absf" and pad == 0
         self._bind(op, Floats(text.format(self.text(x)), x.axes, x.fmt, pad, is_low=is_low, is_seen=x.is_seen))
 

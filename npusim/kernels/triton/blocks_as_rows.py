@@ -44,7 +44,7 @@ _SAME = "ttg.convert_layout"
 #: Operations on blocks with special rules of axes, which no block here has.
 _OTHERS = ("tt.dot", "tt.trans", "tt.join", "tt.split", "tt.cat", "tt.scan", "tt.gather", "tt.descriptor", "tt.atomic")
 _RANK = 2
-#: Operations with regions, and the number of operands of a loop before those that it carries.
+#: Operations with regions, and the number of operands of a loop before the values that it carries.
 _REGIONS, _BOUNDS = ("tt.reduce", "scf.for", "scf.if"), 4
 
 

@@ -124,7 +124,7 @@ def _order_by_rows(shape: Sequence[int], layout: str) -> str:
 
 # ---------------------------------------------------------------- products
 
-#: A factor of a product that is converted before it is multiplied.
+#: A factor of a product that is converted before the product.
 _WIDENED = re.compile(r"tt\.fp_to_fp .*: tensor<[\dx]+x(f8\w+), #ttg\.dot_op<.* -> tensor<[\dx]+xf16, #ttg\.dot_op<")
 #: A product of FP8: whether warp groups compute it, the number of terms after which its sum is added to float32, and
 #: its depth.

@@ -562,7 +562,7 @@ def _told(error: Exception, source: Source) -> str:
     line = source.line + int(at[1]) if at else source.line
     if own:
         return f"{source.path}:{line}: {own}"
-    while isinstance(error.__cause__, Exception):  # of the functions that it inlines, and the cause in each
+    while isinstance(error.__cause__, Exception):  # causes may be raised by functions that the kernel inlines
         error = error.__cause__
     kind = "" if type(error).__module__ == "builtins" else f"{type(error).__name__}: "
     return f"{source.path}:{line}: Triton refuses {source.name}: {kind}{_last_line(str(error))}"

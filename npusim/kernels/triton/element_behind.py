@@ -82,7 +82,7 @@ def _chosen(function: Function, loop: Op, store: Op, element: Op, made: dict[str
     Both addresses are the same parameter plus sums of integers.
     """
     if any(o.name in LOADS and o in loop.body[loop.body.index(store) :] for o in loop.body):
-        return None  # a later load of the loop may be of a tile that is stored, but not yet overwritten
+        return None  # a later load in the loop may read a tile that is stored but not yet overwritten
     tile, place = (_terms(o.operands[0], made) for o in (store, element))
     if tile is None or place is None or tile[0] != place[0]:
         return None

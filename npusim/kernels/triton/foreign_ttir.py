@@ -30,7 +30,7 @@ def check_arguments(function: Function, call: Call) -> None:
         if why := _unlike(kind, value):
             raise SpecError(f"{at}: the TTIR has {kind}, but the recorded argument is {why}: the file is damaged")
         if isinstance(value, Argument) and kind.startswith("!tt.tensordesc"):
-            del parameters[: 2 * len(value.shape)]  # its sizes and strides
+            del parameters[: 2 * len(value.shape)]  # the sizes and strides of the tensor
 
 
 def _unlike(kind: str, value: object) -> str:

@@ -98,7 +98,7 @@ def computed_of(op: Op, name: str, x: Integers, y: Integers, bits: int) -> Integ
 def _by_elements(op: Op, name: str, a: Affine, b: Affine, like: Affine) -> Affine:
     """Return the result of an operation without a linear form, over all elements; the result itself must be linear."""
     if name.endswith("ui"):
-        like = replace(like, overflow="")  # integers without a sign wrap as they are meant to
+        like = replace(like, overflow="")  # unsigned integers wrap as intended
 
     def computed(x: Integers, y: Integers) -> Integers:
         return computed_of(op, name, x, y, like.bits)
@@ -223,7 +223,7 @@ def compared(op: Op, relation: str, a: Affine, b: Affine) -> Condition:
     if not any(a.steps) and not any(b.steps):  # numbers of 64 bits
         one, other = (replace(x, base=x.base ^ _TOP) for x in (a, b))
         return Condition(((signed, _difference(op, one, other)),))
-    if relation in ("ult", "ule") and reach(b)[0] >= 0:  # as numbers without a sign all below 0 are larger
+    if relation in ("ult", "ule") and reach(b)[0] >= 0:  # as unsigned numbers, all negative numbers are larger
         zero = replace(b, base=b.base[:1, :1] * 0, steps=(0,) * len(b.steps))
         return Condition((("sge", _difference(op, a, zero)), (signed, _difference(op, a, b))))
     raise op.fail("some indices of a block are negative, and the kernel compares them as unsigned")

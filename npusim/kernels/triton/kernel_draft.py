@@ -282,7 +282,7 @@ class HiddenLanes:
     reading, and whether no mask hides any in the first iteration.  ``changed``: the same of this reading; ``lanes``:
     axes of each state.  ``relied``: axes along which hidden lanes had to be known.  ``unlike_rows``: axes of rows of
     which hidden ones are unlike hidden columns.  ``uncut``: sums, maxima, products along axes that no mask cut there.
-    ``windowed``: tensors with blocks of which a mask hides any elements.
+    ``windowed``: tensors with blocks of which a mask hides any elements.  ``numbers``: of each load, where it has one.
     ``chosen``: choices by known masks: the mask's block, and the hidden values of the two that it chooses from.
     """
 
@@ -291,6 +291,7 @@ class HiddenLanes:
     lanes: dict[str, tuple[str | None, ...]] = field(default_factory=dict)
     relied: set[str | None] = field(default_factory=set)
     windowed: set[str] = field(default_factory=set)
+    numbers: dict[str, float] = field(default_factory=dict)
     unlike_rows: set[str | None] = field(default_factory=set)
     uncut: list[tuple[Op, Floats, str, float]] = field(default_factory=list)
     chosen: dict[str, tuple[str, tuple[float | None, float | None] | None]] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """Kernels that compute integers alone, of integers that are known at launch: counters, histograms, sorted tokens.
 
-Their programs are evaluated one after another, operation by operation; where the order of programs may change a
-result, the kernel is refused.  A kernel that stores the results represents them.
+Their programs are evaluated one after another, operation by operation; if the order of programs may change a result,
+the kernel is refused.  A kernel that only stores the results takes their place.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from npusim.kernels.triton.ttir_text import FORMATS, TYPES, Function, Line, Op, 
 from npusim.kernels.triton.values import AXES as TENSOR_AXES
 from npusim.kernels.triton.values import MOST_ELEMENTS, Booleans, Integers
 
-#: Operations of all programs that are evaluated one by one, and elements of a block that one program stores.
+#: Number of operations of all programs that are evaluated individually, and number of elements of a block that one
+#: program stores.
 MOST_OPERATIONS, MOST_BLOCK = 200_000, 1024
 #: No program, and several programs.
 _NOBODY, _SEVERAL = -1, -2
@@ -40,7 +41,7 @@ class KnownKernelError(ProgramError):
 
 
 class KnownKernel(NamedTuple):
-    """A kernel that stores the integers of another one: with its arguments and its grid."""
+    """A kernel that stores the integers which another kernel computes, with its arguments and its grid."""
 
     function: Function
     arguments: dict[str, Any]
@@ -51,8 +52,8 @@ class KnownKernel(NamedTuple):
 class _Cells:
     """The elements of a tensor of integers, and who accessed each: `_NOBODY`, one program, or `_SEVERAL`.
 
-    ``kinds``: of an element that atomic operations changed, the number of the operation, from 1; ``is_seen``: whether a
-    program uses what such an operation returned.
+    ``kinds``: for an element that atomic operations changed, the number of the operation, from 1; ``is_seen``: whether
+    a program uses the value that such an operation returned.
     """
 
     data: Integers
@@ -103,7 +104,7 @@ class _KnownMemory:
         return cells, pointer.at
 
     def load(self, pointer: Pointer) -> Array:
-        """Return elements; refuse those that another program changes."""
+        """Return elements; refuse elements that another program changes."""
         cells, at = self._at(pointer)
         if np.any(_is_others(cells.writers[at], self.program) | _is_others(cells.adders[at], self.program)):
             raise self.fail(f"{pointer.of}: a program loads an element that another program changes, in any order")
@@ -111,7 +112,7 @@ class _KnownMemory:
         return np.asarray(cells.data[at])
 
     def store(self, pointer: Pointer, values: Array, mask: Array, *, adds: bool = False) -> None:
-        """Store elements; refuse those that another program accesses, and two values at one place."""
+        """Store elements; refuse elements that another program accesses, and two values at one place."""
         assert not adds, "atomic operations of integers have a method of their own"
         (cells, at), given = self._at(pointer._replace(at=pointer.at[mask])), np.asarray(values)[mask]
         given = self._as_stored(pointer.of, given)
@@ -131,7 +132,7 @@ class _KnownMemory:
         return wide & ((1 << int(tensor.fmt.removeprefix("uint"))) - 1) if unsigned else wide
 
     def change(self, name: str, pointer: Pointer, values: Array, mask: Array, *, is_used: bool) -> Array:
-        """Change elements by an atomic operation; return what they were before."""
+        """Change elements by an atomic operation; return their previous values."""
         (cells, at), given = self._at(pointer._replace(at=pointer.at[mask])), values[mask].astype(np.int64)
         kind = 1 + tuple(_ATOMICS).index(name)
         is_other = np.logical_or(*(_is_others(x[at], self.program) for x in (cells.readers, cells.writers)))

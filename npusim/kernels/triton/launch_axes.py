@@ -124,11 +124,12 @@ def matched(of: str, view: View, uses: Sequence[TensorUse], result: Result, *, i
         for i in view.rest
     }
     halves = [view.halved(i, n) for i in view.rest for n in dict.fromkeys((*times[i], rows, *outer))]
-    groups = filter(None, [*(view.split(*each) for each in dict.fromkeys(inner)), *halves])
+    every = [*(view.split(*each) for each in dict.fromkeys(inner)), *halves]
+    groups = [x for x in every if x is not None]
     ragged = [view.split(n, role, is_ragged=True) for n, role in dict.fromkeys(inner)]
     ragged += [view.in_ragged_groups(i, n) for i in view.rest for n in dict.fromkeys((rows, columns))]
     last = [x for x in ragged if x is not None]
-    groups = chain(last, groups) if result.view.ragged else chain(groups, last)  # as the result's are
+    groups = [*last, *groups] if result.view.ragged else [*groups, *last]  # as the result's are
     orders = {2: chain(groups, view.ways()), 3: chain(_by_loops(view, uses), view.ways(), groups)}
     plain = chain(groups, view.ways()) if is_part else chain(view.ways(), groups)
     for one in orders.get(freedom, plain):

@@ -36,7 +36,7 @@ from npusim.kernels.triton.kernel_draft import (
 from npusim.kernels.triton.launch_axes import NO_PAGES, Result, TensorUse, UnplacedError, matched, readings
 from npusim.kernels.triton.masks import Rule, mask_of_plain
 from npusim.kernels.triton.results_apart import STORES, inside
-from npusim.kernels.triton.tensor_axes import GatheredView, MaskView, View
+from npusim.kernels.triton.tensor_axes import GatheredView, MaskView, Ragged, View
 from npusim.kernels.triton.ttir_text import makers, refusing
 from npusim.kernels.triton.values import (
     COLUMNS,
@@ -442,6 +442,9 @@ class LaunchGrid:
             called = self.names[self.reader.root(axis)] if axis is not None else ""
             self._check_inside(load, called or "element", (at, count, whole), is_read & (count > 0))
             is_needed = is_visited & (self.rows > 0) & (self.cols > 0)  # by a program that stores
+            if called != self.walked or not load.is_walked:
+                wanted = {"row": self.rows, "value": self.cols}.get(called, np.full_like(count, min(size, whole)))
+                count = self._with_filled(load, axis, count, size, wanted)
             self._place_axis(load, called, at, count, (whole, size), is_needed)
 
     def _stack(self, load: Load, place: Integers, is_visited: Any, *, is_by_tile: bool) -> None:
@@ -689,17 +692,40 @@ class LaunchGrid:
         for called, at, count, whole in sides:
             self._check_inside(stored, called, (at, count, whole), is_stored)
 
+    @staticmethod
+    def _ends(load: Load, ragged: Ragged) -> Integers:
+        """Return the index behind the last one that a load or store has along a ragged axis."""
+        pointer = load.pointer
+        each = zip(pointer.steps, pointer.shape, load.left, strict=True)
+        return ragged.ends(pointer.base, [(s, np.minimum(left, n)) for s, n, left in each])
+
+    def _with_filled(self, load: Load, axis: str | None, count: Integers, size: int, needed: Integers) -> Integers:
+        """Return the number of elements of a load along an axis with those that its mask hides behind a ragged axis.
+
+        They are the load's number there, in the tensor: as they are where it has enough, or hides others.
+        """
+        tensor, number = self._tensor(load.of), self.reader.hidden.numbers.get(load.name)
+        if not isinstance(tensor, View) or tensor.ragged is None or number is None or axis is None:
+            return count
+        known = tensor.ragged.number
+        is_less, at_end = np.broadcast_arrays(count < size, self._ends(load, tensor.ragged) == tensor.ragged.size)
+        step = load.pointer.steps[load.axes.index(axis)]
+        is_along = step == tensor.ragged.by[tensor.ragged.axis]
+        if not np.any(count < needed) or not is_along or np.any(is_less & ~at_end) or known not in (None, number):
+            return count
+        self._views[load.of] = replace(tensor, ragged=tensor.ragged._replace(number=number))
+        self.reader.notes.append(f"{load.line}: {load.of}: what a mask hides behind its end is timed as loaded")
+        return np.full_like(count, size)
+
     def _check_ragged(self, load: Load, tensor: Tensor, is_read: Any) -> None:
         """Raise `ProgramError` for a program that reads or stores beyond the last, shorter group of an axis."""
         if not isinstance(tensor, View) or tensor.ragged is None:
             return
-        pointer = load.pointer
-        each = zip(pointer.steps, pointer.shape, load.left, strict=True)
-        beyond = tensor.ragged.ends_beyond(pointer.base, [(s, np.minimum(left, n)) for s, n, left in each])
+        beyond = self._ends(load, tensor.ragged) > tensor.ragged.size
         if np.any(beyond := np.broadcast_to(beyond, np.broadcast_shapes(beyond.shape, is_read.shape)) & is_read):
             program = self.reader.program(int(np.flatnonzero(beyond.any(axis=1))[0]))
-            size = tensor.ragged.sizes[tensor.ragged.axis]
-            why = f"{program} accesses an element behind the end of an axis of {size}, and no mask prevents it"
+            size = f"an axis of {tensor.ragged.size}"
+            why = f"{program} accesses an element behind the end of {size}, and no mask prevents it"
             raise self._fault(load.line, f"{load.of}: {why}; add mask=...")
 
     def _check_inside(self, load: Load, called: str, side: tuple[Integers, Any, int], is_read: Any) -> None:

@@ -377,9 +377,9 @@ OF_LAUNCHES = (
 def launched(
     function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices
 ) -> list[LaunchGrid]:
-    """Return the blocks of a launch; of a kernel whose results have unlike shapes those of one for each of them, and of
-    one whose programs do unlike things those of one for each kind of programs.
+    """Return the blocks of a launch.
 
-    Raises `ProgramError` for a kernel that none of these is read of.
+    A kernel whose results have different shapes is read as one kernel for each result, and a kernel whose programs
+    compute different things as one for each kind of program.  Raises `ProgramError` if no way can read the kernel.
     """
     return _first_read(OF_LAUNCHES, _Tries(function, arguments, grid, choices))

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from npusim.kernels.triton.ttir_text import Op
 
     Sums = Callable[[Op, Affine, Affine], Affine]
-    #: The integers of programs that represent all, and for each program its number among these.
+    #: The integers of the programs that represent all programs, and for each program the index of its representative.
     Kinds = Callable[[Integers], tuple[Integers, Integers]]
 
 #: Most entries of a table of the integers of all programs and iterations.
@@ -88,7 +88,7 @@ def unlike_rows(rows: Integers) -> tuple[Integers, Integers]:
     elements.
     """
     unsigned = rows.astype(np.int64, copy=False).view(np.uint64) ^ np.uint64(1 << 63)
-    keys = [row.tobytes() for row in unsigned.astype(">u8")]  # as bytes they have the order of the integers
+    keys = [row.tobytes() for row in unsigned.astype(">u8")]  # as bytes the keys have the order of the integers
     first = dict[bytes, int]()
     for i, key in enumerate(keys):
         first.setdefault(key, i)

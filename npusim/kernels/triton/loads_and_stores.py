@@ -363,6 +363,8 @@ class Memory(ExactIntegers):
             tensor.name.replace(".", "_") + ("j" if is_walked and self._walk and not self._walk.is_sum else "")
         )
         at = len(self.stored), self._loop
+        if pad is not None:
+            self.hidden.numbers[name] = pad
         self.loads[name] = Load(name, pointer.of, pointer, axes, left, is_walked, op.line, dims, *at)
         if is_walked:
             self.walks[-1].loads.append(name)

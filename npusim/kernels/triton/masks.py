@@ -44,7 +44,7 @@ class RuleMask(ByIndices):
 
     rules: tuple[JoinedRules, ...]
     is_loaded: bool = True
-    shows_key_0 = False  #: whether every query sees key 0: not looked at
+    shows_key_0 = False  #: whether every query sees key 0: not examined
 
     def part(self, batch: int, head: int, rows: slice, cols: slice) -> Any:
         """Return a part of the matrix, int8."""
@@ -75,7 +75,7 @@ class ElementMask(ByIndices):
     table: bytes
     work: int
     is_loaded: bool = True
-    shows_key_0 = False  #: whether every query sees key 0: not looked at
+    shows_key_0 = False  #: whether every query sees key 0: not examined
 
     def part(self, batch: int, head: int, rows: slice, cols: slice) -> Any:
         """Return a part of the matrix, int8."""

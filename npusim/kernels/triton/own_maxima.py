@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from npusim.kernels.triton.ttir_text import Function, Op, makers
 
-#: By the relation that chooses the first of two values.
+#: Maximum and minimum, by the relation that chooses the first of two values.
 _WORDS = MappingProxyType({"ogt": "arith.maximumf", "olt": "arith.minimumf"})
 
 

@@ -337,12 +337,19 @@ class Reader(WholeLanes):
         stored.value = replace(value, text=text)
 
     def _drop_unread(self) -> None:
-        """Leave out loads outside of loops, and known blocks, that no statement reads, as compiled code does."""
+        """Leave out loads and known blocks that no statement reads, as compiled code does.
+
+        If no statement reads a load of a loop, one stays: it says which tiles the loop visits.
+        """
         texts = [text for text, _ in (*self.lines, *(line for walk in self.walks for line in walk.lines))]
         texts += [self.text(x.value) for x in self.stored]
         texts += [start.text for start, _, _ in self.states.values()]
         words = {word for text in texts for word in re.findall(r"[A-Za-z_]\w*", text)}
-        self.loads = {n: x for n, x in self.loads.items() if x.is_walked or n in words}
+        words |= {n for walk in self.walks for n in walk.masked}
+        for walk in self.walks:
+            walk.loads = [n for n in walk.loads if n in words] or walk.loads[:1]
+        words |= {n for walk in self.walks for n in walk.loads}
+        self.loads = {n: x for n, x in self.loads.items() if n in words}
         self.seen = {n: x for n, x in self.seen.items() if n in words}
 
     def _drop_states(self) -> None:

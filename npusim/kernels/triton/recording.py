@@ -93,9 +93,10 @@ class Recorder:
     def __init__(self, architecture: str, *, floats: bool) -> None:
         self.target: object = None
         self.architecture, self.floats, self.calls = architecture, floats, Calls()
-        self._storages: dict[int, tuple[int, Any]] = {}  # numbers, and a reference that prevents reuse of the address
+        # number of each storage, and a reference that prevents reuse of the address
+        self._storages: dict[int, tuple[int, Any]] = {}
         self._texts: dict[Any, Any] = {}
-        self._chosen: Mapping[str, Any] | None = None  # by a tuner, while it launches
+        self._chosen: Mapping[str, Any] | None = None  # options that a tuner chose, while it launches
 
     def launch(self, function: Any, *args: Any, grid: Any, warmup: bool = False, **given: Any) -> Launched:
         """Record a launch; one that only compiles (``warmup``) is not a launch."""

@@ -16,7 +16,7 @@ from npusim.kernels.triton.rolled_rows import with_scratch_kept
 from npusim.kernels.triton.tensor_axes import View
 from npusim.kernels.triton.ttir_text import Function, Op, makers
 
-#: Suffix of the name of a tensor with its values before the launch.
+#: Suffix of the name of a tensor that has the values before the launch.
 BEFORE = "_before"
 _NAMES = re.compile(r"%[\w#@-]+")
 _PURE = (

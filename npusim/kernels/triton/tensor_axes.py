@@ -53,27 +53,40 @@ class Cut(NamedTuple):
 
 
 class Ragged(NamedTuple):
-    """An axis of a view with ``sizes`` and ``by`` that is groups of indices, of which the last is shorter."""
+    """An axis of a view with ``sizes`` and ``by`` that is groups of indices, of which the last is shorter.
+
+    ``number``: what kernels load behind its end.
+    """
 
     axis: int
     sizes: tuple[int, ...]
     by: tuple[int, ...]
     inner: int
+    number: float | None = None
 
-    def ends_beyond(self, base: Integers, sides: Sequence[tuple[int, Integers]]) -> Booleans:
-        """Return which blocks, by their first elements and the step and number of each axis, end behind the axis."""
-        own = self.by[self.axis]
-        outer = min((b for b in self.by if b > own), default=0)
+    @property
+    def size(self) -> int:
+        """The number of indices that the axis has."""
+        return self.sizes[self.axis]
+
+    @property
+    def whole(self) -> int:
+        """Elements from an index of the axis around it to the next one; 0 if there is none."""
+        return min((b for b in self.by if b > self.by[self.axis]), default=0)
+
+    def ends(self, base: Integers, sides: Sequence[tuple[int, Integers]]) -> Integers:
+        """Return the index behind the last one of blocks, by their first elements and each axis' step and number."""
+        own, outer = self.by[self.axis], self.whole
         last = (base % outer if outer else base) // own
         for step, count in sides:
             if step % own == 0 and (not outer or step < outer):
                 last = last + step // own * (count - 1)
-        return np.asarray(last >= self.sizes[self.axis])
+        return np.asarray(last + 1)
 
     def filled(self, whole: Array) -> Array:
-        """Return a view's values with zeros, which nothing reads, for what the last group lacks."""
-        lacks = -self.sizes[self.axis] % self.inner
-        return np.pad(whole.reshape(self.sizes), [(0, lacks if i == self.axis else 0) for i in range(len(self.sizes))])
+        """Return a view's values with the number, else with zeros that nothing reads, for what the last group lacks."""
+        lacks = [(0, -n % self.inner if i == self.axis else 0) for i, n in enumerate(self.sizes)]
+        return np.pad(whole.reshape(self.sizes), lacks, constant_values=whole.dtype.type(self.number or 0.0))
 
 
 @dataclass(frozen=True)
@@ -388,7 +401,9 @@ class View(Tensor):
 
     def drawn(self, values: Array, head: tuple[int, int]) -> Array:
         """Return drawn values of a (batch, head), (rows, columns); rows at one place in memory are equal."""
-        return values
+        if self.ragged is None or self.ragged.number is None:
+            return values
+        return np.where(self.exists[head], values, values.dtype.type(self.ragged.number))
 
     def of_no_element(self, head: tuple[int, int]) -> Array | None:
         """Return which places of a (batch, head), (rows, columns), are of no element of the argument; None for none."""
@@ -397,8 +412,10 @@ class View(Tensor):
     @property
     def exists(self) -> Array:
         """Which elements the argument has, (batch * splits, heads, rows, columns): all but those of a ragged axis."""
-        whole = np.ones(self.sizes if self.ragged is None else self.ragged.sizes, bool)
-        return self.by_heads((whole if self.ragged is None else self.ragged.filled(whole)).reshape(self.sizes))
+        if self.ragged is None:
+            return self.by_heads(np.ones(self.sizes, bool))
+        whole = self.ragged._replace(number=None).filled(np.ones(self.ragged.sizes, bool))
+        return self.by_heads(whole.reshape(self.sizes))
 
     def array(self, values: Array) -> Array:
         """Return the values of the view as (batch * splits, heads, rows, columns), from values in its shape."""

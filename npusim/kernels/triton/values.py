@@ -405,7 +405,7 @@ def lesser(x: Integers | None, y: Integers | None) -> Integers | None:
     return np.minimum(x, y) if x is not None and y is not None else y if x is None else x
 
 
-#: Relations by the relations that are true where they are not.
+#: For each relation the one that is true where it is false.
 OPPOSITE: Mapping[str, str] = MappingProxyType(
     {"slt": "sge", "sge": "slt", "sgt": "sle", "sle": "sgt", "eq": "ne", "ne": "eq"}
 )

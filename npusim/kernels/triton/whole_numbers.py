@@ -111,7 +111,7 @@ class WholeNumbers(Arithmetic, ABC):
                 "most 2^24"
             )
         ones, name = (1,) * len(AXES), f"{pointer.of}.numbers"
-        if self._is_of_values(op, ("tt.dot",)):  # no matrix unit here has products of integers
+        if self._is_of_values(op, ("tt.dot",)):  # this device has no matrix unit with products of integers
             self.notes.append(f"{op.line}: {pointer.of}: products of integers are timed as products of float16")
             kind = "f16"
         view = MaskView(name, ones, self.choices.fmt(kind), ones, sizes=tensor.sizes, by=tensor.by, holds=tensor.data)
@@ -331,7 +331,7 @@ class WholeNumbers(Arithmetic, ABC):
         if isinstance(x, Affine) and number and not np.array_equal(x.base[0], np.arange(x.base.shape[1])):
             self._set(op, number)
             return
-        if isinstance(x, Affine) and self._walk is None and np.ptp(x.base):  # another number in each program
+        if isinstance(x, Affine) and self._walk is None and np.ptp(x.base):  # the number differs between programs
             x = self._known_integers(op, x, is_signed=True)
         if not isinstance(x, Floats):
             super()._arith_sitofp(op, x)

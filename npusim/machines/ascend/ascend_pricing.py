@@ -523,7 +523,7 @@ def _along(step: Step, spec: VectorEngine) -> Instructions:
     """
     registers.check_along(step, "this vector unit")
     size, passes = get_format(step.dst.fmt).size_bytes, registers.along_tile(step)
-    turns = [("copy", repeats(step.dst, spec))] * 2 if step.opcode is Opcode.CUMSUM else []  # there and back
+    turns = [("copy", repeats(step.dst, spec))] * 2 if step.opcode is Opcode.CUMSUM else []  # copies in both directions
     listed: Instructions = []
     for _, rows, cols in passes:
         if cols == 1:

@@ -63,7 +63,7 @@ class AccessedPart(Protocol):
 
     @property
     def space(self) -> str:
-        """The memory; ``GM`` is that of all cores."""
+        """The memory; all cores share ``GM``."""
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
@@ -79,7 +79,7 @@ class AccessedPart(Protocol):
 
     @property
     def is_exact(self) -> bool:
-        """Whether the ranges are exactly the accessed ones; otherwise they cover all that may be accessed."""
+        """Whether the ranges are exactly the accessed ones; otherwise they cover all bytes that may be accessed."""
 
     @property
     def width(self) -> int:
@@ -135,7 +135,7 @@ class IssuedByCores(Protocol):
 
 
 class IssuedProgram:
-    """Times walks of one program on an Ascend device, whose core groups share L2 equally.
+    """Times walks of one program on an Ascend device; each core group has an equal share of L2.
 
     ``vector_in_order``: whether the vector pipe has barriers only where an instruction needs another's results; False:
     it has them between all its instructions.
@@ -145,7 +145,7 @@ class IssuedProgram:
         self._costs = _Costs(path, device, AscendDecisions(barriers="needed" if vector_in_order else "every"))
 
     def time(self, walk: IssuedByCores) -> tuple[float, Mapping[tuple[str, str], float]]:
-        """Return the cycles of a core group, and those in which each pipe executes, by core and pipe.
+        """Return the cycles of a core group, and the cycles in which each pipe executes, by core and pipe.
 
         Raises `SpecError` with a line if an instruction has no cost, or waits forever.
         """
@@ -184,7 +184,7 @@ class _Costs:
         }
 
     def of(self, issued: Sequence[IssuedInstruction]) -> Cost:
-        """Return the cost of instructions that follow one another on a pipe without a flag between."""
+        """Return the cost of instructions that follow one another on a pipe without a flag between them."""
         if issued[0].name == "product loads":
             self._factors[issued[0].core, issued[0].flag] = _format(issued[0].reads[0].fmt)
         key = tuple((x.pipe, x.name, x.product, tuple(map(_form, (*x.writes, *x.reads)))) for x in issued)
@@ -292,7 +292,8 @@ class _Costs:
         return GlobalTile(tensor, 0, 0, 0, rows, 0, cols)
 
 
-#: Formats of costs: short names, and integers, whose transfers and instructions cost those of floats of equal bytes.
+#: Formats of costs: short names, and integers, whose transfers and instructions cost the same as those of floats with
+#: equal bytes.
 _FORMATS = MappingProxyType(
     {"float": "float32", "uint8": "int8", "bool": "int8"}
     | dict.fromkeys(("int", "uint", "int32", "uint32"), "float32")
@@ -313,7 +314,7 @@ def _matrix(box: AccessedPart) -> tuple[int, int, int]:
 
 
 def _sizes(x: IssuedInstruction) -> tuple[int, int, int]:
-    assert x.product is not None  # of a product and its loads
+    assert x.product is not None  # rows, columns and depth of a product, also for its loads
     return x.product
 
 

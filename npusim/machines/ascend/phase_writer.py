@@ -246,7 +246,7 @@ class AscendPhase:
                     yield from v.items(self.rows[s], block, WHOLE, v.within(self.rows[s], one))
 
 
-@kept_by_blocks(lambda _frame, phase: len(phase.thing.cells))  # in each order of their blocks
+@kept_by_blocks(lambda _frame, phase: len(phase.thing.cells))  # one entry for each order of their blocks
 def _frame(phase: Itself) -> tuple[Frame, frozenset[str]]:
     """Return a phase as the machine sees it, and the sums that stay in L0C for a block."""
     of, kept = summed(phase.thing)

@@ -151,7 +151,8 @@ class CubeProduct:
             is_made = self.frame.places[n] == "up" and self.modes[n] == "piece"
             alike = "" if is_made else n, self.modes[n], rows, cols, depth
             if alike not in l1:
-                other = f" of {self.name}" if any(n == m for m, *_ in l1) else ""  # the unit adds it in another way
+                # the unit adds the product in another way
+                other = f" of {self.name}" if any(n == m for m, *_ in l1) else ""
                 called = self.frame.prefix + self.frame.label(n) + other
                 size = self.frame.size_bytes(n, rows * cols)
                 l1[alike] = self.group.ring(L1, called, size, depth, MTE2, MTE1)

@@ -332,7 +332,7 @@ class RowsFields(Tiling):
         le=2,
         description=("number of slots of each input and result in UB (BUFFER_NUM of Ascend C's kernels)"),
     )
-    # source: CANN ops-nn, norm/add_rms_norm, add_rms_norm_tiling.cpp: UB_FACTOR_B16, above which it is SPLIT_D
+    # source: CANN ops-nn, norm/add_rms_norm, add_rms_norm_tiling.cpp: UB_FACTOR_B16; longer rows use SPLIT_D
     piece: int = Field(
         default=12288,
         ge=256,

@@ -101,7 +101,7 @@ def along_tile(step: Step) -> list[tuple[str, int, int]]:
     if step.opcode is Opcode.INVERSE:
         squares = [*[cols] * (rows // cols), rows % cols]
         return [("multiply_add", n - 1 - j, cols) for n in squares for j in range(n - 1)]
-    if step.opcode in (Opcode.FOLD, Opcode.SCAN, *WITHIN):  # element after element: each operation of the function
+    if step.opcode in (Opcode.FOLD, Opcode.SCAN, *WITHIN):  # one element after another: each operation of the function
         is_down, tiles = goes_down(step.opcode, step.attributes), [s for s in step.srcs if not isinstance(s, float)]
         longest = max(s.rows if is_down else s.cols for s in tiles)
         work = 1.0 if step.opcode in WITHIN else combine_of(step.attributes.variant).work
@@ -128,11 +128,11 @@ class RegisterValue:
     name: str
     sources: tuple[RegisterValue | Hashable, ...]
     rows: int
-    cols: int  #: columns of the tile that it works through; 1 for a vector of rows
-    size: int  #: bytes of the widest element of its result and sources
+    cols: int  #: columns of the tile that the operation processes; 1 for a vector of rows
+    size: int  #: bytes of the widest element of the result and the sources
     reduction: Opcode | None = None
     chains: int = 1
-    is_kept: bool = False  #: stored in UB when its function ends
+    is_kept: bool = False  #: the value is stored in UB when its function ends
     is_narrowed: bool = False  #: a cast to fewer bytes
     # the lanes that a reduction joins: the lanes of a row, or of each register
     crosses: Literal["row", "register", ""] = "row"
@@ -162,10 +162,10 @@ class HardwareLoop:
     values: list[RegisterValue] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     trips: float = 1.0
-    each: int = 1  #: registers of a tile that an iteration works on
+    each: int = 1  #: registers of a tile that an iteration processes
     is_nested: bool = False
-    stored: int = 0  #: registers that are stored when it ends
-    follows: bool = False  #: reads results of an earlier loop of its function
+    stored: int = 0  #: registers that are stored when the loop ends
+    follows: bool = False  #: whether the loop reads results of an earlier loop of its function
 
 
 def function_cycles(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: VectorCode) -> tuple[int, Terms]:
@@ -370,7 +370,7 @@ class _VectorFunction:
         elif any(v.reduction for v in loop.values) or any(self._is_spread(s, loop) for s in self._read(loop)):
             loop.trips = float(loop.rows)
             loop.is_nested = wide > 1 and self.code.functions != "fused"
-        else:  # gapless: register after register
+        else:  # without gaps: one register after another
             loop.trips, wide = float(ceil_div(loop.rows * loop.cols, self._lanes(loop))), 1
         each, counts = wide * chains, loop.counts
         loop.each = each

@@ -88,7 +88,7 @@ def _cut_to(block: WorkTile, count: int) -> WorkTile:
     return WorkTile(block.batch, block.head, block.spans, _last(block.runs, count), block.causal_offset, block.place)
 
 
-@lru_cache(maxsize=1024)  # blocks of the heads have the same, a few of these at a time
+@lru_cache(maxsize=1024)  # the blocks of several heads have the same runs, a few of these at a time
 def _last(runs: tuple[TileRun, ...], count: int) -> tuple[TileRun, ...]:
     kept: list[TileRun] = []
     for run in reversed(runs):

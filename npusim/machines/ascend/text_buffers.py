@@ -177,7 +177,7 @@ class Buffers:
     ) -> TextBuffer:
         found = self._of.get(key)
         if found is None:
-            ending = "" if memory == "GM" or identifier(title) == memory.lower() else f" {memory}"
+            ending = "" if memory == "GM" or identifier(title).endswith(memory.lower()) else f" {memory}"
             name = self.names.of(("buffer", key), title + ending)
             found = self._of[key] = TextBuffer(name, memory, address, slots, rows, cols, format_of(fmt))
             if slots > 1 and memory != "GM":

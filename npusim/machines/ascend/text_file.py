@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.program.ir.tile_program import TileProgram
 
-#: Steps of a length after the first one and the next, at which the text for all lengths is compared with the program.
+#: Steps of a length, after the first step and the next, at which the text for all lengths is compared with the program.
 _COMPARED_AT = (2, 5)
 _UNSTATED = (
     "The text has the values, the order, the buffers and the flags of the program. It does not state the time: costs, "
@@ -35,14 +35,14 @@ def tilelang_file(
 ) -> tuple[str, tuple[str, ...]]:
     """Return a program as the text of a file, and what the text does not state.
 
-    The file has one function, named as the program; with ``growing`` it has that length as its argument.  Raises
-    `ProgramError` for what TileLang-Ascend does not state.
+    The file has one function with the name of the program; with ``growing``, the length is its argument.  Raises
+    `ProgramError` for parts that TileLang-Ascend cannot state.
     """
-    groups, name = device.group_count.value, identifier(program.name)
+    name = identifier(program.name)
     if growing is None:
-        kernel, arguments, before = kernel_text(program, groups), "", []
+        kernel, arguments, before = kernel_text(program, device), "", []
     else:
-        kernel = _for_all_lengths(program, groups, growing)
+        kernel = _for_all_lengths(program, device, growing)
         n, first, step, _ = growing
         arguments = f"{n}={first}"
         before = [
@@ -71,16 +71,16 @@ def tilelang_file(
     return "\n".join(lines), (_UNSTATED, *kernel.notes)
 
 
-def _for_all_lengths(program: TileProgram, groups: int, growing: Growing) -> KernelText:
+def _for_all_lengths(program: TileProgram, device: DeviceSpec, growing: Growing) -> KernelText:
     """Return the text for all lengths: that of the first two, which is compared with those of longer ones."""
     name, least, step, program_of = growing
     start = least // step
 
     def at(number: int) -> KernelText:
-        return kernel_text(program_of(least + number * step), groups, grows=True)
+        return kernel_text(program_of(least + number * step), device, grows=True)
 
     try:
-        first = kernel_text(program, groups, grows=True)
+        first = kernel_text(program, device, grows=True)
         whole = first.with_growing(at(1), "tiles", start, 1)
         for number in _COMPARED_AT:
             if first.with_growing(at(number), "tiles", start, number) != whole:

@@ -1,7 +1,7 @@
 """Lines of a program's text whose numbers are sums, so that two texts that differ only in numbers become one.
 
-The text of a core with number 0 and that of a core with number 1 are one text with the number as a variable; so are the
-texts for a length and for the next one.
+The texts of cores with the numbers 0 and 1 become one text with the number as a variable; so do the texts for a length
+and for the next length.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class TextLine:
         return self.text.format(*self.numbers)
 
     def then(self, text: str, *numbers: Number) -> TextLine:
-        """Return the text followed by another one."""
+        """Return the text followed by another text."""
         return TextLine(self.text + text, (*self.numbers, *numbers))
 
 

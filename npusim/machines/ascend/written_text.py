@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from npusim.config.family import registered
 from npusim.errors import ProgramError
 from npusim.late_methods import dataclass
 from npusim.machines.ascend.group import AIC, AIV
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from typing import SupportsInt
 
+    from npusim.config.device import DeviceSpec
     from npusim.program.ir.buffers import Ring
     from npusim.program.ir.op import Step
     from npusim.program.ir.tile import Operand
@@ -69,8 +71,8 @@ class KernelText:
         return KernelText(lines, body, self.outputs, self.workspaces, self.notes)
 
 
-def kernel_text(program: TileProgram, group_count: int, *, grows: bool = False) -> KernelText:
-    """Return the text of a program on ``group_count`` core groups; ``grows``: it becomes part of a text for all
+def kernel_text(program: TileProgram, device: DeviceSpec, *, grows: bool = False) -> KernelText:
+    """Return the text of a program on a device; ``grows``: it becomes part of a text for all
     lengths.
 
     Raises `ProgramError` for what the language does not state, with the operation.
@@ -81,14 +83,14 @@ def kernel_text(program: TileProgram, group_count: int, *, grows: bool = False) 
     queues = {q.name for q in program.queues}
     if {name.partition(".")[0] for name in queues} != set(_CORES):
         raise ProgramError(f"{program.name}: core groups of other cores than one {AIC} and two {AIV}")
-    return _KernelWriter(program, phase, group_count, grows=grows).text()
+    return _KernelWriter(program, phase, device, grows=grows).text()
 
 
 class _KernelWriter:
     """Writes the text of one phase."""
 
-    def __init__(self, program: TileProgram, phase: ProgramPhase, group_count: int, *, grows: bool) -> None:
-        self.program, self.phase, self.grows = program, phase, grows
+    def __init__(self, program: TileProgram, phase: ProgramPhase, device: DeviceSpec, *, grows: bool) -> None:
+        self.program, self.phase, self.device, self.grows = program, phase, device, grows
         self.names = TextNames()
         self.walker = Walker(program)
         self.rings: tuple[Ring, ...] = program.rings
@@ -100,7 +102,7 @@ class _KernelWriter:
         self.notes = list[str]()
         self.symbols = dict[Symbol, Sequence[int]]()
         self.variables = dict[Symbol, Sum]()
-        self.groups = min(group_count, len(phase.blocks))
+        self.groups = min(device.group_count.value, len(phase.blocks))
 
     # ------------------------------------------------------------ the kernel
     def text(self) -> KernelText:
@@ -114,13 +116,17 @@ class _KernelWriter:
         self._start(firsts)
         streams = self._stream(block)
         tasks = [*self._task_lines(), *begins]
-        scopes = [Indented(TextLine('with T.Scope("C"):'), self._scope(_CORES[0], streams, tasks))]
+        matrix = self._scope(_CORES[0], streams, tasks)
         vectors = [self._scope(core, streams, tasks) for core in _CORES[1:]]
         try:
             joined = as_one(vectors[0], vectors[1], "vid")
         except UnlikeError as error:
             raise ProgramError(f"{self.program.name}: the two vector cores do not run the same text: {error}") from None
-        scopes.append(Indented(TextLine('with T.Scope("V"):'), joined))
+        scopes = [
+            Indented(TextLine(f'with T.Scope("{name}"):'), lines)
+            for name, core, lines in (("C", _CORES[0], matrix), ("V", _CORES[1], joined))
+            if streams[core]
+        ]
         head = TextLine("with T.Kernel({}, is_npu=True) as (cid, vid):", (Sum(self.groups),))
         body = (Indented(head, (*self.buffers.allocations(), *scopes)),)
         used = list(self.tensors.used.values())
@@ -261,12 +267,31 @@ class _KernelWriter:
         made: dict[str, list[Node]] = {core: [] for core in _CORES}
         listed = list(items)
         turned = _turned([x for x in listed if not isinstance(x, Loop)])
+        self._refuse_pieces(listed)
         for item in listed:
             if isinstance(item, Loop):
                 self._loop(item, made)
             else:
                 self._operation(item, made[item.queue.partition(".")[0]], turned)
         return made
+
+    def _refuse_pieces(self, items: Iterable[Item]) -> None:
+        """Raise `ProgramError` for products that add to one result without a loop: only loops are read as one sum."""
+        sums = Counter[str]()
+        for item in items:
+            if isinstance(item, Loop):
+                sums.clear()
+                continue
+            for step in (s for s in item.steps if s.opcode is Opcode.MATMUL and isinstance(s.dst, RingTile)):
+                assert isinstance(step.dst, RingTile)
+                name = step.dst.ring.name
+                sums[name] = sums[name] * step.attributes.accumulate + 1
+                if step.attributes.accumulate and sums[name] > 1:
+                    raise ProgramError(
+                        f"{self.program.name}: {item.label} on {item.queue}: a sum of several pieces without a loop "
+                        "has no text whose values npusim reads back; name block_k= and load_k= of one size, or more "
+                        "or fewer pieces"
+                    )
 
     def _loop(self, loop: Loop, made: Streams) -> None:
         if not isinstance(loop.indices, range | OpaqueRange) or not loop.name:
@@ -322,6 +347,7 @@ class _KernelWriter:
         def text(x: Operand, *, is_turned: bool = False) -> TextLine:
             return self._operand(x, generations, is_turned=is_turned)
 
+        self._refuse_choice(step)
         memories = [memory_of(x) for x in step.operands()]
         if step.opcode is Opcode.MATMUL:
             a, b = (x for x in step.srcs if not isinstance(x, float))
@@ -344,6 +370,20 @@ class _KernelWriter:
             yield called("T.copy", text(source), text(step.dst, is_turned=is_turned)).then(ending)
         else:
             yield vector_line(step, text)
+
+    def _refuse_choice(self, step: Step) -> None:
+        """Raise `ProgramError` for a function, order or arithmetic that the words of the text do not mean."""
+        how, device = step.attributes, self.device
+        chosen, own = how.variant, ""
+        if step.opcode is Opcode.EXP:
+            own = registered(device.family).preset("exp_variant")
+        elif step.opcode is Opcode.ROW_SUM and device.row_sum is not None:
+            chosen, own = how.order, str(device.row_sum.value)
+        elif step.opcode is Opcode.MATMUL:
+            chosen, own = how.arithmetic, device.matrix_engine(AIC).arithmetic_of(step.operands()[1].fmt)
+        if chosen != own:
+            what = f"{step.opcode.value} with {chosen}, which the text does not state"
+            raise ProgramError(f"{what}; the device's own is {own or 'plain'}")
 
     # ------------------------------------------------------------ operands and flags
     def _operand(self, x: Operand, generations: Mapping[tuple[int, bool], Sum], *, is_turned: bool) -> TextLine:

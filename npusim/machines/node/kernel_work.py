@@ -213,7 +213,7 @@ def _in_waves(kernel: NodeKernel, waves: Waves, issue_s: float) -> KernelWork:
         (waves,),
         terms=((f"node.kernels.{kernel.role}.flops_per_s", 1.0),),
         methods=("fitted kernels",),
-        bound_fs=waves.block_count * waves.block_fs // waves.core_count,  # every core busy to the end
+        bound_fs=waves.block_count * waves.block_fs // waves.core_count,  # with every core busy until the end
     )
 
 

@@ -290,7 +290,7 @@ def progress_rate(demand: tuple[tuple[str, float], ...], claims: dict[str, float
     part is always free: 1 % of a resource that is claimed completely.
     """
     # Model: linear in the cores that remain; a pipeline that hides latency loses more when cores are missing.
-    least = 0.01  # source: ours, so that work claimed to a stop still ends
+    least = 0.01  # source: ours, so that work still ends if all resources are claimed
     rates = [max(least, 1.0 - claims.get(name, 0.0)) / used for name, used in demand if used > 0.0]
     return min([1.0, *rates])
 

@@ -124,7 +124,7 @@ CPU = CoreFamily(
     processor="cpu",
     decisions=GpuDecisions,
     fields={"attention": _ATTENTION, "compiled": _GROUPS},
-    presets={"sum_order": "tree_halves"},  # the order of lanes
+    presets={"sum_order": "tree_halves"},  # the order of the lanes
     unread=_UNREAD,
     cores=("sm",),
 )

@@ -35,25 +35,23 @@ from npusim.machines.sm.group_turns import SIGNAL, WarpTurns
 from npusim.machines.sm.group_work import GroupWork, Works, work_of
 from npusim.machines.sm.name_places import BlockPlaces, accumulator
 from npusim.program.ir.op import COMPARED, Attributes, Opcode, Step, TileOp
-from npusim.program.ir.tile import Tile
+from npusim.program.ir.tile import RingTile, Tile
 from npusim.units import chunks
 
 #: Largest number of keys of a tile with which compilers write masks among other instructions: from 64 on they pack the
 #: predicates (LOP3, SEL) before the first exponential.  source: SASS of Triton 3.6 for sm_90, flash tiles of 16 to 256
 #: keys
 PREDICATED_KEYS = 32
-#: For a load that waits for a number, the place of its rows.
-PLACED = Attributes(lookups=1)
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Hashable, Iterable, Iterator, Mapping
 
-    from npusim.kernels.form.phase import Stage, Visit, WorkTile
+    from npusim.kernels.form.phase import Stage, TileLoop, Visit, WorkTile
     from npusim.machines.frame import Frame, Span
     from npusim.machines.sm.core import SmCore, SmTiling
     from npusim.machines.sm.name_places import Handshake
     from npusim.program.ir.op import WarpPlan
-    from npusim.program.ir.tile import Operand, RingTile
+    from npusim.program.ir.tile import Operand
     from npusim.program.ir.tile_program import Item
 
 
@@ -95,6 +93,14 @@ class ResidentBlock:
         # body.
         tile = self._coded_tile if self.decided.loops else self._tile
         self.tiles = {loop: partial(tile, loop.stages) for loop in frame.phase.loops}
+        #: How often loads wait for places of their rows, and a block's first tile if that has waits of its own: its
+        #: loads come before the loop, where all places are read together.
+        self.lookups = self.decided.loops[0].lookups if self.decided.loops else int(self.decided.awaits_places)
+        self.firsts = (
+            {loop: partial(self._coded_tile, loop.stages, lookups=1) for loop in frame.phase.loops}
+            if self.decided.loops and self.lookups > 1
+            else {}
+        )
         parts = self.turns.cuts if self.turns and self.decided.ahead else ()
         self.cuts, self.alone = (
             [(partial(self._tile, stages, groups=groups, alone=alone), lag) for stages, lag, groups in parts]
@@ -113,7 +119,7 @@ class ResidentBlock:
         start, finish = self._start(block), self._finish(block)
         yield from turns.started(start) if turns else start
         for loop in frame.phase.loops:
-            yield from self._pipelined(block) if self.cuts else frame.loop(loop, self.tiles[loop], block)
+            yield from self._pipelined(block) if self.cuts else self._loop(loop, block)
         yield from turns.finished(finish) if turns else finish
         if works and self.begun:
             slots = tuple(ring.front(*SIGNAL) for ring in self.begun.values())
@@ -133,6 +139,9 @@ class ResidentBlock:
         yield from turns.freed([self.places.held_slots(n, last=True) for _, n in self._shares(block.rows)])
         yield from filter(None, loops[-1:])
 
+    def _loop(self, loop: TileLoop, block: WorkTile) -> Iterator[Item]:
+        return self.frame.loop(loop, self.tiles[loop], block, self.firsts.get(loop))
+
     def _shares(self, rows: int) -> list[Span]:
         """Return the first row and the number of rows of each warp group; none if there are more groups than rows."""
         count = self.decided.groups
@@ -147,16 +156,17 @@ class ResidentBlock:
         *,
         groups: range | None = None,
         alone: bool = False,
+        lookups: int | None = None,
     ) -> Iterator[TileOp]:
         """Yield one tile: loads, then each stage between the stores of its products' operands, then an iteration's end.
         ``groups``: only these groups, loads with the first; None: all.  ``alone``: its product is the first or the last
-        of a block whose products overlap.
+        of a block whose products overlap.  ``lookups``: as of `_coded_tile`.
         """
         chain, groups = self._chain(stages, tile), range(self.decided.groups) if groups is None else groups
         before, after = self._stores_around(stages, chain)
         held: Handshake = ()
         if not groups.start:
-            yield from self._loads(stages, chain, block, tile)
+            yield from self._loads(stages, chain, block, tile, self.lookups if lookups is None else lookups)
         for run in self.turns.runs(stages) if self.turns else [(s,) for s in stages]:
             s = run[-1]
             yield from self._late_loads(s, block, tile)
@@ -174,13 +184,17 @@ class ResidentBlock:
             step = GroupWork(self.decided, pays=("tile",))
             yield from (TileOp("next", warps, WARPS, (), (), step) for warps in self.warps)
 
-    def _coded_tile(self, stages: tuple[Stage, ...], block: WorkTile, tile: Visit) -> Iterator[TileOp]:
+    def _coded_tile(
+        self, stages: tuple[Stage, ...], block: WorkTile, tile: Visit, *, lookups: int | None = None
+    ) -> Iterator[TileOp]:
         """Yield one tile whose work is that of its machine code: one part at the first product, where copies are
         awaited, and the rest after the last one, when the copies of a later tile have begun.
+
+        ``lookups``: how often its loads wait for places; None: as in the loop.
         """
         work = self.decided.loops[-1 if tile.only else 0]
         begun, behind, first = set[str](), set[str](), next((s for s in stages if s.is_product), None)
-        for op in self._tile(stages, block, tile):
+        for op in self._tile(stages, block, tile, lookups=lookups):
             if not isinstance(op.work, GroupWork) or not tile.cols or first is None:
                 yield op
                 continue
@@ -338,7 +352,7 @@ class ResidentBlock:
         return self.places.operands_of(stages) if is_chained else ()
 
     def _loads(
-        self, stages: tuple[Stage, ...], chain: tuple[str, ...], block: WorkTile, tile: Visit
+        self, stages: tuple[Stage, ...], chain: tuple[str, ...], block: WorkTile, tile: Visit, lookups: int
     ) -> Iterator[TileOp]:
         """Yield the loads of a tile; slices of a product's sum are loaded during the product."""
         read, places = {n for s in stages for n in s.read}, self.places
@@ -346,9 +360,9 @@ class ResidentBlock:
         late = {n for names in places.late.values() for n in names}
         for n in places.visited:
             if n in read - late and n not in chain and not (self.decided.slice_elements and n in places.shared):
-                yield self._load(n, block, tile)
+                yield from self._in_pieces(n, block, tile, lookups)
         for n in chain:
-            yield self._load(n, block, tile, before)
+            yield self._load(n, block, tile, before, lookups=lookups if n == chain[0] or not self.decided.loops else 0)
             before = (places.slot(places.loaded[n], n, block, tile),)
 
     def _late_loads(self, s: Stage, block: WorkTile, tile: Visit) -> Iterator[TileOp]:
@@ -386,13 +400,32 @@ class ResidentBlock:
             after[s] = [n for p in fed for n in places.stored_for(p)]
         return before, after
 
-    def _load(self, n: str, block: WorkTile, tile: Visit, handshake: Handshake = ()) -> TileOp:
+    def _load(
+        self, n: str, block: WorkTile, tile: Visit, handshake: Handshake = (), *, lookups: int | None = None
+    ) -> TileOp:
         source, ring = self.frame.cut(n, block, tile), self.places.loaded[n]
         shape = (source.rows * source.cols, 1) if len(self.frame.axes(n)) == 1 else (source.rows, source.cols)
         slot = ring.fill(*shape, source.fmt, stride=self.places.pitch(n, ring.space))
-        is_later = self.decided.awaits_places and n in self.frame.phase.looked_up
-        step = Step(Opcode.COPY, slot, (source,), PLACED if is_later else Attributes(), name=n)
+        waits = (self.lookups if lookups is None else lookups) if n in self.frame.phase.looked_up else 0
+        step = Step(Opcode.COPY, slot, (source,), Attributes(lookups=waits), name=n)
         return TileOp(f"{self.frame.label(n)}.load", self.places.loaders[n], LDG, (step,), handshake)
+
+    def _in_pieces(self, n: str, block: WorkTile, tile: Visit, lookups: int | None) -> Iterator[TileOp]:
+        """Yield the loads of an operand: one, or one for each piece that the kernel copies at a time."""
+        whole, axes, pieces = self._load(n, block, tile, lookups=lookups), self.frame.axes(n), self.frame.phase.pieces
+        axis = next((a for a in axes if a in pieces and n in self.places.shared), None)
+        size = self.frame.size(block, axis, tile) if axis else 0
+        if axis is None or size <= pieces[axis]:
+            yield whole
+            return
+        (step,), is_down = whole.steps, axes[0] == axis
+        assert isinstance(step.dst, RingTile)
+        for at, count in chunks(size, pieces[axis]):
+            span = (at, count)
+            source = self.frame.cut(n, block, tile, *((span, None) if is_down else (None, span)))
+            part = step.dst.part(*span) if is_down else step.dst.part(0, step.dst.rows, *span)
+            slot = part.held(first=at == 0, last=at + count == size)
+            yield replace(whole, steps=(replace(step, dst=slot, srcs=(source,)),))
 
     def _store(self, n: str, block: WorkTile, tile: Visit, *, last: bool = True) -> Iterator[TileOp]:
         """Yield the move of every group's share of an operand to shared memory; ``last``: its registers are

@@ -276,7 +276,7 @@ class GroupModel:
         stacked = ceil_div(ceil_div(rows, spec.m_elements.value), down)
         width = ceil_div(columns, across * FRAGMENT_COLUMNS) * FRAGMENT_COLUMNS
         count = ceil_div(row_bytes, MATRIX_BYTES) * stacked * groups
-        if repeats > 1:  # in instructions of half the width
+        if repeats > 1:  # counted in instructions of half the width
             width, count = max(FRAGMENT_COLUMNS, width // repeats), count * repeats
         moved = MATRIX_BYTES * (width + (spec.m_elements.value if from_shared else 0))
         return count, width / (spec.elements_per_cycle.value * self.tensor.rate), moved / self.memory_bytes
@@ -457,7 +457,7 @@ class GroupModel:
             return
         values = elements(tile, work)
         name = listed_as(priced_as(step.opcode), step.attributes.variant, *self.lanes.values())
-        if memory_of(step.dst) == "SMEM":  # rows' results for a product on their way through shared memory
+        if memory_of(step.dst) == "SMEM":  # the results of rows for a product, on their way through shared memory
             size = values * get_format(step.dst.fmt).size_bytes
             count.issued += size / ACCESS_BYTES
             count.shared += size * WARP_LANES / self.memory_bytes
@@ -474,7 +474,8 @@ class GroupModel:
         else:
             formats = {o.fmt for o in step.operands() if o.fmt != "int8"}
             self._issue(name, values * applied(step), formats.pop() if len(formats) == 1 else "", count)
-            more = step.attributes.comparisons - (step.opcode is Opcode.SELECT)  # the first is part of the select
+            # the first comparison is part of the selection
+            more = step.attributes.comparisons - (step.opcode is Opcode.SELECT)
             self._issue("compare", values * max(0, more), "", count)
             count.latency += step.attributes.lookups * self.sharing.lookup_cycles.value
         if is_reduction:
@@ -525,7 +526,7 @@ class GroupModel:
         formats = [stored_format(f or "float32") for f in (target, source)]
         sizes, block = [f.size_bytes for f in formats], formats[0].scale_block
         if block:
-            blocks = values * ROW_LANES / block  # in each of the lanes that share a row
+            blocks = values * ROW_LANES / block  # counted in each of the lanes that share a row
             self._issue("max", values + ROUNDS * blocks, "float32", count)
             self._issue("mul", values + blocks, "float32", count)
             self._issue("cast", blocks, "", count)
@@ -584,7 +585,8 @@ def whole_sizes(tile: Operand, work: GroupWork) -> tuple[int, int]:
         return work.decided.rows, work.columns
     if work.sharers:
         rows, groups = work.sharers * tile.rows, work.decided.consumers
-        if groups and rows % GROUP_ROWS:  # as its transpose, whose rows fill all groups (FlashAttention-3's dQ_swapAB)
+        # computed as its transpose, whose rows fill all groups (FlashAttention-3's dQ_swapAB)
+        if groups and rows % GROUP_ROWS:
             return ceil_div(tile.cols, groups), groups * tile.rows
         return rows, ceil_div(tile.cols, work.sharers)
     return max(work.decided.rows, work.rows, tile.rows), max(work.columns, tile.cols)

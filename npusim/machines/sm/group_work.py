@@ -192,7 +192,7 @@ class Works:
             return work._replace(depth=decided.slice_elements, barriers=1, is_fenced=True)
         adds_up = self.places.how[s].accumulate and self.frame.places[s.rows[0].dst] == "state"
         is_awaited = not adds_up or decided.stages == 1
-        if decided.alternates:  # the last one of products that follow one another is
+        if decided.alternates:  # the last of successive products is
             is_awaited = not decided.ahead and not self._is_followed(s)
         met = int(is_near and decided.roles == "alike")
         depth, sharers = self.tiling.widths.get(self._sum_axis(s), 0), self._sharers(s.rows[0].dst)
@@ -259,7 +259,7 @@ class Works:
     def _computed_rows(self, s: Stage) -> GroupWork:
         """Return the work of rows: without an axis of the loop, no warp repeats it."""
         frame, usual = self.frame, self.usual
-        if self.decided.code is not None:  # the code of its first stage is the block's
+        if self.decided.code is not None:  # the code of the block's first stage is the code of the block
             return usual._replace(is_coded=s is next(iter((*frame.stages, *frame.phase.finish))))
         names = [n for n in (*s.written, *s.read) if n in frame.phase.names]
         # Groups that take turns detect the end of keys in the part of a stage before its exponentials (`WarpTurns`).

@@ -304,7 +304,7 @@ def kernel_tiling(
     if product_stage is not None:
         left, result = (phase.names[n] for n in (product_stage.srcs[0], product_stage.dst))
         (m, k), n = (phase.sizes[a] for a in left.axes), phase.sizes[result.axes[1]]
-        if down and left.axes[0] != result.axes[0]:  # stored as its transpose
+        if down and left.axes[0] != result.axes[0]:  # stored as the transpose
             m, k = k, m
         down = down or 1 << (fields.warps.bit_length() - 1) // 2
         engine = engine_of(device, TENSOR, GroupMatrixEngine)
@@ -403,7 +403,7 @@ def layout_of(tile: BlockTile, engine: GroupMatrixEngine, decided: GpuDecisions)
     warps = tile.warps
     depth = max(decided.depth, tile.depth)
     decided = decided._replace(warps=warps, rows=tile.rows, stages=tile.stages, depth=depth)
-    if not tile.stages and decided.roles == "copying" and not warps % GROUP_WARPS:  # which wait only for copies
+    if not tile.stages and decided.roles == "copying" and not warps % GROUP_WARPS:  # these wait only for copies
         groups = warps // GROUP_WARPS
         rows = ceil_div(tile.rows, groups)
         return decided._replace(groups=groups, warps=GROUP_WARPS, rows=rows, generation="mma")
@@ -713,7 +713,7 @@ def library_tiling(
     generation: Generation = "mma" if engine.wgmma is None else "wgmma"
     across, is_transposed = 2 if is_staged else 1, m > n >= GROUP_ROWS or m < min(n, GROUP_ROWS)
     (rows, columns), groups = (n, m) if is_transposed else (m, n), max(1, min(m, n) // GROUP_ROWS)
-    rows = ceil_div(rows, groups)  # however few a ragged tile has
+    rows = ceil_div(rows, groups)  # even if a ragged tile has few rows
     goes_on = issue.library is not None and not is_one_wave
     charges = [library_products.TILE if goes_on else START]
     is_aligned = not any(stored_format(t.fmt).row_bytes(t.cols) % library_products.ALIGNED_BYTES for t in (a, b, c))

@@ -194,7 +194,8 @@ class LaneModel:
             self._lane_op(pipe, name, values, fmt, plan, tally)
             for other, each in others.items():
                 self._lane_op(FMA, other, values * each, fmt, plan, tally)
-            more = step.attributes.comparisons - (step.opcode is Opcode.SELECT)  # the first is part of the select
+            # the first comparison is part of the selection
+            more = step.attributes.comparisons - (step.opcode is Opcode.SELECT)
             self._lane_op(FMA, "compare", values * max(0, more), "", plan, tally)
             return
         values = ceil(lane_values(plan, source.rows, source.cols) * applied(step))

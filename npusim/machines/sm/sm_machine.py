@@ -100,7 +100,7 @@ class SmMachine(Machine):
     reshapes_operands = False
 
     def __init__(self, device: DeviceSpec) -> None:
-        super().__init__(device)  # places: residents share a multiprocessor
+        super().__init__(device)  # places: resident blocks share a multiprocessor
         self.has_groups = has_concurrent_warp_groups(device)
         self.has_lanes = device.is_timed and not self.has_groups
         self.has_rows_kernels = self.keeps_factors = not self.has_lanes
@@ -196,9 +196,9 @@ class SmMachine(Machine):
         return "computed"
 
     def mask_block(self, tiling: Any) -> int:
-        """Return for how many queries and keys a kernel decides at a time which it visits and masks; 0: for a tile.
+        """Return the number of queries and of keys that a kernel visits and masks together; 0: those of a tile.
 
-        Raises `TilingError` where the kernel's tiles do not divide them.
+        Raises `TilingError` if the kernel's tiles do not divide this number.
         """
         block = decisions_of(tiling.published).mask_block
         for name in ("block_q", "block_kv") if block else ():

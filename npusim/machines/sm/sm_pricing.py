@@ -50,7 +50,9 @@ class SmPricing(Transfers):
         moved = self.move(step, spec, f"cores.{SM}.engines.{op.engine}")
         if step.attributes.lookups and isinstance(source := step.srcs[0], GlobalTile):
             # The number of each row comes from a table before, which misses L2 as its rows do.
-            beyond = self._miss_share(source.tensor.name) * self.device.memory.l2.miss_extra_latency_cycles.value
+            shared = self.sharing.lookup_miss_cycles if source.tensor.heads > 1 else None
+            missed = shared or self.device.memory.l2.miss_extra_latency_cycles
+            beyond = self._miss_share(source.tensor.name) * missed.value
             wait = step.attributes.lookups * (self.sharing.lookup_cycles.value + beyond)
             moved = moved._replace(latency_cycles=moved.latency_cycles + ceil(wait))
         share = self.device.clock_share  # L2's clock does not change when the clock of products falls

@@ -119,8 +119,8 @@ def _check_held(program: TileProgram, phase: str, held: Iterable[Ring], rings: I
 def check_flags(rings: Iterable[Ring], flags: FlagsSpec) -> None:
     """Raise :class:`FlagError` if the rings of one phase need more flags than the device has.
 
-    A binary ring uses one id per slot from each producer to each consumer, and as many in the other direction; a
-    counter ring uses one id in each direction, and its count is at most its depth.
+    A binary ring uses one id per slot from each producer to each consumer, and the same number in the other direction;
+    a counter ring uses one id in each direction, and its count is at most its depth.
     """
     event_ids, counter_ids = flags.usable_event_ids_count.value, flags.cross_core_ids_count.value
     pairs: dict[tuple[str, str], list[tuple[str, int]]] = defaultdict(list)

@@ -220,7 +220,7 @@ def _may_overlap(
     for symbol, factor in fixed.items():
         if factor:
             if symbol not in places:
-                return True  # depends on the block in another way
+                return True  # the coordinate depends on the block in another way
             distance = distance + factor * places[symbol]
     meet = (distance + low < a_size) & (distance + high > -b_size)
     if not step:

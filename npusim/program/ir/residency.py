@@ -178,11 +178,11 @@ def _residency(
 class _Traffic:
     read: int = 0
     missed: int = 0
-    waited: float = 0.0  #: that any group reads and that are not in L2
-    met: float = 0.0  #: multiplied by the number of other groups that read them
+    waited: float = 0.0  #: bytes that any group reads and that are not in L2
+    met: float = 0.0  #: the same bytes, multiplied by the number of other groups that read them
     written: int = 0
-    placed: int = 0  #: written while no part of them was in L2
-    put_out: int = 0  #: written outputs, each counted once
+    placed: int = 0  #: bytes that are written while no part of them is in L2
+    put_out: int = 0  #: bytes of written outputs, each counted once
     read_pushes: float = 0.0
     write_pushes: float = 0.0
 
@@ -212,8 +212,8 @@ class _Cache:
     def __init__(self, capacity: int, warm_bytes: int | None, left: float, back: _WriteBack | None) -> None:
         self.capacity, self.warm_bytes, self.left = capacity, warm_bytes, left
         self._back_capacity, self._free, self._dirty_bytes, _ = back or _WriteBack(0, 0, 0.0, 0)
-        self._passed = 0  # bytes that have entered it since it is full
-        self._written_at: dict[Key, int] = {}  # the number of such bytes when a region was last written
+        self._passed = 0  # bytes that have entered L2 since it became full
+        self._written_at: dict[Key, int] = {}  # the value of this number when a region was last written
         self.traffic: dict[str, _Traffic] = defaultdict(_Traffic)
         self.compulsory = 0
         # (rows, step) of the last access, and the rows accessed so far
@@ -366,7 +366,7 @@ class _Use:
 
 def _added(total: float, value: float, count: int) -> float:
     """Return ``total`` with ``value`` added ``count`` times, rounded each time."""
-    if count == 1 or (float(total).is_integer() and float(value).is_integer()):  # exact, or done once
+    if count == 1 or (float(total).is_integer() and float(value).is_integer()):  # exact, or processed once
         return total + value * count
     for _ in range(count):
         total += value

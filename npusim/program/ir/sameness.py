@@ -57,7 +57,8 @@ class ProgramContent:
         """The operations of blocks of each form, phase by phase: operations and waits, the body of each loop once."""
         listed, bodies = list[Any](), dict["Template", int]()
         for phase in self.program.phases:
-            overlap = Templates(self.program) if phase.succession else None  # the forms of its blocks without overlap
+            # the forms of the phase's blocks without overlap
+            overlap = Templates(self.program) if phase.succession else None
             for form in (overlap or self.templates).forms(replace(phase, blocks=phase.alone) if overlap else phase):
                 listed.append([a.tobytes() for a in (form.numbers, form.counts, form.which)])
                 listed += _listed(form.template, bodies)

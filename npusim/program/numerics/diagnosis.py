@@ -279,9 +279,9 @@ class Resonance:
 
     cosine: float  #: mean over those pairs: 1 in phase, -1 out of phase, about 0 for independent directions
     frequency: int  #: periods along the head dimension of the wave that contributes most; 0 is a common offset
-    phase_degrees: float  #: its lag, from 0 (in phase) to 180 (out of phase)
+    phase_degrees: float  #: lag of K's wave behind Q's, from 0 (in phase) to 180 (out of phase)
     share: float  #: share of this frequency in the sum of the absolute values of all these contributions
-    mean_score: float  #: its contribution to the mean of Q K^T over those pairs, unscaled
+    mean_score: float  #: contribution of this frequency to the mean of Q K^T over those pairs, unscaled
 
 
 def measure(q: Array, k: Array, seen: NDArray[np.bool_] | None = None) -> Resonance:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from operator import index
@@ -174,7 +175,10 @@ def evaluate(
         references.append(exact_rows[at])
         if probe:
             probe.look_at_inputs(q, k, row, attention_of.sequence(batch))
-    error = summarise_errors(list(written.values()), references, program.tensors["o"].fmt)
+    computed, exact_of = list(written.values()), references
+    if "o" in _stored_in_parts(program):
+        computed, exact_of = _stored_elements(computed, references)
+    error = summarise_errors(computed, exact_of, program.tensors["o"].fmt)
     return numeric_result(
         error,
         done.events,
@@ -202,18 +206,35 @@ def _other_errors(
         return {}
     written = {n: tensors.written(t) for n, t in results.items()}
     spans = {n: {at: span for at, x in of.items() if (span := _stored_span(x))[1]} for n, of in written.items()}
-    of_all, errors = exact(spans), dict[str, ErrorSummary | None]()
+    of_all, errors, in_parts = exact(spans), dict[str, ErrorSummary | None](), _stored_in_parts(program)
     for name in results.keys() - {"o"}:
         computed, references = list[Array](), list[Array]()
         for at, (first, count) in spans[name].items():
             values = written[name][at][first : first + count]
             reference = of_all.get((name, *at), np.full(values.shape, np.nan))
-            is_result = _is_stored(values) | (is_whole & ~np.isnan(reference))
+            is_result = _is_stored(values) | (is_whole & (name not in in_parts) & ~np.isnan(reference))
             computed.append(values[is_result][:, None])
             references.append(reference[is_result][:, None])
         is_known = bool(computed) and bool(of_all)
         errors[name] = summarise_errors(computed, references, results[name].fmt) if is_known else None
     return dict(sorted(errors.items()))
+
+
+def _stored_in_parts(program: TileProgram) -> set[str]:
+    """Return the results that are parts of one tensor: the elements that one does not store are those of another."""
+    results = [t for t in program.tensors.values() if t.role == "output" and t.of is None]
+    count = Counter(t.parameter for t in results if t.parameter)
+    return {t.name for t in results if count[t.parameter] > 1}
+
+
+def _stored_elements(computed: Sequence[Array], references: Sequence[Array]) -> tuple[list[Array], list[Array]]:
+    """Return the stored elements of blocks, and their exact values, as columns."""
+    own = [_is_stored(x) for x in computed]
+
+    def columns(blocks: Sequence[Array]) -> list[Array]:
+        return [x[stored][:, None] for x, stored in zip(blocks, own, strict=True)]
+
+    return columns(computed), columns(references)
 
 
 def _is_stored(values: Array) -> NDArray[np.bool_]:
@@ -362,7 +383,7 @@ def _written(
     stored, written, ends = tensors.written(tensor), dict[BlockRows, Array](), dict[tuple[int, int], int]()
     for (_, head, row), (of, count, at) in sorted(outputs.items(), key=lambda x: (x[0][1:], -x[1][1])):
         for batch in sorted(b for b, h in stored if h == of):
-            skipped = max(0, ends.get((batch, head), 0) - row)  # rows of a block of another batch that has more
+            skipped = max(0, ends.get((batch, head), 0) - row)  # rows of a block of another batch, which has more rows
             rows = stored[batch, of][at + skipped : at + count]
             if np.any(np.ascontiguousarray(rows).view(np.uint8) != POISON):
                 written[batch, head, row + skipped] = rows
@@ -549,7 +570,7 @@ def _needed(
         share = max(1, heads // _heads(phase))
         used = {(b.batch, b.head // share) for b in blocks}
         return [b for b in phase.blocks if (b.batch, b.head) in used]
-    rows: dict[tuple[int, int], dict[tuple[int, int], None]] = {}  # neighbouring blocks have the same
+    rows: dict[tuple[int, int], dict[tuple[int, int], None]] = {}  # neighbouring blocks have the same rows
     for b in blocks:
         rows.setdefault((b.batch, b.head), {})[b.row, b.row + b.rows] = None
     # Sorted by start, with the largest end up to each entry: a block finds its rows among thousands by bisection.

@@ -171,7 +171,7 @@ def _ulp_distance(a: Array, b: Array, fmt: str) -> NDArray[np.int64]:
     def ordered(x: Array) -> NDArray[np.int64]:
         raw = np.ascontiguousarray(x).view(bits).astype(np.int64)
         half = np.int64(1) << (8 * bits.itemsize - 1)
-        # maps sign-magnitude numbers to a line, -0 and +0 to the same point
+        # maps sign-magnitude numbers to a line, and -0 and +0 to one point
         return np.where(raw & half, half - raw, raw)
 
     distance: NDArray[np.int64] = np.abs(ordered(a) - ordered(b))

@@ -132,7 +132,7 @@ def _row_sum(sources: Sequence[Array], _before: Array, fmt: str, attributes: Att
     order: Any = attributes.order
     if not order:
         raise ProgramError("a row sum must name its order")
-    if formats.get_format(fmt).is_integer:  # it wraps, the same in any order
+    if formats.get_format(fmt).is_integer:  # the sum wraps, and is the same in any order
         return np.asarray(np.add.reduce(sources[0], axis=-1, dtype=sources[0].dtype))
     return formats.reduce_sum(sources[0], fmt, order, times=sources[1] if len(sources) > 1 else None)
 

@@ -39,7 +39,7 @@ class BlockResults(NamedTuple):
     others: Ints  #: (results, links): concurrent transfers of other groups, in parts
     neighbour: Ints  #: (results, window): neighbouring blocks that scalar units fetched during the block, or `ANY`
     booked: Ints
-    span_booked: Ints  #: in the span in which its rate is measured
+    span_booked: Ints  #: totals in the span in which the rate is measured
     head: Ints
     known: Ints
     link: Records
@@ -58,7 +58,7 @@ class GroupStates(NamedTuple):
     booked: Ints
     block: Records  #: one group's blocks after another's, with `NO_BLOCK` around them
     total: Ints  #: (links,) transfers in flight of all groups, in parts
-    others: Ints  #: (links,) those that the requesting group notices
+    others: Ints  #: (links,) transfers that the requesting group notices
 
 
 RESULT = record("state number is_last after cycles span_cycles next")

@@ -172,7 +172,7 @@ class BlockTable:
             level = dispatcher["level"]
             if dispatcher["pending"] == HALTED:
                 if has_more:
-                    raise self._refusal()  # it would have had more instructions to issue
+                    raise self._refusal()  # the scalar unit would have had more instructions to issue
                 continue
             # The calls move up by one.
             counter = m.stack[d, 0] if level else dispatcher

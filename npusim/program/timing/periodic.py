@@ -56,7 +56,7 @@ class Snapshots(NamedTuple):
     digest: Ints
     moment: Ints
     totals: Ints  #: (slots, totals)
-    taken: Ints  #: for each level, over the whole run
+    taken: Ints  #: number of snapshots of each level, over the whole run
     scratch: Ints  #: (history,)
     engine_floor: Ints
     issue_floor: Ints

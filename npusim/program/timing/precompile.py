@@ -41,7 +41,7 @@ def compiled_meanwhile(module: str, *words: str) -> Iterator[bool]:
 @contextmanager
 def compiled_before(module: str) -> Iterator[None]:
     """Let another process run a module, and wait for it, unless the engine is compiled; the process may fail."""
-    process = _started(None, module)  # it states the reason for the long time
+    process = _started(None, module)  # the process states the reason for the long time
     try:
         if process is not None:
             process.wait()

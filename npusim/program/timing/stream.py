@@ -44,8 +44,8 @@ class TimedOp:
     issue_cycles: int
     terms: tuple[tuple[str, float], ...]
     pipes: tuple[tuple[int, int], ...] = ()  #: shared pipes that it uses, each with its cycles
-    share: Share | None = None  #: work beside other warp groups, which waits for no pipe
-    idle_bytes: tuple[tuple[str, int], ...] = ()  #: those of its flows that do not exist
+    share: Share | None = None  #: work that is shared with other warp groups and waits for no pipe
+    idle_bytes: tuple[tuple[str, int], ...] = ()  #: bytes of the flows that are not transferred
 
 
 def clocked(program: TileProgram, device: DeviceSpec) -> DeviceSpec:

@@ -268,7 +268,7 @@ class Batch:
                 if on_done:
                     try:
                         on_done(dict(zip(sorted(found), compared(found, self.devices), strict=True))[number])
-                    except BaseException:  # the caller has stopped: candidates that have not begun never do
+                    except BaseException:  # the caller has stopped: candidates that have not begun are not run
                         workers.shutdown(wait=False, cancel_futures=True)
                         raise
         return tuple(compared(found, self.devices))

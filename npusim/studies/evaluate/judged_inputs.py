@@ -23,7 +23,7 @@ OF_ATTENTION: Mapping[str, Mapping[str, float]] = MappingProxyType(
         "scores far apart": {"logit_std": 4.0},
         "a late key with the largest score": {"late": 16.0},
         "scores moved": {"logit_mean": 32.0},
-        # tests a maximum that begins with 0: weights in float16 are then 0
+        # this tests a maximum that begins with 0: weights in float16 are then 0
         "scores moved below 0": {"logit_mean": -32.0},
         "large values": {"values": 32.0},
         "queries of zeros": {"zero": 1.0},
@@ -32,9 +32,10 @@ OF_ATTENTION: Mapping[str, Mapping[str, float]] = MappingProxyType(
 OF_TENSORS: Mapping[str, Mapping[str, float]] = MappingProxyType(
     {
         "large inputs": {"scale": 4.0},
-        "small inputs": {"scale": 2.0**-10},  # tests an epsilon: within a root, or after it
-        "negative inputs": {NEGATIVE: 1.0},  # tests a maximum that has 0 beyond a row
-        "inputs moved far below 0": {MOVED: -128.0},  # the exponential of each, without its maximum, is 0
+        "small inputs": {"scale": 2.0**-10},  # this tests an epsilon: inside a root, or after it
+        "negative inputs": {NEGATIVE: 1.0},  # this tests a maximum that includes a 0 beyond a row
+        # the exponential of each value, without subtraction of the maximum, is 0
+        "inputs moved far below 0": {MOVED: -128.0},
         "one large column": {"channels": 64.0},
         "zeros": {"zero": 1.0},
     }

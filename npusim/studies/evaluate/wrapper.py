@@ -124,7 +124,7 @@ def _called(names: Mapping[str, Any], path: str, text: str) -> tuple[Callable[..
         raise SpecError(f"{path}: {name}: {kind}; a wrapper is {_FORM}; functions: {listed or 'none'}")
     parameters = inspect.signature(function).parameters
     if any(isinstance(a, ast.Starred) for a in call.args) or any(k.arg is None for k in call.keywords):
-        raise SpecError(f"{path}: {name}: arguments are given one by one, not by * or **")
+        raise SpecError(f"{path}: {name}: write arguments one at a time, without * or **")
     if len(call.args) > len(parameters):
         raise SpecError(f"{path}: {name}: {len(call.args)} arguments; its parameters are {', '.join(parameters)}")
     given = dict(zip(parameters, map(ast.unparse, call.args), strict=False))

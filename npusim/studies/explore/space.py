@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -137,7 +138,7 @@ class SearchRequest:
         try:
             tiling = Variants(self.of(name), is_open=True).build(Variant()).plan.tiling
             return {**defaults, **{n: word_of(type(tiling), n, v) for n, v in tiling}}
-        except NpusimError:  # an axis may turn it into a tiling that runs
+        except NpusimError:  # an axis may change it to a tiling that runs
             return {**defaults, **named_fields(self.request.tiling)}
 
     def _decided(self, schedule: Schedule, kernels: Iterable[Value] = ()) -> frozenset[str]:
@@ -530,7 +531,8 @@ def parse_field(text: str) -> tuple[str, tuple[Value, ...]]:
         part = item.strip()
         if not part:
             raise TilingError(f"field {text!r}: a value is empty")
-        if ":" in part and "/" not in part and ".py" not in part and not part.endswith(".yaml"):
+        is_of_words = "/" in part or ".py" in part or part.endswith(".yaml")
+        if not is_of_words and (":" in part or re.fullmatch(r"\d+\.\.\.?\d+", part)):  # 128..512 is refused as a range
             values += _range(text, part)
         else:
             values.append(_value(part))

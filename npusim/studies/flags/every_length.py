@@ -167,9 +167,13 @@ def _run(path: Path, name: str, arguments: Mapping[str, object], growth: Growth)
 
 
 def _repeats(executed: SteppedCores, growth: Growth) -> bool:
-    """Return whether each loop has two states that are equal and a period apart, away from its ends."""
+    """Return whether each loop has two states that are equal and a period apart, away from its ends.
+
+    A core group may have fewer tasks than another one, and none of the loops of the others.
+    """
     period, states = growth.period, executed.states
-    for part, (low, high) in growth.loops.items():
+    own = {part for part, _ in states}
+    for part, (low, high) in ((part, ends) for part, ends in growth.loops.items() if part in own):
         first, last = max(low, growth.before + period), high - growth.after - 2 * period
         if not any(
             (part, t) in states

@@ -230,7 +230,8 @@ class SteppedCores:
                 continue  # the two accesses may have bytes in common
             if move and other.at is None and one.part != self._turn[0]:
                 continue
-            if move and other.at is None:  # the other is in all iterations that are more than `NEAR` before this turn
+            # the other access is in all iterations that are more than `NEAR` before this turn
+            if move and other.at is None:
                 last = self._turn[1] - NEAR - 1 - (one.at or 0)
                 if end + move * last <= low if move > 0 else start + move * last >= high:
                     return False

@@ -40,7 +40,7 @@ def walks_of(
 ) -> Iterator[PathWalk]:
     """Yield the walks of a program; if the number of core groups grows, only the walks of groups 0 and 1."""
     groups = [0]
-    for group in groups:  # grows once the first walk has shown how many there are
+    for group in groups:  # this list grows once the first walk has shown how many groups there are
         decisions, is_more, number = Decisions(), True, 0
         while is_more and number < MOST_PATHS:
             walk = walk_program(kernel, language, group, decisions, scalars, growth=growth)

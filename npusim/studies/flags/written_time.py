@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MOST_WALKED, LONG = 4, 12_000
 #: Largest number of instructions of a walk.
 MOST_INSTRUCTIONS = 400_000
-_NO_LAUNCH = "the time leaves out the launch, and the waits of reads for memory behind L2"
+_NO_LAUNCH = "the time includes neither the launch nor the waits of reads for memory beyond L2"
 
 
 @dataclass(frozen=True, slots=True)

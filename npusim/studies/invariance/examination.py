@@ -415,7 +415,8 @@ class _Examination:
         """Try a call in the kernel of the examined call, or in the kernel that a run of it chooses."""
         try:
             built = self._as_run(call) if as_run else self.variants.build(call.variant)
-        except (TilingError, ProgramError) as error:  # it does not fit, or a user's kernel does not accept such a call
+        # the tile does not fit, or a user's kernel does not accept such a call
+        except (TilingError, ProgramError) as error:
             return Tried(call.what, reason=one_line(error))
         tiling, tried = self._tried.get(call.what, (None, None))
         if as_run and tried and tiling == built.plan.tiling:
@@ -460,7 +461,7 @@ class _Examination:
 
     def _compared(self, call: VariedCall, built: BuiltPlan) -> Tried:
         """Return a varied call compared with the examined call, by structure and otherwise by bits."""
-        latency, program = _latency(built), built.program
+        latency, program = built.latency_us(), built.program
         problem = built.plan.problem
         # Positions of sequences of equal length are compared within the larger batch.
         is_moved = call.position != self.sequence and not self.lengths
@@ -566,7 +567,7 @@ class _Examination:
         for call in self._calls()["merge"]:
             built = self.variants.build(call.variant)
             if not _adds(built.program):
-                latency = _latency(built)
+                latency = built.latency_us()
                 cost = None if latency is None or self.latency is None else latency - self.latency
                 return replace(finding, guarantee=call.what, cost_us=cost, cost_at="" if cost is None else "this call")
         return finding
@@ -588,15 +589,15 @@ class _Examination:
             return finding
         fixed_fields = self._fixed(is_size=is_size)
         base = self._fixed_call(fixed_fields) if is_size else None
-        call_latency = None if base is None else _latency(base)
+        call_latency = None if base is None else base.latency_us()
         costs: list[tuple[float, str]] = []
         for tried, call in zip(finding.tried, calls, strict=True):
             if not tried.difference:
                 continue
             fixed = self.variants.build(replace(call.variant, tiling={**call.variant.tiling, **fixed_fields}))
             if not self._is_alike(call, base.program if base else self.base.program, fixed):
-                return finding  # it is not caused by the splits
-            latency = _latency(fixed)
+                return finding  # the splits do not cause the difference
+            latency = fixed.latency_us()
             if tried.latency_us is not None and latency is not None:
                 costs.append((latency - tried.latency_us, f"at {tried.what}"))
         if call_latency is not None and self.latency is not None and costs:
@@ -633,13 +634,6 @@ def _adds(program: TileProgram) -> bool:
     final = next(p for p in reversed(program.phases) if p.serves != "none")
     steps = (step for step in steps_of(final.body(final.blocks[0])) if isinstance(step, Step))
     return not {x.tensor.of for step in steps for x in step.srcs if isinstance(x, GlobalTile)}.isdisjoint(tensors)
-
-
-def _latency(built: BuiltPlan) -> float | None:
-    """Return the microseconds of a program, once it is checked; None on a device without times."""
-    built.check()
-    timing = built.timing()
-    return None if timing is None else timing.latency_s * 1e6
 
 
 def _cost(costs: list[tuple[float, str]]) -> dict[str, Any]:

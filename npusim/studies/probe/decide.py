@@ -385,7 +385,8 @@ class _Unit:
         neutral = replace(self.unit, rounding="nearest_even", late="nearest_even", kept=None, flush="none")
         for start, order in product((self.unit, neutral), ((*rounded, *aligned), (*aligned, *rounded))):
             here = self.score(start, some), start
-            for change in (*order, *order):  # the second time, each with the others' answers
+            # the second time, each change is tried with the answers to the other questions
+            for change in (*order, *order):
                 if here[0] == len(some):
                     break
                 unit = replace(here[1], **change)
@@ -505,8 +506,8 @@ def _looked_at(d: Array) -> tuple[Array, Array]:
 def _as_asked(p: Probes, d: Array) -> tuple[Array, tuple[str, ...], bool]:
     """Return D in the requested orientation, remarks on it, and whether it is a product of A, B and C at all.
 
-    Random rows, up to one in 64, decide this: swapped operands give D's transpose, or have each other's formats; C may
-    be missing.
+    Random rows decide this, by results that are right within a 64th of their terms' size: swapped operands give D's
+    transpose, or have each other's formats; C may be missing.
     """
     where, side = p.of("random_normal"), d.shape[1]
     tiles = np.unique(where // side)

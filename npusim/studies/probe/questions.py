@@ -331,7 +331,7 @@ def _subnormal(p: _Builder) -> None:
         p.add("subnormal_out", (), {0: (3 * 2.0**ea, 2.0 ** (e - ea))})
     last = acc.min_exponent - acc.mantissa_bits
     half = last - (acc.name == "float16")
-    # half of the smallest result and a far smaller term: the term is lost if terms are not aligned to such an exponent
+    # half of the smallest result and a far smaller term: the term is lost unless terms are aligned to such an exponent
     for s in range(1, 45):
         for sign in (1, -1):
             small = _split_power(last - s - 1)

@@ -41,7 +41,7 @@ class Survivors:
     """The units that random vectors do not exclude; the named unit explains ``matched`` of ``total`` outputs.
 
     Units in ``registered`` explain every output, units in ``excluded`` do not.  Of the ``tried`` units, ``units``
-    explain the first ``looked_at`` outputs; ``left`` contains the remaining values of each parameter.
+    explain the ``looked_at`` drawn outputs; ``left`` contains the remaining values of each parameter.
     """
 
     name: str

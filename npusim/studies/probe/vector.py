@@ -219,7 +219,7 @@ def identify_operation(key: str, case: VectorCase, operands: tuple[Array, ...], 
     best, note = max(equal_of, key=lambda name: equal_of[name]), ""
     answers = tuple(name for name, n in equal_of.items() if n == asked)
     if not answers and (words := {n.partition(", NaN")[0] for n, count in but_nan.items() if count == asked}):
-        return OperationResult(key, question, tuple(sorted(words)), asked, asked, note="NaN has patterns of its own")
+        return OperationResult(key, question, tuple(sorted(words)), asked, asked, note="NaN has separate bit patterns")
     if not answers:
         note = _row_order(case, operands[0], wanted) if case.operation == "sum" else _ulps(right, result)
     return OperationResult(key, question, answers, equal_of[best], asked, best, note)

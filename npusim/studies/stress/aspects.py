@@ -222,7 +222,7 @@ def _of_attention(
     raised = {"sinks": (-1, slice(0, SINKS)), "late": (-2, slice(int(LATE * len(x)), int(LATE * len(x)) + 1))}
     for aspect, (column, keys) in raised.items():
         if gap := point.get(aspect):
-            part = math.sqrt(abs(gap) / problem.scale)  # in Q and in K, so that both stay small
+            part = math.sqrt(abs(gap) / problem.scale)  # the factor is applied to Q and to K, so that both remain small
             x[:, column] = part if name == "q" else 0.0
             if name == "k":
                 x[keys, column] = math.copysign(part, gap)

@@ -154,10 +154,11 @@ class StressedRun:
         ``exact`` stores the float64 results.
         """
         subject, rows = subject_of(plan, program), self.request.rows
-        results: dict[str, Any] = {"exact": {} if exact is None else exact, "exact_results": {}}  # on these inputs
+        # results on these inputs
+        results: dict[str, Any] = {"exact": {} if exact is None else exact, "exact_results": {}}
         plan = replace(plan, sources={subject: self.source(plan, subject, point)}, **results)
         p = subject.attention
-        if rows == "sample" and p is not None and not p.lengths:  # also if a block has fewer
+        if rows == "sample" and p is not None and not p.lengths:  # also if a block has fewer rows
             rows = range(max(0, p.seq_q - SAMPLE_ROWS), p.seq_q)
         return bits_of(plan, program, rows=rows, heads=self.heads(subject), **how)
 

@@ -57,6 +57,9 @@ def configurations_of(request: Request, axes: Mapping[str, Iterable[Any]]) -> li
         kind = request.find_schedule().tiling
         build_tiling(kind, dict.fromkeys(axes, "auto"))  # refuses unknown fields
         return [Configuration(p, replace(request, tiling={**named, **with_own_names(kind, p)})) for p in points]
+    if not axes and not request.is_launch:
+        how = f"-f FIELD=VALUES (npusim run {request.schedule} --fields lists the fields)"
+        raise SpecError(f"{request.schedule}: a schedule has no list of configurations; name fields to rank: {how}")
     if not axes and (not is_written or ";" in launch):
         raise SpecError(f"{request.schedule}: there is no @triton.autotune with configurations; use -f FIELD=VALUES")
     kernel = path, launch.partition("[")[0].strip()

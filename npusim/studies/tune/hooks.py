@@ -191,7 +191,7 @@ def _compile(listed: Sequence[Configuration]) -> None:
     def made(configuration: Configuration) -> None:
         request, tiling = configuration.request, dict(configuration.request.tiling or {})
         options = {name: int(str(tiling[field])) for name, field in OPTIONS.items()}
-        with suppress(NpusimError):  # reported when it is predicted
+        with suppress(NpusimError):  # the error is reported when the configuration is predicted
             architecture = architecture_of(request.machine())
             compiled_launch(*launch_and_names(request.schedule, request.problem), options, architecture)
 

@@ -77,7 +77,7 @@ def nearest_problem(
         return None
     changed = nearest.problem
     own_error = kernel.of(_wide(predict(changed))).error(_Candidate("", changed, kernel.kv_head))
-    if not np.isfinite(own_error):  # the schedule does not compute it
+    if not np.isfinite(own_error):  # the schedule does not compute this problem
         own_error = kernel.of(_wide(predicted)).error(_Candidate("", kernel.problem, kernel.kv_head))
     finfo: Any = ml_dtypes.finfo
     step = float(finfo(out.dtype).eps)

@@ -100,7 +100,7 @@ class ClusterExecutor(Executor):
                 except KilledWorker as error:
                     yield number, Lost(f"its workers ended unexpectedly (the last one was {error.last_worker.address})")
         finally:
-            self._client.cancel(list(futures))  # if a caller stops early
+            self._client.cancel(list(futures))  # for callers that stop early
 
     def close(self) -> None:
         """Leave the cluster; a local cluster ends."""

@@ -198,7 +198,7 @@ class _Worker:
         self.pipe, theirs = multiprocessing.Pipe()
         kind = multiprocessing.get_context("fork") if is_single() else multiprocessing.get_context("spawn")
         if kind.get_start_method() == "spawn" and sys.platform != "win32":
-            resource_tracker.ensure_running()  # it allows interrupts when it begins
+            resource_tracker.ensure_running()  # the tracker allows interrupts when it begins
         with _interrupts_blocked():
             self.process = kind.Process(target=_work, args=(theirs,), daemon=True)
             self.process.start()
@@ -222,7 +222,7 @@ class _Worker:
 @contextmanager
 def _interrupts_blocked() -> Iterator[None]:
     """Block Ctrl-C in processes that begin in the meantime until they can end quietly."""
-    if not hasattr(signal, "pthread_sigmask"):  # not on Windows
+    if not hasattr(signal, "pthread_sigmask"):  # this is not available on Windows
         yield
         return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])

@@ -1,0 +1,33 @@
+"""Loads that nothing reads, and values of hidden lanes that a device's functions compute."""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+from npusim.errors import ProgramError
+from ttir.checked_launches import checked
+from ttir.test_engines import normal
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]"),
+    pytest.mark.usefixtures("without_warp_code"),
+]
+check = partial(checked, "unread_kernels")
+
+
+@pytest.mark.parametrize("first", [0, 4])
+def test_a_tensor_whose_loads_are_never_chosen_is_not_read(first: int) -> None:
+    x, z = normal(1, 4, 20), normal(2, 4, 20)
+    words = {"X": x, "Z": z, "T": np.zeros(4, np.float32), "n": 20, "first": first, "B": 8}
+    done = check("chosen", (4,), words, {"T": np.maximum((z if first else x).max(1), 0)}, "h200")
+    assert {t.name for t in done.program.tensors.values()} == {"Z" if first else "X", "o"}
+
+
+def test_a_maximum_that_may_be_a_hidden_exponential_is_refused() -> None:
+    words = {"Z": normal(1, 4, 20), "T": np.zeros((4, 1), np.float32), "n": 20, "BR": 2, "B": 32}
+    with pytest.raises(ProgramError, match="the masked values are unknown"):
+        check("largest", (2,), words, {"T": np.ones((4, 1))}, "h200")
