@@ -173,8 +173,10 @@ def _apart(tries: _Tries, changes: Mapping[str, Any], each_of: str) -> list[Laun
     made = [tries.read(part, replace(tries.choices, **changes)) for part in parts]
     if made:
         called = "tensor that it stores" if each_of == "tensor" else each_of
-        why = f"the results have different shapes: npusim treats the kernel as {len(made)} kernels, one for each "
-        why += f"{called}; `output` is the first one's result"
+        why = (
+            f"the results have different shapes: npusim treats the kernel as {len(made)} kernels, one for each "
+            f"{called}; `output` is the first one's result"
+        )
         made[0].reader.notes.append(f"{tries.function.name}: {why}; {_LAUNCHES.format(len(made))}")
     return made
 
@@ -268,9 +270,8 @@ def _added(tries: _Tries) -> list[LaunchGrid]:
     makers += _kernels(tries.of(apart.others, arguments)) if apart.others else []
     why = (
         "atomic additions: here the programs add their parts to zeros, in program order, and a second kernel "
-        "adds the sum to the"
+        "adds the sum to the tensor; on hardware the order varies, and bits may differ from run to run"
     )
-    why += " tensor; on hardware the order varies, and bits may differ from run to run"
     adder.reader.notes.append(f"{apart.after.operations[0].line}: {why}; {_LAUNCHES.format(1 + len(makers))}")
     return [adder, *makers]
 
@@ -354,8 +355,8 @@ def _of_floats(tries: _Tries, *, knows_tiles: bool = False, lanes: str = "") -> 
         )
         made[0].reader.notes.append(f"{each.line}: {why}")
     for load in tries.prepared.kept:
-        why = "a value that the program stored is not loaded again: a later loop computes it "
-        made[0].reader.notes.append(f"{load.line}: {why}again, and the time includes this")
+        why = "a value that the program stored is not loaded again: a later loop computes it again, and the time "
+        made[0].reader.notes.append(f"{load.line}: {why}includes this")
     for i, one in enumerate(made[1:], 2):
         one.number = i
     return made
