@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC
 from dataclasses import replace
+from math import prod
 from typing import cast
 
 import numpy as np
@@ -163,7 +164,7 @@ class WholeLanes(Memory, ABC):
             where = f"{self.program(program)} accesses element {int(at[program, time, lane])}"
             raise op.fail(f"{source.parameter}: {where}, beyond the tensor, and no mask prevents it")
         gaps = np.zeros(at.shape, bool)
-        if prod_of(source.sizes) != last + 1:  # elements between those of a view are of no axis
+        if prod(source.sizes) != last + 1:  # elements between those of a view are of no axis
             own = sum(source.index((i,), at) * step for i, step in enumerate(source.by))
             inside = [source.index((i,), at) < size for i, size in enumerate(source.sizes)]
             gaps = held & ((own != at) | ~np.logical_and.reduce(inside))
@@ -215,8 +216,3 @@ def _run_of(listed: Integers) -> int:
     """Return how many elements of a list follow one another in memory, on average."""
     seen = listed[listed >= 0]
     return max(1, round(seen.size / (1 + int(np.sum(np.diff(seen) != 1))))) if seen.size else 1
-
-
-def prod_of(sizes: tuple[int, ...]) -> int:
-    """Return the number of elements of axes."""
-    return int(np.prod(sizes, dtype=np.int64))
