@@ -150,6 +150,7 @@ def test_a_text_for_every_length_is_proved_and_has_the_bits_at_other_lengths(dep
         ({"hw": "h200", "tiling": {}}, "", "--as tilelang: h200 is no Ascend device"),
         ({"precision": "fa2_fp32,exp_variant=exp.libdevice"}, "", "rows of P on aiv0.VECTOR: exp with exp.libdevice"),
         ({"arithmetic": "hopper.wgmma.k16.f16.f32"}, "", "S.mmad on aic.CUBE: matmul with hopper.wgmma.k16.f16.f32"),
+        ({"alibi": True}, "", "rows of P on aiv0.VECTOR: add from UB and GM to UB has no TileLang-Ascend text"),
         ({}, "seq_kv", "--every seq_kv: write NAME=STEP"),
         ({}, "heads=1", "NAME is seq, seq_q, seq_kv, batch"),
         ({}, "seq=64", "the problem has no seq"),

@@ -122,11 +122,17 @@ def _is_private(run: Body, buffer: TileBuffer, axis: int) -> bool:
             if len(places) > 1 or (places and not is_write and places != {last}):
                 return False
             if places and is_write:
-                is_read_too = isinstance(s, MatrixProduct) and s.clears != _TRUE
-                if is_read_too and places != {last}:
+                if _adds(s) and places != {last}:
                     return False
                 (last,) = places
     return True
+
+
+def _adds(s: Statement) -> bool:
+    """Return whether a statement that writes a tile leaves a part of the value before it in some elements."""
+    if isinstance(s, ParallelNest):
+        return any(isinstance(x, Elementwise) and x.condition is not None for x in s.body)
+    return s.clears != _TRUE if isinstance(s, MatrixProduct) else isinstance(s, TileReduction) and not s.clears
 
 
 def _canonical(e: Expression) -> frozenset[tuple[object, float]]:
@@ -152,8 +158,11 @@ def _remainder(e: Expression) -> tuple[Expression, int] | None:
 
 
 def _reduced(e: Expression) -> Expression:
-    """Return an expression whose remainders are of sums with reduced constants, in one order."""
-    if (rest := _remainder(e)) is None:
+    """Return an expression whose remainders of loops' numbers are of sums with reduced constants, in one order.
+
+    A remainder of a tile's element is unchanged: it may be of a format that wraps.
+    """
+    if (rest := _remainder(e)) is None or _has_elements(e):
         return with_inner(e, _reduced)
     number, by = rest
     terms = sorted(linear(number, {}).items(), key=lambda x: str(x[0]))
@@ -312,7 +321,7 @@ class _Pipeline:
         writer: bool | None = None
         for n, s in enumerate(self.loop.body):
             own, is_first = [x for x in accesses([s]) if x.buffer is buffer], n in parts[0]
-            is_read = any(not x.is_write for x in own) or (isinstance(s, MatrixProduct) and s.clears != _TRUE)
+            is_read = any(not x.is_write for x in own) or _adds(s)
             if own and is_read and writer is not is_first:
                 return False
             writer = is_first if any(x.is_write for x in own) else writer
