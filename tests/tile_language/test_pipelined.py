@@ -130,8 +130,22 @@ for k in T.serial(4):
 PART = r"w \(8 of the 16 elements of axis 0\), and line \d+ reads more of it"
 
 
-def test_copies_ahead_have_the_values_of_their_text(tmp_path: Path) -> None:
-    made, wanted, _ = both(tmp_path, AHEAD)
+#: A sum of products whose first one, before the loop, clears; in a loop.
+SUMS = """
+for j in T.serial(2):
+    T.copy(A[j * 48, 0], a)
+    T.gemm_v0(a, b, c, init=True)
+    for k in T.serial(2):
+        T.copy(A[(k + 1 + j * 3) * 16, 0], a)
+        T.gemm_v0(a, b, c, init=False)
+    T.copy(c, w)
+    T.tile.add(acc, acc, w)
+"""
+
+
+@pytest.mark.parametrize("body", [AHEAD, SUMS])
+def test_copies_ahead_and_sums_have_the_values_of_their_text(body: str, tmp_path: Path) -> None:
+    made, wanted, _ = both(tmp_path, body)
     assert distance(made, wanted) < 1e-5
 
 
