@@ -53,7 +53,10 @@ class RouteSpec(SpecModel):
     )
     unaligned_row_cycles: Positive | None = Field(
         default=None,
-        description="smallest time of a row in GM that starts inside a block of 32 bytes and is cut into fractals",
+        description=(
+            "smallest time of a row in GM that is shorter than a block of 32 bytes, starts inside one and is cut into "
+            "fractals"
+        ),
     )
     burst_overhead_cycles: Quantity | None = Field(
         default=None,

@@ -143,7 +143,8 @@ class Transfers:
             slow = max(0.0, step.dst.payload_bytes / route.unaligned_bytes_per_cycle.value - spent)
             yield "unaligned_bytes_per_cycle", slow
             if route.unaligned_row_cycles is not None and isinstance(source := step.srcs[0], GlobalTile):
-                least = source.rows * route.unaligned_row_cycles.value
+                is_short = source.payload_bytes < source.rows * BLOCK_BYTES
+                least = source.rows * route.unaligned_row_cycles.value if is_short else 0
                 yield "unaligned_row_cycles", max(0.0, least - spent - slow)
             return
         if route.miss_bytes_per_cycle is not None:

@@ -420,6 +420,9 @@ NAMED: dict[str, frozenset[str]] = {
     "machines/ascend/__init__.py": frozenset({"cann"}),  # the family's usual kernel
     "machines/sm/__init__.py": frozenset({"fa2"}),  # the same
     "kernels/declare/presets.py": frozenset({"pto", "tilelang"}),  # presets that are those kernels' formats
+    "cli/program_command.py": frozenset({"tilelang"}),  # a language in which a program is written out
+    "simulation/written_program.py": frozenset({"tilelang"}),  # the same, in the command that a text names
+    "machines/ascend/text_buffers.py": frozenset({"tilelang"}),  # a name that such a text has already
 }
 
 

@@ -370,7 +370,7 @@ class Phase:
         Elements of the widest tile that a vector unit processes at a time; 0: the machine's default.
     pieces
         Elements of an axis that the kernel copies at a time, on a GPU, of the operands of products that have this axis;
-        the whole axis, if it is not named.
+        the whole axis, if it is not named. Operands that only rows read are loaded after these pieces.
     is_named
         Whether the names of the phase's rings begin with its name, because another phase has the program's main loop.
     operator

@@ -29,6 +29,7 @@ from npusim.kernels.triton.shared_memory import check_programs
 from npusim.kernels.triton.start_values import starts_apart
 from npusim.kernels.triton.tensor_axes import View
 from npusim.kernels.triton.ttir_text import Function, Op
+from npusim.kernels.triton.whole_lanes import ALONG, APART
 
 #: Kinds of programs that one launch may have, and what is said of the times of several kernels.
 MOST_KINDS, _LAUNCHES = 4, "the time is that of {} launches, not of the one kernel"
@@ -238,6 +239,10 @@ def _has_kinds(tries: _Tries) -> bool:
     return isinstance(tries.fault, UnlikeProgramsError) and tries.kinds > 1
 
 
+def _is_fresh(tries: _Tries) -> bool:
+    return tries.choices.is_fresh
+
+
 def _has_remainders(tries: _Tries) -> bool:
     return tries.has_remainders
 
@@ -308,6 +313,7 @@ WAYS = (
     *_with("as written", "tensor"),
     *_with("elements by loaded integers as lists", "tensor", lists_elements=True),
     *_with("remainders as lists", "", "tensor", when=_has_remainders, lists_remainders=True),
+    *_with("vectors of rows and of columns of one tensor as separate loads", "", "tensor", loads_again=True),
     *_with("first hidden lanes chosen behind a load", "", "tensor", chooses_lanes="first"),
     *_with("hidden lanes chosen behind a load", "", "tensor", chooses_lanes="all"),
     *_with("as written", "store"),
@@ -322,7 +328,11 @@ WAYS = (
     *_with("hidden elements of a list", "", lists_elements=True, hides_elements=True),
     *_with("hidden elements of a list", "", when=_has_remainders, lists_remainders=True, hides_elements=True),
     *_with("hidden elements of a list, and iterations one after another", "", hides_elements=True, unrolls=True),
-    *_with("products of tiles added one by one", "", when=lambda tries: tries.choices.is_fresh, adds_tiles=True),
+    *_with("groups of which the last is shorter", "", "tensor", "store", ragged=True),
+    *_with("such groups, and vectors of rows and of columns as separate loads", "", ragged=True, loads_again=True),
+    *_with("such groups, and a list's hidden elements", "", ragged=True, hides_elements=True, unrolls=True),
+    *_with("products of tiles added one by one", "", when=_is_fresh, adds_tiles=True),
+    *_with("products of tiles added one by one, in such groups", "", when=_is_fresh, adds_tiles=True, ragged=True),
 )
 
 
@@ -331,10 +341,11 @@ def _kernels(tries: _Tries) -> list[LaunchGrid]:
     return _added(tries) if has_atomics(tries.function) else _first_read(WAYS, tries)
 
 
-def _of_floats(tries: _Tries, *, knows_tiles: bool = False) -> list[LaunchGrid]:
+def _of_floats(tries: _Tries, *, knows_tiles: bool = False, lanes: str = "") -> list[LaunchGrid]:
     """Read a launch operation by operation."""
-    function, arguments = tries.prepared.function, tries.prepared.arguments
-    made = _kernels(tries.of(function, arguments, replace(tries.choices, knows_tiles=knows_tiles)))
+    function, arguments, choices = tries.prepared.function, tries.prepared.arguments, tries.choices
+    how = replace(choices, knows_tiles=knows_tiles, lanes=lanes, lists_remainders=bool(lanes))
+    made = _kernels(tries.of(function, arguments, how))
     check_programs([each.reader for each in made])
     for each in tries.prepared.maxima:
         why = (
@@ -366,6 +377,8 @@ def _of_integers(tries: _Tries) -> list[LaunchGrid]:
 OF_LAUNCHES = (
     Way("operation by operation", _of_floats),
     Way("with known tiles of integers and masks", partial(_of_floats, knows_tiles=True), lambda tries: tries.has_loops),
+    Way("lane by lane", partial(_of_floats, knows_tiles=True, lanes=ALONG)),
+    Way("lane by lane, apart", partial(_of_floats, knows_tiles=True, lanes=APART), lambda tries: tries.has_loops),
     Way("integers alone", _of_integers),
 )
 

@@ -28,7 +28,7 @@ from npusim.kernels.triton.grouped_blocks import with_groups
 from npusim.kernels.triton.integers import bits_of, within
 from npusim.kernels.triton.kernel_draft import Choices, KnownBlock, Load, Stored, Walk, plain_name
 from npusim.kernels.triton.loaded_again import with_loads_again
-from npusim.kernels.triton.loads_and_stores import Memory, are_alike
+from npusim.kernels.triton.loads_and_stores import are_alike
 from npusim.kernels.triton.masked_sums import with_masked_terms
 from npusim.kernels.triton.neighbours_apart import half_of, with_neighbours_apart
 from npusim.kernels.triton.passed_states import with_states_passed
@@ -56,6 +56,7 @@ from npusim.kernels.triton.values import (
     lesser,
     reshaped,
 )
+from npusim.kernels.triton.whole_lanes import WholeLanes
 
 #: Operations that are refused, and what to do instead.
 _REFUSED: Mapping[str, str] = MappingProxyType(
@@ -138,18 +139,18 @@ def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[in
         return reader
     if fault is not None:
         raise fault
+    again = with_loads_again(function, arguments)
+    if again is not None and choices.way("loads_again"):
+        return _read_again(again, grid, choices)
     try:
         return _read(function, arguments, grid, choices)
     except ProgramError as error:
         fault = error
-        if (again := with_loads_again(function, arguments)) is not None:
+        if again is not None:
             try:
-                reader = _read(again[0], again[1], grid, choices)
+                return _read_again(again, grid, choices)
             except ProgramError as other:
                 fault = other
-            else:
-                reader.notes.append(f"{function.name}: {_AGAIN}")
-                return reader
         for changed, why in _with_loops_changed(function, arguments):
             try:
                 reader = _read(changed, arguments, grid, choices)
@@ -164,6 +165,14 @@ def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[in
             except ProgramError as other:
                 fault = other if DOWN_ROWS in str(fault) else fault
         raise fault from None
+
+
+def _read_again(again: tuple[Function, dict[str, Any]], grid: tuple[int, ...], choices: Choices) -> Reader:
+    """Return a kernel with second loads of what is combined with itself along its other axis."""
+    function, arguments = again
+    reader = _read(function, arguments, grid, choices)
+    reader.notes.append(f"{function.name}: {_AGAIN}")
+    return reader
 
 
 def _with_loops_changed(function: Function, arguments: Mapping[str, Any]) -> Iterator[tuple[Function, str]]:
@@ -228,7 +237,7 @@ def _read(
     return reader
 
 
-class Reader(Memory):
+class Reader(WholeLanes):
     """One kernel at one launch, read from its operations: control flow, and which operation is read how."""
 
     def __init__(
@@ -265,6 +274,8 @@ class Reader(Memory):
         if self.goes_down and self.is_of_one_row:
             why = "a reduction along axis 0 is not supported in a kernel that stores one row"
             raise ProgramError(f"{self.goes_down[0]}: {why}; transpose the loaded block")
+        if not self.is_of_one_row:
+            self._with_numbers_as_rows()
         self._join_free()
         accessed = [x.pointer.of for x in self.stored] + [x.of for x in self.loads.values()]
         for x in self.stored:
@@ -923,7 +934,7 @@ class Reader(Memory):
             if not self.choices.is_apart:
                 raise UnlikeLoopsError
             return False
-        elif all(isinstance(self.values[n], Affine) for n in op.operands[4:][1::2]):
+        elif not self.choices.way("lanes") and all(isinstance(self.values[n], Affine) for n in op.operands[4:][1::2]):
             self._go_through(op, walk.counts[:, 0], first, each)
         elif not self.stored and self._is_last(op) and not np.all(walk.counts):
             self._return(op, walk.counts[:, 0] == 0)  # an empty sequence: its program stores nothing

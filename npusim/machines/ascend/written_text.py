@@ -358,10 +358,9 @@ class _KernelWriter:
                 "T.mma", text(a, is_turned=how.transpose_a), text(b, is_turned=how.transpose_b), text(step.dst)
             ).then(f", init={not how.accumulate})")
         elif len(set(memories)) > 1:
-            is_copy = step.opcode in (Opcode.COPY, Opcode.CAST) and tuple(memories[::-1]) in _COPIES
-            if not is_copy:
-                places = " and ".join(dict.fromkeys(memories[1:]))
-                raise ProgramError(f"{step.opcode.value} from {places} to {memories[0]} has no TileLang-Ascend text")
+            if step.opcode not in (Opcode.COPY, Opcode.CAST) or (memories[1], memories[0]) not in _COPIES:
+                what = f"{step.opcode.value} from {' and '.join(memories[1:])} to {memories[0]}"
+                raise ProgramError(f"{what} has no TileLang-Ascend text")
             refuse_rounding(step)
             (source,) = step.srcs
             assert not isinstance(source, float)

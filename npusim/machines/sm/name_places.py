@@ -180,8 +180,8 @@ class BlockPlaces:
         """Return the operands of a block without a loop that wait for an earlier product or result.
 
         Triton assigns operands of products the shared memory of earlier names, so that their copies wait for the warps.
-        It loads operands that only rows read to registers where the kernel reads them, after a product and its barriers
-        (in the machine code of FLA's chunk_fwd_kernel_o the first load of g follows the last product of K).
+        Operands that only rows read are loaded to registers after a loop over pieces of keys, if the kernel has one (in
+        the machine code of FLA's chunk_fwd_kernel_o the first load of g follows the last product of K).
         """
         frame, made, is_out, seen = self.frame, set[str](), False, set[str]()
         late: dict[Stage, tuple[str, ...]] = {}
@@ -189,7 +189,7 @@ class BlockPlaces:
             frame.stages if self.tiling.has_groups and not frame.loop_axis and not self.decided.slice_elements else ()
         ):
             copied = (n for n in s.read if n in self.shared and self.loaded.get(n) is self.near[n])
-            direct = (n for n in s.read if n in self.visited and n not in self.shared)
+            direct = (n for n in s.read if frame.phase.pieces and n in self.visited and n not in self.shared)
             own = tuple(n for n in (copied if s.is_product else direct) if n not in seen)
             if own and (is_out or made & {*s.read}):
                 late[s] = own

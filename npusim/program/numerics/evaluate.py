@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from operator import index
@@ -174,7 +175,7 @@ def evaluate(
         references.append(exact_rows[at])
         if probe:
             probe.look_at_inputs(q, k, row, attention_of.sequence(batch))
-    error = summarise_errors(list(written.values()), references, program.tensors["o"].fmt)
+    error = _own_error(program, list(written.values()), references)
     return numeric_result(
         error,
         done.events,
@@ -202,18 +203,38 @@ def _other_errors(
         return {}
     written = {n: tensors.written(t) for n, t in results.items()}
     spans = {n: {at: span for at, x in of.items() if (span := _stored_span(x))[1]} for n, of in written.items()}
-    of_all, errors = exact(spans), dict[str, ErrorSummary | None]()
+    of_all, errors, in_parts = exact(spans), dict[str, ErrorSummary | None](), _stored_in_parts(program)
     for name in results.keys() - {"o"}:
         computed, references = list[Array](), list[Array]()
         for at, (first, count) in spans[name].items():
             values = written[name][at][first : first + count]
             reference = of_all.get((name, *at), np.full(values.shape, np.nan))
-            is_result = _is_stored(values) | (is_whole & ~np.isnan(reference))
+            is_result = _is_stored(values) | (is_whole & (name not in in_parts) & ~np.isnan(reference))
             computed.append(values[is_result][:, None])
             references.append(reference[is_result][:, None])
         is_known = bool(computed) and bool(of_all)
         errors[name] = summarise_errors(computed, references, results[name].fmt) if is_known else None
     return dict(sorted(errors.items()))
+
+
+def _stored_in_parts(program: TileProgram) -> set[str]:
+    """Return the results that are parts of one tensor: the elements that one does not store are those of another."""
+    results = [t for t in program.tensors.values() if t.role == "output" and t.of is None]
+    count = Counter(t.parameter for t in results if t.parameter)
+    return {t.name for t in results if count[t.parameter] > 1}
+
+
+def _own_error(program: TileProgram, computed: Sequence[Array], references: Sequence[Array]) -> ErrorSummary:
+    """Return the error of the output's blocks; of a part of a tensor that of the elements that it stores."""
+    fmt = program.tensors["o"].fmt
+    if "o" not in _stored_in_parts(program):
+        return summarise_errors(computed, references, fmt)
+    own = [_is_stored(x) for x in computed]
+
+    def columns(blocks: Sequence[Array]) -> list[Array]:
+        return [x[stored][:, None] for x, stored in zip(blocks, own, strict=True)]
+
+    return summarise_errors(columns(computed), columns(references), fmt)
 
 
 def _is_stored(values: Array) -> NDArray[np.bool_]:
