@@ -48,7 +48,8 @@ def written_program(request: Request, *, every: str = "") -> str:
     plan = plan_of(request, is_bare=True)
     writer = registered(plan.device.family).written
     if not writer:
-        raise SpecError(f"--as tilelang: {plan.device.name} is no Ascend device, for which TileLang-Ascend is")
+        what = f"{request.schedule} on {plan.device.name} is a program of the family {plan.device.family}"
+        raise SpecError(f"--as tilelang: {what}; TileLang-Ascend is for one Ascend device")
     plan, program = program_of(plan)
     name, sign, step = every.partition("=")
     asked = request.asked()

@@ -50,8 +50,8 @@ _ZERO, _TRUE, _ADDS = Literal(0), Literal(1, "bool"), Literal(0, "bool")
 def without_pipelines(body: Sequence[Statement]) -> Body:
     """Return statements with one loop in place of a pipeline's loops; unchanged if there is no pipeline."""
 
-    def level(statements: Sequence[Statement]) -> Body:
-        inside = _with_peeled(tuple(with_bodies(s, level) for s in statements))
+    def level(statements: Sequence[Statement], *, is_outermost: bool = False) -> Body:
+        inside = _with_peeled(tuple(with_bodies(s, level) for s in statements), may_clear=is_outermost)
         for at, s in enumerate(inside):
             if isinstance(s, SerialLoop):
                 made = _Pipeline(inside[:at], s, inside[at + 1 :], uses).as_one_loop()
@@ -61,7 +61,7 @@ def without_pipelines(body: Sequence[Statement]) -> Body:
 
     plain = _without_private_slots(tuple(body))
     uses = Counter(x.buffer for x in accesses(plain))
-    made = level(plain)
+    made = level(plain, is_outermost=True)
     return tuple(body) if made == plain else made
 
 
@@ -122,11 +122,17 @@ def _is_private(run: Body, buffer: TileBuffer, axis: int) -> bool:
             if len(places) > 1 or (places and not is_write and places != {last}):
                 return False
             if places and is_write:
-                is_read_too = isinstance(s, MatrixProduct) and s.clears != _TRUE
-                if is_read_too and places != {last}:
+                if _adds(s) and places != {last}:
                     return False
                 (last,) = places
     return True
+
+
+def _adds(s: Statement) -> bool:
+    """Return whether a statement that writes a tile leaves a part of the value before it in some elements."""
+    if isinstance(s, ParallelNest):
+        return any(isinstance(x, Elementwise) and x.condition is not None for x in s.body)
+    return s.clears != _TRUE if isinstance(s, MatrixProduct) else isinstance(s, TileReduction) and not s.clears
 
 
 def _canonical(e: Expression) -> frozenset[tuple[object, float]]:
@@ -152,8 +158,11 @@ def _remainder(e: Expression) -> tuple[Expression, int] | None:
 
 
 def _reduced(e: Expression) -> Expression:
-    """Return an expression whose remainders are of sums with reduced constants, in one order."""
-    if (rest := _remainder(e)) is None:
+    """Return an expression whose remainders of loops' numbers are of sums with reduced constants, in one order.
+
+    A remainder of a tile's element is unchanged: it may be of a format that wraps.
+    """
+    if (rest := _remainder(e)) is None or _has_elements(e):
         return with_inner(e, _reduced)
     number, by = rest
     terms = sorted(linear(number, {}).items(), key=lambda x: str(x[0]))
@@ -163,10 +172,11 @@ def _reduced(e: Expression) -> Expression:
 # ---------------------------------------------------------------- iterations before and after a loop
 
 
-def _with_peeled(body: Body) -> Body:
+def _with_peeled(body: Body, *, may_clear: bool) -> Body:
     """Return statements with loops that have the iterations which are written out before and after them.
 
-    The first of them may clear the result of a product to which the others add.
+    ``may_clear``: whether the first of them may clear the result of a product to which the others add.  In a loop
+    around these the result would be one that an earlier iteration may have written.
     """
     made, rest = list[Statement](), list(body)
     while rest:
@@ -177,32 +187,33 @@ def _with_peeled(body: Body) -> Body:
             if len(rest) >= size and [_form(x, "", 0) for x in rest[:size]] == last:
                 del rest[:size]
                 s = replace(s, high=Literal(count + 1))
-            if (longer := _with_first(made[-size:], s)) is not None:
+            if (longer := _with_first(made[-size:], s, may_clear=may_clear)) is not None:
                 del made[-size:]
                 s = longer
         made.append(s)
     return tuple(made)
 
 
-def _with_first(before: Sequence[Statement], loop: SerialLoop) -> SerialLoop | None:
+def _with_first(before: Sequence[Statement], loop: SerialLoop, *, may_clear: bool) -> SerialLoop | None:
     """Return a loop with the iteration that the statements before it are; None if they are another one."""
     if len(before) != len(loop.body) or not isinstance(loop.high, Literal):
         return None
     by = {loop.variable: Applied("-", (Variable(loop.variable), Literal(1)))}
     body = list(changed(changed(loop.body, lambda e: substituted(e, by)), _reduced))
+
+    def clears(first: Statement, other: MatrixProduct) -> bool:
+        if not may_clear or not isinstance(first, MatrixProduct):
+            return False
+        return (first.clears, other.clears) == (_TRUE, _ADDS)
+
     for n, (first, own) in enumerate(zip(before, loop.body, strict=True)):
         one, moved = own, body[n]
-        if isinstance(one, MatrixProduct) and isinstance(moved, MatrixProduct) and _clears_alone(first, one):
+        if isinstance(one, MatrixProduct) and isinstance(moved, MatrixProduct) and clears(first, one):
             one = replace(one, clears=_TRUE)
             body[n] = replace(moved, clears=Applied("eq", (Variable(loop.variable), _ZERO)))
         if _form(first, "", 0) != _form(one, loop.variable, -1, tile=_ZERO):
             return None
     return replace(loop, high=Literal(int(loop.high.value) + 1), body=tuple(body))
-
-
-def _clears_alone(first: Statement, other: MatrixProduct) -> bool:
-    """Return whether a statement is a product that clears its result, where the other one adds to it."""
-    return isinstance(first, MatrixProduct) and (first.clears, other.clears) == (_TRUE, _ADDS)
 
 
 # ---------------------------------------------------------------- the loops of a pipeline
@@ -312,7 +323,7 @@ class _Pipeline:
         writer: bool | None = None
         for n, s in enumerate(self.loop.body):
             own, is_first = [x for x in accesses([s]) if x.buffer is buffer], n in parts[0]
-            is_read = any(not x.is_write for x in own) or (isinstance(s, MatrixProduct) and s.clears != _TRUE)
+            is_read = any(not x.is_write for x in own) or _adds(s)
             if own and is_read and writer is not is_first:
                 return False
             writer = is_first if any(x.is_write for x in own) else writer

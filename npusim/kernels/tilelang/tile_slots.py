@@ -198,15 +198,22 @@ class _Ring:
         return x is not None and x.buffer is self.buffer and isinstance(x.value, Literal) and not leaf.conditions
 
     def is_of_each_iteration(self, inner: Sequence[_Leaf], names: set[str]) -> bool:
-        """Return whether each iteration of some loops has its own slot, which it writes before it reads."""
+        """Return whether each iteration of some loops has its own slot, which it writes before it reads.
+
+        A loop in another one of these would overwrite the slot of the iteration around it.
+        """
         of_loop = dict[SerialLoop, set[frozenset[tuple[Expression, float]]]]()
+        outer = set[SerialLoop]()
         for leaf in inner:
             around = [x for x in leaf.loops if x.variable in names]
             if not around:
                 return False
+            outer |= set(around[:-1])
             own = {frozenset(linear(x.indices[self.axis], {}).items()) for x in self.own(leaf)}
             of_loop.setdefault(around[-1], set()).update(own)
-        return all(len(own) == 1 and not self.is_exposed(x) for x, own in of_loop.items())
+        return not outer & of_loop.keys() and all(
+            len(own) == 1 and not self.is_exposed(x) for x, own in of_loop.items()
+        )
 
     def is_exposed(self, loop: SerialLoop) -> bool:
         """Return whether an iteration reads the tile before it writes it."""
@@ -258,7 +265,7 @@ class _Ring:
             return None
         firsts = [self.moved(x, loop.variable, Literal(slot - at)) for slot in range(min(at, int(high)))]
         starts = [s for leaf in outside if isinstance(s := leaf.statement, ParallelNest)]
-        if len(starts) != len(outside) or not all(
+        if not len(starts) == len(outside) == len(firsts) or not all(
             any(_are_equal(s, f, self.axis, slot) for s in starts) for slot, f in enumerate(firsts)
         ):
             return None

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from npusim.kernels.tilelang.first_elements import refuse_reads_of_the_rest
 from npusim.kernels.tilelang.integer_sums import with_float_sums
 from npusim.kernels.tilelang.statements import (
     FLOATS,
@@ -178,6 +179,7 @@ def written_with_notes(kernel: TileKernel) -> tuple[str, tuple[str, ...]]:
     """Return the TTIR of a kernel, and its notes, including notes on parts that the TTIR computes differently, as
     `written` does.
     """
+    refuse_reads_of_the_rest(kernel.body)
     writer = _Writer(with_float_sums(kernel))
     return writer.text(), (*kernel.notes, *writer.notes)
 
