@@ -224,8 +224,11 @@ def _stored_in_parts(program: TileProgram) -> set[str]:
     return {t.name for t in results if count[t.parameter] > 1}
 
 
-def _own_error(program: TileProgram, computed: Sequence[Array], references: Sequence[Array]) -> ErrorSummary:
-    """Return the error of the output's blocks; of a part of a tensor that of the elements that it stores."""
+def _own_error(program: TileProgram, computed: list[Array], references: list[Array]) -> ErrorSummary:
+    """Return the error of the output's blocks; of a part of a tensor that of the elements that it stores.
+
+    An integer of which all bits are set counts as not stored.
+    """
     fmt = program.tensors["o"].fmt
     if "o" not in _stored_in_parts(program):
         return summarise_errors(computed, references, fmt)
