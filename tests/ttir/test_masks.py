@@ -32,8 +32,12 @@ def _run(name: str, grid: tuple[int, ...], hw: str, **words: Any) -> Any:
 
 
 def _is_near(done: Any, expected: Any) -> bool:
-    """Return whether the first result is the expected one to float32's rounding, and its stated error too."""
-    output = np.asarray(done.output, np.float64).reshape(expected.shape)
+    """Return whether the first result is the expected one to float32's rounding, and its stated error too.
+
+    Lanes behind the row, which a mask hides, are of no element.
+    """
+    output = np.asarray(done.output, np.float64).reshape(*expected.shape[:-1], -1)
+    output = output[..., : expected.shape[-1]]
     known = ~np.isnan(output)
     scale = np.abs(expected).max()
     return bool(known.any() and np.abs(output - expected)[known].max() < 2e-6 * scale)
@@ -49,8 +53,8 @@ def test_elements_that_a_mask_hides_without_a_number_are_0(hw: str) -> None:
     x = -np.abs(x)
     done = _run("centred", (5,), hw, X=x, Y=np.zeros_like(x), n=20, B=32, KIND=1)
     assert _is_near(done, x.astype(np.float64))  # the largest is a hidden 0
-    with pytest.raises(ProgramError, match=r"mask_kernels\.py:\d+: a sum runs along an axis .* values are -1\.0"):
-        _run("centred", (5,), hw, X=x, Y=np.zeros_like(x), n=20, B=32, KIND=2)
+    done = _run("centred", (5,), hw, X=x, Y=np.zeros_like(x), n=20, B=32, KIND=2)
+    assert done.numerics.rmse < 1e-6  # twelve hidden lanes of -1 in a sum
 
 
 @pytest.mark.parametrize("hw", DEVICES)
@@ -61,8 +65,8 @@ def test_a_hidden_0_times_a_number_of_the_row_is_0(hw: str) -> None:
     dyw = dy.astype(np.float64) * w
     done = _run("norm_gradient", (6,), hw, **words, SHIFT=False)
     assert _is_near(done, dyw - normed * (dyw * normed).sum(1, keepdims=True) / 40)
-    with pytest.raises(ProgramError, match=r"a sum runs along an axis .* masked values are unknown"):
-        _run("norm_gradient", (6,), hw, **words, SHIFT=True)  # the hidden number less one of the row is no 0
+    done = _run("norm_gradient", (6,), hw, **words, SHIFT=True)  # the hidden number less one of the row is no 0
+    assert done.numerics.rmse < 1e-6
 
 
 @pytest.mark.parametrize("hw", DEVICES)
@@ -191,33 +195,31 @@ def test_numbers_of_rows_are_chosen_element_by_element(hw: str) -> None:
 
 @pytest.mark.parametrize("hw", DEVICES)
 @pytest.mark.parametrize("kind", [0, 1, 2])
-def test_a_choice_of_the_first_tile_is_what_the_loop_begins_with_or_refused(hw: str, kind: int) -> None:
+def test_a_choice_of_the_first_tile_is_what_the_loop_begins_with_or_computed(hw: str, kind: int) -> None:
     x = _drawn(3, 48) - 5
     words = {"X": x, "Y": np.zeros_like(x), "n": 48, "B": 16, "KIND": kind}
     weights = np.exp(x - x.max(1, keepdims=True).astype(np.float64))
     done = _run("first_tile_apart", (3,), hw, **words, START=-float("inf"))
     assert _is_near(done, weights / weights.sum(1, keepdims=True))
-    with pytest.raises(
-        ProgramError, match=r"mask_kernels\.py:\d+: tl\.where tests for the first iteration, and its two"
-    ):
-        _run("first_tile_apart", (3,), hw, **words, START=-1.0)
+    done = _run("first_tile_apart", (3,), hw, **words, START=-1.0)
+    assert done.numerics.rmse < 1e-6
 
 
 @pytest.mark.parametrize("hw", DEVICES)
-def test_lanes_that_a_mask_leaves_and_no_load_reads_are_refused(hw: str) -> None:
+def test_lanes_that_a_mask_leaves_and_no_load_reads_have_the_number_of_the_load(hw: str) -> None:
     x = _drawn(4, 21)
     words = {"X": x, "Y": np.zeros_like(x), "n": 21, "B": 32}
     wide = x.astype(np.float64)
     wanted = (wide.sum(1), wide.max(1), np.exp(wide).sum(1))
     for kind, of in enumerate(wanted):
         assert _is_near(_run("summed_beyond", (4,), hw, **words, most=21, OTHER=1.5, KIND=kind), wide - of[:, None])
-        with pytest.raises(ProgramError, match=r"along an axis that a mask cuts, and the masked values are unknown"):
-            _run("summed_beyond", (4,), hw, **words, most=22, OTHER=1.5, KIND=kind)
+        done = _run("summed_beyond", (4,), hw, **words, most=22, OTHER=1.5, KIND=kind)
+        more = (of + 1.5, np.maximum(of, 1.5), of + np.exp(1.5))[kind]
+        assert _is_near(done, wide - more[:, None])
     assert _is_near(_run("summed_beyond", (4,), hw, **words, most=23, OTHER=0.0, KIND=0), wide - wanted[0][:, None])
     words = {"X": x, "T": np.zeros(4, np.float32), "n": 21, "B": 16}
     assert _is_near(_run("added_beyond", (4,), hw, **words, most=21, OTHER=1.5), wanted[0])
-    with pytest.raises(ProgramError, match="a mask hides some of its elements"):
-        _run("added_beyond", (4,), hw, **words, most=22, OTHER=1.5)
+    assert _is_near(_run("added_beyond", (4,), hw, **words, most=22, OTHER=1.5), wanted[0] + 1.5)
 
 
 @pytest.mark.parametrize(("group", "hw"), [(4, "ascend_910b2"), (4, "h200"), (0, "h200")])

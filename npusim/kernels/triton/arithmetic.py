@@ -248,6 +248,16 @@ class Arithmetic(Draft, ABC):
             raise op.fail("transposing a block of integers")
         self._set(op, replace(x, axes=x.axes[::-1], is_transposed=not x.is_transposed))
 
+    def _tt_ptr_to_int(self, op: Op, pointer: Known) -> None:
+        """Read an address that is compared with 0 alone: of a tensor that is there it is another one."""
+        readers = self._uses.get(op.results[0], [])
+        others = [n for o in readers for n in o.operands if n != op.results[0]]
+        is_asked = all(o.name == "arith.cmpi" and o.text.split()[1].rstrip(",") in ("eq", "ne") for o in readers)
+        zeros = [x for x in map(self.values.get, others) if isinstance(x, Affine) and x.is_uniform and not x.base.any()]
+        if not is_asked or len(zeros) < len(readers) or not isinstance(pointer, Affine):
+            raise op.fail("an address as an integer may only be compared with 0, by == or !=")
+        self._set(op, constant(1, pointer.shape))
+
     def _tt_addptr(self, op: Op, pointer: Affine, offset: Known) -> None:
         self._integer(op, pointer, offset)
         if isinstance(offset, Affine) and offset.overflow:

@@ -307,7 +307,7 @@ class ExactIntegers(WholeNumbers, ABC):
         try:
             super()._selected(op, mask, a, b)
         except OtherFirstError:
-            if not mask.shape or not self.choices.way("knows_tiles"):
+            if not self.choices.way("knows_tiles"):
                 raise
             if self.choices.fuses:
                 why = "compiled code may split off the first iteration and fuse other operations there"
@@ -323,13 +323,14 @@ class ExactIntegers(WholeNumbers, ABC):
     def _other_choice(self, op: Op, mask: Condition | Elements, a: Known, b: Known) -> None:
         """Write a choice by a mask of indices; in a loop by tiles of data that say which of the two each element is."""
         is_known = isinstance(a, Floats | Number) and isinstance(b, Floats | Number)
-        if self._walk is None or not is_known or not mask.shape or not self.choices.way("knows_tiles"):
+        if self._walk is None or not is_known or not self.choices.way("knows_tiles"):
             super()._other_choice(op, mask, a, b)
             return
         values, kind = [x for x in (a, b) if isinstance(x, Floats)], shape_of(op.type.rpartition(", ")[2])[1]
         given = elements_in(op, mask).values
         whole = np.broadcast_to(given, (len(given), self._walk.most, *mask.shape))
-        seen = self._known_block(op, self._unique("seen"), whole, kind)
+        seen = self._known_block(op, self._unique("seen"), whole if mask.shape else whole[..., None], kind)
+        seen = seen if mask.shape else replace(seen, axes=())  # one for each iteration
         one, other = hidden_value(a), hidden_value(b)
         text = f"where(compare({seen.text}, 0.0, 'une'), {self.text(a)}, {self.text(b)}"
         text += ")" if values else f", {self.choices.fmt(kind)!r})"
@@ -461,7 +462,8 @@ class ExactIntegers(WholeNumbers, ABC):
         is_along, called = self._goes_along(), f"known_{name}"
         walked = tuple(is_along and i == len(block) - 1 for i in range(len(block)))
         left = tuple(self._left_like(n, is_walked=each) for n, each in zip(block, walked, strict=True))
-        tiles = known_tiles(called, self.ids, whole, left, is_along=is_along)
+        visited = max(1, int(self._walk.counts.max()))
+        tiles = known_tiles(called, self.ids, whole, left, is_along=is_along, visited=visited)
         if tiles is None:
             why = "indices as values of a tile in a loop, of some programs alone or along three axes, are not supported"
             raise op.fail(why)

@@ -68,7 +68,7 @@ class UnlikeProgramsError(ProgramError):
 #: Choices in which the ways to read a launch differ (`npusim.kernels.triton.launch_ways`).
 WAYS = frozenset(
     {"lists_elements", "parts_by_loops", "lists_remainders", "chooses_lanes", "cuts", "listed_rows", "lists_in_order"}
-    | {"fills_rows", "hides_elements", "adds_tiles", "knows_tiles", "unrolls"}
+    | {"fills_rows", "hides_elements", "adds_tiles", "knows_tiles", "unrolls", "lanes"}
 )
 
 
@@ -102,6 +102,7 @@ class Choices:
     matrix unit multiplies; empty: any.  FP8 that it does not multiply becomes float16, which has all of its numbers.
     ``turns``: which blocks are turned, as `npusim.kernels.triton.turned_blocks` has it.
     ``knows_tiles``: integers and masks of a loop's tiles that are known at launch are tiles of a tensor.
+    ``lanes``: a loop's blocks of one axis are read lane by lane, as `npusim.kernels.triton.whole_lanes` has it.
     ``unrolls``: a loop of few iterations, as many in every program, is its iterations one after another,
     if a mask of its loads has a lower bound.
     ``converts_wide``: floats become integers of 8 bits as ones of 16, of which a store has the low 8 (PTX).
@@ -134,6 +135,7 @@ class Choices:
     converts_wide: bool = False
     turns: str = ""
     knows_tiles: bool = False
+    lanes: str = ""
     unrolls: bool = False
     asked: set[str] = field(default_factory=set, compare=False)
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from npusim.kernels.triton.values import Affine, Condition, Integers, one_hot
+from npusim.kernels.triton.values import Affine, Booleans, Condition, Integers, one_hot
 
 #: Programs, and then axes of a block.
 _AXES = 2
@@ -30,15 +30,25 @@ class KnownTiles(NamedTuple):
 
 
 def known_tiles(
-    called: str, ids: Integers, values: Integers, left: tuple[Integers | None, ...], *, is_along: bool
+    called: str,
+    ids: Integers,
+    values: Integers,
+    left: tuple[Integers | None, ...],
+    *,
+    is_along: bool,
+    visited: int = 0,
+    missing: int | None = None,
 ) -> KnownTiles | None:
     """Return the elements of blocks, (program, iteration, *axes), as a tensor; None where programs are no whole grid.
 
     ``ids``: of programs, (x, y, z); ``left``: elements along each axis that other tiles of the loop have, None for all;
-    ``is_along``: whether the loop goes on along the last axis.
+    ``is_along``: whether the loop goes on along the last axis; ``visited``: how many iterations some program has, 0 for
+    all.  ``missing``: the element of programs that are not
+    there, as where some return early; None: all programs of a grid must be there.
     """
     grid = ids.max(0) + 1
-    if len(ids) != np.prod(grid) or len(np.unique(ids, axis=0)) != len(ids) or not 1 <= values.ndim - _AXES <= _AXES:
+    is_whole = len(ids) == np.prod(grid) or missing is not None
+    if not is_whole or len(np.unique(ids, axis=0)) != len(ids) or not 1 <= values.ndim - _AXES <= _AXES:
         return None
     (x, y, z), (count, most, *block) = map(int, grid), values.shape
     rows, columns = (1, *block)[-2:]
@@ -47,10 +57,19 @@ def known_tiles(
     down, across = (None, *limits)[-2:]
     at = tuple(ids[:, i] for i in (2, 1, 0))
     times = np.arange(most)[None]
-    in_grid = np.zeros((z, y, x, most, rows, columns), values.dtype)
+    in_grid = np.full((z, y, x, most, rows, columns), missing or 0, values.dtype)
     in_grid[at] = whole
+    if missing is not None:
+        in_grid, ids = _without_equal(in_grid, ids)
+        z, y, x = in_grid.shape[:3]
+    if visited:
+        in_grid, most = in_grid[:, :, :, :visited], visited
+        limits = [None if n is None else n[:, :visited] for n in limits]
+        down, across = (None, *limits)[-2:]
     if is_along:
-        last = most * columns if across is None else int((times * columns + np.minimum(across, columns)).max())
+        last = (
+            most * columns if across is None else int((times[:, :most] * columns + np.minimum(across, columns)).max())
+        )
         height = x * rows if down is None else int((ids[:, :1] * rows + np.minimum(down, rows)).max())
         tensor = np.moveaxis(in_grid, 3, 4).reshape(z, y, x * rows, most * columns)[:, :, :height, :last]
         base = ((ids[:, 2] * y + ids[:, 1]) * height + ids[:, 0] * rows)[:, None] * last + times * columns
@@ -70,3 +89,19 @@ def known_tiles(
     pointer = Affine(base, steps[-len(shape) :], shape, called)
     sizes, by = (tuple(side[i] for side in sides) for i in (0, 1))
     return KnownTiles(np.ascontiguousarray(tensor).reshape(-1), sizes, by, pointer, Condition(rules) if rules else None)
+
+
+def _without_equal(in_grid: Integers, ids: Integers) -> tuple[Integers, Integers]:
+    """Return the elements of programs in a grid, (z, y, x, ...), with one index for an axis along which all are equal;
+    and the programs' numbers among these.
+    """
+    ids = ids.copy()
+    is_there: Booleans = np.zeros(in_grid.shape[:3], bool)
+    is_there[tuple(ids[:, i] for i in (2, 1, 0))] = True
+    for axis in range(3):
+        first = np.expand_dims(np.argmax(is_there, axis), axis)
+        one = np.take_along_axis(in_grid, first[..., None, None, None], axis)
+        if in_grid.shape[axis] > 1 and np.all((in_grid == one) | ~is_there[..., None, None, None]):
+            in_grid, is_there = one, np.asarray(is_there.any(axis, keepdims=True))
+            ids[:, 2 - axis] = 0
+    return in_grid, ids

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import product
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from npusim.errors import ProgramError
@@ -29,6 +30,7 @@ from npusim.kernels.triton.shared_memory import check_programs
 from npusim.kernels.triton.start_values import starts_apart
 from npusim.kernels.triton.tensor_axes import View
 from npusim.kernels.triton.ttir_text import Function, Op
+from npusim.kernels.triton.whole_lanes import ALONG, APART
 
 #: Kinds of programs that one launch may have, and what is said of the times of several kernels.
 MOST_KINDS, _LAUNCHES = 4, "the time is that of {} launches, not of the one kernel"
@@ -331,10 +333,10 @@ def _kernels(tries: _Tries) -> list[LaunchGrid]:
     return _added(tries) if has_atomics(tries.function) else _first_read(WAYS, tries)
 
 
-def _of_floats(tries: _Tries, *, knows_tiles: bool = False) -> list[LaunchGrid]:
+def _of_floats(tries: _Tries, **ways: bool | str) -> list[LaunchGrid]:
     """Read a launch operation by operation."""
     function, arguments = tries.prepared.function, tries.prepared.arguments
-    made = _kernels(tries.of(function, arguments, replace(tries.choices, knows_tiles=knows_tiles)))
+    made = _kernels(tries.of(function, arguments, replace(tries.choices, **ways)))  # type: ignore[arg-type]
     check_programs([each.reader for each in made])
     for each in tries.prepared.maxima:
         why = (
@@ -363,9 +365,12 @@ def _of_integers(tries: _Tries) -> list[LaunchGrid]:
     return made
 
 
+_OF_LANES: Mapping[str, bool | str] = MappingProxyType({"knows_tiles": True, "lists_remainders": True})
 OF_LAUNCHES = (
     Way("operation by operation", _of_floats),
     Way("with known tiles of integers and masks", partial(_of_floats, knows_tiles=True), lambda tries: tries.has_loops),
+    Way("lane by lane", partial(_of_floats, **_OF_LANES, lanes=ALONG)),
+    Way("lane by lane, apart", partial(_of_floats, **_OF_LANES, lanes=APART), lambda tries: tries.has_loops),
     Way("integers alone", _of_integers),
 )
 

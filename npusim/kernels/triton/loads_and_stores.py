@@ -53,6 +53,7 @@ from npusim.kernels.triton.values import (
     elements,
     known_elements,
     one_hot,
+    reshaped,
     truth,
 )
 
@@ -66,6 +67,9 @@ class Memory(ExactIntegers):
     def _tt_load(self, op: Op, pointer: Known, mask: Known | None = None, other: Known | None = None) -> None:
         if not isinstance(pointer, Affine | Listed):
             raise op.fail("a tl.load from an address that is computed from floats is not supported")
+        if self._is_turned_vector(op, mask, other):
+            self._load_turned(op, pointer, mask, other)
+            return
         of = pointer.rest.of if isinstance(pointer, Listed) else pointer.of
         if of in self.bytes_of and any(x.of.partition(".")[0] == of for x in self.stored):
             why = "the kernel both stores and loads these integers, which is not supported"
@@ -90,6 +94,25 @@ class Memory(ExactIntegers):
             self._load_rows(op, pointer, mask, other)
             return
         self._load(op, self._in_rows(op, pointer, mask), mask, other, shape_of(op.type)[1])
+
+    def _is_turned_vector(self, op: Op, *others: Known | None) -> bool:
+        """Return whether a load is of a block with one row or column that is read transposed alone."""
+        shape, readers = shape_of(op.type)[0], self._uses.get(op.results[0], [])
+        is_vector = len(shape) == 2 and 1 in shape and bool(readers) and all(o.name == "tt.trans" for o in readers)
+        return is_vector and all(isinstance(x, Condition | Number | Affine | None) for x in others)
+
+    def _load_turned(self, op: Op, pointer: Affine | Listed, mask: Known | None, other: Known | None) -> None:
+        """Load a row in place of a column that is transposed, or the other way round."""
+        turned = [x and reshaped(x, x.shape[::-1], lambda s, _: s[::-1]) for x in (pointer, mask, other)]
+        rows, columns = shape_of(op.type)[0]
+        name = f"{op.results[0]}@turned"
+        type_ = op.type.replace(f"tensor<{rows}x{columns}x", f"tensor<{columns}x{rows}x")
+        one = replace(op, results=[name], type=type_)
+        self._uses[name] = [o for reader in self._uses[op.results[0]] for o in self._uses.get(reader.results[0], [])]
+        self._tt_load(one, *turned)
+        loaded = self.values.pop(name)
+        assert isinstance(loaded, Floats)
+        self._set(op, replace(loaded, axes=loaded.axes[::-1], is_transposed=not loaded.is_transposed))
 
     def _load_rows(self, op: Op, pointer: Affine, mask: Known | None, other: Known | None) -> None:
         """Load a block whose rows are a list; a mask that leaves all or nothing of it, by program, is applied after a
@@ -203,11 +226,15 @@ class Memory(ExactIntegers):
         return Listed(rest, step * np.arange(count)[::-1], at)
 
     def _as_listed(self, op: Op, pointer: Affine | Listed, mask: Known | None) -> Affine | Listed:
-        """Return addresses by a loaded integer, of each program and iteration, as a list of all of them.
+        """Return addresses by a loaded integer, of each program and iteration, as a list of all of them; also those of
+        single elements that a loop visits from the last to the first.
 
         Of a block in a loop the list leads along the tensor's other axes than the block goes along.
         """
-        if not isinstance(pointer, Affine) or not self.looked_up(op.operands[0]):
+        if not isinstance(pointer, Affine):
+            return pointer
+        goes_back = self._walk is not None and not pointer.shape and bool(np.any(np.diff(pointer.base) < 0))
+        if not goes_back and not self.looked_up(op.operands[0]):
             return pointer
         view, is_one = self.arguments[pointer.of], not pointer.shape and self._walk is None
         own = {s for s, n in zip(pointer.steps, pointer.shape, strict=True) if n > 1}
@@ -732,8 +759,9 @@ class Memory(ExactIntegers):
         rows = np.array(view.listed, np.int64)
         if not drops and np.any((rows[np.clip(places, 0, len(rows) - 1)] < 0) & read):
             raise op.fail(f"{view.parameter}: loaded integers address elements beyond its end, and no mask prevents it")
-        used = rows[np.unique(places[read])]
-        used = used[used >= 0]
+        is_used = np.zeros(len(rows), bool)
+        is_used[places[read]] = True
+        used = rows[is_used & (rows >= 0)]
         if op.name.endswith("store") and len(np.unique(used)) < len(used):
             raise op.fail(f"{view.parameter}: a store writes the same row at two indices, in an undefined order")
 

@@ -28,7 +28,7 @@ from npusim.kernels.triton.grouped_blocks import with_groups
 from npusim.kernels.triton.integers import bits_of, within
 from npusim.kernels.triton.kernel_draft import Choices, KnownBlock, Load, Stored, Walk, plain_name
 from npusim.kernels.triton.loaded_again import with_loads_again
-from npusim.kernels.triton.loads_and_stores import Memory, are_alike
+from npusim.kernels.triton.loads_and_stores import are_alike
 from npusim.kernels.triton.masked_sums import with_masked_terms
 from npusim.kernels.triton.neighbours_apart import half_of, with_neighbours_apart
 from npusim.kernels.triton.passed_states import with_states_passed
@@ -56,6 +56,7 @@ from npusim.kernels.triton.values import (
     lesser,
     reshaped,
 )
+from npusim.kernels.triton.whole_lanes import WholeLanes
 
 #: Operations that are refused, and what to do instead.
 _REFUSED: Mapping[str, str] = MappingProxyType(
@@ -228,7 +229,7 @@ def _read(
     return reader
 
 
-class Reader(Memory):
+class Reader(WholeLanes):
     """One kernel at one launch, read from its operations: control flow, and which operation is read how."""
 
     def __init__(
@@ -265,6 +266,8 @@ class Reader(Memory):
         if self.goes_down and self.is_of_one_row:
             why = "a reduction along axis 0 is not supported in a kernel that stores one row"
             raise ProgramError(f"{self.goes_down[0]}: {why}; transpose the loaded block")
+        if not self.is_of_one_row:
+            self._with_numbers_as_rows()
         self._join_free()
         accessed = [x.pointer.of for x in self.stored] + [x.of for x in self.loads.values()]
         for x in self.stored:
@@ -923,7 +926,7 @@ class Reader(Memory):
             if not self.choices.is_apart:
                 raise UnlikeLoopsError
             return False
-        elif all(isinstance(self.values[n], Affine) for n in op.operands[4:][1::2]):
+        elif not self.choices.way("lanes") and all(isinstance(self.values[n], Affine) for n in op.operands[4:][1::2]):
             self._go_through(op, walk.counts[:, 0], first, each)
         elif not self.stored and self._is_last(op) and not np.all(walk.counts):
             self._return(op, walk.counts[:, 0] == 0)  # an empty sequence: its program stores nothing

@@ -405,6 +405,10 @@ class View(Tensor):
             return values
         return np.where(self.exists[head], values, values.dtype.type(self.ragged.number))
 
+    def of_no_element(self, head: tuple[int, int]) -> Array | None:
+        """Return which places of a (batch, head), (rows, columns), are of no element of the argument; None for none."""
+        return None
+
     @property
     def exists(self) -> Array:
         """Which elements the argument has, (batch * splits, heads, rows, columns): all but those of a ragged axis."""
@@ -442,13 +446,15 @@ class GatheredView(View):
     """Rows of a view that are accessed by a table, as the outermost axis of a separate view.
 
     ``source``: the view; ``along``: its axes that the table leads along; ``listed``: of each row here the offset of its
-    first element there, -1 of an entry that leads to none, which has the number ``hidden`` where it is loaded.
+    first element there, -1 of an entry that leads to none, which has the number ``hidden`` where it is loaded. ``run``:
+    how many entries on average follow one another in memory, of a list of single elements; 0 of other lists.
     """
 
     source: View | None = None
     along: Group = ()
     listed: tuple[int, ...] = ()
     hidden: float | None = None
+    run: int = 0
 
     @property
     def by_row(self) -> int:
@@ -484,12 +490,25 @@ class GatheredView(View):
         is_none = np.array(self.listed, np.int64) < 0
         return np.repeat(is_none, prod(self.sizes) // len(is_none)).reshape(self.sizes)
 
+    def piece(self, rows: int, cols: int) -> int:
+        """Return how many elements of a part of a matrix follow one another in memory."""
+        return min(self.run, rows * cols) if self.run else super().piece(rows, cols)
+
+    def of_no_element(self, head: tuple[int, int]) -> Array | None:
+        """Return which places of a (batch, head), (rows, columns), are of no row of the list; None for none."""
+        nowhere = self.leads_nowhere()
+        return self.by_heads(nowhere)[head] if nowhere.any() else None
+
     def drawn(self, values: Array, head: tuple[int, int]) -> Array:
         """Return drawn values of a (batch, head), (rows, columns); rows at one place in memory are equal."""
         for role, axis in ((ROWS, 0), (COLUMNS, 1)):
             if self.groups[role] == (0,) and values.shape[axis] == len(self.listed):
                 _, first, of = np.unique(self.listed, return_index=True, return_inverse=True)
                 values = np.take(values, first[of], axis)
+        if prod(self.sizes) == len(self.listed) and len(self.sizes) > 1:  # each lane is an entry
+            at = self.by_heads(np.array(self.listed, np.int64).reshape(self.sizes))[head]
+            _, first, of = np.unique(at, return_index=True, return_inverse=True)
+            values = values.reshape(-1)[first[of.reshape(-1)]].reshape(values.shape)
         if self.hidden is not None:
             return np.where(self.by_heads(self.leads_nowhere())[head], values.dtype.type(self.hidden), values)
         return values

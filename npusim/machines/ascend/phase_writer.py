@@ -234,16 +234,16 @@ class AscendPhase:
         loops, finish, states = self.phase.loops, self.phase.finish, list(self.parts.of_states)
         height = next(iter(self.rows.values())).height
         for v in self.vectors:
-            mine = v.mine(self._height(block))
-            for part in v.slices(mine, height) if mine else ():
+            share = v.mine(self._height(block))
+            for part in v.slices(share, height) if share else ():
                 one = RowSlice(part.row, part.rows, 0, part.rows)
                 yield from v.start(dict.fromkeys(states, one), block)
                 for loop in loops:
                     for tile in self.frame.tiles(block) if loop.axis else (WHOLE,):
                         for s in loop.stages:
-                            yield from v.items(self.rows[s], block, tile, one)
+                            yield from v.items(self.rows[s], block, tile, v.within(self.rows[s], one))
                 for s in finish:
-                    yield from v.items(self.rows[s], block, WHOLE, one)
+                    yield from v.items(self.rows[s], block, WHOLE, v.within(self.rows[s], one))
 
 
 @kept_by_blocks(lambda _frame, phase: len(phase.thing.cells))  # one entry for each order of their blocks

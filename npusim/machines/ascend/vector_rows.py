@@ -276,10 +276,13 @@ class VectorShare:
         """Return this core's share of a tile's rows in a stage; a single row that all rows read belongs to
         every core.
         """
-        led = self.frame.led_by(s.stage)
-        if self.frame.axes(led)[0] == ONE != self.frame.row_axis and not s.outputs:
-            return RowSlice(0, 1, 0, 1)
-        return self.mine(self.frame.shape(led, block, tile)[0])
+        mine = self.mine(self.frame.shape(self.frame.led_by(s.stage), block, tile)[0])
+        return self.within(s, mine)
+
+    def within(self, s: RowsStage, rows: RowSlice | None) -> RowSlice | None:
+        """Return the rows of a stage for some rows of a tile: a single row that all rows read is computed once."""
+        is_single = self.frame.axes(self.frame.led_by(s.stage))[0] == ONE != self.frame.row_axis and not s.outputs
+        return RowSlice(0, 1, 0, 1) if is_single else rows
 
     def slices(self, mine: RowSlice, height: int) -> list[RowSlice]:
         """Return a share divided into slices of ``height`` rows."""

@@ -69,6 +69,9 @@ class Arranged(Protocol):
         equal values.
         """
 
+    def of_no_element(self, head: tuple[int, int]) -> NDArray[Any] | None:
+        """Return which places of a (batch, head), (rows, cols), are of no element of the argument; None for none."""
+
     def piece(self, rows: int, cols: int) -> int:
         """Return the number of successive elements in memory of a part of a matrix."""
 

@@ -256,6 +256,7 @@ def execute(
             done += sum(lane.tensors is state.tensors for lane in group)
             if progress is not None:
                 progress(done / total)
+    state.tensors.leave_out(program)
     return state
 
 
@@ -725,6 +726,17 @@ class TensorStore:
         batch, head, row, col = (at_lane(at, number) for at in tile.corner)
         matrix = self.started(tile.tensor, (batch, head), row, row + tile.rows)
         return matrix[row : row + tile.rows, col : col + tile.cols]
+
+    def leave_out(self, program: TileProgram) -> None:
+        """Undo stores to places that are of no element of a result's argument: lanes that the mask of a store hides."""
+        for name, batch, head in list(self._heads):
+            tensor = program.tensors[name]
+            here = None
+            if tensor.role == "output" and tensor.view is not None:
+                here = tensor.view.of_no_element((batch, head))
+            if here is not None:
+                matrix = self.head(tensor, batch, head)
+                matrix.view(np.uint8).reshape(*matrix.shape, -1)[here] = POISON
 
     def written(self, tensor: GlobalTensor) -> dict[tuple[int, int], Array]:
         """Return the matrices of a tensor that exist so far, by (batch, head)."""

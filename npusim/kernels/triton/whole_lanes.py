@@ -1,0 +1,222 @@
+"""Blocks of one axis, whatever their masks leave: the lanes of all programs and iterations as tensors of their own.
+
+A tile of such a tensor has every lane of its block: one that a mask hides has the number of ``other=``, and is of no
+element where it is stored.  So masks of unlike lanes, lengths that differ between programs, and sums over hidden lanes
+need no rule: the kernel of tiles computes in each lane what the program does.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+
+from npusim.kernels.triton.element_wise import elements_in
+from npusim.kernels.triton.known_tiles import known_tiles
+from npusim.kernels.triton.listed import MOST_LISTED, elements_of
+from npusim.kernels.triton.loads_and_stores import Memory
+from npusim.kernels.triton.tensor_axes import GatheredView, View, gathered
+from npusim.kernels.triton.ttir_text import FORMATS, Op, shape_of
+from npusim.kernels.triton.values import (
+    Affine,
+    Condition,
+    Elements,
+    Floats,
+    Integers,
+    Known,
+    Listed,
+    ListedMask,
+    Number,
+    ValueComparison,
+    answers,
+)
+
+#: How the lanes of iterations follow one another: along the loop's axis, or each at a place of its own.
+ALONG, APART = "along", "apart"
+_OF_INDICES = Condition | ListedMask | Elements
+
+
+class WholeLanes(Memory, ABC):
+    """Loads, stores and choices of blocks of one axis, lane by lane, where the choices ask for it."""
+
+    def _is_by_lanes(self, shape: tuple[int, ...]) -> bool:
+        """Return whether a block is one of those that are read lane by lane."""
+        return len(shape) == 1 and bool(self.choices.way("lanes"))
+
+    def _tt_load(self, op: Op, pointer: Known, mask: Known | None = None, other: Known | None = None) -> None:
+        shape, fmt = shape_of(op.type)
+        is_of_floats = fmt in FORMATS and isinstance(pointer, Affine | Listed)
+        if not is_of_floats or not self._is_by_lanes(shape):
+            super()._tt_load(op, pointer, mask, other)
+            return
+        assert isinstance(pointer, Affine | Listed)
+        within, by_value = mask, None
+        if isinstance(mask, ValueComparison):
+            within, by_value = mask.within, replace(mask, within=None)
+        number = Number(0.0, "0.0", shape) if other is None else other
+        if not isinstance(number, Number) or not number.is_known:
+            raise op.fail("a mask of lanes with a block as other= in its tl.load is not supported")
+        at = self._lanes_of(op, pointer, within, "loads", number.value)
+        self._load(op, at, None, number, fmt)
+        # No mask hides lanes here: what another block's mask would hide along their axis is not known.
+        self._set(op, replace(cast("Floats", self.values[op.results[0]]), pad=None))
+        if mask is not None and other is None:
+            self.notes.append(
+                f"{op.line}: a masked load without other=...: hidden elements are 0 here, as in compiled code for GPUs"
+            )
+        if by_value is not None:
+            loaded = self._named(op, cast("Floats", self.values[op.results[0]]))
+            self._by_value(op, by_value, loaded, number)
+
+    def _tt_store(self, op: Op, pointer: Known, value: Known, mask: Known | None = None) -> None:
+        if isinstance(pointer, Affine | Listed) and self._is_by_lanes(pointer.shape):
+            if isinstance(mask, ValueComparison):
+                raise op.fail("a tl.store with a mask of compared values is not supported")
+            pointer, mask = self._lanes_of(op, pointer, mask, "stores", None), None
+        super()._tt_store(op, pointer, value, mask)
+
+    def _lanes_of(
+        self, op: Op, pointer: Affine | Listed, mask: Known | None, does: str, hidden: float | None
+    ) -> Affine:
+        """Return pointers into a tensor of the lanes of all iterations; ``hidden``: of those that a mask hides."""
+        of = pointer.rest.of if isinstance(pointer, Listed) else pointer.of
+        source = self.arguments[of]
+        if not isinstance(source, View) or isinstance(source, GatheredView) or of not in self.function.parameters:
+            raise op.fail(f"{of}: npusim reads the lanes of blocks one by one in recorded calls only; record the call")
+        stores = [name for name in self._stores if of in self._made_of(name)]
+        if len(stores) > (does == "stores") or (does == "stores" and not self._loads_nothing_of(of)):
+            raise op.fail(f"{of} is stored to and also accessed elsewhere; pass another tensor")
+        places = self._places_of_lanes(op, pointer, mask, source)
+        if does == "stores":
+            self._check_once(op, of, places)
+        along, visited = self.choices.way("lanes") == ALONG, 0
+        if self._walk is not None and places.shape[1] > 1:
+            visited = max(1, int(self._walk.counts.max()))
+        tiles = known_tiles(of, self.ids, places, (None,), is_along=along, visited=visited, missing=-1)
+        if tiles is None:
+            raise op.fail("lanes of blocks in programs that are parts of one program are not supported")
+        view = self._view_of_lanes(of, source, tiles.holds, hidden)
+        by = tuple(step * view.by_row for step in tiles.by)
+        known = replace(view, sizes=tiles.sizes, by=by)
+        if view.name not in self.arguments:
+            self.arguments[view.name] = known
+            why = "npusim treats the lanes of the blocks as a tensor in memory, also those that a mask hides"
+            self.notes.append(f"{op.line}: {of}: {why}; the time includes these")
+            if does == "stores" and np.any(tiles.holds < 0):
+                why = "lanes that the mask hides are of the result here; their values are of no element of the tensor"
+                self.notes.append(f"{op.line}: {of}: {why}")
+        base, steps = tiles.pointer.base * view.by_row, tuple(s * view.by_row for s in tiles.pointer.steps)
+        return replace(tiles.pointer, base=base, steps=steps, of=view.name)
+
+    def _with_numbers_as_rows(self) -> None:
+        """Store a program's single numbers beside its first result, a column of rows, as columns that are alike.
+
+        Their first row is the number's element; the others are of no element.
+        """
+        first, *others = self.stored
+        if len(first.axes) != 1 or first.axes[0] is None or first.is_walked:
+            return
+        (n,) = first.pointer.shape
+        for x in (x for x in others if not x.axes and not x.is_walked):
+            source = self.arguments[x.of]
+            accessed = [y.of.partition(".")[0] for y in (*self.stored, *self.loads.values())].count(x.of)
+            if not isinstance(source, View) or isinstance(source, GatheredView) or accessed > 1:
+                continue
+            places = np.full((len(self.ids), 1, n), -1, np.int64)
+            places[:, 0, 0] = np.broadcast_to(x.pointer.base, (len(self.ids), 1))[:, 0]
+            tiles = known_tiles(x.of, self.ids, places, (None,), is_along=True, missing=-1)
+            if tiles is None or places.size > MOST_LISTED:
+                continue
+            view = self._view_of_lanes(x.of, source, tiles.holds, None)
+            self.arguments[view.name] = replace(view, sizes=tiles.sizes, by=tuple(b * view.by_row for b in tiles.by))
+            base, steps = tiles.pointer.base * view.by_row, tuple(b * view.by_row for b in tiles.pointer.steps)
+            x.of, x.axes, x.left = view.name, first.axes, [np.full((1, 1), n, np.int64)]
+            x.pointer = replace(tiles.pointer, base=base, steps=steps, of=view.name)
+            text = f"filled('@{first.axes[0]}', {self.text(x.value)}, {self.choices.fmt(x.value.fmt)!r})"
+            x.value = Floats(text, first.axes, x.value.fmt)
+            why = "a number that a program stores beside a column is stored for each of its rows here"
+            self.notes.append(f"{x.line}: {x.of.partition('.')[0]}: {why}; the time includes these")
+
+    def _loads_nothing_of(self, of: str) -> bool:
+        """Return whether the kernel loads nothing of a tensor that it stores to."""
+        return not any(o.name.startswith("tt.load") and of in self._made_of(o.operands[0]) for o in self._made)
+
+    def _places_of_lanes(self, op: Op, pointer: Affine | Listed, mask: Known | None, source: View) -> Integers:
+        """Return the offset of each lane in its tensor, (programs, iterations, lanes); -1 of a hidden one."""
+        at = elements_of(op, pointer)
+        held = np.ones((1, 1, 1), bool) if mask is None else elements_in(op, mask).values != 0
+        times = np.broadcast_shapes(at.shape, held.shape)[1]
+        count, most, n = len(self.ids), 1 if times == 1 or self._walk is None else self._walk.most, pointer.shape[0]
+        if count * most * n > MOST_LISTED:
+            raise op.fail(f"the blocks of the programs have {count * most * n:,} lanes; allowed: {MOST_LISTED:,}")
+        at = np.broadcast_to(at, (count, most, n))
+        limits = (pointer.at if isinstance(pointer, Listed) else pointer).limits()
+        if any(x is not None for x in limits):
+            raise op.fail("a block of which the addresses of some lanes alone are known is not supported")
+        is_read = np.asarray(self.is_read(most))[..., None]
+        held = np.broadcast_to(held & is_read, at.shape)
+        last = sum((size - 1) * step for size, step in zip(source.sizes, source.by, strict=True))
+        if np.any(held & ((at < 0) | (at > last))):
+            program, time, lane = (int(i) for i in np.argwhere(held & ((at < 0) | (at > last)))[0])
+            where = f"{self.program(program)} accesses element {int(at[program, time, lane])}"
+            raise op.fail(f"{source.parameter}: {where}, beyond the tensor, and no mask prevents it")
+        gaps = np.zeros(at.shape, bool)
+        if prod_of(source.sizes) != last + 1:  # elements between those of a view are of no axis
+            own = sum(source.index((i,), at) * step for i, step in enumerate(source.by))
+            inside = [source.index((i,), at) < size for i, size in enumerate(source.sizes)]
+            gaps = held & ((own != at) | ~np.logical_and.reduce(inside))
+        if gaps.any():
+            raise op.fail(f"{source.parameter}: a program accesses an element between those of its tensor")
+        return np.where(held, at, -1)
+
+    def _check_once(self, op: Op, of: str, places: Integers) -> None:
+        """Raise `ProgramError` for an element that is stored to twice."""
+        used = np.sort(places[places >= 0])
+        if np.any(used[1:] == used[:-1]):
+            raise op.fail(f"{of}: a tl.store writes an element twice; let only one lane of one program store it")
+
+    def _view_of_lanes(self, of: str, source: View, listed: Integers, hidden: float | None) -> GatheredView:
+        """Return the tensor of lanes, one that is there where it has the same."""
+        along = tuple(range(len(source.sizes)))
+        every = tuple(listed.tolist())
+        number = 0
+        while True:
+            number += 1
+            name = f"{of}.lanes{number}"
+            view = replace(gathered(name, source, along, every), hidden=hidden, run=_run_of(listed))
+            known = self.arguments.get(name)
+            if known is None or (isinstance(known, GatheredView) and known.is_like(view)):
+                return view
+
+    def _arith_select(self, op: Op, mask: Known, a: Known, b: Known) -> None:
+        is_known = isinstance(mask, _OF_INDICES) and all(isinstance(x, Floats | Number) for x in (a, b))
+        if not is_known or not self._is_by_lanes(cast("Condition", mask).shape):
+            super()._arith_select(op, mask, a, b)
+            return
+        a, b = (replace(x, factors=None, place="") if isinstance(x, Floats) else x for x in (a, b))
+        if isinstance(mask, Condition):
+            every, none = answers(mask)
+            if np.all(every) or np.all(none):
+                self._set(op, a if np.all(every) else b)
+                return
+        rules = mask if isinstance(mask, Condition | Elements) else elements_in(op, mask)
+        self._fixed_choice(op, rules, a, b)
+
+    def _goes_along(self) -> bool:
+        return self.choices.way("lanes") == ALONG if self.choices.way("lanes") else super()._goes_along()
+
+    def _left_like(self, size: int, *, is_walked: bool) -> Integers | None:
+        return None if self.choices.way("lanes") else super()._left_like(size, is_walked=is_walked)
+
+
+def _run_of(listed: Integers) -> int:
+    """Return how many elements of a list follow one another in memory, on average."""
+    seen = listed[listed >= 0]
+    return max(1, round(seen.size / (1 + int(np.sum(np.diff(seen) != 1))))) if seen.size else 1
+
+
+def prod_of(sizes: tuple[int, ...]) -> int:
+    """Return the number of elements of axes."""
+    return int(np.prod(sizes, dtype=np.int64))
