@@ -7,6 +7,7 @@ import pytest
 from npusim.config.load import load_device
 from npusim.machines.sm.compiled_loops import LoopCore, LoopWalk, _core_of, _decoded, loop_work, loops_of
 from npusim.machines.sm.core import warp_issue
+from reports.silicon.decode_loops import cases, iteration_cycles
 
 #: No scoreboard.
 NONE = 7
@@ -195,3 +196,21 @@ def test_a_loop_waits_for_places_one_after_the_other_where_its_code_does() -> No
     assert work.before == pytest.approx(200 + 4 * PLAIN.hit + 8 * (PLAIN.copy + 8), abs=60)
     together = [word("LDG", 1, 8, 0, result=2)] * 4 + [word("LEA", 5, waits=1 << 2), *[word("LDGSTS", 1, 16)] * 4]
     assert loop_work(" ".join([OF_WARP, *together]), PLAIN, 1, is_placed=True).lookups == 1
+
+
+def test_places_take_what_an_h200_measured_from_l1_and_from_memory() -> None:
+    sharing = warp_issue(load_device("h200")).sharing
+    assert sharing.loops is not None
+    assert sharing.lookup_miss_cycles is not None
+    near, far = (next(c["cycles"] for c in cases("hits") if c["loop"] == level) for level in ("l1", "l2"))
+    assert far - near == pytest.approx(sharing.lookup_cycles.value - sharing.loops.hit_cycles.value, abs=5)
+    # One block a multiprocessor; 16 bytes a warp, and 64 at once from memory; the tile with 231 registers is another.
+    alone = [c for c in cases("loops") if (c["places"], c["residents"], c["stages"]) == ("loaded", 1, 2)]
+    tiles = {(c["block_n"], c["warps"]) for c in alone if c["warps"] >= 4 and c["registers"] < 128}
+    extra = []
+    for tile in sorted(tiles):
+        ways = {(c["where"], c["order"]): iteration_cycles(c) for c in alone if (c["block_n"], c["warps"]) == tile}
+        lookups = tile[0] // (2 * tile[1])
+        extra.append((ways["memory", "rand"] - ways["l2", "seq"] - 600) / lookups)
+    assert len(extra) == 6
+    assert extra == pytest.approx([sharing.lookup_miss_cycles.value] * 6, abs=45)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npusim.kernels.triton.tensor_axes import GatheredView, View
-from npusim.program.numerics.executor import execute
+from npusim.program.numerics.executor import POISON, execute
 from npusim.program.numerics.input_tensors import kernel_source
 
 if TYPE_CHECKING:
@@ -20,12 +20,16 @@ def stored(result: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     tensors = list(result.program.tensors.values())
     done = execute(result.program, kernel_source([t for t in tensors if t.role == "input"], 0, given))
     made: dict[str, Any] = {}
-    for t in (t for t in tensors if t.role == "output"):
-        of = given[t.view.parameter]
+    outputs = [t for t in tensors if t.role == "output"]
+    for t in outputs:
+        of, is_part = given[t.view.parameter], sum(x.view.parameter == t.view.parameter for x in outputs) > 1
         whole = made.setdefault(t.view.parameter, np.full(of.shape, np.nan))
         heads = [done.tensors.head(t, b, h) for b in range(t.batch) for h in range(t.heads)]
         places = t.view.array(np.arange(of.size).reshape(of.shape)).reshape(-1)
-        values = np.stack(heads).astype(np.float64).reshape(-1)
+        raw = np.stack(heads)
+        values = raw.astype(np.float64).reshape(-1)
+        if is_part:  # what other parts store is of integers here no NaN
+            values[(raw.reshape(-1, 1).view(np.uint8) == POISON).all(1)] = np.nan
         # An entry of a table that leads to no row has no place.
         is_stored = ~np.isnan(values) & _has_place(t.view).reshape(-1)
         whole.reshape(-1)[places[is_stored]] = values[is_stored]

@@ -1,4 +1,4 @@
-"""Loads that nothing reads, and values of hidden lanes that a device's functions compute."""
+"""Loads that nothing reads, values of hidden lanes that a device computes, and tensors that are stored in parts."""
 
 from __future__ import annotations
 
@@ -31,3 +31,11 @@ def test_a_maximum_that_may_be_a_hidden_exponential_is_refused() -> None:
     words = {"Z": normal(1, 4, 20), "T": np.zeros((4, 1), np.float32), "n": 20, "BR": 2, "B": 32}
     with pytest.raises(ProgramError, match="the masked values are unknown"):
         check("largest", (2,), words, {"T": np.ones((4, 1))}, "h200")
+
+
+def test_errors_of_a_tensor_that_is_stored_in_parts_are_those_of_each_part() -> None:
+    x = normal(1, 500)
+    words = {"X": x, "M": np.zeros(500, bool), "n": 500, "B": 64}
+    done = check("signs", (4,), words, {"M": x > 0}, "h200")
+    assert (done.numerics.rmse, done.numerics.nan_count) == (0.0, 0)
+    assert [(other.rmse, other.nan_count) for other in done.numerics.others.values()] == [(0.0, 0)]

@@ -99,5 +99,15 @@ def test_rows_behind_a_sequence_are_the_number_of_the_load(other: float, hw: str
     words = {"X": x, "Y": np.zeros((2, 4, 16, 16), np.float32), "n": 50, "OTHER": other, "D": 16, "C": 16}
     wanted = {"Y": np.einsum("bcid,bcjd->bcij", wide, wide)}
     check("chunk_pairs", (4, 2), {**words, "LESS": 0}, wanted, hw)
-    with pytest.raises(ProgramError, match=r"must load all rows that it stores"):  # it hides rows of the sequence too
+    with pytest.raises(
+        ProgramError, match=r"X: the program (loads rows other than those|must load all rows) that it stores"
+    ):  # it hides rows of the sequence too
         check("chunk_pairs", (4, 2), {**words, "LESS": 3}, {}, hw)
+
+
+@pytest.mark.parametrize(("n", "hw"), [(50, "h200"), (64, "ascend_910b2")])
+def test_numbers_by_rows_and_by_columns_of_a_programs_own_part(n: int, hw: str) -> None:
+    g = normal(1, 2, n)
+    wide = np.pad(g.astype(np.float64), ((0, 0), (0, 64 - n)), constant_values=5.0).reshape(2, 4, 16)
+    words = {"G": g, "Y": np.zeros((2, 4, 16, 16), np.float32), "n": n, "OTHER": 5.0, "C": 16}
+    check("chunk_differences", (4, 2), words, {"Y": np.exp(wide[..., :, None] - wide[..., None, :])}, hw)

@@ -22,3 +22,12 @@ def largest(Z, T, n, BR: tl.constexpr, B: tl.constexpr):
     r, c = tl.program_id(0) * BR + tl.arange(0, BR)[:, None], tl.arange(0, B)[None]
     z = tl.load(Z + r * n + c, mask=c < n, other=1.5)
     tl.store(T + r, tl.max(tl.exp(z * 0.3), 1)[:, None])
+
+
+@triton.jit
+def signs(X, M, n, B: tl.constexpr):
+    """Whether elements are above 0, in two stores of a program."""
+    at = tl.program_id(0) * 2 * B + tl.arange(0, B)
+    more = at + B
+    tl.store(M + at, tl.load(X + at, mask=at < n, other=0.0) > 0, mask=at < n)
+    tl.store(M + more, tl.load(X + more, mask=more < n, other=0.0) > 0, mask=more < n)

@@ -90,3 +90,13 @@ def chunk_pairs(X, Y, n, OTHER: tl.constexpr, LESS: tl.constexpr, D: tl.constexp
     y = tl.load(at + i[None, :] * D + d[:, None], i[None, :] < left, other=OTHER)
     chunk = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     tl.store(Y + chunk * C * C + i[:, None] * C + i[None, :], tl.dot(x, y))
+
+
+@triton.jit
+def chunk_differences(G, Y, n, OTHER: tl.constexpr, C: tl.constexpr):
+    """Exponentials of the differences of all pairs of numbers of each chunk."""
+    i = tl.arange(0, C)
+    at = G + tl.program_id(1) * n + tl.program_id(0) * C
+    g = tl.load(at + i, tl.program_id(0) * C + i < n, other=OTHER)
+    chunk = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    tl.store(Y + chunk * C * C + i[:, None] * C + i[None, :], tl.exp(g[:, None] - g[None, :]))

@@ -68,7 +68,7 @@ class UnlikeProgramsError(ProgramError):
 #: Choices in which the ways to read a launch differ (`npusim.kernels.triton.launch_ways`).
 WAYS = frozenset(
     {"lists_elements", "parts_by_loops", "lists_remainders", "chooses_lanes", "cuts", "listed_rows", "lists_in_order"}
-    | {"fills_rows", "hides_elements", "adds_tiles", "knows_tiles", "unrolls", "lanes"}
+    | {"fills_rows", "hides_elements", "adds_tiles", "knows_tiles", "unrolls", "loads_again", "ragged", "lanes"}
 )
 
 
@@ -102,6 +102,9 @@ class Choices:
     matrix unit multiplies; empty: any.  FP8 that it does not multiply becomes float16, which has all of its numbers.
     ``turns``: which blocks are turned, as `npusim.kernels.triton.turned_blocks` has it.
     ``knows_tiles``: integers and masks of a loop's tiles that are known at launch are tiles of a tensor.
+    ``ragged``: an axis of a tensor may be groups of which the last is shorter.
+    ``loads_again``: what is combined with itself along its other axis, and vectors along rows and along columns of one
+    tensor, are separate loads.
     ``lanes``: a loop's blocks of one axis are read lane by lane, as `npusim.kernels.triton.whole_lanes` has it.
     ``unrolls``: a loop of few iterations, as many in every program, is its iterations one after another,
     if a mask of its loads has a lower bound.
@@ -137,6 +140,8 @@ class Choices:
     knows_tiles: bool = False
     lanes: str = ""
     unrolls: bool = False
+    loads_again: bool = False
+    ragged: bool = False
     asked: set[str] = field(default_factory=set, compare=False)
 
     def way(self, name: str) -> Any:

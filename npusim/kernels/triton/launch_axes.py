@@ -62,16 +62,18 @@ class Result(NamedTuple):
     is_row: bool  #: whether a program's blocks are one row, which has no axis
 
 
-def readings(view: View, bases: Integers, *, is_row: bool, is_part: bool, rows: int, columns: int) -> Iterator[View]:
+def readings(
+    view: View, bases: Integers, *, is_row: bool, is_part: bool, rows: int, columns: int, is_ragged: bool = False
+) -> Iterator[View]:
     """Yield the result's view with all of its axes, in one way after another.
 
     ``bases``: where programs store; ``rows``, ``columns``: the largest number that one program stores; ``is_part``:
-    others store elsewhere in the same tensor.
+    others store elsewhere in the same tensor; ``is_ragged``: an axis may be groups of which the last is shorter.
     """
     view = view if is_row or view.groups[ROWS] else view.as_rows
     # A row may continue along all axes around it, as flat indices of tensors with other axes do.
     wholes = [view, *[*view.ways()][1:][-1:]] if is_row else [*view.ways(), view.split(rows)]
-    ragged = (view.split(rows, is_ragged=True), view.split(columns, COLUMNS, is_ragged=True))
+    ragged = (view.split(rows, is_ragged=True), view.split(columns, COLUMNS, is_ragged=True)) if is_ragged else ()
     every = (*wholes, view.split(columns, COLUMNS), *ragged)
     for one in [v.every(bases, is_part=is_part) for v in every if v is not None]:
         moved = tuple(i for i in one.rest if np.any(np.diff(one.index((i,), bases), axis=1)))
@@ -109,7 +111,16 @@ def _in_two(view: View, axes: Group) -> list[tuple[Group, Group]]:
     return whole
 
 
-def matched(of: str, view: View, uses: Sequence[TensorUse], result: Result, *, is_part: bool, freedom: int) -> View:
+def matched(
+    of: str,
+    view: View,
+    uses: Sequence[TensorUse],
+    result: Result,
+    *,
+    is_part: bool,
+    freedom: int,
+    is_ragged: bool = False,
+) -> View:
     """Return a view with its axes as they follow from the result's; raise `ProgramError` if they do not.
 
     ``is_part``: of a tensor that is accessed elsewhere too.  ``freedom``: 1: axes that do not follow are splits, of
@@ -128,9 +139,9 @@ def matched(of: str, view: View, uses: Sequence[TensorUse], result: Result, *, i
     groups = [x for x in every if x is not None]
     ragged = [view.split(n, role, is_ragged=True) for n, role in dict.fromkeys(inner)]
     ragged += [view.in_ragged_groups(i, n) for i in view.rest for n in dict.fromkeys((rows, columns))]
-    last = [x for x in ragged if x is not None]
+    last = [x for x in ragged if x is not None and is_ragged]
     groups = [*last, *groups] if result.view.ragged else [*groups, *last]  # as the result's are
-    orders = {2: chain(groups, view.ways()), 3: chain(_by_loops(view, uses), view.ways(), groups)}
+    orders = {2: chain(groups, view.ways()), 3: chain(_by_loops(view, uses, is_ragged=is_ragged), view.ways(), groups)}
     plain = chain(groups, view.ways()) if is_part else chain(view.ways(), groups)
     for one in orders.get(freedom, plain):
         try:
@@ -141,7 +152,7 @@ def matched(of: str, view: View, uses: Sequence[TensorUse], result: Result, *, i
     raise first
 
 
-def _by_loops(view: View, uses: Sequence[TensorUse]) -> Iterator[View]:
+def _by_loops(view: View, uses: Sequence[TensorUse], *, is_ragged: bool) -> Iterator[View]:
     """Yield a view with its rows, or columns, in groups of the number that a program visits in its loop."""
     for u in uses:
         for role, size in zip((ROWS, COLUMNS), u.sizes, strict=True) if u.is_walked else ():
@@ -149,7 +160,8 @@ def _by_loops(view: View, uses: Sequence[TensorUse]) -> Iterator[View]:
             first = np.where(u.is_read, at, np.iinfo(np.int64).max).min(1)
             count = np.where(u.is_read, at + size, 0).max(1) - first
             most = int(count[u.is_read.any(1)].max(initial=0))
-            if (made := view.split(most, role) or view.split(most, role, is_ragged=True)) is not None:
+            made = view.split(most, role) or (view.split(most, role, is_ragged=True) if is_ragged else None)
+            if made is not None:
                 yield made
 
 

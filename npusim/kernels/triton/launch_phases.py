@@ -118,6 +118,7 @@ def placed(reader: Reader, *, like: View | None = None) -> LaunchGrid:
     most, faults = [int(n.max()) for n in stored.left], list[ProgramError]()
     rows, columns = (0, 0, *most)[-2:]
     how: Any = {"is_row": reader.is_of_one_row, "is_part": is_part(reader, view), "rows": rows, "columns": columns}
+    how |= {"is_ragged": bool(reader.choices.way("ragged"))}
     given = list(readings(view, stored.pointer.base, **how)) if like is None else [view.with_axes_of(like)]
     ways = [x for x in given if x is not None]
     if not ways:
@@ -274,7 +275,8 @@ class LaunchGrid:
             where = Result(result, self.batch, self.head, self.split, self.row, self.col, self.is_row)
             tensor = tensor.as_rows if is_vector else tensor
             known = is_part(self.reader, tensor)
-            self._views[of] = matched(of, tensor, uses, where, is_part=known, freedom=self.freedom)
+            ragged = bool(self.reader.choices.way("ragged"))
+            self._views[of] = matched(of, tensor, uses, where, is_part=known, freedom=self.freedom, is_ragged=ragged)
         return self._views[of]
 
     def _has_rows(self, x: Load) -> bool:
@@ -1047,6 +1049,9 @@ class LaunchGrid:
         numbers = np.column_stack([x[chosen, 0] for x in columns])
         times, edges = self._times(chosen)
         times = np.where(self._exists(edges), times, 1)  # behind its end there is nothing to store
+        if isinstance(self.out, View) and self.out.ragged is not None and not self.out.is_workspace:
+            why = f"`output` has whole groups of {self.out.ragged.inner} along an axis of {self.out.ragged.size}"
+            self.reader.notes.append(f"{self.stored.line}: {self.out.parameter}: {why}, NaN behind its end")
         if self.is_partial:  # rows that no program stores belong to no program
             times = times[..., times.any(axis=(0, 1, 2, 4)), :]
         if np.any(times != 1):

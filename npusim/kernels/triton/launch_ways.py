@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import product
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from npusim.errors import ProgramError
@@ -240,6 +239,10 @@ def _has_kinds(tries: _Tries) -> bool:
     return isinstance(tries.fault, UnlikeProgramsError) and tries.kinds > 1
 
 
+def _is_fresh(tries: _Tries) -> bool:
+    return tries.choices.is_fresh
+
+
 def _has_remainders(tries: _Tries) -> bool:
     return tries.has_remainders
 
@@ -310,6 +313,7 @@ WAYS = (
     *_with("as written", "tensor"),
     *_with("elements by loaded integers as lists", "tensor", lists_elements=True),
     *_with("remainders as lists", "", "tensor", when=_has_remainders, lists_remainders=True),
+    *_with("vectors of rows and of columns of one tensor as separate loads", "", "tensor", loads_again=True),
     *_with("first hidden lanes chosen behind a load", "", "tensor", chooses_lanes="first"),
     *_with("hidden lanes chosen behind a load", "", "tensor", chooses_lanes="all"),
     *_with("as written", "store"),
@@ -324,7 +328,11 @@ WAYS = (
     *_with("hidden elements of a list", "", lists_elements=True, hides_elements=True),
     *_with("hidden elements of a list", "", when=_has_remainders, lists_remainders=True, hides_elements=True),
     *_with("hidden elements of a list, and iterations one after another", "", hides_elements=True, unrolls=True),
-    *_with("products of tiles added one by one", "", when=lambda tries: tries.choices.is_fresh, adds_tiles=True),
+    *_with("groups of which the last is shorter", "", "tensor", "store", ragged=True),
+    *_with("such groups, and vectors of rows and of columns as separate loads", "", ragged=True, loads_again=True),
+    *_with("such groups, and a list's hidden elements", "", ragged=True, hides_elements=True, unrolls=True),
+    *_with("products of tiles added one by one", "", when=_is_fresh, adds_tiles=True),
+    *_with("products of tiles added one by one, in such groups", "", when=_is_fresh, adds_tiles=True, ragged=True),
 )
 
 
@@ -333,10 +341,11 @@ def _kernels(tries: _Tries) -> list[LaunchGrid]:
     return _added(tries) if has_atomics(tries.function) else _first_read(WAYS, tries)
 
 
-def _of_floats(tries: _Tries, **ways: bool | str) -> list[LaunchGrid]:
+def _of_floats(tries: _Tries, *, knows_tiles: bool = False, lanes: str = "") -> list[LaunchGrid]:
     """Read a launch operation by operation."""
-    function, arguments = tries.prepared.function, tries.prepared.arguments
-    made = _kernels(tries.of(function, arguments, replace(tries.choices, **ways)))  # type: ignore[arg-type]
+    function, arguments, choices = tries.prepared.function, tries.prepared.arguments, tries.choices
+    how = replace(choices, knows_tiles=knows_tiles, lanes=lanes, lists_remainders=bool(lanes))
+    made = _kernels(tries.of(function, arguments, how))
     check_programs([each.reader for each in made])
     for each in tries.prepared.maxima:
         why = (
@@ -365,12 +374,11 @@ def _of_integers(tries: _Tries) -> list[LaunchGrid]:
     return made
 
 
-_OF_LANES: Mapping[str, bool | str] = MappingProxyType({"knows_tiles": True, "lists_remainders": True})
 OF_LAUNCHES = (
     Way("operation by operation", _of_floats),
     Way("with known tiles of integers and masks", partial(_of_floats, knows_tiles=True), lambda tries: tries.has_loops),
-    Way("lane by lane", partial(_of_floats, **_OF_LANES, lanes=ALONG)),
-    Way("lane by lane, apart", partial(_of_floats, **_OF_LANES, lanes=APART), lambda tries: tries.has_loops),
+    Way("lane by lane", partial(_of_floats, knows_tiles=True, lanes=ALONG)),
+    Way("lane by lane, apart", partial(_of_floats, knows_tiles=True, lanes=APART), lambda tries: tries.has_loops),
     Way("integers alone", _of_integers),
 )
 

@@ -8,7 +8,7 @@ change.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -51,7 +51,7 @@ class _Again:
         self.written = written | {n for n, storage in storages.items() if storage in shared}
         self.pointers = storages.keys() - self.written
         down = {o for o in every if o.name == "tt.expand_dims" and o.number("axis") == 1 and self._is_vector(o)}
-        self.down = {load for o in down for load in self._loads(o.operands[0])}
+        self.down = {of for o in down for of in self._tensors(self._loads(o.operands[0]))}
 
     def all_of(self, operations: Sequence[Op]) -> list[Op]:
         """Return the operations of a region, each second load in front of its reader."""
@@ -62,7 +62,7 @@ class _Again:
             if op.name == "tt.dot" and {*self._loads(operands[0])} & {*self._loads(operands[1])}:
                 operands[1] = self._again(operands[1], ordered)
             if op.name == "tt.expand_dims" and op.number("axis") == 0 and self._is_vector(op):
-                is_down = bool(self.down & {*self._loads(operands[0])})
+                is_down = bool(self.down & self._tensors(self._loads(operands[0])))
                 second = {n: self.name_of(n) for n in self.pointers}
                 operands[0] = self._again(operands[0], ordered, second) if is_down else operands[0]
             ordered.append(replace(op, operands=operands, body=body, otherwise=otherwise))
@@ -85,6 +85,10 @@ class _Again:
                 continue
             waiting += op.operands
 
+    def _tensors(self, loads: Iterable[str]) -> set[str]:
+        """Return the tensors of some loads."""
+        return {of for n in loads for of in roots_of(self.made[n].operands[0], self.sources)}
+
     @staticmethod
     def name_of(tensor: str) -> str:
         """Return the second name of a tensor."""
@@ -103,7 +107,7 @@ class _Again:
         if name in known:
             self.renamed |= {name: None} if name in self.pointers else {}
             return known[name]
-        if op is None or op.body or op.name.startswith(_STAY) or len(op.results) != 1 or not _is_block(op):
+        if op is None or op.body or op.name.startswith(_STAY) or len(op.results) != 1 or not _is_copied(op):
             return name
         operands = [self._copy(n, ordered, known, end) for n in op.operands]
         known[name] = f"{name}{end}"
@@ -111,6 +115,6 @@ class _Again:
         return known[name]
 
 
-def _is_block(op: Op) -> bool:
-    """Return whether an operation computes a block; numbers are not repeated."""
-    return "tensor<" in op.type
+def _is_copied(op: Op) -> bool:
+    """Return whether an operation computes a block, or an address; numbers are not repeated."""
+    return "tensor<" in op.type or op.name == "tt.addptr"

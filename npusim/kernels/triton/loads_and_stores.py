@@ -103,13 +103,17 @@ class Memory(ExactIntegers):
 
     def _load_turned(self, op: Op, pointer: Affine | Listed, mask: Known | None, other: Known | None) -> None:
         """Load a row in place of a column that is transposed, or the other way round."""
-        turned = [x and reshaped(x, x.shape[::-1], lambda s, _: s[::-1]) for x in (pointer, mask, other)]
+
+        def turned(x: Known) -> Known:
+            """Return addresses, a mask or a number with the axes exchanged."""
+            return reshaped(x, (columns, rows), lambda s, _: s[::-1])
+
         rows, columns = shape_of(op.type)[0]
         name = f"{op.results[0]}@turned"
         type_ = op.type.replace(f"tensor<{rows}x{columns}x", f"tensor<{columns}x{rows}x")
         one = replace(op, results=[name], type=type_)
         self._uses[name] = [o for reader in self._uses[op.results[0]] for o in self._uses.get(reader.results[0], [])]
-        self._tt_load(one, *turned)
+        self._tt_load(one, turned(pointer), mask and turned(mask), other and turned(other))
         loaded = self.values.pop(name)
         assert isinstance(loaded, Floats)
         self._set(op, replace(loaded, axes=loaded.axes[::-1], is_transposed=not loaded.is_transposed))

@@ -139,18 +139,18 @@ def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[in
         return reader
     if fault is not None:
         raise fault
+    again = with_loads_again(function, arguments)
+    if again is not None and choices.way("loads_again"):
+        return _read_again(again, grid, choices)
     try:
         return _read(function, arguments, grid, choices)
     except ProgramError as error:
         fault = error
-        if (again := with_loads_again(function, arguments)) is not None:
+        if again is not None:
             try:
-                reader = _read(again[0], again[1], grid, choices)
+                return _read_again(again, grid, choices)
             except ProgramError as other:
                 fault = other
-            else:
-                reader.notes.append(f"{function.name}: {_AGAIN}")
-                return reader
         for changed, why in _with_loops_changed(function, arguments):
             try:
                 reader = _read(changed, arguments, grid, choices)
@@ -165,6 +165,14 @@ def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[in
             except ProgramError as other:
                 fault = other if DOWN_ROWS in str(fault) else fault
         raise fault from None
+
+
+def _read_again(again: tuple[Function, dict[str, Any]], grid: tuple[int, ...], choices: Choices) -> Reader:
+    """Return a kernel with second loads of what is combined with itself along its other axis."""
+    function, arguments = again
+    reader = _read(function, arguments, grid, choices)
+    reader.notes.append(f"{function.name}: {_AGAIN}")
+    return reader
 
 
 def _with_loops_changed(function: Function, arguments: Mapping[str, Any]) -> Iterator[tuple[Function, str]]:

@@ -155,8 +155,8 @@ class Buffers:
         for (space, first), last in self.spans.items():
             if space == memory and first != begin and first < end and begin < last:
                 raise ProgramError(
-                    f"{title}: a part of its rows at a time (a slice of a vector core's rows) has no text; name "
-                    "vector_rows= so that one slice has all rows of a core"
+                    f"{title}: a part of its rows at a time (a slice of a vector core's rows) has no text; one slice "
+                    "has all rows with vector_rows= a core's rows, and tiles of as many keys as a head has columns"
                 )
         self.spans[memory, begin] = max(end, self.spans.get((memory, begin), 0))
         made = self._made(key, memory, title, tile.offset_bytes, 1, tile.rows, tile.stride, tile.fmt, 0)

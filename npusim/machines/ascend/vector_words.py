@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from npusim.errors import ProgramError
 from npusim.machines.ascend.text_lines import TextLine
 from npusim.program.ir.op import Opcode, goes_down
-from npusim.units import plural
 
 if TYPE_CHECKING:
     from typing import Protocol
@@ -55,6 +54,8 @@ def vector_line(step: Step, text: OperandText) -> TextLine:
     """
     opcode, dst, how = step.opcode, step.dst, step.attributes
     tiles = [x for x in step.srcs if not isinstance(x, float | int)]
+    if not tiles and opcode is not Opcode.FILL:
+        raise ProgramError(f"{_described(step)} of numbers has no TileLang-Ascend word")
     if opcode in _OF_ONE and not how.variant.startswith("exp2"):
         return called(f"T.tile.{_OF_ONE[opcode]}", text(dst), *map(text, tiles)).then(")")
     if opcode is Opcode.COPY and tiles[0].cols == dst.cols:
@@ -102,5 +103,5 @@ def _number(value: Source) -> str:
 def _described(step: Step) -> str:
     sizes = [f"{x.rows} x {x.cols}" for x in step.operands()[1:]]
     variant = f" ({step.attributes.variant})" if step.attributes.variant else ""
-    how = f"of {plural(len(sizes), 'tile')} of {' and '.join(sizes)}" if sizes else ""
+    how = f"of {' and '.join(sizes)} elements" if sizes else ""
     return f"{step.opcode.value}{variant} {how}".strip()

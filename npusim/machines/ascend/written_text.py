@@ -358,12 +358,11 @@ class _KernelWriter:
                 "T.mma", text(a, is_turned=how.transpose_a), text(b, is_turned=how.transpose_b), text(step.dst)
             ).then(f", init={not how.accumulate})")
         elif len(set(memories)) > 1:
-            (source,) = step.srcs
             if step.opcode not in (Opcode.COPY, Opcode.CAST) or (memories[1], memories[0]) not in _COPIES:
-                raise ProgramError(
-                    f"{step.opcode.value} from {memories[1]} to {memories[0]} has no TileLang-Ascend text"
-                )
+                what = f"{step.opcode.value} from {' and '.join(memories[1:])} to {memories[0]}"
+                raise ProgramError(f"{what} has no TileLang-Ascend text")
             refuse_rounding(step)
+            (source,) = step.srcs
             assert not isinstance(source, float)
             is_turned = id(step) in turned
             ending = ", transpose=True)" if is_turned else ")"

@@ -175,10 +175,7 @@ def evaluate(
         references.append(exact_rows[at])
         if probe:
             probe.look_at_inputs(q, k, row, attention_of.sequence(batch))
-    computed, exact_of = list(written.values()), references
-    if "o" in _stored_in_parts(program):
-        computed, exact_of = _stored_elements(computed, references)
-    error = summarise_errors(computed, exact_of, program.tensors["o"].fmt)
+    error = _own_error(program, list(written.values()), references)
     return numeric_result(
         error,
         done.events,
@@ -227,14 +224,17 @@ def _stored_in_parts(program: TileProgram) -> set[str]:
     return {t.name for t in results if count[t.parameter] > 1}
 
 
-def _stored_elements(computed: Sequence[Array], references: Sequence[Array]) -> tuple[list[Array], list[Array]]:
-    """Return the stored elements of blocks, and their exact values, as columns."""
+def _own_error(program: TileProgram, computed: Sequence[Array], references: Sequence[Array]) -> ErrorSummary:
+    """Return the error of the output's blocks; of a part of a tensor that of the elements that it stores."""
+    fmt = program.tensors["o"].fmt
+    if "o" not in _stored_in_parts(program):
+        return summarise_errors(computed, references, fmt)
     own = [_is_stored(x) for x in computed]
 
     def columns(blocks: Sequence[Array]) -> list[Array]:
         return [x[stored][:, None] for x, stored in zip(blocks, own, strict=True)]
 
-    return columns(computed), columns(references)
+    return summarise_errors(columns(computed), columns(references), fmt)
 
 
 def _is_stored(values: Array) -> NDArray[np.bool_]:
