@@ -499,7 +499,8 @@ class GatheredView(View):
         whole, rows = self.source.laid_out(values), np.maximum(np.array(self.listed, np.int64), 0)
         rest = [i for i in range(whole.ndim) if i not in self.along]
         at = tuple(self.source.index((i,), rows) for i in self.along)
-        made = whole.transpose((*self.along, *rest))[at].reshape(self.sizes)
+        listed = whole.transpose((*self.along, *rest))[at] if at else np.broadcast_to(whole, (len(rows), *whole.shape))
+        made = listed.reshape(self.sizes)
         return made if self.hidden is None else np.where(self.leads_nowhere(), made.dtype.type(self.hidden), made)
 
     def is_like(self, other: GatheredView) -> bool:
