@@ -198,3 +198,15 @@ def test_a_maximum_down_rows_has_those_that_no_program_stores_or_is_refused(kind
         assert (kind, rows) == (0, 5) and "a max runs along an axis that a mask cuts" in str(error)
         return
     assert np.abs(stored(done, words)["Y"] - np.where(x > 0.3, x, most)).max() < 1e-5
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_mask_of_any_lanes_hides_elements_of_a_tensor_of_one_element(count: int) -> None:
+    from ttir import hidden_kernels
+    from ttir.stored import stored
+
+    words = {"X": normal(count) + 4, "Y": zeros(1), "N": count, "B": 4}
+    with npusim.record(floats=True) as calls:
+        hidden_kernels.one_of_few[(1,)](**words)
+    done = npusim.run(calls[0], hw="h200", rows="all")
+    assert stored(done, words)["Y"][0] == words["X"][0]
