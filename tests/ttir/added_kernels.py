@@ -77,3 +77,18 @@ def gradients(Q, K, D, DQ, DK, T, BM: tl.constexpr, BN: tl.constexpr, C: tl.cons
         tl.atomic_add(DQ + rows[:, None] * C + cols[None, :], dk)
     else:
         tl.store(DK + rows[:, None] * C + cols[None, :], dk + tl.load(DQ + rows[:, None] * C + cols[None, :]))
+
+
+@triton.jit
+def added_down(X, Y, R: tl.constexpr, C: tl.constexpr, KIND: tl.constexpr):
+    """Each program adds to, or stores in, every row the sums of its columns, alone or beside the elements."""
+    rows, cols = tl.arange(0, R)[:, None], tl.arange(0, C)[None, :]
+    x = tl.load(X + (tl.program_id(0) * R + rows) * C + cols)
+    sums = tl.sum(x, 0)[None, :]
+    if KIND == 0:
+        tl.atomic_add(Y + rows * C + cols, x + sums)
+    elif KIND == 1:
+        tl.atomic_add(Y + rows * C + cols, tl.broadcast_to(sums, (R, C)))
+    else:
+        more = tl.arange(0, 16)[:, None]
+        tl.store(Y + (tl.program_id(0) * 16 + more) * C + cols, tl.broadcast_to(sums, (16, C)))

@@ -241,3 +241,19 @@ def left_out(X, W, Y, N, S, HOW: tl.constexpr, B: tl.constexpr):
         else:
             s += tl.sum(x + tl.load(W + p * N + j + r, mask=j + r < S, other=0.0), 0)
     tl.store(Y + p, s)
+
+
+@triton.jit
+def chosen_down(X, Y, R, KIND: tl.constexpr, BR: tl.constexpr, B: tl.constexpr):
+    """The greatest element of each column, in place of all below 0.3; a mask hides the last rows, which are 0."""
+    rows, cols = tl.program_id(0) * BR + tl.arange(0, BR)[:, None], tl.arange(0, B)[None, :]
+    x = tl.load(X + rows * B + cols, mask=rows < R, other=0.0)
+    most = tl.max(x, 0) if KIND == 0 else tl.sum(x, 0)
+    tl.store(Y + rows * B + cols, tl.where(x > 0.3, x, most[None, :]), mask=rows < R)
+
+
+@triton.jit
+def one_of_few(X, Y, N, B: tl.constexpr):
+    """The greatest of the even elements of a short row and 2 in place of the others."""
+    i = tl.arange(0, B)
+    tl.store(Y + tl.program_id(0), tl.max(tl.load(X + i, mask=(i < N) & (i % 2 == 0), other=2.0), 0))

@@ -132,3 +132,19 @@ def test_a_text_is_read_once_and_no_reader_changes_what_was_read(monkeypatch: py
     for text in set(texts):
         assert ttir_text.read(text) is ttir_text.read(text)
         assert _content(ttir_text.read(text).operations) == _content(ttir_text.read.__wrapped__(text).operations)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize(("kind", "count"), [(0, 2), (1, 2), (2, 1)])
+def test_a_sum_of_columns_is_not_read_as_one_of_rows_where_every_row_has_it(kind: int, count: int, hw: str) -> None:
+    x = np.random.default_rng(4).standard_normal((count * 32, 32)).astype(np.float32)
+    y = np.zeros((16 if kind > 1 else 32, 32), np.float32)
+    sums = x.reshape(count, 32, 32).astype(np.float64).sum(1)
+    wanted = {0: x.reshape(count, 32, 32).sum(0) + sums.sum(0), 1: sums.sum(0), 2: sums[0]}[kind]
+    words = {"X": x, "Y": y}
+    try:
+        done = _run("added_down", (count,), hw, **words, R=32, C=32, KIND=kind)
+    except ProgramError as error:
+        assert "rows npusim reads as columns" in str(error) or "their axes differ" in str(error)
+        return
+    assert np.abs(stored(done, words)["Y"] - np.broadcast_to(wanted, y.shape)).max() < 1e-4

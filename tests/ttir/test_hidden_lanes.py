@@ -178,3 +178,35 @@ def test_masked_lanes_that_would_reach_a_result_are_refused_at_their_line(
     call, _ = _recorded(kernel, how)
     with pytest.raises(ProgramError, match=rf"hidden_kernels\.py:\d+: .*{why}"):
         npusim.run(call, hw="h200", rows="all")
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b2", "h200"])
+@pytest.mark.parametrize(("kind", "rows"), [(0, 5), (0, 8), (1, 5), (1, 8)])
+def test_a_maximum_down_rows_has_those_that_no_program_stores_or_is_refused(kind: int, rows: int, hw: str) -> None:
+    from ttir import hidden_kernels
+    from ttir.stored import stored
+
+    x = normal(rows, 16) - 1
+    whole = np.concatenate([x, zeros(8 - rows, 16)]).reshape(2, 4, 16)
+    most = (whole.sum(1) if kind else whole.max(1)).repeat(4, 0)[:rows]
+    words = {"X": x, "Y": zeros(rows, 16), "R": rows, "KIND": kind, "BR": 4, "B": 16}
+    with npusim.record(floats=True) as calls:
+        hidden_kernels.chosen_down[(2,)](**words)
+    try:
+        done = npusim.run(calls[0], hw=hw, rows="all")
+    except ProgramError as error:
+        assert (kind, rows) == (0, 5) and "a max runs along an axis that a mask cuts" in str(error)
+        return
+    assert np.abs(stored(done, words)["Y"] - np.where(x > 0.3, x, most)).max() < 1e-5
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_mask_of_any_lanes_hides_elements_of_a_tensor_of_one_element(count: int) -> None:
+    from ttir import hidden_kernels
+    from ttir.stored import stored
+
+    words = {"X": normal(count) + 4, "Y": zeros(1), "N": count, "B": 4}
+    with npusim.record(floats=True) as calls:
+        hidden_kernels.one_of_few[(1,)](**words)
+    done = npusim.run(calls[0], hw="h200", rows="all")
+    assert stored(done, words)["Y"][0] == words["X"][0]

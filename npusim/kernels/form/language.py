@@ -549,8 +549,14 @@ def full(axes: str, start: float, fmt: str) -> Value:
 
 
 def filled(axes: str, number: Source, fmt: str) -> Value:
-    """Return a tile, or a row vector, whose elements all equal a number; its instruction reads no operand."""
-    return _rows(Opcode.FILL, tuple(axes.split()), _checked(fmt), (number,))
+    """Return a tile, or a row vector, whose elements all equal a number; its instruction reads no operand.
+
+    A vector in place of the number is broadcast, as in other operations.
+    """
+    made = tuple(axes.split())
+    if isinstance(number, Value) and made != _joined(what := f"filled({axes!r}, {number})", [number, Value(made, fmt)]):
+        fail(f"{what}: their axes differ")
+    return _rows(Opcode.FILL, made, _checked(fmt), (number,))
 
 
 def initial(operand: Value) -> Value:

@@ -814,10 +814,10 @@ class Arithmetic(Draft, ABC):
             self._set(op, replace(x, axes=(*x.axes[:at], *x.axes[at + 1 :]), factors=factors))
             return
         if is_down:
-            self.goes_down.append(op.line)
+            self.goes_down.append((axis, op.line))
         else:
             self._leave_rows(op, axis, x.axes[:-1])
-            self.reduced.append((axis, op.line))
+            self._note_reduced(op, x.axes)
         how, down = self._order(op) if kind == "sum" else nan, "down=True" if is_down else ""
         text = f"{self.text(x)}.{kind}({', '.join(filter(None, (how and repr(how), down)))})"
         if x.factors and self._sums_products(op, x.place):
@@ -926,6 +926,12 @@ class Arithmetic(Draft, ABC):
             if not x.is_walked and self.root(own) == self.root(axis)
         )
 
+    def _note_reduced(self, op: Op, axes: Sequence[str | None]) -> None:
+        """Note a reduction or scan along the last axis of a block, and one of a vector."""
+        self.reduced.append((axes[-1], op.line))
+        if len(axes) == 1:
+            self.reduced_vectors.append((axes[-1], op.line))
+
     def _leave_rows(self, op: Op, axis: str | None, rows: Sequence[str | None]) -> None:
         """Note the rows that a sum or maximum leaves, and refuse one along rows that another one leaves."""
         self.left |= {a for a in rows if a is not None}
@@ -960,7 +966,7 @@ class Arithmetic(Draft, ABC):
         if op.number("axis") != len(x.axes) - 1 or x.axes[-1] is None:
             raise op.fail("tl.cumsum is supported along the last axis only, and not of equal elements")
         self._refuse_anew(op, x.axes[-1])
-        self.reduced.append((x.axes[-1], op.line))
+        self._note_reduced(op, x.axes)
         direction = "reverse=True" if is_reversed else ""
         if is_reversed:
             self._check_hidden(op, x, "sum", 0)  # hidden elements are added first
@@ -995,7 +1001,7 @@ class Arithmetic(Draft, ABC):
         self._note_zeros(op.operands)
         if not is_scan:
             self._leave_rows(op, axes[-1], axes[:-1])
-        self.reduced.append((axes[-1], op.line))
+        self._note_reduced(op, axes)
         forms = Functions(BINARY, _written, {n: text for n, (text, _) in UNARY.items()}, LIBDEVICE)
         numbers = {n: x.text for n, x in self.values.items() if isinstance(x, Number) and x.is_known and not x.shape}
         literals = {n: x.value for n, x in self.values.items() if isinstance(x, Number) and n in self._literals}

@@ -335,7 +335,7 @@ class Draft:
         self.anew: set[str | None] = set()
         #: Masks outside of walked axes that leave a first part of an axis; sums and maxima along an axis, down rows.
         self.bounds: list[tuple[str | None, Integers, Line]] = []
-        self.reduced, self.goes_down = list[tuple[str | None, Line]](), list[Line]()
+        self.reduced, self.goes_down, self.reduced_vectors = (list[tuple[str | None, Line]]() for _ in range(3))
         #: Axes along which vectors have a value for each row of a tile.
         self.down: set[str | None] = set()
         self.notes: list[str] = []

@@ -673,7 +673,11 @@ class LaunchGrid:
                 if r.root(axis) not in map(r.root, self.stored.value.axes):
                     why = "a mask hides elements that are loaded; load them with this mask, and with other=..."
                 raise self._fault(line, why)
-        for axis, line in () if self.stored.is_walked else r.reduced:
+        for axis, line in () if self.is_row else r.reduced_vectors:
+            if self.names.get(r.root(axis)) == "row":  # of each row's own number it would be the number
+                why = "a vector with a number for each stored row is reduced, which is not supported"
+                raise self._fault(line, f"{why}; store the sum or maximum in a separate kernel")
+        for axis, line in () if self.stored.is_walked else (*r.reduced, *r.goes_down):
             called = self.names.get(r.root(axis), "")
             for x in r.loads.values() if called in stored else ():
                 for a, n, left in zip(x.axes, x.pointer.shape, x.left, strict=True):

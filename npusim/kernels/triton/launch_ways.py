@@ -286,14 +286,26 @@ def _with_adder(
     function, arguments, adders = tries.function, tries.arguments, replace(tries.choices, orders={}, sums={})
     stored = [x for x in (each.out for each in makers) if x.name in apart.arguments and isinstance(x, View)]
     if not stored or not all(x.shape[-1] == 1 < x.shape[-2] for x in stored):
-        return apart, makers, placed(read_launch(apart.after, apart.arguments, apart.grid, adders))
+        return apart, makers, _checked_adder(apart, makers, adders)
     apart = parts_apart(function, arguments, apart.parts, by_element=True)
     with suppress(ProgramError):
-        reader = read_launch(apart.after, apart.arguments, apart.grid, adders)
-        return apart, makers, placed(reader, like=stored[0])
+        return apart, makers, _checked_adder(apart, makers, adders, like=stored[0])
     apart = parts_apart(function, arguments, apart.parts, by_element=True, is_flat=True)
     makers = _kernels(tries.of(apart.before, apart.arguments))
-    return apart, makers, placed(read_launch(apart.after, apart.arguments, apart.grid, adders))
+    return apart, makers, _checked_adder(apart, makers, adders)
+
+
+def _checked_adder(
+    apart: PartsApart, makers: Sequence[LaunchGrid], adders: Choices, like: View | None = None
+) -> LaunchGrid:
+    """Return the blocks of the kernel that adds parts; raise `ProgramError` if its rows or columns are not theirs."""
+    adder = placed(read_launch(apart.after, apart.arguments, apart.grid, adders), like=like)
+    sums = [x for of in adder.placed_inputs.values() for _, x in of if isinstance(x, View) and x.sums]
+    parts = [each.out for each in makers if isinstance(each.out, View) and each.out.parts]
+    if not all(x.has_places_of(y) for x in parts for y in sums):
+        why = "a tl.atomic_add of a block whose rows npusim reads as columns is not supported"
+        raise apart.after.operations[0].fail(f"{why}; add the transposed block to a tensor with its axes exchanged")
+    return adder
 
 
 def _with(name: str, *each_of: str, when: Callable[[_Tries], bool] = _always, **ways: bool | str) -> list[Way]:

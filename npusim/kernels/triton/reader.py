@@ -273,7 +273,7 @@ class Reader(WholeLanes):
             self._drop_rows()
         if self.goes_down and self.is_of_one_row:
             why = "a reduction along axis 0 is not supported in a kernel that stores one row"
-            raise ProgramError(f"{self.goes_down[0]}: {why}; transpose the loaded block")
+            raise ProgramError(f"{self.goes_down[0][1]}: {why}; transpose the loaded block")
         if not self.is_of_one_row:
             self._with_numbers_as_rows()
         self._join_free()

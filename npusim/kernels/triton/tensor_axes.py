@@ -323,6 +323,27 @@ class View(Tensor):
         view = replace(self, sizes=parts.sizes[gone:], by=parts.by[gone:], groups=NO_GROUPS, fixed=())
         return view.assigned(batch=tuple(batch), heads=tuple(heads), rows=tuple(rows), columns=tuple(columns))
 
+    def has_places_of(self, other: View) -> bool:
+        """Return whether each index along batch, heads, rows and columns is of the same elements as in another view of
+        the same tensor, each but for an axis of parts.
+        """
+        return all(
+            np.array_equal(self._offsets(own), other._offsets(its))
+            for own, its in zip(self._in_four, other._in_four, strict=True)
+        )
+
+    @property
+    def _in_four(self) -> tuple[Group, ...]:
+        """Axes of batch and splits, of heads, of rows and of columns, but for that of parts."""
+        batch, heads, splits, rows, columns = (tuple(i for i in g if i or self.parts < 2) for g in self.groups)
+        return (*batch, *splits), heads, rows, columns
+
+    def _offsets(self, group: Group) -> Integers:
+        made = np.zeros(1, np.int64)
+        for i in group:
+            made = (made[:, None] + np.arange(self.sizes[i]) * self.by[i]).reshape(-1)
+        return made
+
     def flat(self) -> View | None:
         """Return the view, none of whose axes is anything yet, with all of them as one; None where gaps are between."""
         return self._merged(tuple(range(len(self.sizes))))
@@ -478,7 +499,8 @@ class GatheredView(View):
         whole, rows = self.source.laid_out(values), np.maximum(np.array(self.listed, np.int64), 0)
         rest = [i for i in range(whole.ndim) if i not in self.along]
         at = tuple(self.source.index((i,), rows) for i in self.along)
-        made = whole.transpose((*self.along, *rest))[at].reshape(self.sizes)
+        listed = whole.transpose((*self.along, *rest))[at] if at else np.broadcast_to(whole, (len(rows), *whole.shape))
+        made = listed.reshape(self.sizes)
         return made if self.hidden is None else np.where(self.leads_nowhere(), made.dtype.type(self.hidden), made)
 
     def is_like(self, other: GatheredView) -> bool:
