@@ -10,6 +10,7 @@ import pytest
 
 import npusim
 from npusim.errors import NpusimError, ProgramError
+from ttir.checked_launches import checked
 
 pytestmark = [
     pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]"),
@@ -41,11 +42,20 @@ def test_a_masked_last_tile_is_one_of_the_loop(hw: str, n: int) -> None:
     assert np.abs(output - weights / weights.sum(1, keepdims=True)).max() < 1e-6
 
 
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize(("hides", "other"), [(1, -INFINITY), (0, 0.0)])
+def test_hidden_elements_and_lanes_that_count_are_read_lane_by_lane(hw: str, hides: int, other: float) -> None:
+    """Fewer elements than are stored are in the sum, or a number in each of the 8 hidden lanes of the last tile."""
+    x = _drawn(3, 40)
+    weights = np.exp(x.astype(np.float64))
+    total = weights[:, : 40 - hides].sum(1, keepdims=True) + 8 * np.exp(other)
+    words = {"X": x, "Y": np.zeros_like(x), "n": 40, "HIDES": hides, "OTHER": other, "SCALE": 1.0, "B": 16}
+    checked("peeled_kernels", "peeled_softmax", (3,), words, {"Y": weights / total}, hw)
+
+
 @pytest.mark.parametrize(
     ("n", "words"),
     [
-        (40, {"HIDES": 1, "OTHER": -INFINITY, "SCALE": 1.0}),  # fewer elements than are stored
-        (40, {"HIDES": 0, "OTHER": 0.0, "SCALE": 1.0}),  # hidden lanes count
         (40, {"HIDES": 0, "OTHER": -INFINITY, "SCALE": 2.0}),  # the last tile does other than the loop
         (40, {"HIDES": 40, "OTHER": -INFINITY, "SCALE": 1.0}),  # nothing of it is loaded
     ],
