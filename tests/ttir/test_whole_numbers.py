@@ -191,14 +191,14 @@ def test_the_extremum_may_be_at_an_element_that_a_mask_hides(hw: str, kind: int)
     _, made = _run("best_of_all_lanes", (4,), hw, **words, N=20, B=32, KIND=kind)
     assert np.array_equal(made["V"], lanes.min(1) if kind else lanes.max(1))
     assert np.array_equal(made["I"], lanes.argmin(1) if kind else lanes.argmax(1))
-    with pytest.raises(
-        ProgramError, match=r"whole_kernels\.py:\d+: tl.argmax or tl.argmin may choose a masked element"
-    ):
-        _run("best_of_all_lanes", (4,), hw, **words, N=20, B=32, KIND=3)
+    some = np.where(np.arange(32) < words["COUNT"][:, None], np.pad(x, ((0, 0), (0, 12))), 0)
+    _, made = _run("best_of_all_lanes", (4,), hw, **words, N=20, B=32, KIND=3)
+    assert np.array_equal(made["V"], some.max(1))
+    assert np.array_equal(made["I"], some.argmax(1))
 
 
 def test_the_second_best_is_found_where_the_index_of_the_best_is_hidden_by_a_mask_or_not() -> None:
-    """A hidden element may be chosen again, which a note says; one that is the maximum for certain is refused."""
+    """A hidden element may be chosen again, which a note says; two that are the maximum for certain are lanes."""
     x = np.abs(_drawn(4, 20))
     done, made = _run("best_again", (4,), X=x, I=np.zeros(4, np.int32), N=20, B=32, OTHER=0.0)
     assert np.array_equal(made["I"], np.argsort(-x, 1, kind="stable")[:, 1])
@@ -208,16 +208,16 @@ def test_the_second_best_is_found_where_the_index_of_the_best_is_hidden_by_a_mas
     done, made = _run("best_again", (4,), X=-x, I=np.zeros(4, np.int32), N=20, B=32, OTHER=-np.inf)
     assert np.array_equal(made["I"], np.argsort(x, 1, kind="stable")[:, 1])
     assert not [n for n in done.notes if "counts as the index of the first masked element" in n]
-    with pytest.raises(ProgramError, match=r"whole_kernels\.py:\d+: a max runs along an axis that a mask cuts"):
-        _run("best_again", (4,), X=x, I=np.zeros(4, np.int32), N=20, B=32, OTHER=np.inf)
+    _, made = _run("best_again", (4,), X=x, I=np.zeros(4, np.int32), N=20, B=32, OTHER=np.inf)
+    assert np.array_equal(made["I"], np.full(4, 21))
 
 
-def test_an_index_is_none_of_hidden_elements_only_where_it_is_compared_with_the_same_indices() -> None:
+def test_an_index_may_be_one_of_hidden_elements_where_it_is_compared_with_other_indices() -> None:
     x = _drawn(4, 20)
     _, made = _run("other_index", (4,), X=x, Y=np.zeros(4, np.float32), N=20, B=32, BY=0)
     assert np.array_equal(made["Y"], x.max(1))
-    with pytest.raises(ProgramError, match=r"whole_kernels\.py:\d+: a sum runs along an axis that a mask cuts"):
-        _run("other_index", (4,), X=x, Y=np.zeros(4, np.float32), N=20, B=32, BY=20)
+    _, made = _run("other_index", (4,), X=x, Y=np.zeros(4, np.float32), N=20, B=32, BY=20)
+    assert np.array_equal(made["Y"], np.where(x.argmax(1) + 20 < 32, -np.inf, 0))
 
 
 def test_the_index_of_an_extremum_that_nothing_reads_is_not_computed() -> None:
@@ -227,12 +227,12 @@ def test_the_index_of_an_extremum_that_nothing_reads_is_not_computed() -> None:
     assert not [n for n in done.notes if "index" in n or "never read" in n or "uses indices as data" in n]
 
 
-@pytest.mark.parametrize(
-    ("kind", "why"), [(1, r"a min .* tl\.where\(mask, x, inf\) .* other=inf in"), (2, "hides elements that are loaded")]
-)
-def test_minima_that_are_refused_say_what_helps(kind: int, why: str) -> None:
-    with pytest.raises(ProgramError, match=rf"whole_kernels\.py:\d+: .*{why}"):
-        _run("least", (4,), X=_drawn(4, 20), V=np.zeros(4, np.float32), N=20, B=32, KIND=kind)
+@pytest.mark.parametrize("kind", [1, 2])
+def test_minima_over_hidden_lanes_and_over_some_elements(kind: int) -> None:
+    x = _drawn(4, 20)
+    sums = np.cumsum(np.pad(x, ((0, 0), (0, 12))), 1)
+    _, made = _run("least", (4,), X=x, V=np.zeros(4, np.float32), N=20, B=32, KIND=kind)
+    assert np.abs(made["V"] - (sums.min(1) if kind == 1 else x[:, :10].min(1))).max() < 1e-6
 
 
 @pytest.mark.parametrize("hw", DEVICES)
@@ -378,12 +378,12 @@ def test_the_interpreter_of_other_tests_knows_minima_and_joined_masks_and_refuse
                 interpret(*run)
 
 
-def test_elements_that_a_mask_hides_stay_hidden_behind_operations_with_other_blocks() -> None:
+@pytest.mark.parametrize("kind", range(4))
+def test_elements_that_a_mask_hides_count_behind_operations_with_other_blocks(kind: int) -> None:
     x, z = -np.abs(_drawn(4, 20)), _drawn(4, 32, seed=1)
-    why = r"whole_kernels\.py:\d+: a {} runs along an axis that a mask cuts, and the masked values are unknown"
-    for kind in range(4):
-        with pytest.raises(ProgramError, match=why.format("max" if kind % 2 else "sum")):
-            _run("best_of_sum", (4,), X=x, Z=z, Y=np.zeros(4, np.float32), N=20, B=32, KIND=kind)
+    lanes = z + np.pad(x, ((0, 0), (0, 12)))
+    _, made = _run("best_of_sum", (4,), X=x, Z=z, Y=np.zeros(4, np.float32), N=20, B=32, KIND=kind)
+    assert np.abs(made["Y"] - (lanes.max(1) if kind % 2 else lanes.sum(1))).max() < 1e-5
 
 
 @pytest.mark.parametrize("hw", DEVICES)

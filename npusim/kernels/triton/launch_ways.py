@@ -142,11 +142,15 @@ def _always(_: _Tries) -> bool:
 
 
 class Way(NamedTuple):
-    """A way to read a launch, and when it is tried; it returns no blocks, or raises `ProgramError`, where it fails."""
+    """A way to read a launch, and when it is tried; it returns no blocks, or raises `ProgramError`, where it fails.
+
+    ``is_reported``: whether its fault may be that of the launch.
+    """
 
     name: str
     read: Callable[[_Tries], list[LaunchGrid]]
     when: Callable[[_Tries], bool] = _always
+    is_reported: bool = True
 
 
 def _first_read(ways: Sequence[Way], tries: _Tries) -> list[LaunchGrid]:
@@ -157,7 +161,8 @@ def _first_read(ways: Sequence[Way], tries: _Tries) -> list[LaunchGrid]:
                 if made := way.read(tries):
                     return made
             except ProgramError as error:
-                tries.note(error)
+                if way.is_reported:
+                    tries.note(error)
     assert tries.fault is not None
     raise tries.fault from None
 
@@ -243,6 +248,10 @@ def _has_kinds(tries: _Tries) -> bool:
 
 def _is_fresh(tries: _Tries) -> bool:
     return tries.choices.is_fresh
+
+
+def _has_loops(tries: _Tries) -> bool:
+    return tries.has_loops
 
 
 def _has_remainders(tries: _Tries) -> bool:
@@ -389,9 +398,9 @@ def _of_integers(tries: _Tries) -> list[LaunchGrid]:
 
 OF_LAUNCHES = (
     Way("operation by operation", _of_floats),
-    Way("with known tiles of integers and masks", partial(_of_floats, knows_tiles=True), lambda tries: tries.has_loops),
-    Way("lane by lane", partial(_of_floats, knows_tiles=True, lanes=ALONG)),
-    Way("lane by lane, apart", partial(_of_floats, knows_tiles=True, lanes=APART), lambda tries: tries.has_loops),
+    Way("with known tiles of integers and masks", partial(_of_floats, knows_tiles=True), _has_loops, is_reported=False),
+    Way("lane by lane", partial(_of_floats, knows_tiles=True, lanes=ALONG), is_reported=False),
+    Way("lane by lane, apart", partial(_of_floats, knows_tiles=True, lanes=APART), _has_loops, is_reported=False),
     Way("integers alone", _of_integers),
 )
 
