@@ -445,8 +445,7 @@ def _shift_along(source: View, along: tuple[int, ...], x: Listed) -> Integers:
 
 def rows_of(op: Op, x: Listed, source: View, name: str) -> tuple[Affine, GatheredView]:
     """Return pointers by a table as linear pointers into a tensor of the table's rows, and that tensor."""
-    last = sum((n - 1) * s for n, s in zip(source.sizes, source.by, strict=True))
-    inside = (x.table >= 0) & (x.table <= last)
+    inside = (x.table >= 0) & (x.table < source.extent)
     known = np.where(inside, x.table, 0)
     along = _axes_along(source, known)
     rest = sum(source.index((i,), known) * source.by[i] for i in along)

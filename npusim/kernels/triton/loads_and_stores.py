@@ -504,11 +504,12 @@ class Memory(ExactIntegers):
     def _check_visible(self, op: Op, pointer: Affine, bounds: Known | None, rest: Condition) -> None:
         """Raise `ProgramError` where a lane that a mask leaves is beyond its tensor."""
         view = self.arguments[pointer.of]
-        last = sum((n - 1) * step for n, step in zip(view.sizes, view.by, strict=True))
         held = truth(op, rest if bounds is None else rest & self._condition(op, bounds))
         at, held = np.broadcast_arrays(elements(op, pointer), held)
         is_read = self.is_read(at.shape[1])
-        if np.any(held & is_read.reshape(*is_read.shape, *(1 for _ in pointer.shape)) & ((at < 0) | (at > last))):
+        if np.any(
+            held & is_read.reshape(*is_read.shape, *(1 for _ in pointer.shape)) & ((at < 0) | (at >= view.extent))
+        ):
             raise op.fail(f"{pointer.of}: a program accesses an element beyond the tensor, and no mask prevents it")
 
     def _in_lanes(self, op: Op, x: Floats, shape: tuple[int, ...], lanes: list[Integers], other: Known | None) -> None:
@@ -856,9 +857,8 @@ class Memory(ExactIntegers):
         if not isinstance(tensor, View) or not tensor.sizes:
             return np.zeros((1, 1), bool)
         low, high = (end - tensor.shift for end in _ends_of(pointer, left))
-        last = sum((n - 1) * step for n, step in zip(tensor.sizes, tensor.by, strict=True))
         is_read = np.logical_and.reduce(np.broadcast_arrays(np.ones((1, 1), bool), *(x > 0 for x in left)))
-        beyond: Booleans = is_read & self.is_read(pointer.base.shape[1]) & ((low < 0) | (high > last))
+        beyond: Booleans = is_read & self.is_read(pointer.base.shape[1]) & ((low < 0) | (high >= tensor.extent))
         return beyond
 
     def _looked(self, op: Op, program: int, time: int) -> str:

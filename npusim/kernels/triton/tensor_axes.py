@@ -481,7 +481,7 @@ class GatheredView(View):
     def by_row(self) -> int:
         """Elements from one row to the next in the offsets here: more than the view has."""
         assert self.source is not None
-        return 1 + sum((n - 1) * s for n, s in zip(self.source.sizes, self.source.by, strict=True))
+        return self.source.extent
 
     @property
     def argument(self) -> tuple[int, ...]:

@@ -158,13 +158,12 @@ class WholeLanes(Memory, ABC):
             raise op.fail("a block of which the addresses of some lanes alone are known is not supported")
         is_read = np.asarray(self.is_read(most))[..., None]
         held = np.broadcast_to(held & is_read, at.shape)
-        last = sum((size - 1) * step for size, step in zip(source.sizes, source.by, strict=True))
-        if np.any(held & ((at < 0) | (at > last))):
-            program, time, lane = (int(i) for i in np.argwhere(held & ((at < 0) | (at > last)))[0])
+        if np.any(beyond := held & ((at < 0) | (at >= source.extent))):
+            program, time, lane = (int(i) for i in np.argwhere(beyond)[0])
             where = f"{self.program(program)} accesses element {int(at[program, time, lane])}"
             raise op.fail(f"{source.parameter}: {where}, beyond the tensor, and no mask prevents it")
         gaps = np.zeros(at.shape, bool)
-        if prod(source.sizes) != last + 1:  # elements between those of a view are of no axis
+        if prod(source.sizes) != source.extent:  # elements between those of a view are of no axis
             own = sum(source.index((i,), at) * step for i, step in enumerate(source.by))
             inside = [source.index((i,), at) < size for i, size in enumerate(source.sizes)]
             gaps = held & ((own != at) | ~np.logical_and.reduce(inside))
