@@ -64,7 +64,7 @@ def written_program(request: Request, *, every: str = "") -> str:
         first = getattr(plan.problem, name, None)
         if not isinstance(first, int):
             raise SpecError(f"--every {every}: the problem has no {name}")
-        # the tiling of the first length, so that the texts differ in lengths only
+        # The tiling of the first length holds for all lengths, so that the texts differ in lengths only.
         tiling = {n: x for n, x in plan.tiling.model_dump().items() if x is not None}
 
         def at(length: int) -> TileProgram:
