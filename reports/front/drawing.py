@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections.abc import Sequence
 from html import escape
 
 from npusim.config.load import load_device
@@ -175,10 +176,8 @@ def _results() -> list[str]:
     return [
         _path("M255 422V452"),
         _path("M725 422V452"),
-        _card(20, 456, 460, 122, "", *BITS),
-        _text(36, 480, "Bits", "bits"),
-        _card(500, 456, 460, 122, "", *CYCLES),
-        _text(516, 480, "Cycles", "time"),
+        *_result(20, 456, 460, 122, "Bits", "bits", BITS),
+        *_result(500, 456, 460, 122, "Cycles", "time", CYCLES),
     ]
 
 
@@ -222,11 +221,14 @@ def _narrow(size: dict[str, str], vectors: str, group: str) -> list[str]:
         _text(46, 817, "MTE3: P to the cube core, O to memory", "soft"),
         _path("M110 844V864"),
         _path("M290 844V864"),
-        _card(4, 868, 392, 126, "", *bits),
-        _text(20, 892, "Bits", "bits"),
-        _card(4, 1006, 392, 126, "", *cycles),
-        _text(20, 1030, "Cycles", "time"),
+        *_result(4, 868, 392, 126, "Bits", "bits", bits),
+        *_result(4, 1006, 392, 126, "Cycles", "time", cycles),
     ]
+
+
+def _result(x: int, y: int, width: int, height: int, title: str, style: str, lines: Sequence[str]) -> list[str]:
+    """Return a card whose title has a style of its own."""
+    return [_card(x, y, width, height, "", *lines), _text(x + 16, y + 24, title, style)]
 
 
 def _card(x: int, y: int, width: int, height: int, title: str, *lines: str) -> str:
