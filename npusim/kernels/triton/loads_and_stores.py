@@ -1029,6 +1029,10 @@ class Memory(ExactIntegers):
             left[bound[0]] = np.minimum(left[bound[0]], bound[1])
         return left
 
+    def _stored_at(self, op: Op, pointer: Affine | Listed, mask: Known | None) -> tuple[Affine | Listed, Known | None]:
+        """Return pointers and the mask of a store to a tensor that is there."""
+        return self._of_held(op, pointer, mask) if isinstance(pointer, Affine) else (pointer, mask)
+
     def _of_held(self, op: Op, pointer: Affine, mask: Known | None) -> tuple[Affine, Known | None]:
         """Return pointers of a store and bounds of its mask, where what else this asks of indices goes along one axis.
 
@@ -1065,8 +1069,7 @@ class Memory(ExactIntegers):
         value = self._without_sign(op, of, value)
         self._result_of(op, of, value.fmt)
         self.text(value)  # refuses a transposed one
-        if isinstance(pointer, Affine):
-            pointer, mask = self._of_held(op, pointer, mask)
+        pointer, mask = self._stored_at(op, pointer, mask)
         if isinstance(mask, ListedMask) and not mask.at.of and len(pointer.shape) == 1 and self._is_scattered(op, mask):
             raise op.fail(
                 "a tl.store has a mask that hides columns of a block that is summed along both of its axes, which is "

@@ -1,4 +1,4 @@
-"""Blocks of one axis, whatever their masks leave: the lanes of all programs and iterations as tensors of their own.
+"""Blocks, whatever their masks leave: the lanes of all programs and iterations as tensors of their own.
 
 A tile of such a tensor has every lane of its block: one that a mask hides has the number of ``other=``, and is of no
 element where it is stored.  So masks of unlike lanes, lengths that differ between programs, and sums over hidden lanes
@@ -15,6 +15,7 @@ from typing import cast
 import numpy as np
 
 from npusim.kernels.triton.element_wise import elements_in
+from npusim.kernels.triton.kernel_draft import LaneReading
 from npusim.kernels.triton.known_tiles import known_tiles
 from npusim.kernels.triton.listed import MOST_LISTED, elements_of
 from npusim.kernels.triton.loads_and_stores import Memory
@@ -34,17 +35,16 @@ from npusim.kernels.triton.values import (
     answers,
 )
 
-#: How the lanes of iterations follow one another: along the loop's axis, or each at a place of its own.
-ALONG, APART = "along", "apart"
 _OF_INDICES = Condition | ListedMask | Elements
 
 
 class WholeLanes(Memory, ABC):
-    """Loads, stores and choices of blocks of one axis, lane by lane, where the choices ask for it."""
+    """Loads, stores and choices of blocks, lane by lane, where the choices ask for it."""
 
     def _is_by_lanes(self, shape: tuple[int, ...]) -> bool:
         """Return whether a block is one of those that are read lane by lane."""
-        return len(shape) == 1 and bool(self.choices.way("lanes"))
+        lanes: LaneReading | None = self.choices.way("lanes")
+        return lanes is not None and 1 <= len(shape) <= lanes.axes
 
     def _tt_load(self, op: Op, pointer: Known, mask: Known | None = None, other: Known | None = None) -> None:
         shape, fmt = shape_of(op.type)
@@ -71,12 +71,12 @@ class WholeLanes(Memory, ABC):
             loaded = self._named(op, cast("Floats", self.values[op.results[0]]))
             self._by_value(op, by_value, loaded, number)
 
-    def _tt_store(self, op: Op, pointer: Known, value: Known, mask: Known | None = None) -> None:
-        if isinstance(pointer, Affine | Listed) and self._is_by_lanes(pointer.shape):
-            if isinstance(mask, ValueComparison):
-                raise op.fail("a tl.store with a mask of compared values is not supported")
-            pointer, mask = self._lanes_of(op, pointer, mask, "stores", None), None
-        super()._tt_store(op, pointer, value, mask)
+    def _stored_at(self, op: Op, pointer: Affine | Listed, mask: Known | None) -> tuple[Affine | Listed, Known | None]:
+        if not self._is_by_lanes(pointer.shape):
+            return super()._stored_at(op, pointer, mask)
+        if isinstance(mask, ValueComparison):
+            raise op.fail("a tl.store with a mask of compared values is not supported")
+        return self._lanes_of(op, pointer, mask, "stores", None), None
 
     def _lanes_of(
         self, op: Op, pointer: Affine | Listed, mask: Known | None, does: str, hidden: float | None
@@ -92,7 +92,7 @@ class WholeLanes(Memory, ABC):
         places = self._places_of_lanes(op, pointer, mask, source)
         if does == "stores":
             self._check_once(op, of, places)
-        along, visited = self.choices.way("lanes") == ALONG, 0
+        along, visited = self._goes_along(), 0
         if self._walk is not None and places.shape[1] > 1:
             visited = max(1, int(self._walk.counts.max()))
         tiles = known_tiles(of, self.ids, places, (None,), is_along=along, visited=visited, missing=-1)
@@ -147,20 +147,22 @@ class WholeLanes(Memory, ABC):
     def _places_of_lanes(self, op: Op, pointer: Affine | Listed, mask: Known | None, source: View) -> Integers:
         """Return the offset of each lane in its tensor, (programs, iterations, lanes); -1 of a hidden one."""
         at = elements_of(op, pointer)
-        held = np.ones((1, 1, 1), bool) if mask is None else elements_in(op, mask).values != 0
+        block = pointer.shape
+        held = np.ones((1, 1, *block), bool) if mask is None else elements_in(op, mask).values != 0
         times = np.broadcast_shapes(at.shape, held.shape)[1]
-        count, most, n = len(self.ids), 1 if times == 1 or self._walk is None else self._walk.most, pointer.shape[0]
-        if count * most * n > MOST_LISTED:
-            raise op.fail(f"the blocks of the programs have {count * most * n:,} lanes; allowed: {MOST_LISTED:,}")
-        at = np.broadcast_to(at, (count, most, n))
+        count, most = len(self.ids), 1 if times == 1 or self._walk is None else self._walk.most
+        if (lanes := count * most * prod(block)) > MOST_LISTED:
+            raise op.fail(f"the blocks of the programs have {lanes:,} lanes; allowed: {MOST_LISTED:,}")
+        at = np.broadcast_to(at, (count, most, *block))
         limits = (pointer.at if isinstance(pointer, Listed) else pointer).limits()
         if any(x is not None for x in limits):
             raise op.fail("a block of which the addresses of some lanes alone are known is not supported")
-        is_read = np.asarray(self.is_read(most))[..., None]
+        is_read = np.asarray(self.is_read(most))
+        is_read = is_read.reshape(*is_read.shape, *(1 for _ in block))
         held = np.broadcast_to(held & is_read, at.shape)
         if np.any(beyond := held & ((at < 0) | (at >= source.extent))):
-            program, time, lane = (int(i) for i in np.argwhere(beyond)[0])
-            where = f"{self.program(program)} accesses element {int(at[program, time, lane])}"
+            first = tuple(np.argwhere(beyond)[0].tolist())
+            where = f"{self.program(first[0])} accesses element {int(at[first])}"
             raise op.fail(f"{source.parameter}: {where}, beyond the tensor, and no mask prevents it")
         gaps = np.zeros(at.shape, bool)
         if prod(source.sizes) != source.extent:  # elements between those of a view are of no axis
@@ -205,7 +207,8 @@ class WholeLanes(Memory, ABC):
         self._fixed_choice(op, rules, a, b)
 
     def _goes_along(self) -> bool:
-        return self.choices.way("lanes") == ALONG if self.choices.way("lanes") else super()._goes_along()
+        lanes: LaneReading | None = self.choices.way("lanes")
+        return super()._goes_along() if lanes is None else lanes.is_along
 
     def _left_like(self, size: int, *, is_walked: bool) -> Integers | None:
         return None if self.choices.way("lanes") else super()._left_like(size, is_walked=is_walked)
