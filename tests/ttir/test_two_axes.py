@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import npusim
+from npusim.errors import ProgramError
 from ttir.checked_launches import checked
 
 pytestmark = [
@@ -58,3 +60,46 @@ def test_a_tile_beside_the_one_across_the_diagonal(hw: str) -> None:
     wanted = np.full((2 * n, n), np.nan)
     wanted[::2] = np.where(np.arange(n) % 3 != 1, x + np.where(np.eye(n) > 0, 0.5, x.T), np.nan)
     _checked("beside_its_transpose", (2, 2), hw, {"Y": wanted}, X=x, Y=np.zeros((2 * n, n), np.float32), n=n, B=8)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_addresses_by_quotients_of_rows_and_columns(hw: str) -> None:
+    n, half = 10, 5
+    g, taken = _drawn(2, half, half), np.random.default_rng(3).integers(0, 4, (2, half, half))
+    rows, columns = (2 * np.arange(half)[:, None] + taken // 2), 2 * np.arange(half) + taken % 2
+    wanted = np.zeros((2, n * n))
+    index = (rows * n + columns).astype(np.int64)
+    np.put_along_axis(wanted, index.reshape(2, -1), g.reshape(2, -1).astype(np.float64), 1)
+    words = {"G": g, "Index": index, "Y": np.zeros((2, n, n), np.float32), "n": n, "B": 8}
+    _checked("unpooled", (2, 2, 2), hw, {"Y": wanted.reshape(2, n, n)}, **words)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_mask_of_values_or_of_places(hw: str) -> None:
+    x = _drawn(11, 11)
+    rows, columns = np.arange(11)[:, None], np.arange(11)
+    wanted = np.where((x > np.float32(0.3)) | (rows % 3 == columns % 2), x, 2.0 * x)
+    _checked("of_values_and_places", (1,), hw, {"Y": wanted}, X=x, Y=np.zeros_like(x), n=11, B=16)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_branch_stores_where_the_program_loaded(hw: str) -> None:
+    h, g = _drawn(2, 3, 16, 16), _drawn(2, 3, seed=1)
+    wanted, total = np.full(h.shape, np.nan), np.zeros((2, 16, 16))
+    for tile in range(3):
+        total = total + h[:, tile]
+        wanted[:, tile] = total if tile else np.nan
+        total = total * g[:, tile, None, None]
+    words = {"H": h, "G": g, "Last": np.zeros((2, 16, 16), np.float32), "tiles": 3, "BEHIND": 0, "D": 16}
+    done = _checked("states_in_place", (2,), hw, {"H": wanted, "Last": total}, **words)
+    assert any("all of them go through it here, and its stores are masked" in note for note in done.notes)
+
+
+def test_a_tile_that_an_earlier_iteration_stored_is_refused() -> None:
+    from ttir import two_axis_kernels as kernels
+
+    h, last = _drawn(2, 4, 16, 16), np.zeros((2, 16, 16), np.float32)
+    with npusim.record(floats=True) as calls:
+        kernels.states_in_place[(2,)](h, _drawn(2, 3), last, 3, BEHIND=1, D=16)
+    with pytest.raises(ProgramError, match="an if whose condition differs"):
+        npusim.run(calls[0], rows="all")

@@ -38,3 +38,38 @@ def beside_its_transpose(X, Y, n, B: tl.constexpr):
     x = tl.load(X + rows * n + columns, mask=inside, other=0.0)
     y = tl.load(X + columns * n + rows, mask=inside & (rows != columns), other=0.5)
     tl.store(Y + 2 * rows * n + columns, x + y, mask=inside & (columns % 3 != 1))
+
+
+@triton.jit
+def unpooled(G, Index, Y, n, B: tl.constexpr):
+    """The gradient of a maximum over 2 x 2 elements: at the element that each of them was taken from."""
+    batch, rows, columns = tl.program_id(0), tl.program_id(1) * B + tl.arange(0, B), tl.program_id(2) * B
+    columns += tl.arange(0, B)
+    inside = (rows[:, None] < n) & (columns[None] < n)
+    here, half = rows[:, None] * n + columns[None], n // 2
+    pooled = batch * half * half + (rows[:, None] // 2) * half + columns[None] // 2
+    chosen = tl.load(Index + pooled, mask=inside, other=-1)
+    tl.store(Y + batch * n * n + here, tl.load(G + pooled, mask=chosen == here, other=0.0), mask=inside)
+
+
+@triton.jit
+def of_values_and_places(X, Y, n, B: tl.constexpr):
+    """Elements above 0.3, or at a place whose row and column have one remainder; others are twice as large."""
+    rows, columns = tl.program_id(0) * B + tl.arange(0, B)[:, None], tl.arange(0, B)[None]
+    inside = (rows < n) & (columns < n)
+    x = tl.load(X + rows * n + columns, mask=inside, other=0.0)
+    tl.store(Y + rows * n + columns, tl.where((x > 0.3) | (rows % 3 == columns % 2), x, 2.0 * x), mask=inside)
+
+
+@triton.jit
+def states_in_place(H, G, Last, tiles, BEHIND: tl.constexpr, D: tl.constexpr):
+    """Sums of tiles, scaled by a number of each, in place of the tiles from the second on."""
+    head, i = tl.program_id(0), tl.arange(0, D)
+    at, total = i[:, None] * D + i[None], tl.zeros([D, D], tl.float32)
+    for tile in range(tiles):
+        here = H + (head * tiles + tile) * D * D + at
+        total += tl.load(here)
+        if tile > 0:
+            tl.store(here + BEHIND * D * D, total)
+        total *= tl.load(G + head * tiles + tile)
+    tl.store(Last + head * D * D + at, total)
