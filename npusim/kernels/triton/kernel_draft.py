@@ -73,7 +73,7 @@ WAYS = frozenset(
 
 
 class LaneReading(NamedTuple):
-    """Blocks that are read lane by lane: those of at most so many ``axes``.
+    """Blocks that are read lane by lane: those of at most so many ``axes``, with two also numbers.
 
     ``is_along``: whether the lanes of a loop's iterations follow one another along its axis, or each iteration's are at
     a place of their own.

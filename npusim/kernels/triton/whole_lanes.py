@@ -125,6 +125,8 @@ class WholeLanes(LaneElements, ABC):
         source = self.arguments[of]
         if not isinstance(source, View) or isinstance(source, GatheredView) or of not in self.function.parameters:
             raise op.fail(f"{of}: npusim reads the lanes of blocks one by one in recorded calls only; record the call")
+        if source.is_workspace or source.parts or source.sums:
+            raise op.fail(f"{of}: lanes of the parts of an atomic addition, one by one, are not supported")
         places = self._places_of_lanes(op, pointer, mask, source)
         if does == "stores":
             self._check_once(op, of, places)
@@ -136,7 +138,7 @@ class WholeLanes(LaneElements, ABC):
         blocks = places[..., None] if is_one else places
         tiles = known_tiles(of, self.ids, blocks, (None,), is_along=along, visited=visited, missing=-1)
         if tiles is None:
-            raise op.fail("lanes of blocks in programs that are parts of one program are not supported")
+            raise op.fail("lanes of blocks along three axes are not supported")
         view = self._view_of_lanes(of, source, tiles.holds, hidden)
         by = tuple(step * view.by_row for step in tiles.by)
         known = replace(view, sizes=tiles.sizes, by=by)
