@@ -195,10 +195,11 @@ def gated_delta(problem: KernelProblem, tiling: Any, p: StatePrecision, machine:
         rows = min(of.tokens, max(1, GATES_SLICE // of.key) * machine.row_cores)
         sized = {"row": rows, "key": of.key}
         phases.append(normalised.phase("unit", grid(k, ("row", rows)), sized, [k], k=tokens["k"], p=p))
-    a = one("a", role="input")
-    phases.append(decay_sums(decays, of, tiling.block_sums, [g], a=a))
+    a, published = one("a", role="input"), tiling.published
+    as_pto = published is not None
+    by_rows = as_pto and published.of_phase("decays").sums == "rows"
+    phases.append(decay_sums(decays, of, of.of_all_heads if by_rows else tiling.block_sums, [g], a=a))
     blocks = of.blocks(of.value)
-    as_pto = tiling.published is not None
 
     def phase(
         kernel: Kernel,
