@@ -443,7 +443,8 @@ def test_gradients_of_cudnn_on_an_h200() -> None:
     """Of 32 calls that no constant was fitted on, every fifth: all are within 8 %, delta's kernel too, and that of dQ
     within 30 %.
 
-    Delta's kernel also clears the sums of dQ; a causal mask, with which fewer parts are added, does not change its time.
+    Delta's kernel also clears the sums of dQ; a causal mask, with which fewer parts are added, does not change its
+    time.
     """
     for row in _of_cudnn()[1::5]:
         sizes = {n: int(row[n]) for n in ("batch", "heads", "kv_heads", "tokens", "causal")}
