@@ -536,7 +536,8 @@ class _Trial:
     def fastest(self) -> list[_Tried]:
         """Return the two fastest tiles so far, and the fastest tile that differs from the declared one in one field.
 
-        In a short call each slot has few blocks, so that small tiles seem faster than they are."""
+        In a short call each slot has few blocks, so that small tiles seem faster than they are.
+        """
         ranked = sorted(filter(None, self._known.values()), key=lambda tried: tried.seconds)
         return [*ranked[:2], *[tried for tried in ranked if len(tried.fields) == 1][:1]]
 

@@ -106,7 +106,8 @@ def _values(phase: Phase) -> Iterator[str]:
 def _walks(phase: Phase) -> object:
     """Return, for each head that differs, the starts and directions of each row's walks, or all keys that these visit.
 
-    If a row's keys are divided into parts, each part is a separate walk that begins where the previous one ended."""
+    If a row's keys are divided into parts, each part is a separate walk that begins where the previous one ended.
+    """
     is_whole = not _ignores_hidden(phase)
     if isinstance(phase.cells, WorkTable) and (known := _walks_of_table(phase.cells, is_whole=is_whole)):
         first, *others = known.values()
@@ -217,7 +218,8 @@ def _chained(phase: Phase, arithmetic: str) -> set[str]:
 def _only_chains(loop: TileLoop, phase: Phase, arithmetic: str) -> bool:
     """Return whether a loop does nothing but add products, each to one accumulator, one instruction after another.
 
-    The tiles of such a loop then do not affect bits, if their sizes are multiples of the matrix unit's instructions."""
+    The tiles of such a loop then do not affect bits, if their sizes are multiples of the matrix unit's instructions.
+    """
     rows = [row for stage in loop.stages for row in stage.rows]
     states = {n for n, name in phase.names.items() if name.start is not None}
     read = {n for row in rows for n in row.srcs}

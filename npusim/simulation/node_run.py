@@ -111,7 +111,8 @@ def child_program(child: Child, device: DeviceSpec, whole: Problem | None = None
 
     L2 has the state of a stream of kernels: it contains no dirty lines from a benchmark's fill.
 
-    ``whole``: a problem that is computed instead of the child's, with the child's tile."""
+    ``whole``: a problem that is computed instead of the child's, with the child's tile.
+    """
     l2 = steady(None, device)
     found = "repeated" if l2 and child.is_near else l2
     fields: Any = {"tiling": dict(child.fields), "precision": child.precision or None, "l2": found}

@@ -159,7 +159,8 @@ def _distance(before: NDArray[Any], after: NDArray[Any]) -> tuple[float | None, 
 def standard_error(squares: NDArray[np.float64], others: NDArray[np.float64]) -> float:
     """Return the relative standard error of sqrt(sum(squares) / sum(others)), for pairs of sums by row; 0 if unknown.
 
-    The estimate is of first order: half of the difference between the rows' shares of the two sums."""
+    The estimate is of first order: half of the difference between the rows' shares of the two sums.
+    """
     if len(squares) < 2 or not (squares.any() and others.any() and np.isfinite(others).all()):
         return 0.0
     difference = squares / squares.mean() - others / others.mean()

@@ -289,7 +289,8 @@ def row_sum_evidence(orders: Iterable[str], device: DeviceSpec) -> dict[str, str
 def arithmetic_evidence(arithmetic: Mapping[str, str], device: DeviceSpec) -> dict[str, str]:
     """Return the matrix arithmetics with their evidence, which is ``measured`` if the device's file says so.
 
-    An arithmetic whose name states its parameters (``stated``) has the basis that the file states, whatever it is."""
+    An arithmetic whose name states its parameters (``stated``) has the basis that the file states, whatever it is.
+    """
     bases = {str(choice.value): choice.basis for choice in device.arithmetic_choices.values()}
     return {
         name: bases[name] if name in bases and (bases[name] == "measured" or evidence == "stated") else evidence

@@ -176,7 +176,8 @@ class BuiltPlan:
     def latency_us(self) -> float | None:
         """Return the time of the program in microseconds, after a check; None on a device without times.
 
-        Times are stored like the proof."""
+        Times are stored like the proof.
+        """
 
         def timed() -> float | None:
             timing = self.timing()
@@ -320,7 +321,8 @@ def _beside(
 ) -> tuple[PresetOutcome, ...]:
     """Return the results of the run's precision and of the schedule's other presets, with the same matrix arithmetic.
 
-    Their errors cover the same rows (`Compared`), a sample of the run's rows."""
+    Their errors cover the same rows (`Compared`), a sample of the run's rows.
+    """
     if not bits.rows:
         return ()
     compared = Compared.of(bits)
