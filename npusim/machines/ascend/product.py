@@ -98,8 +98,7 @@ class CubeProduct:
         self.ahead = ""
         products = [s for s in frame.stages if s.is_product]
         readers = {n: [s for s in products if n in s.rows[0].srcs] for n in row.srcs if frame.places[n] == "up"}
-        #: For an operand that rows compute: whether this product is the first, and whether it is the last, that reads
-        #: it.
+        #: For an operand that rows compute: whether this product reads it first, and whether it reads it last.
         self.turns = {n: (stage is of[0], stage is of[-1]) for n, of in readers.items()}
         self.plan = _planned(frame, stage, group, tiling)
         self.m_axis, self.k_axis, self.n_axis = frame.phase.product_axes(row)

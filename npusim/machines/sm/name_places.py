@@ -76,8 +76,7 @@ class BlockPlaces:
         loader, is_product = f"{SM}.B{number}{LDG}", decided.roles == "copying"
         #: Operands of the loop that are loaded.
         self.visited = tuple(n for n in frame.visited if n not in frame.views)
-        #: Whether slots in shared memory are released only at the end of an iteration; in a block without iterations,
-        #: at its end.
+        #: Whether slots in shared memory are released only at the end of an iteration (without a loop, of the block).
         self.keeps_operands = decided.stages > 1 or (tiling.has_groups and not frame.phase.loop_axis)
         is_pipelined = tiling.has_groups and decided.roles == "alike" and not decided.slice_elements
         #: Whether warps wait for all copies of a tile when it begins, as in compiled loops of several stages.
