@@ -95,7 +95,9 @@ def kkt_inverse(ki: Value, kj: Value, beta: Value, g: Value, gt: Value, below: V
 def kkt(
     ki: Value, kj: Value, beta: Value, g: Value, gt: Value, below: Value, p: StatePrecision, as_pto: bool = False
 ) -> Any:
-    """Return A of a chunk; a separate kernel inverts I + A; ``as_pto``: the logarithm of beta is added to g."""
+    """Return A of a chunk; a separate kernel inverts I + A; ``as_pto``: beta is applied by adding its logarithm to
+    g.
+    """
     if as_pto:
         return (p.left(ki @ kj.T) * exp(below + ((g + log(beta)) - gt))).to(p.factor)
     return _kkt(ki, kj, beta, g, gt, below, p).to(p.factor)
@@ -176,7 +178,7 @@ def strengths(problem: KernelProblem, _inputs: object, batch: int, head: int) ->
 
 
 def gated_delta(problem: KernelProblem, tiling: Any, p: StatePrecision, machine: Machine) -> Phases:
-    """Return the kernels; a block has all columns of W and U, or ``block_value`` columns of the state and of
+    """Return the kernels; a block computes all columns of W and U, or ``block_value`` columns of the state and of the
     results.
     """
     (*sizes, unit), fmt = sizes_of(problem, SIZES), problem.dtype
@@ -209,7 +211,7 @@ def gated_delta(problem: KernelProblem, tiling: Any, p: StatePrecision, machine:
         results: Sequence[GlobalTensor | Stacked],
         **bound: Any,
     ) -> None:
-        # the tokens before each token, and for results the token itself
+        # masks: the tokens before each token; for results also the token itself
         masks = {t.name for n, t in bound.items() if n == "below"}
         known = {n: below_diagonal(of.chunk, n == "seen") for n in masks}
         phases.append(kernel.phase(called, cells, spans, results, values=known, p=p, arithmetic=p.arithmetic, **bound))
