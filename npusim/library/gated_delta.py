@@ -227,16 +227,8 @@ def gated_delta(problem: KernelProblem, tiling: Any, p: StatePrecision, machine:
     of_wy, of_states, of_outputs = (k.under(f"{k.name}_{n}") for n in ("wy", "states", "outputs"))
     phase(wy, "wy", blocks, wide, [made["w"], made["u"]], t=t, k=of_wy, v=tokens["v"], beta=beta, g=g)
     last, first = state("last", role="output"), state("first", role="input")
-    walk = {
-        "k": of_states,
-        "w": made["w"],
-        "u": made["u"],
-        "g": g,
-        "end": Ends("row", g),
-        "first": first,
-        "as_pto": as_pto,
-    }
-    phase(delta_states, "states", of.panels(), of.spans(), [h, made["x"], last], **walk)
+    walk = {"k": of_states, "w": made["w"], "u": made["u"], "g": g, "end": Ends("row", g)}
+    phase(delta_states, "states", of.panels(), of.spans(), [h, made["x"], last], first=first, as_pto=as_pto, **walk)
     seen = replace(below, name="seen")
     read = {"q": tokens["q"], "k": of_outputs, "v": made["x"], "h": h, "below": seen, "g": g, "gt": g, "as_pto": as_pto}
     spans = of.spans()
