@@ -41,8 +41,8 @@ def known_tiles(
 ) -> KnownTiles | None:
     """Return the elements of blocks, (program, iteration, *axes), as a tensor; None if the programs do not fill a grid.
 
-    ``ids``: numbers of programs, (x, y, z), equal for the parts of one program if ``missing`` is given; ``left``: number
-    of elements along each axis that other tiles of the loop have, None: all; ``is_along``: whether the loop continues
+    ``ids``: numbers of programs, (x, y, z), equal for parts of one program if ``missing`` is given; ``left``: number of
+    elements along each axis that other tiles of the loop have, None: all; ``is_along``: whether the loop continues
     along the last axis; ``visited``: largest number of iterations of a program, 0: all.  ``missing``: the element for
     programs that are absent, for example because they return early; None: all programs of a grid must be present.
     """
