@@ -103,3 +103,17 @@ def test_a_tile_that_an_earlier_iteration_stored_is_refused() -> None:
         kernels.states_in_place[(2,)](h, _drawn(2, 3), last, 3, BEHIND=1, D=16)
     with pytest.raises(ProgramError, match="an if whose condition differs"):
         npusim.run(calls[0], rows="all")
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize("few", [0, 3])
+def test_a_store_of_which_a_mask_hides_all_stores_nothing(hw: str, few: int) -> None:
+    x = _drawn(5, 7)
+    lanes = np.full((5, 8), 0.5)
+    lanes[:, :2] = x[:, :2]
+    wanted = {"Y": (lanes - lanes.sum(1, keepdims=True))[:, :7]}
+    words = {"X": x, "Y": np.zeros_like(x), "Z": np.zeros_like(x), "R": 5, "few": few, "n": 7, "BR": 4, "B": 8}
+    if few:
+        wanted["Z"] = np.where(np.arange(5)[:, None] < few, lanes[:, :7], np.nan)
+    done = _checked("of_few_rows", (2,), hw, wanted, **words)
+    assert any("hides all elements in every program" in note for note in done.notes) == (few == 0)

@@ -88,8 +88,8 @@ def test_columns_that_no_program_stores(hw: str) -> None:
     x, w = normal(1, 48, 20), normal(2, 16)
     words = {"X": x, "W": w, "Y": np.zeros((48, 7), np.float32), "m": 7, "n": 20, "B": 16}
     check("first_columns", (3,), {**words, "HOW": "row"}, {"Y": x[:, :7].astype(np.float64) * w[:7]}, hw)
-    with pytest.raises(ProgramError, match=r"a sum or maximum runs over more values than the program stores"):
-        check("first_columns", (3,), {**words, "HOW": "maximum"}, {}, hw)
+    less = x[:, :7].astype(np.float64) - x[:, :16].max(1, keepdims=True)
+    check("first_columns", (3,), {**words, "HOW": "maximum"}, {"Y": less}, hw)
 
 
 @pytest.mark.parametrize(("other", "hw"), [(0.0, "h200"), (1.0, "ascend_910b2")])
@@ -99,10 +99,9 @@ def test_rows_behind_a_sequence_are_the_number_of_the_load(other: float, hw: str
     words = {"X": x, "Y": np.zeros((2, 4, 16, 16), np.float32), "n": 50, "OTHER": other, "D": 16, "C": 16}
     wanted = {"Y": np.einsum("bcid,bcjd->bcij", wide, wide)}
     check("chunk_pairs", (4, 2), {**words, "LESS": 0}, wanted, hw)
-    with pytest.raises(
-        ProgramError, match=r"X: the program (loads rows other than those|must load all rows) that it stores"
-    ):  # it hides rows of the sequence too
-        check("chunk_pairs", (4, 2), {**words, "LESS": 3}, {}, hw)
+    left = np.minimum(16, 50 - 16 * np.arange(4)) - 3  # it hides rows of the sequence too
+    fewer = np.where(np.arange(16)[None, :, None] < left[:, None, None], wide, other)
+    check("chunk_pairs", (4, 2), {**words, "LESS": 3}, {"Y": np.einsum("bcid,bcjd->bcij", fewer, fewer)}, hw)
 
 
 @pytest.mark.parametrize(("n", "hw"), [(50, "h200"), (64, "ascend_910b2")])

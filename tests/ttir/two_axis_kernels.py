@@ -73,3 +73,12 @@ def states_in_place(H, G, Last, tiles, BEHIND: tl.constexpr, D: tl.constexpr):
             tl.store(here + BEHIND * D * D, total)
         total *= tl.load(G + head * tiles + tile)
     tl.store(Last + head * D * D + at, total)
+
+
+@triton.jit
+def of_few_rows(X, Y, Z, R, few, n, BR: tl.constexpr, B: tl.constexpr):
+    """Rows, of which another tensor has the first ones, or none; columns behind the second are 0.5 in both."""
+    rows, columns = tl.program_id(0) * BR + tl.arange(0, BR)[:, None], tl.arange(0, B)[None]
+    x = tl.load(X + rows * n + columns, mask=(columns < 2) & (rows < R), other=0.5)
+    tl.store(Y + rows * n + columns, x - tl.sum(x, 1)[:, None], mask=(columns < n) & (rows < R))
+    tl.store(Z + rows * n + columns, x, mask=(columns < n) & (rows < few))

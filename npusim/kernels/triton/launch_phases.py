@@ -229,9 +229,12 @@ class LaunchGrid:
             why = f"{self.stored.line}: the loop has no iteration in {first}; return early from such a program"
             raise UnlikeProgramsError(why, self.reader.ids[is_idle])
         if self.walk and self.is_summed:
+            if self.walked not in self.sizes:
+                why = "a sum of products along iterations that no factor has an axis for is not supported"
+                raise self._fault(self.stored.line, why)
             visited = np.where(self.is_visited, self.walk[1], 0).sum(1)
             first = np.where(self.is_visited, self.walk[0], 0).min(1)
-            if np.any(((visited != self.sizes["key"]) | (first != 0)) & self.stores[:, 0]):
+            if np.any(((visited != self.sizes[self.walked]) | (first != 0)) & self.stores[:, 0]):
                 raise self._fault(self.stored.line, f"a program adds up {int(visited.min())} of {self.sizes['key']}")
 
     def _stacked(

@@ -112,6 +112,17 @@ class WholeLanes(LaneElements, ABC):
             loaded = self._named(op, cast("Floats", self.values[op.results[0]]))
             self._by_value(op, by_value, loaded, number)
 
+    def _tt_store(self, op: Op, pointer: Known, value: Known, mask: Known | None = None) -> None:
+        is_known = isinstance(pointer, Pointers) and not isinstance(mask, ValueComparison)
+        if is_known and self._is_by_elements(cast("Elements", pointer).shape):
+            _, held = self._held_lanes(op, cast("Elements", pointer), mask)
+            if not held.any():
+                self.notes.append(
+                    f"{op.line}: the mask of a tl.store hides all elements in every program: none is stored"
+                )
+                return
+        super()._tt_store(op, pointer, value, mask)
+
     def _stored_at(self, op: Op, pointer: Pointers, mask: Known | None) -> tuple[Affine | Listed, Known | None]:
         if not self._is_by_lanes(pointer.shape):
             return super()._stored_at(op, pointer, mask)
