@@ -17,7 +17,7 @@ import numpy as np
 from npusim.kernels.triton.element_wise import elements_in
 from npusim.kernels.triton.known_tiles import known_tiles
 from npusim.kernels.triton.listed import MOST_LISTED, elements_of
-from npusim.kernels.triton.loads_and_stores import Memory
+from npusim.kernels.triton.own_elements import OwnElements
 from npusim.kernels.triton.tensor_axes import GatheredView, View, gathered
 from npusim.kernels.triton.ttir_text import FORMATS, Op, shape_of
 from npusim.kernels.triton.values import (
@@ -39,7 +39,7 @@ ALONG, APART = "along", "apart"
 _OF_INDICES = Condition | ListedMask | Elements
 
 
-class WholeLanes(Memory, ABC):
+class WholeLanes(OwnElements, ABC):
     """Loads, stores and choices of blocks of one axis, lane by lane, where the choices ask for it."""
 
     def _is_by_lanes(self, shape: tuple[int, ...]) -> bool:
@@ -50,6 +50,8 @@ class WholeLanes(Memory, ABC):
         shape, fmt = shape_of(op.type)
         is_of_floats = fmt in FORMATS and isinstance(pointer, Affine | Listed)
         if not is_of_floats or not self._is_by_lanes(shape):
+            if is_of_floats and not shape and self.choices.way("lanes"):
+                self._note_number(op, pointer, mask)
             super()._tt_load(op, pointer, mask, other)
             return
         assert isinstance(pointer, Affine | Listed)
@@ -74,8 +76,10 @@ class WholeLanes(Memory, ABC):
     def _tt_store(self, op: Op, pointer: Known, value: Known, mask: Known | None = None) -> None:
         if isinstance(pointer, Affine | Listed) and self._is_by_lanes(pointer.shape):
             if isinstance(mask, ValueComparison):
-                raise op.fail("a tl.store with a mask of compared values is not supported")
+                value, mask = self._over_old(op, pointer, value, mask)
             pointer, mask = self._lanes_of(op, pointer, mask, "stores", None), None
+        elif isinstance(pointer, Affine | Listed) and not pointer.shape and self.choices.way("lanes"):
+            self._note_number(op, pointer, mask)
         super()._tt_store(op, pointer, value, mask)
 
     def _lanes_of(
@@ -86,9 +90,6 @@ class WholeLanes(Memory, ABC):
         source = self.arguments[of]
         if not isinstance(source, View) or isinstance(source, GatheredView) or of not in self.function.parameters:
             raise op.fail(f"{of}: npusim reads the lanes of blocks one by one in recorded calls only; record the call")
-        stores = [name for name in self._stores if of in self._made_of(name)]
-        if len(stores) > (does == "stores") or (does == "stores" and not self._loads_nothing_of(of)):
-            raise op.fail(f"{of} is stored to and also accessed elsewhere; pass another tensor")
         places = self._places_of_lanes(op, pointer, mask, source)
         if does == "stores":
             self._check_once(op, of, places)
@@ -98,7 +99,8 @@ class WholeLanes(Memory, ABC):
         tiles = known_tiles(of, self.ids, places, (None,), is_along=along, visited=visited, missing=-1)
         if tiles is None:
             raise op.fail("lanes of blocks in programs that are parts of one program are not supported")
-        view = self._view_of_lanes(of, source, tiles.holds, hidden)
+        view = self._view_of_lanes(of, source, tiles.holds, hidden, is_new=does == "stores" and self._is_own(of))
+        self._note_access(op, of, places, view.name if does == "stores" else "", is_store=does == "stores")
         by = tuple(step * view.by_row for step in tiles.by)
         known = replace(view, sizes=tiles.sizes, by=by)
         if view.name not in self.arguments:
@@ -123,14 +125,15 @@ class WholeLanes(Memory, ABC):
         for x in (x for x in others if not x.axes and not x.is_walked):
             source = self.arguments[x.of]
             accessed = [y.of.partition(".")[0] for y in (*self.stored, *self.loads.values())].count(x.of)
-            if not isinstance(source, View) or isinstance(source, GatheredView) or accessed > 1:
+            is_listed = isinstance(source, GatheredView)
+            if not isinstance(source, View) or is_listed or (accessed > 1 and x.of not in self._accessed):
                 continue
             places = np.full((len(self.ids), 1, n), -1, np.int64)
             places[:, 0, 0] = np.broadcast_to(x.pointer.base, (len(self.ids), 1))[:, 0]
             tiles = known_tiles(x.of, self.ids, places, (None,), is_along=True, missing=-1)
             if tiles is None or places.size > MOST_LISTED:
                 continue
-            view = self._view_of_lanes(x.of, source, tiles.holds, None)
+            view = self._view_of_lanes(x.of, source, tiles.holds, None, is_new=accessed > 1)
             self.arguments[view.name] = replace(view, sizes=tiles.sizes, by=tuple(b * view.by_row for b in tiles.by))
             base, steps = tiles.pointer.base * view.by_row, tuple(b * view.by_row for b in tiles.pointer.steps)
             x.of, x.axes, x.left = view.name, first.axes, [np.full((1, 1), n, np.int64)]
@@ -139,10 +142,6 @@ class WholeLanes(Memory, ABC):
             x.value = Floats(text, first.axes, x.value.fmt)
             why = "a number that a program stores beside a column is stored for each of its rows here"
             self.notes.append(f"{x.line}: {x.of.partition('.')[0]}: {why}; the time includes these")
-
-    def _loads_nothing_of(self, of: str) -> bool:
-        """Return whether the kernel loads nothing of a tensor that it stores to."""
-        return not any(o.name.startswith("tt.load") and of in self._made_of(o.operands[0]) for o in self._made)
 
     def _places_of_lanes(self, op: Op, pointer: Affine | Listed, mask: Known | None, source: View) -> Integers:
         """Return the offset of each lane in its tensor, (programs, iterations, lanes); -1 of a hidden one."""
@@ -177,8 +176,10 @@ class WholeLanes(Memory, ABC):
         if np.any(used[1:] == used[:-1]):
             raise op.fail(f"{of}: a tl.store writes an element twice; let only one lane of one program store it")
 
-    def _view_of_lanes(self, of: str, source: View, listed: Integers, hidden: float | None) -> GatheredView:
-        """Return the tensor of lanes, one that is there where it has the same."""
+    def _view_of_lanes(
+        self, of: str, source: View, listed: Integers, hidden: float | None, *, is_new: bool = False
+    ) -> GatheredView:
+        """Return the tensor of lanes, one that is there where it has the same; ``is_new``: always another one."""
         along = tuple(range(len(source.sizes)))
         every = tuple(listed.tolist())
         number = 0
@@ -187,7 +188,8 @@ class WholeLanes(Memory, ABC):
             name = f"{of}.lanes{number}"
             view = replace(gathered(name, source, along, every), hidden=hidden, run=_run_of(listed))
             known = self.arguments.get(name)
-            if known is None or (isinstance(known, GatheredView) and known.is_like(view)):
+            is_like = isinstance(known, GatheredView) and known.is_like(view) and not is_new
+            if known is None or is_like:
                 return view
 
     def _arith_select(self, op: Op, mask: Known, a: Known, b: Known) -> None:
