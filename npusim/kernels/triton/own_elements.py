@@ -17,12 +17,20 @@ import numpy as np
 
 from npusim.formats.scans import WARP
 from npusim.kernels.triton.element_behind import BARRIERS
-from npusim.kernels.triton.element_wise import elements_in
-from npusim.kernels.triton.listed import elements_of
-from npusim.kernels.triton.loads_and_stores import Memory
+from npusim.kernels.triton.lane_elements import LaneElements
 from npusim.kernels.triton.tensor_axes import GatheredView, View
 from npusim.kernels.triton.ttir_text import FORMATS, Op, shape_of
-from npusim.kernels.triton.values import Affine, Booleans, Floats, Integers, Known, Listed, Number, ValueComparison
+from npusim.kernels.triton.values import (
+    Affine,
+    Booleans,
+    Floats,
+    Integers,
+    Known,
+    Number,
+    Pointers,
+    ValueComparison,
+    argument_of,
+)
 
 
 class _Access(NamedTuple):
@@ -43,7 +51,7 @@ class _Access(NamedTuple):
     is_known: bool
 
 
-class OwnElements(Memory, ABC):
+class OwnElements(LaneElements, ABC):
     """Accesses of one tensor by several loads and stores, element by element."""
 
     @cached_property
@@ -80,12 +88,10 @@ class OwnElements(Memory, ABC):
 
     def _note_number(self, op: Op, pointer: Known, mask: Known | None) -> None:
         """Note an access of one element in each program; see `_note_access`."""
-        of = pointer.rest.of if isinstance(pointer, Listed) else pointer.of if isinstance(pointer, Affine) else ""
-        if isinstance(self.arguments.get(of), View) and isinstance(pointer, Affine | Listed) and self._is_own(of):
-            at = elements_of(op, pointer)
-            held = np.ones((1, 1), bool) if mask is None else elements_in(op, mask).values != 0
-            held = held & np.asarray(self.is_read(at.shape[1]))
-            self._note_access(op, of, np.where(held, at, -1)[..., None], "", is_store=op.name == "tt.store")
+        of = argument_of(pointer) if isinstance(pointer, Pointers) else ""
+        if isinstance(pointer, Pointers) and isinstance(self.arguments.get(of), View) and self._is_own(of):
+            at, held = self._held_lanes(op, pointer, mask)
+            self._note_access(op, of, np.where(held, at, -1), "", is_store=op.name == "tt.store")
 
     def _check_order(self, of: str, before: _Access, new: _Access) -> None:
         """Compare an access with an earlier one of the same tensor, of which one is a store."""
@@ -147,9 +153,7 @@ class OwnElements(Memory, ABC):
         """Return the place of an access in the text."""
         return next(i for i, o in enumerate(self._made) if (o.line, o.operands[:1]) == (op.line, op.operands[:1]))
 
-    def _over_old(
-        self, op: Op, pointer: Affine | Listed, value: Known, mask: ValueComparison
-    ) -> tuple[Known, Known | None]:
+    def _over_old(self, op: Op, pointer: Pointers, value: Known, mask: ValueComparison) -> tuple[Known, Known | None]:
         """Return the value of a store by a mask of compared values, with the elements that are there where the mask is
         false, and what the mask asks of indices.
         """
@@ -169,9 +173,7 @@ class OwnElements(Memory, ABC):
         return self.values.pop(one.results[0]), mask.within
 
     @abstractmethod
-    def _lanes_of(
-        self, op: Op, pointer: Affine | Listed, mask: Known | None, does: str, hidden: float | None
-    ) -> Affine:
+    def _lanes_of(self, op: Op, pointer: Pointers, mask: Known | None, does: str, hidden: float | None) -> Affine:
         """Return pointers into a tensor of the lanes of all iterations; ``hidden``: of those that a mask hides."""
 
     def _overwrite(self, of: str, before: _Access, new: _Access, *, is_one_loop: bool) -> None:
