@@ -11,22 +11,18 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import NamedTuple
 
+from npusim.kernels.triton.called_functions import CHOICES
 from npusim.kernels.triton.kernel_draft import Choices
 from npusim.kernels.triton.ttir_text import Op, shape_of
 from npusim.kernels.triton.values import folded_inverse, literal, number_of
 
 #: Largest number of rows in one element.
 MOST_ROWS = 4
-#: Operations without rounding: on narrower floats they are the same as on float32.
-_EXACT = (
-    *("arith.constant", "arith.cmpf", "arith.select", "arith.andi", "arith.ori", "arith.negf", "math.absf"),
-    *("arith.maximumf", "arith.minimumf", "arith.maxnumf", "arith.minnumf", "tt.reduce.return"),
-)
 
 
 def is_exact(op: Op) -> bool:
     """Return whether a reduction's function rounds nothing: it chooses between its elements, or changes signs."""
-    return all(each.name in _EXACT for each in op.body)
+    return all(each.name in (*CHOICES, "tt.reduce.return") for each in op.body)
 
 
 class _Value(NamedTuple):
@@ -107,6 +103,9 @@ class _Region:
         if shape_of(op.type.rpartition(", ")[2])[1] not in self.formats:
             raise op.fail(f"{op.name} of {op.type} {what} is not supported; allowed: operations of float32")
         x = [self.of(n, op) for n in op.operands]
+        if op.name == "arith.extf":  # narrower floats are float32 here
+            self.values[op.results[0]] = x[0]
+            return
         texts, relation = [each.text for each in x], op.text.split()[1].rstrip(",")
         is_product, factors, inverse = op.name == "arith.mulf", None, 0.0
         if op.name in ("arith.addf", "arith.subf") and (fused := self._fused(op, x)):
