@@ -17,7 +17,7 @@ import numpy as np
 
 from npusim.formats.scans import WARP
 from npusim.kernels.triton.element_behind import BARRIERS
-from npusim.kernels.triton.lane_elements import LaneElements
+from npusim.kernels.triton.same_values import SameValues
 from npusim.kernels.triton.tensor_axes import GatheredView, View
 from npusim.kernels.triton.ttir_text import FORMATS, Op, shape_of
 from npusim.kernels.triton.values import (
@@ -51,7 +51,7 @@ class _Access(NamedTuple):
     is_known: bool
 
 
-class OwnElements(LaneElements, ABC):
+class OwnElements(SameValues, ABC):
     """Accesses of one tensor by several loads and stores, element by element."""
 
     @cached_property

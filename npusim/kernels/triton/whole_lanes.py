@@ -93,7 +93,7 @@ class WholeLanes(OwnElements, ABC):
             raise op.fail(f"{of}: npusim reads the lanes of blocks one by one in recorded calls only; record the call")
         places = self._places_of_lanes(op, pointer, mask, source)
         if does == "stores":
-            self._check_once(op, of, places)
+            places = self._stored_once(op, of, places, is_own=self._is_own(of))
         along, visited = self._goes_along(), 0
         if self._walk is not None and places.shape[1] > 1:
             visited = max(1, int(self._walk.counts.max()))
@@ -164,12 +164,6 @@ class WholeLanes(OwnElements, ABC):
         if gaps.any():
             raise op.fail(f"{source.parameter}: a program accesses an element between those of its tensor")
         return np.where(held, at, -1)
-
-    def _check_once(self, op: Op, of: str, places: Integers) -> None:
-        """Raise `ProgramError` for an element that is stored to twice."""
-        used = np.sort(places[places >= 0])
-        if np.any(used[1:] == used[:-1]):
-            raise op.fail(f"{of}: a tl.store writes an element twice; let only one lane of one program store it")
 
     def _view_of_lanes(
         self, of: str, source: View, listed: Integers, hidden: float | None, *, is_new: bool = False
