@@ -52,7 +52,7 @@ from npusim.kernels.triton.listed import (
     lowest_bit,
     operated,
 )
-from npusim.kernels.triton.own_combines import MOST_ROWS, Functions, combined_text
+from npusim.kernels.triton.own_combines import MOST_ROWS, Functions, combined_text, is_exact
 from npusim.kernels.triton.rolled_rows import REDUCTIONS
 from npusim.kernels.triton.ttir_text import FORMATS, Op, shape_of
 from npusim.kernels.triton.values import (
@@ -982,8 +982,9 @@ class Arithmetic(Draft, ABC):
         what = "a tl.associative_scan" if is_scan else "a tl.reduce"
         if not floats or not all(isinstance(x, Floats | Number) for x in blocks) or len(blocks) > MOST_ROWS:
             raise op.fail(f"{what} by an own function supports one to {MOST_ROWS} blocks of floats; use tl.sum, tl.max")
-        if any(x.fmt != "f32" for x in floats):
-            raise op.fail(f"{what} by an own function of {floats[0].fmt} is not supported; convert it to tl.float32")
+        fmt = floats[0].fmt
+        if any(x.fmt != fmt for x in floats) or (fmt != "f32" and (is_scan or not is_exact(op))):
+            raise op.fail(f"{what} by an own function of {fmt} is not supported; convert it to tl.float32")
         if op.number("axis") != rank - 1 or floats[0].axes[-1:] == (None,):
             raise op.fail(f"{what} by an own function is supported along the last axis only, of several elements")
         axes = self._joined(*floats)
@@ -1010,12 +1011,13 @@ class Arithmetic(Draft, ABC):
         if not is_scan and self.choices.orders:
             self._note_other_lanes(op, body, len(blocks), order)
         named = [self._named(op, x) for x in blocks]
-        values = ", ".join(self.text(x) for x in named)
+        wide, back = ("", "") if fmt == "f32" else (f".to({self.choices.fmt(x)!r})" for x in ("f32", fmt))
+        values = ", ".join(self.text(x) + wide * isinstance(x, Floats) for x in named)
         for i, result in enumerate(op.results):
             if not self._uses.get(result):
                 continue
             how = combine_text(body, take=i, size=shape[-1], pads=pads, is_reversed="reverse = true" in op.text)
-            made = Floats(f"{word}(({values},), {how!r}, {order!r})", axes if is_scan else axes[:-1], "f32")
+            made = Floats(f"{word}(({values},), {how!r}, {order!r}){back}", axes if is_scan else axes[:-1], fmt)
             self._bind(replace(op, results=[result]), made)
 
     def _known_beyond(self, x: Floats) -> float | None:

@@ -368,6 +368,8 @@ def _of_floats(tries: _Tries, *, knows_tiles: bool = False, lanes: LaneReading |
     how = replace(choices, knows_tiles=knows_tiles, lanes=lanes, lists_remainders=bool(lanes))
     made = _kernels(tries.of(function, arguments, how))
     check_programs([each.reader for each in made])
+    for blocks in made:
+        blocks.check_written()
     for each in tries.prepared.maxima:
         why = (
             "a reduction that chooses the greater of two numbers, or NaN, is computed as a maximum: the maximum "
