@@ -43,8 +43,10 @@ from npusim.kernels.triton.integers import (
 )
 from npusim.kernels.triton.kernel_draft import Draft, KnownBlock, Load, plain_name
 from npusim.kernels.triton.listed import (
+    as_condition,
     by_elements,
     chosen_by_table,
+    compared_as_stairs,
     compared_by_table,
     inverted,
     joined_masks,
@@ -346,8 +348,11 @@ class Arithmetic(Draft, ABC):
 
         return linear() if a.of or b.of else or_elements(linear, lambda: computed_elements(op, a, b))
 
-    def _of_tables(self, op: Op, name: str, a: Known, b: Known) -> ListedMask | None:
-        """Return two masks joined by their table; None where they are not of one table, or one is of values."""
+    def _of_tables(self, op: Op, name: str, a: Known, b: Known) -> ListedMask | Condition | None:
+        """Return two masks joined by their table; None where they are not of one table, or one is of values.
+
+        A mask that keeps a block's first rows is a comparison where it is joined with one of rows and columns.
+        """
         if isinstance(a, ValueComparison) or isinstance(b, ValueComparison):
             return None
         one, other = (a, b) if isinstance(a, ListedMask) else (b, a)
@@ -355,6 +360,14 @@ class Arithmetic(Draft, ABC):
         is_opposite = name == "xori" and one.within is None and isinstance(other, Affine | Condition)
         if is_opposite and np.all(answers(self._condition(op, other))[0]):
             return inverted(one)
+        if (
+            name == "andi"
+            and isinstance(other, Condition)
+            and any(len(d.shape) - d.steps.count(0) > 1 for _, d in other.every)
+        ):
+            rows = as_condition(op, one, self.is_read(one.at.base.shape[1]))
+            if rows is not None:
+                return rows & other
         return joined_masks(op, name, one, other if isinstance(other, ListedMask) else self._condition(op, other))
 
     def _of_masks(self, op: Op, name: str, a: Known, b: Known) -> Known:
@@ -412,6 +425,9 @@ class Arithmetic(Draft, ABC):
             return
         a, b = self._as_integers(a), self._as_integers(b)
         if isinstance(a, Affine | Listed) and isinstance(b, Affine | Listed) and Listed in (type(a), type(b)):
+            if (stairs := compared_as_stairs(op, relation, a, b)) is not None:
+                self._set(op, stairs)
+                return
             how, pair = partial(compared_by_table, op, relation, a, b), (a, b)
             self._set(op, or_elements(how, lambda: compared_elements(op, relation, *self._as_loaded(op, *pair))))
             return

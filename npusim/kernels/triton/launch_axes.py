@@ -37,8 +37,8 @@ class UnplacedError(ProgramError):
 class TensorUse(NamedTuple):
     """One access of a view: its blocks' first elements, where they are read, and the kernel's line.
 
-    ``is_of_rows``, ``is_of_columns``: whether its blocks' rows, or columns, are the result's.  ``sizes``: those of its
-    blocks.
+    ``is_of_rows``, ``is_of_columns``: whether its blocks' rows, or columns, are the result's.  ``is_turned``: whether
+    its blocks' rows are the result's columns.  ``sizes``: those of its blocks.
     """
 
     base: Integers
@@ -46,6 +46,7 @@ class TensorUse(NamedTuple):
     is_walked: bool
     is_of_rows: bool
     is_of_columns: bool
+    is_turned: bool
     line: Line
     sizes: tuple[int, ...]
 
@@ -191,7 +192,8 @@ def _followed(
     for u in uses:
         if u.is_of_rows and np.any((view.index(view.groups[ROWS], u.base) != result.row) & u.is_read):
             raise UnplacedError(f"{u.line}: {of}: the program loads rows other than those that it stores", of)
-        if u.is_of_columns and np.any((view.index(view.groups[COLUMNS], u.base) != result.column) & u.is_read):
+        columns = view.groups[COLUMNS if u.is_of_columns else ROWS]
+        if (u.is_of_columns or u.is_turned) and np.any((view.index(columns, u.base) != result.column) & u.is_read):
             raise UnplacedError(f"{u.line}: {of}: the program loads columns other than those that it stores", of)
     return _with_fixed(of, view, uses, is_strict=is_strict)
 

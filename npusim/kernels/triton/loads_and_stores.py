@@ -17,6 +17,7 @@ from npusim.kernels.triton.exact_integers import ExactIntegers
 from npusim.kernels.triton.integers import bits_of
 from npusim.kernels.triton.kernel_draft import Load, LookedAt, Stored
 from npusim.kernels.triton.listed import (
+    alike_programs,
     as_list,
     by_one_list,
     elements_of,
@@ -779,13 +780,21 @@ class Memory(ExactIntegers):
             raise op.fail(
                 f"the integers of {of} are not recorded, because they are reinterpreted or loaded through a descriptor"
             )
-        places, condition = elements_of(op, pointer), None
+        condition = None
         if isinstance(mask, ListedMask):
             axis, count = first_ones(op, mask, self.is_read(mask.at.base.shape[1]))
             rule = "slt", Affine(-count, one_hot(axis, pointer.shape), pointer.shape)
             condition = Condition((rule,)) & mask.within if mask.within else Condition((rule,))
         elif mask is not None:
             condition = self._condition(op, mask)
+        alike = None
+        if isinstance(pointer, Listed) and self._walk is not None:
+            number = other if isinstance(other, Affine) else None
+            alike = alike_programs(pointer, condition, number, self.is_read(self._walk.most))
+        if alike is not None and isinstance(pointer, Listed):
+            pointer, condition = pointer.of_programs(alike[0]), condition and condition.at(alike[0])
+            other = other.at(alike[0]) if isinstance(other, Affine) else other
+        places = elements_of(op, pointer)
         limits = (pointer.at if isinstance(pointer, Listed) else pointer).limits()
         known = known_elements(op, limits, pointer.shape)
         if condition is not None:
@@ -794,11 +803,12 @@ class Memory(ExactIntegers):
             raise op.fail(f"{of}: a mask hides this integer; set its value with other=...")
         known = np.broadcast_to(True if known is None else known, np.broadcast_shapes(places.shape, np.shape(known)))
         is_read = self.is_read(known.shape[1])
+        is_read = is_read if alike is None or len(is_read) == 1 else is_read[alike[0]]
         known = known & is_read.reshape(*is_read.shape, *(1 for _ in pointer.shape))
         places = np.broadcast_to(places, known.shape)
         if np.any(is_beyond := known & ((places < 0) | (places >= len(tensor.data)))):
             program, at = int(np.argwhere(is_beyond)[0, 0]), int(places[is_beyond][0])
-            program = program if len(places) > 1 else 0
+            program = int(alike[0][program]) if alike is not None else program if len(places) > 1 else 0
             why = f"{self.program(program)} reads element {at} of {len(tensor.data)}, and no mask prevents it"
             raise op.fail(f"{of}: {why}{self._looked(op, program, 0)}")
         self._note_looked(of, places, known, op.line)
@@ -809,9 +819,11 @@ class Memory(ExactIntegers):
             and isinstance(other, Affine)
             and (made := affine(np.where(known, values, elements(op, other)))) is not None
         ):
-            return replace(made, bits=bits)
+            return replace(made if alike is None else made.at(alike[1]), bits=bits)
         if isinstance(pointer, Listed):
-            return replace(table_of(op, values, known, pointer.shape, bits), beyond=_number_of(other))
+            listed = table_of(op, values, known, pointer.shape, bits)
+            listed = listed if alike is None else listed.of_programs(alike[1])
+            return replace(listed, beyond=_number_of(other))
         left = self._lanes(op, condition, pointer)
         ends = tuple(x if np.any(x < n) else None for x, n in zip(left, pointer.shape, strict=True))
         if (made := affine(values, known)) is None:

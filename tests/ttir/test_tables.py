@@ -1,0 +1,54 @@
+"""Tables of integers that are not made whole: programs that share entries, and comparisons of quotients with keys."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+
+import npusim
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]"),
+    pytest.mark.usefixtures("without_warp_code"),
+]
+
+
+def prefill(tokens: int, how: str) -> tuple[dict[str, Any], Any]:
+    """Return the words of a prefill of 2 x 4 heads by pages of 16 keys, and its output in float64."""
+    rng, page = np.random.default_rng(0), 16
+    pages = rng.permutation(-(-tokens // page)).astype(np.int32)
+    q = rng.standard_normal((tokens, 8, 32)).astype(np.float16)
+    k, v = (rng.standard_normal((len(pages), page, 2, 32)).astype(np.float16) for _ in "kv")
+    keys, values = (x[pages].reshape(-1, 2, 32)[:tokens].astype(np.float64).repeat(4, 1) for x in (k, v))
+    pos, key = np.arange(tokens)[:, None], np.arange(tokens)[None]
+    seen = (pos >= key) & ((pos < key + 24) if how == "window" else True)
+    scores = np.where(seen, np.einsum("qhd,khd->hqk", q.astype(np.float64), keys) * 0.2, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    wanted = np.einsum("hqk,khd->qhd", weights / weights.sum(-1, keepdims=True), values)
+    words = {"Q": q, "K": k, "V": v, "O": np.zeros_like(q), "Pages": pages, "n": tokens, "scale": 0.2}
+    return words | {"D": 32, "G": 4, "BM": 32, "BN": 32, "PAGE": page, "HOW": how}, wanted
+
+
+@pytest.mark.parametrize(
+    ("how", "hw"), [("less", "ascend_910b2"), ("or equal", "h200"), ("rows first", "ascend_910b2"), ("window", "h200")]
+)
+def test_a_quotient_that_is_compared_with_keys_is_a_comparison_of_rows(
+    how: str, hw: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No element of the mask is computed, and programs that visit fewer keys share the entries of those that visit
+    more.
+    """
+    from ttir.stored import stored
+    from ttir.table_kernels import paged_prefill
+
+    words, wanted = prefill(60, how)
+    with npusim.record(floats=True) as calls:
+        paged_prefill[8, 2](**words)
+    monkeypatch.setattr("npusim.kernels.triton.masks.MOST_ELEMENTS", 100)
+    done = npusim.run(calls[0], hw=hw, rows="all")
+    made = stored(done, words)["O"]
+    assert np.sqrt(((made - wanted) ** 2).mean() / (wanted**2).mean()) < 6e-4
+    assert any("K: 64 rows" in note for note in done.notes)
