@@ -52,3 +52,38 @@ def test_a_quotient_that_is_compared_with_keys_is_a_comparison_of_rows(
     made = stored(done, words)["O"]
     assert np.sqrt(((made - wanted) ** 2).mean() / (wanted**2).mean()) < 6e-4
     assert any("K: 64 rows" in note for note in done.notes)
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b2", "h200"])
+def test_blocks_of_one_column_are_stored_tile_by_tile_as_rows_and_masks_are_weights(hw: str) -> None:
+    from ttir.stored import stored
+    from ttir.table_kernels import one_column
+
+    x = np.random.default_rng(0).standard_normal((6, 100)).astype(np.float32)
+    words = {"X": x, "Y": np.zeros_like(x), "C": 100, "D": 1, "BC": 32, "BD": 1}
+    with npusim.record(floats=True) as calls:
+        one_column[1, 6](**words)
+    made = stored(npusim.run(calls[0], hw=hw, rows="all"), words)["Y"]
+    wide = x.astype(np.float64)
+    assert np.abs(made - (wide - (wide + 1).mean(1, keepdims=True))).max() < 1e-6
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b2", "h200"])
+def test_a_right_factor_whose_rows_are_columns_is_one_matrix_for_each_block_of_rows(hw: str) -> None:
+    from ttir.stored import stored
+    from ttir.table_kernels import states_as_rows
+
+    def drawn(*shape: int) -> Any:
+        return np.random.default_rng(shape[-1]).standard_normal(shape).astype(np.float16)
+
+    q, h, a, x = drawn(64, 2, 32), drawn(4, 2, 64, 32), drawn(64, 2, 16), drawn(64, 2, 64)
+    words = {"Q": q, "H": h, "O": np.zeros_like(x), "A": a, "X": x, "K": 32, "V": 64, "BT": 16, "BK": 16, "BV": 32}
+    with npusim.record(floats=True) as calls:
+        states_as_rows[2, 4, 2](**words)
+    made = stored(npusim.run(calls[0], hw=hw, rows="all"), words)["O"]
+    q, h, a, x = (
+        x.astype(np.float64) for x in (q.reshape(4, 16, 2, 32), h, a.reshape(4, 16, 2, 16), x.reshape(4, 16, 2, 64))
+    )
+    seen = np.tril(np.ones((16, 16)))[:, None]
+    wanted = np.einsum("cthk,chvk->cthv", q, h) + np.einsum("cths,cshv->cthv", a * seen, x)
+    assert np.abs(made - wanted.reshape(64, 2, 64)).max() < 3e-2

@@ -41,7 +41,7 @@ from npusim.kernels.triton.integers import (
     positive,
     resized,
 )
-from npusim.kernels.triton.kernel_draft import Draft, KnownBlock, Load, plain_name
+from npusim.kernels.triton.kernel_draft import Draft, KnownBlock, plain_name
 from npusim.kernels.triton.listed import (
     as_condition,
     by_elements,
@@ -775,6 +775,11 @@ class Arithmetic(Draft, ABC):
             if of.bits == 1:
                 self._set(op, self._known_block(op, self._unique("holds"), of.values, shape_of(op.type)[1]))
                 return
+        if isinstance(x, Condition):  # in a loop: ones, of which the mask hides some
+            shape, fmt = shape_of(op.type)
+            ones = self._spread(Floats("1.0", (None,) * len(shape), fmt), shape)
+            self._arith_select(op, x, replace(ones, pad=1.0), Number(0.0, "0.0", shape))
+            return
         if not isinstance(x, Affine) or (made := positive(x)) is None:
             raise op.fail("converting a mask or computed values to floats as unsigned integers is not supported")
         self._arith_sitofp(op, made)
@@ -1457,19 +1462,11 @@ class Arithmetic(Draft, ABC):
         How much there is of other axes is known where all is stored: `npusim.kernels.triton.launch_phases` looks at
         these masks there.
         """
-        walk, known = self._walk, list[Load]()
-        if walk is not None:
-            known = [self.loads[n] for n in walk.loads if self.root(axis) in map(self.root, self.loads[n].axes)]
-        if walk is None or not known:
-            self.bounds.append((axis, most, op.line))
-            return True
-        is_visited = np.arange(walk.most)[None] < walk.counts
-        for load in known:
-            at = [self.root(a) for a in load.axes].index(self.root(axis))
-            left = np.minimum(load.left[at], load.pointer.shape[at])[:, -walk.most :]  # of two loops the second
-            if np.any((left > most) & is_visited):
-                return False
-        return True
+        walk = self._walk
+        hides = None if walk is None else self.hides_loaded(walk, axis, most)
+        if hides is None:
+            (self.bounds if walk is None else walk.bounds).append((axis, most, op.line))
+        return not hides
 
     def _leaves_unread(self, axis: str | None, most: Integers) -> bool:
         """Return whether a mask leaves more elements along an axis than some load of a block along it reads."""

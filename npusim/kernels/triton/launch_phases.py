@@ -190,6 +190,7 @@ class LaunchGrid:
         if self.is_stacked:
             self.splits, rows, cols = self._stacked(places, rows, cols)
         elif self.stored.is_walked:
+            self._refuse_walked(rows)
             cols = np.where(self.is_visited, cols, 0).sum(1, keepdims=True)
             self.col = _least(places[-1], self.is_visited)  # from the last tile to the first too
         for each in reader.stored:
@@ -212,6 +213,12 @@ class LaunchGrid:
         self._check_added_rows()
         self._check_parts()
         self._check_bounds()
+
+    def _refuse_walked(self, rows: Integers | int) -> None:
+        """Raise `ProgramError` for a loop that stores tiles of other numbers of rows."""
+        if np.shape(rows)[1:] > (1,):
+            why = "a loop that stores tiles of a result's rows, of which the last is smaller, is not supported"
+            raise self._fault(self.stored.line, f"{self.stored.pointer.of}: {why}; load the rows as columns")
 
     def _check_walk(self) -> None:
         """Raise `ProgramError` for tiles of a loop that are added up element by element, or for a sum over a part."""
@@ -670,9 +677,11 @@ class LaunchGrid:
         """
         r, stored = self.reader, {"row": self.rows, "value": self.cols}
         is_stored = (self.rows > 0) & (self.cols > 0)
-        for axis, most, line in r.bounds:
+        of_walks = [(r.hides_loaded(w, axis, most), axis, most, line) for w in r.walks for axis, most, line in w.bounds]
+        for hides, axis, most, line in (*((None, *each) for each in r.bounds), *of_walks):
             called = self.names.get(r.root(axis), "")
-            if np.any((stored.get(called, self.sizes.get(called, 0)) > most) & is_stored):
+            is_stored_so = (stored.get(called, self.sizes.get(called, 0)) > most) & is_stored
+            if np.any(is_stored_so) if hides is None else hides:
                 why = "a mask hides elements that are stored; load and store them with the same mask"
                 if r.root(axis) not in map(r.root, self.stored.value.axes):
                     why = "a mask hides elements that are loaded; load them with this mask, and with other=..."

@@ -434,9 +434,14 @@ def as_condition(op: Op, mask: ListedMask, is_read: Booleans) -> Condition | Non
     if axis is None or mask.at.of or (mask.beyond is None and any(x is not None for x in mask.at.limits())):
         return None
     try:
-        _, count = first_ones(op, mask, is_read)
+        return first_compared(op, mask, is_read)
     except ProgramError:
         return None
+
+
+def first_compared(op: Op, mask: ListedMask, is_read: Booleans) -> Condition:
+    """Return a mask by a table that keeps the first elements along an axis as a comparison; refuse another one."""
+    axis, count = first_ones(op, mask, is_read)
     steps = tuple(int(i == axis) for i in range(len(mask.shape)))
     made = Condition((("slt", Affine(-count, steps, mask.shape)),))
     return made & mask.within if mask.within else made

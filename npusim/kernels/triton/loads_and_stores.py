@@ -21,6 +21,7 @@ from npusim.kernels.triton.listed import (
     as_list,
     by_one_list,
     elements_of,
+    first_compared,
     first_ones,
     rows_of,
     table_of,
@@ -780,13 +781,7 @@ class Memory(ExactIntegers):
             raise op.fail(
                 f"the integers of {of} are not recorded, because they are reinterpreted or loaded through a descriptor"
             )
-        condition = None
-        if isinstance(mask, ListedMask):
-            axis, count = first_ones(op, mask, self.is_read(mask.at.base.shape[1]))
-            rule = "slt", Affine(-count, one_hot(axis, pointer.shape), pointer.shape)
-            condition = Condition((rule,)) & mask.within if mask.within else Condition((rule,))
-        elif mask is not None:
-            condition = self._condition(op, mask)
+        condition = self._kept_by(op, mask)
         alike = None
         if isinstance(pointer, Listed) and self._walk is not None:
             number = other if isinstance(other, Affine) else None
@@ -833,6 +828,12 @@ class Memory(ExactIntegers):
             table = np.where(is_used, wrapped(tensor.data, bits), 0)
             return Listed(rest, table, replace(pointer, left=ends), _number_of(other))
         return replace(made, left=ends, bits=bits)
+
+    def _kept_by(self, op: Op, mask: Known | None) -> Condition | None:
+        """Return the elements of a block that a mask of loaded integers, or of indices, leaves; None for all."""
+        if isinstance(mask, ListedMask):
+            return first_compared(op, mask, self.is_read(mask.at.base.shape[1]))
+        return None if mask is None else self._condition(op, mask)
 
     def _note_looked(self, of: str, places: Integers, known: Booleans, line: Line) -> None:
         """Note which integers of a tensor each program loads; of a loop over tiles, or of many, they are not known."""
