@@ -192,8 +192,7 @@ class LaunchGrid:
         if self.is_stacked:
             self.splits, rows, cols = self._stacked(places, rows, cols)
         elif self.stored.is_walked:
-            self._refuse_walked(rows)
-            cols = np.where(self.is_visited, cols, 0).sum(1, keepdims=True)
+            cols = self._columns_walked(rows, cols)
             self.col = _least(places[-1], self.is_visited)  # also if tiles are visited from the last to the first
         for each in reader.stored:
             self._check_stored(each)
@@ -216,11 +215,12 @@ class LaunchGrid:
         self._check_parts()
         self._check_bounds()
 
-    def _refuse_walked(self, rows: Integers | int) -> None:
-        """Raise `ProgramError` for a loop that stores tiles of other numbers of rows."""
+    def _columns_walked(self, rows: Integers | int, cols: Integers | int) -> Integers:
+        """Return how many columns each program stores in a loop; refuse tiles of other numbers of rows."""
         if np.shape(rows)[1:] > (1,):
             why = "a loop that stores tiles of a result's rows, of which the last is smaller, is not supported"
             raise self._fault(self.stored.line, f"{self.stored.pointer.of}: {why}; load the rows as columns")
+        return np.asarray(np.where(self.is_visited, cols, 0).sum(1, keepdims=True))
 
     def _check_walk(self) -> None:
         """Raise `ProgramError` for tiles of a loop that are added up element by element, or for a sum over a part."""
