@@ -142,6 +142,7 @@ UNARY: Mapping[str, tuple[str, Callable[[float], float]]] = MappingProxyType(
         "math.exp": ("exp({}, 'exp.correct')", partial(_power, base=math.e)),
         "math.log2": ("log({}, 'log2.correct')", lambda x: _log(x) / math.log(2)),
         "math.log": ("log({})", _log),
+        "math.log1p": ("log({}, 'log1p.correct')", lambda x: math.log1p(x) if x > -1 else _log(1 + x)),
         "math.rsqrt": ("rsqrt({})", _inverse_root),
         "tt.precise_sqrt": ("sqrt({})", _root),
         "math.sqrt": ("sqrt({})", _root),
@@ -179,6 +180,7 @@ _OF_SIGN = ("math.absf", "arith.negf")
 LIBDEVICE: Mapping[str, str] = MappingProxyType(
     {"__nv_expf": "math.exp", "__nv_exp2f": "math.exp2", "__nv_logf": "math.log", "__nv_log2f": "math.log2"}
     | {
+        "__nv_log1pf": "math.log1p",
         "__nv_rsqrtf": "math.rsqrt",
         "__nv_fabsf": "math.absf",
         "__nv_erff": "math.erf",
@@ -724,6 +726,8 @@ class Arithmetic(Draft, ABC):
         if symbol in _LOG2_UNIT and self.choices.forms.get(symbol):
             why = "only the error of lg2.approx is documented; npusim computes a correctly rounded logarithm"
             self.notes.append(f"{op.line}: {why}")
+        if LIBDEVICE.get(symbol) == "math.log1p":
+            self.notes.append(f"{op.line}: log1p: the time is that of a logarithm, which has fewer instructions")
         if symbol not in LIBDEVICE:
             raise op.fail(f"the libdevice function {symbol} is not supported; allowed: {', '.join(sorted(LIBDEVICE))}")
         if (name := LIBDEVICE[symbol]) in TO_WHOLE:

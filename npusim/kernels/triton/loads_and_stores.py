@@ -838,7 +838,7 @@ class Memory(ExactIntegers):
         return np.asarray(tensor.data)
 
     def _check_looked(
-        self, op: Op, of: str, data: Integers, places: Integers, known: Booleans, programs: Integers | None
+        self, op: Op, of: str, data: Integers, places: Integers, known: Booleans, programs: Integers | None = None
     ) -> None:
         """Note which integers programs load, those of ``known`` places; refuse places beyond the tensor.
 
