@@ -108,7 +108,8 @@ class SmPricing(Transfers):
         (phase,) = self._program.phases[:1]
         together = len(phase.blocks) / ceil_div(len(phase.blocks), phase.place_count * self.device.group_count.value)
         of_block = moved / sum(max(1, block.tile_count) for block in phase.blocks)
-        return together * of_block / self.device.link("hbm").rate * self.device.clock_hz.value
+        seconds: float = together * of_block / self.device.link("hbm").rate
+        return seconds * self.device.clock_hz.value
 
     def _miss_share(self, tensor: str) -> float:
         misses = self.residency.read_misses[tensor]
