@@ -195,10 +195,8 @@ def gated_delta(problem: KernelProblem, tiling: Any, p: StatePrecision, machine:
         rows = min(of.tokens, max(1, GATES_SLICE // of.key) * machine.row_cores)
         sized = {"row": rows, "key": of.key}
         phases.append(normalised.phase("unit", grid(k, ("row", rows)), sized, [k], k=tokens["k"], p=p))
-    a, published = one("a", role="input"), tiling.published
-    as_pto = published is not None
-    by_rows = as_pto and published.of_phase("decays").sums == "rows"
-    phases.append(decay_sums(decays, of, of.of_all_heads if by_rows else tiling.block_sums, [g], a=a))
+    as_pto, each = tiling.published is not None, _summed_tokens(of, tiling.block_sums, tiling.published)
+    phases.append(decay_sums(decays, of, each, [g], a=one("a", role="input")))
     blocks = of.blocks(of.value)
 
     def phase(
@@ -222,26 +220,24 @@ def gated_delta(problem: KernelProblem, tiling: Any, p: StatePrecision, machine:
     else:
         phase(kkt_inverse, "kkt", blocks, wide, [t], **met)
     # one name of K for each kernel: a later one finds another share of K in L2
-    of_wy, of_states, of_outputs = (k.under(f"{k.name}_{n}") for n in ("wy", "states", "outputs"))
-    phase(wy, "wy", blocks, wide, [made["w"], made["u"]], t=t, k=of_wy, v=tokens["v"], beta=beta, g=g)
+    of_k = {n: k.under(f"{k.name}_{n}") for n in ("wy", "states", "outputs")}
+    phase(wy, "wy", blocks, wide, [made["w"], made["u"]], t=t, k=of_k["wy"], v=tokens["v"], beta=beta, g=g)
     last, first = state("last", role="output"), state("first", role="input")
-    walk = {
-        "k": of_states,
-        "w": made["w"],
-        "u": made["u"],
-        "g": g,
-        "end": Ends("row", g),
-        "first": first,
-        "as_pto": as_pto,
-    }
-    phase(delta_states, "states", of.panels(), of.spans(), [h, made["x"], last], **walk)
+    walk = {"k": of_k["states"], "g": g, "end": Ends("row", g), "first": first, "as_pto": as_pto}
+    results = [h, made["x"], last]
+    phase(delta_states, "states", of.panels(), of.spans(), results, w=made["w"], u=made["u"], **walk)
     seen = replace(below, name="seen")
-    read = {"q": tokens["q"], "k": of_outputs, "v": made["x"], "h": h, "below": seen, "g": g, "gt": g, "as_pto": as_pto}
+    read = {"q": tokens["q"], "k": of_k["outputs"], "v": made["x"], "h": h, "g": g, "gt": g, "as_pto": as_pto}
     spans = of.spans()
-    phase(gated_outputs, "outputs", of.blocks(), spans, [o], **read)
+    phase(gated_outputs, "outputs", of.blocks(), spans, [o], below=seen, **read)
     # FLA's list of configurations pairs BK with BV (fla/ops/common/chunk_o.py, _O_CONFIGS).
     phases[-1] = replace(phases[-1], pieces={"key": spans["value"]})
     return [replace(each, slice_elements=each.slice_elements or STATE_SLICE) for each in phases]
+
+
+def _summed_tokens(of: Chunks, block_sums: int, published: AscendKernel | None) -> int:
+    """Return the tokens of a head that a block sums: other ones in a kernel that adds rows of all heads."""
+    return of.of_all_heads if published and published.of_phase("decays").sums == "rows" else block_sums
 
 
 def recurrence_of(
