@@ -223,9 +223,9 @@ def gated_delta(problem: KernelProblem, tiling: Any, p: StatePrecision, machine:
     of_k = {n: k.under(f"{k.name}_{n}") for n in ("wy", "states", "outputs")}
     phase(wy, "wy", blocks, wide, [made["w"], made["u"]], t=t, k=of_k["wy"], v=tokens["v"], beta=beta, g=g)
     last, first = state("last", role="output"), state("first", role="input")
-    walk = {"k": of_k["states"], "g": g, "end": Ends("row", g), "first": first, "as_pto": as_pto}
-    results = [h, made["x"], last]
-    phase(delta_states, "states", of.panels(), of.spans(), results, w=made["w"], u=made["u"], **walk)
+    walk: dict[str, Any] = {"k": of_k["states"], "g": g, "end": Ends("row", g), "first": first, "as_pto": as_pto}
+    walk |= {"w": made["w"], "u": made["u"]}
+    phase(delta_states, "states", of.panels(), of.spans(), [h, made["x"], last], **walk)
     seen = replace(below, name="seen")
     read = {"q": tokens["q"], "k": of_k["outputs"], "v": made["x"], "h": h, "g": g, "gt": g, "as_pto": as_pto}
     spans = of.spans()
