@@ -1,6 +1,6 @@
 """The command line's root: verbs, version, and one place where errors become exit codes.
 
-0 fine; 1 a check failed; 2 bad input, reported on stderr as ``npusim: error: ...``; 130 Ctrl-C.
+0: success; 1: a check failed; 2: bad input, reported on stderr as ``npusim: error: ...``; 130: Ctrl-C.
 """
 
 import re
@@ -24,7 +24,7 @@ from npusim.cli.help import Formatter, Group, Verbs, examples, write_examples
 from npusim.errors import CheckFailedError, ContradictionError, NpusimError
 
 INTERRUPTED = 130
-#: The files of verbs that share a file, or that belong to a group or a guide; each other verb has a separate file.
+#: The file of each verb that shares a file, or that belongs to a group or a guide; every other verb has its own file.
 FILES: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("check", "validate", "diff", "invariant"), "check_commands"),
@@ -38,7 +38,7 @@ FILES: Mapping[str, str] = MappingProxyType(
 _SHORT_EXAMPLES = 4
 
 
-#: The verbs in the groups and the order of the help text, a line of 80 columns each.
+#: The verbs with one line of at most 80 columns each, in the groups and in the order of the help text.
 VERBS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "Predict": {
@@ -115,7 +115,7 @@ def _in_our_words(text: str) -> str:
 class _LateVerbs(Mapping[str, Any]):
     """The verbs by name, in the order of the help text; each file is imported when a verb of it is looked up.
 
-    The options of all verbs are a twelfth of the CPU time of a short run.
+    Loading the options of all verbs takes a twelfth of the CPU time of a short run.
     """
 
     def __init__(self) -> None:

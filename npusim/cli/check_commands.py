@@ -32,7 +32,7 @@ app = Verbs()
 
 #: Number of changed parts of units that a table shows; JSON has them all.
 _SHOWN = 6
-#: Keys in JSON of a part of a unit that changed.
+#: JSON keys of a changed part of a unit.
 _MOVED = ("unit", "name", "old", "new")
 
 _FILES = """
@@ -100,11 +100,11 @@ def check(
     hw: _Hw = "",
     json: o.Json = False,
 ) -> None:
-    """Compare cycles and decisions with the accepted ones, or check the flags of a TileLang-Ascend program.
+    """Compare cycles and decisions with accepted ones, or check the flags of a TileLang-Ascend program.
 
-    Cycles are compared exactly. Exit code 1 if any differ. --update is refused where the environment
-    variable CI is set. FILE.py::program is an expert program of TileLang-Ascend, whose flags and barriers
-    are checked instead: exit code 1 for a race, a wait without a set, a flag left set (npusim help tilelang);
+    Cycles are compared exactly; the exit code is 1 if any differ. --update is refused where the environment variable CI
+    is set. FILE.py::program is an expert program of TileLang-Ascend, whose flags and barriers are checked instead: the
+    exit code is 1 for a race, a wait without a set, or a flag that is still set at the end (npusim help tilelang);
     --every proves them for longer programs too. With --hw its time is shown instead.
     """
     of_baselines: dict[str, object] = {"--tolerance": None if tolerance == "0" else tolerance}
@@ -462,7 +462,7 @@ def invariant(
 
     required = o.names(require, "--require", ASPECTS) if require else ()
     varied = o.names(vary, "--vary", ASPECTS) if vary else ()
-    varied = (*varied, "choice") if varied and "choice" in required else varied  # a separate row for the aspect
+    varied = (*varied, "choice") if varied and "choice" in required else varied  # the aspect has a row of its own
     if varied and (missing := [name for name in required if name not in varied]):
         raise SpecError(f"--require {missing[0]}: it is not in --vary {','.join(varied)}")
     with progress(f"varying {short_name(request.schedule)}") as advance:

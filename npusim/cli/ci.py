@@ -21,7 +21,7 @@ _FILE = re.compile(r"(?P<file>\S.*?):(?P<line>\d+)\s")
 def github_lines(outcomes: Iterable[CheckOutcome], why: Mapping[str, Sequence[str]]) -> list[str]:
     """Return a line for each failed case that GitHub shows at the case's file, or at the file that is faulty.
 
-    ``why``: lines about a case, by name.
+    ``why``: lines about each case, by the case's name.
     """
     return [
         f"::error {_place(o)},title={f'{o.name}: {o.status}'.translate(_PROPERTY)}"
@@ -47,7 +47,7 @@ def junit(outcomes: Sequence[CheckOutcome], why: Mapping[str, Sequence[str]]) ->
 
 
 def _place(outcome: CheckOutcome) -> str:
-    """Return the file of an annotation, and its line where a reason begins with one: ``FILE:LINE  KEY: ...``."""
+    """Return the file of an annotation, and its line if a reason begins with one: ``FILE:LINE  KEY: ...``."""
     named = _FILE.match(outcome.reason)
     if named is None or not Path(named["file"]).is_file():
         return f"file={str(outcome.path).translate(_PROPERTY)}"

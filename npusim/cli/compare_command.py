@@ -46,7 +46,7 @@ def compare(
 ) -> None:
     """Explain the difference in latency between runs by parts that add up to it.
 
-    The first run is the one that others are compared with. Options apply to schedules that this command runs.
+    The other runs are compared with the first. Options apply to schedules that this command runs.
     """
     from npusim.report.compared_runs import compared_runs
     from npusim.report.comparison import compare as compare_runs
@@ -56,7 +56,7 @@ def compare(
     from npusim.report.plot import picture
 
     if html is not None:
-        altair()  # refuses before the work, not after it
+        altair()  # so that a refusal comes before the work
         check_file_writable(html)
     refuse({"--markdown": (json and markdown) or None}, "--json prints JSON; remove one of them")
     read = compared_runs(runs, lambda word: o.Worded.of(word).on(request), request.changed(), _watched)

@@ -1,4 +1,6 @@
-"""Completion of ``-t``, ``-f``, ``--precision`` and ``-C`` in a shell: words of the named schedule and device."""
+"""Completion of ``-t``, ``-f``, ``--precision`` and ``-C`` in a shell: the suggestions belong to the schedule and the
+device that are named.
+"""
 
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
 def _request(ctx: typer.Context) -> Request:
     """Return the part of the request that is typed so far: a schedule (the first of several) and a device."""
-    # An option without its value ends the parsing: the remaining arguments have no names.
+    # Parsing ends at an option without a value: the remaining arguments have no names.
     schedule = str(ctx.params.get("schedule") or next(iter(ctx.args), "flash"))
     return Request(schedule.partition(",")[0], hw=ctx.params.get("hw"))
 
@@ -29,12 +31,14 @@ def _fields(ctx: typer.Context) -> "tuple[TilingField, ...]":
 
 
 def tiling(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return fields of the schedule's tile, or the choices of one, with the text before the last comma as a prefix."""
+    """Return the fields of the schedule's tile, or the values of one field, each after the text that precedes the last
+    comma.
+    """
     return _within(incomplete, _values(_fields(ctx)))
 
 
 def axes(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return axes of a search: fields of the tile, the problem's, and the numbers of the device."""
+    """Return the axes of a search: fields of the tile, fields of the problem, and numbers of the device."""
     others = (f"{name}=" for name in ("precision", "seq", "batch", "workload"))
     return _within(incomplete, (*_values(_fields(ctx)), *others, *(f"{key}=" for key in _keys(ctx))), cut="")
 

@@ -23,12 +23,12 @@ from npusim.report.text import Block, folded, lines, markdown, to_json
 from npusim.sanitize import visible
 from npusim.units import format_duration
 
-#: Seconds before work without news reports progress, if there is no terminal.
+#: Seconds after which work without news reports progress, if there is no terminal.
 QUIET_S = 10.0
-#: Seconds to a search's first line if there is no terminal, between lines with and without news, and between checks for
-#: news.
+#: For output that is not a terminal: seconds until a search's first line, between lines with news, between lines
+#: without news, and between checks for news.
 FIRST_LINE_S, LINE_S, TICK_S = 2.0, 5.0, 0.5
-#: Seconds before the finished share of the work allows an estimate of the remaining time.
+#: Seconds after which the finished share of the work allows an estimate of the remaining time.
 LEFT_S = 5.0
 _STYLES = MappingProxyType(
     {"": "", "title": "bold", "label": "cyan", "good": "green", "warn": "yellow", "bad": "bold red", "dim": "dim"}
@@ -97,8 +97,8 @@ def progress(message: str) -> Iterator[Callable[..., None]]:
     """Yield ``advance(done, total, note, left_s)``: a bar on stderr if that is a terminal, otherwise a line from time
     to time.
 
-    Both state the remaining time: ``left_s``, or an estimate from the time so far and the finished share. Lines are
-    printed at regular times; without news they state the seconds so far. Work without a note prints nothing before
+    Both state the remaining time: ``left_s``, or an estimate from the elapsed time and the finished share. Lines are
+    printed at regular intervals; without news they state the elapsed seconds. Work without a note prints nothing before
     `QUIET_S`.  Nothing is printed to stdout.
     """
     start = time.monotonic()
@@ -144,8 +144,8 @@ def progress(message: str) -> Iterator[Callable[..., None]]:
 
 @contextmanager
 def late_progress(message: str) -> Iterator[Callable[..., None]]:
-    """Like `progress`, but its thread starts with the first news, because a process can fork only while it has no other
-    thread.
+    """Like `progress`, but its thread starts only with the first news, because a process can fork only while it has no
+    other thread.
     """
     with ExitStack() as stack:
         begun = cache(lambda: stack.enter_context(progress(message)))
@@ -171,10 +171,10 @@ def _so_far(seconds: float) -> str:
 
 @contextmanager
 def said_late(message: str) -> Iterator[Callable[..., object]]:
-    """Print a message after `FIRST_LINE_S`, and from then on every `LINE_S` with the seconds so far.
+    """Print a message after `FIRST_LINE_S`, and then every `LINE_S` with the elapsed seconds.
 
-    Yield a function that ends this message, or, if it is called with another message, continues with that one. The
-    process waits with a timer and not with a thread, because a process with a single thread can fork.
+    Yield a function that ends this message, or replaces it if called with another message. The process waits with a
+    timer and not with a thread, because a process with a single thread can fork.
     """
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield lambda *_: None
@@ -206,7 +206,7 @@ def in_percent(
 ) -> Callable[[float], None]:
     """Return a function that receives the finished share, 0 to 1, and calls the function of `progress`.
 
-    ``go_on``: the function of `said_late`, which prints ``then`` while the share is 0 and ends when the share is
+    ``go_on``: the function that `said_late` yields; it prints ``then`` while the share is 0, and ends when the share is
     larger.
     """
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 app = Verbs()
 
 _HOW, _OUT = "How", "Output"
-#: Expected seconds from which a search states its duration.
+#: A search that is expected to take at least this number of seconds states its duration.
 LONG_S = 2.0
 Fields = Annotated[
     list[str] | None,
@@ -111,8 +111,8 @@ def explore(
 ) -> None:
     """Search schedules' tilings, precisions and hardware for the fastest point.
 
-    Points that cannot win are pruned with proof, points that do not fit are listed with the reason. Ctrl-C and --budget
-    keep the finished points and bound the others; --resume continues.
+    Points that cannot win are pruned with proof; points that do not fit are listed with the reason. After Ctrl-C or
+    --budget, npusim shows the finished points and bounds the others; --resume continues.
     """
     from npusim.report.search_tables import about_of, exploration_document, exploration_table
     from npusim.studies.explore.search import Options
@@ -233,7 +233,7 @@ def _given(overrides: "Mapping[str, str]", fields: "Iterable[str]") -> "tuple[di
 
 
 def _default_out(spec: "SearchSpec", schedules: "Iterable[str]", options: "Options") -> Path:
-    """Return the path of a search's table, whose name differs from that of other searches and options."""
+    """Return the path of a search's table, whose name differs for other searches and other options."""
     request = spec.asked
     load = request.load()
     inputs = f"{load.name}-{request.seq_kv or request.seq or load.seq_kv or load.seq}"

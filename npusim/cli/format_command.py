@@ -9,7 +9,7 @@ from npusim.errors import SpecError
 
 app = Verbs()
 
-#: Values that are cast by default: small ones beside the largest, a tie, an outlier.
+#: Values that are cast by default: small ones in one block with the largest, a tie, an outlier.
 EXAMPLE = "0.1,-0.3,1,-1.25,2.5,3.3,-7,13"
 
 

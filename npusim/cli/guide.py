@@ -26,7 +26,7 @@ new = Verbs(
     epilog=examples(("npusim new schedule mine", "writes mine.py, which npusim run mine.py:mine runs")),
 )
 
-#: Comments before a block of code: one kind names the file that the block contains, which a reader needs; the others
+#: Comments before a block of code: one kind names the file that the block contains, which readers need; the other kinds
 #: are for tests.
 _FILE, _MARK = (re.compile(rf"^<!--{words}-->\n", re.MULTILINE) for words in (r" file: (\S+) ", ".*?"))
 
@@ -46,7 +46,7 @@ def guides() -> dict[str, str]:
 
 
 def entries() -> dict[str, str]:
-    """Return the entries of the glossary by their words; the entry of a word with two meanings has both."""
+    """Return the entries of the glossary by their words; for a word with two meanings, the text has both entries."""
     texts: dict[str, str] = {}
     section = ""
     for part in re.split(r"(?m)^(?=##)", guides()[WORDS]):

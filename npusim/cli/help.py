@@ -18,9 +18,9 @@ from npusim.errors import SpecError
 
 #: Heading of options that name no heading.
 _OTHERS = "Options"
-#: Longer than any summary.
+#: A number of characters that no summary reaches.
 _WHOLE = 1000
-#: A short help: lines of a screen, examples, and the width of its options' names.
+#: Of a short help: number of lines of a screen, number of examples, and width of the options' names.
 _SCREEN, _SHORT_EXAMPLES, _SHORT_NAMES = 25, 2, 33
 #: Heading of the options that `npusim help problem` describes.
 PROBLEM = "Problem"
@@ -28,7 +28,7 @@ Function = TypeVar("Function", bound="Callable[..., Any]")
 
 
 class Formatter(Protocol):
-    """The parts of a formatter of help texts that verbs use: text, lists of names with texts, and sections."""
+    """The methods of a help formatter that verbs use: they write text, lists of names with texts, and sections."""
 
     width: int
 
@@ -90,9 +90,7 @@ def write_examples(epilog: str | None, formatter: Formatter, most: int | None = 
 
 
 def _where_given(process: Callable[[Any, Any], object]) -> Callable[[Any, Any], object]:
-    """Return the function that processes an option's value, without the case of None, so that no adapter of its type is
-    built.
-    """
+    """Return the function that processes an option's value if this is not None; no adapter of its type is built."""
     return lambda ctx, value: None if value is None else process(ctx, value)
 
 
@@ -100,7 +98,7 @@ class Command(TyperCommand):
     """A verb whose options are listed under the headings that they name (``rich_help_panel``); their values must not be
     empty.
 
-    ``first``: names of the options in the short help, if these are not all.  ``describes_problem``: whether the long
+    ``first``: names of the options in the short help, if it does not show all.  ``describes_problem``: whether the long
     help describes the options of a problem; one verb describes them for all verbs, and the others name them.
     """
 
@@ -133,7 +131,7 @@ class Command(TyperCommand):
         return formatter.getvalue().rstrip("\n")
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Read the words; raise `SpecError` if one of them, or the value after its ``=``, is empty.
+        """Read the words; raise `SpecError` if a word, or the value after its ``=``, is empty.
 
         ``-h`` among them prints a help of at most a screen.
         """
@@ -173,7 +171,7 @@ class Command(TyperCommand):
         return formatter.getvalue().rstrip("\n")
 
     def format_epilog(self, ctx: typer.Context, formatter: Formatter) -> None:  # type: ignore[override]
-        """Write commands to type; a comment is below its command if both are too wide for a line."""
+        """Write commands to type; a comment follows its command, on the next line if both are too wide for one."""
         write_examples(self.epilog, formatter)
 
 
@@ -192,7 +190,7 @@ class Verbs(typer.Typer):
         ``describes_problem``: as in `Command`.
         """
         epilog = examples(*commands) + after
-        # A class for each verb: `typer` passes a command's class no further arguments.
+        # Each verb has its own class, because `typer` passes no further arguments to a command's class.
         kind = type("Command", (Command,), {"first": tuple(first.split()), "describes_problem": describes_problem})
         return lambda verb: self.command(name, cls=kind, help=text_of(verb), epilog=epilog)(verb)
 
@@ -201,7 +199,7 @@ class Group(TyperGroup):
     """A verb with verbs below it, each with its complete summary; examples are not wrapped."""
 
     def format_commands(self, ctx: typer.Context, formatter: Formatter) -> None:  # type: ignore[override]
-        """Write each verb's first sentence, wrapped if it is long, never cut."""
+        """Write each verb's first sentence; a long one is wrapped, never cut."""
         rows = []
         for name in self.list_commands(ctx):
             command = self.get_command(ctx, name)

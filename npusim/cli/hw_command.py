@@ -40,7 +40,7 @@ workload = Verbs(
 
 @hw.verb("list", ("npusim hw list --json", "for a script"))
 def list_devices(json: o.Json = False) -> None:
-    """List the packaged devices, and the nodes of several."""
+    """List the packaged devices, and the nodes of several devices."""
     from npusim.config import load, node_file
     from npusim.config.packaged import broken_entries
     from npusim.report.run_inputs import DEVICES
@@ -70,7 +70,7 @@ def show_device(
     overrides: Annotated[list[str] | None, o.request_option("overrides")] = None,
     json: o.Json = False,
 ) -> None:
-    """Show the numbers of a device as a tree, each with its unit and basis; -C changes one by its dotted key."""
+    """Show the numbers of a device as a tree, each with its unit and basis; -C changes a number by its dotted key."""
     from npusim.config.node_file import load_machine
     from npusim.report.device_tree import device_table
 

@@ -115,8 +115,8 @@ def calibrate(
 ) -> None:
     """Fit a device's uncertain constants (assumed, derived, fitted; never the vendor's) to measured times.
 
-    Few are fitted: those that reduce errors of left-out cases, group by group, and that the measurements can
-    distinguish. Exit code 1, and nothing is written, where these errors are not less than before. Needs
+    Few constants are fitted: those that reduce the errors of left-out cases, group by group, and that the measurements
+    can distinguish. If these errors do not become smaller, nothing is written and the exit code is 1. Needs
     npusim[calibrate].
     """
     from npusim.config.packaged import list_packaged, resolve
@@ -150,7 +150,7 @@ def calibrate(
 
 @export.callback()
 def root() -> None:
-    """Write predictions in others' forms."""
+    """Write predictions in the forms of other tools."""
 
 
 @export.verb(

@@ -49,8 +49,8 @@ def option(
 ) -> Any:
     """Return an option of a verb; ``usage`` are its names and the placeholder of its value: ``--out -o DIR``.
 
-    ``shown`` is the default in the help text: if it is None, a flag has no default in the text, and other options have
-    their value.
+    ``shown`` is the default in the help text. If it is None, the text has no default for a flag, and the option's value
+    for other options.
     """
     names, metavar = names_and_metavar(usage)
     is_shown = bool(metavar) if shown is None else shown
@@ -160,8 +160,9 @@ def takes(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Add the ``options`` of a request, except ``but``, to a verb; its function receives them as a parsed `Request`.
 
-    The request comes first; the function's other arguments are the verb's options, shown last unless ``own_first``.
-    Without ``schedule`` the verb has other arguments in place of a schedule's name, and the request has no schedule.
+    The request is the first argument; the others are the verb's own options, which help shows last unless
+    ``own_first``. Without ``schedule`` the verb has other arguments instead of a schedule's name, and the request has
+    no schedule.
     """
     names = [name for name in OPTIONS if name in options.__annotations__ and name not in but]
 
@@ -223,7 +224,7 @@ def names(text: str, option: str, known: Sequence[str] = ()) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Worded:
-    """The schedule and the options of a command line's words: ``flash -t depth=3``."""
+    """The schedule and the options that the words of a command line state: ``flash -t depth=3``."""
 
     schedule: str
     changes: Mapping[str, Any]
@@ -236,8 +237,8 @@ class Worded:
         return cls(schedule, {n: v for n, v in vars(_parsed(options)).items() if v != default[n]})
 
     def on(self, base: Request) -> Request:
-        """Return ``base`` with these options; tiling fields and changed numbers of the device are added to those of
-        ``base``.
+        """Return ``base`` with these options in addition; tiling fields and changed numbers of the device are merged
+        with those of ``base``.
         """
         added = {n: {**(vars(base)[n] or {}), **self.changes.get(n, {})} for n in _REPEATED}
         return replace(base, **{**self.changes, **added, "schedule": self.schedule})
@@ -348,8 +349,8 @@ def key_values(items: Iterable[str] | None, option: str) -> dict[str, str]:
 def problem_values(text: str | None, *, is_launch: bool = False) -> "GemmProblem | CopyProblem | KernelProblem | None":
     """Return the problem of ``m=..,n=..,k=..[,dtype=..][,operands=..]`` or ``bytes=..``; None for None.
 
-    Other names are sizes of a Triton kernel's launch; with ``is_launch`` all names are. Raises `SpecError` if the keys
-    do not describe a problem, or if a size is not a positive integer.
+    Other names are sizes of a Triton kernel's launch; with ``is_launch`` this is true of all names. Raises `SpecError`
+    if the keys do not describe a problem, or if a size is not a positive integer.
     """
     if text is None:
         return None
@@ -380,8 +381,8 @@ def problem_values(text: str | None, *, is_launch: bool = False) -> "GemmProblem
 
 
 def _size(name: str, text: str, is_launch: bool) -> int | float:
-    """Return a size: an integer (``4k``), a decimal one, or a switch; in a launch a size is not 0 and not a switch; a
-    schedule checks its own sizes.
+    """Return a size: an integer (``4k``), a decimal number, or a switch.  In a launch neither 0 nor a switch is
+    allowed.  A schedule checks its own sizes.
     """
     from npusim.units import parse_count
 

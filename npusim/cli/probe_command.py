@@ -1,4 +1,4 @@
-"""``npusim probe``: inputs that settle a chip's arithmetic, and the device file that its outputs become."""
+"""``npusim probe``: inputs that settle a chip's arithmetic, and the device file that follows from its outputs."""
 
 import os
 from dataclasses import asdict
@@ -88,7 +88,7 @@ def bits(
 ) -> None:
     """Write inputs that reveal a chip's arithmetic, and scripts that run them: torch, torch_npu, Triton, or by hand.
 
-    Only the framework is needed there. A format's probes are below 1 MB and 6,000 outputs.
+    Only the framework is needed on the machine with the chip. A format's probes are below 1 MB and 6,000 outputs.
     """
     from npusim.config.load import load_device
     from npusim.studies.probe.files import DEFAULT_CASES, cases_of, folder_contents, others_files
@@ -133,10 +133,10 @@ def identify(
     out: Annotated[Path | None, o.option("--out -o FILE", "Device file to write.", shown="next to FILE")] = None,
     json: o.Json = False,
 ) -> None:
-    """Identify the arithmetic that explains every output of a chip, and write a device file with it as measured.
+    """Identify the arithmetic that explains every output of a chip, and write a device file that states it as measured.
 
-    Open questions are listed. Exit code 1 if no arithmetic explains some output of a product, which is then not
-    written.
+    Open questions are listed. The exit code is 1 if no arithmetic explains some output of a product; this product is
+    then not written.
     """
     from npusim.config.load import load_device
     from npusim.simulation.tensor_files import read_tensors

@@ -54,7 +54,7 @@ def program(
     """Print the tile program of a schedule: its queues and their waits, the depth of each ring, the lag of a product.
 
     A ring is a FIFO of slots between queues; "K ready" is a filled slot of ring K, "K free" an empty one. A region
-    k[512*kv:+128] is 128 rows of tensor k from that row. Nothing is simulated, except to choose a tile.
+    k[512*kv:+128] is 128 rows of tensor k, beginning at row 512*kv. Nothing is simulated, except to choose a tile.
     """
     from npusim.report.program_table import (
         difference_document,

@@ -50,9 +50,10 @@ def record(
 ) -> None:
     """Run a program on the CPU and record the Triton and TileLang kernels that it launches, with arguments and grids.
 
-    Kernels do not run; tensors on a GPU are on the CPU instead. The file has TTIR, integers and grids, and no code:
-    every verb with a schedule accepts calls.npz::0, the first call. A program of TileLang-Ascend runs with
-    stand-ins for its package; script.py::function is then a kernel, or a function of -a that returns one.
+    Kernels do not run; tensors that belong on a GPU are on the CPU. The file has TTIR, integers and grids, but no code.
+    Every verb with a schedule accepts calls.npz::0, the first call. A program of TileLang-Ascend runs with stand-ins
+    for its package; script.py::function is then a kernel, or a function that returns a kernel and whose arguments -a
+    passes.
     """
     from npusim.kernels.triton import SUFFIX
     from npusim.kernels.triton.calls import read_calls
@@ -176,7 +177,7 @@ def _size(text: str) -> int:
 
 
 def _place(error: Exception, path: Path) -> str:
-    """Return the last line of the program on the way to an error."""
+    """Return the program's line that an error's traceback names last."""
     place, at = f"{path}", error.__traceback__
     while at is not None:
         if Path(at.tb_frame.f_code.co_filename).resolve() == path.resolve():

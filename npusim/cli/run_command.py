@@ -107,8 +107,9 @@ def run(
 ) -> None:
     """Predict bits and cycles of one attention schedule on one device.
 
-    Time always covers the whole problem; bits are computed for a stated sample of rows. A folder in runs/ gets
-    result.json, figures.json, pipes.csv and trace.json; npusim compare @2 @1 compares the last two.
+    Time always covers the whole problem; bits are computed for a stated sample of rows. The files result.json,
+    figures.json, pipes.csv and trace.json are written to a folder in runs/; npusim compare @2 @1 compares the last two
+    runs.
     """
     written = {
         "--out": out,

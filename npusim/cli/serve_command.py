@@ -9,8 +9,7 @@ from npusim.cli.help import Verbs
 from npusim.errors import SpecError
 
 app = Verbs()
-#: Number of new objects between two garbage collections: a command that ends soon needs no collection, but a server
-#: does.
+#: Number of new objects between two garbage collections: a command that ends soon needs no collections; a server does.
 GARBAGE = 1000
 
 

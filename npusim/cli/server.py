@@ -103,7 +103,7 @@ def server_of(limits: Limits, jobs: int) -> MCPServer[Any]:
         is_over = Event()
 
         def in_turn() -> Value:
-            # a cancelled call gives up its turn, but its thread ends later; two simulations never overlap
+            # a cancelled call gives up its turn at once, but its thread ends later; two simulations never overlap
             with alone:
                 if is_over.is_set():
                     raise SpecError("cancelled")
@@ -160,7 +160,7 @@ def _offer_answers(server: MCPServer[Any], asked: Callable[..., Awaitable[dict[s
 
     @server.tool()
     async def stress(kernel: str, call: ServedCall = ServedCall(), budget: float = 10.0) -> dict[str, Any]:
-        """Search for inputs on which a kernel is furthest from float64, and name the step that loses them."""
+        """Search for inputs on which a kernel is furthest from float64, and name the step at which accuracy is lost."""
         return await asked(answers.stressed, kernel, call, budget=min(budget, limits.seconds))
 
     @server.tool()

@@ -16,9 +16,8 @@ from npusim.errors import CheckFailedError, SpecError
 from npusim.simulation.request import BitsOptions, Request, command, short_name
 
 app = Verbs()
-#: Options of a search that a run of its worst input must not have: the stored input has the sizes, and the run names
-#: the
-#: tile.
+#: Options of a search that are omitted from the run of its worst input: the stored input determines the sizes, and the
+#: run names the tile.
 _OF_TENSORS = ("--seq", "--seq-q", "--seq-kv", "--batch", "--phase", "--dtype", "--lengths", "-w", "-t")
 
 
@@ -66,8 +65,9 @@ def stress(
 ) -> None:
     """Search for the inputs on which a schedule is furthest from float64, and name the step where the error begins.
 
-    Accuracy counts as lost above twice the error on calm inputs: few keys, none hidden, scores close together. The same
-    seed tests the same inputs in the same order; a budget that is enough for all gives the same result on any machine.
+    Accuracy counts as lost if the error is more than twice that on calm inputs: few keys, none hidden, scores close
+    together. The same seed tests the same inputs in the same order; with a budget that is sufficient for all of them,
+    the result is the same on every machine.
     """
     from npusim.report.output import RUNS, check_file_writable, tensor_bytes
     from npusim.report.plot import picture
@@ -77,7 +77,7 @@ def stress(
     allowed = _allowed(require)
     if out is not None:
         check_file_writable(out)  # before the work, not after it
-    # After a comma comes another aspect, or another value.
+    # A comma is followed by another aspect, or by another value.
     aspects = [part for text in over or () for part in re.split(r",(?=[a-z])", text)]
     with progress(f"searching inputs for {short_name(request.schedule)}") as advance:
         is_finite = require == "finite"

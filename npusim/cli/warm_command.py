@@ -12,8 +12,8 @@ app = Verbs()
 def warm(json: o.Json = False) -> None:
     """Compile code for usual runs into the cache folder, so that a first run is as fast as later ones.
 
-    NPUSIM_CACHE names the folder; without it, it is the package's __pycache__, or the user's cache folder.  A wheel
-    may contain code for any processor of its kind; this command compiles for this processor, whose code is faster.
+    NPUSIM_CACHE names the folder; without it, it is the package's __pycache__, or the user's cache folder.  A wheel may
+    contain code for any processor of its kind; this command compiles for this processor, and its code is faster.
     """
     from npusim import cache
     from npusim.formats import shipped

@@ -1,14 +1,14 @@
 """Bands of predicted times: prediction intervals from the errors of earlier predictions of the same family of kernels.
 
-``hwconfigs/validated.csv`` has the error of each measured case that the device bounds, not the host.  A family is a
-schedule with a kind of kernel; a device has bands of the families that were measured on it, and devices with the same
-cores pool their cases, but no band is narrower than the band of a device's own cases.  Cases of a shape have similar
-errors, so each shape counts as much as another, and cases on which a constant was fitted do not count.  A class of a
-family (tiles that spill registers, products with narrow tiles) has a band of its own; classes have at least `FEWEST`
-shapes (``reports/validation/bands.py`` leaves out one shape at a time and compares it with the band of the other
-shapes). If a family was never measured on the device, or if no case is similar (each size within a factor of `LIKE`),
+``hwconfigs/validated.csv`` has the error of each measured case whose time depends on the device and not on the host.  A
+family is a schedule with a kind of kernel; a device has bands of the families that were measured on it.  Devices with
+the same cores share their cases, but no band is narrower than the band of the device's own cases.  Cases of one shape
+have similar errors, so all shapes have the same weight, and cases on which a constant was fitted do not count.  A class
+of a family (tiles that spill registers, products with narrow tiles) has a band of its own, if it has at least `FEWEST`
+shapes.  (``reports/validation/bands.py`` leaves out one shape at a time and compares it with the band of the other
+shapes.) If a family was never measured on the device, or if no case is similar (each size within a factor of `LIKE`),
 there is no band.  Launches of Triton kernels are one family, `LAUNCHES`, of three kinds (`launch_kind`): their sizes
-have other names, and are not compared.  Launches that spill registers have no band: fewer than 85 % of the left-out
+have other names and are not compared.  Launches that spill registers have no band: fewer than 85 % of the left-out
 shapes were within it.
 """
 
@@ -44,24 +44,24 @@ SIZES = ("batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim", "hidden", 
 LAUNCHES = "triton"
 #: Smallest number of shapes of a class.
 FEWEST = 3
-#: Number of nearest shapes whose errors are stated if no shape is similar to a run: with nine shapes, the largest error
-#: bounds nine in ten.
+#: If no shape is similar to a run, the errors of this number of nearest shapes are stated: the largest of nine errors
+#: bounds nine errors in ten.
 NEAREST = 9
-#: Shares of new errors within the two ends of a band.
+#: Shares of new errors that the inner and the outer limit of a band include.
 HALF, MOST = 0.5, 0.9
-#: Student's t at 0.95 by degrees of freedom, for numbers of shapes too small for a rank of nine in ten.
+#: Student's t at 0.95 by degrees of freedom, used if there are too few shapes for a rank of nine in ten.
 STUDENT = MappingProxyType({3: 2.353, 4: 2.132, 5: 2.015, 6: 1.943, 7: 1.895, 8: 1.860})
-#: Widening of a band for each doubling of a size beyond the measured sizes: the largest factor with which the share of
-#: left-out cases within the band is the same as without widening, minus 1 (``reports/validation/bands.py``).
+#: Relative widening of a band for each doubling of a size beyond the measured sizes.  It is fitted: with this widening,
+#: the band contains the same share of the left-out cases (``reports/validation/bands.py``).
 A_DOUBLING = 0.03
-#: The class of a GPU's tile that does not fit its registers: errors there are up to four times as large.
+#: The class of a GPU's tile that does not fit in registers: errors there are up to four times as large.
 SPILLED = "spilled registers"
-#: Columns of a product's tile on Ascend up to which each of its rows in memory is one block of 32 bytes: errors there
-#: are up to four times as large.
+#: Largest number of columns of a product's tile on Ascend for which each row in memory is one block of 32 bytes: errors
+#: there are up to four times as large.
 FEWEST_COLUMNS = 16
-#: Facts and settings of a board, which are not numbers of the model.
+#: Facts about a board and its settings, which are not numbers of the model.
 OF_NO_MODEL = ("facts.", "held_")
-#: Rounding that a sum of shares may have.
+#: Largest rounding error of a sum of shares.
 ROUNDING = 1e-9
 #: Largest factor between the sizes of a case and those of a similar case.
 LIKE = 4.0
@@ -242,17 +242,17 @@ def validated(
 
 
 def sizes_of(problem: SpecModel | None) -> dict[str, int]:
-    """Return the sizes of a problem by which it is compared with others."""
+    """Return the sizes with which a problem is compared with others."""
     sizes = {name: getattr(problem, name, None) for name in SIZES}
     return {name: size for name, size in sizes.items() if isinstance(size, int)}
 
 
 def kind_of(tiling: Tiling | None) -> str:
-    """Return the origin of a tiling's kernel: the name of a published kernel, ``library``, or empty for a kernel that
-    its tile defines.
+    """Return the origin of a tiling's kernel: the name of a published kernel, ``library``, or an empty text if the tile
+    defines the kernel.
 
-    A library's stages are open, or stated as ``library``.  For a program of several kernels it is the attention that
-    the caller named.
+    The number of stages of a library's kernel is not stated, or is ``library``.  For a program of several kernels, the
+    result is the attention kernel that the caller named.
     """
     fields, named = dict(tiling or ()), tiling.model_fields_set if tiling is not None else ()
     stages = fields.get("stages", "")
@@ -320,8 +320,8 @@ def band(
 
 
 def _nearest(cases: Sequence[MeasuredCase], sizes: Mapping[str, int], *, is_estimated: bool) -> list[list[float]]:
-    """Return the absolute errors of the shapes nearest to the given sizes: a factor above and a factor below count
-    alike.
+    """Return the absolute errors of the shapes nearest to the given sizes: a size that is larger by a factor is as far
+    away as a size that is smaller by this factor.
     """
     shapes = sorted(by_shape(cases), key=lambda listed: _away(listed[0], sizes))
     return [_errors(listed, is_estimated=is_estimated) for listed in shapes[:NEAREST]]
@@ -333,7 +333,7 @@ def _away(case: MeasuredCase, sizes: Mapping[str, int]) -> float:
 
 
 def ranked_cases(family: Iterable[MeasuredCase], tile: str | None) -> tuple[list[MeasuredCase], str]:
-    """Return the cases of a family whose errors form a band, and the name of their class.
+    """Return the cases of a family from whose errors a band is computed, and the name of their class.
 
     The shapes are those of the class ``tile`` (None: any) on which no constant was fitted, or, if the class has fewer
     than `FEWEST` shapes, all such shapes of the family; the name is then empty.
@@ -354,20 +354,20 @@ def by_shape(cases: Iterable[MeasuredCase]) -> list[list[MeasuredCase]]:
 
 
 def _errors(cases: Iterable[MeasuredCase], *, is_estimated: bool) -> list[float]:
-    """Return the absolute errors of cases; with estimated registers where the caller requests them and they have an
-    effect.
+    """Return the absolute errors of cases; if the caller requests it, and where registers have an effect, the errors
+    with estimated registers.
     """
     errors = ((case.estimated_error if is_estimated else None, case.error) for case in cases)
     return [abs(known if estimated is None else estimated) for estimated, known in errors]
 
 
 def within(shapes: Sequence[Sequence[float]], share: float) -> float:
-    """Return the error within which a ``share`` of a new shape's errors is expected, from the absolute errors of known
-    shapes.
+    """Return the error that a ``share`` of a new shape's errors is expected not to exceed, from the absolute errors of
+    known shapes.
 
-    With enough shapes the error is a rank: each shape has the same weight, and so has the new shape, whose errors may
-    be larger than all others (hierarchical conformal prediction: Lee, Barber and Willett 2023).  With fewer shapes the
-    error is the interval of Student's t about zero.
+    With enough shapes the result is a quantile: each known shape has the same weight, and the new shape has this weight
+    too, because its errors may be larger than all others (hierarchical conformal prediction: Lee, Barber and Willett
+    2023).  With fewer shapes the error is the interval of Student's t about zero.
     """
     need = share * (len(shapes) + 1)
     if need > len(shapes):
@@ -376,7 +376,7 @@ def within(shapes: Sequence[Sequence[float]], share: float) -> float:
 
 
 def rank(shapes: Sequence[Sequence[float]], need: float) -> float:
-    """Return the absolute error that ``need`` shapes do not exceed; each shape has the same weight."""
+    """Return the absolute error that ``need`` shapes do not exceed, if each shape has the same weight."""
     errors = sorted((error, 1 / len(listed)) for listed in shapes for error in listed)
     total = 0.0
     for error, weight in errors:

@@ -1,4 +1,4 @@
-"""Files of cases: each case is a run and its result, which is a measured time, or accepted cycles and decisions.
+"""Files of cases: each case is a run with its result: a measured time, accepted cycles, or an accepted decision.
 
 ``npusim.measurements/1`` holds measured cases, with which predictions are compared; ``npusim.baseline/1`` (cycles) and
 ``npusim.decision/1`` (the schedule and tile that win a space) hold one case each, which ``npusim check`` runs.
@@ -47,7 +47,7 @@ class Interval(NamedTuple):
     high: float
 
     def relative_error(self, predicted: float) -> float:
-        """Return the signed relative error against the nearer end; 0 inside."""
+        """Return the signed relative error from the nearer end of the range; 0 inside the range."""
         if predicted < self.low:
             return predicted / self.low - 1
         if predicted > self.high:
@@ -127,12 +127,12 @@ def _or_none(field: Any) -> tuple[Any, Any]:
     return field.rebuild_annotation() | None, Field(default=None, description=field.description)
 
 
-#: Optional keys of a call; a learned score belongs to the workload.
+#: Optional keys of a call; a learned score is a key of the workload.
 _OF_CALL = MappingProxyType({n: _or_none(f) for n, f in CallFields.model_fields.items() if n != "sink_logits"})
 
 
 class RunSizes(create_model("OfCall", __base__=SpecModel, **_OF_CALL), SpecModel):  # type: ignore[misc]
-    """Sizes of a run for the whole layer: those that `npusim.run` accepts besides a workload's name."""
+    """Sizes of a run for the whole layer that `npusim.run` accepts in addition to a workload's name."""
 
     seq: Count | None = Field(default=None, description="queries and keys of a named workload")
     seq_q: Count | None = None
@@ -143,11 +143,11 @@ class RunSizes(create_model("OfCall", __base__=SpecModel, **_OF_CALL), SpecModel
     dtype: Text | None = None
 
 
-#: Keys of a case besides a workload's name.
+#: Keys that a case may have in addition to a workload's name.
 OF_NAMED = (*RunSizes.model_fields, "phase")
 
 
-#: Keys of a workload file that name it or its inputs; a case may state its other keys itself.
+#: Keys of a workload file that name the workload or its inputs; a case may state all other keys itself.
 _OF_FILE = ("schema_id", "name", "description", "source", "unmodelled", "data", "tensors")
 _OF_MODEL = MappingProxyType(
     {n: _or_none(f) for n, f in Workload.model_fields.items() if n not in (*_OF_FILE, *RunSizes.model_fields)}
@@ -177,7 +177,7 @@ class MeasuredWorkload(create_model("OfModel", __base__=RunSizes, **_OF_MODEL), 
 
     @property
     def kind(self) -> Literal["named", "attention", "gemm", "copy", "launch"]:
-        """The kind of sizes that the case has."""
+        """The kind of the case's sizes."""
         if self.name is not None:
             return "named"
         if self.sizes is not None:
@@ -207,7 +207,7 @@ class MeasuredWorkload(create_model("OfModel", __base__=RunSizes, **_OF_MODEL), 
         return self
 
     def of_name(self) -> dict[str, object]:
-        """Return the arguments of `npusim.run` besides the name of a named workload."""
+        """Return the arguments of `npusim.run`, without the name of a named workload."""
         return {size: getattr(self, size) for size in OF_NAMED}
 
     def named_sizes(self) -> dict[str, Any]:
@@ -233,10 +233,10 @@ class MeasuredWorkload(create_model("OfModel", __base__=RunSizes, **_OF_MODEL), 
 
 
 class _Options(SpecModel):
-    """Options of a run besides its schedule and its sizes.
+    """Options of a run other than its schedule and its sizes.
 
-    The option names of ``npusim run`` are accepted too: ``hw`` for ``device``, a name for ``workload`` with ``seq``,
-    ``batch``, ..., ``problem`` for sizes of a launch or a product; ``tiling: auto`` (or ``declared``).
+    The option names of ``npusim run`` are accepted too: ``hw`` for ``device``, a workload's name beside ``seq``,
+    ``batch``, ...; ``problem`` for the sizes of a launch or a product; ``tiling: auto`` (or ``declared``).
     """
 
     @model_validator(mode="before")
@@ -328,7 +328,7 @@ class _Options(SpecModel):
 
 
 class Baseline(_Options):
-    """Options that differ in the run that a speedup refers to."""
+    """Options that are different in the run with which a speedup is compared."""
 
     device: Text | None = None
     schedule: Text | None = None
@@ -396,7 +396,7 @@ class MeasurementFile(SpecModel):
         return self
 
     def band_of(self, case: MeasurementCase) -> float | None:
-        """Return the allowed relative error of a case: that of the case, else that of the file, else None."""
+        """Return the allowed relative error that the case states, else the one that the file states, else None."""
         return case.band if case.band is not None else self.band
 
 
@@ -414,7 +414,7 @@ def measurements_text(file: str, source: str, cases: Sequence[Mapping[str, objec
 
 
 class KernelRule(_Options):
-    """Properties of launches of the kernels that a pattern matches, which a profile does not state."""
+    """Properties that a profile does not state, of the launches whose kernel's name matches a pattern."""
 
     kernel: Text = Field(description="a regular expression; its named groups are sizes, or fields of the tiling")
     device: Text | None = Field(default=None, description="absent: the file's")
@@ -566,7 +566,8 @@ class DecisionFile(Case):
 def load_case(path: Path, *, is_edited: bool = False) -> BaselineFile | DecisionFile:
     """Return a case; raise `SpecError` (``file:line  key: ``) if it is faulty.
 
-    A case that was edited after it was accepted is refused too, unless ``is_edited``: then it has no accepted result.
+    A case that was edited after it was accepted is also refused; with ``is_edited`` it is read without its accepted
+    result.
     """
     document = read_document(path)
     is_decision = document.data.get("schema") == DECISION
@@ -585,13 +586,13 @@ def load_case(path: Path, *, is_edited: bool = False) -> BaselineFile | Decision
 
 def digest_of(case: Case, expected: ExpectedCycles | ExpectedDecision) -> str:
     """Return the hash of a case's request and expectations."""
-    # Without defaults, so that a key that a later version adds does not count as an edit.
+    # Keys with default values are omitted: otherwise a key that a later version adds would count as an edit.
     request = case.model_dump(mode="json", exclude={"expect", "description"}, exclude_defaults=True)
     result = expected.model_dump(mode="json", exclude={"accepted"}, exclude_defaults=True)
     return sha256(json.dumps([request, result], sort_keys=True).encode()).hexdigest()[:16]
 
 
-#: The comment of a file above accepted values.
+#: The comment that a file has above accepted values.
 _WRITTEN = (
     "Written by\nnpusim check --update --reason TEXT, with version and reason; a value edited by hand is refused."
 )

@@ -1,6 +1,6 @@
 """The units of a core that work independently: DMA pipes, fixpipe, matrix, vector, scalar; a GPU's warps and pipes.
 
-An engine's ``model`` names the cost function that reads it; a device file gives the numbers.
+An engine's ``model`` names the cost function that uses the engine's numbers; a device file states these.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class RouteSpec(SpecModel):
     One of the buffers belongs to the engine's core; the other may belong to another core of its group, by name.
 
     ``latency_cycles`` is the time from issue to the arrival of the last byte, without the transfer time of the bytes;
-    to or from ``GM`` it is the latency of an L2 hit.  ``links`` are shared with other cores: all bytes cross ``l2``,
-    and bytes that miss it cross ``hbm`` as well.
+    for transfers to or from ``GM`` it is the latency of an L2 hit.  ``links`` are shared with other cores: all bytes
+    cross ``l2``, and bytes that miss it cross ``hbm`` as well.
     """
 
     source: Text = Field(description="source: a buffer of this core or of another core in its group, or GM")
@@ -91,7 +91,7 @@ class RatedUnit(SpecModel):
 
     @property
     def rate(self) -> float:
-        """The rate relative to the rate that the other numbers describe: 0.5 doubles the cycles of the unit's
+        """The unit's rate, relative to the rate that its other numbers describe: 0.5 doubles the cycles of the unit's
         operations.
         """
         return 1.0 if self.rate_factor is None else float(self.rate_factor.value)
@@ -172,7 +172,8 @@ class MatrixEngine(_QueueSpec):
         return float(self.cycles_per_fractal.value) / self.rate
 
     def arithmetic_of(self, input_format: str) -> str:
-        """Return the registry name of the arithmetic; raise `SpecError` if the file states none that fits.
+        """Return the name of the arithmetic in the registry; raise `SpecError` if the file states none for these
+        formats.
 
         float32 factors are multiplied as tf32 where the unit supports it: their low 13 bits are dropped.
         """
@@ -220,9 +221,9 @@ WIDEST_BYTES = 8
 #: Orders in which a vector unit could add up a row, by name: from buffer to buffer, and with registers.
 MemoryRowSum = Literal["vector_lanes", "tree_halves"]
 RegisterRowSum = Literal["four_chains", "sequential", "vector_lanes"]
-#: How a cast of rows rounds: halves to even (CAST_RINT) or away from zero (CAST_ROUND).
+#: Rounding of halves when rows are cast: to even (CAST_RINT) or away from zero (CAST_ROUND).
 CastRounding = Literal["nearest_even", "nearest_away"]
-#: Number of roundings of a product and the addition that follows.
+#: Number of roundings in a multiplication and the addition that follows it.
 MultiplyAdd = Literal["once", "twice"]
 
 
@@ -269,8 +270,8 @@ class VectorEngine(_QueueSpec):
 class RegisterOpSpec(SpecModel):
     """One instruction of a vector unit with registers; it processes one register.
 
-    ``plain`` instructions start at two a cycle, or at the unit's issue rate, ``single`` ones at one a cycle; ``long``
-    ones use a separate unit; ``load`` and ``store`` access the buffer.
+    ``plain`` instructions start at a rate of two per cycle, or at the unit's issue rate; ``single`` ones at one per
+    cycle; ``long`` ones use a separate unit; ``load`` and ``store`` access the buffer.
     """
 
     kind: Literal["plain", "single", "long", "load", "store"]
@@ -371,12 +372,12 @@ class MmaStepsSpec(SpecModel):
 
     @property
     def pipe_cycles(self) -> int:
-        """Cycles of its sub-core's pipe that one product of a warp takes."""
+        """Cycles for which one product of a warp uses the pipe of its sub-core."""
         return self.steps_count.value * self.step_cycles.value
 
 
 class IssueSpec(SpecModel):
-    """Rates of warp groups alone and together.
+    """Rates of a warp group that runs alone, and of warp groups that run together.
 
     Warps that compute and products in progress slow each other down: both need issue slots and registers.
     """
@@ -404,8 +405,8 @@ class IssueSpec(SpecModel):
 
 
 class SpecialisedSpec(IssueSpec):
-    """The same constants for kernels with specialised warps: one group copies, others take turns (cuDNN's,
-    FlashAttention-3's).
+    """The same constants for kernels with specialised warps, in which one group copies and the others take turns
+    (cuDNN's, FlashAttention-3's).
     """
 
     instruction_slots_factor: Positive = Field(description="issue slots that an instruction takes, on average")
@@ -446,7 +447,7 @@ class LoopSpec(SpecModel):
 
 
 class SharingSpec(IssueSpec):
-    """How kernels in general share units; where it is stated, all blocks of a core share its pipes."""
+    """How kernels in general share units; if a file states this, all blocks of a core share its pipes."""
 
     step_instructions_count: WholeQuantity = Field(
         description="instructions of a warp in an iteration for addresses and control"
@@ -492,14 +493,14 @@ class SharingSpec(IssueSpec):
     specialised: SpecialisedSpec | None = Field(default=None, description="constants of kernels with specialised warps")
 
     def of(self, consumers: int) -> SharingSpec | SpecialisedSpec:
-        """Return how warp groups issue: as ``consumers`` in a block with specialised warps, or as in kernels in
-        general.
+        """Return how warp groups issue instructions: as ``consumers`` of a block with specialised warps, or as kernels
+        in general do.
         """
         return self.specialised if consumers and self.specialised is not None else self
 
 
 class RowSpec(SpecModel):
-    """A kernel over the rows of a matrix, for one row length."""
+    """Cost of a kernel over the rows of a matrix, for one row length."""
 
     row_cycles: Positive = Field(description="time of a row on a multiprocessor on which all blocks work")
 
@@ -526,7 +527,7 @@ class CodeSpec(SpecModel):
 
 
 class AccessSpec(SpecModel):
-    """The instructions of a thread of an eager PyTorch operator for each memory access."""
+    """Number of instructions, for each memory access, of a thread of an eager PyTorch operator."""
 
     instructions_count: PositiveWhole = Field(
         description=("number of instructions, each of which uses an issue slot of its warp")
@@ -535,7 +536,7 @@ class AccessSpec(SpecModel):
 
 
 class LibrarySpec(SpecModel):
-    """Costs of a framework's kernels on a multiprocessor, where memory does not limit them."""
+    """Costs of a framework's kernels on a multiprocessor, if memory does not limit them."""
 
     tile_cycles: WholeQuantity = Field(
         description="time of a product's tile from the end of the previous tile to its first operand"
@@ -639,7 +640,9 @@ class SyncProductSpec(SpecModel):
         return self
 
     def rate(self, operand: str, accumulator: str) -> tuple[str, float]:
-        """Return the pipe's cycles for an instruction of two formats; its key in the file names both."""
+        """Return the pipe's cycles for an instruction whose operand and accumulator formats its key in the
+        file names.
+        """
         if (cycles := self.format_cycles.get(name := f"{operand}_into_{accumulator}")) is None:
             return "pipe_cycles", float(self.pipe_cycles.value)
         return f"format_cycles.{name}", float(cycles.value)
@@ -807,7 +810,7 @@ VectorUnit = VectorEngine | RegisterVectorEngine
 
 
 def _has_style(data: object) -> str:
-    """Return which kind of vector unit a mapping or a unit describes; a unit without registers states no style."""
+    """Return the kind of vector unit that a mapping or a unit describes; a unit without registers states no style."""
     style = data.get("style") if isinstance(data, dict) else getattr(data, "style", None)
     return "memory" if style is None else "registers"
 

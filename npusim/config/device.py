@@ -20,7 +20,7 @@ from npusim.errors import SpecError
 
 GM = "GM"
 
-#: Links are simulated in units of 2**-20 byte a cycle: a lower rate would have a rounding error above a thousandth.
+#: Links are simulated in units of 2**-20 byte a cycle: with a lower rate, the rounding error would exceed a thousandth.
 SLOWEST_BYTES_PER_CYCLE = 2**-10
 
 
@@ -35,7 +35,7 @@ def _family(name: str) -> str:
     raise PydanticCustomError("family", "{text}", {"text": text})
 
 
-#: Numbers and choices with their sources, under the keys that a model would use.
+#: Numbers and choices with their sources, under the keys that a model of them would read.
 Facts = TypeAliasType("Facts", "dict[str, Quantity | Choice[str] | Facts]")
 
 
@@ -56,9 +56,7 @@ class BufferSpec(SpecModel):
 
 
 class PartsSpec(SpecModel):
-    """Reads of parts of lines: reads of rows that continue beyond a tile's columns, where the rest of the line is read
-    later.
-    """
+    """Reads of parts of lines: a row continues beyond a tile's columns, and the rest of its last line is read later."""
 
     line_bytes: PositiveWhole = Field(description="pieces of fewer bytes are parts")
     read_factor: Positive = Field(
@@ -78,8 +76,9 @@ class GlobalMemorySpec(SpecModel):
 
 
 #: Content of L2 when a kernel starts: nothing useful, other data that must be written back, the inputs, or the state
-#: after a series of equal launches: on other inputs (``steady``) each launch moves the data that it reads and writes;
-#: on the same inputs (``repeated``) a launch finds the inputs that fit (`npusim.program.ir.residency`).
+#: after a series of equal launches.  If each launch has other inputs (``steady``), it moves all data that it reads and
+#: writes; if all have the same inputs (``repeated``), a launch finds those that fit in L2
+#: (`npusim.program.ir.residency`).
 L2State = Literal["clean", "dirty", "warm", "steady", "repeated"]
 #: The states after which another launch follows.
 FOLLOWED: frozenset[L2State] = frozenset({"steady", "repeated"})
@@ -136,7 +135,7 @@ class L2Spec(SpecModel):
     )
 
     def dirty_bytes(self) -> float:
-        """Return the number of bytes of other data that must still be written back if L2 is dirty."""
+        """Return the number of bytes of other data that must be written back first if L2 is dirty."""
         if self.dirty_factor is None:
             raise SpecError(
                 "l2: dirty: the device file does not state which share has to be written back "
@@ -153,8 +152,8 @@ class MemorySpec(SpecModel):
 
 
 class CatchUpSpec(SpecModel):
-    """How a link compensates idle time: cores whose data arrived late issue their next requests while other cores
-    compute.
+    """How a link recovers idle time: cores whose data arrived late issue their next requests while other
+    cores compute.
     """
 
     idle_cycles: WholeQuantity = Field(description="longest idle time that the link recovers later")
@@ -299,15 +298,15 @@ class PowerSpec(SpecModel):
         return self.board_w if self.limit_w is None else self.limit_w
 
     def watts(self, held: Positive | None) -> float:
-        """Return the power limit (``held``, if the board is set to one), relative to the one to which ``limit``
-        belongs.
+        """Return the power limit (``held``, if the board has such a setting), relative to the power limit to which
+        ``limit`` belongs.
         """
         known, stated = self.limit_w if self.limit_factor is None else self.board_w, held or self.stated_w
         return stated.value / known.value if stated and known else 1.0
 
     @property
     def limit(self) -> float:
-        """Share of the tensor cores' peak that the full clock can sustain."""
+        """Largest share of the tensor cores' peak that is possible at the full clock."""
         if self.limit_factor is not None:
             return float(self.limit_factor.value)
         assert self.limit_w is not None
@@ -316,7 +315,9 @@ class PowerSpec(SpecModel):
 
 
 class LaunchSpec(SpecModel):
-    """Costs of starting kernels, by the observer that measures each; an absent cost is unknown for this device."""
+    """Costs of starting kernels, each under the observer that measures it; an absent cost is unknown for this
+    device.
+    """
 
     kernel_overhead_s: Quantity = Field(
         description="time of a call that the host waits for, in addition to the time of the cores"
@@ -379,12 +380,12 @@ class LaunchSpec(SpecModel):
     ) -> tuple[dict[str, float], float]:
         """Return a call's times (s) by observer, and the part of a stream's time that is launches.
 
-        ``core_s`` is the time of the cores; ``shares``: for each kernel, the fraction of the core groups that work in
-        addition to the first, 0 to 1; ``is_masked``: whether one of the kernels loads a mask; ``is_attention``: whether
-        the first is the vendor's fused attention; ``clears``: memory fills before the kernels, which have neither the
-        dispatch nor the end of a kernel. The host issues kernels one after the other and waits once, so that a call of
-        several kernels takes the time of the slower of host and device.  If a file states a single cost of a launch,
-        each kernel has this cost.
+        ``core_s`` is the time of the cores; ``shares``: for each kernel, the fraction, 0 to 1, of the other core groups
+        that work in addition to the first; ``is_masked``: whether one of the kernels loads a mask; ``is_attention``:
+        whether the first is the vendor's fused attention; ``clears``: number of memory fills before the kernels; a fill
+        has neither the dispatch nor the end of a kernel.  The host issues kernels one after another and waits once, so
+        that the slower of host and device determines the time of a call of several kernels.  If a file states a single
+        cost of a launch, each kernel has this cost.
         """
         masked = float(self.masked_s.value) if is_masked and self.masked_s is not None else 0.0
         overhead, kernels, busy_s = float(self.kernel_overhead_s.value), len(shares) + clears, core_s + masked
@@ -544,8 +545,8 @@ class DeviceSpec(HardwareModel):
 
     @property
     def rate_keys(self) -> dict[str, tuple[str, ...]]:
-        """Keys of the factors of rates (`--scale`), by unit or link. A unit that several kinds of core have has several
-        keys.
+        """Keys of the factors of rates (`--scale`), by unit or link. A unit that occurs in several kinds of core has
+        several keys.
         """
         keys: dict[str, tuple[str, ...]] = {}
         for name, core in self.cores.items():
@@ -556,8 +557,8 @@ class DeviceSpec(HardwareModel):
 
     @property
     def scale(self) -> dict[str, float]:
-        """Factors of rates that differ from 1, by link or unit, or by core and unit if the cores of a unit have
-        different factors.
+        """Factors of rates that differ from 1, by link or unit, or by core and unit if the unit has different factors
+        in different cores.
         """
         rates: dict[str, dict[str, float]] = {}
         for name, core in self.cores.items():
@@ -576,7 +577,7 @@ class DeviceSpec(HardwareModel):
         return self._unchanged
 
     def changed_from(self, device: DeviceSpec) -> Self:
-        """Return this device, described as ``device`` with changed numbers."""
+        """Return this device, marked as ``device`` with changed numbers."""
         self._unchanged = device.unchanged or device
         return self
 
@@ -620,7 +621,7 @@ class DeviceSpec(HardwareModel):
 
     @property
     def row_sum(self) -> Choice[Any] | None:
-        """Order in which the vector unit sums a row; None without a vector unit."""
+        """Order in which the vector unit sums a row; None if there is no vector unit."""
         unit = self.vector_unit
         return None if unit is None else unit.row_sum
 

@@ -44,11 +44,11 @@ def _of_recurrences(architecture: str) -> dict[tuple[str, ...], dict[int, tuple[
 def recurrence_registers(
     architecture: str, schedule: str, phase: str, dtype: str, sizes: tuple[int, int, int], warps: int, stages: int
 ) -> tuple[int, int, int] | None:
-    """Return the registers per thread, spilled registers and shared bytes of a recurrence's kernel; None if it is not
-    listed.
+    """Return the registers per thread, the spilled registers and the bytes of shared memory of a recurrence's kernel;
+    None if the table has no row for it.
 
-    ``sizes``: tokens of a chunk, channels of keys and of values of a block.  If a library compiles a kernel for only
-    one number of stages, the kernel has the registers of that number.
+    ``sizes``: tokens of a chunk; channels of keys and of values that a block processes.  If a library compiles a kernel
+    for only one number of stages, the kernel has the registers of that number.
     """
     table = _of_recurrences(architecture)
     formats = [dtype, *(f for f, same in _SAME_SIZE.items() if same == dtype)]
@@ -60,10 +60,10 @@ def recurrence_registers(
 def compiled_registers(
     architecture: str, kernel: str, dtype: str, d: int, causal: bool, rows: int, keys: int, stages: int, warps: int
 ) -> tuple[int, int, int, int] | None:
-    """Return the registers per thread, spilled registers, shared bytes, and the loads and stores of spilled registers
-    per iteration.
+    """Return the registers per thread, the spilled registers, the bytes of shared memory, and the loads and stores of
+    spilled registers in an iteration.
 
-    None where no compiler was run.
+    None for kernels that were not compiled.
     """
     table, sizes = _registers(architecture), tuple(map(str, (d, causal, rows, keys, stages, warps)))
     same_size = table.get((kernel, _SAME_SIZE.get(dtype, dtype), *sizes))

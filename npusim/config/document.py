@@ -2,9 +2,9 @@
 
 A file is parsed once; its data stay in the cache folder as long as its text is unchanged.
 
-``extends: <name>``: a file that states only its differences from another.  Mappings are merged key by key; a number or
-choice (a mapping with ``value``) is replaced completely, so that a changed value always has its basis and source.
-A key of the file may be dotted; ``null`` removes a key of the other file, which may have removed it already.
+``extends: <name>``: the file states only its differences from another file.  Mappings are merged key by key; a number
+or choice (a mapping with ``value``) is replaced completely, so that a changed value always has its basis and source. A
+key of the file may be dotted; ``null`` removes a key of the other file, even if that file has already removed it.
 
 ``extends: {file: <name>, basis: assumed}`` is for another chip: every number from the other file is marked as an
 assumption, because its basis does not apply to that chip.  ``facts`` are then not inherited. ``keys``: patterns of the
@@ -52,7 +52,7 @@ class FilePosition(NamedTuple):
 class Document:
     """A parsed file: plain data, and the place of each dotted key (``""`` is the file itself).
 
-    ``removed``: dotted keys of an extended file that this file, or a file that it extends, has removed.
+    ``removed``: dotted keys that this file, or a file that it extends, removes from an extended file.
     """
 
     file: str
@@ -118,7 +118,7 @@ def read_csv(
     """Return the names of the columns, without spaces around them, and the rows of a CSV file; missing cells are empty.
 
     Lines before the first line that begins with ``start`` are skipped: tools print messages there.  ``renamed`` columns
-    get their new names where no column has that name.
+    get their new name, unless another column has it.
 
     Raises `SpecError`, with the file's columns, if the file cannot be read or lacks columns that are ``needed``.
     """
@@ -170,9 +170,9 @@ def _document(file: str, data: dict[str, object], lines: Mapping[str, int]) -> D
 
 
 def read_inherited(path: Path, find: Callable[[str, Path], Path]) -> Document:
-    """Return a document with everything it extends merged in; ``find`` resolves a name.
+    """Return a document merged with all files that it extends; ``find`` resolves a file's name.
 
-    Raises `SpecError` if any file is faulty, a base is unknown, or files extend each other in a circle.
+    Raises `SpecError` if any file is faulty, a base is unknown, or files extend each other in a cycle.
     """
     return _read(path, find, chain=())
 
@@ -235,7 +235,7 @@ def _assumed(data: dict[str, object], name: str) -> dict[str, object]:
 
 
 class _Merge:
-    """The keys of one file written over the keys of another, with the places of the keys."""
+    """The keys of one file merged over the keys of another, with the places of all keys."""
 
     def __init__(self, base: Document, override: Document) -> None:
         self.base = base
@@ -251,7 +251,7 @@ class _Merge:
         return Document(self.override.file, data, self.places, frozenset(self.removed))
 
     def _with(self, path: str, node: dict[str, object], steps: list[str], key: str, value: object) -> dict[str, object]:
-        """Return ``node``, which is at ``path``, with ``value`` at ``steps`` below it.
+        """Return ``node``, whose own key is ``path``, with ``value`` at the keys ``steps`` below it.
 
         ``key`` is the spelling in the overriding file.  No mapping is modified: anchors may share mappings.
         """
@@ -281,7 +281,7 @@ class _Merge:
 
 
 def _is_another(old: dict[str, object], value: dict[str, object]) -> bool:
-    """Return whether a unit's mapping has another model or style, so that its costs cannot be merged."""
+    """Return whether a unit's mapping states a different model or style; its costs can then not be merged."""
     return any(key in value and value[key] != old.get(key) for key in ("model", "style"))
 
 

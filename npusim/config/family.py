@@ -33,19 +33,19 @@ FAMILIES: Mapping[str, str] = MappingProxyType(
 NODE_FAMILY = "node"
 _NODE = "npusim.machines.node_family:NODE"
 
-#: Kinds of processors, by which kernels state defaults and presets that differ.
+#: Kinds of processors; kernels may state different defaults and presets for each kind.
 Processor = Literal["npu", "gpu", "cpu"]
 #: Kinds of kernels, for which a machine adds tiling fields to the kernel's.  ``attention``: an attention kernel, whose
 #: whole tile the machine describes; ``splits``: attention with split keys; ``stages``: a kernel that states its blocks
 #: itself; ``chunks``: a recurrence that is computed chunk by chunk; ``compiled``: code from a compiler; ``product``,
-#: ``rows``, ``operators``: matrix products, operations on rows, and operators of a framework; ``plain``: any other
-#: kernel.
+#: ``rows``, ``operators``: matrix products, operations on rows, and operators of a framework; ``plain``: all other
+#: kernels.
 Kind = Literal["attention", "splits", "stages", "chunks", "compiled", "product", "rows", "operators", "plain"]
 #: Settings of fields that a call tries, in groups; the call uses the best of each group.
 Settings = Sequence[Sequence[Mapping[str, object]]]
 #: The value of a preset's field that means the family's value.
 AS_FAMILY = "as the family"
-#: Fields of presets that may have the family's value, and their values if a manifest does not state them.
+#: Fields of presets that may be `AS_FAMILY`, and the value of each if a manifest does not state it.
 _PRESETS: Mapping[str, str] = MappingProxyType({"exp_variant": "exp.correct", "sum_order": "", "accumulate": "fresh"})
 
 
@@ -72,8 +72,8 @@ class CoreFamily:
         Attention of a layer's prefill if the user names none: a schedule with its fields, or ``module:function``, which
         returns one for a problem and a device.
     settings
-        Settings that a call tries in addition to its declared tile, by a name that the machine defines; ``attention``
-        by default.
+        Settings that a call tries in addition to its declared tile, under a name that the machine defines; the default
+        name is ``attention``.
     unread
         Keys of device files (patterns) that have no effect on the family, each with the feature that would read it.
         ``-C`` refuses these keys.
@@ -185,13 +185,15 @@ def is_registered(name: str) -> bool:
 def registered(name: str) -> CoreFamily:
     """Return the manifest of a core family, or of a node.
 
-    Raises `SpecError`: no such family, a module that fails to import, a fault of the manifest.
+    Raises `SpecError` if there is no such family, its module fails to import, or its manifest has a fault.
     """
     return _registered(name, _place(name))
 
 
 def module_of(name: str) -> str:
-    """Return the module that has the manifest of a core family, or the machine that replaces a manifest."""
+    """Return the module that contains the manifest of a core family, or the machine that is used instead of
+    a manifest.
+    """
     return _place(name).partition(":")[0]
 
 

@@ -20,7 +20,7 @@ def alibi_slopes(heads: int) -> tuple[float, ...]:
     return tuple((slopes + above)[:heads])
 
 
-@lru_cache(maxsize=4096)  # stored by rows: each block of keys needs the same rows
+@lru_cache(maxsize=4096)  # stored by rows, because each block of keys needs the same rows
 def bias_row(head: int, query: int, keys: int) -> Any:
     """Return the values added to the scores of a head's query, (keys,), drawn from a standard normal distribution in
     float32.
@@ -38,8 +38,8 @@ class GivenBias:
     digest: str
 
     def row(self, head: int, query: int, keys: int) -> Any:
-        """Return the bias row of a query of any sequence: queries beyond the last row have the last row, keys beyond
-        its end have 0.
+        """Return the bias row of a query of any sequence: queries beyond the last row use the last row, and keys beyond
+        the end of the row have bias 0.
         """
         row = self.values[head, min(query, self.values.shape[1] - 1)][:keys].astype("float64")
         row.resize(keys, refcheck=False)
@@ -47,6 +47,8 @@ class GivenBias:
 
 
 def sink_logits(heads: int) -> tuple[float, ...]:
-    """Return a drawn score for each head, from a standard normal distribution: a model has them in its weights."""
+    """Return a drawn score for each head, from a standard normal distribution: a real model stores these scores in its
+    weights.
+    """
     draw = random.Random(heads)
     return tuple(draw.gauss(0.0, 1.0) for _ in range(heads))

@@ -1,8 +1,8 @@
 """Workloads from a Hugging Face ``config.json``; one model class reads its many spellings.
 
-Values that a file leaves to the library are filled in by model type: the defaults are those of the configuration
-classes of Hugging Face transformers (4.5x), which write only differences from them into a file: Gemma 3's text part
-states neither heads nor head size.
+Values that a file omits are filled in by model type.  The defaults are those of the configuration classes of Hugging
+Face transformers (4.5x), which write into a file only the values that differ: Gemma 3's text part states neither heads
+nor head size.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _PLAIN_ACTIVATIONS = _GATED_ACTIVATIONS | {
     *("gelu", "gelu_10", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python", "gelu_pytorch_tanh", "quick_gelu"),
     *("mish", "relu", "relu2", "relu6", "tanh", "xielu"),
 }
-#: Bits of a weight by ``quant_method``: MXFP4 has a scale of 8 bits for 32 values; the scales of FP8, one for 128 x
-#: 128, are neglected.
+#: Bits of a weight by ``quant_method``: MXFP4 has a scale of 8 bits for each 32 values; FP8's scales, one for each 128
+#: x 128 values, are neglected.
 _STORED_BITS = MappingProxyType({"fp8": 8.0, "fbgemm_fp8": 8.0, "mxfp4": 4.25})
 _DTYPES = ("float16", "bfloat16", "float32")
 
@@ -64,10 +64,10 @@ ALIBI = frozenset(("bloom",))
 SINKS = frozenset(("gpt_oss",))
 #: The embedding and the output projection of these models share one matrix, even if the file does not say so.
 TIED = frozenset(("bloom", "cohere", "cohere2", "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "mpt", "opt"))
-#: In these models every token also passes through one additional expert, as wide as the others; no key of the file
-#: states this.
+#: In these models every token also passes through one additional expert, which is as wide as the others; no key of the
+#: file states it.
 SHARED_EXPERT = frozenset(("llama4_text",))
-#: Entries of ``layer_types`` that mean attention as npusim computes it, or the same with a window.
+#: Entries of ``layer_types`` for attention that npusim computes, without or with a window.
 LAYER_KINDS = frozenset(("full_attention", "sliding_attention", "global", "local", "attention"))
 
 
@@ -114,7 +114,7 @@ _DTYPE_KEYS = ("torch_dtype", "dtype")
 
 PositiveNumber = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 WholeNumber = Annotated[int, Field(strict=True)]
-#: MPT states these keys in a separate dictionary, other models at the top level.
+#: MPT states these keys in a separate dictionary; other models state them at the top level.
 _OF_MPT = MappingProxyType(
     {"kv_n_heads": "num_key_value_heads", "softmax_scale": "attention_multiplier", "alibi": "alibi"}
 )
@@ -186,15 +186,16 @@ class HuggingFaceConfig(BaseModel):
     unread: tuple[str, ...] = ()
 
 
-#: Keys that a workload file omits at their defaults; a data recipe must state its kind, and is only omitted as a whole.
+#: Keys that a workload file omits if they have their default values.  A data recipe must state its kind, so that it is
+#: omitted only as a whole.
 _LEFT_OUT = ("batch", "data", "unmodelled", "unread")
 
 
-#: Fields whose spellings may differ: whether an FFN is gated, and the tokens of a run that names none.
+#: Fields with several spellings: whether an FFN is gated, and the number of tokens of a run that states none.
 _MAY_DIFFER = ("activation", "max_positions")
 #: Sizes of latent attention that have no effect if a file has no rank of K and V.
 _OF_LATENTS = frozenset(("q_lora_rank", "qk_rope_head_dim"))
-#: Keys outside a text part that apply to it too, and keys of images.
+#: Keys outside a text part that also apply to it, and keys of images.
 _INHERITED = ("quantization_config", "tie_word_embeddings", "is_causal", "causal")
 _OF_IMAGES = ("image_size", "patch_size")
 
@@ -206,7 +207,9 @@ def _spellings() -> dict[str, tuple[str, ...]]:
 
 
 def with_defaults(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the text model of a config with the defaults of its model type, and its keys that nothing reads."""
+    """Return the text model of a config with the defaults of its model type, and those of its keys that npusim does not
+    read.
+    """
     spellings = _spellings()
     read = {name for names in spellings.values() for name in names}
     config, outside = _text_part(data, read)
@@ -271,21 +274,21 @@ def import_config(
     """Return the workload of the model that a ``config.json`` describes.
 
     Models differ in their keys: ``head_dim`` has precedence over ``hidden_size / heads``; without
-    ``num_key_value_heads`` there are as many KV heads as query heads; an FFN width of null means four times the hidden
-    size; windows count only if ``use_sliding_window``, ``layer_types`` or ``max_window_layers`` enable them; latent
-    attention (MLA) becomes plain attention of its prefill, ``nope + rope`` by ``v``; the factor of the scores follows
-    from ``query_pre_attn_scalar``, ``attention_multiplier`` or YaRN if one of these is stated.  A multimodal config
-    contributes its text model, with the library's defaults.  ``is_causal`` has precedence over what the model type
-    says.  Features that npusim does not compute are listed in ``unmodelled``.  Listed in ``unread`` are an unknown
-    model type, and keys that nothing reads and that may change attention, caches or parameters: also keys of
-    ``rope_scaling`` and of other dictionaries (``rope_scaling.key``), and a second name of a value that states another
-    one.  Without a stated dtype: float16; without a known activation the FFN has two matrices, and ``source`` states
-    this.
+    ``num_key_value_heads`` the number of KV heads is that of query heads; an FFN width of null means four times the
+    hidden size; windows count only if ``use_sliding_window``, ``layer_types`` or ``max_window_layers`` enable them;
+    latent attention (MLA) becomes the plain attention of its prefill, with heads of ``nope + rope`` and ``v`` columns;
+    the factor of the scores follows from ``query_pre_attn_scalar``, ``attention_multiplier`` or YaRN if one of these is
+    stated.  A multimodal config contributes its text model, with the library's defaults.  ``is_causal`` has precedence
+    over the model type.  Features that npusim does not compute are listed in ``unmodelled``.  Listed in ``unread`` are
+    an unknown model type, and keys that npusim does not read and that may change attention, caches or parameters.
+    These include keys of ``rope_scaling`` and of other dictionaries (``rope_scaling.key``), and a second name of a
+    value if the two names state different values.  Without a stated dtype: float16; without a known activation the FFN
+    has two matrices, and ``source`` states this.
 
     Raises
     ------
     SpecError
-        The file is no JSON, lacks sizes, states a dtype that Q, K and V cannot have, or describes an encoder with a
+        The file is not JSON, lacks sizes, states a dtype that Q, K and V cannot have, or describes an encoder with a
         decoder or layers with different numbers of heads (``file:line  key: ``); or the heads cannot be shared among
         ``tensor_parallel`` devices (lists the divisors).
     """
@@ -310,7 +313,7 @@ def _workload_of(config: HuggingFaceConfig, path: Path, text: str, options: Mapp
     head_dim, value_head_dim, latent = _head_sizes(config)
     heads = config.heads
     kv_heads = heads if latent else _kv_heads(config)
-    # Checked before the workload checks it: this fault is the command line's, not the file's.
+    # Checked before the workload checks it: the command line has this fault, not the file.
     shared_heads(heads, kv_heads, options["tensor_parallel"])
     window, chunk, local_layers = _windows(config)
     positions = config.position_embedding_type
@@ -505,7 +508,7 @@ def _experts(config: HuggingFaceConfig) -> Experts | None:
 
 
 def _assumed(config: HuggingFaceConfig, chosen: str | None) -> Iterator[str]:
-    """Yield assumptions where the file does not state a value, and the storage format of weights."""
+    """Yield the assumptions about values that the file does not state, and the storage format of weights."""
     if not (chosen or config.dtype):
         yield "it states no dtype; npusim uses float16"
     if not _says_gated(config) and config.activation not in _PLAIN_ACTIVATIONS:
@@ -518,7 +521,9 @@ def _assumed(config: HuggingFaceConfig, chosen: str | None) -> Iterator[str]:
 
 
 def _stored_bits(spec: Mapping[str, Any]) -> float | None:
-    """Return the bits of a quantised weight with its share of scales and zero points; None where they are not known."""
+    """Return the bits of a quantised weight, including its share of scales and zero points; None if they are
+    not known.
+    """
     method, bits, group = (spec.get(key) for key in ("quant_method", "bits", "group_size"))
     if method not in ("awq", "gptq") or type(bits) is not int or bits < 1:
         return _STORED_BITS.get(str(method))
@@ -545,7 +550,7 @@ def _dtype(config: HuggingFaceConfig, key: str) -> Literal["float16", "bfloat16"
 
 
 def _scale(config: HuggingFaceConfig, head_dim: int) -> float | None:
-    """Return the factor of the scores where it is not one over the root of the head size."""
+    """Return the factor of the scores if it differs from one over the root of the head size."""
     if config.attention_multiplier is not None:
         return config.attention_multiplier
     scalar = config.query_pre_attn_scalar

@@ -46,7 +46,7 @@ MODEL_TYPES = frozenset(
         *("starcoder2", "vit", "vit_mae", "xlm-roberta"),
     )
 )
-#: Keys that change neither attention nor caches, nor the counted weights (norms and biases are not): names and
+#: Keys that change neither attention nor caches, nor the counted weights (norms and biases are not counted): names and
 #: versions; how a library runs, trains and generates; norms, biases, positions, factors outside attention; routing;
 #: heads after a model; inputs other than text.
 _NEUTRAL = re.compile(
@@ -106,9 +106,9 @@ _PARTS: Mapping[str, re.Pattern[str]] = MappingProxyType(
 )
 #: Kinds of layers for which ``rope_parameters`` may have a dictionary each.
 _KINDS = frozenset(("full_attention", "sliding_attention", "chunked_attention"))
-#: Longest key of this kind, in letters.
+#: Number of letters of the longest key of this kind.
 _LONGEST = 64
-#: Values at which a key changes nothing.
+#: Values with which a key has no effect.
 _WITHOUT_EFFECT: Mapping[str, object] = MappingProxyType(
     {"scale_attn_weights": True, "expansion_ratio": 4, "mlp_ratio": 4, "embedding_fraction": 1.0, "attn_scale": 0.1}
     | {"attn_config.sliding_window_size": -1, "attn_config.alibi_bias_max": 8}
@@ -116,13 +116,14 @@ _WITHOUT_EFFECT: Mapping[str, object] = MappingProxyType(
 
 
 def unread_keys(config: Mapping[str, Any], read: Collection[str]) -> Iterator[str]:
-    """Yield the keys of a config that nothing reads and that may change the computation; an unknown ``model_type``.
+    """Yield the keys of a config that npusim does not read and that may change the computation, and ``model_type`` if
+    it is unknown.
 
     ``read``: keys that npusim reads.  A key that is null, false, 0 or empty is off.
     """
     if str(config.get("model_type")) not in MODEL_TYPES:
         yield "model_type"
-    # Widths that change nothing if they equal the hidden size.
+    # Widths that have no effect if they equal the hidden size.
     same = {**_WITHOUT_EFFECT, **dict.fromkeys(("word_embed_proj_dim", "embedding_size"), config.get("hidden_size"))}
     for key, value in config.items():
         is_neutral = len(key) <= _LONGEST and _NEUTRAL.fullmatch(key)

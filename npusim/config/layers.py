@@ -28,12 +28,12 @@ class LatentAttention(SpecModel):
 
     @property
     def width(self) -> int:
-        """Return the number of elements that a token's cache has for all heads together."""
+        """Return the number of elements that the cache stores for a token, for all heads together."""
         return self.kv_lora_rank + self.rope_head_dim
 
 
 class Experts(SpecModel):
-    """A mixture of experts in place of the FFN; the first layers may have a dense one."""
+    """A mixture of experts in place of the FFN; the first layers may have a dense FFN."""
 
     count: PositiveInt = Field(description="routed experts of a layer")
     per_token: PositiveInt = Field(description="number of routed experts of each token")
@@ -86,8 +86,8 @@ class Parameters:
 
     @property
     def active(self) -> int:
-        """Return the number of weights that one token uses, including the vocabulary's, by the convention of model
-        names.
+        """Return the number of weights that one token uses, including the vocabulary's, as the names of models count
+        them.
         """
         return self.layers_active + self.vocabulary
 
@@ -101,17 +101,17 @@ class ModelProblem(LayerProblem):
     vocab, tied
         Size of the vocabulary (0: unknown, no matrix); whether one matrix serves as both embedding and output matrix.
     model_kv_heads
-        Number of KV heads of the model if devices store copies, so that their total is larger. 0: the total that the
-        devices store.
+        Number of KV heads of the model, if devices store copies so that all devices together store more; 0: they store
+        no copies.
     layers, parameters
         Number of layers; number of parameters that the model states, 0: the sum of the shapes.
     latent
-        Q, K and V are results of low-rank products. A cache stores latents, and the queries of a decoding step are
-        multiplied directly with the latents.
+        Q, K and V are results of low-rank products. A cache stores latents, and a decoding step multiplies queries
+        directly with latents.
     stored
         Formats of the weights that do not have 16 bits.
     local, local_layers
-        Attention of the local layers, with the same sizes but a window or chunk; the number of such layers, which are
+        Attention of the local layers, which differs only in its window or chunk; number of such layers, which are
         assumed to be distributed evenly.
     """
 
@@ -155,7 +155,9 @@ class ModelProblem(LayerProblem):
 
     @property
     def cached(self) -> Problem:
-        """Return the attention whose keys and values are the entries of the cache: latents, if there are latents."""
+        """Return the attention whose keys and values are the entries of the cache, which are latents if the model has
+        them.
+        """
         attention, latent = super().attention, self.latent
         if latent is None:
             return attention
@@ -207,7 +209,7 @@ class ModelProblem(LayerProblem):
         return self.attention.flops() + self.rows * (product + self.ffn_flops(is_dense=is_dense))
 
     def flops(self) -> int:
-        """Return the operations of one layer on one device; of a layer with experts if the model has any."""
+        """Return the operations of one layer on one device; with experts if the model has any."""
         return self.layer_flops(is_dense=not self.dense_layers < self.layers)
 
     @property
@@ -232,8 +234,8 @@ class ModelProblem(LayerProblem):
         return Parameters(layers + routed, layers + active, vocabulary)
 
     def stored_bytes(self, bits: float = 16) -> float:
-        """Return the bytes of the layers' weights on all devices; ``bits``: bits of the weights for which `stored` has
-        no format.
+        """Return the bytes of the layers' weights on all devices; ``bits``: bits of a weight for which `stored` has no
+        format.
         """
         weights, experts, stored = self.weights(), self.experts, self.stored
         total = self.parameters - weights.vocabulary if self.parameters else weights.layers

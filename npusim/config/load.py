@@ -84,7 +84,7 @@ def validated(model: type[ModelType], document: Document) -> ModelType:
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """The data of a document; equal to the data of any document with the same text."""
+    """The data of a document; data of documents with the same text compare equal."""
 
     text: str
     path: tuple[str, ...]
@@ -127,11 +127,11 @@ def _stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
 
 # ---------------------------------------------------------------- -C key=value
 
-#: Keys that npusim reads for a device whose file describes only its values.
+#: Keys that npusim reads if a device's file describes only its values.
 _OF_VALUES = ("name", "group_count", "cores.*.buffers.*", "cores.*.engines.*.arithmetic.*")
-#: Additional keys of such a device in a node whose file has the times of its kernels.
+#: Additional keys that npusim reads for such a device in a node whose file states the times of kernels.
 _OF_A_NODE = ("clock_hz", "links.hbm.*", "cores.*.per_group_count")
-#: Key that a node's plan of memory reads for every family.
+#: Key that the memory plan of a node reads, for every family.
 _OF_A_PLAN = "memory.gm.capacity_bytes"
 #: Prefix of settings of one board.
 _OF_ONE_DEVICE = "held_"

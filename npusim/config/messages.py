@@ -58,7 +58,7 @@ def suggest(wrong: str, allowed: Sequence[str]) -> str:
     near += [name for name in allowed if wrong[:2] == "fp" and name == f"float{wrong[2:]}"]  # fp16 for float16
     near += get_close_matches(wrong, allowed, n=1, cutoff=0.6)
     near += [name for name in allowed if len(name) > 2 and wrong.startswith(name)]
-    if not near and len(wrong) > 2:  # a device name without its vendor: 910B for ascend_910b2
+    if not near and len(wrong) > 2:  # the name of a device without its vendor: 910B for ascend_910b2
         near = [name for name in allowed if wrong.lower() in name.lower()]
     if near:
         return f". Did you mean `{near[0]}`?"

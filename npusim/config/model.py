@@ -15,7 +15,7 @@ EntryType = TypeVar("EntryType")
 
 # Sizes that float64 represents exactly.
 PositiveInt = Annotated[int, Field(strict=True, gt=0, le=2**53)]
-# Far above the number of any model; messages list the divisors of a head count.
+# Far above the number of heads of any model; messages list the divisors of a number of heads.
 HeadCount = Annotated[int, Field(strict=True, gt=0, le=2**20)]
 NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
 
@@ -25,7 +25,8 @@ def _counted(value: object) -> object:
     fault.
     """
     try:
-        return parse_count(value) if isinstance(value, str) and value[-1:].isalpha() else value  # '2' is not a number
+        # the text '2' is not accepted as a number
+        return parse_count(value) if isinstance(value, str) and value[-1:].isalpha() else value
     except ValueError:
         return value
 

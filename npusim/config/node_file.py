@@ -42,7 +42,7 @@ class NodeLink(SpecModel):
 
 
 class TunerSpec(SpecModel):
-    """A library's estimate for a mode, by which the library chooses: a start, a time for each round, and a rate."""
+    """A library's estimate for a mode, with which the library chooses: a start, a time for each round, and a rate."""
 
     base_s: Quantity = Field(description="time before the first round")
     step_s: Quantity = Field(description="time of each round in addition to its bytes")
@@ -82,11 +82,11 @@ class DriverMode(SpecModel):
         return 0.0 if self.local_bytes_per_s is None else 1.0 / float(self.local_bytes_per_s.value)
 
     def transfer_bytes_per_s(self, most: int, ranks: int, size_bytes: int | None) -> float:
-        """Return the rate of the engines, out of ``most``, that serve a message of ``size_bytes`` for each rank; None:
-        the rate of all engines.
+        """Return the rate of those of ``most`` engines that transfer a message of ``size_bytes`` per rank; None: the
+        rate of all engines.
 
-        NCCL uses complete channels; here a fraction of the last channel serves too, since with complete channels alone
-        a message would be slower than a slightly longer one.  Multiples of the step have the same value.
+        NCCL uses complete channels.  Here a fraction of the last channel is used too, because otherwise a message could
+        be slower than a slightly longer one.  Multiples of the step have the same value.
         """
         least, engines = self.engine_least_bytes, float(most)
         if least is not None and size_bytes is not None:
@@ -114,7 +114,7 @@ class DriverSpec(SpecModel):
 
     @model_validator(mode="after")
     def _is_comparable(self) -> Self:
-        """Refuse a library's estimates for only some modes: the library could choose no mode with them."""
+        """Refuse estimates for only some of a library's modes: the library could not choose a mode."""
         without = [name for name, mode in self.modes.items() if mode.tuner is None]
         if 0 < len(without) < len(self.modes):
             raise ValueError(
@@ -124,7 +124,7 @@ class DriverSpec(SpecModel):
 
     @property
     def engines_per_transfer(self) -> int:
-        """Return the number of engines that serve one transfer."""
+        """Return the number of engines that work on one transfer."""
         per = self.engines_per_transfer_count
         return self.engine_count.value if per is None else per.value
 
@@ -150,7 +150,7 @@ class SplitTimes(SpecModel):
 
 
 class AttentionTimes(SpecModel):
-    """Attention kernels of a device without a timing model: equal blocks on the cores."""
+    """Attention kernels of a device without a timing model: the cores process equal blocks."""
 
     block_rows_count: PositiveWhole
     resident_count: PositiveWhole = Field(description="number of blocks that are resident on a core")
@@ -165,7 +165,7 @@ class AttentionTimes(SpecModel):
 
 
 class LinearTimes(SpecModel):
-    """Matrix products of a device without a timing model: equal tiles on the cores."""
+    """Matrix products of a device without a timing model: the cores process equal tiles."""
 
     block_m_count: PositiveWhole
     block_n_count: PositiveWhole
@@ -173,14 +173,14 @@ class LinearTimes(SpecModel):
 
 
 class DecodeTimes(SpecModel):
-    """Attention of single queries by a kernel with a known time only."""
+    """Attention of single queries, by a kernel of which only the time is known."""
 
     start_s: Quantity
     bytes_per_s: Positive = Field(description="rate of reading keys and values")
 
 
 class RoofTimes(SpecModel):
-    """Kernels for which no schedule has a mapping: bytes over the device's memory, or operations."""
+    """Kernels that no schedule describes: their time follows from bytes of device memory, or from operations."""
 
     flops_per_s: Positive = Field(description="rate of matrix products of the whole device")
     memory_factor: Positive = Field(description="share of the memory's bandwidth that kernels without a mapping reach")
@@ -205,7 +205,7 @@ class KernelTimes(SpecModel):
 
 
 class CpuSpec(SpecModel):
-    """The host's processors and memory, where they compute attention."""
+    """The host's processors and memory, if they compute attention."""
 
     device: Text = Field(description="name of the hardware file that states the arithmetic of the cores")
     sockets_count: PositiveWhole
@@ -243,8 +243,8 @@ class PcieSpec(SpecModel):
 class NodeSpec(HardwareModel):
     """Several equal devices and the links between them; every number is a `Quantity`.
 
-    ``drivers`` are listed with the default first.  ``between`` joins equal servers, each device to its counterpart, if
-    more than one server is requested.
+    ``drivers`` are listed with the default first.  ``between`` connects equal servers, if several are requested: each
+    device with its counterpart.
     """
 
     schema_id: Literal["npusim.node/1"] = Field(alias="schema", description="schema of this file")
@@ -299,8 +299,8 @@ _HOST_LINKS = MappingProxyType(
 class NodeDevice(DeviceSpec):
     """One of the devices of a node, as reports show it, with the facts of both files.
 
-    The name and the links are those of the node, and the "core groups" are its devices; ``each`` is the device in its
-    own file. ``family`` is the name under which schedules of nodes are registered.
+    It has the name and the links of the node, and its "core groups" are the node's devices; ``each`` is the device as
+    its own file describes it. ``family`` is the name under which schedules of nodes are registered.
     """
 
     family: Literal["node"]  # a node is not a core family, but has schedules
@@ -353,7 +353,7 @@ def is_node(name_or_path: object) -> bool:
         return isinstance(name_or_path, NodeSpec | NodeDevice)
     path = Path(name_or_path)
     if path.suffix in (".yaml", ".yml") and path.is_file():
-        # The first lines show the kind; a file that is not text is refused when it is read.
+        # The first lines show the kind of file; a file that is not text is refused when it is read.
         with path.open(encoding="utf-8", errors="replace") as file:
             return f"schema: {NODE_SCHEMA}" in file.read(_HEAD_BYTES)
     return is_node_name(path.stem)
@@ -386,7 +386,7 @@ def load_node_device(
     """Return a node with its device; ``overrides`` are ``-C key=value`` for either file.
 
     The node's file has precedence (``links.hccs.bytes_per_s``, also written ``node.links...``; the host's links
-    ``pcie`` and ``dram`` by either of their names), all other keys belong to the device.  Raises `SpecError` like
+    ``pcie`` and ``dram`` by either of their names); all other keys belong to the device.  Raises `SpecError` like
     `load_node`, and for a faulty override.
     """
     node = hw.node if isinstance(hw, NodeDevice) else hw if isinstance(hw, NodeSpec) else load_node(hw)
@@ -425,5 +425,5 @@ def load_machine(
         return load_node_device(hw, overrides, unread)
     if isinstance(hw, DeviceSpec):
         return apply_overrides(hw, overrides or {}, unread)
-    resolve("device or node", hw)  # the error for an unknown name lists both
+    resolve("device or node", hw)  # the error for an unknown name lists devices and nodes
     return (load_node_device if is_node(hw) else load_device)(hw, overrides, unread)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import ModuleType
 
-#: Exceptions that are not faults of foreign code; all others are such faults, including `SystemExit`.
+#: Exceptions that are not faults of foreign code; all other exceptions are, including `SystemExit`.
 PASSED_ON = (KeyboardInterrupt, GeneratorExit)
 
 
@@ -36,7 +36,7 @@ def is_outside(name: str) -> bool:
 
 
 def load(name: str, what: str) -> tuple[ModuleType, str]:
-    """Return the module of ``file.py:name`` or ``module:name``, and the name, empty if there is none.
+    """Return the module of ``file.py:name`` or ``module:name``, and the name, which is empty if none is stated.
 
     Raises `SpecError` for a missing file or module, or one that fails to import; ``what``: the kind of object for
     messages, such as a schedule.
@@ -80,7 +80,7 @@ def module(name: str) -> ModuleType:
 
 
 def sources(files: Iterable[str]) -> dict[str, str] | None:
-    """Return a digest, by path, of each file from outside that Python has loaded, and of ``files``.
+    """Return, by path, a digest of each of ``files`` and of each file from outside that Python has loaded.
 
     An installed package is included if one of ``files`` belongs to it.  None if a file cannot be read, or if it has
     changed since npusim was imported, so that the loaded code may differ.
@@ -116,7 +116,9 @@ def describe(error: BaseException) -> str:
 
 
 def place_of(error: BaseException, path: str) -> str:
-    """Return ``file:line`` of the last step in ``path`` on the way to an error; only the file if no step is in it."""
+    """Return ``file:line`` of an error's last traceback entry in the file ``path``; only the file if there is no such
+    entry.
+    """
     if isinstance(error, SyntaxError) and error.filename == path:
         return f"{path}:{error.lineno}"
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
@@ -131,12 +133,13 @@ def origin_of(function: object) -> str:
 
 @contextmanager
 def with_origin(origin: str, called: str = "") -> Iterator[None]:
-    """Prefix errors inside with the file and line of the fault, or of ``origin`` if no line of that file is involved.
+    """Prefix errors inside with the file and line of the fault, or those of ``origin`` if no line of that file is
+    involved.
 
     ``called``: a description of the owner of the fault, after the line.
 
-    An error of a program that does not fit is unchanged, because smaller tiles are then tried.  Every error without an
-    origin is unchanged too.
+    The error that a program does not fit is not prefixed, because smaller tiles are tried after it.  Neither is any
+    error without an origin.
     """
     try:
         yield

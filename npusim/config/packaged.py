@@ -39,7 +39,7 @@ def installed(group: str) -> dict[str, str]:
 
 
 def clash(group: str, name: str, *, is_ours: bool) -> str:
-    """Return, in words, which packages provide a name, npusim included; empty if at most one does."""
+    """Return a text that names the packages that provide a name, npusim included; empty if at most one provides it."""
     sources = ["npusim itself"] if is_ours else []
     for entry in entries(group):
         if entry.name == name:
@@ -68,7 +68,7 @@ def list_packaged(kind: str) -> list[str]:
 
 
 def _files(kind: str) -> dict[str, list[str]]:
-    """Return the paths of the files of a kind by name: several where packages provide the same name."""
+    """Return the paths of the files of a kind by name: several if packages provide the same name."""
     files: dict[str, list[str]] = {}
     for folder in (packaged_folder(kind), *(installed_folders() if kind == "hwconfigs" else ())):
         for entry in yaml_files(folder):
@@ -113,7 +113,7 @@ def broken_entries() -> list[str]:
 
 
 def _folders(package: str) -> list[Path]:
-    """Return the folders of a package without importing anything of it."""
+    """Return the folders of a package, without importing the package."""
     top, *below = package.split(".")
     try:
         spec = find_spec(top)

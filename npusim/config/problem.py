@@ -35,25 +35,25 @@ Dtype = Literal["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float32"
 SCALED = ("float8_e4m3fn", "float8_e5m2")
 #: Formats with a scale for each block of 32 values along k; the format of their product is `GemmProblem.output_dtype`.
 BlockDtype = Literal["mxfp8", "mxfp8_e5m2", "mxfp4", "nvfp4"]
-#: Layouts of a product's A and B in memory (`GemmProblem.operands`).
+#: Layouts in memory of a product's A and B (`GemmProblem.operands`).
 Operands = Literal["nd", "nt", "nz"]
 #: Narrower formats in which K and V may be stored.
 CacheFormat = Literal["float8_e4m3fn", "int8"]
-#: Number of keys that a query sees, including its own; or the numbers before and after it, as in FlashAttention (-1:
-#: all).
+#: Number of keys that a query sees, including its own; or, as in FlashAttention, the numbers of keys before and after
+#: its own (-1: all).
 _Side = Annotated[int, Field(strict=True, ge=-1)]
 Window = PositiveInt | tuple[_Side, _Side]
 #: Keys of a KV head that share a scale in such a cache: one key, all keys, or a block of this size; or one scale for
 #: each channel.
 ScaledKeys = Literal["token", "head", "channel"] | PositiveInt
 #: The result of a query that sees no key: 0, as in FlashAttention; NaN, from 0 / 0; or the mean of all V, which results
-#: if hidden scores have a finite number.
+#: if a finite number replaces hidden scores.
 Unseen = Literal["zero", "nan", "mean"]
 _UNSEEN = ", ".join(get_args(Unseen))
-#: Suffixes of the names of K and V for their parts in such a cache.
+#: Suffixes that name the parts of K and V in such a cache.
 STORED, SCALES = "_stored", "_scale"
-#: Layout of inputs and output in memory: the rows of a head together, or heads within a token (the common property of
-#: CANN's BSND, BSH and TND).
+#: Layout of inputs and output in memory: the rows of a head together, or heads within a token (which is what CANN's
+#: BSND, BSH and TND have in common).
 Layout = Literal["bnsd", "bsnd"]
 #: Scales by which stored float8 values are multiplied, one for each tensor.
 InputScale = Annotated[PositiveFloat, Field(description="factor of a stored value")]
@@ -96,8 +96,8 @@ class HybridData(_SeededData):
 class SinkData(_SeededData):
     """Scores N(0, 1), increased by ``gap`` on the first ``sinks`` keys; V normal (P-Cast, section 3.1).
 
-    Implemented in Q and K: every query has length 1/scale in all dimensions but the last, so that its scores on normal
-    keys are N(0, 1) exactly; the last dimension adds the gap.
+    This recipe determines Q and K: the length of every query over all dimensions but the last is 1/scale, so that its
+    scores on normal keys are exactly N(0, 1); the last dimension adds the gap.
     """
 
     kind: Literal["sink"]
@@ -108,9 +108,9 @@ class SinkData(_SeededData):
 class ResonanceData(_SeededData):
     """Q and K share one wave along the head dimension (PASA, section 3.3.2 and figure 6).
 
-    Row entries are ``amplitude cos(2 pi frequency c / head_dim) + N(0, deviation^2)``; K's wave lags
-    by ``phase_degrees``.  Without deviation all entries of Q K^T are query_amplitude key_amplitude
-    head_dim / 2 cos(phase): large and positive in phase (0), large and negative out of phase (180).
+    The entries of a row are ``amplitude cos(2 pi frequency c / head_dim) + N(0, deviation^2)``; K's wave lags by
+    ``phase_degrees``.  Without deviation all entries of Q K^T are query_amplitude key_amplitude head_dim / 2
+    cos(phase): large and positive in phase (0), large and negative out of phase (180).
     """
 
     kind: Literal["resonance"]
@@ -124,7 +124,7 @@ class ResonanceData(_SeededData):
 class AmplifiedData(SpecModel):
     """Real tensors with the mean of K over the keys amplified: ``K' = (K - mean) + gain mean``.
 
-    Results of such tensors are called amplified, never real; the workload names the tensors.
+    Results with such tensors are called amplified, never real; the workload names the tensors.
     """
 
     changes_tensors: ClassVar[bool] = True
@@ -142,8 +142,8 @@ DataRecipe = Annotated[
 
 
 def element_bytes(fmt: str) -> int:
-    """Return the bytes of an element; a function, because formats import arrays, which the sizes of a problem do not
-    need.
+    """Return the bytes of an element; this is a function because formats import NumPy, which the sizes of a problem do
+    not need.
     """
     from npusim.formats import get_format
 
@@ -151,7 +151,7 @@ def element_bytes(fmt: str) -> int:
 
 
 def stored_bytes(fmt: str, elements: int) -> int:
-    """Return the bytes of a number of elements, with the bytes of their scales."""
+    """Return the bytes of a number of elements, including their scales."""
     from npusim.formats import stored_format
 
     return stored_format(fmt).bytes_of(elements)
@@ -170,9 +170,9 @@ def check_kv_heads(heads: int, kv_heads: int) -> None:
 
 
 class Sizes(SpecModel):
-    """Sizes of a computation, created in code and from options; a fault is the user's, a `SpecError`.
+    """Sizes of a computation, created in code and from options; a fault is the user's, and raises `SpecError`.
 
-    Facts about a problem that runs request; this class answers for problems without bits or inputs.
+    Facts about a problem that runs request; this class states them for problems without bits or inputs.
     """
 
     #: Words of `npusim.simulation.request.NEEDS` that describe a run of the problem.
@@ -194,8 +194,8 @@ class Sizes(SpecModel):
                 raise SpecError("\n".join(lines)) from None
 
     def flops(self) -> int:
-        """Return the operations of matrix products, 2 per multiply-add; 0 for other problems, and if a kernel counts
-        them.
+        """Return the operations of matrix products, 2 per multiply-add; 0 for other problems, and for those whose
+        kernel counts the operations.
         """
         return 0
 
@@ -266,12 +266,12 @@ class Sizes(SpecModel):
 
     def stored_as(self, _layout: str, _scales: Mapping[str, float]) -> Self:
         """Return the problem with inputs in this order of axes and with these scales; the same problem if it has
-        neither.
+        neither axes nor scales.
         """
         return self
 
     def with_bias(self, given: GivenBias, _kind: str = "") -> Problem:
-        """Return the problem with a given bias in place of a drawn bias.
+        """Return the problem with a given bias in place of a drawn one.
 
         Raises `SpecError` if the problem has no bias of this kind (``shared``, ``head``; empty: any).
         """
@@ -313,7 +313,7 @@ def _where_stated(default: object, description: str) -> Any:
     return Field(default=default, description=description, exclude_if=lambda value: value == default)
 
 
-#: Error for a bias that the problem does not have; the kinds of bias.
+#: Error for a bias that the problem does not have, and the kinds of bias.
 _NO_BIAS = "bias: the tensors have a bias{}, which only attention on one device uses; remove the key"
 
 
@@ -350,17 +350,17 @@ class Problem(Sizes, CallFields):
     ``prefix`` keys, and all keys of its own document or chunk (`npusim.config.seen`).  Float8 inputs are stored divided
     by ``q_scale``, ``k_scale``, ``v_scale``.
 
-    With ``lengths``, sequence b has ``lengths[b]`` keys, and its last ``seq_q`` tokens (all, if it has fewer) are its
-    queries; rows beyond them are padding, or absent (packed).  ``batch`` and ``seq_kv`` follow.  K and V may be stored
-    in pages of ``page`` keys, and V may be the first ``value_head_dim`` columns of K.  With ``cache`` they are stored
-    in this format, each token of a head divided by a float32 scale, and products read ``dtype``.
+    With ``lengths``, sequence b has ``lengths[b]`` keys, and its last ``seq_q`` tokens (all tokens, if it has fewer)
+    are its queries; rows beyond them are padding, or absent (packed).  ``batch`` and ``seq_kv`` follow.  K and V may be
+    stored in pages of ``page`` keys, and V may be the first ``value_head_dim`` columns of K.  With ``cache`` they are
+    stored in this format, each token of a head divided by a float32 scale, and products read ``dtype``.
 
     Raises
     ------
     SpecError
         A size is not positive, heads are not a multiple of KV heads, a head size of latents is not a multiple of 16,
-        lengths or documents contradict another size, or a query would see no key; the message names the value and the
-        allowed ones.
+        lengths or documents contradict another size, or a query would see no key.  The message names the value and the
+        allowed values.
     """
 
     batch: PositiveInt = 1
@@ -457,7 +457,7 @@ class Problem(Sizes, CallFields):
     def stored_as(self, layout: str, scales: Mapping[str, float]) -> Self:
         """Return the problem with inputs in this order of axes and with these scales.
 
-        In every order but ``bnsd``, the heads of a token are contiguous.
+        In every order except ``bnsd``, the heads of a token are contiguous.
         """
         if layout == "bnsd" and not scales:
             return self
@@ -631,7 +631,7 @@ class Problem(Sizes, CallFields):
 
     @property
     def last_offset(self) -> int:
-        """The largest position at which the queries of a sequence begin, at least 0."""
+        """Largest position of the first query of a sequence, at least 0."""
         begins = (keys - queries for keys, queries in zip(self.keys, self.queries, strict=True))
         return max(0, *begins) if self.lengths else max(0, self.causal_offset)
 
@@ -683,7 +683,7 @@ class Problem(Sizes, CallFields):
             return pairs_seen(self.seen, self.causal_offset, self.seq_q)
         if not self.causal:
             return self.seq_q * self.seq_kv
-        # Rows up to `full` see one key more than the previous row, all later rows see every key.
+        # Each row up to `full` sees one key more than the previous row; all later rows see every key.
         full = min(self.seq_q, max(0, self.seq_kv - self.causal_offset))
         growing = full * (self.causal_offset + 1) + full * (full - 1) // 2
         return growing + (self.seq_q - full) * self.seq_kv
@@ -711,7 +711,9 @@ class Problem(Sizes, CallFields):
 
     @property
     def scaled_keys(self) -> int:
-        """Number of keys of a KV head with a common scale in the cache: all for a scale per channel or head."""
+        """Number of keys of a KV head that share a scale in the cache: all keys, if there is a scale per channel or
+        head.
+        """
         each = self.cache_scale
         return each if isinstance(each, int) else 1 if each == "token" else self.seq_kv
 
@@ -722,7 +724,7 @@ class Problem(Sizes, CallFields):
         return self.kv_bytes() + (rows + pairs) * element_bytes(self.dtype)
 
     def dense_flops(self) -> int:
-        """Return the operations of both products without a mask, as papers count causal attention too."""
+        """Return the operations of both products without a mask, as papers count them, also for causal attention."""
         return self.flops_of(self.model_copy(update={"causal": False}).pairs())
 
 
@@ -738,8 +740,8 @@ class GemmProblem(Sizes):
     """``C (m, n) = A (m, k) B (k, n)`` on one device; ``count``: number of such products in a call, such as one per
     expert.
 
-    ``operands``: order of A and B in memory. Either row by row; or B transposed, (n, k), as the weights of linear
-    layers are (NT); or in columns with the width of a fractal, row by row within a column (NZ).
+    ``operands``: order of A and B in memory. Either both row by row; or B transposed, (n, k), like the weights of
+    linear layers (NT); or both in columns with the width of a fractal, and row by row within a column (NZ).
     """
 
     m: PositiveInt
@@ -840,7 +842,7 @@ NamedSize = StrictBool | StrictInt | StrictFloat
 class KernelProblem(Sizes):
     """Sizes of a launch on plain tensors: numbers by the names of the launch's arguments, and the recipe of its inputs.
 
-    ``dtype``: format of the tensors whose format the launch does not state.
+    ``dtype``: format of tensors for which the launch states no format.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -902,7 +904,7 @@ class KernelProblem(Sizes):
 
 
 def problem_of(sizes: Mapping[str, Any]) -> AnyProblem:
-    """Return the problem of sizes by name: a product, a copy, attention if all are its fields, else a launch.
+    """Return the problem of sizes by name: a product, a copy, attention if all names are its fields, else a launch.
 
     Raises `SpecError` for a size that the problem does not have or that exceeds its limits.
     """
@@ -912,7 +914,9 @@ def problem_of(sizes: Mapping[str, Any]) -> AnyProblem:
 
 
 def kernel_problem(sizes: Mapping[str, object], dtype: str | None = None) -> GemmProblem | CopyProblem | None:
-    """Return the product of ``m``, ``n``, ``k`` (with ``count``, ``operands``), the copy of ``bytes``, or None."""
+    """Return a matrix product if sizes name ``m``, ``n``, ``k`` (and ``count``, ``operands``), a copy if they name
+    ``bytes``, else None.
+    """
     if sizes.keys() == {"bytes"}:
         return CopyProblem(**sizes)
     if sizes.keys() - {"count", "operands", *(["dtype"] if dtype is None else [])} == {"m", "n", "k"}:
@@ -923,8 +927,7 @@ def kernel_problem(sizes: Mapping[str, object], dtype: str | None = None) -> Gem
 def launch_problem(
     sizes: Mapping[str, Any], *, is_plain: bool, dtype: str | None = None
 ) -> GemmProblem | CopyProblem | KernelProblem:
-    """Return the problem with these sizes: of a product, of a copy, or with ``is_plain`` of a schedule of plain
-    tensors.
+    """Return the problem that these sizes describe: a product, a copy, or (``is_plain``) a schedule of plain tensors.
 
     Raises `SpecError` if the names belong to no such problem.
     """

@@ -1,8 +1,8 @@
 """Numbers of a hardware file: each states its value, its basis, and its source.
 
 The allowed range of a number follows from the unit that its key ends in.  The ranges are far wider than any machine:
-they prevent a slip (a missing exponent, another unit) from becoming an overflow, a false deadlock, or a simulation of
-a day.
+they prevent a slip (a missing exponent, another unit) from causing an overflow, a false deadlock, or a simulation that
+takes a day.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Basis = Literal["vendor", "measured", "derived", "fitted", "assumed"]
 BASES: tuple[str, ...] = get_args(Basis)
 ChoiceValue = TypeVar("ChoiceValue", bound=str | bool)
 
-# An integer beyond this limit is not representable as a float; infinities and NaN fail the comparison too.
+# A float cannot represent an integer beyond this limit; infinities and NaN fail the comparison too.
 LARGEST = sys.float_info.max
 
-#: The units at the ends of numbers' keys, the longest first, each with its least and largest value; each key decides
-#: itself whether it may be 0.
+#: Units with which keys of numbers end, the longest first, each with its smallest and largest value; whether 0 is
+#: allowed depends on the key.
 RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
     {
         "group_count": (1, 4096),
@@ -121,7 +121,7 @@ class WholeQuantity(Quantity):
 
 @contextmanager
 def reads(quantities: Iterable[tuple[str, Quantity]]) -> Iterator[set[str]]:
-    """Yield a set that collects the keys of the numbers that are read in the meantime."""
+    """Yield a set, to which the keys of numbers are added as they are read."""
     keys, read = {id(quantity): key for key, quantity in quantities}, set[str]()
 
     def attribute(self: Quantity, name: str) -> object:
@@ -153,7 +153,9 @@ PositiveWhole = Annotated[WholeQuantity, AfterValidator(_refuse_zero)]
 
 
 class HardwareModel(SpecModel):
-    """A file of sourced numbers, each within the range of its unit; bytes may have one: ``192KiB``."""
+    """A file of sourced numbers, each within the range of its unit; a number of bytes may be written with its unit:
+    ``192KiB``.
+    """
 
     @model_validator(mode="before")
     @classmethod
@@ -181,14 +183,14 @@ class HardwareModel(SpecModel):
         yield from _facts("", self)
 
     def digest(self) -> str:
-        """Return a short hash of the content, equal for equal files, for a result's provenance."""
+        """Return a short hash of the content, for a result's provenance; it is equal for equal files."""
         # Absent keys are omitted, so that a key that a later version adds does not count as an edit.
         return hashlib.sha256(self.model_dump_json(by_alias=True, exclude_none=True).encode()).hexdigest()[:12]
 
 
 def _with_bytes(node: object, key: str = "") -> object:
-    """Return a part of a file in which sizes with a unit, such as ``192KiB``, are numbers; other text is unchanged and
-    later refused.
+    """Return a part of a file in which sizes with a unit, such as ``192KiB``, are numbers; other text is unchanged, and
+    is refused later.
     """
     if isinstance(node, list | tuple):
         return [_with_bytes(child) for child in node]

@@ -1,8 +1,8 @@
 """The keys that a query sees: ranges of keys as a function of the query's position in its sequence.
 
 The query at position p has the position of key p; query row i of a call is at position i + ``causal_offset``, the last
-one on the last key.  Everything else follows from ranges: which tiles are visited, which of them need a mask, and how
-many pairs count.
+one on the last key.  Everything else follows from ranges: the tiles that are visited, the tiles that need a mask, and
+the number of pairs.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class KeyRanges:
     """Visible keys by the fields of a problem: at most two ranges per query, whose ends never decrease from query to
     query.
 
-    A query at p sees keys of its range (its document, or its chunk of the document; else all ``keys``): the ``window``
-    that ends with p (None: all before), ``after`` keys after p (None: all), and the first ``sinks`` and ``prefix`` keys
-    of the range; ``after`` also limits sinks.
+    The range of a query at p is its document, or its chunk of the document; else all ``keys``.  Of this range the query
+    sees the ``window`` that ends with p (None: all keys up to p), ``after`` keys after p (None: all), and the first
+    ``sinks`` and ``prefix`` keys; ``after`` also limits sinks.
     """
 
     keys: int
@@ -71,9 +71,9 @@ class KeyRanges:
         """Numbers of the operations on positions that decide whether a key is visible, and of the operands that they
         read.
 
-        Each limit is one comparison; a window also needs a difference, and its mask is joined with the mask of the
-        other end.  In Triton's code for sm_90 (eight tiles) a window has 2.3 to 3.6 instructions more than a causal
-        mask, a chunk 0.8 to 1 more, and sinks none.
+        Each limit needs one comparison; a window also needs a difference, and an operation that joins its mask with the
+        mask of the other end.  In Triton's code for sm_90 (eight tiles) a window has 2.3 to 3.6 instructions more than
+        a causal mask, a chunk 0.8 to 1 more, and sinks none.
         """
         bounds = self.prefix, self.documents, self.chunk
         steps = (self.after is not None) + 3 * (self.window is not None) + sum(bool(bound) for bound in bounds)
@@ -111,7 +111,7 @@ class KeyRanges:
         return _matrix(self, first, rows, col, cols)
 
 
-@lru_cache(maxsize=256)  # stored by tiles, since blocks of other heads need the same tiles
+@lru_cache(maxsize=256)  # stored by tiles, because blocks of other heads need the same tiles
 def _matrix(seen: KeyRanges, first: int, rows: int, col: int, cols: int) -> npt.NDArray[Any]:
     import numpy as np
 
@@ -133,7 +133,7 @@ class KeyFunction:
     sees: Sees
     keys: int
     is_plain = shows_all = False
-    index_work = (4, 0)  #: the same work as for a window; the function's values are not examined
+    index_work = (4, 0)  #: assumed to be the work of a window; the function's own operations are not counted
 
     def union(self, first: int, last: int) -> Ranges:
         """Return the keys that any query at positions ``first`` to ``last`` sees."""

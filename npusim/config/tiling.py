@@ -39,12 +39,12 @@ __all__ = [
     "word_of",
 ]
 
-#: The value of a field that needs the least work and memory; ``any``: the field affects only the assignment of work,
-#: not its amount nor the memory.
+#: The value of a field that needs the least work and memory; ``any``: the field affects only how work is assigned, not
+#: the amount of work or memory.
 Lightest = Literal["least", "most", "any"]
 #: The owner of a field.  Runs and searches may choose fields of the tile.  A field of the model states what is
-#: computed: no run chooses it, and a search varies it only by name (``-f``). The same is true of a field of a kernel's
-#: source, although all its values may compute the same.
+#: computed: no run chooses it, and a search varies it only if ``-f`` names it.  The same is true of a field that
+#: belongs to a kernel's source, although the result may be the same for all its values.
 Kind = Literal["tile", "model", "source"]
 
 
@@ -74,7 +74,7 @@ class Tiling(BaseModel):
 
 
 class NamedValues(Tiling):
-    """Values of named fields, which is the form that another process receives; `build_tiling` returns a tiling of the
+    """Values by field name, the form in which another process receives a tiling; `build_tiling` returns a tiling of the
     schedule's class.
     """
 
@@ -101,10 +101,10 @@ Names = Callable[[str], Mapping[str, object]]
 def lightest(value: Lightest) -> Any:
     """Return a declaration of a field that changes when and where operations run, but no operation and no bit.
 
-    ``Field(..., json_schema_extra=lightest("least"))``: with the smallest value, a program needs at most as much work
-    of each engine and as much of each memory as with another value, if all else is equal. Unless the text is "any", no
-    value changes which core group computes which block. Searches have one bound for points that differ only in such
-    fields.
+    ``Field(..., json_schema_extra=lightest("least"))``: if all else is equal, a program with the smallest value needs
+    no more work of any engine, and no more of any memory, than with another value.  Unless the text is "any", each
+    block is computed by the same core group for all values.  Searches use one bound for all points that differ only in
+    such fields.
     """
     return {"lightest": value}
 
@@ -130,7 +130,7 @@ def _check_name(names: Names, schedule: str, value: str) -> str:
 def of_schedule(cls: type[Tiling], schedule: str) -> type[Tiling]:
     """Return the class of tilings of a schedule: fields of `one_of` accept only this schedule's names.
 
-    The class is unchanged if these are all the names.
+    The class itself is returned if these are all the names.
     """
     fields: dict[str, Any] = {}
     for n, info in cls.model_fields.items():
@@ -226,9 +226,9 @@ def _schema(extra: object) -> Mapping[str, Any]:
     return extra if isinstance(extra, dict) else {}
 
 
-#: Key of a field's schema: the values that a search tries if it names no field.
+#: Key of a field's schema: the values that a search tries if the user names no fields.
 SEARCHED = "searched"
-#: The word for None of a field with such values: None chooses the value with the smallest predicted time.
+#: The word for None in a field with such values; None stands for the value with the smallest predicted time.
 BEST = "best"
 
 
@@ -255,8 +255,8 @@ def composed(
 ) -> type[Tiling]:
     """Return the class with a kernel's ``own`` fields and the machine's fields, for a kind of processor.
 
-    ``usual``: the kernel's defaults, or declarations, of the machine's fields; names that the machine does not have are
-    ignored.  Returns the class unchanged if nothing is added.
+    ``usual``: the kernel's defaults (or declarations) for the machine's fields; names that the machine does not have
+    are ignored.  Returns the class unchanged if nothing is added.
     """
     fields = _on_processor(own, processor) if own is not None else {}
     bases = tuple([cls for cls in (own, machine) if cls is not None])
@@ -265,7 +265,7 @@ def composed(
     if len(bases) == 1 and not fields:
         return bases[0]
     first = bases[0]
-    if is_own_first:  # pydantic lists the fields of the last base class first
+    if is_own_first:  # pydantic puts the fields of the last base class first
         bases = bases[::-1]
     return cast("type[Tiling]", create_model(first.__name__, __base__=bases, __doc__=first.__doc__, **fields))
 
@@ -301,7 +301,7 @@ def with_fields(name: str, fields: Mapping[str, tuple[object, object]]) -> type[
 
 
 def declared_as(fields: type[Tiling], kind: Kind) -> type[Tiling]:
-    """Return a class of fields that belong to ``kind`` unless a field states otherwise.
+    """Return the class with all fields assigned to ``kind``, except those that state otherwise.
 
     A field that declares its lightest value belongs to the tile.
     """
@@ -417,5 +417,5 @@ def _declared(field: TilingField, kind: type) -> tuple[Number, ...]:
 
 @lru_cache(maxsize=64)
 def tile_fields(cls: type[Tiling]) -> frozenset[str]:
-    """Return the names of a tiling class's fields that belong to the tile, which an automatic choice may set."""
+    """Return the names of a tiling class's fields that belong to the tile, which a run may choose."""
     return frozenset(f.name for f in tiling_fields(cls) if f.kind == "tile")

@@ -34,9 +34,9 @@ UNMODELLED: Mapping[str, str] = MappingProxyType(
         "sparse": "a selection of keys at run time",
     }
 )
-#: Keys of a config.json that matter more than others if nothing reads them.
+#: Keys of a config.json whose omission matters more than that of other keys.
 UNREAD: Mapping[str, str] = MappingProxyType({"model_type": "an unknown type of model"})
-#: Features that npusim computes but that a run may ignore like others, each with a description of the run without it.
+#: Features that npusim computes, but that a run may nevertheless ignore; each has a description of the run without it.
 OPTIONAL = ("window", "chunk", "softcap", "alibi", "sink_logits")
 #: Names of features that a run may ignore.
 IGNORABLE = (*OPTIONAL, *UNMODELLED)
@@ -47,7 +47,7 @@ _SIZES = (
     *("seq", "seq_q", "seq_kv", "batch", "lengths", "tensor_parallel", "causal", "dtype"),
     *("heads", "kv_heads", "head_dim", "value_head_dim"),
 )
-#: Kinds of layers: all are global unless a window or chunk is stated for some layers only.
+#: Kinds of layers: all layers are global, unless a window or chunk is stated for only some of them.
 LayerKind = Literal["global", "local"]
 
 
@@ -143,7 +143,7 @@ class Workload(CallFields):
         ``lengths``: numbers of keys of sequences of different lengths, in place of ``seq``, ``seq_kv`` and ``batch``;
         without ``seq_q`` each sequence has as many queries as keys.  ``heads``, ``kv_heads`` and the head sizes
         describe one device's share, as the user's tensors do: ``heads`` is not divided.  ``is_absorbed``: queries of a
-        decoding step are multiplied with latents directly (W_UK and W_UV are multiplied into Q and the output's
+        decoding step are multiplied with latents directly (W_UK and W_UV are multiplied into Q and into the output
         projection).  ``kind``: the kind of layer, by default the one that sees most keys; ``ignore``: the fields of
         `OPTIONAL` to omit.
 
@@ -186,8 +186,8 @@ class Workload(CallFields):
     def _of_kind(
         self, kind: LayerKind | None, ignore: Collection[str], asked: Mapping[str, object]
     ) -> dict[str, object]:
-        """Return the visible keys and the functions of scores of a layer: the requested ones, else those of its
-        kind.
+        """Return the visible keys and the functions of scores of a layer: those that the caller requests, else those of
+        the layer's kind.
         """
         kind = kind or next(iter(self.kinds))
         if kind not in self.kinds:
@@ -218,7 +218,7 @@ class Workload(CallFields):
         )
 
     def expanded_cache(self, problem: Problem) -> str:
-        """Return the note on K and V that are expanded from a latent cache and read again; empty for other caches."""
+        """Return the note that K and V are expanded from a latent cache and read again; empty for other caches."""
         if self.latent is None or problem.values_in_keys or problem.seq_q >= problem.seq_kv:
             return ""
         elements = problem.kv_heads * (problem.head_dim + problem.value_head_dim)

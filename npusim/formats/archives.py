@@ -1,4 +1,4 @@
-"""Reads ``.npz`` files from others: no pickles, and nothing larger than the file can contain."""
+"""Reads ``.npz`` files of other programs; refuses pickles, and arrays larger than the file can contain."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from npusim.units import format_bytes
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: Bytes of a file, and of all its arrays: Q, K and V of 32 heads of 128 over half a million tokens.
+#: Largest number of bytes of a file, and of all its arrays: Q, K and V of 32 heads of 128 over half a million tokens.
 MOST_BYTES = 16 << 30
 #: Deflate expands one byte to at most 1,032 (zlib's technical notes): a member with a larger ratio is invalid.
 _MOST_RATIO = 1032
@@ -64,4 +64,4 @@ def _claimed_bytes(stream: IO[bytes]) -> int:
     version = np.lib.format.read_magic(stream)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = read(stream)
-    return math.prod(max(0, int(size)) for size in shape) * int(dtype.itemsize)  # integers of Python do not overflow
+    return math.prod(max(0, int(size)) for size in shape) * int(dtype.itemsize)  # Python's integers do not overflow

@@ -43,7 +43,7 @@ class BlockFormat:
     rule
         The default rule; ``rules`` lists all rules of the format.
     unit
-        The value of element 1: 1/64 for MXINT8, else 1.
+        The value of an element 1: 1/64 for MXINT8, else 1.
     pads
         Whether an axis that ``block`` does not divide ends with a shorter block (as if padded with zeros).
     source
@@ -95,7 +95,7 @@ class BlockArray:
     elements
         The shape of the quantised array, dtype of the element's format.
     scales
-        The same shape with ``ceil(length / block)`` along ``axis``; dtype of the scale's format.
+        The same shape, except for ``ceil(length / block)`` along ``axis``; dtype of the scale's format.
     tensor_scale
         float32 by which all values are multiplied; 1 if the rule has no such factor.
     """
@@ -142,7 +142,9 @@ class BlockArray:
 
 
 def scales_of(stored: Array, block: int, axis: int) -> Array:
-    """Return the scales of an array that `BlockArray.stored` returned, one for each ``block`` along ``axis``."""
+    """Return the scales of an array that `BlockArray.stored` returned, one for each ``block`` elements
+    along ``axis``.
+    """
     return np.take(stored["scale"], np.arange(0, stored.shape[axis], block), axis=axis)
 
 
@@ -152,8 +154,8 @@ class ScaleRule:
 
     ``apply(blocks, amax, fmt, tensor_amax)`` takes float32 blocks (..., blocks, block), their largest magnitudes (...,
     blocks), the format and the largest magnitude of the tensor; it returns the quotients (not yet rounded to the
-    element's format), scales in their dtype and the tensor's scale.  ``reads_tensor``: scales depend on the tensor's
-    magnitude, so that a single tile cannot be converted.
+    element's format), the scales in their dtype, and the tensor's scale.  ``reads_tensor``: the scales depend on the
+    magnitude of the whole tensor, so that a single tile cannot be converted.
     """
 
     name: str
@@ -241,7 +243,7 @@ def _stretch(tensor: np.floating[Any], top: float) -> Any:
 
 
 def _four_over_six(power: int, top: float) -> Callable[[Array, Array, BlockFormat, Any], tuple[Array, Array, Any]]:
-    """Return the rule that tries a block's maximum at 6 and at 4 and keeps the smaller error."""
+    """Return the rule that tries 6 and 4 for a block's maximum and uses the one with the smaller error."""
 
     def apply(blocks: Array, amax: Array, fmt: BlockFormat, tensor: np.floating[Any]) -> tuple[Array, Array, Any]:
         stretch = _stretch(tensor, top * fmt.max_element)
@@ -289,7 +291,7 @@ def _sage3(blocks: Array, amax: Array, fmt: BlockFormat, tensor: np.floating[Any
 
 
 def _sage3_p(blocks: Array, amax: Array, fmt: BlockFormat, tensor: np.floating[Any]) -> tuple[Array, Array, Any]:
-    """Divide by the scale before it is rounded: the kernel has it as a power of two of a difference."""
+    """Divide by the scale before the scale is rounded: the kernel computes it as a power of two of a difference."""
     exact = amax / _f(fmt.max_element)
     quotients = np.where(exact[..., None] == 0, _f(0.0), blocks / exact[..., None])
     return quotients, _ue4m3(exact), 1.0
@@ -429,7 +431,7 @@ def get_scale_rule(name: str | ScaleRule, fmt: BlockFormat) -> ScaleRule:
 
 
 def _lost(scales: Array, quotients: Array | None) -> str:
-    """Return the parts of a tensor that a rule turns into NaN, empty if there are none.
+    """Return a description of the parts of a tensor that a rule turns into NaN; empty if there are none.
 
     torchao divides by the tensor's scale.  In float32 that scale is 0 below 2688 x 2^-150, and its inverse is Inf below
     2688 x 2^-128: instruction and library cast 0 times Inf to FP4 in different ways.
@@ -460,8 +462,9 @@ def quantize(
     Returns
     -------
     BlockArray
-        Elements round to nearest and saturate.  A block of zeros has elements 0 and the scale of its rule (E8M0 0x00,
-        2^-127).  NaN in a block: scale NaN and elements 0 where scales are E8M0; Inf by the rule.
+        Elements round to nearest and saturate.  A block of zeros has elements 0 and the scale that its rule gives (E8M0
+        0x00, 2^-127).  If scales are E8M0, a block with NaN has the scale NaN and elements 0; the rule decides about
+        Inf.
 
     Raises `FormatError` for an unknown format or rule, a rule for another format, an axis that ``block`` does not
     divide if the format does not pad, NaN or Inf if scales are not E8M0, and a tensor so small that scales or zeros

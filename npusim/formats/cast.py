@@ -36,7 +36,7 @@ class CastPlan:
     """The target side of one conversion, as the integers that the kernels read."""
 
     target: FloatFormat
-    over_code: int  #: code of a value that is too large, and of Inf
+    over_code: int  #: codes of a value that is too large, and of Inf
     nan_code: int
     over_keeps_sign: bool
     nan_keeps_sign: bool
@@ -89,7 +89,7 @@ def plan_cast(fmt: FloatFormat, overflow: str | None, nan: str) -> CastPlan:
     if policy == "low_bits":
         if fmt.name != "int8":
             raise FormatError(f"overflow 'low_bits': {fmt.name} is not int8; use 'saturate'")
-        policy = "saturate"  # `_to_integer` has the rule
+        policy = "saturate"  # `_to_integer` applies the rule
     keep = nan != "canonical"
     canonical = fmt.canonical_nan_bits >> fmt.storage_shift
     if fmt.nan == "ieee" and keep:
@@ -104,7 +104,7 @@ def widen(x: Array) -> Array:
     """Return ``x`` as float32 (float64 stays float64, int32 becomes float64): always exact.
 
     ``x`` has any shape and the dtype of some format, or an integer of at most 32 bits.  Elements with scales
-    (`stored_format`) become float64, NaN where the scale is.
+    (`stored_format`) become float64, and NaN where the scale is NaN.
 
     Raises `FormatError` for any other dtype.
     """
@@ -170,7 +170,7 @@ def cast(
         ``ascend_saturate`` (as ``saturate``, and NaN becomes +0); ``low_bits`` (only int8: the number saturates to 16
         bits, of which the low 8 are stored, as on GPUs: PTX ``cvt.rzi.s16.f32``, ``st.b8``). Default: ``inf``, but
         ``nan`` for float8_e4m3fn and ``saturate`` for int8, FP6 and FP4, where NaN becomes the largest value (PTX
-        ``cvt``).  As in IEEE 754 a mode that rounds inwards gives the largest finite value instead of overflowing.
+        ``cvt``).  As in IEEE 754, a mode that rounds inwards returns the largest finite value instead of overflowing.
     nan
         The result for a NaN: ``canonical`` (sign 0, all bits 1: NVIDIA), ``keep_sign`` (quiet NaN
         with the source's sign: ml_dtypes), ``truncate`` (NVIDIA ``cvt.rna.tf32``: the pattern
@@ -232,7 +232,7 @@ def _convert(source: Array, plan: CastPlan, mode: int, *, truncates: bool) -> Ar
 
 
 def _narrow(wide: Array, plan: CastPlan, mode: int) -> Array:
-    """Round contiguous float32 or float64 values to a narrower format, flat or not."""
+    """Round contiguous float32 or float64 values of any shape to a narrower format."""
     from npusim.formats import cast_kernels
 
     target = plan.target
@@ -243,7 +243,7 @@ def _narrow(wide: Array, plan: CastPlan, mode: int) -> Array:
         with np.errstate(invalid="ignore"):  # signalling NaN
             doubles = wide.astype(np.float64, copy=False).reshape(-1)
         narrow: Any = cast_kernels.narrow_float64
-        narrow = narrow if out.size > 1 else narrow.function  # a constant is not worth machine code
+        narrow = narrow if out.size > 1 else narrow.function  # machine code is not worth while for a constant
         narrow(doubles.view(np.int64), out, plan.numbers, mode)
     return out.view(target.dtype)
 
@@ -258,7 +258,7 @@ def _to_table(wide: Array, plan: CastPlan, mode: int) -> Array:
         raise FormatError(f"the only rounding of {fmt.name} is nearest_away")
     codes = np.argsort(np.where(fmt.values[:128] >= 0, fmt.values[:128], np.inf))  # Inf last
     steps = fmt.values[codes].astype(np.float64)
-    steps[-1] = 1.5 * steps[-2]  # the value that the code of Inf would have: one more bit of mantissa
+    steps[-1] = 1.5 * steps[-2]  # the value that the code of Inf would represent: one more bit of mantissa
     with np.errstate(invalid="ignore"):  # a signalling NaN
         magnitude = np.abs(wide.astype(np.float64))
     code = codes[np.searchsorted((steps[:-1] + steps[1:]) / 2, magnitude, side="right")]
@@ -269,7 +269,7 @@ def _to_table(wide: Array, plan: CastPlan, mode: int) -> Array:
 
 
 def _with_nan(values: Array, plan: CastPlan) -> Array:
-    """Return ``values`` (already in the target's dtype, own copy) with every NaN by the rule."""
+    """Return ``values`` (a separate copy in the target's dtype) with every NaN replaced according to the rule."""
     if plan.target.nan == "none":
         return values
     is_nan = np.isnan(values)
@@ -283,7 +283,7 @@ def _with_nan(values: Array, plan: CastPlan) -> Array:
 
 
 def _apply_policy(values: Array, plan: CastPlan) -> Array:
-    """Return ``values`` with Inf and NaN replaced by the policy of ``plan`` (no rounding is due)."""
+    """Return ``values`` with Inf and NaN replaced according to ``plan``; values need no rounding."""
     if plan.over_code != plan.target.max_code + 1:
         is_infinite = np.isinf(values)
         code = np.asarray(plan.over_code, plan.target.bits_dtype).view(plan.target.dtype)
@@ -297,7 +297,7 @@ def is_all_finite(values: Array) -> bool:
     if values.dtype != np.float16:
         with np.errstate(invalid="ignore"):
             return bool(np.isfinite(widen(values) if values.dtype.names else values).all())
-    # numpy would examine float16 values singly; the magnitudes of patterns have the order of their numbers.
+    # numpy would examine float16 values one by one; the patterns of magnitudes have the order of the numbers.
     return values.size == 0 or bool((values.view(np.uint16) & 0x7FFF).max() < FORMATS["float16"].max_code + 1)
 
 

@@ -22,9 +22,9 @@ ADD, SUBTRACT, MULTIPLY, DIVIDE = range(4)
 def narrowed_float32(pattern: Any, plan: Any) -> Any:
     """Return a float32 pattern (int32) rounded to nearest even; branch-free, so that loops over it vectorise.
 
-    Normal results drop the same number of bits.  The dropped bits are added to the number whose last bit has the value
-    of a subnormal's last bit: the addition rounds it.  Where float32 has no lower exponent than the target, its
-    subnormals are spaced like its other numbers.
+    All normal results drop the same number of bits.  A subnormal result is rounded by adding a number whose last bit
+    has the value of a subnormal's last bit.  If float32 has no lower exponent than the target, its subnormals need no
+    separate case.
     """
     width = np.int32(plan[0])
     least = np.int32(plan[1] + 127)
@@ -74,7 +74,7 @@ def narrow_float64(source: NDArray[Any], out: NDArray[Any], plan: Any, rounding:
         hidden = 1 << 52 if field > 0 else 0
         exponent = max(field, 1)
         significand = (magnitude & 0xFFFFFFFFFFFFF) | hidden
-        # 54 places drop a 53-bit significand entirely, and the shift is still defined.
+        # 54 places drop a 53-bit significand completely, and a shift by 54 is still defined.
         shift = min(base + max(floor_exponent - exponent, 0), 54)
         kept = significand >> shift
         lost = significand & ((1 << shift) - 1)
@@ -125,7 +125,7 @@ def widen_float16(source: NDArray[Any], out: NDArray[Any]) -> None:
 
 @inline
 def widen_row(row: NDArray[Any], out: NDArray[Any]) -> None:
-    """Write float32 values of float16 patterns (int16); one kernel serves all sizes."""
+    """Write float32 values of float16 patterns (int16); the same kernel is used for all sizes."""
     if row.size == 1:
         value = bits_float32(np.uint32(widened_float16(np.int32(row[0]))))
         for i in range(out.size):
@@ -141,8 +141,8 @@ def combine_float16(
 ) -> None:
     """Add, subtract, multiply or divide rows of float16 patterns (int16), each result rounded once.
 
-    An operand of one row serves all rows, and an operand of one column all columns; ``scratch`` has two rows of
-    float32.
+    An operand of one row is used for all rows, and an operand of one column for all columns; ``scratch`` has two rows
+    of float32.
     """
     left, right = scratch[0], scratch[1]
     for i in range(out.shape[0]):

@@ -1,8 +1,8 @@
 """Reductions and scans by a function of two elements, of one or several rows at once, in the order of lanes and warps.
 
-The function is text: statements in the language of kernels, on the first elements ``a0, a1, ...`` and the second ones
-``b0, b1, ...`` of one or several rows; the result's elements follow the last semicolon.  The text begins with the index
-of the requested result, and the values that fill rows up:
+The function is text: statements in the language of kernels on the first elements ``a0, a1, ...`` and the second
+elements ``b0, b1, ...`` of one or several rows; the elements of the result follow the last semicolon.  The text begins
+with the index of the requested result and the values that fill rows up:
 
 >>> text = combine_text("c = (a1 * b0); (a0 * b0), (c + b1)", take=1, size=4, pads=(1.0, 0.0))
 >>> x = np.array([[1, 2, 3, 4]], np.float32)
@@ -56,7 +56,7 @@ class Combine(NamedTuple):
 
     @property
     def work(self) -> float:
-        """Number of operations of one application; each result is charged an equal share."""
+        """Number of operations of one application; each result has an equal share of their cost."""
         every = [n for _, one in self.statements for n in ast.walk(one)]
         every += [n for one in self.results for n in ast.walk(one)]
         return sum(isinstance(n, ast.BinOp | ast.UnaryOp | ast.Call) for n in every) / len(self.results)
@@ -95,12 +95,11 @@ def folded(values: Sequence[Array], fmt: str | FloatFormat, text: str, order: st
     Parameters
     ----------
     values
-        Rows, ``(..., n)`` each, that broadcast; n is at most the function's ``size``, up to which rows are filled.
+        Rows, ``(..., n)`` each, that broadcast; n is at most the function's ``size``; rows are filled up to this size.
     order
         As in `npusim.formats.reduce_sum`: ``sequential``, ``lanes_*``, ``trees_*`` or ``mma_lanes``.  Each lane
-        combines its own elements; then the first operand is a lane's result, and the second one is the result of the
-        lane at half the number of lanes after it; warps continue in the same way (Triton 3.6: shfl.bfly; H200: every
-        bit).
+        combines its own elements.  Then a lane's result is combined with the result of the lane that is half the number
+        of lanes further on; warps continue in the same way (Triton 3.6: shfl.bfly; H200: every bit).
 
     Returns
     -------
@@ -126,9 +125,9 @@ def scanned(values: Sequence[Array], fmt: str | FloatFormat, text: str, order: s
     """Return one of the results of a scan along the last axis: element i combines all elements up to i.
 
     ``values``, ``order``: as in `folded`.  In lanes (Triton 3.6): each lane combines its neighbours from the first on.
-    The lanes' last elements combine with those 1, 2, 4, ... lanes before them, with their values before the step. Then
-    come the combined elements of all previous warps, from the first on, with the last element of each lane.  Finally a
-    lane's other elements combine with the last one of the previous lane.
+    The lanes' last elements are combined with those 1, 2, 4, ... lanes before them, each with the value that it had
+    before the step. Then come the combined elements of all previous warps, from the first on, with the last element of
+    each lane.  Finally a lane's other elements combine with the last one of the previous lane.
 
     Returns ``(..., n)``; raises `FormatError` for another order, or a text that is not a function.
     """

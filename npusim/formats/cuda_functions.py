@@ -3,7 +3,7 @@
 The special function unit of an H200 was measured on every input (`reports/silicon/special_functions.py`): its results
 differ by at most 2 ulp from the correctly rounded ones, and the differences repeat from binade to binade.  ptxas
 assembles ``div.full`` and ``ex2`` from these instructions; libdevice computes logarithms, the hyperbolic tangent, erf
-and expf with them and with fused multiply-adds.  NaN, zeros and subnormals are handled as by the machine.
+and expf with them and with fused multiply-adds.  NaN, zeros and subnormals are handled as on the machine.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def _bits(pattern: int) -> np.float32:
 
 #: log2(e), 2**23 and 2**-23; numbers of libdevice as their patterns in the PTX that Triton 3.6 compiles.
 LOG2_E, TO_NORMAL, OF_EXPONENT = _bits(0x3FB8AA3B), _bits(0x4B000000), _bits(0x34000000)
-#: Logarithms: the offset that is subtracted from a number's pattern to get its exponent, and the coefficients of the
-#: polynomial.
+#: Constants of logarithms: the offset that is subtracted from a number's pattern to get its exponent, and the
+#: coefficients of the polynomial.
 NATURAL, NATURAL_POLYNOMIAL = (
     0x3F2AAAAB,
     tuple(
@@ -65,14 +65,15 @@ BINARY, BINARY_POLYNOMIAL = (
     ),
 )
 LN2 = _bits(0x3F317218)
-#: tanhf: below ``TANH_SMALL`` a polynomial, from ``TANH_ONE`` on 1, between them 1 - 2 / (2**(x ``TANH_SCALE``) + 1).
+#: tanhf is a polynomial below ``TANH_SMALL``, 1 from ``TANH_ONE`` on, and 1 - 2 / (2**(x ``TANH_SCALE``) + 1) between
+#: them.
 TANH_SMALL, TANH_ONE, TANH_SCALE = _bits(0x3F19999A), _bits(0x41102CB4), _bits(0x4038AA3B)
 TANH_POLYNOMIAL = tuple(map(_bits, (0x3C80F082, 0xBD563CAE, 0x3E085941, 0xBEAAA9ED, 0x00000000)))
 #: expf: x log2(e) / 252 + 1/2, clamped to [0, 1], times 252, rounded down, is the power of two; log2(e) has two parts.
 EXP_SHARE, EXP_STEPS, EXP_SHIFT, EXP_BACK = map(_bits, (0x3BBB989D, 0x437C0000, 0x4B400001, 0xCB40007F))
 LOG2_E_LOW = _bits(0x32A57060)
-#: erff: the argument from which on it is 1 - 2**p; coefficients of p, and of the polynomial in x**2 below that, from
-#: the highest.
+#: erff: the argument from which on the result is 1 - 2**p; the coefficients of p, and of the polynomial in x**2 for
+#: smaller arguments, both from the highest power.
 ERF_LARGE = _bits(0x3F8060FE)
 ERF: Array = np.array(
     [
@@ -166,7 +167,7 @@ def sqrt(x: Array) -> Array:
 
 
 def div_full(x: ArrayLike, y: ArrayLike) -> Array:
-    """Return ``div.full.f32``: x times ``rcp`` of y, both scaled if 1/y would not be normal.
+    """Return ``div.full.f32``: x times ``rcp`` of y; both are scaled if 1/y would not be normal.
 
     ``x`` and ``y`` broadcast and are float32 (or Python numbers, converted first).  At most 2 ulp from the correctly
     rounded quotient; NaN is canonical.
@@ -237,7 +238,7 @@ def exp(x: Array) -> Array:
     """Return libdevice's ``__nv_expf`` of flat float32."""
     share = _fma(x, EXP_SHARE, np.float32(0.5))
     held = np.where(np.isnan(share), np.float32(0), np.clip(share, np.float32(0), np.float32(1))).astype(np.float64)
-    below = np.floor(held * np.float64(EXP_STEPS) + np.float64(EXP_SHIFT)).astype(np.float32)  # fma.rm of integers
+    below = np.floor(held * np.float64(EXP_STEPS) + np.float64(EXP_SHIFT)).astype(np.float32)  # an fma.rm of integers
     rest = _fma(x, LOG2_E_LOW, _fma(x, LOG2_E, -(below + EXP_BACK)))
     return ex2(rest) * (below.view(np.uint32) << np.uint32(BITS)).view(np.float32)
 

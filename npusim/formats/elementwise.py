@@ -48,9 +48,9 @@ def check_operands(arrays: tuple[Any, ...], fmt: FloatFormat) -> tuple[Array, ..
 def _lanes(values: Array, fmt: FloatFormat) -> Array:
     """Return exact values in a type whose own rounding cannot change the final one.
 
-    float32 has more than 2p + 2 bits for every p <= 11 and covers the exponents of products of
-    5-bit formats; formats with float32's 8-bit exponent need float64, or a product or quotient
-    would be rounded twice near their subnormal range.
+    float32 has more than 2p + 2 bits for every p <= 11 and covers the exponents of products of 5-bit formats; formats
+    with float32's 8-bit exponent need float64, because otherwise a product or quotient near their subnormal range would
+    be rounded twice.
     """
     wide = widen(values)
     return wide.astype(np.float64) if fmt.exponent_bits > 5 else wide
@@ -98,7 +98,7 @@ def _plan_of(name: str) -> tuple[int, ...]:
 
 
 def _rows(values: Array, shape: tuple[int, ...], columns: int) -> Array:
-    """Return an operand's patterns as rows of ``columns``; one row if it is one number, and one column likewise."""
+    """Return an operand's patterns as rows of ``columns``; a single number becomes one row and one column."""
     if values.size == 1:
         return values.reshape(1, 1).view(np.int16)
     if values.shape == shape:
@@ -168,7 +168,7 @@ def _add_to_odd(x: Array, y: Array) -> Array:
     error = np.asarray((x - (total - virtual)) + (y - virtual))
     bits = total.view(np.int64)
     inexact = np.isfinite(total) & (error != 0) & ((bits & 1) == 0)
-    # One step towards the error: away from zero if it has the sum's sign.
+    # One step in the direction of the error, which is away from zero if the error has the sum's sign.
     step = np.where((error > 0) == (total > 0), 1, -1)
     return np.asarray(np.where(inexact, bits + step, bits)).view(np.float64)
 
@@ -224,8 +224,9 @@ def pattern_limits(fmt: FloatFormat) -> tuple[int, int, int]:
 def maximum(x: ArrayLike, y: ArrayLike, fmt: str | FloatFormat, *, nan: MaxNan = "number") -> Array:
     """Return the larger of ``x`` and ``y``; max(-0, +0) is +0.
 
-    ``nan="number"``: the number wins over a NaN and two NaNs give the canonical NaN (IEEE 754-2019 maximumNumber;
-    NVIDIA ``max``, checked on H200); ``"propagate"``: any NaN gives the canonical NaN (maximum; ``max.NaN``).
+    ``nan="number"``: a number has precedence over a NaN, and two NaNs give the canonical NaN (IEEE 754-2019
+    maximumNumber; NVIDIA ``max``, checked on H200); ``"propagate"``: any NaN gives the canonical NaN (maximum;
+    ``max.NaN``).
 
     Raises `FormatError` for an unknown format or rule or an operand of another dtype.
     """

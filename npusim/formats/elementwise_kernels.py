@@ -18,14 +18,14 @@ _expm1 = inline(expm1_polynomial)
 
 @kernel
 def fma_float64(x: NDArray[Any], y: NDArray[Any], z: NDArray[Any], out: NDArray[Any]) -> None:
-    """Fused multiply-add of flat float64 arrays."""
+    """Compute the fused multiply-add of flat float64 arrays."""
     for i in range(out.size):
         out[i] = fma64(x[i], y[i], z[i])
 
 
 @kernel
 def exp2_polynomial(x: NDArray[Any], out: NDArray[Any], coefficients: Any, lowest: Any) -> None:
-    """Polynomial 2**x of flat float32 arrays into int32 patterns; 0 unless x > ``lowest``.
+    """Compute the polynomial of 2**x of flat float32 arrays as int32 patterns; 0 unless x > ``lowest``.
 
     ``coefficients`` are float32, highest power first; the last fused multiply-add adds 1.
     """
@@ -75,8 +75,8 @@ def exp_float32(x: NDArray[Any], out: NDArray[Any], undecided: NDArray[Any], bin
 
 @kernel
 def exp_float32_closer(x: NDArray[Any], out: NDArray[Any], undecided: NDArray[Any], binary: bool) -> None:
-    """As :func:`exp_float32`, but only for numbers, and with 1 and exp(r) - 1 separate: near 1 this decides
-    all cases.
+    """Compute like :func:`exp_float32`, but only for numbers, and with 1 and exp(r) - 1 as separate terms: near 1 this
+    decides all cases.
     """
     for i in range(out.size):
         whole, r, scale = reduce_argument(np.float64(x[i]), binary)
@@ -107,14 +107,14 @@ def exp_float64(x: NDArray[Any], out: NDArray[Any]) -> None:
 
 @kernel
 def gather(table: NDArray[Any], patterns: NDArray[Any], out: NDArray[Any]) -> None:
-    """``table[pattern]`` of flat unsigned patterns; the table covers every pattern."""
+    """Look up ``table[pattern]`` for flat unsigned patterns; the table covers every pattern."""
     for i in range(patterns.size):
         out[i] = table[patterns[i]]
 
 
 @kernel
 def select_patterns(x: NDArray[Any], y: NDArray[Any], out: NDArray[Any], limits: Any, rules: Any) -> None:
-    """Larger (or smaller) of signed sign-magnitude patterns; ``rules`` = (largest, propagate).
+    """Compute the larger (or smaller) of signed sign-magnitude patterns; ``rules`` = (largest, propagate).
 
     Patterns compare as integers after the magnitude of negative numbers is inverted, and
     +0 is above -0.  ``limits`` = (all magnitude bits, Inf or largest number, NaN).
@@ -136,7 +136,7 @@ def select_patterns(x: NDArray[Any], y: NDArray[Any], out: NDArray[Any], limits:
 
 @kernel
 def max_rows(x: NDArray[Any], out: NDArray[Any], limits: Any) -> None:
-    """Largest pattern of each row of a 2-D array of signed patterns; NaN only if all are."""
+    """Compute the largest pattern of each row of a 2-D array of signed patterns; it is NaN only if all are."""
     top, infinity, nan = limits
     lowest = -top - 1
     for row in range(x.shape[0]):

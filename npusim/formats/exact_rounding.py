@@ -1,7 +1,7 @@
 """Exact rounding of rationals, and elementary functions to any precision (the slow, reliable path).
 
-``decimal`` gives exp, ln and square root correctly rounded to the working precision; arguments whose result is rational
-are answered exactly, all other results are irrational, so that enough digits always decide the side of a rounding
+``decimal`` gives exp, ln and square root correctly rounded to the working precision; arguments with a rational result
+are computed exactly.  All other results are irrational, so that enough digits always decide the side of a rounding
 boundary.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: about 60 bits (18 digits); float16 and bfloat16 need fewer.
 DIGITS = 60
 _CONTEXT = Context(prec=DIGITS, Emin=-(10**9), Emax=10**9)
-#: For rationals as decimals; all binary floats are exact in it.
+#: Context for rationals as decimals; it represents all binary floats exactly.
 _OF_RATIONALS = Context(prec=400, Emin=-(10**9), Emax=10**9)
 _LN_2 = _CONTEXT.ln(Decimal(2))
 _PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459230781640628620899")
@@ -52,7 +52,7 @@ def _square_root(value: Fraction) -> Fraction | None:
 
 
 def function_value(name: str, x: Fraction) -> Fraction:
-    """Return ``name(x)`` exactly if rational, else within 10**-58 relative.
+    """Return ``name(x)``: exactly if it is rational, else with a relative error below 10**-58.
 
     ``name`` is one of exp, exp2, log, log2, rcp, rsqrt, sqrt, tanh, erf; ``x`` is inside the domain.
 
@@ -91,7 +91,9 @@ def function_value(name: str, x: Fraction) -> Fraction:
 
 
 def _tanh(x: Fraction) -> Fraction:
-    """Return tanh within 10**-50 relative; small arguments lose digits, so they get more."""
+    """Return tanh with a relative error below 10**-50; small arguments lose digits, so that they are computed with
+    more.
+    """
     if x == 0:
         return Fraction(0)
     if abs(x) > 200:
@@ -99,13 +101,15 @@ def _tanh(x: Fraction) -> Fraction:
         return Fraction(1 if x > 0 else -1) * (1 - Fraction(1, 10**150))
     context = Context(prec=DIGITS + 60, Emin=-(10**9), Emax=10**9)
     if abs(x) < Fraction(1, 10**20):
-        return x - x**3 / 3  # next term below 10**-80 relative
+        return x - x**3 / 3  # the next term is relatively below 10**-80
     growth = context.exp(context.multiply(Decimal(2), _decimal(x)))
     return Fraction(context.divide(context.subtract(growth, Decimal(1)), context.add(growth, 1)))
 
 
 def _erf(x: Fraction) -> Fraction:
-    """Return erf within 10**-50 relative: 2 / sqrt(pi) e**-xx (x + 2 x**3 / 3 + 4 x**5 / 15 + ...), all of one sign."""
+    """Return erf with a relative error below 10**-50: 2 / sqrt(pi) e**-xx (x + 2 x**3 / 3 + 4 x**5 / 15 + ...), whose
+    terms all have one sign.
+    """
     if abs(x) > 20:  # 1 - erf(x) < 10**-170
         return Fraction(1 if x > 0 else -1) * (1 - Fraction(1, 10**150))
     context = Context(prec=DIGITS + 20, Emin=-(10**9), Emax=10**9)

@@ -1,8 +1,8 @@
 """Elementary functions in float64 by fixed sequences of IEEE operations.
 
-Only ``+ - * /``, square root and exact scaling are used, in one written order, so the bits are the same on every
-machine (numpy's own ``exp`` and ``log`` change with the CPU's dispatch).  Each function states a bound of its relative
-error; callers that claim correct rounding test against that bound and pass undecided inputs to
+Only ``+ - * /``, square root and exact scaling are used, in the written order, so that the bits are the same on every
+machine (the results of numpy's own ``exp`` and ``log`` depend on the CPU).  Each function states a bound of its
+relative error; callers that claim correct rounding test against that bound and pass undecided inputs to
 :mod:`npusim.formats.exact_rounding`.
 """
 
@@ -29,7 +29,7 @@ LN2 = float.fromhex("0x1.62e42fefa39efp-1")
 
 
 def expm1_polynomial(r: Array) -> Array:
-    """Return exp(r) - 1 for abs(r) <= 0.35: Taylor to degree 13 (next term below 2**-57)."""
+    """Return exp(r) - 1 for abs(r) <= 0.35: the Taylor series to degree 13 (the next term is below 2**-57)."""
     tail: Any = 1.0 / 6227020800.0
     tail = tail * r + 1.0 / 479001600.0
     tail = tail * r + 1.0 / 39916800.0
@@ -68,7 +68,7 @@ def _scaled(value: Array, whole: Array) -> Array:
 
 
 def _log_parts(x: Array) -> tuple[Array, Array]:
-    """Return (exponent, natural log of the mantissa in [sqrt(1/2), sqrt(2))) of positive x."""
+    """Return the exponent of positive x, and the natural logarithm of its mantissa in [sqrt(1/2), sqrt(2))."""
     mantissa, exponent = np.frexp(x)
     small = mantissa < float.fromhex("0x1.6a09e667f3bcdp-1")
     mantissa = np.where(small, 2.0 * mantissa, mantissa)
@@ -82,7 +82,7 @@ def _log_parts(x: Array) -> tuple[Array, Array]:
 
 
 def _log(x: Array, joined: Callable[[Array, Array], Array]) -> Array:
-    """Return the ``joined`` parts of a logarithm if x is positive and finite; -Inf for 0, NaN for negatives."""
+    """Return ``joined``, the logarithm, if x is positive and finite; -Inf for 0, NaN for negative numbers."""
     value = joined(*_log_parts(np.where((x > 0) & np.isfinite(x), x, 1.0)))
     out = np.where(x > 0, value, np.where(x == 0, -np.inf, np.nan))
     return np.asarray(np.where(np.isposinf(x), np.inf, out))

@@ -44,8 +44,8 @@ class FloatFormat:
         (measured on H200 for float16, bfloat16, FP8 and float32); the IEEE default for float64.  Without NaN: the
         largest value, as PTX ``cvt`` to FP6 and FP4 gives for NaN.
     table
-        Values of the codes of a format whose fields have no fixed widths (HiF8), else None; then
-        ``exponent_bits`` and ``mantissa_bits`` are the widest.
+        Values of the codes of a format whose fields have no fixed widths (HiF8), and whose ``exponent_bits`` and
+        ``mantissa_bits`` are the widest; for other formats None.
     scale_block
         Number of elements that share a scale of a byte (`stored_format`), 0 if there are no scales; ``dtype`` then has
         the fields ``element`` and ``scale``; each element is stored with the scale of its block.
@@ -181,7 +181,7 @@ def _finite(name: str, exponent_bits: int, mantissa_bits: int, dtype: Any) -> Fl
 
 
 def _code_dtype(name: str) -> np.dtype[Any]:
-    """Return the dtype of a format that ml_dtypes does not have: a byte with the code, in a field of the format's
+    """Return the dtype of a format that ml_dtypes does not have: a byte with the code, in a field that has the format's
     name.
     """
     return np.dtype([(name, np.uint8)])
@@ -193,7 +193,7 @@ def _hifloat8(code: int) -> float:
     if body in (0, 0x6F):
         special = math.inf if body else math.nan if code else 0.0
         return -special if code == 0xEF else special
-    if body < 8:  # DML: powers of two below the others
+    if body < 8:  # the DML numbers: powers of two below the others
         magnitude = 2.0 ** (body - 23)
     else:
         exponent_bits = 4 if body >= 0x60 else 3 if body >= 0x40 else 2 if body >= 0x20 else int(body >= 0x10)
@@ -296,7 +296,7 @@ _BY_DTYPE = MappingProxyType({item.dtype: item for item in FORMATS.values() if i
 
 
 def format_of_dtype(dtype: np.dtype[Any]) -> FloatFormat | None:
-    """Return the format stored as ``dtype`` (float32, not tf32, for ``np.float32``), if any."""
+    """Return the format stored as ``dtype`` (float32, not tf32, for ``np.float32``), None if there is none."""
     return _BY_DTYPE.get(np.dtype(dtype))
 
 
@@ -317,7 +317,7 @@ def lookup(registry: Mapping[str, Value], name: str, kind: str) -> Value:
     if near:
         raise FormatError(f"unknown {kind} {name!r}; near names: {', '.join(near)}")
     shown = sorted(registry)
-    if len(shown) > SHOWN_NAMES:  # the most similar
+    if len(shown) > SHOWN_NAMES:  # the most similar names
         shown = difflib.get_close_matches(str(name), registry, n=SHOWN_NAMES, cutoff=0.0)
     rest = "" if len(shown) == len(registry) else f", ... ({len(registry)} in all)"
     raise FormatError(f"unknown {kind} {name!r}; known names: {', '.join(shown)}{rest}")

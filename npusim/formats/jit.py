@@ -94,7 +94,7 @@ def _address(array: np.ndarray[Any, Any]) -> int:
 
 
 def _flatten(value: Any, words: list[Any]) -> ArgumentType:
-    """Append the machine-level arguments for a value to ``words``; return the value's type."""
+    """Append to ``words`` the arguments that machine code receives for a value; return the value's type."""
     kind = type(value)
     if kind is np.ndarray:
         shape = value.shape
@@ -143,7 +143,7 @@ class CompiledKernel:
         self._plain: Any = None
 
     def __call__(self, *args: Any) -> Any:
-        """Call the machine code; arrays are contiguous, and of any shape that the function takes."""
+        """Call the machine code; arrays must be contiguous, and may have any shape that the function accepts."""
         if self._plain is not None:
             return self._plain(*(value.arrays if isinstance(value, Table) else value for value in args))
         words: list[Any] = []
@@ -178,7 +178,9 @@ class CompiledKernel:
         return next((content for content in found if content is not None), None)
 
     def _prepare(self, kinds: ArgumentType) -> Callable[[list[Any]], int | None] | None:
-        """Return the code for some types, stored or compiled now; None where only numba itself can call it."""
+        """Return the code for some types, either stored code or code that is compiled now; None if only numba itself
+        can call it.
+        """
         content, machine = self._stored(kinds), _machine()
         if content is None:
             numba_internals = _compiler()
@@ -201,7 +203,7 @@ class CompiledKernel:
 
 @functools.cache
 def sources_stamp(path: Path) -> tuple[tuple[str, str], ...]:
-    """Return the name and digest of a source file, and of the files that it imports from its own folder or from this
+    """Return the names and digests of a source file and of those files that it imports from its own folder or from this
     one.
 
     A kernel's code can come from any of these files: after an edit of a function that the kernel calls, stale code must
@@ -221,8 +223,8 @@ def sources_stamp(path: Path) -> tuple[tuple[str, str], ...]:
 
 
 def _places() -> Iterator[tuple[tuple[str, ...], Path | None]]:
-    """Yield where machine code may be stored, the fastest first, and for which processor: the cache (None), the
-    package.
+    """Yield the places where machine code may be stored, and the processor of each, the fastest code first: the cache
+    (None), then the package.
     """
     yield _machine(), None
     if shipped.is_used():

@@ -69,7 +69,7 @@ def _check_shapes(a: Array, b: Array, c: Array | None, arithmetic: MmaArithmetic
 def checked_operands(
     a: ArrayLike, b: ArrayLike, c: ArrayLike | None, arithmetic: MmaArithmetic, *, is_shared: bool = False
 ) -> tuple[Array, Array, Array | None, tuple[int, ...]]:
-    """Return A, B and C as arrays and the shape of the result; ``is_shared``: each A names its B by number.
+    """Return A, B and C as arrays and the shape of the result; ``is_shared``: each A states the number of its B.
 
     Raises `FormatError` if a dtype or a shape does not fit.
     """
@@ -125,8 +125,8 @@ def matmul(
         ``ml_dtypes.float8_e8m0fnu``; the sign of an E4M3 scale is ignored), leading axes as the operand's; None: 1.
         A scale of NaN makes its products NaN.
     b_of
-        With ``a`` (A, M, K) and ``b`` (B, K, N): the number of the B of each A, if several A share one B; None: leading
-        axes broadcast.
+        For ``a`` (A, M, K) and ``b`` (B, K, N), if several A share one B: the number of the B for each A.  None:
+        leading axes broadcast.
     threads
         Threads to use; default ``NPUSIM_THREADS``, else 1.  Bits do not depend on it.
 
@@ -175,7 +175,7 @@ def matmul(
 
 
 def _batch_index(lead: tuple[int, ...], shape: tuple[int, ...]) -> Array:
-    """Return for each matrix of the result which matrix of an operand it uses."""
+    """Return, for each matrix of the result, the number of the operand's matrix that it uses."""
     index = np.arange(math.prod(lead))
     if lead == shape:
         return index

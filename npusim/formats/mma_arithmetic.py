@@ -4,9 +4,9 @@ Source of the NVIDIA rows: microsoft/MMA-Sim and north-numerical-computing/MATLA
 confirmed by golden vectors if ``evidence`` says so.  No bit-level description of the Ascend cube is public: its rows
 are assumptions, and marked as such.
 
-If these two models differ, measurements on an H200 decide (492,000 outputs, a selection of them in
-``tests/formats/corner_h200.npz``): zero products and a zero c have no influence on the alignment, a negative sum that
-rounds to zero gives +0, and a subnormal float16 c has exponent -14.
+Where these two models differ, measurements on an H200 decide (492,000 outputs; a selection is in
+``tests/formats/corner_h200.npz``): zero products and a zero c do not affect the alignment, a negative sum that rounds
+to zero gives +0, and a subnormal float16 c has exponent -14.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def input_name(a: str, b: str) -> str:
 
 
 def row_for(name: str, a: str, b: str) -> str:
-    """Return the row of the unit of ``name`` that multiplies formats A and B; ``name`` if there is no such row."""
+    """Return the name of the row of the same unit that multiplies formats A and B; ``name`` if there is no such row."""
     if a == b or not {a, b} <= set(_FORMAT_OF_INPUT.values()):
         return name
     unit, _, rest = name.rpartition(f".{input_name(a, a)}.")
@@ -226,9 +226,9 @@ def _fp8(unit: str, ks: tuple[int, ...], block: int, fraction: int, **more: Any)
         yield replace(row, kept_fraction_bits=13 if (fraction, acc) == (13, "f32") else None, **more)
 
 
-#: The k of two 16-wide dot-adds to which one register of four FP8 factors of a lane contributes, pair by pair.
+#: The k of two 16-wide dot-adds, to which one register of a lane with four FP8 factors contributes, pair by pair.
 _PAIRS = tuple(tuple(k for k in range(32) if k % 4 // 2 == half) for half in (0, 1))
-#: ``mma.sync`` FP8 on Hopper and Blackwell: two 16-wide dot-adds, c added last.
+#: ``mma.sync`` with FP8 on Hopper and Blackwell: two 16-wide dot-adds, after which c is added.
 _TWO_STEPS = MappingProxyType({"index_groups": _PAIRS, "c_mode": "late"})
 #: Two chained ``mma.sync`` of float16: how Triton's code for Hopper multiplies FP8 if wgmma has too many rows.  All
 #: 12,288 outputs of a fused MoE in FP8 in `triton_h200.npz` are equal.

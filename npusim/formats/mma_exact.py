@@ -32,7 +32,7 @@ PARTS = 40
 
 @inline
 def lowest_bit(x: Any) -> Any:
-    """Return the value of the lowest set bit of a normal float64 (Inf and NaN: anything)."""
+    """Return the value of the lowest set bit of a normal float64; for Inf and NaN the result has no meaning."""
     bits = np.int64(float64_bits(x))
     significand = (bits & 0xFFFFFFFFFFFFF) | 0x10000000000000
     field = (bits >> 52) & 0x7FF
@@ -49,9 +49,10 @@ def is_multiple(x: Any, unit: Any) -> Any:
 
 @kernel
 def block_ranges(x: NDArray[Any], block: int, largest: NDArray[Any], unit: NDArray[Any]) -> None:
-    """Largest magnitude and largest common power of two of each column's blocks of ``x`` (matrices, K, N).
+    """Compute the largest magnitude, and the largest common power of two, of each column's blocks of ``x`` (matrices,
+    K, N).
 
-    NaN counts as Inf, a block of zeros has unit 1.
+    NaN counts as Inf; a block of zeros has unit 1.
     """
     for n in range(x.shape[0]):
         for kb in range(x.shape[1] // block):
@@ -103,10 +104,10 @@ def sum_again(row: Any, b: Any, old: NDArray[Any], out: Any, block: int) -> Any:
 
 @inline
 def exact_block(operands: Any, where: Any, c: Any, parts: Any) -> Any:
-    """Exact sum of finite c and products, rounded once to nearest even float32.
+    """Return the exact sum of finite c and products, rounded once to the nearest even float32.
 
     The running sum is stored in ``parts``, whose bits do not overlap, with the largest part last (Shewchuk 1997,
-    grow-expansion, as in ``math.fsum``).  There are at most `PARTS` parts, since each is at least 53 bits above the
+    grow-expansion, as in ``math.fsum``).  There are at most `PARTS` parts, because each is at least 53 bits above the
     previous one.
     """
     (a, b), (i, j, first, last) = operands, where
@@ -183,7 +184,7 @@ def exact_kernel(block: int) -> Callable[..., None]:
                             narrow = bound <= unit * 2.0**51 and is_multiple(old, unit)
                             error = bound * ERROR_BOUND
                             low, high = np.float32(totals[j] - error), np.float32(totals[j] + error)
-                            # A bound of NaN belongs to a sum of NaN or Inf, which is right in any order.
+                            # The bound is NaN if the sum is NaN or Inf; such a sum is right in any order.
                             doubt = low < high or (low == np.float32(0.0) and error != 0.0)
                             doubtful[j] = doubt and not narrow
                             count += 1 if doubt and not narrow else 0

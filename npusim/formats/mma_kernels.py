@@ -74,13 +74,13 @@ def decode_operand(x: NDArray[Any], min_exponent: int, values: NDArray[Any], exp
 
 @inline
 def power_of_two(n: Any) -> Any:
-    """2**n as float32 for an int32 n in the normal range."""
+    """Return 2**n as float32 for an int32 n in the normal range."""
     return bits_float32(np.uint32(np.int32(np.int32(n + np.int32(127)) << np.int32(23))))
 
 
 @inline
 def power_of_two_wide(n: Any) -> Any:
-    """2**n as float64 for n in the normal range."""
+    """Return 2**n as float64 for n in the normal range."""
     return bits_float64(np.uint64((np.int64(n) + 1023) << 52))
 
 
@@ -101,7 +101,7 @@ def row_exponent(largest: np.int16, c: np.float32, limits: tuple[np.int32, np.in
 def align_row(
     largest: NDArray[Any], c: NDArray[Any], exponents: NDArray[Any], scales: NDArray[Any], limits: Any
 ) -> None:
-    """Turn the largest product exponents of a row into block exponents and product scales.
+    """Convert the largest product exponents of a row to exponents of blocks and scales of products.
 
     ``limits`` = (F, smallest alignment exponent, smallest exponent of c's format).
     """
@@ -110,7 +110,7 @@ def align_row(
     for j in range(c.size):
         exponent = row_exponent(largest[j], c[j], (floor, c_floor))
         exponents[j] = exponent
-        # Where the limits apply, no product survives the truncation, or there is no product.
+        # If the limits apply, the truncation leaves nothing of any product, or there is no product.
         if wide:
             scales[j] = power_of_two_wide(np.int32(fraction - exponent))
         else:
@@ -158,7 +158,7 @@ def finish_float16(sums: NDArray[Any], exponents: NDArray[Any], c: NDArray[Any],
 
 @inline
 def special_row(operands: tuple[NDArray[Any], ...], where: Any, c: NDArray[Any], out: NDArray[Any]) -> None:
-    """Write the IEEE sum of a row's NaN and Inf terms to ``out``; 0 if the row has no such terms.
+    """Write the IEEE sum of a row's NaN and Inf terms to ``out``; the sum is 0 if the row has no such terms.
 
     ``where`` = (row of A, first k, last k + 1); products of finite lanes are finite.
     """
@@ -174,7 +174,7 @@ def special_row(operands: tuple[NDArray[Any], ...], where: Any, c: NDArray[Any],
 
 @inline
 def replace_specials(special: NDArray[Any], c: NDArray[Any]) -> None:
-    """Overwrite c where NaN or Inf terms decide the sum."""
+    """Overwrite c if NaN or Inf terms determine the sum."""
     for j in range(c.size):
         c[j] = special[j] if special[j] != np.float32(0.0) else c[j]
 

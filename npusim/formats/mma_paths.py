@@ -46,8 +46,8 @@ class MmaProblem:
         return sum(math.prod(x.shape[1:]) for x in (self.a, self.b, self.out))
 
     def parts(self, elements: int) -> Iterator[MmaProblem]:
-        """Yield the problem in parts of the batch whose operands and outputs have at most this number of elements, or
-        one matrix each.
+        """Yield the problem in parts of the batch; each has at most this number of elements of operands and outputs, or
+        is one matrix.
         """
         count = max(1, elements // self.each)
         if count >= len(self.out):
@@ -63,14 +63,14 @@ class MmaProblem:
 
 
 def _used(matrices: Array, scale: Array | None, of: Array) -> tuple[Array, Array | None, Array]:
-    """Return the matrices of an operand from the first that is used to the last, their scales, and their numbers."""
+    """Return the matrices of an operand from the first used one to the last, with their scales and their numbers."""
     first, last = int(of.min()), int(of.max()) + 1
     return matrices[first:last], None if scale is None else scale[first:last], of - first
 
 
 @dataclass(frozen=True)
 class MmaWork:
-    """Outputs that share columns of one B: for each, the matrix of the batch and its rows."""
+    """Outputs that share columns of one B, each given by its matrix in the batch and its rows."""
 
     b_index: int
     columns: slice
@@ -142,7 +142,8 @@ class FusedMultiplier(Multiplier):
     """Truncating fused dot-adds (``mma_kernels``)."""
 
     def prepare(self, values: Array, scale: Array | None, *, is_left: bool) -> Lanes:
-        """Return the values with 0 for NaN and Inf, exponents, the values themselves, and which blocks have any.
+        """Return the values with 0 in place of NaN and Inf, the exponents, the values themselves, and whether each
+        block has NaN or Inf.
 
         Values are float32 if no product of two such operands exceeds float32's range, else float64.
         """
@@ -204,7 +205,7 @@ class FusedMultiplier(Multiplier):
             if narrow(left, right, result, which, plan, scratch) >= mma_narrow.LEAST_EXPONENT:
                 c[...] = result
                 return
-        # Products of formats with float32's exponents, and scaled ones, may exceed float32's range.
+        # Scaled products, and products of formats with float32's exponents, may exceed float32's range.
         is_wide = unit.scale_block or max(unit.a.exponent_bits, unit.b.exponent_bits) > 5
         lane = np.float64 if is_wide else np.float32
         left, right = (
@@ -256,7 +257,7 @@ class GroupedMultiplier(Multiplier):
             own = np.where(c == 0, powers.min(), np.maximum(np.frexp(np.where(np.isfinite(c), c, 0))[1] - 1, -126))
             top = np.maximum(powers.max(axis=0), own)
             total = np.trunc(np.ldexp(c.astype(np.float64), fraction - top))
-            for one, power in zip(sums, powers, strict=True):  # whole numbers below 2^53
+            for one, power in zip(sums, powers, strict=True):  # the terms are whole numbers below 2^53
                 total += np.trunc(np.ldexp(one, fraction + power - top))
             value = np.ldexp(total, top - fraction)
             rounded = value.astype(np.float32)
@@ -286,7 +287,7 @@ def expanded(scale: Array, block: int, *, is_left: bool) -> Array:
 def operand_values(array: Array, fmt: FloatFormat, arithmetic: MmaArithmetic, axis: int) -> Array:
     """Return contiguous operand values, with k along ``axis`` in the order of the unit's groups.
 
-    float32, float64 for float64; tf32 drops its low 13 bits.
+    The values are float32, or float64 for float64 operands; tf32 drops its low 13 bits.
     """
     wide = np.ascontiguousarray(widen(array))
     if fmt.name == "tf32":
@@ -332,7 +333,7 @@ def _check_kernel(unit: MmaArithmetic) -> None:
 
 
 def works_of(problem: MmaProblem, threads: int) -> Iterator[MmaWork]:
-    """Yield the outputs in pieces that share a prepared B; at least two a thread if possible."""
+    """Yield the outputs in pieces that share a prepared B; if possible, at least two for each thread."""
     rows, columns = problem.out.shape[1:]
     matrices: dict[int, list[int]] = {}
     for n, b_index in enumerate(problem.b_of.tolist()):
@@ -348,7 +349,7 @@ def works_of(problem: MmaProblem, threads: int) -> Iterator[MmaWork]:
 
 
 def run_work(multiplier: Multiplier, problem: MmaProblem, threads: int) -> None:
-    """Run every piece of work; pieces share no output, so threads cannot change a bit."""
+    """Run every piece of work; pieces share no output, so that threads cannot change a bit."""
     unit, last = problem.arithmetic, list[tuple[Array, Lanes]]()
     if threads == 1 and (problem.each <= SMALL or problem.each * len(problem.out) <= TOGETHER):
         # A shared B is prepared once: each part would prepare the B that it uses.

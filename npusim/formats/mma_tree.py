@@ -55,13 +55,13 @@ class AdditionTree:
     Attributes
     ----------
     tree
-        Nested tuples of k and `C`; a product in a separate node is rounded before it is added.
+        Nested tuples of k and `C`; a product that is a node by itself is rounded before it is added.
     fraction
-        Number of bits below the largest exponent of a node's terms that are not cut; None: all.  ``cut``: the rounding
-        of the cut bits.
+        Number of bits below the largest exponent of a node's terms that are kept; None: all.  ``cut``: the rounding of
+        the cut bits.
     exponents
-        Exponent of a product: the sum of its operands' exponents as ``stored``, with subnormals ``normalised`` (a wider
-        unit reads them), or the exponent of the ``product`` itself.
+        Exponent of a product: the sum of its operands' exponents as ``stored``, or with subnormals ``normalised`` (as a
+        wider unit reads them), or the exponent of the ``product`` itself.
     rounding, kept
         Rounding of a node's sum, and the fraction bits of its result; None: all of the accumulator's format.
     late
@@ -97,7 +97,7 @@ class AdditionTree:
         return ":".join((*words, *(f"{name}-{value}" for name, value in changed.items())))
 
 
-#: The values of each part of an `AdditionTree`'s text; empty if they are whole numbers.
+#: The possible values of each part of an `AdditionTree`'s text; empty if they are whole numbers.
 PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         **dict.fromkeys(("fraction", "kept", "lowest", "input_bits"), ()),
@@ -195,7 +195,7 @@ def odd_sum(columns: Sequence[Array]) -> Array:
         left |= more != 0
     total, rest = _two_sum(total, rest)
     finite = np.isfinite(total)
-    for n in np.flatnonzero(left & finite).tolist():  # sums of three scales that are each 53 bits apart
+    for n in np.flatnonzero(left & finite).tolist():  # sums of terms on three scales, which are 53 bits apart
         row = [column[n] for column in columns]
         total[n] = math.fsum(row)
         rest[n] = math.fsum([*row, -total[n]])
@@ -209,8 +209,8 @@ def odd_sum(columns: Sequence[Array]) -> Array:
 def round_to(x: Array, fmt: FloatFormat, mode: str, kept: int | None = None, unit: AdditionTree | None = None) -> Array:
     """Return float64 values, exact or rounded to odd, rounded to a format of at most 24 significand bits.
 
-    ``kept``: number of fraction bits, None for that of the format; ``unit`` has the rules of overflow and subnormal
-    results.  NaN and Inf are unchanged.
+    ``kept``: number of fraction bits, None for that of the format; ``unit`` states the rules for overflow and for
+    subnormal results.  NaN and Inf are unchanged.
     """
     bits = fmt.mantissa_bits if kept is None else kept
     q = np.maximum(np.frexp(x)[1] - 1, fmt.min_exponent) - bits

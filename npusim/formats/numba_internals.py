@@ -5,14 +5,14 @@ level of calls: a function five calls deep is optimised five times.  A part is o
 it, directly or through other parts, links all of them once and optimises the whole once.  Passes over constructs that
 no kernel has (`_NEEDLESS`) are omitted in both.
 
-**Machine code.**  numba stores its own in a form that only numba reads, and its import needs a third of a second. A
-kernel's object code is called by address instead (`npusim.formats.jit`), without the wrappers for Python.  Without
-numba's runtime (``_nrt``) nothing is counted or allocated, and the code needs nothing but the processor.
+**Machine code.**  numba stores machine code in a form that only numba reads, and importing numba takes a third of a
+second. A kernel's object code is called by address instead (`npusim.formats.jit`), without the wrappers for Python.
+Without numba's runtime (``_nrt``) nothing is counted or allocated, and the code needs nothing but the processor.
 
 **Arrays by address.**  A tuple of arrays that is passed from function to function costs numba hundreds of values per
 call, to translate and to optimise: the first compilation takes 4 s longer, and runs 1.65 times as long.  A `Table` of
-addresses and lengths passes one pointer in a call, and a read of one of its fields loads a value that never changes.
-Indices are not negative, and nothing checks them.
+addresses and lengths passes one pointer in a call, and reading one of its fields loads a value that never changes.
+Indices must not be negative; this is not checked.
 
 `npusim.formats.jit` works without this module where numba's compiler has changed.
 """
@@ -55,7 +55,7 @@ _OF_THE_PROCESSOR = frozenset({"memcpy", "memset", "memmove", "ldexp", "floor", 
 def machine_code(function: FunctionType, kinds: tuple[ArgumentType, ...]) -> bytes:
     """Return a kernel's machine code for arguments of some types, after a line with its name and return type.
 
-    Raises `TypeError` for a kernel whose code would need more than the processor, or returns something else.
+    Raises `TypeError` for a kernel whose code would need more than the processor, or whose result has another type.
     """
     dispatcher = numba.njit(
         nogil=True,
@@ -115,7 +115,7 @@ class _PartLibrary(JITCodeLibrary):
         ll_module.data_layout = self._codegen._data_layout
 
     def finalize(self) -> None:
-        """Close the module; neither optimise it nor emit machine code."""
+        """Close the module without optimising it or emitting machine code."""
         self._raise_if_finalized()
         self._finalize_dynamic_globals()
         self._finalized = True
@@ -136,7 +136,9 @@ class _NoEntry(dict[str, str]):
 
 
 class _NoColours:
-    """Returns messages unchanged: numba composes one for each overload that does not fit, and nobody reads it."""
+    """Returns messages unchanged: numba composes one for each overload that does not fit, although it is never
+    shown.
+    """
 
     def __getattr__(self, _colour: str) -> Any:
         return str
@@ -159,7 +161,7 @@ _NEEDLESS = frozenset(
 
 
 class _LeanCompiler(Compiler):
-    """Compiles without the passes that change nothing here."""
+    """Compiles without the passes that have no effect here."""
 
     def define_pipelines(self) -> Any:
         pipelines = super().define_pipelines()
@@ -175,7 +177,7 @@ class _PartCompiler(_LeanCompiler):
         state = self.state
         state.library = _PartLibrary(state.targetctx.codegen(), func.__qualname__)
         state.flags.no_compile = state.flags.no_cpython_wrapper = state.flags.no_cfunc_wrapper = True
-        # Callers look a function up by its entry point: any builtin function that is not already in use.
+        # Callers look up a function by its entry point, for which any unused builtin function serves.
         compiled = super().compile_extra(func)._replace(entry_point=_NoEntry(name=func.__qualname__).__getitem__)
         library = compiled.library
         state.targetctx.insert_user_function(compiled.entry_point, compiled.fndesc, library.everything())
@@ -207,7 +209,7 @@ WORD = ir.IntType(WORD_BITS)
 
 
 def _short(text: object) -> str:
-    """Return a digest for the name of a type: code of one name may originate in several processes."""
+    """Return a digest for the name of a type, because several processes may generate code with the same name."""
     return hashlib.blake2s(str(text).encode(), digest_size=WORD_BITS // 8).hexdigest()
 
 

@@ -167,7 +167,7 @@ def lanes_order(neighbours: int, lanes: int, warps: int, columns: int = 0) -> st
 
 
 def in_trees(order: str) -> str:
-    """Return the order whose lanes add their own values as a tree, for an order whose lanes add from left to right.
+    """Return the order that differs from an order of lanes only in that each lane adds its own values as a tree.
 
     >>> in_trees("lanes_4x32x4"), in_trees("mma_lanes")
     ('trees_4x32x4', 'trees_2x4x1')
@@ -176,8 +176,8 @@ def in_trees(order: str) -> str:
 
 
 def normal_order(order: str, size: int) -> str:
-    """Return the order of a sum of this number of elements without the lanes and warps that hold copies of others'
-    elements.
+    """Return the order of a sum of this number of elements without the lanes and warps that only hold copies of other
+    lanes' elements.
 
     >>> normal_order("lanes_1x32x16", 128), normal_order("lanes_2x4x2_64", 64)
     ('lanes_1x32x4', 'mma_lanes')
@@ -185,7 +185,7 @@ def normal_order(order: str, size: int) -> str:
     if (layout := lane_layout(order)) is None:
         return order
     neighbours, lanes, warps, columns = layout
-    whole = 1 << (size - 1).bit_length()  # a compiler's tile has a power of two
+    whole = 1 << (size - 1).bit_length()  # a compiler's tile has a power of two of elements
     lanes = min(lanes, max(1, whole // neighbours))
     warps = min(warps, max(1, whole // max(columns, neighbours * lanes)))
     is_mma = (neighbours, lanes, warps) == MMA_LANES
@@ -208,7 +208,7 @@ def _start_of(values: Array, target: FloatFormat, start: ArrayLike | None) -> Ar
 
 
 def _plan(target: FloatFormat) -> tuple[int, int, float] | None:
-    """Return the plan that rounds a lane to ``target``; None if the lane has that format."""
+    """Return the plan that rounds a lane to ``target``; None if the lane already has that format."""
     if target.name in ("float32", "float64"):
         return None
     return target.mantissa_bits, target.min_exponent, target.max_finite
@@ -219,7 +219,9 @@ def _stored(out: Array, target: FloatFormat) -> Array:
 
 
 def _sequential(values: Array, target: FloatFormat, first: Array | None) -> Array:
-    """Sum left to right; narrow formats on wider lanes, where one addition is innocuous."""
+    """Sum from left to right; narrow formats are added in wider lanes, where double rounding of an addition is
+    innocuous.
+    """
     from npusim.formats import reduction_kernels
 
     shape, columns = values.shape[:-1], values.shape[-1]
@@ -252,8 +254,8 @@ def _tree(values: Array, target: FloatFormat, *, of_neighbours: bool = False) ->
 
 
 def _filled(values: Array, multiple: int, empty: float = -0.0) -> Array:
-    """Return rows whose length is a multiple of a number of columns, with ``empty`` as the last ones: -0 is the value
-    that changes no sum.
+    """Return rows whose length is a multiple of a number of columns, filled up with ``empty``: -0 is the value that
+    changes no sum.
     """
     missing = -values.shape[-1] % multiple
     if not missing:
@@ -338,9 +340,9 @@ def reduce_max(
 ) -> Array:
     """Return the maximum of ``x`` along its last axis; exact, so the order does not matter.
 
-    ``x`` is ``(..., n)`` in the format's dtype, the result ``(...)``.  Numbers have precedence over NaN (all NaN:
-    canonical NaN), or with ``nan="propagate"`` any NaN gives the canonical NaN; +0 is the larger of +0 and -0, as in
-    :func:`npusim.formats.maximum`.
+    ``x`` is ``(..., n)`` in the format's dtype, the result ``(...)``.  Numbers have precedence over NaN, and a row of
+    NaN gives the canonical NaN; with ``nan="propagate"`` any NaN gives the canonical NaN. +0 is the larger of +0 and
+    -0, as in :func:`npusim.formats.maximum`.
 
     Raises `FormatError` for an unknown format or rule, another dtype, or nothing to compare.
     """

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SCAN_ORDERS = ("sequential", "warps")
 #: Orders of the inverse of a triangular tile.
 INVERSE_ORDERS = ("rows", "blocks")
-#: Lanes of a warp that add the value of the lane 1, 2, 4, ... places before them.
+#: Number of lanes of a warp; a lane adds the value of the lane 1, 2, 4, ... places before it, step by step.
 WARP = 32
 #: Arithmetic of float32 products that are multiply-adds, rounded once, in the order of k.
 IEEE = "ieee.f32"
@@ -46,7 +46,8 @@ def cumulative_sum(
     every
         Columns after which sums restart; 0: never within a row.
     reverse
-        From the last element to the first: the mirrored order; groups of 32 are counted from the first element.
+        Sums run from the last element to the first, in the mirrored order; groups of 32 are counted from the first
+        element.
 
     Returns
     -------
@@ -138,8 +139,8 @@ def inverse(x: Any, fmt: str | FloatFormat, order: str = "rows", *, arithmetic: 
 
 
 def of_float32(unit: str) -> str:
-    """Return the arithmetic of float32 operands on the tensor cores that have ``unit``: TF32, or none if the unit has
-    none.
+    """Return the arithmetic of float32 operands on the tensor cores that have ``unit``: TF32, or `IEEE` if the unit has
+    no TF32.
 
     >>> of_float32("hopper.mma.k16.f16.f32"), of_float32("volta.mma.k4.f16.f32")
     ('hopper.mma.k8.tf32.f32', 'ieee.f32')

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-#: The processor for which code is compiled: ``baseline``, as for a wheel; ``native``, this processor, even if the
-#: package has code; unset: this processor if the package has no code.
+#: The processor for which code is compiled: ``baseline``, as for a wheel; ``native``: this processor, even if the
+#: package has code; unset: this processor, if the package has no code.
 VARIABLE = "NPUSIM_PROCESSOR"
 BASELINE, NATIVE = "baseline", "native"
 
@@ -58,14 +58,14 @@ def environment() -> dict[str, str]:
 
 
 def processor() -> tuple[str, ...]:
-    """Return the name under which code for the baseline is stored, whatever compiler compiled it."""
+    """Return the name under which code for the baseline is stored, whichever compiler compiled it."""
     known = baseline()
     return (BASELINE, *(known.name, *known.features)) if known else ()
 
 
 @contextmanager
 def compiling_natively() -> Iterator[None]:
-    """Compile for this processor although the package has code, unless the variable names another processor."""
+    """Compile for this processor even though the package has code, unless the variable names another processor."""
     given = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = given or NATIVE
     try:

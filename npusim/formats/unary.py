@@ -157,7 +157,7 @@ def _rounded(name: str, x: Array, fmt: FloatFormat) -> Array:
 
 
 def _settle(name: str, x: Array, where: Array, bits: Array, fmt: FloatFormat) -> None:
-    """Write the exact results of ``x[where]``; each value is computed once, since millions may be equal."""
+    """Write the exact results of ``x[where]``; each different value is computed once, because millions may be equal."""
     values, index = np.unique(x[where], return_inverse=True)
     exact = [_exact_bits(name, float(value), fmt) for value in values]
     bits[where] = np.array(exact, bits.dtype)[index]
@@ -253,7 +253,7 @@ def _float64(name: str, flat: Array) -> Array:
 
 
 def _exp_float32(name: str, flat: Array) -> Array:
-    """Return exp or exp2 correctly rounded to float32; undecided inputs go the exact way."""
+    """Return exp or exp2 correctly rounded to float32; undecided inputs are computed exactly."""
     from npusim.formats import elementwise_kernels
 
     fmt = get_format("float32")

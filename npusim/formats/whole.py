@@ -1,4 +1,4 @@
-"""Integers in the range of their types: of this number of bits, signed or unsigned, wrapping; and the bits of floats.
+"""Integers of types with a number of bits, signed or unsigned, which wrap; and the bits of floats as integers.
 
 Integers are int64 arrays with their sign; integers of one bit are 0 and 1.
 """
@@ -18,17 +18,18 @@ from npusim.formats.float_format import get_format
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Unsigned = NDArray[np.uint64]
-#: Bits of the widest integers.
+#: Number of bits of the widest integers.
 WIDE = 64
-#: Half of the bits of an integer of 64, and the lower half.
+#: Half of the number of bits of a 64-bit integer, and a mask of the lower half.
 _HALF, _LOWER = np.uint64(32), np.uint64((1 << 32) - 1)
 
 
 def _quotient(x: Integers, y: Integers) -> Integers:
-    return (x - np.fmod(x, y)) // y  # toward 0, as in C
+    return (x - np.fmod(x, y)) // y  # rounds toward 0, as in C
 
 
-#: Operations of integers with a sign, or for which the sign does not matter, by LLVM's names; and without a sign.
+#: Operations of signed integers (or for which the sign does not matter), by LLVM's names; and those of unsigned
+#: integers.
 _SIGNED: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
         "divsi": _quotient,
@@ -49,7 +50,7 @@ _SIGNED: Mapping[str, Callable[..., Any]] = MappingProxyType(
 
 
 def _high_bits(x: Unsigned, y: Unsigned, bits: int) -> Unsigned:
-    """Return the upper half of the bits of products of integers without a sign."""
+    """Return the upper half of the bits of products of unsigned integers."""
     if bits <= WIDE // 2:
         return (x * y) >> np.uint64(bits)
     (high, low), (other_high, other_low) = ((each >> _HALF, each & _LOWER) for each in (x, y))
@@ -66,18 +67,18 @@ WHOLE_OPERATIONS: tuple[str, ...] = (*_SIGNED, *_UNSIGNED, "mulhiui")
 
 
 def whole_limits(bits: int) -> tuple[int, int]:
-    """Return the smallest and the largest integer of a type, with its sign; 0 and 1 for one bit."""
+    """Return the smallest and the largest signed integer of a type; 0 and 1 for one bit."""
     return (0, 1) if bits == 1 else (-1 << (bits - 1), (1 << (bits - 1)) - 1)
 
 
 def wrapped(values: Integers, bits: int) -> Integers:
-    """Return the last bits of integers, as numbers with a sign."""
+    """Return the lowest bits of integers, as signed numbers."""
     low = whole_limits(bits)[0]
     return values if bits >= WIDE else ((values - low) & ((1 << bits) - 1)) + low
 
 
 def without_sign(values: Integers, bits: int) -> Unsigned:
-    """Return integers of a type as numbers without a sign."""
+    """Return integers of a type as unsigned numbers."""
     return values.astype(np.int64).view(np.uint64) & np.uint64((1 << bits) - 1)
 
 
@@ -106,7 +107,7 @@ def whole_operation(name: str, x: Integers, y: Integers, bits: int) -> Integers:
 
 
 def _as_integers(x: NDArray[Any]) -> Integers:
-    """Return whole numbers of any format as int64; NaN, which a lane that nothing reads may have, as 0."""
+    """Return whole numbers of any format as int64; a NaN, which an unread lane may have, becomes 0."""
     return np.nan_to_num(widen(np.asarray(x)), nan=0.0, posinf=0.0, neginf=0.0).astype(np.int64)
 
 
@@ -122,13 +123,13 @@ def whole_step(text: str, x: NDArray[Any], y: NDArray[Any], fmt: str) -> NDArray
 def bits_of_floats(x: NDArray[Any], of: str, fmt: str) -> NDArray[Any]:
     """Return the bits of floats, rounded to the format ``of``, as signed integers in the format ``fmt``."""
     kind = get_format(of)
-    given = x if x.dtype == kind.dtype else cast(x, of)  # the bits of a NaN do not change
+    given = x if x.dtype == kind.dtype else cast(x, of)  # the bits of a NaN are unchanged
     bits = np.ascontiguousarray(given).view(f"i{kind.size_bytes}").reshape(x.shape)
     return cast(bits.astype(np.float64), fmt)
 
 
 def floats_of_bits(x: NDArray[Any], of: str, fmt: str) -> NDArray[Any]:
-    """Return the floats of the format ``of`` whose bits are integers, in a format that has these."""
+    """Return the floats of the format ``of`` whose bits are integers, in a format that can represent them."""
     kind = get_format(of)
     bits = np.ascontiguousarray(_as_integers(x).astype(f"i{kind.size_bytes}")).reshape(x.shape)
     return bits.view(kind.dtype) if fmt == of else cast(bits.view(kind.dtype), fmt)

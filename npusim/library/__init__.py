@@ -1,4 +1,4 @@
-"""The library: kernels as files, each written with the public interface alone; every file of the folder is a kernel.
+"""The library: kernels as files, each written only with the public interface; every file of the folder is a kernel.
 
 ``find_schedule(name, family)`` returns the entry of the registry; ``SCHEDULES`` lists all schedules; ``default_hw``
 names the device for which a schedule is made.
@@ -41,7 +41,7 @@ class _Packaged(Mapping[tuple[str, str], Schedule]):
         return sum(len(_declared(file)) for file in _files())
 
 
-#: Files whose schedules lists and suggestions name first.
+#: Files whose schedules come first in lists and suggestions.
 _FIRST = ("flash", "pasa", "two_level")
 
 
@@ -63,7 +63,7 @@ def _declared(file: str) -> tuple[Schedule, ...]:
 def packaged(name: str) -> Mapping[str, Schedule]:
     """Return the packaged schedules of a name by core family; empty for an unknown name.
 
-    The file with this name is imported, or all files if there is no such file.  The fields of a packaged schedule
+    The file with this name is imported; if there is no such file, all files are.  The fields of a packaged schedule
     accept only the published kernels that compute it; a user's schedule may follow any published kernel.
     """
     files = () if not name.isidentifier() else (name,) if name in _files() else _files()

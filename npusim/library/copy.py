@@ -38,7 +38,7 @@ class CopyFields(Tiling):
 
 
 def copy(problem: CopyProblem, tiling: Any, _precision: FlashPrecision, machine: Machine) -> Phases:
-    """Return a copy of ``problem.bytes``, rounded up to a multiple of a transfer."""
+    """Return a copy of ``problem.bytes``, rounded up to a multiple of the size of a transfer."""
     rows = ceil_div(problem.bytes, tiling.block_bytes)
     source = GlobalTensor("source", 1, 1, rows, tiling.block_bytes, "int8", "input")
     target = replace(source, name="target", role="output")

@@ -37,15 +37,15 @@ FA4_GROWTH = 8.0
 
 @dataclass(frozen=True, slots=True)
 class Fa4Precision(FlashPrecision):
-    """FlashAttention's formats, and FlashAttention-4's fractions for the time, 0 to 1; bits follow from the exact
-    cases.
+    """FlashAttention's formats, and the fractions, 0 to 1, of FlashAttention-4's steps that the predicted time
+    includes; bits do not depend on them.
 
     rescaled
         Fraction of tiles in which O is rescaled: a run states the fraction of its sample in which a maximum changed.
     polynomial
         Fraction of the weights' powers of two that the polynomial computes; special-function units compute the rest.
     growth
-        Growth of a row's maximum, in powers of two, from which the reference follows it; 0: always; -1:
+        Growth of a row's maximum, in powers of two, from which the reference is set to the new maximum; 0: always; -1:
         FlashAttention-4's rule, `FA4_GROWTH` for 16-bit inputs and 0 for 8-bit inputs.
     """
 
@@ -66,12 +66,13 @@ def fa4(
     before: float = 1.0,
     unseen: Unseen | None = None,
 ) -> Value:
-    """FlashAttention-4: the reference follows a maximum that grows by more than ``growth``, so that P reaches 2^growth.
+    """FlashAttention-4: the reference is set to a new maximum only if the maximum has grown by more than ``growth``, so
+    that P is at most 2^growth.
 
-    For 8-bit inputs it always follows unless a growth is named, since P begins at 2^8 (flash_fwd_sm100.py, "Low
-    Precision Scaling"); a P of 8 bits saturates, as the conversion instruction does. Scores stay unscaled: the scale is
-    in the multiply-add before the exponential (flash_attn/cute/softmax.py).  If the kernel changes scores, they are
-    scaled ``before``, and only log2 e remains (compute_softmax_scale_log2).
+    For 8-bit inputs the reference is always the maximum, unless a growth is named, because P begins at 2^8
+    (flash_fwd_sm100.py, "Low Precision Scaling"); a P of 8 bits saturates, as the conversion instruction does. Scores
+    stay unscaled: the scale is in the multiply-add before the exponential (flash_attn/cute/softmax.py).  If the kernel
+    changes scores, they are scaled ``before``, and only log2 e remains (compute_softmax_scale_log2).
     """
     check_scale(p.p_scale)
     more = math.log(p.p_scale) * exponent_factor(p.exp_variant)
@@ -97,9 +98,9 @@ def fa4(
     return (o / divisor(l, unseen)).to(p.output)
 
 
-#: FlashAttention-4's choices for 16-bit inputs, except the order of row sums. There the polynomial computes some
-#: elements, here all.  The time includes every polynomial and every rescaling, except for the fractions that a
-#: precision states.
+#: FlashAttention-4's choices for 16-bit inputs, except the order of row sums. In its kernel the polynomial computes
+#: some elements; here it computes all.  The time includes every polynomial and every rescaling, unless the precision
+#: states fractions of them.
 FA4 = attention(
     "fa4",
     fa4,

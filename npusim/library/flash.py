@@ -1,7 +1,7 @@
 """FlashAttention-2 in the form of the vendors' kernels.
 
-On Ascend: Q block 128, KV block 512, scores and P and O_tmp through slots in global memory, pre-launch depth 2, rows
-split over the two AIVs, softmax in slices of 16 rows (CATLASS, ascend.md section 2.1).
+On Ascend: blocks of 128 queries and 512 keys; scores, P and O_tmp pass through slots in global memory; the pre-launch
+depth is 2; the two AIVs share the rows; softmax processes slices of 16 rows (CATLASS, ascend.md section 2.1).
 """
 
 from __future__ import annotations

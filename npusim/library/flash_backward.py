@@ -78,11 +78,11 @@ class BackwardPrecision(NamedFormats):
     """Formats between products; ``input`` stands for the format of Q, K, V and dO.
 
     scores
-        Both products of a tile, P, dS and the sums dQ, dK and dV.
+        Format of both products of a tile, of P and dS, and of the sums dQ, dK and dV.
     factor
-        P and dS in the form that products read.
+        Format in which products read P and dS.
     output
-        The gradients.
+        Format of the gradients.
     exp_variant, sum_order, accumulate, arithmetic
         Named choices, as in `FlashPrecision`; ``accumulate`` applies to the three gradients.
     """
@@ -259,7 +259,7 @@ def backward_tensors(problem: Problem, output: str, judged: str) -> BackwardTens
     q = GlobalTensor("q", problem.batch, problem.kv_heads, group * problem.seq_q, *sizes, packed=group)  # type: ignore[arg-type]
     k = replace(q, name="k", rows=problem.seq_kv, packed=1)
     v, do = (replace(x, name=n, cols=problem.value_head_dim) for n, x in (("v", k), ("do", q)))
-    lse = replace(q, name="lse", rows=1, cols=q.rows, fmt=F32, packed=1)  # read as a column and as a row
+    lse = replace(q, name="lse", rows=1, cols=q.rows, fmt=F32, packed=1)  # read both as a column and as a row
     like = {"dq": q, "dk": k, "dv": v}
     gradients = {n: replace(x, name="o" if n == judged else n, fmt=output, role="output") for n, x in like.items()}
     forward, delta = replace(do, name="forward"), replace(lse, name="delta", role="workspace")
@@ -268,7 +268,7 @@ def backward_tensors(problem: Problem, output: str, judged: str) -> BackwardTens
 
 @dataclass(frozen=True, slots=True)
 class BackwardTile:
-    """Queries and keys of a tile for blocks of queries, then the same numbers for blocks of keys; rows of a block of
+    """Queries and keys of a tile in the kernel of dQ, then in the kernel of dK and dV; rows of a block in the kernel of
     delta.
     """
 
@@ -288,8 +288,8 @@ def backward(
     method: Method,
     places: int,
 ) -> list[Phase]:
-    """Return the kernels: one of delta, and then either one of dQ and one of dK and dV, or one of all three that adds
-    up dQ in memory.
+    """Return the kernels: first the kernel of delta; then either a kernel of dQ and a kernel of dK and dV, or one
+    kernel of all three gradients that adds up dQ in memory.
 
     ``places``: number of blocks that a device runs concurrently, which is the number of sums with ``deterministic``.
     """
@@ -340,8 +340,8 @@ def _in_memory(
 ) -> Iterator[Phase]:
     """Yield the kernels of delta, of all three gradients, and of the sums of several blocks' parts.
 
-    Parts are added to zeros: the kernel of delta writes them for one sum, a separate kernel for several sums. A block
-    of keys has one query head; dK and dV of each head are stored, and a kernel adds the results of the heads of a
+    Parts are added to zeros, which the kernel of delta writes for one sum, and a separate kernel for several sums. A
+    block of keys has one query head; dK and dV of each head are stored, and a kernel adds the results of the heads of a
     group.
     """
     turns, group = ceil_div(ceil_div(problem.seq_kv, tile.tile_kv), sums), problem.group_size
@@ -396,7 +396,8 @@ def _summed(name: str, result: GlobalTensor, parts: Stacked, scale: float, rows:
     return summed.phase(name, with_columns(cells, parts.count, 1), parts=parts, **more)
 
 
-#: Default sizes of a problem: a layer of 2048 channels, with a number of tokens whose bits take a few seconds.
+#: Default sizes of a problem: a layer of 2048 channels, and so many tokens that their bits take a few seconds to
+#: compute.
 SIZES: Mapping[str, float] = MappingProxyType(
     {"batch": 1, "heads": 16, "tokens": 1024, "key": 128, "value": 128, "causal": False}
     | {"kv_heads": 0, "window": 0, "softcap": 0.0}
@@ -414,7 +415,7 @@ DELTA_ELEMENTS = 8192
 class BackwardFields(Tiling):
     """Tiles of both kernels; the gradient whose bits and errors a run reports.
 
-    On a GPU: the fastest of 11 tiles in Triton on an H100 (reports/recurrences).
+    The default on a GPU is the fastest of 11 tiles in Triton on an H100 (reports/recurrences).
     """
 
     block_q: int = Field(
@@ -463,7 +464,7 @@ class GpuBackwardFields(BackwardFields):
         raise TilingError(f"kernel: {self.kernel} has no gradients=; a GradientKernel is needed")
 
 
-#: Number of tiles ahead: L0C of an NPU can hold dK and dV of a block of keys together with scores.
+#: Number of tiles computed ahead; an NPU's L0C has space for scores in addition to dK and dV of a block of keys.
 DEPTH = Field(
     default=1,
     ge=0,
@@ -494,7 +495,7 @@ def flash_backward(problem: KernelProblem, tiling: BackwardFields, p: BackwardPr
     tile = BackwardTile(tiling.block_q, tiling.block_kv, tiling.tile_q, tiling.tile_kv, rows)
     tensors = backward_tensors(call, p.output, tiling.gradient)
     kernels = backward(call, tile, p, tensors, machine.mask_kind(tiling), tiling.method, machine.places)
-    # a kernel that also writes zeros has one more tile in UB
+    # a kernel that also writes zeros needs one more tile in UB
     whole = ("clear", "delta") if tiling.method != "added" else ()
     return [k if k.name in whole else replace(k, slice_elements=SLICE) for k in kernels]
 
@@ -512,7 +513,7 @@ def _scores(call: Problem, inputs: HeadInputs, batch: int, head: int) -> NDArray
 
 
 def log_sums(problem: KernelProblem, inputs: HeadInputs, batch: int, head: int) -> NDArray[np.float64]:
-    """Return LSE of the query heads of a KV head, (1, queries of one head after the other), in float64."""
+    """Return LSE of the query heads of a KV head, (1, queries of all heads, head by head), in float64."""
     call = problem_of(problem)
     heads = range(head * call.group_size, (head + 1) * call.group_size)
     return np.concatenate([np.logaddexp.reduce(_scores(call, inputs, batch, h), 1) for h in heads])[None]
@@ -528,8 +529,8 @@ def forward(problem: KernelProblem, inputs: HeadInputs, batch: int, head: int) -
 
 
 def gradients(call: Problem, inputs: HeadInputs, batch: int, head: int) -> dict[str, NDArray[np.float64]]:
-    """Return dQ of a query head and its parts of dK and dV, in float64: gradients of softmax of its scores times V,
-    given dO.
+    """Return dQ of a query head and its parts of dK and dV, in float64: the gradients of softmax(scores) V, given
+    dO.
     """
     q, do = (inputs(n, batch, head) for n in ("q", "do"))
     k, v = (inputs(n, batch, head // call.group_size) for n in "kv")

@@ -1,6 +1,6 @@
 """FP8 attention: P cast to E4M3, with the choices of scale, key order and accumulator of real kernels.
 
-The presets follow the kernels' sources where they were seen (reports/pcast_numerics; for
+The presets follow the kernels' sources where npusim's authors have read them (reports/pcast_numerics; for
 ``trtllm_xqa`` and ``sage2`` only the P-Cast paper's Table 3).
 """
 
@@ -173,7 +173,7 @@ def phases(problem: Problem, tiling: Any, precision: Fp8Precision, machine: Mach
             f"operand: P in {precision.operand}, but the matrix unit reads P together with V in {problem.dtype}; "
             f"use operand={operand} or remove it"
         )
-    p = replace(precision, operand=operand)  # the same values, if the matrix unit has no FP8
+    p = replace(precision, operand=operand)  # the values are the same if the matrix unit has no FP8
     if problem.dtype == "float32" and not p.arithmetic:
         p = replace(p, arithmetic="ieee.f32")
     p_scale = 1.0 if p.fold else p.scale

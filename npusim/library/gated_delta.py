@@ -95,7 +95,9 @@ def kkt_inverse(ki: Value, kj: Value, beta: Value, g: Value, gt: Value, below: V
 def kkt(
     ki: Value, kj: Value, beta: Value, g: Value, gt: Value, below: Value, p: StatePrecision, as_pto: bool = False
 ) -> Any:
-    """Return A of a chunk; a separate kernel inverts I + A; ``as_pto``: the logarithm of beta is added to g."""
+    """Return A of a chunk; a separate kernel inverts I + A; ``as_pto``: beta is applied by adding its logarithm to
+    g.
+    """
     if as_pto:
         return (p.left(ki @ kj.T) * exp(below + ((g + log(beta)) - gt))).to(p.factor)
     return _kkt(ki, kj, beta, g, gt, below, p).to(p.factor)
@@ -176,7 +178,7 @@ def strengths(problem: KernelProblem, _inputs: object, batch: int, head: int) ->
 
 
 def gated_delta(problem: KernelProblem, tiling: Any, p: StatePrecision, machine: Machine) -> Phases:
-    """Return the kernels; a block has all columns of W and U, or ``block_value`` columns of the state and of
+    """Return the kernels; a block computes all columns of W and U, or ``block_value`` columns of the state and of the
     results.
     """
     (*sizes, unit), fmt = sizes_of(problem, SIZES), problem.dtype
@@ -195,8 +197,10 @@ def gated_delta(problem: KernelProblem, tiling: Any, p: StatePrecision, machine:
         rows = min(of.tokens, max(1, GATES_SLICE // of.key) * machine.row_cores)
         sized = {"row": rows, "key": of.key}
         phases.append(normalised.phase("unit", grid(k, ("row", rows)), sized, [k], k=tokens["k"], p=p))
-    as_pto, each = tiling.published is not None, _summed_tokens(of, tiling.block_sums, tiling.published)
-    phases.append(decay_sums(decays, of, each, [g], a=one("a", role="input")))
+    a, published = one("a", role="input"), tiling.published
+    as_pto = published is not None
+    by_rows = as_pto and published.of_phase("decays").sums == "rows"
+    phases.append(decay_sums(decays, of, of.of_all_heads if by_rows else tiling.block_sums, [g], a=a))
     blocks = of.blocks(of.value)
 
     def phase(
@@ -207,7 +211,7 @@ def gated_delta(problem: KernelProblem, tiling: Any, p: StatePrecision, machine:
         results: Sequence[GlobalTensor | Stacked],
         **bound: Any,
     ) -> None:
-        # the tokens before each token, and for results the token itself
+        # masks: the tokens before each token; for results also the token itself
         masks = {t.name for n, t in bound.items() if n == "below"}
         known = {n: below_diagonal(of.chunk, n == "seen") for n in masks}
         phases.append(kernel.phase(called, cells, spans, results, values=known, p=p, arithmetic=p.arithmetic, **bound))
@@ -220,24 +224,18 @@ def gated_delta(problem: KernelProblem, tiling: Any, p: StatePrecision, machine:
     else:
         phase(kkt_inverse, "kkt", blocks, wide, [t], **met)
     # one name of K for each kernel: a later one finds another share of K in L2
-    of_k = {n: k.under(f"{k.name}_{n}") for n in ("wy", "states", "outputs")}
-    phase(wy, "wy", blocks, wide, [made["w"], made["u"]], t=t, k=of_k["wy"], v=tokens["v"], beta=beta, g=g)
+    of_wy, of_states, of_outputs = (k.under(f"{k.name}_{n}") for n in ("wy", "states", "outputs"))
+    phase(wy, "wy", blocks, wide, [made["w"], made["u"]], t=t, k=of_wy, v=tokens["v"], beta=beta, g=g)
     last, first = state("last", role="output"), state("first", role="input")
-    walk: dict[str, Any] = {"k": of_k["states"], "g": g, "end": Ends("row", g), "first": first, "as_pto": as_pto}
-    walk |= {"w": made["w"], "u": made["u"]}
-    phase(delta_states, "states", of.panels(), of.spans(), [h, made["x"], last], **walk)
+    walk = {"k": of_states, "w": made["w"], "u": made["u"], "g": g, "end": Ends("row", g)}
+    phase(delta_states, "states", of.panels(), of.spans(), [h, made["x"], last], first=first, as_pto=as_pto, **walk)
     seen = replace(below, name="seen")
-    read = {"q": tokens["q"], "k": of_k["outputs"], "v": made["x"], "h": h, "g": g, "gt": g, "as_pto": as_pto}
+    read = {"q": tokens["q"], "k": of_outputs, "v": made["x"], "h": h, "below": seen, "g": g, "gt": g, "as_pto": as_pto}
     spans = of.spans()
-    phase(gated_outputs, "outputs", of.blocks(), spans, [o], below=seen, **read)
+    phase(gated_outputs, "outputs", of.blocks(), spans, [o], **read)
     # FLA's list of configurations pairs BK with BV (fla/ops/common/chunk_o.py, _O_CONFIGS).
     phases[-1] = replace(phases[-1], pieces={"key": spans["value"]})
     return [replace(each, slice_elements=each.slice_elements or STATE_SLICE) for each in phases]
-
-
-def _summed_tokens(of: Chunks, block_sums: int, published: AscendKernel | None) -> int:
-    """Return the tokens of a head that a block sums: other ones in a kernel that adds rows of all heads."""
-    return of.of_all_heads if published and published.of_phase("decays").sums == "rows" else block_sums
 
 
 def recurrence_of(

@@ -42,13 +42,15 @@ ANOTHER = (
 
 @kernel(results="qe ke kd", q="row key", k="row key", b="row key", rest="row key")
 def gated(q: Value, k: Value, b: Value, rest: Value, p: StatePrecision) -> Any:
-    """Q e^b, K e^-b and K e^(last - b): the sums b of a chunk's log gates are applied on both sides of the scores."""
+    """Q e^b, K e^-b and K e^(last - b), where b are the sums of a chunk's log gates: both factors of the scores contain
+    them.
+    """
     wide = k.to(F32)
     return (q.to(F32) * exp(b)).to(p.factor), (wide * exp(-b)).to(p.factor), (wide * exp(rest)).to(p.factor)
 
 
 def _sums(gates: NDArray[np.float64], chunk: int) -> NDArray[np.float64]:
-    """Return sums of log gates from the first token of each chunk on."""
+    """Return the running sums of log gates within each chunk."""
     return np.concatenate([gates[:, :, at : at + chunk].cumsum(2) for at in range(0, gates.shape[2], chunk)], 2)
 
 

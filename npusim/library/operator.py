@@ -43,7 +43,7 @@ from npusim.machine import Machine
 
 @kernel(results="y", x="row col")
 def one(x: Value, fmt: str, does: str) -> Iterator[Value]:
-    """One element of one operand at a time."""
+    """An operator that processes one element of one operand at a time."""
     for xj in tiles(x):
         if does == "square":
             yield (xj * xj).to(fmt)
@@ -57,7 +57,7 @@ def one(x: Value, fmt: str, does: str) -> Iterator[Value]:
 
 @kernel(results="y", x="row col", other="row col")
 def two(x: Value, other: Value, fmt: str, does: str) -> Iterator[Value]:
-    """One element of each of two operands at a time."""
+    """An operator that processes one element of each of two operands at a time."""
     for xj, oj in tiles(x, other):
         yield (xj * oj if does == "times" else xj + oj).to(fmt)
 
@@ -76,7 +76,9 @@ Access = Literal["vectors", "indexed", "pairs", "joined", "rows"]
 
 @dataclass(frozen=True, slots=True)
 class EagerOperator:
-    """An operator: its kind of memory access, its operands of full size, and which side is float32."""
+    """An operator: its kind of memory access, its operands of full size, and whether its inputs or its results are
+    float32.
+    """
 
     access: Access
     operands: int = 1
@@ -103,13 +105,14 @@ OPERATORS: Mapping[str, EagerOperator] = MappingProxyType(
         "gelu": EagerOperator("vectors"),
     }
 )
-#: Elements of a block at a time, and number of repetitions.  source: CUDALoops.cuh, as above
+#: Elements that a block processes at a time, and the number of repetitions.  source: CUDALoops.cuh, as above
 TILES: Mapping[str, tuple[int, int]] = MappingProxyType({"vectors": (1024, 1), "indexed": (128, 4), "pairs": (128, 2)})
-#: Number of blocks of a multiprocessor up to which each block is simulated separately.
+#: Largest number of blocks per multiprocessor for which each block is simulated separately.
 ROUNDS = 64
-#: CatArrayBatchedCopy: threads of a block, blocks per multiprocessor for each operand, operands.  source: Shape.cu
+#: CatArrayBatchedCopy: threads of a block, blocks per multiprocessor for each operand, and the number of operands.
+#: source: Shape.cu
 JOINED, JOINED_BLOCKS, JOINED_OPERANDS = 512, 2, 2
-#: reduce_kernel: threads of a block, its largest number of rows, elements of a vector.  source: Reduce.cuh
+#: reduce_kernel: threads of a block, largest number of rows of a block, elements of a vector.  source: Reduce.cuh
 SUMMED, SUMMED_ROWS, SUMMED_VECTOR = 512, 16, 4
 
 
@@ -136,7 +139,7 @@ def operator(problem: OperatorProblem, _tiling: object, _precision: FlashPrecisi
         steps = ceil_div(count, width * most)
     else:
         width, steps = TILES[of.access]
-        # Successive blocks in one slot are combined to one block here.
+        # Successive blocks in one slot are combined into one block here.
         steps *= max(1, count // (width * steps * machine.device.group_count.value * ROUNDS))
     width = min(width, count)
     total = width * min(steps, ceil_div(count, width))

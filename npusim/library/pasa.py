@@ -4,9 +4,9 @@ K' = M K contains the keys minus the fraction beta of their block's mean, so tha
 small.  The row mean of S' measures the shift of a block; all blocks are corrected to its running mean F.
 
 Before the first block there is nothing to correct: F^1 is its own mean (equation 7), and Delta m'_0 is 0 (line 9).  m
-starts at minus infinity.  With the paper's printed 0 the first maximum is max(0, rowmax S'). The result is the same
-while exp(rowmax S') is above 0, which is true down to -745 in float64, but only down to -17 in float16; rows whose
-scores are all lower become 0/0.
+starts at minus infinity.  The paper prints 0 instead, with which the first maximum is max(0, rowmax S'). The result is
+the same as long as exp(rowmax S') is above 0, which is true down to -745 in float64, but only down to -17 in float16;
+rows whose scores are all lower become 0/0.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ class PasaPrecision(NamedFormats):
     """Format of every intermediate; ``input`` stands for the format of Q, K and V.
 
     vector
-        S', m, P, l, the rescaling factors, O: float16 in the paper.
+        Format of S', m, P, l, the rescaling factors and O: float16 in the paper.
     mean
-        Row mean of S', its running mean F, and the corrections Delta m'.
+        Format of the row mean of S', of its running mean F, and of the corrections Delta m'.
     shifted
-        The entries of M, and K' as the matrix unit's output path stores it.
+        Format of the entries of M, and of K' as the matrix unit's output path stores it.
     is_fixed_reference
-        Correct all blocks to the first block's mean, stored as small differences, instead of to a running mean
+        Correct all blocks to the first block's mean, which is stored as small differences, and not to a running mean
         (reports/pasa_numerics).
     operands, exp_variant, sum_order, rounding, multiply_add, accumulate, arithmetic, scale_rule
         As in `FlashPrecision`; K', and not K, is converted to ``operands``.
@@ -121,7 +121,7 @@ class ShiftingMatrix:
 
     @property
     def mean_kept(self) -> float:
-        """The remaining fraction of a block's mean, times 1 / alpha: a - bn for the rounded entries.
+        """The fraction of a block's mean that remains, times 1 / alpha: a - bn for the rounded entries.
 
         a is the diagonal plus b, and b the absolute value of an off-diagonal entry: the actual effect of M on a row
         (reports/pasa_numerics, table 3).  Zero or negative if rounding increases beta to 1 or more.
@@ -148,8 +148,8 @@ def optimal_beta(beta: float, keys: int, fmt: str = "float16", *, rounds: int = 
     """Return the beta next to ``beta`` whose ideal correction equals the correction of the rounded matrix.
 
     Fixed point of beta = 1 - (a - b n) with the entries of M at alpha = 1 rounded to ``fmt``, in float64 (PASA,
-    equations 20 to 22, simplified in reports/pasa_numerics, table 3).  One step gives it unless the entries are rounded
-    again (then at most 16 steps).  The result is 1 or more if the rounded entries remove the whole mean.
+    equations 20 to 22, simplified in reports/pasa_numerics, table 3).  One step finds it, unless its entries round to
+    other values; then at most 16 steps are made.  The result is 1 or more if the rounded entries remove the whole mean.
     """
     for _ in range(rounds):
         rounded = 1 - ShiftingMatrix(keys, beta, 1.0, fmt).mean_kept
@@ -194,7 +194,9 @@ def shifted_scores(q: Value, kj: Value, p: PasaPrecision, shift: Shift) -> Value
 
 
 def tile_weights(s: Value, mask: Value, lowest: float, *, is_hidden: bool) -> tuple[Value, Value]:
-    """Return the row maxima of a tile and e^(S' - m); ``is_hidden``: maxima of rows that see no key are finite too."""
+    """Return the row maxima of a tile and e^(S' - m); ``is_hidden``: maxima are finite even for rows that see no
+    key.
+    """
     m_tile = s.max()
     m_seen = maximum(m_tile, lowest, only=mask)
     return (m_seen if is_hidden else m_tile), exp(s - m_seen)
@@ -207,8 +209,9 @@ def pasa(
     """PASA (Algorithm 1): scores shifted by their block's mean, corrected to a running mean F of all blocks.
 
     The mean is the sum of S' / n: a sum of n scores could exceed float16's range (reports/pasa_numerics).  A row that
-    the mask hides completely has P = 0, and its m of minus infinity enters no maximum. If a row may be hidden before it
-    has seen a key, m starts at a finite number, which is low enough to have no weight and to allow every correction.
+    the mask hides completely has P = 0, and its m of minus infinity enters no maximum. If a mask may hide the first
+    keys of a row, m starts at a finite number: it is so low that it contributes nothing to the sum, and that no
+    correction overflows.
     """
     m, l = full("row", lowest if is_hidden else -math.inf, p.vector), full("row", 0.0, p.vector)
     o, f = full("row value", 0.0, p.vector), full("row", 0.0, p.mean)
@@ -319,7 +322,7 @@ PAPER: Mapping[str, Any] = MappingProxyType({"correction": "ideal", "optimise": 
 class PasaOptions(Blocks):
     """Options of PASA; ``block_kv`` is also the block whose mean is subtracted.
 
-    Blocks are smaller on a GPU: every tile of a block is in one multiprocessor's registers.
+    Blocks are smaller on a GPU: the registers of one multiprocessor hold every tile of a block.
     """
 
     block_q: int = Field(
@@ -374,7 +377,7 @@ PRESETS = (
     PasaPrecision("fp32_mean", mean="float32"),
     PasaPrecision("fixed_reference", is_fixed_reference=True),
     PasaPrecision("mxfp8", operands="mxfp8", operand="mxfp8"),
-    # Only for checks of the algorithm: nothing but float64 rounds.
+    # Only for checks of the algorithm: everything is computed in float64.
     replace(PasaPrecision("float64", **ALL_WIDE), arithmetic="ieee.f64"),
 )
 

@@ -33,7 +33,7 @@ from npusim.kernel import (
 )
 from npusim.machine import Machine
 
-#: Factor of a difference of probabilities, large enough that the exponential of the product is negligible.
+#: Factor of the difference of two probabilities; it is so large that the exponential of the product is negligible.
 STEEP = 1e6
 
 
@@ -51,8 +51,8 @@ def norm(x: Value, update: Value, fmt: str, mean: float) -> tuple[Value, Value]:
 
 @kernel(results="sum y", x="row col", update="row col")
 def norm_by_pieces(x: Value, update: Value, fmt: str, mean: float) -> Iterator[tuple[Value, Value]]:
-    """The same for rows that do not fit: first the sums of squares piece by piece, then the results, for which the
-    inputs are read again.
+    """The same norm for rows that do not fit: the sums of squares are computed piece by piece; then the inputs are read
+    again for the results.
     """
     square = full("row", 0.0, WIDE)
     for xj, uj in tiles(x, update):
@@ -80,7 +80,7 @@ def times_sigmoid(x: Value, slope: float, fmt: str) -> Value:
 
 @kernel(results="y", x="row col", update="row col")
 def gate(x: Value, update: Value, fmt: str) -> Value:
-    """SiLU of the gate times the other half (Shazeer 2020)."""
+    """SiLU of the gate, times the other half (Shazeer 2020)."""
     return times_sigmoid(x, 1.0, fmt) * update
 
 
@@ -92,7 +92,9 @@ def gelu(x: Value, fmt: str) -> Value:
 
 @kernel(results="y", x="row col")
 def route(x: Value, fmt: str, parts: int) -> Value:
-    """The ``parts`` largest values of a row's softmax: one value after another is selected, and then reduced by 1."""
+    """The ``parts`` largest values of a row's softmax: they are selected one after another; a selected value is reduced
+    by 1.
+    """
     wide = x.to(WIDE)
     e = exp(wide - wide.max())
     share = e / e.sum()
@@ -147,7 +149,7 @@ def pointwise(what: str, shape: tuple[int, int, int], fmt: str, tile: tuple[int,
     )
 
 
-#: Number of columns of which pieces of rows are multiples: 32 bytes at 16 bits.
+#: A piece of a row has a multiple of this number of columns: 32 bytes at 16 bits.
 COLUMNS = 16
 
 

@@ -23,12 +23,12 @@ from npusim.kernel import (
 )
 from npusim.machine import Machine
 
-#: ``auto``, and the rules of published kernels.
+#: ``auto`` and the names of published kernels, whose rules choose the number of splits.
 Rule = Literal["auto", "fa2", "fa3", "fa3_varlen", "fa4", "flashinfer", "flashmla", "vllm", "cann", "xqa"]
 
 
 class SplitFields(Tiling):
-    """The split of keys, and the merge of the parts' results."""
+    """Options of the split of keys, and of the merge of the splits' results."""
 
     splits: Annotated[int, Field(ge=1)] | Rule = Field(
         default="auto",

@@ -1,9 +1,9 @@
 """Mamba-2's chunk scan (Dao and Gu 2024, state-space duality), with the steps of their listing 1 as kernels.
 
 S_t = e^(dt_t A) S_(t-1) + B_t^T dt_t x_t and y_t = C_t S_t + D x_t; A and D are one number per head, and a group of
-heads has one B and one C.  Kernels: sums of dt A, each chunk's addend to the state, the states before the chunks,
-results.  In the names of tensors C is q, B is k and x is v. Sizes: ``--problem``; missing sizes have the values of
-`SIZES`.  Errors are relative to the recurrence, computed token by token in float64.
+heads has one B and one C.  The kernels compute, in this order, sums of dt A, each chunk's addend to the state, the
+states before the chunks, and the results.  In the names of tensors C is q, B is k and x is v. Sizes: ``--problem``;
+missing sizes have the values of `SIZES`.  Errors are relative to the recurrence, computed token by token in float64.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def chunk_states(k: Value, v: Value, g: Value, end: Value, p: StatePrecision) ->
 
 @kernel(results="h last", s="key value", end="1", first="key value")
 def passed(s: Value, end: Value, first: Value, p: StatePrecision) -> Any:
-    """Return the state before each chunk, and after the last, from the addends of chunks."""
+    """Return the state before each chunk, and the state after the last chunk, from the chunks' addends."""
     state = initial(first)
     for sj, ej in tiles(s, end, axis="token"):
         yield state.to(p.factor)
@@ -80,15 +80,14 @@ SIZES: Mapping[str, int] = MappingProxyType(
 
 
 def steps(problem: KernelProblem, _inputs: object, batch: int, head: int) -> NDArray[np.float64]:
-    """Return drawn dt of a head, (1, tokens): `STEP` times the softplus of normal entries."""
+    """Return drawn dt of a head, (1, tokens): softplus of normal entries, times `STEP`."""
     _batches, _heads, tokens, *_ = sizes_of(problem, SIZES)
     drawn: NDArray[np.float64] = STEP * np.logaddexp(0, normal_entries(problem.seed, "dt", batch, head, 1, tokens))
     return drawn
 
 
 def rate(_problem: KernelProblem, _inputs: object, _batch: int, head: int) -> NDArray[np.float64]:
-    """Return a head's A, (1, 1): -1 - 15 u, where u is the fractional part of h (sqrt(5) - 1) / 2, independent of the
-    other heads.
+    """Return head h's A, (1, 1): -1 - 15 u, where u is the fractional part of h (sqrt(5) - 1) / 2.
 
     source: state-spaces/mamba, ``Mamba2``: A_init_range=(1, 16), drawn uniformly there.
     """

@@ -1,8 +1,8 @@
 """Unfused attention: scores and probabilities pass through global memory.
 
 S = Q K^T, then scale and mask, then softmax, then P V, each over the complete matrix; a causal mask saves no work.  It
-runs as four kernels, the smallest possible number of passes; or eager, as frameworks run it: every operator is a kernel
-(`OPERATORS`).  The values are the same.
+runs either as four kernels, with the smallest possible number of passes, or eagerly, as in frameworks, where every
+operator is a kernel (`OPERATORS`).  The values are the same.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class UnfusedPrecision(NamedFormats):
     """Formats that frameworks store between kernels; ``input`` stands for the format of Q, K and V.
 
     scores
-        S after each kernel that writes it; softmax itself computes in float32.
+        Format of S after each kernel that writes it; softmax itself computes in float32.
     operand
-        P as softmax stores it.
+        Format in which softmax stores P.
     output
-        The result.
+        Format of the result.
     exp_variant, sum_order, arithmetic
         Named choices: an exponential to the base e, the order of row sums, the matrix arithmetic
         (both empty: the device's).
@@ -103,7 +103,9 @@ def softmax_whole(s: Value, fmt: str, unseen: Unseen | None = None) -> Iterator[
 
 @kernel(s="row col")
 def softmax_chunked(s: Value, fmt: str, start: float, unseen: Unseen | None = None) -> Iterator[Value]:
-    """Softmax of rows that do not fit: statistics chunk by chunk, then probabilities; ``start``: the first maximum."""
+    """Softmax of rows that do not fit: first the statistics chunk by chunk, then the probabilities; ``start``: the
+    value with which the maximum begins.
+    """
     m, l = full("row", start, WIDE), full("row", 0.0, WIDE)
     for sj in tiles(s):
         x = sj.to(WIDE)
@@ -116,7 +118,7 @@ def softmax_chunked(s: Value, fmt: str, start: float, unseen: Unseen | None = No
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """One kernel between the two products (none: softmax), the tensor that it writes, and its format.
+    """A kernel between the two products (None: softmax), the tensor that it writes, and the format of this tensor.
 
     ``is_masked``: the kernel reads the mask.
     """
@@ -239,10 +241,10 @@ def softmax(
     start: float,
     unseen: Unseen | None = None,
 ) -> Phase:
-    """Return the softmax of stored scores: rows of ``sizes[1]`` columns at once, longer ones in two passes.
+    """Return the softmax of stored scores: rows of up to ``sizes[1]`` columns in one pass, longer rows in two.
 
-    ``start``: the start of their maximum; finite if a mask may hide all first columns of a row.  ``unseen``: the result
-    of a row that is completely hidden.
+    ``start``: the value with which their maximum begins; it is finite if a mask may hide all first columns of a row.
+    ``unseen``: the result of a row that is completely hidden.
     """
     blocks = with_columns(grid(source, ("row", sizes[0])), source.cols, sizes[1])
     kernel = softmax_whole if source.cols <= sizes[1] else softmax_chunked
@@ -276,8 +278,8 @@ class StandardTiling(Tiling):
     )
 
 
-#: Number of scores of a block (at least those of one softmax row of a warp), and number of blocks per multiprocessor,
-#: enough for an even distribution.
+#: Number of scores of a block, at least one softmax row of a warp; number of blocks per multiprocessor that distributes
+#: the work evenly.
 LEAST_ELEMENTS, MOST_ELEMENTS, BLOCKS = 1024, 131072, 32
 
 

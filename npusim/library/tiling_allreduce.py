@@ -1,4 +1,5 @@
-"""Collectives of a node, alone and concurrent with the kernels of the next rows, and the common part of node schedules.
+"""Collectives of a node, without other work or while kernels compute the next rows; and the common part of node
+schedules.
 
 ``tiling_allreduce`` is FastAttention's method: the B x S rows are cut into blocks; while the links transfer the
 collective of one block, the cores compute the next one.  The first block's compute and the last block's collective are
@@ -28,7 +29,7 @@ from npusim.machine import NodeKernel, RowBlock, cut_rows, node_program
 
 
 class TilingAllReduceTiling(OverlapTiling):
-    """Row blocks, the driver of the collective, and the attention that runs on a device."""
+    """Options: row blocks, the driver of the collective, and the attention that runs on a device."""
 
     attention: str = Field(
         default="auto",

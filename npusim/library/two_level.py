@@ -1,9 +1,9 @@
-"""FastAttention's tilings on Ascend, as variants of flash: two levels, and one block for both units.
+"""FastAttention's tilings on Ascend, as variants of flash: two-level tiling, and one block size for both units.
 
 Two-level tiling: Q in blocks of B_r rows, K and V in tiles of B_c keys for the matrix unit; the vector cores process
 each B_r x B_c tile of scores in slices of B_b rows, and both levels are double buffered.  Unified tiling has one block
-b for both units, so that the cores exchange data after every b x b tile.  (Section 4.1 and appendix B; without the
-inverse printed in equation 12.)
+b for both units, so that the cores exchange data after every b x b tile.  (Section 4.1 and appendix B; the inverse in
+equation 12 is omitted.)
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class UnifiedTiling(Tiling):
     block: int = Field(default=128, ge=16, multiple_of=16, description="query rows and keys of a block")
 
     def whole(self) -> Tiling:
-        """Return the block size in the form of two levels: a vector core processes its share of a block in one
+        """Return the block size as the two levels of a tiling: a vector core processes its share of a block in one
         piece.
         """
         return build_tiling(FAST[0].tiling, {"block_q": self.block, "block_kv": self.block, "vector_rows": self.block})

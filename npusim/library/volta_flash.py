@@ -9,7 +9,8 @@ from npusim.kernel import DeviceSpec, FlashPrecision, NamedFormats, attention, f
 
 @dataclass(frozen=True, slots=True)
 class VoltaPrecision(NamedFormats):
-    """Accumulators of Q Kᵀ and of P V: ``float16`` or ``float32``; the rest is float32, P float16.
+    """Formats of the accumulators of Q Kᵀ and of P V, ``float16`` or ``float32``; P is float16, and everything else
+    float32.
 
     ``exp_variant`` and ``sum_order`` are named choices, as in `FlashPrecision`.
     """
@@ -39,8 +40,8 @@ def _needs_lanes(device: DeviceSpec) -> str:
     return f"{device.name} has no m8n8k4; use `flash` there" if machine_of(device).has_groups else ""
 
 
-# Q Kᵀ is TN and P V is TT (volta.md section 1.1): both operands are read in their memory order, by rows of the head.  S
-# and O are in the accumulators of the tensor cores; S is not scaled before it leaves its accumulator, so that float16
+# Q Kᵀ is TN and P V is TT (volta.md section 1.1): both operands are read in their memory order, row by row of the head.
+# S and O are in the accumulators of the tensor cores; S is not scaled before it leaves its accumulator, so that float16
 # accumulators overflow at 65504 as they do on the machine.  With float16 accumulators and quad pairs stacked 4x1, P is
 # in the registers that P V reads; all other combinations move values across lanes (FastAttention section 4.3 and
 # appendix C; `npusim.formats.layout.chain`).

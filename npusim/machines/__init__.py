@@ -1,5 +1,5 @@
 """Machines: how the stages of an algorithm run on a core family, with one folder per family.
 
-A machine places names by the routes of the device file, emits product stages and rows stages, and
+A machine chooses the storage of names by the routes of the device file, emits product stages and rows stages, and
 orders them.  A machine names no algorithm, and an algorithm names no machine.
 """

@@ -56,7 +56,8 @@ class Machine:
     There is one object per device. All programs of the device share it, so that it stores no state of a program.
     """
 
-    #: Whether a kernel may consist of rows only, and whether a framework's product reads each head's rows together.
+    #: Whether a kernel may consist of only rows, and whether a framework's product needs the rows of each head
+    #: contiguously.
     has_rows_kernels = reshapes_operands = True
     #: Whether cores store the result of rows that is computed before a loop as a left factor in the loop.
     keeps_factors = False
@@ -66,7 +67,7 @@ class Machine:
     row_cores = 1
     #: Whether kernels of a library other than attention run.
     has_library = True
-    #: Elements of a slice of rows on a core that processes rows in slices; 0: it does not.
+    #: Elements of a slice of rows on a core that processes rows in slices; 0: the core does not process rows in slices.
     slice_elements = 0
     #: The node that the machine represents; None for a single device.
     node: NodeSpec | None = None
@@ -116,7 +117,7 @@ class Machine:
         return frozenset()
 
     def by_tile(self, _tiling: Tiling, _precision: object) -> Mapping[str, object]:
-        """Return the fields that follow from the tile alone in a measured kernel, for kernels by other authors."""
+        """Return the fields that, in measured kernels of other authors, follow from the tile alone."""
         return {}
 
     def ordered(self, phase: Phase, _tiling: Tiling) -> Phase:
@@ -143,8 +144,8 @@ class Machine:
         return getattr(tiling, "mask", None)
 
     def mask_block(self, _tiling: Tiling) -> int:
-        """Return the side of the squares of queries and keys for which a kernel decides visits and masks; 0: the
-        tile's.
+        """Return the side of the squares of queries and keys for which a kernel decides visits and masks; 0: the size
+        of the tile.
         """
         return 0
 
@@ -161,8 +162,8 @@ class Machine:
         return self.fields_for(called, phase, tiling)
 
     def in_turns(self, _called: str, _phase: Phase, _tiling: Tiling) -> object:
-        """Return the form of a phase whose loop executes its parts one after another for each tile; None if a phase
-        needs no such form.
+        """Return the form of a phase whose loop executes its parts one after another for each tile; None if the phase
+        does not need this form.
         """
         return None
 
@@ -230,9 +231,8 @@ def serving(phases: Sequence[Phase]) -> list[Serves]:
     """Return, for each phase, the rows of the output that need a block of the phase: the block's rows, all rows of the
     heads that share its KV head, or no rows.
 
-    All rows need data that a phase reads by an axis other than its rows, and data that another phase writes by an axis
-    other than its rows. They also need everything that such a phase reads. No row needs a phase after the one that
-    writes the output.
+    All rows need data that one phase reads, or another phase writes, along an axis other than its rows.  They also need
+    everything that such a phase reads. No row needs a phase after the one that writes the output.
     """
     serves: list[Serves] = []
     whole, read_later = set[str](), set[str]()
@@ -268,9 +268,9 @@ def program_phase(
 ) -> ProgramPhase:
     """Return a phase of the program in which a block runs ``items``.
 
-    ``reread``: operands that each group of this many rows of a block reads completely.  ``views``: operands that are
-    loaded only as parts of other operands.  ``parts``, ``held``: as in `Footprint`.  ``more``: other attributes of the
-    phase.
+    ``reread``: operands that each group of this number of rows of a block reads completely.  ``views``: operands that
+    are loaded only as parts of other operands.  ``parts``, ``held``: as in `Footprint`.  ``more``: other attributes of
+    the phase.
     """
     p = frame.phase
     described: dict[str, Any] = {"blocks": p.cells, "roles": frame.roles, "family": FAMILY, **more}

@@ -177,6 +177,19 @@ class CodeWork(NamedTuple):
     goes_on: bool = False
 
 
+class StateLoop(NamedTuple):
+    """A compiled loop without products that stores a result for each tile and loads no tile ahead.
+
+    waits
+        How often its warps wait, one time after the other, for what a tile is loaded from, by machine code.
+    barriers
+        Barriers of an iteration.
+    """
+
+    waits: int = 1
+    barriers: int = 0
+
+
 class LoopWork(NamedTuple):
     """Work of a block in an iteration of a compiled loop around products, from its machine code.
 
@@ -287,6 +300,8 @@ class GpuDecisions(NamedTuple):
     code
         Work of a warp for a block according to its machine code, for compiled rows. None: the work follows from the
         steps.
+    state_loop
+        The loop over tiles according to its machine code, if it stores a state in each iteration. None: other loops.
     loops
         Work of a block in an iteration according to its machine code, for a compiled loop around products: one value
         for all tiles, or one for tiles without masks and one for masked tiles. Empty: the work follows from the steps.
@@ -324,6 +339,7 @@ class GpuDecisions(NamedTuple):
     mask_block: int = 0
     charges: tuple[Charge, ...] = ()
     code: CodeWork | None = None
+    state_loop: StateLoop | None = None
     loops: tuple[LoopWork, ...] = ()
 
     @property

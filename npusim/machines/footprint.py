@@ -65,7 +65,7 @@ class Footprint(ColumnScan):
         read = [{n for s in loop.stages for n in s.read} for loop in frame.phase.loops]
         yield from _masks(frame, blocks)
         in_rows = list(neighbours(blocks)) if is_joined else []
-        visits: dict[Hashable, list[_Stretch]] = {}  # names whose tiles all blocks visit in the same way
+        visits: dict[Hashable, list[_Stretch]] = {}  # the names whose tiles all blocks visit in the same way
         for n, place in frame.places.items():
             if place not in ("global", "out") or n in self.views:
                 continue
@@ -84,12 +84,12 @@ class Footprint(ColumnScan):
             elif is_joined:
                 for block, rows in in_rows:
                     spans = ((0, rows) if axis == frame.row_axis else None for axis in frame.axes(n))
-                    # A walk reads as much of a stack of matrices as its largest tile contains.
+                    # Of a stack of matrices, a walk reads as much as its largest tile contains.
                     largest = max((r.cols, r.col) for r in block.runs) if n in frame.phase.still else None
                     tile = Visit(0, largest[1], largest[0]) if largest else WHOLE
                     yield Touch(frame.cut(n, block, tile, *spans), each)
             else:
-                tiles: dict[int, list[Visit]] = {}  # by the runs of tiles that blocks share
+                tiles: dict[int, list[Visit]] = {}  # results by the runs of tiles that blocks share
                 for block in blocks:
                     if id(block.runs) not in tiles:
                         tiles[id(block.runs)] = tiles_of(frame, n, block)
@@ -106,7 +106,7 @@ class Footprint(ColumnScan):
         return None if table is None else touches_of(self.frame, dict(self.reread), self.views, table, group_count)
 
     def _parts(self, block: WorkTile) -> Iterator[WorkTile]:
-        """Yield the parts of a block, the first axis of `parts` outside."""
+        """Yield the parts of a block; the first axis of `parts` is the outermost loop."""
         sizes = dict(self.parts)
         cut = {a: [(a, at + i, n) for i, n in chunks(size, sizes.get(a, size))] for a, at, size in block.spans}
         axes = [*(a for a in cut if a not in sizes), *(a for a in sizes if a in cut)]
@@ -144,7 +144,8 @@ _Stretch = tuple[int, int, int, int, "WorkTile"]
 def _stretches(
     frame: Frame, share: int, rows: int | None, axes: tuple[str, ...], blocks: Sequence[WorkTile]
 ) -> list[_Stretch]:
-    """Return the stretches (`Frame.stretches`) that the loops of blocks visit, by head; ``share`` heads count as one.
+    """Return the stretches (`Frame.stretches`) that the loops of blocks visit, by head; each ``share`` heads count as
+    one head.
 
     Every ``rows`` rows of a block read a stretch once; None: all rows of a block together. ``axes`` of the grid: blocks
     with other spans along these read other data.

@@ -147,8 +147,8 @@ def _visited(
 
 
 class _Merged(NamedTuple):
-    """Equal rows combined, in the order of their first occurrences: the last row of each, and the index of each row's
-    equal.
+    """Result of combining equal rows, in the order of their first occurrences: the last one of the equal rows, and, for
+    each row, the index of its combined row.
     """
 
     last: Integers
@@ -187,7 +187,7 @@ def tiles_of(frame: Frame, n: str, block: WorkTile) -> list[Visit]:
     if n in frame.phase.by_tile:
         return [Visit(at, block.first, 1) for at in range(block.tile_count)]
     if (stack := frame.stack(n)) and stack.axis in frame.walked:
-        # a step may omit some blocks
+        # some blocks may be omitted in a step
         visited = {at for run in block.runs for span in run.stretches for at in range(*span)}
         return [Visit(0, at, 1) for at in sorted(visited)]
     return [Visit(0, block.first, block.last - block.first)]

@@ -51,8 +51,8 @@ Emit = Callable[["WorkTile", Visit], "Iterable[Item]"]
 
 
 class Frame:
-    """A phase in the view of a machine: place and storage of each name, and the position of a block's tiles in the
-    tensors.
+    """A phase as a machine uses it: place and storage of each name, and the position of a block's tiles in
+    the tensors.
     """
 
     def __init__(self, phase: Phase) -> None:
@@ -78,7 +78,7 @@ class Frame:
         return "" if is_main else f"{self.phase.name} "
 
     def may_share(self, one: str, other: str) -> bool:
-        """Return whether two names of `storage` may have the same place: neither is written while the other is still
+        """Return whether two names of `storage` may share a place, because neither is written while the other is still
         needed.
         """
         mine, others = ({n for n, place in self.storage.items() if place == at} for at in (one, other))
@@ -177,7 +177,7 @@ class Frame:
         return widest(self.phase, n)
 
     def is_visited(self, n: str) -> bool:
-        """Return whether the loop visits an operand or result tile after tile."""
+        """Return whether the loop visits an operand or result tile by tile."""
         return is_visited(self.phase, n, self.loop_axis)
 
     @cached_property
@@ -187,7 +187,7 @@ class Frame:
 
     @cached_property
     def held(self) -> tuple[str, ...]:
-        """Operands that stay until a block ends, because its loop does not go along them."""
+        """Operands that stay until a block ends, because its loop does not run along them."""
         return tuple(n for n in self.operands if self.loop_axis and not self.is_visited(n))
 
     @cached_property
@@ -237,7 +237,7 @@ class Frame:
     def regions_key(self) -> tuple[Any, ...]:
         """The properties of the phase that decide, with a block, which regions of tensors it accesses.
 
-        Masks in memory are equal only to themselves; tensors are also compared by the size of blocks.
+        Masks in memory are equal only to themselves; the size of blocks is also a part of the comparison of tensors.
         """
         phase = self.phase
         loops = tuple([(loop.axis, tuple([s.rows for s in loop.stages])) for loop in phase.loops])
@@ -250,7 +250,7 @@ class Frame:
 
     @cached_property
     def _bound(self) -> dict[str, tuple[GlobalTensor | None, tuple[str, ...], int, Stacked | None]]:
-        """The common part of cuts of a name: the tensor (if it does not depend on the block), axes, `sharing` and
+        """The part that all cuts of a name share: the tensor (if it does not depend on the block), axes, `sharing` and
         `stack`.
         """
         return {
@@ -279,7 +279,7 @@ class Frame:
         if is_shared:  # one matrix for all blocks
             batch = head = top = left = 0
         else:
-            # Heads that share are not sums of a block's coordinates; only inputs are shared.
+            # The number of a shared head is not a sum of a block's coordinates; only inputs are shared.
             head = block.head if share == 1 else varying(lambda h: h // share, block.head)
             layer = 0
             if stack:
@@ -327,8 +327,8 @@ class Frame:
         """Return the arithmetic of a product: the arithmetic of the phase, or the result of ``arithmetic_of``.
 
         ``arithmetic_of`` is called with the format of A and the format of the result. If B has another format, the
-        entry of the matrix unit for both formats applies. Raises `TilingError` if the unit does not multiply operands
-        in these formats.
+        matrix unit's entry for both formats applies. Raises `TilingError` if the unit does not multiply operands in
+        these formats.
         """
         (row,) = stage.rows
         a, b = map(self.fmt, row.srcs)
@@ -400,7 +400,7 @@ class Frame:
         return {s: of(s) for s in self.stages}
 
     def is_placed(self, s: Stage, tile: Visit) -> bool:
-        """Return whether a stage of the tile depends on the places of block and tile, not on their sizes alone.
+        """Return whether a stage of the tile depends on the places of block and tile, and not only on their sizes.
 
         This is so if the stage stores a result, if a mask is cut for it, or if its rows use numbers of a tile.
         """
@@ -510,8 +510,8 @@ def body(function: Emit, block: WorkTile, tile: Visit) -> Body:
 
 
 def _steps(running: Iterable[tuple[Emit, int, int, int, TileRun, WorkTile]]) -> Body:
-    """Return the body of a step, in which each part lags a number of tiles; each run and each block begins at its first
-    tile.
+    """Return the body of a step, in which each part lags behind by a number of tiles; each run and each block begins at
+    its first tile.
     """
     static, where = [], []
     for part, lag, first, begin, run, block in running:
@@ -534,7 +534,7 @@ def _tile(static: Any, at: Any, _index: int) -> Iterable[Item]:
 
 
 def _step(function: Emit, block: WorkTile, first: int, run: TileRun, index: int) -> Iterator[ProgramLoop]:
-    """Yield one tile of a run, as a body that blocks and tiles of the same shape share."""
+    """Yield the body for one tile of a run; blocks and tiles of the same shape share it."""
     yield ProgramLoop("", (0,), body(function, block, run.visit(index, index - first)))
 
 
@@ -554,8 +554,10 @@ def block_at(shape: Any, position: Any) -> WorkTile:
 
 
 def attention_products(phase: Phase) -> tuple[Instruction, Instruction] | None:
-    """Return the first product of a loop and the last that is fed by rows, as in attention; None for other phases."""
+    """Return the first product of a loop, and the last one, which reads results of rows, as in attention; None for
+    other phases.
+    """
     products = [s.rows[0] for s in phase.stages if s.is_product]
     fed = [r for r in products if r.srcs[0] not in phase.tensors]
-    is_plain = not any(r.attributes.transpose_a for r in products)  # kernels store Q by rows
+    is_plain = not any(r.attributes.transpose_a for r in products)  # kernels store Q row by row
     return (products[0], fed[-1]) if is_plain and fed and len(products) > 1 and phase.loop_axis else None

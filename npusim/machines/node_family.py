@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 
 class NodeMachine(Machine):
-    """A node: a machine whose core groups are devices.  Kernels are timed on one device, which chooses their fields."""
+    """A node: a machine whose core groups are devices.  The machine of one device times kernels and chooses their
+    fields.
+    """
 
     def __init__(self, device: NodeDevice) -> None:
         super().__init__(device)

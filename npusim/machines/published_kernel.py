@@ -55,8 +55,8 @@ Layouts = Mapping[int, Layout]
 
 
 def layout(rows: int, plain: int, causal: int = 0, masked: int = 0, *, warps: int = 0) -> Layout:
-    """Return tiles of ``rows`` by keys: without a mask, with a causal one (0: ``plain``), and with another mask (0: as
-    with a causal mask).
+    """Return tiles of ``rows`` by keys: without a mask, with a causal one (0: ``plain``), and with any other mask (0:
+    as with a causal mask).
     """
     first, second, third = (KernelTile(rows, n, warps) for n in (plain, causal or plain, masked or causal or plain))
     return first, second, third
@@ -83,7 +83,7 @@ class KernelUse(NamedTuple):
 
     @property
     def is_ragged(self) -> bool:
-        """Whether rows or keys are not multiples of a tile, so that a kernel must check their ends."""
+        """Whether rows or keys are not multiples of a tile, so that a kernel must test for their ends."""
         sizes, phase = self.phase.sizes, self.phase
         rows, keys = sizes[phase.row_axis], sizes[phase.loop_axis]
         return any(b.rows % rows or any(r.cols % keys for r in b.runs) for b in phase.cells)
@@ -194,8 +194,8 @@ class GpuKernel(PublishedKernel):
     gradients: GradientKernel | None = None
 
     def unmodelled(self, _name: str, _value: object) -> str:
-        """Return the known facts about a field's value that apply to the kernel and that npusim does not model; empty
-        if there are none.
+        """Return known facts about a field's value that apply to the kernel but are not modelled; empty if there are
+        none.
         """
         return ""
 
@@ -274,7 +274,7 @@ class GpuKernel(PublishedKernel):
             return tiling
         own, whole, named = self.own(problem, device), self._whole(problem, device), tiling.model_fields_set
         values = {name: getattr(tiling, name) for name in sorted(named & self.decided(known))}
-        both = [*own.items(), *whole.items()]  # the tile for complete keys is also used where a mask cuts keys
+        both = [*own.items(), *whole.items()]  # the tile for complete keys is also used if a mask cuts keys
         if wrong := [f"{name}: {value}" for name, value in values.items() if (name, value) not in both]:
             warps = f" with {whole['warps']} warps" if "warps" in whole else ""
             rows, keys = (whole[edge] for edge in self.edges)
@@ -319,7 +319,7 @@ class GradientKernel(GpuKernel):
 
 
 def warps_of(device: DeviceSpec) -> WarpIssue | None:
-    """Return a device file's entry on warps, if any."""
+    """Return a device file's entry on warps; None if there is none."""
     engine = device.cores["sm"].engines.get("WARPS") if "sm" in device.cores else None
     return engine if isinstance(engine, WarpIssue) else None
 
@@ -358,11 +358,11 @@ class AscendKernel(PublishedKernel):
     """A kernel on an Ascend device.
 
     decides, by_phase
-        Decisions of the kernel; decisions of phases that differ from these, by the name of the phase.
+        Decisions of the kernel; and, by the name of the phase, decisions of phases that differ from these.
     deal
         Order in which cores get blocks.
     is_by_name
-        Whether the kernel runs only if a tiling names it. If so, a tiling without a name runs the vendor's kernel.
+        Whether the kernel runs only if a tiling names it. If so, a tiling that names no kernel runs the vendor's.
     fields
         Tiling fields that the kernel decides for a tiling that names no kernel.
     memory_tile, prefill, decode

@@ -34,7 +34,9 @@ def _packaged() -> dict[str, PublishedKernel]:
 
 
 def kernels(kind: type[KernelType], schedule: str = "") -> Mapping[str, KernelType]:
-    """Return the packaged kernels of a kind by the names that ``kernel=`` accepts, only of a named ``schedule``."""
+    """Return the packaged kernels of a kind by the names that ``kernel=`` accepts, or only those of a named
+    ``schedule``.
+    """
     of_kind = {name: kernel for name, kernel in _packaged().items() if isinstance(kernel, kind)}
     return {n: k for n, k in of_kind.items() if not (schedule and k.computes) or schedule in k.computes}
 
@@ -84,7 +86,7 @@ def _called(function: Callable[..., Any], field: str, name: str, origin: str, *a
     """Return the result of a function of a user's kernel; its errors name file, line, kernel and field."""
     with outside.with_origin(outside.origin_of(function) or origin, f"kernel={name}: {field}: "):
         value = function(*arguments)
-        value = tuple(value) if RETURNS[field] is tuple else value  # an exception of the generator is raised here
+        value = tuple(value) if RETURNS[field] is tuple else value  # exceptions of the generator are raised here
         if not isinstance(value, RETURNS[field]):
             raise TilingError(f"returns {value!r}, not a {RETURNS[field].__name__}")
         return value

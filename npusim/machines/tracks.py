@@ -1,4 +1,6 @@
-"""Names of cores and pipes elsewhere: the vendor's simulator (``core0.cubecore0 CUBE``), its profiler, measurements."""
+"""Names of cores and pipes in other tools: in the vendor's simulator (``core0.cubecore0 CUBE``), in its profiler, and
+in measurements.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ MEASURED_PIPES = MappingProxyType(
 
 
 def profiled_times(quantity: str) -> tuple[str, ...]:
-    """Return the columns of the profilers' files that may have a quantity: ``aic_mac_time(us)``, ``aic_cube_time(us)``.
+    """Return the columns of profilers' files that may contain a quantity: ``aic_mac_time(us)``, ``aic_cube_time(us)``.
 
     msprof calls the matrix unit ``mac``, msprof op ``cube``.
     """
@@ -51,8 +53,8 @@ class Track(NamedTuple):
         return f"{self.core} {self.pipe}"
 
 
-#: The limit of an interval of a hardware loop on a vector unit with registers, in words, by the constant that states
-#: it.
+#: What limits the interval of a hardware loop on a vector unit with registers, in words, by the constant that states
+#: the limit.
 LOOP_BOUNDS = MappingProxyType(
     {
         "issued_per_cycle_count": "issue",

@@ -1,7 +1,7 @@
 """Costs of transfers, on any core family: routes of the device file, requests, bursts, L2 and its misses.
 
-Costs are pure functions of a step's shapes and formats and of the device file.  They are rounded
-to whole cycles once, here.  A step without a cost raises, it never costs 0.
+Costs are pure functions of a step's shapes and formats and of the device file.  They are rounded to whole cycles once,
+here.  A step without a cost raises an error; it never costs 0.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from npusim.program.ir.tile_program import Queue, TileProgram, Touch
 
 
-#: Addresses of global memory on which rows start that are no slower than others (Ascend C guide).
+#: Alignment in global memory with which rows are as fast as possible (Ascend C guide).
 BLOCK_BYTES = 32
-#: Bytes of one request for a row; one more request gets the rest of the row (CANN's cache_tiling_cycle_model.cc).
+#: Bytes of one request for a row; one further request transfers the rest of the row (CANN's
+#: cache_tiling_cycle_model.cc).
 REQUEST_BYTES = 512, 256, 128
 
 
@@ -40,7 +41,7 @@ class Transfers:
     def __init__(self, program: TileProgram, device: DeviceSpec) -> None:
         self.device, self._program = device, program
         self.queues: dict[str, Queue] = {q.name: q for q in program.queues}
-        #: Number of other core groups that work at the same time, by phase, where this costs time.
+        #: Number of other core groups that work at the same time, by phase, if they cost time.
         self.crowds: dict[str, float] = {}
         self.is_placed = True
 
@@ -48,7 +49,8 @@ class Transfers:
     def _evicts_at_once(self) -> bool:
         """Whether reads wait for the lines that they evict.
 
-        Programs of a stream that go on to further rows read in step and then work: lines are written back meanwhile.
+        Programs of a stream that continue with further rows read in step, and then work: meanwhile, lines are written
+        back.
         """
         return not (self._program.goes_on and self._program.l2 in FOLLOWED)
 
@@ -68,7 +70,9 @@ class Transfers:
         return known[by]
 
     def move(self, step: Step, spec: DmaEngine | FixpipeEngine, key: str) -> Cost:
-        """Return the cost of a transfer by the unit with ``key`` in the device file, on one of its routes."""
+        """Return the cost of a transfer by the unit with this ``key`` in the device file, on one of the
+        unit's routes.
+        """
         is_cast = step.opcode is Opcode.CAST and isinstance(spec, FixpipeEngine)
         src = step.srcs[0]
         if not (step.opcode is Opcode.COPY or is_cast) or isinstance(src, float):
@@ -104,7 +108,7 @@ class Transfers:
             port, terms = interval, [(f"{key}.issue_interval_cycles", float(interval))]
         name, latency = self.latency(step, route)
         if not route.links:
-            # Within a core an instruction ends before the next of its pipe begins; through GM they overlap.
+            # Within a core, an instruction ends before the next one of its pipe begins; transfers through GM overlap.
             whole = Cost(ceil(port) + latency, 0, (), (*terms, (f"{path}.{name}", float(latency))))
             return whole.at_rate(spec.rate)
         if isinstance(src, GlobalTile):  # the share of its tensor that misses L2 takes longer
@@ -126,10 +130,10 @@ class Transfers:
         return stored_format(operand.fmt).scale_bytes(operand.rows * operand.cols)
 
     def _through_memory(self, step: Step, route: RouteSpec, port: float) -> Iterator[tuple[str, float]]:
-        """Yield the costs of a move through GM besides its bytes: the constant's name, and cycles.
+        """Yield the costs of a move through GM that do not depend on its bytes: the constant's name, and cycles.
 
         The addresses of a tile are unknown here, because blocks of one shape have one cost: rows are assumed to be
-        aligned if the pitch of their tensor is, and to be shared by the average number of groups.
+        aligned if the pitch of their tensor is, and the average number of groups is assumed to share them.
         """
         rows, spent = _bursts(step), port
         if route.burst_overhead_cycles is not None:
@@ -172,7 +176,9 @@ class Transfers:
         return tuple((link, n) for link, n in sizes if n and link in route.links)
 
     def _is_walked(self, tile: GlobalTile) -> bool:
-        """Return whether a block goes on to the rest of the tile's rows in memory; else other blocks read it now."""
+        """Return whether a block itself continues with the rest of the tile's rows in memory; otherwise other blocks
+        read it at this time.
+        """
         return any(
             touch.region.rows > tile.rows if tile.goes_down else touch.region.cols > tile.cols
             for touch in self._touches_of_one.get(tile.tensor.name, ())
@@ -188,7 +194,7 @@ class Transfers:
         return made
 
     def _idle(self, step: Step, route: RouteSpec) -> tuple[tuple[str, int], ...]:
-        """Return the bytes that memory could send in the time that reads of parts of lines take beyond their own."""
+        """Return the bytes that memory could transfer in the additional time that reads of parts of lines take."""
         source, parts = step.srcs[0], self.device.memory.gm.parts
         if parts is None or not isinstance(source, GlobalTile):
             return ()
@@ -200,7 +206,7 @@ class Transfers:
         return tuple((link, missed) for link in ("hbm",) if missed and link in route.links)
 
     def _beyond(self, step: Step) -> int:
-        """Return the bytes of a transfer from or to memory beyond L2, by the share of its tensor that is there."""
+        """Return the bytes of a transfer from or to memory beyond L2, from the share of its tensor that is there."""
         source, target = step.srcs[0], step.dst
         if isinstance(source, GlobalTile):
             name, held = source.tensor.name, self.residency
@@ -229,7 +235,7 @@ def _stretches(step: Step) -> float:
 
 
 def _bursts(step: Step) -> float:
-    """Return how often a move through GM jumps: between rows that do not follow one another, or stretches of them."""
+    """Return how often a move through GM jumps between rows, or stretches of rows, that do not follow one another."""
     jumps = 0.0
     for operand in step.operands():
         if isinstance(operand, GlobalTile):
@@ -248,7 +254,7 @@ def _bursts(step: Step) -> float:
 
 
 def _requests(step: Step) -> float:
-    """Return how many requests a load of a tensor's rows is; rows behind one another, or in fractals, are none."""
+    """Return the number of requests for a load of a tensor's rows; it is 0 for contiguous rows and for fractals."""
     (source,) = step.srcs
     if not isinstance(source, GlobalTile) or source.tensor.column:
         return 0.0
@@ -260,9 +266,9 @@ def _requests(step: Step) -> float:
 
 
 def _starts_inside_requests(step: Step, request_bytes: int) -> bool:
-    """Return whether rows of a move begin within a request of global memory, not with one.
+    """Return whether rows of a move begin inside a request of global memory instead of at its start.
 
-    Rows without gaps are one run of bytes on the way to or from UB; to L1 each row is a run.
+    Rows without gaps are one run of bytes on the way to or from UB; on the way to L1, each row is a run.
     """
     to_fractals = memory_of(step.dst) == "L1"
     for operand in step.operands():

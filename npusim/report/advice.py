@@ -1,5 +1,5 @@
-"""Advice on a run: the first rule that matches the run's counts gives the finding, and a change that was simulated and
-makes the run faster.
+"""Advice on a run: the first rule that matches the run's counts states the finding, and a change that was simulated and
+found to be faster.
 
 A rule reads the run's counts, names the finding, and lists changes of the tiling that may help.  These changes are
 simulated, and the best one is named with the time of the changed run; if no change helps, none is named.
@@ -31,26 +31,24 @@ if TYPE_CHECKING:
     from npusim.report.result_json import RunRecord
     from npusim.simulation.run_result import RunData
 
-#: Share of the last end below which the mean end of core groups means an uneven load.
+#: The load counts as uneven if core groups end, on average, before this share of the time at which the last one ends.
 EVEN_SHARE = 0.85
-#: Cause of a stall in which a queue is empty: its scalar unit has issued nothing for it.
+#: Cause of a stall of an empty queue: the scalar unit has issued nothing for it.
 _EMPTY = "no instruction"
-#: Largest number of queries of a decoding step: one per sequence, or more if tokens are speculated.
+#: Largest number of queries of a decoding step: one per sequence, or more if the step speculates tokens.
 DECODED_QUERIES = 16
-#: Smallest start-up of instructions that is mentioned, as a share of the vector unit's time.
+#: Smallest share of the vector unit's time that, spent on the start-up of instructions, is mentioned.
 STARTUP_SHARE = 0.2
 
 
-#: Pairs of query and key of a call up to which changes are tried: each takes some tenths of a second.
+#: Largest number of (query, key) pairs of a call for which changes are tried: each trial takes some tenths of a second.
 MOST_PAIRS = 4 * PAIRS
 #: Fields of a tiling by name.
 Fields = Mapping[str, object]
 
 
 class Advice(NamedTuple):
-    """The finding in the counts, the changes that may help, the command of the change that does, and the name of the
-    rule.
-    """
+    """The finding, the changes that may help, the command of the change that does help, and the name of the rule."""
 
     text: str
     changes: Callable[[Fields], Iterable[Fields]] | None = None
@@ -110,7 +108,7 @@ def decoding(record: RunRecord) -> str | None:
 
 def _few_blocks(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Advice | None:
     working, groups = len(timing.group_ends), record.device.group_count
-    # On a node, the user chose how many devices share a layer: blocks are not missing.
+    # On a node, the user has chosen the number of devices that share a layer: few blocks are not a fault of the tile.
     if working >= groups or decoding(record) or timing.overlap is not None:
         return None
     text = f"only {working} of {groups} core groups have a block to run"
@@ -181,7 +179,7 @@ def _transfers(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Ad
 
 def _waiting(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Advice | None:
     stall = busiest.main_stall
-    # Only this rule can name constants of a node's queue; where a pipe or a link is the limit, no queue waits.
+    # Only this rule can name the constants of a node's queue; if a pipe or a link is the limit, no queue waits.
     if stall is None or timing.limit(record.device.link_bytes_per_s).is_limit:
         return None
     cause, cycles = stall
@@ -241,7 +239,7 @@ def _further_ahead(fields: Fields) -> Iterator[Fields]:
     yield from _scaled(fields, ("block_kv", "block"), (2,))
 
 
-#: In the order of their precedence; a rule returns None if it does not apply.
+#: The rules in the order of precedence; a rule returns None if it does not apply.
 RULES: Mapping[str, Callable[[RunRecord, TimingRecord, QueueUse], Advice | None]] = MappingProxyType(
     {
         "few blocks": _few_blocks,
@@ -278,12 +276,12 @@ class Trial:
 
     @cached_property
     def fields(self) -> Fields:
-        """The run's fields, including the numbers that its defaults mean."""
+        """The run's fields, with the numbers that its defaults stand for."""
         tiling = self._result.tiling
         return {name: effective(tiling, name) or value for name, value in tiling.model_dump().items()}
 
     def best(self, changes: Callable[[Fields], Iterable[Fields]]) -> Gain | None:
-        """Return the change that gains most; None if no change gains `WORTH`, or if trials would take long."""
+        """Return the change that gains most; None if no change gains at least `WORTH`, or if trials would take long."""
         r = self._result
         if r.problem.all_pairs() > MOST_PAIRS:
             return None
@@ -293,8 +291,7 @@ class Trial:
         for fixed_us, change in sorted(times, key=itemgetter(0)):
             if fixed_us >= r.latency_us * (1 - WORTH):
                 return None
-            # In the same way as the command: fields that are not named are chosen again, and flags and races are
-            # checked.
+            # As for the command, fields that are not named are chosen again, and flags and races are checked.
             fields = {**(own if named is None else named), **change}
             latency_us = self._latency_us(fields, is_open=named is not None, is_checked=True)
             share = 1 - latency_us / r.latency_us

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 #: The effect of an arithmetic of TF32 factors on float32.
 _TRUNCATED = "; float32 without its low 13 bits"
-#: Largest distance in ULP that is printed: the number of values of a 16-bit format.  A float32 output is further away
-#: only from a value so near to 0 that the count means nothing.
+#: Largest distance in ULP that is printed: the number of values of a 16-bit format.  A larger distance of a float32
+#: output occurs only next to values so near 0 that the count has no meaning.
 COMPARABLE_ULP = 1 << 16
 #: Ranges of a diagnosis by their subject; their keys end in ``_min`` and ``_max``.
 _RANGES = (("K", "key"), ("K'", "shifted_key"), ("Q K^T", "raw_score"), ("in the accumulator", "score"))
@@ -95,7 +95,9 @@ def _why(event: NumericEvent, bits: NumericRecord) -> str:
 
 
 def presets_facts(record: RunRecord) -> Iterator[Fact]:
-    """Yield the results of the schedule's other presets: time, and error relative to the run's on the same rows."""
+    """Yield the results of the schedule's other presets: the time, and the error on the same rows relative to the run's
+    error.
+    """
     rows, of_run = [], next((p.relative_rmse for p in record.presets if p.precision == record.precision), None)
     for p in record.presets:
         if of_run and p.precision == record.precision:
@@ -111,8 +113,8 @@ def presets_facts(record: RunRecord) -> Iterator[Fact]:
 
 
 def _plus_minus(value: float, relative: float) -> str:
-    """Return the standard error of a figure with two decimals, from its relative one; nothing if it is below half a
-    unit.
+    """Return the standard error of a figure with two decimals, from the relative standard error; empty if it is below
+    half a unit.
     """
     return f" \N{PLUS-MINUS SIGN} {value * relative:.2f}" if value * relative >= 0.005 else ""
 
@@ -161,7 +163,7 @@ def _of_other(error: ErrorSummary | None) -> str:
 
 
 def _error(bits: ErrorSummary) -> str:
-    """Return the errors, or the counts of NaN and Inf of an output that has any."""
+    """Return the errors, or the numbers of NaN and Inf if the output has any."""
     if not bits.is_finite:
         return (
             f"not finite: {whole(bits.nan_count)} NaN in the output "
@@ -178,7 +180,7 @@ def _finite(record: RunRecord, bits: NumericRecord) -> tuple[Cell, ...]:
     """Return the choices that are finite on the same sample if the output is not."""
     is_node = record.timing is not None and record.timing.overlap is not None
     if is_node or bits.is_finite:
-        return ()  # presets of a node are formats of sums: no other preset was tried
+        return ()  # presets of a node are formats of sums: so no other preset was tried
     choices = [f"{f.schedule} with precision {f.precision} (relative RMSE {f.rmse:.2e})" for f in record.finite]
     if choices:
         return cells(f"finite outputs on the same sample: {', '.join(choices)}", style="good")
@@ -209,7 +211,7 @@ def _reach(spreads: Sequence[Spread]) -> str:
 
 
 def errors_figure(record: RunRecord, drawn: dict[str, Any]) -> Figure:
-    """Return the errors of the computed rows, and where elements overflowed."""
+    """Return the errors of the computed rows, and the places of overflow."""
     rows = drawn["rows"]
     broken, overflowed = sum(r["nonfinite_rows"] for r in rows), sum(r["overflows"] for r in rows)
     finite = [r for r in rows if r["error"] is not None]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Spec = dict[str, Any]
 Row = dict[str, Any]
-#: Number of colours through which successive tiles cycle.
+#: Number of colours that successive tiles use in turn.
 TILE_COLOURS = 5
 #: Pixels of a letter of a label, and largest number of letters in one line of a row's name.
 LETTER, NAME_LETTERS = 6.4, 24
@@ -50,7 +50,9 @@ class FigureTile:
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart with a heading, its meaning (``text``), and its numbers; ``is_folded``: they open on demand."""
+    """A chart with a heading, its meaning (``text``), and its numbers; ``is_folded``: the numbers are shown
+    on demand.
+    """
 
     key: str
     title: str
@@ -64,7 +66,7 @@ class Figure:
 class PagePart:
     """A part of a page: heading, verdict, tiles, the first figure, the terminal's table, the other figures.
 
-    With ``is_folded`` the page shows the heading and the verdict; the other contents open on demand.
+    With ``is_folded`` the page shows the heading and the verdict, and the other contents on demand.
     """
 
     title: str
@@ -98,7 +100,7 @@ def finished(chart: Any, height: int, **rows: Sequence[Row]) -> Spec:
 
 
 def names_of(rows: Iterable[Row], key: str) -> list[str]:
-    """Return the values of one column, each once, in their order."""
+    """Return the different values of one column in the order in which they occur."""
     return list(dict.fromkeys(str(row[key]) for row in rows))
 
 
@@ -124,7 +126,7 @@ def rows_of_name(names: Iterable[str]) -> int:
 
 
 def row_height(names: Iterable[str]) -> int:
-    """Return the height of a row with such names."""
+    """Return the height of a row that has such names."""
     return max(ROW_HEIGHT, 14 * rows_of_name(names) + 4)
 
 
@@ -271,7 +273,7 @@ def sizes(rows: Sequence[Row], limit: float, limit_name: str) -> Spec:
 
 
 def curves(rows: Sequence[Row], x_title: str) -> Spec:
-    """Return latencies over a size, with one line for each ``name``, on logarithmic axes: rows ``name``, ``size``,
+    """Return latencies over a size on logarithmic axes, with one line for each ``name``; rows are ``name``, ``size``,
     ``latency_us``.
     """
     alt = altair()
@@ -370,8 +372,8 @@ def _log_domain(values: Sequence[float]) -> list[float]:
 
 
 def _names_of_front(points: Sequence[Row], xs: Sequence[float], ys: Sequence[float]) -> list[Row]:
-    """Return the names that fit beside the front's line, for each range of widths: first those at its ends, then from
-    the left.
+    """Return the names that fit beside the front's line, for each range of widths: first the names at its ends, then
+    the others from the left.
     """
     placed: list[Row] = []
     named = sorted((p for p in points if p["name"]), key=lambda p: p["latency_us"])

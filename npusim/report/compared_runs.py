@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     #: A run to compare: a result, its name, its file, or a schedule.
     Compared = RunData | RunRecord | str | Path
 
-#: The part of a launch of a kernel that is not its name.
+#: The part of a kernel's launch that follows its name.
 _LAUNCH = re.compile(r"\[.*\)", re.DOTALL)
 #: Endings of names that are files, whether or not they exist.
 _FILES = (".json", ".csv", ".yaml")
@@ -59,10 +59,11 @@ def compared_runs(
     options: Mapping[str, object],
     watched: Callable[[str], AbstractContextManager[Callable[[float], None] | None]] = lambda _: nullcontext(),
 ) -> list[RunData | RunRecord | Path]:
-    """Return runs as results or paths; a word that names no stored run is a schedule and is run as ``requested(word)``.
+    """Return runs as results or paths; a word that names no stored run is a schedule, which is run as
+    ``requested(word)``.
 
-    ``options`` are the options of the call, which at least one run must read.  ``watched(word)`` yields the function
-    that receives a run's progress.  All stored runs are read before any schedule is run.
+    ``options`` are the options of the call; at least one run must use each.  ``watched(word)`` yields the function that
+    receives a run's progress.  All stored runs are read before any schedule is run.
 
     Raises `SpecError` for fewer than two runs, for a word that names nothing, and for options that no run reads.
     """

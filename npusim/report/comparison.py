@@ -1,4 +1,4 @@
-"""Runs side by side: differences in their inputs, in their times, and the reason; as text and as a page."""
+"""Runs side by side: the differences of their inputs and times, with the reason; as text and as a page."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ LABEL_LETTERS = 10
 POINTS = Columns(
     Column("run", "name"), Column("latency us", "latency_us", ",.2f"), Column("relative RMSE", "error", ".2e")
 )
-#: The time of a part of a unit in JSON: for a part, and for a change that has a part.
+#: The JSON form of the time of a unit's part; it occurs in parts, and in changes that have a part.
 _PART = keyed("kind", "name", "cycles", "givers")
 STEP = Columns(
     Column("moved: unit", "unit", style="label", key="unit"),
@@ -180,9 +180,9 @@ class Comparison:
         return chain(self.sheets[0], self.sheets[run], self.latency.units[run], causes[0].name)
 
     def to_pandas(self) -> Any:
-        """Return the figures as a `pandas.DataFrame`: a row a quantity, a column a run.
+        """Return the figures as a `pandas.DataFrame`: a row for each quantity, and a column for each run.
 
-        Raises `NpusimError` where pandas is not installed.
+        Raises `NpusimError` if pandas is not installed.
         """
         return frame(
             {"figure": f.name, "kind": f.kind, **dict(zip(self.labels, f.values, strict=True))} for f in self.figures
@@ -382,7 +382,7 @@ def _chain_text(c: Comparison, run: int) -> str:
 
 
 def _chains(c: Comparison) -> Iterator[Fact]:
-    """Yield what causes the first cause of each difference."""
+    """Yield, for each difference, the cause of its first cause."""
     for run in range(1, len(c.sheets)):
         if c.chains[run]:
             name = f"behind the first cause of {c.labels[run]}" if len(c.sheets) > 2 else "behind the first cause"
@@ -400,7 +400,7 @@ def _beside(
     value_style: Callable[[Any], Style] = lambda row: "",
     **changes: Callable[[Any, int], str],
 ) -> Iterator[Column]:
-    """Yield the columns of each run: its value, and its changes relative to the first run, by their titles."""
+    """Yield, by title, the columns of each run: its value, and its change relative to the first run."""
     for run, title in enumerate(titles):
         yield Column(title, _of(run, value), align=">", style=value_style)
         for name, change in changes.items() if run else ():
@@ -590,7 +590,7 @@ def _page_figures(c: Comparison) -> Iterator[Figure]:
 
 
 def _changes(c: Comparison, latency: Breakdown) -> Figure:
-    """Return the parts of each difference, with their sign."""
+    """Return the parts of each difference, with their signs."""
     runs = range(1, len(c.sheets))
     moved = [p for p in latency.ranked if any(latency.change_us(p, i) for i in runs)]
     drawn = [(str(p), [p]) for p in moved[:DRAWN]] + ([("all others", moved[DRAWN:])] if moved[DRAWN:] else [])

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.config.quantity import Sourced
 
-#: Ends of keys, and the units of their values; the longest end that matches counts.
+#: Ends of keys, and the units of their values; the longest end that matches determines the unit.
 _UNITS: Mapping[str, str] = MappingProxyType(
     {
         "bytes_per_cycle": "B/cycle",
@@ -32,13 +32,13 @@ _UNITS: Mapping[str, str] = MappingProxyType(
 #: Units that have decimal prefixes.
 _SCALED: Mapping[str, str] = MappingProxyType({"flops_per_s": "FLOP/s", "bytes_per_s": "B/s", "_hz": "Hz"})
 _PREFIXES = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0))
-#: Bases with weak evidence.
+#: Bases that are weak evidence.
 _UNCERTAIN = ("assumed", "fitted")
 _INDENT = "  "
-#: Letters of a key and its value on one line: with the basis the line has at most 80 columns.
+#: Number of characters of a key and its value on one line: with the basis, the line has at most 80 columns.
 WIDTH = 68
 
-#: Numbers of a device by the parts of their keys.
+#: The numbers of a device, as a tree whose levels are the parts of their keys.
 Tree = dict[str, "Tree | Sourced"]
 
 
@@ -108,7 +108,9 @@ def _tree(rows: list[tuple[str, Sourced]]) -> Tree:
 
 
 def _lines(tree: Tree, depth: int = 0, path: str = "") -> Iterator[tuple[str, str, Sourced | None]]:
-    """Yield each line of a tree: its indented part of the key, the key, and the number (None: a heading)."""
+    """Yield each line of a tree: the last part of the key, indented; the complete key; and the number (None: a
+    heading).
+    """
     for part, branch in tree.items():
         name, below = part, branch
         while isinstance(below, dict) and len(below) == 1:
@@ -127,7 +129,7 @@ def _style(fact: Sourced) -> Style:
 
 
 def _grid(tree: Tree) -> Grid:
-    """Return the tree and its bases; values are aligned in one column, and those of long keys are on separate lines."""
+    """Return the tree and its bases; values are aligned in one column; the value of a long key is on the next line."""
     lines = [(label, "" if fact is None else _value(key, fact), fact) for label, key, fact in _lines(tree)]
     width = min(WIDTH, max(len(label) + len(_INDENT) + len(value) for label, value, _ in lines))
     rows = list[tuple[Cell, Cell]]()

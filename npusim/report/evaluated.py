@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from npusim.studies.evaluate.evaluation import Microseconds
 
 _STYLES: Mapping[str, Style] = MappingProxyType({"right": "good", "wrong": "bad", "unproved": "warn"})
-#: Times on a device, the first wrong element, the worst judged call, and constructs that are not read: JSON has them
-#: under these keys.
+#: JSON keys of times on a device, of the first wrong element, of the worst judged call, and of constructs that npusim
+#: does not read.
 TIME = Columns(
     *keyed("low", "mid", "high", "limit", "limit_share", "registers", "spilled", "errors"),
     *keyed("key", "reason", "tile", "is_ranked", "warps", "is_link", "block_warps"),
@@ -32,8 +32,8 @@ NOT_READ = Columns(*keyed("case", "text", "file", "line"))
 
 
 def candidate_columns(devices: Sequence[str]) -> Columns:
-    """Return the columns of candidates: the table shows times and ranks on these devices; JSON has all results by
-    device.
+    """Return the columns of candidates: the table shows the times and ranks on these devices; JSON has the results of
+    all devices.
     """
     return Columns(
         Column("kernel", lambda e: short_name(e.kernel), key="kernel", json=attrgetter("kernel")),

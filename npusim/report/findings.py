@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 
-#: Explanations of a difference that are shown; JSON has them all.
+#: Number of explanations of a difference that are shown; JSON has all.
 SHOWN = 5
 
 
@@ -65,7 +65,7 @@ SENSITIVITY = Columns(
     Column("+20 %", "higher", _change, ">", key="plus_20_percent"),
     spare=("value", "basis"),
 )
-#: Relative changes of the latency that the terminal shows; JSON also has smaller changes.
+#: Smallest relative change of the latency that the terminal shows; JSON also has smaller changes.
 SHOWN_CHANGE = 0.0005
 
 
@@ -99,7 +99,7 @@ VERDICTS: Mapping[str, tuple[str, Style]] = MappingProxyType(
 
 
 def _tried_words(f: Finding) -> str:
-    """Return the tried calls; calls that differ only in a number are one: ``page=16, 64, 256``."""
+    """Return the tried calls; calls that differ only in a number are one entry: ``page=16, 64, 256``."""
     alike: dict[str, list[str]] = {}
     for t in f.tried:
         if not t.reason:
@@ -118,7 +118,8 @@ def _finite(name: str) -> Callable[[BitDifference], float | None]:
     return value
 
 
-#: The first element that differs, and a varied call: tables show calls in one cell, and differences in words below.
+#: The first element that differs, and a varied call: a table shows the calls in one cell, and the differences in words
+#: below the grid.
 DIFFERENCE = Columns(
     *keyed("element"), Column(None, _finite("value"), key="value"), Column(None, _finite("other"), key="other")
 )
@@ -177,7 +178,7 @@ def _verdict(findings: Sequence[Finding]) -> Iterator[Cell]:
     """Yield the aspects that change bits, with the fields that prevent it and their cost; then all others, one line
     each.
 
-    Fields of the kernel itself (`OWN`) come last: these bits are fixed only if the field is named.
+    Fields of the kernel itself (`OWN`) come last: naming such a field is the only way to fix these bits.
     """
     names: dict[str, list[str]] = {
         verdict: [f.aspect for f in findings if f.verdict == verdict] for verdict in VERDICTS
@@ -349,7 +350,7 @@ def _quantity(r: Residual) -> str:
 
 
 def residuals(report: TimesReport) -> Columns:
-    """Return the columns of the report's residuals, with their tile if npusim chose one."""
+    """Return the columns of the report's residuals, including the tile where npusim chose it."""
     tile = "chosen tile" if any(r.tile for r in report.residuals) else None
     return Columns(
         Column("case", "name", key="name"),
@@ -458,7 +459,7 @@ CONSTANTS = Columns(
     *keyed("low", "high"),
     Column("same factor as", "with_it", ", ".join, key="with_it"),
 )
-#: Errors by class of cases, before and after.
+#: Errors by class of cases, before and after the calibration.
 CLASSES = Columns(
     Column("cases of", "name", key="name"),
     Column("times", "cases", align=">", key="cases"),

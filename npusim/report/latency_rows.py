@@ -1,4 +1,5 @@
-"""Latencies of a grid of shapes in the tables that serving simulators read: predicted, with the band as a column.
+"""Predicted latencies of a grid of shapes, in the form of the tables that serving simulators read; the band is an
+additional column.
 
 ``aiconfigurator``: columns of its ``gemm_perf``, ``context_attention_perf`` and ``generation_attention_perf`` files,
 latency in ms.  ``msmodeling``: columns of its profiling database, shapes as text, duration in us.

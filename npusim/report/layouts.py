@@ -29,7 +29,7 @@ _SATURATION = 0.7
 
 @dataclass(frozen=True, slots=True)
 class Square:
-    """One element: the lane in which it is, the index of its value in the lane, and the other lanes that need it."""
+    """One element: the lane that has it, the index of its value in the lane, and the other lanes that need it."""
 
     lane: int
     value: int
@@ -49,7 +49,7 @@ class Square:
 class Picture:
     """A tile of squares, row by row, with a title and facts about it.
 
-    ``note`` explains a square, ``legend`` the marks of a chain.
+    ``note`` explains the text of a square, and ``legend`` the marks of a chain.
     """
 
     title: str
@@ -103,14 +103,16 @@ def _squares(
     arrangement: Arrangement | None,
     square: Callable[[Source], Square],
 ) -> tuple[tuple[Square, ...], ...]:
-    """Return the squares of the warp if it is arranged, otherwise those of its first group."""
+    """Return the squares of the warp if an arrangement is given, else those of its first group."""
     drawn = {at: seat for at, seat in seats.items() if arrangement or not fragment.group(seat[0])}
     rows, columns = (1 + max(axis) for axis in zip(*drawn, strict=True))
     return tuple(tuple(square(drawn[r, c]) for c in range(columns)) for r in range(rows))
 
 
 def _colour(fragment: Fragment, lane: int) -> str:
-    """Return the lane's colour: eight hues, four shades; quad pairs share hues, as rows of four."""
+    """Return the lane's colour: eight hues, four shades; lanes at the same place in different groups share a hue; with
+    one group, four successive lanes do.
+    """
     if fragment.groups > 1:
         hue, shade = fragment.thread(lane), fragment.group(lane)
     else:

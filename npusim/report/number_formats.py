@@ -22,7 +22,7 @@ from npusim.formats import (
 from npusim.formats.mma_arithmetic import E8M0
 from npusim.report.text import Block, Column, Columns, Facts, Heading, cells, document
 
-#: Largest number of code points of a format whose code points are printed.
+#: Largest number of code points that a format may have for them to be printed.
 FEW_CODES = 256
 
 _ALL = Columns(
@@ -142,7 +142,7 @@ def _scale_facts(made: BlockArray, values: Sequence[float]) -> Iterator[tuple[st
 
 
 def _quantized(fmt: BlockFormat, rule: str | None, values: Sequence[float]) -> BlockArray:
-    """Return ``values`` as one block, with zeros at its end where the format does not pad."""
+    """Return ``values`` as one block, filled up with zeros where the format itself does not pad."""
     length = len(values) if fmt.pads else fmt.block
     return quantize(np.pad(np.array(values, np.float32), (0, length - len(values))), fmt, rule=rule)
 

@@ -1,4 +1,4 @@
-"""The folder of a run: each file is written completely or not at all; the result's file is written last."""
+"""The folder of a run: each file is written either completely or not at all, and the result's file last."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def kept_run(word: str) -> Path | None:
 
 
 def check_writable(folder: Path, digest: str | None = None) -> None:
-    """Raise `OutputError` if a run could not be written to ``folder``; this creates no file.
+    """Raise `OutputError` if a run cannot be written to ``folder``; the check creates no file.
 
     ``digest`` is the run's: a folder with another run is refused; None: any run in the folder will be replaced. Call
     this before a long simulation.
@@ -83,7 +83,7 @@ def check_writable(folder: Path, digest: str | None = None) -> None:
 
 
 def _is_unfinished(file: Path) -> bool:
-    """Return whether a file of a run is one that `write_whole` began to write."""
+    """Return whether a file is an unfinished one of `write_whole`."""
     return file.name.startswith(".") and file.name[1:].rpartition(".")[0] in _RUN_FILES
 
 
@@ -95,7 +95,7 @@ def _digest_in(file: Path) -> str | None:
 
 
 def check_file_writable(file: Path) -> None:
-    """Raise `OutputError` if `write_whole` could not write a file; this creates no file."""
+    """Raise `OutputError` if `write_whole` cannot write a file; the check creates no file."""
     _check_target(file)
     if file.is_dir():
         raise OutputError(f"{file}: cannot be written: there is a folder of that name")
@@ -104,7 +104,7 @@ def check_file_writable(file: Path) -> None:
 
 
 def _check_target(path: Path) -> Path:
-    """Return the path with its links resolved; raise `OutputError` if no file could be written there."""
+    """Return the path with its links resolved; raise `OutputError` if no file can be written there."""
     target = Path(os.path.realpath(path))
     above = next((p for p in path.parents if os.path.lexists(p)), Path())
     if target.is_symlink() or not above.is_dir():
@@ -128,16 +128,17 @@ def save_run(
 ) -> Path:
     """Write ``result.json``, ``figures.json``, ``pipes.csv``, a trace and, on request, more; return the folder.
 
-    The trace shows ``window``, its begin and end in us; without a window it shows the complete timeline.  ``report``
-    adds ``report.html``, which needs the extra ``report`` (`NpusimError` without it).
+    The trace shows ``window``, its begin and end in us; without a window, the complete timeline.  ``report`` adds
+    ``report.html``, which needs the extra ``report`` (`NpusimError` without it).
 
     A run without a time has neither pipes nor trace; a run without spans has no trace.  An earlier result of the same
-    run in ``folder`` is replaced; a result of another run (another `RunData.digest`) only with ``is_forced``.  The
-    output tensor needs numerics; rows that were not computed are NaN, and ``computed`` in the file marks the computed
-    rows.
+    run in ``folder`` is replaced; a result of another run (another `RunData.digest`) is replaced only with
+    ``is_forced``.  The output tensor needs numerics; rows that were not computed are NaN, and ``computed`` in the file
+    marks the computed rows.
 
     Raises `OutputError` if the folder cannot be written, contains another run, or contains files that do not belong to
-    a run; nothing is changed then.  An interrupted write leaves no result, or the earlier result of the same run.
+    a run; in these cases nothing is changed.  An interrupted write leaves no result, or the earlier result of the same
+    run.
     """
     target = Path(folder) if folder is not None else RUNS / result.folder
     check_writable(target, None if is_forced else result.digest)
@@ -207,11 +208,11 @@ def _output_bytes(result: RunData) -> bytes:
 
 
 def tensor_bytes(tensors: Mapping[str, NDArray[Any]], about: dict[str, str]) -> bytes:
-    """Return the content of a safetensors file, the same for the same tensors and words ``about`` them."""
+    """Return the content of a safetensors file, which is the same for equal tensors and equal text ``about`` them."""
     from safetensors.numpy import save
 
     data = save(dict(tensors), metadata=about)
-    # The library writes the keys of a header in any order.
+    # The library does not write the keys of a header in a fixed order.
     end = _HEADER_AT + int.from_bytes(data[:_HEADER_AT], "little")
     text = json.dumps(json.loads(data[_HEADER_AT:end]), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return data[:_HEADER_AT] + text.encode().ljust(end - _HEADER_AT) + data[end:]

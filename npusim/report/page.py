@@ -1,8 +1,9 @@
-"""Pages on a run, on several runs and their differences, or on a search: one HTML file without network or server.
+"""Pages on a run, on several runs and their differences, or on a search: each is one HTML file that needs neither a
+network nor a server.
 
-Charts are Vega-Lite specifications drawn in the browser by the library that vl-convert includes, in the
-colours of the reader's theme; each has a table of its numbers.  Text from files (names, notes) is escaped by
-jinja2, and the page's policy allows no scripts but its two.
+Charts are Vega-Lite specifications drawn in the browser by the library that vl-convert includes, in the colours of the
+reader's theme; each has a table of its numbers.  Text from files (names, notes) is escaped by jinja2, and the page's
+policy allows no scripts except its own two.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 TEMPLATES = Path(__file__).with_name("template")
 #: Suffixes of the files that a search writes.
 TABLES = (".csv", ".sqlite")
-#: Numbers that a line of a page must not break: ``4.00e-05``, and a number with its unit.
+#: Numbers within which a page must not break a line: ``4.00e-05``, and a number with its unit.
 NUMBER = re.compile(r"[-+]?\d[\d.,]*(?:e[-+]\d+|(?:\.\.\d+)? (?:%|us|ms|GHz|[KMG]iB|TFLOP/s))")
 #: Windows of a timeline that a page of several runs omits, to stay small.
 LEFT_OUT = ("Prologue", "Epilogue")
@@ -47,7 +48,7 @@ def run_page(record: RunRecord, drawn: dict[str, Any] | None, trial: Trial | Non
 
 
 def run_part(record: RunRecord, drawn: dict[str, Any] | None, trial: Trial | None = None, prefix: str = "") -> PagePart:
-    """Return the part of a page on one run; pipes and links are separate figures."""
+    """Return the part of a page on one run; its pipes and links are separate figures."""
     table = run_table(record, trial, is_full=True)
     heading = next(b for b in table if isinstance(b, Heading))
     facts = [Facts(tuple(f for f in b.rows if f[0] != VERDICT)) for b in table if isinstance(b, Facts)]
@@ -73,7 +74,7 @@ def saved_page(runs: Sequence[Path]) -> str:
 
 
 def comparison_page(comparison: Comparison, drawn: Sequence[dict[str, Any] | None] = ()) -> str:
-    """Return the page of several runs and their differences, then of each; ``drawn`` are their ``figures.json``, if
+    """Return the page of several runs: first their differences, then each run; ``drawn`` are their ``figures.json``, if
     known.
     """
     parts = [comparison_part(comparison)]
@@ -161,7 +162,8 @@ def _vega() -> str:
     code = "window.vegaEmbed = vegaEmbed;"
     stamp = cache.digest(code, version("vl-convert-python"))
     if (library := cache.load("vega.js", stamp)) is None:
-        library = vl_convert.javascript_bundle(code).encode()  # without the notices of its parts, which take seconds
+        # without the licence notices of its parts, which take seconds
+        library = vl_convert.javascript_bundle(code).encode()
         cache.store("vega.js", stamp, library, is_silent=True)
     text = library.decode()
     notices = (TEMPLATES / "licences.txt").read_text(encoding="utf-8")

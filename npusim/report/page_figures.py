@@ -1,6 +1,7 @@
 """``figures.json``: numbers that the page of a run draws and that its result does not contain.
 
-A few hundred slices of the timeline, the contents of memories, and errors row by row, which only a live run has.
+These are a few hundred slices of the timeline, the contents of memories, and the errors of rows, which only a live run
+has.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ SCHEMA_VERSION = 1
 KIND = "npusim.figures"
 #: Number of operations in a window: as many as a reader can distinguish on a page.
 WINDOW_OPERATIONS = 90
-#: Parts of the rows for which errors are stored.
+#: Number of parts into which the rows are divided; errors are stored for each.
 PARTS = 60
 
 
@@ -125,8 +126,8 @@ def _memories(result: RunData) -> Iterator[dict[str, object]]:
 
 
 def _rows(result: RunData, bits: NumericResult) -> Iterator[dict[str, object]]:
-    """Yield the errors of the computed rows, for a few rows of one head together, and the number of values that
-    overflowed there.
+    """Yield the errors of the computed rows, a few rows of one head at a time, with the number of their values that
+    overflowed.
     """
     if not bits.row_errors:
         return
@@ -154,7 +155,9 @@ def _rows(result: RunData, bits: NumericResult) -> Iterator[dict[str, object]]:
 
 
 def _overflows(result: RunData, bits: NumericResult) -> Iterator[tuple[int, int, int, int]]:
-    """Yield batch, head and row of the first of each operation's overflows, and the number of these elements."""
+    """Yield the batch, head and row of each operation's first overflow, and the number of elements that overflow
+    in it.
+    """
     overflowed = {e.block for e in bits.events if e.kind == "overflow"}
     blocks = {str(b): b for p in result.program.phases if p.serves == "rows" for b in p.blocks if str(b) in overflowed}
     for event in bits.events:

@@ -1,8 +1,8 @@
 """``pipes.csv``: pipe use of every core under the column names of the vendor's profiler.
 
 One row per core that has work, as in ``PipeUtilization.csv`` of ``msprof op``, so that a measured and a predicted file
-can be joined on ``block_id`` and ``sub_block_id``.  Times are those of the core's run (ratios are shares of its
-cycles), without the launch.  Columns for which npusim has no queue (scalar time, instruction-cache misses) are omitted,
+can be joined on ``block_id`` and ``sub_block_id``.  Times are those of the core's run, without the launch; ratios are
+shares of the core's cycles.  Columns for which npusim has no queue (scalar time, instruction-cache misses) are omitted,
 and not written as 0; the last two columns, the method of simulation and the largest distance from exact cycles, are
 npusim's additions.
 
@@ -32,7 +32,7 @@ PipeColumns = dict[str, list[PipeValue]]
 _VENDOR = MappingProxyType({vendor: pipe for pipe, vendor in PROFILED_PIPES.items()})
 _TOTAL = "_total_cycles"
 _FIRST, _LAST = ("block_id", "sub_block_id"), ("method", "band")
-#: How the profiler's files mark a column that does not apply to a row.
+#: The mark of a column that does not apply to a row, in the profiler's files.
 _NOT_APPLICABLE = "NA"
 
 
@@ -135,7 +135,7 @@ def read_pipes(file: Path) -> MeasuredPipes:
 def _busy(
     row: Mapping[str, str], columns: Iterable[str], kind: str, core: str, total: float, where: str
 ) -> Iterator[tuple[str, int]]:
-    """Yield the pipes of one core of a row, with their busy cycles: from their times, otherwise from their ratios."""
+    """Yield the pipes of one core of a row, with their busy cycles: from their times, or else from their ratios."""
     duration_us = cell_number(row, f"{kind}_time(us)", where)
     for column in columns:
         ratio = re.fullmatch(rf"{kind}_(\w+)_ratio", column)

@@ -18,7 +18,9 @@ SUFFIXES, WIDTH, SCALE = (".svg", ".png"), 700, 2.0
 
 
 def check_plot(file: Path) -> None:
-    """Raise `NpusimError` if no picture could be written to ``file``: its ending, the folder, or a missing library."""
+    """Raise `NpusimError` if no picture could be written to ``file``: because of its ending, its folder, or a missing
+    library.
+    """
     if file.suffix not in SUFFIXES:
         raise SpecError(f"--plot {file}: pictures end in {' or '.join(SUFFIXES)}")
     altair()
@@ -49,7 +51,7 @@ def svg(spec: Spec, width: int = WIDTH) -> str:
     import vl_convert
 
     text = vl_convert.vegalite_to_svg(_document(spec, width))
-    # Clip paths are numbered over all pictures of a process; a file gets numbers of its own.
+    # Clip paths are numbered over all pictures of a process; a file has its own numbers.
     numbers = {name: n for n, name in enumerate(dict.fromkeys(re.findall(r"\bclip\d+\b", text)))}
     return re.sub(r"\bclip\d+\b", lambda found: f"clip{numbers[found[0]]}", text) + "\n"
 

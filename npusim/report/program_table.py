@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Row = tuple[str, ...]
 
 _OF_RINGS = "rings"
-#: A ring, as tables write it and as JSON has it.
+#: A ring in the form of tables and of JSON.
 RINGS = Columns(
     Column("ring", "name", key="name"),
     Column("memory", "space", key="space"),
@@ -152,7 +152,7 @@ def ring_rows(listing: Listing) -> list[Row]:
 
 
 def _of_neighbours(text: str) -> str:
-    """Return queues, with those of two neighbouring cores combined, so that a row fits into 80 columns.
+    """Return the names of queues; those of two neighbouring cores are combined so that a row fits into 80 columns.
 
     >>> _of_neighbours("aiv0.MTE2+aiv1.MTE2"), _of_neighbours("aic.MTE2+aic.FIXP")
     ('aiv0-1.MTE2', 'aic.MTE2+aic.FIXP')
@@ -161,7 +161,7 @@ def _of_neighbours(text: str) -> str:
 
 
 def _listed_core(text: str, alike: Mapping[str, str]) -> str:
-    """Return a memory or queues, with a core named like an equal one unless both occur."""
+    """Return the name of a memory or of queues; a core has the name of the core that it equals, unless both occur."""
     for core, other in alike.items():
         if other not in text:
             text = re.sub(rf"\b{re.escape(core)}\b", other, text)
@@ -187,7 +187,7 @@ def _rows(items: Sequence[ListedItem], longest: ListedLoop | None, depth: int) -
         if isinstance(item, ListedOp):
             times = f"{count} x " if count > 1 else ""
             queue, label, *others = OPERATIONS.texts(item)
-            if any(others):  # otherwise the task only has a place in the order of its queue, and costs nothing
+            if any(others):  # otherwise the task takes no time, and only has a position in its queue
                 yield (f"{indent}{queue}", f"{times}{label}", *others)
             continue
         text, listed = ("", item.items) if longest in (None, item) else _difference(item, longest)
@@ -204,8 +204,8 @@ def _depends(loop: ListedLoop) -> bool:
 
 
 def _difference(loop: ListedLoop, longest: ListedLoop) -> tuple[str, Sequence[ListedItem]]:
-    """Return the differences of a loop from the longest one, with its other operations; all operations if it shares
-    less than half.
+    """Return the operations of a loop that differ from those of the longest loop; all operations if the two share less
+    than half.
     """
     operations, others = (list(operations_of(of.items)) for of in (loop, longest))
     does = {(op.queue, op.label, op.computes) for op in others}
@@ -229,7 +229,7 @@ def _ranges(is_left: Sequence[bool], labels: Sequence[str]) -> str:
     return ", ".join(f"{s[0]} to {s[-1]}" if len(s) > 2 else ", ".join(s) for s in stretches if s)
 
 
-# ---------------------------------------------------------------- operations that are one line
+# ---------------------------------------------------------------- operations that share one line
 
 
 def alike_cores(phase: ListedPhase) -> dict[str, str]:
@@ -267,8 +267,8 @@ def _folded(items: Sequence[ListedItem]) -> Iterator[tuple[ListedItem, int]]:
 
 
 def _period(keys: Sequence[object]) -> tuple[int, int]:
-    """Return the period at the beginning of ``keys`` that saves the most lines, and its repetitions; (1, 1) if there is
-    none.
+    """Return the length of the period at the beginning of ``keys`` that saves most lines, and its number of
+    repetitions; (1, 1) if there is none.
     """
 
     def times(period: int) -> int:

@@ -39,7 +39,7 @@ MOST_BYTES = 256 * MIB
 
 @dataclass(frozen=True)
 class DeviceRecord:
-    """The device a run was for; ``digest`` is the hash of its file's content.
+    """The device of a run; ``digest`` is the hash of its file's content.
 
     ``scale``: factors of the rates of units and links that its file states, as ``--scale`` sets them.
     """
@@ -56,9 +56,9 @@ class DeviceRecord:
 class RunRecord:
     """One run; the keys of ``result.json`` are these fields.
 
-    ``timing`` is None on a device described for its values only, ``numerics`` if no bits were computed; ``orders``: a
-    node's partial sums added in other orders; ``ignored``: omitted features of the workload's attention; ``digest``:
-    hash of everything that affected the prediction.
+    ``timing`` is None on a device described for its values only, ``numerics`` if no bits were computed; ``orders``: the
+    results of adding a node's partial sums in other orders; ``ignored``: omitted features of the workload's attention;
+    ``digest``: hash of everything that affected the prediction.
     """
 
     npusim_version: str

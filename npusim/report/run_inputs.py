@@ -54,7 +54,7 @@ def problem_text(problem: dict[str, object]) -> str:
 
 
 def _changes(problem: dict[str, object]) -> Iterator[str]:
-    """Yield the other options that change visible keys and scores: ``window=512``."""
+    """Yield those other options that change visible keys and scores: ``window=512``."""
     for name in OF_PROBLEM:
         value = problem.get(name)
         if isinstance(value, list | tuple) and name != "window":
@@ -74,7 +74,9 @@ def asked_text(record: RunRecord) -> str:
 
 
 def tiling_text(tiling: dict[str, object]) -> str:
-    """Return tiling fields in the form in which a user writes them, without the fields that the schedule sets."""
+    """Return tiling fields in the form in which a user writes them, without the fields that the schedule itself
+    sets.
+    """
     return " ".join(f"{name}={value}" for name, value in tiling.items() if value is not None)
 
 
@@ -146,7 +148,7 @@ CALLS = Columns(
     Column(None, lambda row: row[1].language, key="language"),
     Column(None, lambda row: _unread(row[1]), key="unread"),
 )
-#: Kernels of a recording: the number of launches, and the reasons why some are not read.
+#: Kernels of a recording: the number of their launches, and why some launches are not read.
 KERNELS = Columns(
     Column("kernel", "kernel"), Column("launches", "launches", align=">"), Column("read, or why not", "read")
 )

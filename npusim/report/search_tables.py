@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from npusim.studies.explore.search import Progress
 
 STORE = ".sqlite"
-#: Number of reasons of infeasible points that are shown, the most frequent first.
+#: Number of reasons for infeasible points that are shown, the most frequent first.
 _SHOWN_REASONS = 3
 #: Numbers of points that a chart names and that a table lists, and number of pairs of axes that are drawn.
 NAMED, LISTED, MAPS = 15, 200, 3
-#: How points without a time are counted, in the order of the heading.
+#: Words that count the points without a time, in the order of the heading.
 _COUNTED = MappingProxyType(
     {
         "ok": "simulated",
@@ -94,8 +94,8 @@ def exploration_table(
 ) -> tuple[Block, ...]:
     """Return the ranking of each problem and device, the fastest first, and the outcomes of the other points.
 
-    ``exploration`` is None if the search was interrupted: ``outcomes`` are then those of the finished points; ``last``,
-    the search's last report, counts all points.  ``about`` is the subject in the search's store.
+    ``exploration`` is None if the search was interrupted: ``outcomes`` then has only the finished points, while
+    ``last``, the search's last report, counts all points.  ``about`` is the subject in the search's store.
     """
     counts: Counter[str] = Counter(o.status for o in outcomes)
     total = max(last.points, len(outcomes))
@@ -183,7 +183,7 @@ def _row(outcome: PointOutcome) -> Row:
 
 
 def _axis(name: str) -> Column:
-    """Return the column of an axis; empty for a point of a schedule that does not have it."""
+    """Return the column of an axis; a cell is empty if the point's schedule does not have this axis."""
     return Column(name, lambda row: text_of(row[name]) if name in row else "", align=">")
 
 
@@ -203,7 +203,7 @@ def _ranking_blocks(
     rows = {o.index: _row(o) for o in (best, *shown)}
     names = [n for n in dict.fromkeys(n for o in ranked for n in o.point) if n not in apart]
     alike = {n: text_of(shown[0].point.get(n, "")) for n in names if len({o.point.get(n, "") for o in shown}) == 1}
-    alike = {} if len(alike) == len(names) else alike  # a single point is named by all its fields
+    alike = {} if len(alike) == len(names) else alike  # the name of a single point has all of its fields
     methods = dict.fromkeys(_method(rows[o.index]) for o in shown)
     table = Columns(
         *(_axis(n) for n in names if n not in alike),
@@ -220,7 +220,7 @@ def _ranking_blocks(
 
 
 def _margin(best: PointOutcome, ranked: Sequence[PointOutcome], outcomes: Sequence[PointOutcome]) -> Iterator[Cell]:
-    """Yield the lead of the best point over the next one, compared with the method's error band."""
+    """Yield the distance of the best point from the next one, compared with the method's error band."""
     bounds = [o.bound_us for o in outcomes if o.status == "pruned" and o.bound_us is not None]
     others = [o.latency_us for o in ranked if o.latency_us is not None and o is not best]
     following = min([*bounds, *others], default=None)
@@ -270,7 +270,7 @@ def _assurances(exploration: Exploration) -> list[Block]:
 
 
 def _what_if(outcomes: Sequence[PointOutcome], device_keys: Sequence[str], schedules: Sequence[str]) -> list[Block]:
-    """Return, for each change of the device, the gain of the best of each schedule over its first value."""
+    """Return, for each change of the device, the gain of each schedule's best point over that at the first value."""
     if not device_keys:
         return []
     fastest: dict[tuple[object, ...], dict[str, float]] = defaultdict(dict)
@@ -396,9 +396,10 @@ def _figures(rows: Sequence[Row], ranked: Sequence[Row], axes: Sequence[str]) ->
 
 
 def front_of(rows: Sequence[Row], axes: Sequence[str]) -> tuple[Spec, list[Row]]:
-    """Return latency over error of the points that have both, with the front joined, and those points.
+    """Return latency over error of the points that have both, with a line through the front, and a list of those
+    points.
 
-    The front's points are named by the axes in which they differ.
+    The names of the front's points have the axes in which these points differ.
     """
     known = sorted(
         (r for r in _ranked(rows) if r.get("relative_rmse")), key=lambda r: (r["latency_us"], r["relative_rmse"])
@@ -431,7 +432,9 @@ def _ranking(ranked: Sequence[Row], axes: Sequence[str]) -> Figure:
 
 
 def _maps(rows: Sequence[Row], ranked: Sequence[Row], axes: Sequence[str]) -> Iterator[Figure]:
-    """Yield the best time over pairs of numeric axes, of points that have the best's values on all other axes."""
+    """Yield the best times over pairs of numeric axes, from the points that agree with the best point on all other
+    axes.
+    """
     best = ranked[0]
     alike = [r for r in rows if all(r.get(a) == best.get(a) for a in axes if isinstance(best.get(a), str))]
     numeric = [a for a in axes if not isinstance(best.get(a), str) and len({r.get(a) for r in alike}) > 1]
@@ -446,7 +449,9 @@ def _maps(rows: Sequence[Row], ranked: Sequence[Row], axes: Sequence[str]) -> It
 
 
 def map_of(rows: Sequence[Row], x: str, y: str) -> tuple[Spec, list[Row]]:
-    """Return the smallest time at each pair of values of two axes, or the bound that proves it too long, as squares."""
+    """Return the smallest time at each pair of values of two axes, or the bound that proves the time too long, as
+    squares.
+    """
     squares: dict[tuple[Any, Any], Row] = {}
     for r in rows:
         at, status = (r.get(x), r.get(y)), str(r["status"])

@@ -1,4 +1,4 @@
-"""Runs in the form that `compare` needs: their inputs, and the time account of every unit, to the cycle.
+"""Runs in the form that `compare` needs: their inputs, and an account of every unit's time, exact to the cycle.
 
 A `Sheet` comes from a result, a run's folder, or the ``PipeUtilization.csv`` of a vendor's
 profiler on the hardware, which has only the busy time of each pipe.
@@ -39,8 +39,8 @@ UNKNOWN: Item = ("idle", "not busy")
 class Unit:
     """A queue or a shared pipe of the core group that ends last; cycles by operation, wait and idle phase.
 
-    ``work`` maps operations to the numbers of their executions and their cycles; None if the run does not state it; the
-    same applies to ``waits``.  ``givers`` are the queues that cause a wait.
+    ``work`` maps operations to the numbers of their executions and their cycles; None if the run does not state them;
+    so do ``waits`` for waits.  ``givers`` are the queues that cause a wait.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Unit:
     givers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def rows(self, cycles: int, *, works: bool = True, waits: bool = True) -> dict[Item, int]:
-        """Return the account of the unit's ``cycles``; the parts add up to them.
+        """Return the account of the unit's ``cycles``; its parts add up to these cycles.
 
         Without ``works`` all operations are one row; without ``waits`` everything else is one row.
         """
@@ -74,8 +74,8 @@ class Sheet:
     """One run in a comparison; ``record`` is None for a profiler's file.
 
     ``cycles`` are the cycles of the cores, without the launch of ``launch_us``; None without a time.  ``time`` names
-    the compared time: a call's ``latency``, or only the ``core`` time, without launches (0 then), if one of the runs is
-    a profiler's file.
+    the compared time: a call's ``latency``, or, if one of the runs is a profiler's file, only the ``core`` time without
+    launches (``launch_us`` is then 0).
     """
 
     label: str
@@ -102,7 +102,7 @@ class Sheet:
         return {} if known is None or self.cycles is None else known.rows(self.cycles, works=works, waits=waits)
 
     def repeats(self, unit: str) -> bool:
-        """Return whether a unit belongs to a further core that repeats the first."""
+        """Return whether a unit belongs to another core of a kind, which repeats the first."""
         core, _, pipe = unit.partition(".")
         first = f"{core.rstrip('0123456789')}0.{pipe}"
         return first in self.units and first != unit and self.rows(first) == self.rows(unit)
@@ -137,7 +137,7 @@ def sheet_of(run: RunData | RunRecord | str | Path, label: str) -> Sheet:
         record,
         record.device.clock_hz if timing is None else timing.clock(record.device.clock_hz),
         None if timing is None else timing.cycles,
-        0.0 if timing is None else round(timing.launch_us, 6),  # a difference of floats: to the picosecond
+        0.0 if timing is None else round(timing.launch_us, 6),  # the difference of floats is rounded to the picosecond
         {} if timing is None else {u.name: u for u in _units(timing)},
     )
 
@@ -153,7 +153,9 @@ def _labels(runs: list[Any]) -> list[str]:
 
 
 def _named_path(path: Path) -> Path:
-    """Return the path whose name is the run's: the folder of its result, or a file of another name."""
+    """Return the path after which the run is named: the folder of its result, or the file itself if it has another
+    name.
+    """
     has_usual_name = path.name in ("result.json", "PipeUtilization.csv", "pipes.csv") and path.parent.name
     return path.parent if has_usual_name else path
 
@@ -212,7 +214,7 @@ def _flat(prefix: str, values: object) -> Iterator[tuple[str, object]]:
 
 
 def _measured(file: Path, label: str) -> Sheet:
-    """Return the sheet of a ``PipeUtilization.csv``: its block that takes longest."""
+    """Return the sheet of a ``PipeUtilization.csv``: of the block that takes longest."""
     pipes = read_pipes(file)
     units = {name: Unit(name, busy) for name, busy in pipes.busy.items()}
     return Sheet(label, {"measured by": file.name}, None, pipes.clock_hz, pipes.cycles, 0.0, units)
@@ -220,7 +222,7 @@ def _measured(file: Path, label: str) -> Sheet:
 
 # ---------------------------------------------------------------- a difference in parts
 
-#: Most steps of a chain of waits that are followed.
+#: Largest number of steps in a chain of waits.
 LONGEST = 12
 
 
@@ -265,7 +267,7 @@ class Moved:
 class Breakdown:
     """Every run's latency in parts: ``sum(p.cycles[i] for p in parts)`` are run i's cycles, without the launch.
 
-    ``units`` is the unit whose account it is, in each run.
+    ``units`` has the unit whose time is divided, in each run.
     """
 
     sheets: tuple[Sheet, ...]
@@ -325,8 +327,8 @@ def breakdown(sheets: Sequence[Sheet]) -> Breakdown | None:
 
 
 def parts_of(sheets: Sequence[Sheet], units: Sequence[str]) -> tuple[Part, ...]:
-    """Return the time account of one unit of each run, in the detail that all runs have; empty if a run does not have
-    the unit.
+    """Return the account of one unit's time in each run, with the detail that all runs have; empty if a run lacks the
+    unit.
 
     Operations come first, the end comes last.
     """
@@ -350,7 +352,7 @@ def parts_of(sheets: Sequence[Sheet], units: Sequence[str]) -> tuple[Part, ...]:
 
 
 def _busiest_units(sheets: Sequence[Sheet]) -> tuple[str, ...]:
-    """Return the busiest unit that all runs have, or each run's own if none is in all of them."""
+    """Return the busiest unit that all runs have; if there is none, the busiest unit of each run."""
 
     def busy(sheet: Sheet, name: str) -> float:
         return sheet.units[name].busy / (sheet.cycles or 1)
@@ -369,8 +371,8 @@ def _busiest_units(sheets: Sequence[Sheet]) -> tuple[str, ...]:
 def chain(old: Sheet, new: Sheet, unit: str, cause: str) -> tuple[Moved, ...]:
     """Follow a wait to the queue that causes it, then to the largest change there in the same direction, and so on.
 
-    The chain ends at something other than a wait, or at a queue that it has already visited: waits in a ring follow the
-    rate of a loop of queues, which the ring's depth and the work in the loop determine.
+    The chain ends at an activity other than a wait, or at a queue that it has already visited: if queues wait for one
+    another in a loop, the depth of their ring and the work in the loop determine their rate.
     """
     seen, steps = {unit}, list[Moved]()
     sign = _change(old, new, unit).get(("wait", cause), 0)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 VERDICT = "verdict"
-#: A relative error above which an output has little in common with its reference: an output of zeros has 1.
+#: A relative error above which an output has little in common with its reference: an output of zeros has an error of 1.
 UNLIKE = 0.7
 #: Contents that the short table omits.
 _MORE = "--full (details() in Python) adds the time by kind of measurement, links, other arithmetics and evidence"
@@ -62,7 +62,7 @@ def run_table(record: RunRecord, trial: Trial | None = None, *, is_full: bool = 
 
 
 def verdict(record: RunRecord) -> Cell:
-    """Return a run in a line: its limit, its distance from the roof, its error, and its time with its uncertainty."""
+    """Return a run in one line: its limit, its distance from the roof, its error, and its time with the uncertainty."""
     timing, numerics = record.timing, record.numerics
     is_finite, rmse = numerics is None or numerics.is_finite, None if numerics is None else numerics.rmse
     is_unlike = rmse is not None and UNLIKE <= rmse < inf
@@ -109,7 +109,7 @@ def _notes(record: RunRecord) -> Iterator[Fact]:
 
 
 def run_tiles(record: RunRecord) -> tuple[FigureTile, ...]:
-    """Return the figures that a reader needs first."""
+    """Return the figures that readers need first."""
     time = () if record.timing is None else _time_tiles(record, record.timing)
     return (*time, *(() if record.numerics is None else _bits_tiles(record.numerics)))
 
@@ -150,7 +150,7 @@ def _figures(record: RunRecord, drawn: dict[str, Any]) -> Iterator[Figure]:
     timing = record.timing
     if timing is not None and timing.cycles:
         yield from times.time_figures(record, timing, drawn)
-    # Global memory is not a buffer: the share of it that is in use has no meaning.
+    # Global memory is not a buffer; the share of it that is in use means nothing.
     buffers = [m for m in drawn.get("memories", ()) if m["name"] != "gm"]
     if buffers:
         yield times.memories_figure(buffers)

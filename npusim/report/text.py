@@ -22,7 +22,7 @@ Line = tuple[tuple[str, Style], ...]
 
 _INDENT = "  "
 _GAP = "  "
-#: Smallest width of a column to which text is wrapped: below it, lines are too long.
+#: Smallest width to which the text of a column is wrapped; if a table needs less, its lines are too long.
 _NARROWEST = 12
 #: The beginning of a number: ``+1.5 %``, ``x1.20``, ``~0 %``.
 _NUMBER = re.compile(r"[-+~x<>±]? ?\d")
@@ -76,10 +76,10 @@ Fact = tuple[str, tuple[Cell, ...]]
 class Column:
     """One column of a table, under ``title``, and its key in JSON.
 
-    ``value`` is an attribute, key or index of the row, or a function of it; ``form`` a format specification, or a
-    function, that writes it; None is written as ``-``. Columns of numbers have ``align`` ``>``. ``style`` may be a
-    function of the row. JSON has the value under ``key``, or the result of ``json`` for the row; without a key only
-    tables have the column, and with the title None only JSON has it.
+    ``value`` is an attribute, key or index of the row, or a function of it; ``form`` is the format specification or the
+    function that writes it; None is written as ``-``. Columns of numbers have ``align`` ``>``. ``style`` may be a
+    function of the row. JSON has the value under ``key``, or the result of ``json`` for the row; a column without a key
+    appears only in tables; one with the title None, only in JSON.
     """
 
     title: str | None
@@ -106,7 +106,7 @@ class Column:
 
 
 def keyed(*names: str) -> tuple[Column, ...]:
-    """Return columns that only JSON has, each with the attribute, or key, of its name."""
+    """Return columns that only JSON has; each shows the attribute, or key, of the same name."""
     return tuple(Column(None, name, key=name) for name in names)
 
 
@@ -354,8 +354,8 @@ def _excess(widths: Sequence[int], width: int) -> int:
 def _fit(grid: Grid, widths: list[int], width: int) -> bool:
     """Narrow columns until the grid fits; return whether it does.
 
-    Text is wrapped first, the column with most room to spare first, then the names of columns of numbers.  A number and
-    its unit are never separated; words in a column of numbers are wrapped as text is.
+    Text is wrapped first, beginning with the column that has most spare width; then the names of columns of numbers
+    are.  A number and its unit are never separated; words in a column of numbers are wrapped like text.
     """
     least = [min(now, _least(grid, i)) for i, now in enumerate(widths)]
     while _excess(widths, width) > 0:
@@ -390,7 +390,9 @@ def _least_text(text: str, side: str) -> int:
 
 
 def _stacked(widths: Sequence[int], width: int) -> list[range]:
-    """Return the columns by the lines of a row: one line if they fit, otherwise the following ones below, indented."""
+    """Return the columns in each line of a row: all columns if they fit in one line, otherwise the rest in further,
+    indented lines.
+    """
     parts, start = list[range](), 0
     for end in range(1, len(widths) + 1):
         room = width - (len(_INDENT) if start else 0)

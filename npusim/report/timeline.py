@@ -3,8 +3,8 @@
 The timeline is rebuilt after the simulation: the spans of a queue are in the order of its operations in the program,
 which is traversed at the same time. This gives each operation's producers and waits.
 
-Cycles are exact.  Each edge is converted to nanoseconds once, so that the end of a slice and the start of the next
-slice at the same cycle are the same number, and nothing overlaps.
+Cycles are exact.  Each edge is converted to nanoseconds once, so that a slice's end and the start of the next slice at
+the same cycle are the same number, and slices never overlap.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from npusim.program.timing.timing_result import QueueUse, Span, TimingResult
     from npusim.simulation.run_result import RunData
 
-#: Cause of a wait: other core groups have not ended the previous phase yet; then blocks are distributed.
+#: Cause of a wait: other core groups have not ended the previous phase yet; blocks are distributed after that.
 BARRIER = "phase barrier"
 #: Cause, first and last cycle.
 Wait = tuple[str, int, int]
@@ -38,7 +38,7 @@ _NANOSECONDS = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """An operation, or a wait for ``name``: its edges, its place in the program, its numeric events."""
+    """An operation, or a wait for ``name``: its start and end, its place in the program, its numeric events."""
 
     name: str
     start: int
@@ -51,7 +51,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """The path of a tile from the operation that computes it to one that uses it: two slices, with their tracks."""
+    """The path of a tile from the operation that computes it to one that uses it: the two slices and their tracks."""
 
     source: tuple[Track, Slice]
     target: tuple[Track, Slice]
@@ -61,7 +61,7 @@ class Flow:
 class Timeline:
     """Slices by track, each in the order of time; cores and pipes in the program's order.
 
-    ``end`` is the cycle up to which all slices are recorded, ``is_whole`` whether this is the end of the run.
+    ``end`` is the cycle up to which all slices are recorded; ``is_whole`` states whether the run ends there.
     """
 
     name: str
@@ -112,7 +112,7 @@ def timeline_of(result: RunData) -> Timeline:
 
 
 def _empty_tracks(result: RunData, timing: TimingResult) -> dict[Track, list[Slice]]:
-    """Return the tracks of the traced groups: queues, and on a GPU their pipes, where operations are drawn."""
+    """Return the tracks of the traced groups: queues; on a GPU also their pipes, on which operations are drawn."""
     pipes = [use.queue for use in timing.queues[0] if use.is_pipe]
     names = [*pipes, *(queue.name for queue in result.program.queues)]
     return {track_of(g, name): [] for g in sorted({s.group for s in timing.spans}) for name in names}
@@ -142,7 +142,7 @@ class _Replay:
         self.spans = {queue: sorted(run, key=lambda s: (s.start, s.end))[::-1] for queue, run in spans.items()}
         self.operations: list[tuple[Track, Slice]] = []  # in program order
         self.sets: dict[int, list[int]] = defaultdict(list)  # by endpoint: the operations that set the endpoint's flag
-        self.visible: dict[int, list[int]] = defaultdict(list)  # and the cycles at which each set is visible
+        self.visible: dict[int, list[int]] = defaultdict(list)  # and the cycles from which each set flag is visible
         self.free: dict[str, int] = {}  # by queue: the time from which the queue is free, in the current phase
         self.over: dict[str, int] = defaultdict(int)  # by queue: the time at which all of its results are available
         # the wait from the end of the previous phase to the first operation
@@ -192,8 +192,9 @@ class _Replay:
     def _add_waits(self, piece: Slice, span: Span, op: OpTemplate, cursors: Sequence[int], *, is_shared: bool) -> None:
         """Add flows from the producers of an operation's operands, and split the time before it by cause.
 
-        Flags are processed in the order of the queue's waits.  If an instruction was late and a flag was even later,
-        all of that time counts for the flag.  ``is_shared``: it uses pipes that other queues use too.
+        Flags are processed in the order of the queue's waits.  If both the instruction and a flag were late, and the
+        flag was later, all of the time is attributed to the flag.  ``is_shared``: it uses pipes that other queues use
+        too.
         """
         queue = self.queues[op.queue]
         waits = [] if queue in self.free else [self.opening]

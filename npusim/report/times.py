@@ -20,7 +20,7 @@ from npusim.units import format_bytes, format_duration
 if TYPE_CHECKING:
     from npusim.report.result_json import RunRecord
 
-#: Activities of a queue or pipe, in the order in which bars show them.
+#: Activities of a queue or pipe, in the order of the parts of a bar.
 SPENT = BUSY, DATA, ROOM, LATE, OTHER, IDLE, DONE = (
     "busy",
     "waits for data",
@@ -81,7 +81,7 @@ CONSTANTS = Columns(Column("constant", "key"), Column("basis", "basis"), Column(
 
 
 def limit_words(record: RunRecord, timing: TimingRecord) -> str:
-    """Return a run's limit: ``VECTOR-bound``, ``hbm-bound``; for a node, its longest part.
+    """Return a run's limit: ``VECTOR-bound``, ``hbm-bound``; for a node, the longest part of the run.
 
     If the launch is most of a call, it is the limit: ``launch-bound (67 % of the call), cores VECTOR-bound``.
     """
@@ -98,7 +98,7 @@ def limit_words(record: RunRecord, timing: TimingRecord) -> str:
 
 
 def lost_words(record: RunRecord, timing: TimingRecord) -> Iterator[str]:
-    """Yield how many core groups work, or how evenly; nothing for a node."""
+    """Yield the number of core groups that work, or how evenly they do; nothing for a node."""
     working, groups = len(timing.group_ends), record.device.group_count
     if timing.overlap is not None or not working:
         return
@@ -146,7 +146,7 @@ def time_facts(record: RunRecord, timing: TimingRecord, *, is_full: bool = False
         )
         yield "at least", cells(text, style="bad" if least > timing.cycles else "")
     if timing.overlap is not None and timing.overlap.parts_us:
-        # Activities of a device, the longest first; they may overlap.
+        # The activities of a device, which may overlap, the longest first.
         ranked = sorted(timing.overlap.parts_us.items(), key=lambda item: -item[1])
         parts = [f"{name} {_duration(us)}, {percent(us / timing.latency_us)}" for name, us in ranked]
         yield "parts", cells(*parts)
@@ -191,12 +191,12 @@ def _roofline_lines(at: Roofline) -> tuple[str, str]:
     )
 
 
-#: Bounds for a smaller share of a pipe's busy time are not named.
+#: Bounds that apply to a smaller share of a pipe's busy time are not named.
 _LEAST_BOUND = 0.1
 
 
 def _bounds(timing: TimingRecord, pipe: str) -> str:
-    """Return the bounds of a pipe's busy time, the largest first; empty for pipes without such loops."""
+    """Return the bounds of a pipe's busy time, the largest first; empty for pipes without hardware loops."""
     cycles: dict[str, float] = {}
     for constant in timing.constants:
         _, is_of_pipe, key = constant.key.partition(f".engines.{pipe}.")
@@ -340,7 +340,7 @@ def time_figures(record: RunRecord, timing: TimingRecord, drawn: dict[str, Any])
 
 
 def together(tracks: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tracks' content under short names; cores with equal content share one: ``veccore0-1 VECTOR``."""
+    """Return the content of tracks under short names; cores with equal content share a name: ``veccore0-1 VECTOR``."""
     groups: dict[str, tuple[list[str], Any]] = {}
     for track, content in tracks.items():
         core, _, pipe = short(track).rpartition(" ")

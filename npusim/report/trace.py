@@ -1,7 +1,7 @@
 """``trace.json``: a timeline as Chrome's trace events, which Perfetto, Chrome and MindStudio Insight open.
 
-Each track's begins, ends and instants in the order of time, with the flows that leave and reach them.  ``X`` events are
-not used: start plus duration is rounded, and viewers then nest neighbours.  MindStudio Insight requires
+Each track has its begins, ends and instants in the order of time, and the flows that start or end at them.  ``X``
+events are not used: start plus duration is rounded, and viewers then nest neighbours.  MindStudio Insight requires
 ``profilingType`` before the first bracket.
 """
 
@@ -22,13 +22,13 @@ _NANOSECONDS_PER_MICROSECOND = 1000
 
 
 def trace_json(timeline: Timeline) -> str:
-    """Return the timeline as JSON text; an end repeats its begin's name and arguments."""
+    """Return the timeline as JSON text; an end event repeats the name and the arguments of its begin event."""
     trace = {"profilingType": "op", "displayTimeUnit": "ns", "traceEvents": list(_events(timeline))}
     return f"{json.dumps(trace, ensure_ascii=False)}\n"
 
 
 def _events(timeline: Timeline) -> Iterator[dict[str, object]]:
-    # A core is a process: its tracks are shown together.
+    # A core is a process of the trace, so that its tracks are shown together.
     cores = dict.fromkeys(t.core for t in timeline.tracks)
     processes = {core: pid for pid, core in enumerate(cores, start=1)}
     for core, pid in processes.items():

@@ -17,7 +17,7 @@ from npusim.units import plural
 
 
 class Ranked(NamedTuple):
-    """A configuration of a ranking: its fields as text, its class of bits, and its prediction."""
+    """A configuration of a ranking: its fields as text, the letter of its class of bits, and its prediction."""
 
     label: str
     letter: str
@@ -30,7 +30,7 @@ class Ranked(NamedTuple):
 
     @property
     def limit(self) -> str:
-        """The limit of the time; empty if there is no limit."""
+        """What limits the time; empty if nothing does."""
         return str(self.of.limit) if self.of.limit.name else ""
 
 
@@ -52,7 +52,7 @@ RANKED = Columns(
     Column(None, attrgetter("of.limit.share"), key="limit_share"),
     spare=("spilled", "registers"),
 )
-#: Table of configurations of a kind that was never measured.
+#: Table of configurations whose kind was never measured.
 _UNMEASURED = Columns(*(c for c in RANKED.columns if c.title != "error"), spare=RANKED.spare)
 
 
@@ -116,8 +116,8 @@ class Tuning:
         return f"<Tuning of {subject}: {count} {plural(count, 'configuration')}; {winner}>"
 
     def shared(self, numbers: Sequence[int]) -> dict[str, object]:
-        """Return the fields with equal values in these configurations; empty if the configurations differ in no
-        field.
+        """Return the fields that have the same value in all of these configurations; empty if the configurations differ
+        in no field.
         """
         listed = [self.configurations[i].fields for i in numbers]
         shared = {n: v for n, v in listed[0].items() if all(n in each and each[n] == v for each in listed)}
@@ -138,7 +138,9 @@ class Tuning:
         return {"shape": self.shape, "device": self.device, **self.row(best), "fields": fields, **self.uses()}
 
     def uses(self) -> dict[str, str]:
-        """Return how to run and write the best configuration, each if a text can state it."""
+        """Return the command that runs the best configuration and the decorator that states it; each only if
+        it exists.
+        """
         best = self.configurations[self.order[0]]
         asked = best.request.asked()
         run = "" if asked is None else command("run", best.request.schedule, asked, ())
@@ -152,8 +154,8 @@ class Tuning:
 
 
 def tuning_table(tuning: Tuning, top: int) -> Iterator[Block]:
-    """Yield the best ``top`` configurations, the best one of each class of bits, and the configurations without a time,
-    by reason.
+    """Yield the best ``top`` configurations, the best one of each class of bits, and, by reason, the configurations
+    without a time.
     """
     order, listed = tuning.order, tuning.configurations
     without = [p.reason for p in tuning.predictions if p.us is None]
@@ -173,7 +175,9 @@ def tuning_table(tuning: Tuning, top: int) -> Iterator[Block]:
 
 
 def _classes(tuning: Tuning) -> Iterator[tuple[str, str]]:
-    """Yield the classes of bits, each with its size, its best configuration and the cost of staying in it."""
+    """Yield the classes of bits, each with its size, its best configuration and the additional time of its best
+    configuration.
+    """
     letters, order = tuning.letters, ranked(tuning.predictions)
     best_us = tuning.predictions[order[0]].us or 0.0
     for letter, count in Counter(letters.values()).items():

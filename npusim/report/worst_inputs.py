@@ -44,7 +44,7 @@ LEDGER = Columns(
 )
 #: Numbers of sufficient choices and of steps that a table shows; JSON has them all.
 SHOWN = 8
-#: Number of inputs that a chart shows, and the smallest share of scores in a bar at the ends of their histogram.
+#: Number of inputs that a chart shows, and the smallest share of scores that a bar at an end of their histogram has.
 DRAWN, LEAST_SHARE = 12, 5e-4
 
 
@@ -119,7 +119,7 @@ def _facts(stress: Stress) -> Iterator[Fact]:
 
 
 def _margin(times: float | None) -> str:
-    """Return the factor by which inputs of the base may be larger, in words."""
+    """Return, in words, the factor by which the base's inputs may be larger."""
     if times is None:
         return "the search did not find it within --budget"
     if times > 1:

@@ -1,1 +1,1 @@
-"""From a request to a result: request, inputs, bits and time, and their dependence on assumptions."""
+"""Turns a request into a result: inputs, bits, time, and how these depend on assumptions."""

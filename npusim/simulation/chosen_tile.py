@@ -2,12 +2,12 @@
 that a machine offers.
 
 The first candidate is the schedule's declared tile, which is the tile of the published kernel.  The machine then offers
-settings of its fields, group after group (`Machine.settings`); each is simulated without bits, and used if the call is
-at least `WORTH` faster.  A kernel of plain tensors has no such list: the search goes along the values that its fields
-declare, field after field, as long as the call becomes faster (`_in_steps`).  Named fields do not change.  Tiles of a
-long attention are compared on a shorter attention (`judged_problem`); then the fastest tiles, the declared tile and, if
-numbers of the device were changed, the choice for the unchanged device are compared on the call itself, or on a part of
-it (`final_problem`).
+settings of its fields, group after group (`Machine.settings`); each is simulated without bits, and is used if it makes
+the call at least `WORTH` faster.  A kernel of plain tensors has no such list: the search goes along the values that its
+fields declare, field after field, as long as the call becomes faster (`_in_steps`).  Named fields do not change.  Tiles
+of a long attention are compared on a shorter attention (`judged_problem`); then the fastest tiles, the declared tile
+and, if numbers of the device were changed, the choice for the unchanged device are compared on the call itself, or on a
+part of it (`final_problem`).
 """
 
 from __future__ import annotations
@@ -53,25 +53,25 @@ if TYPE_CHECKING:
     from npusim.simulation.plan import Plan
 
 
-#: Smallest gain, as a share of a call's time, for which a choice replaces the declared tile and its bits.
+#: Smallest gain, as a share of a call's time, with which a choice replaces the declared tile and its bits.
 WORTH = 0.01
 #: Number of characters of a class of bits that a run shows.
 SHOWN = 8
-#: Number of (query, key) pairs up to which tiles are compared on the complete call (8 causal heads of 4,096 tokens),
-#: and number of tokens below which no call is shortened.
+#: Largest number of (query, key) pairs for which tiles are compared on the complete call (8 causal heads of 4,096
+#: tokens); smallest number of tokens to which a call is shortened.
 PAIRS, SHORTEST = 8 * 4096 * 4097 // 2, 2048
-#: Pairs up to which tiles are compared again on the complete call: if a mask makes blocks differ, and if all blocks are
-#: equal, so that few of them are simulated.
+#: Largest numbers of pairs for which tiles are compared again on the complete call: if a mask makes blocks differ; and
+#: if all blocks are equal, so that only a few are simulated.
 FINAL_PAIRS, FINAL_PAIRS_ALIKE = 16 * PAIRS, 256 * PAIRS
 #: Number of tiles that are simulated for a call whose tile is chosen step by step.
 MOST_TRIED = 24
-#: Number of KV heads below which a call is shortened without removing heads.
+#: A call with fewer KV heads than this is shortened without removing heads.
 HEADS = 8
 
 
 class TileChoice(NamedTuple):
-    """Fields that were chosen for a call because it does not name them, and the note about them: empty if there was no
-    field to choose.
+    """Fields that were chosen for a call because it does not name them, and the note about them, which is empty if
+    there was no field to choose.
     """
 
     fields: Mapping[str, object] = MappingProxyType({})
@@ -103,7 +103,7 @@ def program_of(plan: Plan, *, is_hinted: bool = True) -> tuple[Plan, TileProgram
 
 
 def _with_best(plan: Plan) -> Plan:
-    """Return a plan in which each field that is `BEST` has a number: the first value that a search would try.
+    """Return a plan in which each field whose value is `BEST` has a number: the first value that a search would try.
 
     Raises `TilingError` if no tiling has a time.
     """
@@ -135,10 +135,10 @@ def _predicted(plan: Plan, fields: Mapping[str, object]) -> tuple[Plan, Predicti
 
 
 def candidates(plan: Plan, heavier: Sequence[Mapping[str, Any]] | None = None) -> Iterator[tuple[Plan, TileProgram]]:
-    """Yield the possible results of `program_of` for a plan: each tile that the rule may reach and that fits.
+    """Yield the possible results of `program_of` for a plan: each tile that fits and that the rule may choose.
 
-    With ``heavier`` the plan represents its family: a named field with its lightest value also represents its other
-    values, and a setting may agree with any of these.  With the values of ``heavier``, the heaviest first, sizes may
+    With ``heavier`` the plan represents a family of plans: a named field with its lightest value stands for all of its
+    values, and a setting may agree with any of them.  With the values in ``heavier``, the heaviest first, sizes may
     shrink further.  Raises `TilingError` if no tile fits.
     """
     standing = {f.name for f in tiling_fields(type(plan.tiling)) if f.lightest and heavier is not None}
@@ -155,7 +155,7 @@ def candidates(plan: Plan, heavier: Sequence[Mapping[str, Any]] | None = None) -
             groups += _groups(device, on.problem, on.tiling, on.tiling.model_fields_set, standing)
         for group in groups:
             for fields in [{**before, **setting} for before in reached for setting in group]:
-                # A setting may have the values that a tile which fits has already.
+                # A setting may have the values of a tile that already fits.
                 same = _fixed(plan, fields) if known and device is plan.device else None
                 if same is not None and same in known:
                     changed = _changed(same, plan.tiling)
@@ -177,11 +177,11 @@ def candidates(plan: Plan, heavier: Sequence[Mapping[str, Any]] | None = None) -
 def _fitted(
     plan: Plan, declared: Tiling, fields: Mapping[str, object], heavier: Sequence[Mapping[str, Any]]
 ) -> Iterator[tuple[dict[str, object], tuple[Plan, TileProgram] | None]]:
-    """Yield, for each tile with ``fields`` that fits, its differences from the declared tile, each once, the first with
-    its program.
+    """Yield the tiles with ``fields`` that fit, each once, as differences from the declared tile; the first has its
+    program.
 
-    ``heavier``: see `candidates`; a tile whose sizes do not shrink with the heaviest values does not shrink with any
-    others, so that it is not built with them if no size can shrink.
+    ``heavier``: see `candidates`; a tile whose sizes do not shrink with the heaviest values does not shrink with others
+    either, and is then not built with them.
     """
     listed: list[dict[str, object]] = []
 
@@ -193,7 +193,7 @@ def _fitted(
             return
         try:
             built = _named(plan, {**fields, **named})
-        except NpusimError:  # nor does it with heavier values
+        except NpusimError:  # nor does it shrink with heavier values
             if not number:
                 return
             continue
@@ -237,8 +237,8 @@ def _changed(tiling: Tiling, declared: Tiling) -> dict[str, object]:
 def starting_with(program: TileProgram, device: DeviceSpec, l2: L2State | None) -> TileProgram:
     """Return the program with this content of L2 at its start, or with the content that the device file states.
 
-    Raises `SpecError` if the inputs should be in L2 but do not fit, or if the device file has no number for dirty
-    lines.
+    Raises `SpecError` if the inputs should be in L2 but do not fit, or if the device file does not state the number of
+    dirty lines.
     """
     starts = device.memory.l2.starts
     l2 = l2 or (starts.value if starts else "clean")
@@ -259,8 +259,8 @@ def starting_with(program: TileProgram, device: DeviceSpec, l2: L2State | None) 
 def choose_tile(plan: Plan) -> TileChoice:
     """Return the chosen fields among those that are not named, by one rule for all callers that build a plan.
 
-    No field is chosen on a device without times, nor for a library's products, copies and rows: the library chooses
-    them.
+    No field is chosen on a device without times.  Neither is one chosen for a library's products, copies and rows,
+    because the library chooses their fields.
     """
     if not _may_choose(plan):
         return TileChoice()
@@ -277,8 +277,8 @@ def fields_of_run(plan: Plan, tiling: Tiling) -> dict[str, object]:
     """Return the fields of a run's ``tiling`` that define its tile: the fields that its ``plan`` names, and the chosen
     fields.
 
-    A request that names these fields has this tile even if its other options change; sizes that it does not name may
-    still shrink to fit.
+    A request that names these fields has this tile even if its other options change; only sizes that the request does
+    not name may shrink to fit.
     """
     names = plan.tiling.model_fields_set | choose_tile(plan).fields.keys()
     return {n: value for n, value in tiling if n in names}
@@ -326,7 +326,9 @@ def listed_fields(schedule: Schedule, device: DeviceSpec) -> frozenset[str]:
 
 @lru_cache(maxsize=64)
 def _one_device(device: Itself) -> Itself:
-    """Return one object for all devices of equal content: each run creates a new device for changed numbers."""
+    """Return the same object for all devices with equal content, because each run creates a new device for changed
+    numbers.
+    """
     return _of_content(device.thing.model_dump_json()).setdefault("first", device)
 
 
@@ -373,8 +375,8 @@ def remembered(
 ) -> Any:
     """Return the JSON value of ``make`` for a call; a stored result comes from the cache folder.
 
-    A result is stored until one of npusim's files changes, or one of the outside files on which it depends: a schedule
-    of attention, a kernel, a machine, and all files that Python loaded for them.  A call with an object whose text
+    A stored result is valid until npusim's files change, or the outside files on which it depends: a schedule of
+    attention, a kernel, a machine, and all files that Python loaded for them.  A call with an object whose text
     contains an address cannot be identified by its content: its result is not stored.
     """
     files, words = _outside_files(schedule, device, call), [*map(repr, call)]
@@ -385,7 +387,7 @@ def remembered(
     can_compile = _has_numba(), os.environ.get("NUMBA_DISABLE_JIT")
     content = schedule.name, files, device.model_dump_json(), *words
     stamp = cache.digest(cache.package_stamp(), can_compile, *content)
-    name = f"{stamp.hex()[:3]}.{kind}"  # at most 4096 files: a later value replaces another
+    name = f"{stamp.hex()[:3]}.{kind}"  # at most 4096 files: a later value replaces an earlier one
     if (kept := cache.load(name, stamp)) is not None:
         value, of_files = json.loads(kept)
         if all(outside.digest_of(file) == digest for file, digest in of_files.items()):
@@ -436,11 +438,11 @@ def _tried_out(trial: _Trial, groups: Iterable[Iterable[dict[str, object]]], usu
 
 
 def _as_choice(trial: _Trial, declared: _Tried | None, best: _Tried, chosen: Collection[str], tries: str) -> TileChoice:
-    """Return the choice that makes the tile the best, with the values of all ``chosen`` fields in its note."""
+    """Return the choice of the best tile, whose note has the values of all ``chosen`` fields."""
     tiling = trial.tiling
     if best is declared or not best.fields:
         return TileChoice(note=f"tile=auto: the declared tile, {tries}")
-    # all fields, so that naming them gives this tile again
+    # all fields, so that a request that names them has this tile again
     values = {n: best.fields.get(n, v) for n, v in tiling if n in chosen}
     named = {n: word_of(type(tiling), n, v) for n, v in values.items()}
     words = " ".join(f"{n}={v}" for n, v in named.items() if v is not None)
@@ -495,7 +497,7 @@ def _walked(trial: _Trial, best: _Tried, name: str, walk: Iterable[object]) -> _
 def _open(
     group: Iterable[Mapping[str, object]], tiling: Tiling, named: Collection[str], standing: Collection[str] = ()
 ) -> Iterator[dict[str, object]]:
-    """Yield the settings that change no named field, without the fields that do not belong to the tile.
+    """Yield the settings that change no named field; fields that do not belong to the tile are removed from them.
 
     A named field that is ``standing`` agrees with any value.
     """
@@ -508,7 +510,7 @@ def _open(
 
 @dataclass
 class _Trial:
-    """Times of a ``problem``, the call or a part of it, by fields of its tiling."""
+    """Times of a ``problem``, which is the call or a part of it, by fields of the tiling."""
 
     schedule: Schedule
     device: DeviceSpec
@@ -534,7 +536,7 @@ class _Trial:
     def fastest(self) -> list[_Tried]:
         """Return the two fastest tiles so far, and the fastest tile that differs from the declared one in one field.
 
-        A short call has few blocks for each slot, so that small tiles seem too fast.
+        In a short call each slot has few blocks, so that small tiles seem faster than they are.
         """
         ranked = sorted(filter(None, self._known.values()), key=lambda tried: tried.seconds)
         return [*ranked[:2], *[tried for tried in ranked if len(tried.fields) == 1][:1]]

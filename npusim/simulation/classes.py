@@ -1,13 +1,13 @@
 """Classes of equal bits, by structure: all programs of one class compute the same value for every output element.
 
 A key contains everything that determines a value: instructions with their attributes, formats, starts, constants, the
-order of each sum, sizes along summed axes or axes with a carried state, and the choices of compiled code that decide
-bits (`npusim.kernels.triton.compiled_choices`).  It does not contain blocks of rows and columns, stages, warps beside
-products, and placement: an element depends on other rows or columns only along these axes.
+order of each sum, sizes along axes that are summed or that carry a state, and the choices of compiled code that decide
+bits (`npusim.kernels.triton.compiled_choices`).  It contains neither blocks of rows and columns, nor stages, nor warps
+except those of products, nor placement, because an element depends on other rows or columns only along these axes.
 
-Tiles that a mask hides completely at the end of a loop are omitted too: one block of rows visits them and another does
-not. If the states of a loop are sums and maxima, such tiles add zeros to finite sums, so that classes hold for finite
-inputs.  In other loops (PASA's means) all tiles that a row visits are part of the key.
+Tiles at the end of a loop that a mask hides completely are also omitted, because one block of rows visits them and
+another does not. If the states of a loop are sums and maxima, such tiles add zeros to finite sums, so that classes hold
+for finite inputs.  In other loops (PASA's means) all tiles that a row visits are part of the key.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _DEPTH = re.compile(r"\.k(\d+)\.")
 
 @uncollected()
 def class_key(program: TileProgram, device: DeviceSpec) -> str:
-    """Return the digest that programs for one problem share if they give every output the same bits.
+    """Return a digest; programs for one problem that have the same digest give every output the same bits.
 
-    Products that name no arithmetic have the device's.  The result is empty if the form of a phase, or a choice of its
-    compiler, is unknown.
+    Products that name no arithmetic have the device's arithmetic.  The result is empty if the form of a phase, or a
+    choice of its compiler, is unknown.
     """
     engines = (e for core in device.cores.values() for e in core.engines.values())
     units = (unit for e in engines if isinstance(unit := getattr(e, "arithmetic", None), dict))
@@ -74,11 +74,11 @@ def _parts(phase: Phase, arithmetic: str) -> Iterator[str]:
 
 
 def _values(phase: Phase) -> Iterator[str]:
-    """Yield the new values of each loop's states, and the results, each as a digest of all that it is computed from, so
-    that the key depends neither on names nor on whether a value is computed twice.
+    """Yield the new values of each loop's states, and the results, each as a digest of everything from which it is
+    computed, so that the key depends neither on names nor on repeated computations of a value.
 
-    The number of times that the reader writes a compiled value depends on the tile: an expression that masks divide has
-    a name.
+    How often the reader writes a compiled value depends on the tile, because an expression that masks divide gets a
+    name.
     """
     numbers = dict[str, str]()
 
@@ -104,9 +104,9 @@ def _values(phase: Phase) -> Iterator[str]:
 
 
 def _walks(phase: Phase) -> object:
-    """Return for each different head the starts and directions of the walks of each row, or all visited keys.
+    """Return, for each head that differs, the starts and directions of each row's walks, or all keys that these visit.
 
-    Parts of a row's keys are separate walks: each walk begins where the previous one ended.
+    If a row's keys are divided into parts, each part is a separate walk that begins where the previous one ended.
     """
     is_whole = not _ignores_hidden(phase)
     if isinstance(phase.cells, WorkTable) and (known := _walks_of_table(phase.cells, is_whole=is_whole)):
@@ -154,7 +154,7 @@ def _walk(runs: tuple[TileRun, ...], *, is_whole: bool) -> tuple[tuple[int, ...]
 
 
 def _joined(rows: Mapping[tuple[int, int], set[tuple[tuple[int, ...], ...]]]) -> tuple[Any, ...]:
-    """Return the walks of spans of rows in order, adjacent spans with equal walks as one."""
+    """Return the walks of spans of rows in order; adjacent spans with equal walks are joined."""
     joined = list[tuple[int, int, Any]]()
     for (start, end), walks in sorted(rows.items()):
         ordered = tuple(sorted(walks) if len(walks) > 1 else walks)
@@ -203,7 +203,7 @@ def _deciding(phase: Phase, arithmetic: str) -> set[str]:
             elif row.opcode is Opcode.FOLD:
                 along = slice(1) if row.is_down else slice(-1, None)
                 axes |= {a for n in row.srcs if not isinstance(n, float) for a in phase.names[n].axes[along]}
-            # along the last axis: sums end where a tile of this axis ends
+            # along the last axis, because sums end where a tile of this axis ends
             elif row.opcode in (Opcode.CUMSUM, Opcode.SCAN):
                 axes.add(phase.names[row.dst].axes[-1])
             elif row.opcode is Opcode.ROW_SUM and not isinstance(row.srcs[0], float):
@@ -216,9 +216,9 @@ def _chained(phase: Phase, arithmetic: str) -> set[str]:
 
 
 def _only_chains(loop: TileLoop, phase: Phase, arithmetic: str) -> bool:
-    """Return whether a loop only adds products, each to one accumulator, instruction after instruction.
+    """Return whether a loop does nothing but add products, each to one accumulator, one instruction after another.
 
-    Then its tiles have no effect, if their sizes are multiples of the matrix unit's instructions.
+    The tiles of such a loop then do not affect bits, if their sizes are multiples of the matrix unit's instructions.
     """
     rows = [row for stage in loop.stages for row in stage.rows]
     states = {n for n, name in phase.names.items() if name.start is not None}

@@ -53,7 +53,7 @@ EXACT_DEVICE = "xeon_avx512"
 class Subject(ABC):
     """The result of a plan's program, with everything that its bits need: sizes, inputs, float64 result."""
 
-    #: Word of `Sizes.features` for problems with such results.
+    #: Word of `Sizes.features` for a problem with such a result.
     kind: ClassVar[str]
 
     @property
@@ -86,7 +86,7 @@ class Subject(ABC):
 
     @abstractmethod
     def read_heads(self, heads: Collection[int]) -> dict[str, tuple[int, int]]:
-        """Return batches and heads of the inputs that some heads of the result read, by name."""
+        """Return batches and heads of the inputs from which some heads of the result are computed, by name."""
 
     @abstractmethod
     def exact(self, plan: Plan, program: TileProgram) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class AttentionSubject(Subject):
 
     @property
     def output(self) -> Output:
-        """The problem, which has the sizes."""
+        """The problem, which states the sizes."""
         return self.problem
 
     @property
@@ -144,7 +144,7 @@ class AttentionSubject(Subject):
 
 @dataclass(frozen=True)
 class TensorSubject(Subject):
-    """The result of a kernel of plain tensors, with the names of an attention's problem, and its ``inputs``."""
+    """The result of a kernel of plain tensors, with the attributes of an attention's problem, and its ``inputs``."""
 
     batch: int
     heads: int
@@ -168,7 +168,7 @@ class TensorSubject(Subject):
 
     @property
     def output(self) -> Output:
-        """The subject itself, which has the sizes."""
+        """The subject itself, which states the sizes."""
         return self
 
     @property
@@ -188,7 +188,7 @@ class TensorSubject(Subject):
     def changed_source(
         self, plan: Plan, change: Callable[[HeadSource], HeadSource], seed: int, *, is_padded: bool
     ) -> HeadSource:
-        """Return changed inputs; see `Subject`.  They have the problem's seed, and there are no keys to pad."""
+        """Return changed inputs; see `Subject`.  Inputs are drawn with the problem's seed; there are no keys to pad."""
         return self._source(plan, change)
 
     def _source(self, plan: Plan, change: Callable[[HeadSource], HeadSource] | None = None) -> HeadSource:
@@ -216,7 +216,7 @@ class TensorSubject(Subject):
 
 
 def result_of(program: TileProgram) -> GlobalTensor:
-    """Return the tensor with the result of a program: ``o``, or the only output of another name.
+    """Return the tensor with the result of a program: ``o``, or the only output if it has another name.
 
     Raises `SpecError` if the program has no output, or several outputs none of which is ``o``.
     """
@@ -324,7 +324,9 @@ def _exact_results(
 
 
 def _in_float64(plan: Plan) -> Schedule:
-    """Return a plan's schedule on cores without limits of arithmetic; raise `SpecError` if it has no float64 form."""
+    """Return a plan's schedule for cores that support every arithmetic; raise `SpecError` if the schedule has no
+    float64 form.
+    """
     called, family = plan.request.schedule, load_device(EXACT_DEVICE).family
     schedule = schedules_called(called).get(family)
     if schedule is None or "exact" not in schedule.precisions:

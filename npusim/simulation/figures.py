@@ -1,4 +1,6 @@
-"""The loop of all studies of changes: each change gives one figure of its plan, is omitted, or has a reason."""
+"""The loop of all studies of changes: a change either has a figure, computed from its plan, or is omitted, or has a
+reason why it has no figure.
+"""
 
 from __future__ import annotations
 

@@ -40,7 +40,8 @@ def digest_of(plan: Plan) -> str:
     """
     r, content = plan.request, sha256()
     bits = (repr(r.rows), repr(r.heads), *filter(None, [r.padding])) if r.numerics else None
-    named = build_tiling(plan.schedule.tiling, r.chosen_tiling(plan.schedule.tiling))  # the others follow from it
+    # the other arguments follow from it
+    named = build_tiling(plan.schedule.tiling, r.chosen_tiling(plan.schedule.tiling))
     sizes, tiling = (x.model_dump_json() for x in (plan.problem, named))
     names = sorted(named.model_fields_set) if plan.is_open else ()
     run = (r.schedule, plan.device.digest(), repr(plan.precision), type(plan.problem).__name__, sizes, tiling, names)

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from npusim.simulation.request import Groups
 
 US = 1e6  # microseconds per second
-#: Estimated seconds above which a sample that was not requested is omitted.
+#: Estimated seconds above which bits that were not requested are not computed.
 SAMPLE_S = 25
 NO_BITS = ComputedBits(inputs="none")
 
@@ -86,7 +86,7 @@ class NodeParts:
         _progress: Callable[[float], None] | None,
         _window: tuple[float, float] | None,
     ) -> NodeTiming:
-        """Return the time of the program, or of all layers of a model."""
+        """Return the time of the program; for a model, of all layers."""
         if isinstance(plan.problem, ModelProblem):
             return _model(plan, plan.problem, groups)
         return time_on_node(program, plan.device, plan.request.method, groups, is_issued=True)
@@ -111,7 +111,7 @@ def child_program(child: Child, device: DeviceSpec, whole: Problem | None = None
 
     L2 has the state of a stream of kernels: it contains no dirty lines from a benchmark's fill.
 
-    ``whole``: the problem to compute instead, with the child's tile.
+    ``whole``: a problem that is computed instead of the child's, with the child's tile.
     """
     l2 = steady(None, device)
     found = "repeated" if l2 and child.is_near else l2
@@ -142,9 +142,9 @@ def kernel_timer(
     timing.
 
     Kernels are issued one after another. A launch costs the device's time if its file states this time separately; a
-    host takes ``issue_s`` for each kernel, or with ``is_issued`` the time that the node's file states for a simulated
-    attention; otherwise the launch time is a framework's overhead.  In a graph (``is_graph``) no kernel waits for a
-    host: a kernel whose table states the host's time has a launch of the device instead.
+    host takes ``issue_s`` for each kernel, or, with ``is_issued``, the time that the node's file states for a simulated
+    attention; else the launch time is a framework's overhead.  In a graph (``is_graph``) no kernel waits for a host: if
+    a kernel's table states the host's time, the device's launch time replaces it.
     """
     timed = cache(partial(simulated_child, node=node, device=device, method=method))
 
@@ -290,7 +290,7 @@ def _attention_bits(plan: Plan, problem: SharedProblem, program: TileProgram) ->
 
 
 def _layer_inputs(plan: Plan, layer: LayerProblem) -> LayerInputs:
-    """Return the heads and the projection of a layer, given or drawn by its recipe."""
+    """Return the heads and the projection of a layer; they are given, or drawn by the layer's recipe."""
     heads, kv_heads = layer.heads * layer.ranks, layer.kv_heads * layer.ranks
     if plan.tensors is not None:
         kv_heads = plan.tensors["k"].shape[1]
@@ -348,7 +348,9 @@ def _notes(machine: NodeDevice, timing: NodeTiming, program: TileProgram, method
 
 
 def _cut_rows(device: DeviceSpec, program: TileProgram) -> tuple[str, ...]:
-    """Return which kernels of rows run with smaller fields than by default because their rows do not fit."""
+    """Return a note on the kernels of rows whose fields are smaller than their defaults because their rows do
+    not fit.
+    """
     kernels = (op.kernel for op in operations(program) if isinstance(op, KernelOp) and op.kernel.role == "rows")
     children = {(k.label, c): None for k in kernels for c in k.children if has_schedule(c.schedule, device)}
     notes = (f"{label}: {n}" for label, c in children for n in child_program(c, device).notes if SMALLER in n)
@@ -356,7 +358,7 @@ def _cut_rows(device: DeviceSpec, program: TileProgram) -> tuple[str, ...]:
 
 
 def _beside(machine: NodeDevice, program: TileProgram, method: str) -> tuple[str, ...]:
-    """Return the time of npusim's own schedule where the node's file states another kernel's time."""
+    """Return a note on the time of npusim's own schedule, if the node's file states the time of another kernel."""
     stated = [op.kernel for op in operations(program) if isinstance(op, KernelOp) and op.kernel.role == "decode"]
     table = machine.node.kernels
     if not stated or table is None or table.decode is None or not machine.each.is_timed:
@@ -374,7 +376,7 @@ def _beside(machine: NodeDevice, program: TileProgram, method: str) -> tuple[str
 
 
 def _issue(timing: NodeTiming) -> str:
-    """Return the host's time for issuing collectives, where its file states it."""
+    """Return words for the time in which the host issues collectives; empty if the node's file states none."""
     issue = (timing.allreduce_s - timing.running_s[1]) * US
     return f" after {issue:.1f} us to issue them" if issue > 0.05 else ""
 
@@ -409,8 +411,8 @@ def _model_notes(what: ModelProblem, tiling: LayerTiling, machine: NodeDevice, t
 
 
 def _weights(what: ModelProblem) -> str:
-    """Return the number of a model's parameters: the stated number, the number by its shapes, and the number for one
-    token.
+    """Return the number of a model's parameters: the stated number, the number that follows from the shapes, and the
+    number that one token uses.
     """
     weights = what.weights()
     total, active = weights.total - what.copied, weights.active - what.copied

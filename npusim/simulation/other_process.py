@@ -24,7 +24,8 @@ def is_single() -> bool:
 
 @contextmanager
 def done_apart(function: Callable[[], Value]) -> Iterator[Callable[[], Value] | None]:
-    """Return a function for the result: a forked process computes it concurrently, or this process if the fork fails.
+    """Return a function that returns the result: a forked process computes it concurrently, or, if the fork fails, this
+    process does.
 
     None if this process may not fork, or if no core is free.
     """
@@ -44,7 +45,7 @@ def done_apart(function: Callable[[], Value]) -> Iterator[Callable[[], Value] | 
             answer = pipe.read()
         try:
             value: Value = pickle.loads(answer)
-        # the process was killed, or it raised an error, which is raised here again
+        # the process was killed, or it raised an error, which this computation raises again
         except (EOFError, pickle.UnpicklingError):
             value = function()
         return value

@@ -51,20 +51,21 @@ if TYPE_CHECKING:
     from npusim.simulation.request import Groups, Request
     from npusim.simulation.tensor_files import Tensors
 
-#: Measured: seconds to compute the bits of a pair of query and key with head sizes of 128 (0.1 to 0.65 us by schedule).
+#: Seconds in which the bits of a (query, key) pair are computed with head sizes of 128 (measured: 0.1 to 0.65 us,
+#: depending on the schedule).
 PAIR_S = 0.4e-6
-#: Seconds to build, check and time a block by a method that simulates equal work once.
+#: Seconds in which a block is built, checked and timed by a method that simulates equal work only once.
 BLOCK_S = 60e-6
-#: Seconds for an operation by methods that simulate each operation.
+#: Seconds for each operation, with methods that simulate every operation.
 OPERATION_S = MappingProxyType({"des": 25e-6, "block": 1e-6})
-#: Operations of a tile of queries by keys: both matrix products and the operations between them.
+#: Number of operations of a tile of queries and keys: both matrix products, and the operations between them.
 TILE_OPERATIONS = 60
 _TILE = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A resolved run: all that is needed to build its program, with another precision too.
+    """A resolved run: everything that is needed to build its program, also with another precision.
 
     ``device`` is a `NodeDevice` for a run on a node, or for a model on one device. ``tensors`` are the user's Q, K and
     V, None if the problem's recipe draws them; ``projection`` is the user's W_o of a layer, if any.
@@ -81,7 +82,7 @@ class Plan:
     tensors: Tensors | None
     projection: NDArray[Any] | None
     ignored: tuple[str, ...]
-    #: How the tensors were read, if another layout is likelier.
+    #: A note on the layout in which the tensors were read, if another layout is likelier.
     reading: str = ""
     #: Whether fields of the tiling that are not named are chosen (`npusim.simulation.chosen_tile`) or have their
     #: declared values.
@@ -120,10 +121,10 @@ def device_of(request: Request) -> DeviceSpec:
 def target_of(
     request: Request, *, has_bits: bool, is_bare: bool = False
 ) -> tuple[Schedule, DeviceSpec, frozenset[str]]:
-    """Return the schedule and the device or node of a request, and the conditions of `NEEDS` that its run fulfils.
+    """Return the schedule and the device or node of a request, and those conditions of `NEEDS` that its run fulfils.
 
     Raises `SpecError` for options that have no effect on the run.  ``has_bits``: whether the run or its caller computes
-    bits; ``is_bare``: whether the caller does, which may compute bits of plain tensors although runs compute none.
+    bits; ``is_bare``: whether the caller does.  A caller may compute bits of plain tensors, although runs compute none.
     """
     r, device = request, device_of(request)
     method_named(r.method)
@@ -155,7 +156,8 @@ def plan_of(request: Request, *, is_bare: bool = False) -> Plan:
     if is_bare:
         request = replace(request, numerics=False, diagnose=False, presets=False, trace_groups=())
     if request.dtype is None and request.problem is None and request.tensors is None:
-        request = replace(request, dtype=schedule.inputs(device))  # the format for which the schedule is made, if any
+        # the format for which the schedule is written, if there is one
+        request = replace(request, dtype=schedule.inputs(device))
     scales, stated, reading = dict[str, float](), dict[str, Any](), ""
     if request.problem is not None and request.problem.is_plain:
         tensors = kernel_tensors(request)
@@ -215,7 +217,7 @@ def _problem_of(
         if request.kind is None and len(workload.kinds) > 1:
             local = workload.problem(**{**sizes, "kind": "local"})
     else:
-        # The tensors are rounded already.
+        # The tensors have already been rounded.
         attention = problem_of_tensors(workload, tensors, {**sizes, "dtype": None}, ranks or 1, stated)
     if not ranks:
         return attention
@@ -233,7 +235,7 @@ def layer_problem(
 ) -> SharedProblem:
     """Return a workload's layer on ``ranks`` devices; ``attention``: that of one device.
 
-    ``projection``: weights that determine the layer's width; ``local``: the attention of a model's local layers.
+    ``projection``: weights that determine the layer's width; ``local``: attention of the model's local layers.
 
     Raises `SpecError` if the workload does not state its width, or another size of a model's layers.
     """
@@ -256,8 +258,8 @@ def problem_of_tensors(
 ) -> Problem:
     """Return the problem of one of ``devices`` that share the heads of the given tensors; ``stated``: lengths and page.
 
-    ``sizes`` may state visible keys and functions of scores; raises `SpecError` for other sizes, and if heads cannot be
-    shared.
+    ``sizes`` may state visible keys and functions of scores.  Raises `SpecError` for other sizes, and if the devices
+    cannot share the heads equally.
     """
     q, k, v = (tensors[name] for name in ("q", "k", "v"))
     sizes_of_call = {n: sizes[n] for n in ("causal", "ignore", "kind", *CALL) if n in sizes and n not in stated}
@@ -301,8 +303,8 @@ def _part_of_layer(schedule: Schedule, problem: AnyProblem, node: NodeSpec, fmt:
 
 
 # ---------------------------------------------------------------- duration of a run itself A rough estimate (within a
-# factor of three on one core of a machine of 2026): it distinguishes a minute from an hour, so that a run with a wrong
-# length is refused before it takes a night.
+# factor of three on one core of a machine of 2026): it distinguishes a minute from an hour, so that a run whose length
+# is a mistake is refused before it takes a night.
 
 
 def estimate(
@@ -330,7 +332,7 @@ def estimate(
 
 
 def traced_groups(choice: Choice, count: int) -> Groups:
-    """Return the core groups on the timeline, given their number; ``last`` is known only after the simulation."""
+    """Return the core groups on the timeline, from their number; ``last`` is known only after the simulation."""
     return LAST if choice == LAST else indices("trace_groups", choice, count, f"{LAST}, or ") if choice else ()
 
 
@@ -346,7 +348,7 @@ def without_effect(plan: Plan, seconds: float, seconds_on: Callable[[DeviceSpec]
         others = {name: {k: v for k, v in changed[name].items() if k != key}}
         return seconds_on(device_of(replace(plan.request, **cast("dict[str, Any]", others))))
 
-    # If no tile fits without a change, the change decides.
+    # If no tile fits without the change, the change has an effect.
     for (name, key), other in figures([(name, key) for name, of in changed.items() for key in of], without):
         if other == seconds:
             option = min(OPTIONS[name].names, key=len)
@@ -374,7 +376,7 @@ def refuse_beyond(limit_s: float | None, seconds: Mapping[str, float]) -> None:
 
 
 def _pairs(problem: Problem, block: int, rows: Choice, heads: Choice) -> float:
-    """Return how many pairs of query and key the chosen rows (with their blocks) and heads have."""
+    """Return the number of (query, key) pairs of the chosen heads and rows, including all rows of their blocks."""
     count = len(chosen_heads(problem, heads))
     which = chosen("rows", rows, problem.seq_q)
     if which == "all":

@@ -1,4 +1,6 @@
-"""Predicted times of the configurations of one kernel, and their order, for ``tune`` and ``config=best``."""
+"""Predicted times of the configurations of one kernel, and the order of the configurations, for ``tune`` and
+``config=best``.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from npusim.program.timing.timing_result import TimingResult
 
 #: Time range, as a share of the least time, within which configurations count as equally fast: measured times of
-#: memory-bound kernels differ by no more than this (issue 57), so that a rule decides between them.
+#: memory-bound kernels differ by no more than this (issue 57), so that a rule decides among them.
 TIE = 0.02
 NO_LIMIT = Limit("", 0.0)
 
@@ -29,11 +31,11 @@ class Prediction:
     """The predicted time of a configuration, or the reason why it has none.
 
     ``us``: time of the cores, without a launch; ``key``: its class of bits (empty: not known); ``registers``: registers
-    of a thread, of which ``spilled`` are in memory, from a compiler or an estimate; ``warps``: warps that are resident
+    of a thread, from a compiler or an estimate, of which ``spilled`` are in memory; ``warps``: warps that are resident
     on a core; ``block_warps``: warps of a block without products; ``limit``: what limits the time, as in a run;
-    ``errors``: the errors of such predicted times (None: no device).  ``reason``: why there is no time; ``fits``:
-    whether a larger device would suffice.  ``launch_us``: time of each launch of a graph in addition to that of the
-    cores: dispatch, end and the gap to the next launch.
+    ``errors``: the errors of such predicted times (None: predicted without a device).  ``reason``: why there is no
+    time; ``fits``: whether a larger device would suffice.  ``launch_us``: time of each launch of a graph in addition to
+    that of the cores: dispatch, end and the gap to the next launch.
     """
 
     us: float | None = None
@@ -70,9 +72,9 @@ def predicted(program: TileProgram, device: DeviceSpec, timing: TimingResult) ->
 def ranked(predictions: Sequence[Prediction]) -> list[int]:
     """Return the indices of predictions with a time, the best first.
 
-    If memory limits the best prediction, predictions within `TIE` of it count as equally fast. These are ordered by no
-    spills, then by more resident warps, then by fewer warps of a block of rows, which wait for one another at barriers,
-    then by time.
+    If memory limits the best prediction, predictions within `TIE` of it count as equally fast. Among these, a
+    prediction without spills comes first; then one with more resident warps; then one with fewer warps in a block of
+    rows, because these wait for one another at barriers; then the faster one.
     """
     known = [i for i, p in enumerate(predictions) if p.us is not None]
     times = {i: predictions[i].us or 0.0 for i in known}

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound="Callable[..., Any]")
 DEFAULT_HW = "ascend_910b2"
 DEFAULT_WORKLOAD = "pangu_38b"
-#: Options with their values, in the order of the command line; a flag has no value.
+#: Options with their values, in the order in which the command line has them; a flag has no value.
 Asked = tuple[tuple[str, str], ...]
 #: Fields of a problem that a call may change: visible keys, scores, queries, and the storage of K and V.
 CALL = (
@@ -53,7 +53,7 @@ Layout = Literal["bnsd", "bsnd", "bsh", "tnd"]
 
 
 def short_name(schedule: str) -> str:
-    """Return a schedule's name for sentences: for launches the kernels, for a recorded call its file, otherwise its
+    """Return a schedule's name for sentences: the kernels of a launch, the file of a recorded call, or else its
     name.
     """
     if is_recorded(schedule):
@@ -78,11 +78,12 @@ def schedule_name(schedule: object) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One field of a request on a command line.
+    """How a command line states one field of a request.
 
     ``names`` are its spellings, ``metavar`` the placeholder of its value (empty: a flag), ``panel`` the heading of its
-    help; ``choices`` are all its values, where they can be listed; ``typed`` is its default as a user types it,
-    ``shown`` the default in the help; ``needs`` are the words of `NEEDS` without which nothing reads the option.
+    help; ``choices`` are all its values, if these can be listed; ``typed`` is its default as a user types it, and
+    ``shown`` the default in the help; ``needs`` are the words of `NEEDS` of which a run must fulfil one for the option
+    to have an effect.
     """
 
     names: tuple[str, ...]
@@ -116,7 +117,7 @@ _ASKED, _SHOWN = ("Problem", "Device", "How"), ("Bits", "Output")
 _what, _where, _how = (partial(_option, panel) for panel in _ASKED)
 _seen = partial(_what, needs="workload attention")
 _bits, _output = (partial(_option, panel) for panel in _SHOWN)
-#: Conditions of a run that options may need, and the message for options whose condition does not hold.
+#: Conditions that options may require of a run, and the message for an option whose condition does not hold.
 NEEDS: Mapping[str, str] = MappingProxyType(
     {
         "workload": "--problem already states the sizes; remove these options",
@@ -139,7 +140,7 @@ Count = int | str
 #: Value of ``trace_groups`` for the core group that ends last.
 LAST: Final = "last"
 Groups = Sequence[int] | Literal["last"]
-#: Types of fields whose wrong values nothing else would refuse with a message.
+#: Types of those fields for which no other check refuses a wrong value with a message.
 _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = MappingProxyType(
     {
         "overrides": ((Mapping,), "a mapping of dotted keys to values"),
@@ -154,7 +155,7 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A request for one run; fields are the arguments of `npusim.run`, which describes them."""
+    """A request for one run; its fields are the arguments of `npusim.run`, where they are described."""
 
     schedule: str = field(kw_only=False)
     workload: str | Path | Workload | None = _what(
@@ -456,7 +457,7 @@ class Request:
             object.__setattr__(self, name, None)
 
     def _fold_shape(self) -> None:
-        """Set the fields for the sizes that ``shape`` states."""
+        """Set the fields to the sizes that ``shape`` states."""
         if self.shape is None:
             return
         for name, size in shape_sizes(self.shape).items():
@@ -471,7 +472,7 @@ class Request:
         return cls(**{f.name: entries[f.name] for f in fields(cls) if f.name in entries})
 
     def sizes(self) -> dict[str, Any]:
-        """Return the replacements for a workload's sizes, mask and format."""
+        """Return the values that replace a workload's sizes, mask and format."""
         names = "seq", "seq_q", "seq_kv", "batch", "lengths", "dtype", "tensor_parallel", "causal", "ignore", "kind"
         sizes = {name: getattr(self, name) for name in (*names, *CALL)}
         if self.kv_heads is not None and self.q_heads is None:
@@ -520,7 +521,7 @@ class Request:
         return scaled(machine, self.scale) if self.scale else machine
 
     def placed(self) -> Request:
-        """Return the request with absolute paths of its files, for a process that has another folder."""
+        """Return the request with absolute paths of its files, for a process whose working folder may differ."""
         named = {
             n: x for n in ("hw", "workload") if isinstance(x := getattr(self, n), str | Path) and Path(x).is_file()
         }
@@ -554,7 +555,7 @@ class Request:
         return {**dict(self.tiling or {}), "operators": "eager"}  # a Tiling yields its fields, like a mapping
 
     def refuse_unread(self, features: Collection[str], sizes: Iterable[str] = ()) -> None:
-        """Raise `SpecError` with the options that are set but that nothing reads; ``features``: words of `NEEDS`.
+        """Raise `SpecError` that names the options that are set but have no effect; ``features``: words of `NEEDS`.
 
         ``sizes``: names of the schedule's sizes.
         """
@@ -577,7 +578,7 @@ class Request:
         return self.load().problem(**self.sizes())
 
     def about(self) -> dict[str, object]:
-        """Return the problem and the device, for readers of a search."""
+        """Return the problem and the device, in the words of a search's results."""
         about: dict[str, object] = {"device": (device := self.machine()).name}
         about |= {"scale": device.scale} if device.scale else {}
         if self.problem is None:
@@ -701,7 +702,9 @@ class RunOptions(BitsOptions, total=False):
 
 
 def takes_options(options: type) -> Callable[[Function], Function]:
-    """Show each option of a function of ``**options`` in its signature with type and default; refuse other options."""
+    """Decorate a function of ``**options``: its signature shows each option with type and default, and other options
+    are refused.
+    """
 
     def decorated(function: Function) -> Function:
         *others, _ = inspect.signature(function).parameters.values()
@@ -763,7 +766,7 @@ def command(verb: str, schedule: str, options: Iterable[tuple[str, str]], more: 
     return " ".join(shlex.quote(word) for word in (*words, *more))
 
 
-#: A part of a shape: a letter, and one or two sizes.
+#: Pattern of a part of a shape: a letter, and one or two sizes.
 _SHAPE = re.compile(r"([BNSD])(\w+)(?:/(\w+))?", re.IGNORECASE | re.ASCII)
 #: The fields of each letter, for one size and for two sizes.
 _LETTERS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
@@ -810,7 +813,7 @@ def whole_number(name: str, text: str) -> int:
 
 
 def _hint(option: str) -> str:
-    from npusim.program.numerics.evaluate import HINTS  # imports numpy, which help texts do not need
+    from npusim.program.numerics.evaluate import HINTS  # this import loads numpy, which help texts do not need
 
     return HINTS[option]
 

@@ -1,4 +1,6 @@
-"""Alternatives that change bits: other assumed arithmetic and, if an output is not finite, other precisions."""
+"""Alternatives that change bits: other possible arithmetics in place of assumed ones and, if an output is not finite,
+other precisions.
+"""
 
 from __future__ import annotations
 
@@ -43,13 +45,13 @@ def assumed_variants(program: TileProgram, plan: Plan) -> dict[str, TileProgram]
 
     Without assumptions there are no programs.
     """
-    # Units for which the schedule leaves no choice, and units whose products read other formats, are omitted.
+    # Units whose arithmetic the schedule determines, and units whose products read other formats, are omitted.
     built = figures(_alternatives(program, plan), lambda named: plan.program(named[1]), (SpecError, TilingError))
     return {name: variant for (name, _), variant in built}
 
 
 def arithmetic_uncertainty(bits: NumericResult) -> tuple[Spread, ...]:
-    """Return how much `compared_rows` change under each of the variants of ``bits``.
+    """Return how much `compared_rows` of ``bits`` change in each variant.
 
     An output that is not finite has no distance from another: None.
     """
@@ -63,8 +65,8 @@ def arithmetic_uncertainty(bits: NumericResult) -> tuple[Spread, ...]:
 
 @dataclass(frozen=True)
 class Compared:
-    """The rows of a run in which programs are compared (`compared_rows`): the last rows of ``block``, from ``at`` on,
-    with the run's result, (rows, dv).
+    """The rows in which programs are compared with a run (`compared_rows`): the rows of ``block`` from ``at`` to its
+    end, with the run's result, (rows, dv).
     """
 
     block: BlockRows
@@ -105,7 +107,7 @@ def rows_under(program: TileProgram, plan: Plan, at: BlockRows, count: int) -> N
     return rows[:, : subject.output.output_cols]
 
 
-#: Fields of a precision that name a rounding, with the rounded value.
+#: Fields of a precision that name a rounding, each with the value that is rounded.
 ROUNDED = MappingProxyType({"rounding": "casts", "multiply_add": "multiply-adds"})
 
 
@@ -117,7 +119,7 @@ def assumed_roundings(plan: Plan) -> Iterator[tuple[str, Choice[Any]]]:
 
 
 def _alternatives(program: TileProgram, plan: Plan) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield a name and the changed field of the precision for each choice that could be different."""
+    """Yield, for each choice that could be different, its name and the changed field of the precision."""
     device, (arithmetics, orders) = plan.device, named_choices(program)
     for name, choice in assumed_roundings(plan):
         for other in NAMED[name]:
@@ -133,7 +135,7 @@ def _alternatives(program: TileProgram, plan: Plan) -> Iterator[tuple[str, dict[
 
 
 def _other_arithmetics(name: str) -> Iterator[str]:
-    """Yield the other assumed arithmetics of a unit with the operands, scales and accumulator of ``name``."""
+    """Yield the other possible arithmetics of a unit that have the operands, scales and accumulator of ``name``."""
     chosen, kind = get_arithmetic(name), attrgetter("evidence", "a_format", "b_format", "acc_format", "scale_format")
     for other, a in ARITHMETICS.items():
         is_of_unit = other.startswith(f"{name.partition('.')[0]}.")
@@ -142,7 +144,8 @@ def _other_arithmetics(name: str) -> Iterator[str]:
 
 
 def _distance(before: NDArray[Any], after: NDArray[Any]) -> tuple[float | None, float | None, float]:
-    """Return the relative distance, the share of differing values, and the distance's relative standard error.
+    """Return the relative distance of values, the share of values that differ, and the relative standard error of the
+    distance.
 
     Distance and share are None if some outputs are not finite.
     """
@@ -156,7 +159,7 @@ def _distance(before: NDArray[Any], after: NDArray[Any]) -> tuple[float | None, 
 def standard_error(squares: NDArray[np.float64], others: NDArray[np.float64]) -> float:
     """Return the relative standard error of sqrt(sum(squares) / sum(others)), for pairs of sums by row; 0 if unknown.
 
-    To first order (a ratio estimate) it is half of the difference between the rows' shares of the two sums.
+    The estimate is of first order: half of the difference between the rows' shares of the two sums.
     """
     if len(squares) < 2 or not (squares.any() and others.any() and np.isfinite(others).all()):
         return 0.0
@@ -176,7 +179,7 @@ def finite_choices(bits: NumericResult, plan: Plan) -> tuple[FiniteChoice, ...]:
     if bits.error.is_finite:
         return ()
     others = (_finite_preset(bits, other) for other in other_schedules(plan))
-    # The tile that was chosen for the run's precision may not fit another precision.
+    # The tile chosen for the run's precision may not fit with another precision.
     asked = build_tiling(plan.schedule.tiling, plan.request.chosen_tiling(plan.schedule.tiling))
     of_schedule = _finite_preset(bits, plan) or _finite_preset(bits, replace(plan, tiling=asked))
     choices = (of_schedule, next(filter(None, others), None))
@@ -184,9 +187,11 @@ def finite_choices(bits: NumericResult, plan: Plan) -> tuple[FiniteChoice, ...]:
 
 
 def other_schedules(plan: Plan) -> Iterator[Plan]:
-    """Yield plans of the other schedules for a device's family that compute such a problem as a real kernel does."""
+    """Yield plans of the other schedules of a device's family that compute such a problem in the way of a
+    real kernel.
+    """
     schedule = plan.schedule
-    if schedule.reference or plan.problem.attention is None:  # other schedules compute something else
+    if schedule.reference or plan.problem.attention is None:  # these schedules compute another function
         return
     for other in SCHEDULES.values():
         fits = other.family == plan.device.family and other.problem is Problem is schedule.problem
@@ -206,7 +211,7 @@ def _finite_preset(bits: NumericResult, plan: Plan) -> FiniteChoice | None:
     heads = sorted({head for _, head, _ in bits.rows})
     lost = (at for at, block in bits.rows.items() if not np.isfinite(block.astype(np.float64)).all())
     _, head, row = next(lost, (0, None, None))
-    if row is None:  # the output has numbers where NaN is required, and no preset changes that
+    if row is None:  # the output has numbers where NaN is required; no preset can change this
         return None
 
     def rmse(name: str) -> float | None:

@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 #: Key of cycles that no constant of a queue explains: other transfers on the same link slow down a transfer.
 SHARED_LINKS = "links"
 
-# Bases, the weakest first: the basis of a cost is the weaker one if two constants share the cost.
+# Bases, the weakest first: if two constants determine a cost, its basis is the weaker of the two.
 _WEAKEST_FIRST = ("assumed", "fitted", "derived", "measured", "vendor")
 
 
 @dataclass(frozen=True)
 class PresetOutcome:
-    """The result of a preset of the schedule, which is the run's preset or another; its error covers the rows
+    """The result of a preset of the schedule, either the run's own or another; its error covers the rows
     `RunData.compared`.
 
     ``relative_rmse`` is None if the output is not finite, ``latency_us`` on a device without a time. ``standard_error``
-    is the standard error of the ratio of this error to the run's, relative, from the differences of rows.
+    is the relative standard error of the ratio of this error to the run's, estimated from the differences between rows.
     """
 
     precision: str
@@ -55,8 +55,8 @@ class Spread:
 
     ``arithmetic`` is the registry name of the other arithmetic, or ``row sums in <order>``.  ``rmse`` is the relative
     Frobenius distance, ``differing`` the share of outputs whose bits differ; both are None if some outputs of the other
-    arithmetic are not finite. ``standard_error``: the relative standard error of ``rmse``, from the differences of
-    rows.
+    arithmetic are not finite. ``standard_error``: the relative standard error of ``rmse``, estimated from the
+    differences between rows.
     """
 
     arithmetic: str
@@ -154,7 +154,7 @@ class RunData:
 
     @property
     def tflops(self) -> float:
-        """Useful operations (masked pairs not counted) per second of the call, in 1e12."""
+        """Useful operations, without those of masked pairs, per second of the call, in 1e12."""
         return self.program.flops / self._timed().latency_s / 1e12
 
 
@@ -208,7 +208,7 @@ def _cache_note(plan: Plan) -> tuple[str, ...]:
 
 
 def with_evidence(result: RunData) -> RunData:
-    """Return a run with evidence for its time and its row sums, from its device's file, the roofline and
+    """Return a run with the evidence for its time and its row sums, taken from the device's file, the roofline and
     measurements.
     """
     timing, bits = result.timing, result.numerics
@@ -225,7 +225,7 @@ def _stated(bits: NumericResult, device: DeviceSpec) -> NumericResult:
 
 
 def _completed(result: RunData, timing: TimingResult) -> TimingResult:
-    """Return a run's time with the numbers known besides the simulation."""
+    """Return a run's time with those numbers that do not come from the simulation."""
     uses = timing.uses_of_groups()
     return replace(
         timing,
@@ -287,9 +287,9 @@ def row_sum_evidence(orders: Iterable[str], device: DeviceSpec) -> dict[str, str
 
 
 def arithmetic_evidence(arithmetic: Mapping[str, str], device: DeviceSpec) -> dict[str, str]:
-    """Return matrix arithmetics with their evidence: ``measured`` if the device's file states this.
+    """Return the matrix arithmetics with their evidence, which is ``measured`` if the device's file says so.
 
-    An arithmetic whose name states its parameters (``stated``) has the basis of the file, whichever that is.
+    An arithmetic whose name states its parameters (``stated``) has the basis that the file states, whatever it is.
     """
     bases = {str(choice.value): choice.basis for choice in device.arithmetic_choices.values()}
     return {

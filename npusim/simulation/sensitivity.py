@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from npusim.config.quantity import Quantity
     from npusim.simulation.run_result import RunData
 
-#: The step of a sensitivity table: a fifth up and a fifth down.
+#: The relative step of a sensitivity table: a fifth up and a fifth down.
 STEP = 0.2
 #: Constants that affect every run in addition to those in the costs of operations.
 GLOBAL_PREFIXES = ("flags.", "launch.", "links.", "memory.l2.")
@@ -38,10 +38,10 @@ class Sensitivity:
 
 
 def sensitivity(result: RunData) -> tuple[Sensitivity, ...]:
-    """Return the constants that matter, the strongest first.
+    """Return the constants that change the latency, the strongest first.
 
-    It considers all numbers of the device file with basis ``assumed`` or ``fitted`` that this run used: each is changed
-    by a fifth in both directions, and the program is timed again.  Integers are rounded.
+    Each number of the device file that this run used and whose basis is ``assumed`` or ``fitted`` is changed by a fifth
+    in both directions, and the program is timed again.  Integers are rounded.
     """
     if "models" in result.problem.features:
         raise SpecError(
@@ -79,7 +79,7 @@ def _change(result: RunData, templates: Templates, key: str, fact: Quantity, fac
     if text == str(fact.value):
         return 0.0
     device = load_machine(result.device, {key: text})
-    # By the method of the run: a difference between methods is not an effect of the constant.
+    # Simulated with the method of the run, because a difference between methods is not an effect of the constant.
     method = result.timing.method if result.timing and result.timing.method in METHODS else "auto"
     timing = simulate_program(result.program, device, method, templates=templates)
     return timing.latency_s * 1e6 / result.latency_us - 1  # 1e6: seconds to microseconds

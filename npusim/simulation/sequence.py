@@ -1,7 +1,7 @@
 """Recorded launches one after another: later launches read the values that earlier launches store.
 
-Each launch is timed separately.  Values pass from one launch to the next in storages, through the launches' views, with
-any shapes and strides of writer and reader.
+Each launch is timed separately.  Values pass from one launch to the next in storages, through the launches' views; the
+views of writer and reader may have any shapes and strides.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class SequenceRun(NamedTuple):
-    """The run of one launch of a kernel, and, for each parameter that it reads, the earlier launch that wrote the
+    """The run of one launch of a kernel and, for each parameter that it reads, the earlier launch that wrote the
     values.
     """
 
@@ -51,7 +51,9 @@ class Storages:
             self._sizes[x.storage] = max(size, self._sizes.get(x.storage, 0))
 
     def view(self, x: Argument) -> Any:
-        """Return the values that a launch reads; elements that no earlier launch wrote are recorded or normal."""
+        """Return the values that a launch reads; elements that no earlier launch wrote have their recorded values, or
+        are drawn from a normal distribution.
+        """
         dtype = get_format(x.fmt).dtype
         if x.storage not in self._storages:
             count = -(-self._sizes[x.storage] // dtype.itemsize)
@@ -94,14 +96,15 @@ class Storages:
 
 
 def _scratch(call: Call) -> set[str]:
-    """Return the parameters whose stored values the same launch loads again: they are not results of its run."""
+    """Return the parameters whose stored values the same launch loads again; these are not results of its run."""
     text = call.configurations[0].ttir
     return set(with_scratch_kept(read_ttir(text))[1]) if text else set()
 
 
 def _refuse_scratch(calls: Sequence[Call]) -> None:
-    """Raise `SpecError` for a launch that has such a tensor of an earlier launch as several arguments."""
-    left = dict[int, tuple[int, str]]()  # by storage: the launch that uses it as scratch, and its parameter
+    """Raise `SpecError` for a launch that receives such a tensor of an earlier launch as several arguments."""
+    # by storage: the launch that uses it as scratch memory, and the launch's parameter
+    left = dict[int, tuple[int, str]]()
     for number, call in enumerate(calls):
         scratch = _scratch(call)
         for n, x in call.tensors.items():

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from npusim.simulation.request import Groups, Request
 
 
-#: Number of output rows of all heads above which a single run takes most of half a gigabyte.
+#: Number of output rows of all heads above which a single run takes almost half a gigabyte.
 LONG_ROWS = 1 << 23
 
 Result = TypeVar("Result")
@@ -106,7 +106,7 @@ def _compiled(plan: Plan) -> AbstractContextManager[object]:
 
 
 def _without_effect(built: BuiltPlan, timing: TimingResult | None) -> Iterator[str]:
-    """Yield a note for each changed number without effect, and for the clock where products have a separate one."""
+    """Yield a note for each changed number without effect, and one for the clock, if products have a separate clock."""
     if timing is None:
         return
     plan, clock = built.plan, (built.plan.request.overrides or {}).get("clock_hz")
@@ -123,8 +123,8 @@ def _without_effect(built: BuiltPlan, timing: TimingResult | None) -> Iterator[s
 
 
 def _other_layers(plan: Plan, timing: TimingResult | None) -> tuple[str, ...]:
-    """Return the time of attention in a model's layers of the other kind, and the time of all layers, weighted by their
-    numbers.
+    """Return a note on the time of attention in a model's layers of the other kind, and on the mean time over all
+    layers.
     """
     r, kinds = plan.request, plan.workload.kinds
     if (
@@ -161,9 +161,9 @@ class BuiltPlan:
     program: TileProgram
 
     def check(self) -> None:
-        """Raise the fault of the program: a race or another fault of a run.
+        """Raise an error if the program has a fault: a race, or another fault of a run.
 
-        A proof that there is none is stored in the cache folder under everything from which the program is built.
+        A proof that there is none is stored in the cache folder; its key is everything from which the program is built.
         """
 
         def proved() -> bool:
@@ -174,9 +174,9 @@ class BuiltPlan:
             take_all_by_shape(self.program)
 
     def latency_us(self) -> float | None:
-        """Return the microseconds of the program, once it is checked; None on a device without times.
+        """Return the time of the program in microseconds, after a check; None on a device without times.
 
-        They are stored like the proof.
+        Times are stored like the proof.
         """
 
         def timed() -> float | None:
@@ -189,7 +189,8 @@ class BuiltPlan:
     def _stored(self, kind: str, more: tuple[object, ...], make: Callable[[], Result]) -> Result:
         """Return the result of ``make``, which depends on the program and on ``more``, stored by `remembered`."""
         plan, program, tiling = self.plan, self.program, self.plan.tiling
-        if plan.machine.node is not None or is_launch(plan.schedule.name):  # built from more than the fields of a plan
+        # the program is built from more than the fields of a plan
+        if plan.machine.node is not None or is_launch(plan.schedule.name):
             return make()
         blocks = [(phase.name, len(phase.blocks), phase.dealt) for phase in program.phases]
         call = plan.problem, plan.precision, tiling, sorted(tiling.model_fields_set), program.rings, blocks, more
@@ -209,7 +210,7 @@ class BuiltPlan:
 class RunParts(Protocol):
     """The parts of a run that differ between a device and a node; `run_plan` has the common part."""
 
-    #: Bits of a run that computes none.
+    #: The bits of a run that computes no bits.
     no_bits: ComputedBits
 
     def estimate(self, plan: Plan) -> Mapping[str, float]:
@@ -279,8 +280,8 @@ class DeviceParts:
 
 @dataclass(frozen=True)
 class Others:
-    """Results of a run's other programs for `compared_rows`: of its variants, and of presets with their latencies in
-    us.
+    """Results of a run's other programs for `compared_rows`: of its variants, and of other presets with their latencies
+    in us.
     """
 
     variants: dict[str, NDArray[Any]]
@@ -320,7 +321,7 @@ def _beside(
 ) -> tuple[PresetOutcome, ...]:
     """Return the results of the run's precision and of the schedule's other presets, with the same matrix arithmetic.
 
-    Their errors cover the same rows, a sample of the run's: `Compared`.
+    Their errors cover the same rows (`Compared`), a sample of the run's rows.
     """
     if not bits.rows:
         return ()
@@ -341,7 +342,8 @@ def _presets(plan: Plan, at: BlockRows, count: int) -> Iterator[tuple[str, NDArr
         return replace(plan, precision=plan.schedule.precision(preset)).program()
 
     others = (name for name in plan.schedule.beside if name != plan.precision.name)
-    for name, program in figures(others, built, (TilingError,)):  # without those that do not fit into the run's tile
+    # presets that do not fit with the run's tile are omitted
+    for name, program in figures(others, built, (TilingError,)):
         timing = None
         if plan.device.is_timed:
             timing = simulate_program(program, plan.device, plan.request.method)
@@ -364,8 +366,8 @@ def simulate_program(
     """Return the time of a program by a named method, checked for sanity.
 
     ``trace_groups`` may be ``"last"``: the core group that ends last.  A run that is too long for a complete trace has
-    the operations of its beginning, up to the end of ``window`` (us).  ``templates``: those of the program from a
-    device on which it was timed before.
+    the operations of its beginning, up to the end of ``window`` (us).  ``templates``: the templates of the program from
+    a device on which it was timed before.
 
     Raises `SpecError` for an unknown method, `ProgramError` for an impossible result.
     """
@@ -377,7 +379,7 @@ def simulate_program(
     streams = Streams(program, device, templates)
     more = {"progress": progress} if method == "des" else {}
     known, groups = None, trace_groups
-    if isinstance(groups, str) and method == "des":  # slow: done once, for all
+    if isinstance(groups, str) and method == "des":  # this is slow, and therefore done once for all
         known = simulate(program, device, trace_groups=range(device.group_count.value), streams=streams, **more)
         groups = _last_group(known)
         known = replace(known, spans=tuple(s for s in known.spans if s.group in groups))

@@ -45,27 +45,28 @@ LAYOUT_AXES = MappingProxyType(
 #: The layout with the same axes in which heads and tokens are exchanged.
 OTHER_LAYOUT: Mapping[str, Layout] = MappingProxyType({"bnsd": "bsnd", "bsnd": "bnsd"})
 NAMES = ("q", "k", "v")
-#: Other names of these keys, which frameworks use.
+#: Other names that frameworks use for these keys.
 LONG_NAMES: Mapping[str, str] = MappingProxyType({"query": "q", "key": "k", "value": "v"})
-#: Names in safetensors of the formats for which numpy has no name.
+#: Names in safetensors of formats that numpy does not have.
 STORED = MappingProxyType({"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"})
 #: Facts about a call that tensors state in addition to their values.
 STATED = ("lengths", "query_lengths", "page")
-#: Keys that are read in addition to Q, K and V: w_o on a node, an output by `diff`, others for some layouts.
+#: Keys that are read in addition to those of Q, K and V: w_o on a node, an output by `diff`, and others for some
+#: layouts.
 BESIDE = ("bias", "w_o", "o", "out", "output")
 OF_LAYOUT = MappingProxyType({"tnd": ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k")})
 DTYPES = get_args(Dtype)
 
 
 def chosen_tensors(request: Request, load: Workload) -> tuple[Tensors | None, dict[str, float], dict[str, Any]]:
-    """Return the given tensors, or the tensors that the workload's recipe changes, their scales, and fields of
+    """Return the given tensors, or the tensors that the workload's recipe changes; their scales; and fields of
     `Problem`.
 
     The fields are ``lengths`` and ``query_lengths`` if sequences differ, ``page`` if K and V are pages, and the kind of
     a ``bias``, whose values are returned with the tensors.
 
-    Returns None if the recipe draws them.  The request's ``dtype`` rounds the tensors to that format, to nearest and
-    ties to even; a float8 format has one scale per tensor (`quantise`).
+    Returns None if the recipe draws the tensors.  The request's ``dtype`` rounds the tensors to that format, to nearest
+    and ties to even; a float8 format has one scale per tensor (`quantise`).
 
     Raises `TensorError` as `load_tensors` does, and if a value exceeds the range of ``dtype`` or the tensors do not
     match the named workload.
@@ -89,17 +90,18 @@ def chosen_tensors(request: Request, load: Workload) -> tuple[Tensors | None, di
             raise TensorError(f"bias: {r.bias}, but the tensors have a bias of shape {tensors['bias'].shape}")
     if dtype in SCALED:
         bias = {n: tensors.pop(n) for n in ("bias",) if n in tensors}
-        check_finite(tensors)  # a scale applies to all values
+        check_finite(tensors)  # a scale must apply to all values
         stored, scales = quantise(tensors, dtype)
         return stored | _rounded(bias, dtype), scales, stated
     return (tensors if dtype is None else _rounded(tensors, dtype)), {}, stated
 
 
 def unlikely_reading(tensors: Tensors, layout: Layout) -> str:
-    """Return how tensors were read, and the layout with heads and tokens exchanged if that layout is likelier.
+    """Return a note on the layout in which tensors were read, if the layout with heads and tokens exchanged is
+    likelier.
 
-    Empty if there are at most as many heads as keys, if no other layout has the same axes, or if the heads of Q would
-    not be a multiple of those of K.
+    The note is empty if there are at most as many heads as keys, if no other layout has the same axes, or if the heads
+    of Q would not be a multiple of those of K.
     """
     other = OTHER_LAYOUT.get(layout)
     (_, heads, queries, _), (_, kv_heads, keys, _) = (tensors[n].shape for n in "qk")
@@ -116,7 +118,7 @@ def kernel_tensors(request: Request) -> Tensors | None:
     """Return the user's inputs of a kernel of plain tensors by the names of its parameters; None if there are no such
     inputs.
 
-    For a recorded call these are its recorded inputs, if their values were recorded.
+    For a recorded call, the inputs are those of the recording, if their values were recorded.
 
     Raises `TensorError` for a file that is damaged.
     """
@@ -133,7 +135,8 @@ def kernel_tensors(request: Request) -> Tensors | None:
 def _check_workload(tensors: Tensors, load: Workload, layout: Layout) -> None:
     """Raise `TensorError` for tensors that cannot be some heads of a workload's."""
     q, k, v = (tensors[n].shape for n in NAMES)
-    shares = load.heads // load.kv_heads % (q[1] // k[1]) == 0  # more devices than KV heads divide a group
+    # if there are more devices than KV heads, they divide a group
+    shares = load.heads // load.kv_heads % (q[1] // k[1]) == 0
     if not shares or q[1] > load.heads or (q[3], v[3]) != (load.head_dim, load.value_head_dim):
         unlikely = unlikely_reading(tensors, layout)
         raise TensorError(
@@ -146,7 +149,7 @@ def _check_workload(tensors: Tensors, load: Workload, layout: Layout) -> None:
 def _rounded(tensors: Tensors, dtype: str) -> Tensors:
     rounded = {name: cast(values.astype(np.float64), dtype) for name, values in tensors.items()}
     for name, values in rounded.items():
-        lost = ~np.isfinite(values) & np.isfinite(tensors[name])  # E4M3 has no Inf: NaN
+        lost = ~np.isfinite(values) & np.isfinite(tensors[name])  # E4M3 has no Inf; the result is NaN
         if lost.any():
             first = tuple(int(i[0]) for i in np.nonzero(lost))
             raise TensorError(
@@ -170,8 +173,8 @@ def load_tensors(
     ``"query_lengths"`` are returned if some sequences have fewer queries than the longest one, or fewer queries than
     keys.
 
-    ``source`` is a path, the name of packaged data, or a mapping.  Keys are ``q k v`` or
-    ``<prefix>.q ...``; without ``prefix`` a file with one set of keys needs none.
+    ``source`` is a path, the name of packaged data, or a mapping.  Keys are ``q k v`` or ``<prefix>.q ...``; without
+    ``prefix``, the file must have one set of keys.
 
     ``layout`` is the order of axes in ``source``, by CANN's names: ``bnsd``; ``bsnd``; ``bsh``, where ``head_dim`` cuts
     the last axis into heads; ``tnd``, all tokens in one axis.  With ``tnd`` a key ``cu_seqlens`` (or ``cu_seqlens_q``
@@ -183,7 +186,7 @@ def load_tensors(
     in the format of Q, is added to scaled scores, and is returned unchanged.
 
     Raises `TensorError` if the file is missing, truncated or has unknown keys, if shapes do not match one another, the
-    layout or the lengths, or if a dtype is not in `DTYPES`.  NaN and Inf pass: `check_finite`.
+    layout or the lengths, or if a dtype is not in `DTYPES`.  NaN and Inf are accepted here; see `check_finite`.
     """
     where = "tensors" if isinstance(source, Mapping) else str(source)
     raw = _short(dict(source) if isinstance(source, Mapping) else read_tensors(Path(source)), where)
@@ -218,7 +221,7 @@ def load_tensors(
 
 
 def _check_keys(raw: Mapping[str, Any], chosen: str, layout: str, where: str) -> None:
-    """Raise `TensorError` for a key that nothing reads and that belongs to no other set of Q, K and V in the file."""
+    """Raise `TensorError` for a key that is not read and that belongs to no other set of Q, K and V in the file."""
     paged = ("page_table", "cache_seqlens") if "page_table" in raw else ()
     known = (*NAMES, *BESIDE, *OF_LAYOUT.get(layout, ()), *paged)
     others = tuple(k[:-1] for k in raw if k.endswith(".q") and k[:-1] != chosen)
@@ -269,8 +272,8 @@ def _gathered(
 def _ends_of_lengths(
     name: str, values: NDArray[Any], lengths: Sequence[int], ends: NDArray[Any] | None, where: str
 ) -> NDArray[Any]:
-    """Return the ends of packed sequences, given their numbers of keys; they have as many queries as keys, or all have
-    one number of queries.
+    """Return the ends of packed sequences, given their numbers of keys; each has as many queries as keys, or all have
+    the same number of queries.
     """
     wanted, tokens = np.cumsum(lengths), len(values)
     if name == "q" and tokens != wanted[-1] and tokens % len(lengths) == 0:
@@ -302,8 +305,8 @@ def load_projection(
 ) -> NDArray[Any] | None:
     """Return the output projection ``w_o``, (heads x head size, hidden), in ``beside``, the format of Q, K and V.
 
-    A layer's output is ``O w_o``, with the heads in order in the columns of O.  None if there is no projection.  Raises
-    `TensorError` for another shape, a NaN or Inf, or a value beyond the range of the format.
+    A layer's output is ``O w_o``, with the heads in order in the columns of O.  The result is None if there is no
+    projection.  Raises `TensorError` for another shape, a NaN or Inf, or a value beyond the range of the format.
     """
     if source is None or beside is None:
         return None
@@ -326,7 +329,7 @@ def load_projection(
 
 
 def read_tensors(path: Path) -> Tensors:
-    """Return the arrays of a tensor file or of packaged data; raise `TensorError` where it is damaged."""
+    """Return the arrays of a tensor file or of packaged data; raise `TensorError` if it is damaged."""
     if not path.exists():
         packaged = packaged_tensors(str(path))
         if packaged is None:

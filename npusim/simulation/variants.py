@@ -1,4 +1,5 @@
-"""Variants of a request: named changes, the plans that result, and which of them have the same program or equal bits.
+"""Variants of a request: named changes, the plans that result, and keys that show which plans have the same program or
+equal bits.
 
 Searches, invariance and comparisons with a kernel's output all change a request by name and build it.
 """
@@ -86,17 +87,17 @@ def named_fields(tiling: Mapping[str, object] | Tiling | None) -> dict[str, obje
 class Variants:
     """Builds variants of one request.
 
-    Variants of one problem and device share these objects, so that their programs can share the results that depend on
-    them. ``is_open``: fields that neither the request nor a variant names are chosen as in a run of the variant;
-    otherwise they have their declared values.
+    Variants with the same problem and device share these objects, so that their programs can share the results that
+    depend on them. ``is_open``: fields that neither the request nor a variant names are chosen as in a run of the
+    variant; otherwise they have their declared values.
     """
 
     def __init__(self, request: Request, device_keys: Collection[str] = (), *, is_open: bool = False) -> None:
         self.request, self.device_keys = request, device_keys
         self.is_open = is_open and not isinstance(request.tiling, Tiling)
         self._scene = lru_cache(maxsize=32)(self._read)
-        #: The program of changes by name, given as a tuple.  Other programs share its blocks: a program counts as 64
-        #: and a share of its blocks.
+        #: The program of changes by name, given as a tuple.  Programs share blocks; for the limit of the memory, a
+        #: program counts as 64 and a share of its blocks.
         count = kept_by_blocks(lambda built, _: 64 + sum(len(phase.blocks) for phase in built.program.phases) // 16)
         self.built = count(lambda changes: self.build(self.named(dict(changes)), is_hinted=False))
 
@@ -105,8 +106,8 @@ class Variants:
         return partial(Variants, is_open=self.is_open), (replace(self.request, progress=None), self.device_keys)
 
     def named(self, changes: Mapping[str, object]) -> Variant:
-        """Return the variant for changes that are given only by name: of `OPTIONS`, of ``device_keys``, otherwise of
-        the tiling or precision.
+        """Return the variant for changes that have only a name: a name in `OPTIONS` or in ``device_keys``, else a field
+        of the tiling or precision.
 
         A change to None has no effect.
         """
@@ -195,25 +196,26 @@ class _Scene:
 
 
 def bits_key(built: BuiltPlan) -> str:
-    """Return the digest that variants with equal bits share; empty where a machine does not define one."""
+    """Return the digest that variants with equal bits share; empty if the machine does not define a digest."""
     contents = [repr(built.plan.problem)]
     for phase in built.program.phases:
         if phase.bits is None:
             return ""
         content, blocks, sums = cast("Any", phase.bits())
         contents += [repr(content), *sorted(map(repr, blocks)), repr(sums)]
-    # A function of a module is identified by its name; an object that prints its address has no identity by content.
+    # A function of a module is identified by its name; an object whose text contains its address cannot be identified
+    # by its content.
     text = re.sub(r"<function ([\w.]+) at 0x[0-9a-f]+>", r"\1", "\n".join(contents))
     return "" if " at 0x" in text else hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def row_key(program: TileProgram, place: Place, *, has_rows: bool = False) -> Hashable:
-    """Return a key that is equal only for programs that compute the same bits for a row of the output on all inputs.
+    """Return a key of a row of the output: programs with the same key compute the same bits for this row on all inputs.
 
     The key contains the steps on the row, phase by phase and block by block: the operations of each label in their
-    order, on the same columns and depths, since no operation combines rows.  Addresses, queues and the number of rows
-    of an operation are not part of it, because they change no bit.  ``has_rows``: rows of Q and of intermediate tensors
-    are part of the key, for a kernel that walks them; in attention they are rows of the output.
+    order, with their columns and depths; no operation combines rows.  Addresses, queues and the number of rows of an
+    operation are not part of it, because they change no bit.  ``has_rows``: rows of Q and of intermediate tensors are
+    part of the key, for a kernel that walks them; in attention they are rows of the output.
     """
     return tuple(row_steps(program, place, has_rows=has_rows))
 
@@ -229,14 +231,14 @@ def row_steps(program: TileProgram, place: Place, *, has_rows: bool = False) -> 
             same[shape].append(number)
         for number, shape in enumerate(shapes):
             if number not in keys:
-                # The first block is examined separately, because it differs in most keys that differ.
+                # The first block is examined separately, because keys that differ mostly differ in it.
                 alike = [n for n in same[shape] if n] if number else [0]
                 keys.update(zip(alike, _keys_of_blocks(phase, [blocks[n] for n in alike], how), strict=True))
             yield keys.pop(number)
 
 
 def _keys_of_blocks(phase: ProgramPhase, blocks: Sequence[Any], how: tuple[int, bool]) -> list[Hashable]:
-    """Return the keys of blocks of one shape; all have one key if the body does not compare their positions."""
+    """Return the keys of blocks of one shape; all have the same key if the body does not compare their positions."""
     each: list[dict[str, list[Hashable]]] = [defaultdict(list) for _ in blocks]
     try:
         _collect(phase.body(twin(blocks, "block", lambda _name, values: Lanes(values))), how, each)
@@ -248,8 +250,8 @@ def _keys_of_blocks(phase: ProgramPhase, blocks: Sequence[Any], how: tuple[int, 
 
 
 def _collect(items: Iterable[Item], how: tuple[int, bool], each: Sequence[dict[str, list[Hashable]]]) -> None:
-    """Collect operations by label and block; operations that differ only in their rows (slices, bands, cores) count
-    once per body.
+    """Collect operations by label and block; operations that differ only in their rows (slices, bands, cores) are
+    collected once per body.
     """
     seen: list[set[Hashable]] = [set() for _ in each]
     for item in items:

@@ -16,7 +16,8 @@ from npusim.simulation.simulate import evaluate_plan, run_request
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: Schedule, device and formats: together they run every kernel that default runs of packaged devices use.
+#: Schedule, device and formats of small runs; together these run every kernel that default runs of packaged devices
+#: use.
 USUAL = (
     ("pasa", "ascend_910b2", "float16"),
     ("flash", "ascend_910b2", "float16"),
@@ -40,8 +41,8 @@ def run_bits(schedule: str, hw: str, precision: str | None, dtype: str) -> None:
 
 
 def warm() -> Iterator[tuple[str, int]]:
-    """Run usual calls in small sizes, and yield the name and the total number of each: their machine code is then
-    stored.
+    """Run usual calls in small sizes, so that their machine code is stored; yield the name of each, and the total
+    number.
     """
     count = len(USUAL) + 1
     for schedule, hw, dtype in USUAL:

@@ -1,4 +1,4 @@
-"""The program of a request as a text in another language, which people can read, check and change."""
+"""The program of a request as a text in another language, for people who want to read, check or change it."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
             device: DeviceSpec,
             growing: tuple[str, int, int, Callable[[int], TileProgram]] | None = None,
         ) -> tuple[str, tuple[str, ...]]:
-            """Return the text, and what it does not state."""
+            """Return the text, and a list of what it does not state."""
 
 
-#: Columns of a comment.
+#: Number of columns of a comment.
 WIDTH = 118
-#: Lengths of a request that may grow.
+#: The lengths of a request that may grow.
 GROWING = ("seq", "seq_q", "seq_kv", "batch")
 
 
 def written_program(request: Request, *, every: str = "") -> str:
     """Return the program of a request as a TileLang-Ascend file.
 
-    ``every``: ``NAME=STEP``, a length of the problem that becomes an argument of the text.  Raises `SpecError` for a
-    device without such programs and for another length, and `ProgramError` for a program that the language does not
-    state, with the operation.
+    ``every``: ``NAME=STEP``: this length of the problem becomes an argument of the text's function.  Raises `SpecError`
+    for a device without such programs and for another length, and `ProgramError` for a program that the language does
+    not state, with the operation.
     """
     plan = plan_of(request, is_bare=True)
     writer = registered(plan.device.family).written
@@ -64,7 +64,7 @@ def written_program(request: Request, *, every: str = "") -> str:
         first = getattr(plan.problem, name, None)
         if not isinstance(first, int):
             raise SpecError(f"--every {every}: the problem has no {name}")
-        # The tiling of the first length holds for all lengths, so that the texts differ in lengths only.
+        # The tiling of the first length is used for all lengths, so that the texts differ only in lengths.
         tiling = {n: x for n, x in plan.tiling.model_dump().items() if x is not None}
 
         def at(length: int) -> TileProgram:

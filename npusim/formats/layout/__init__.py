@@ -2,6 +2,6 @@
 
 * ``algebra``: layouts (shape:stride).
 * ``instruction``, ``fragment``: the elements of each lane; the arrangement of warps.
-* ``execute``: products from registers to registers; ``chain``: one into the next.
-* ``memory``: tiles in shared memory, and wavefronts of its banks.
+* ``chain``: the result of one product as the operand of the next.
+* ``wavefronts``: tiles in shared memory, and wavefronts of its banks.
 """

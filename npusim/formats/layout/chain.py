@@ -1,4 +1,5 @@
-"""One product's accumulator as the next product's operand: values in the right lane, and values that must move.
+"""One product's accumulator as the next product's operand: values that are in the lane that needs them, and values that
+must move.
 
 In attention the scores S = Q·Kᵀ become the A operand of P·V.  If an accumulator's lane map differs from the operand's,
 values must cross lanes.  A warp uses SHFL for this: every lane publishes one 32-bit register, and reads that of lane
@@ -33,7 +34,7 @@ class ChainCost:
     """
 
     shuffles: int  #: SHFL.BFLY of one 32-bit register
-    selects: int  #: one for each source of a register beyond the first, if lanes have different sources
+    selects: int  #: one for each source of a register after the first, if lanes have different sources
     permutes: int  #: permutations of bytes: one for each register that is mixed from halves of two registers
     conversions: int  #: values that a lane converts to the operand's format; 0 if accumulators already have it
 
@@ -42,8 +43,8 @@ class ChainCost:
 class Shuffle:
     """One SHFL.BFLY: lane l reads from lane ``l ^ mask``.
 
-    ``slots[l]`` are the places of lane l's operand that the exchange fills, ``sources[l]`` the value of lane ``l ^
-    mask`` for each of these places; at most one full register.
+    ``slots[l]`` are the places of lane l's operand that the exchange fills, at most one full register; ``sources[l]``
+    are the values of lane ``l ^ mask`` for these places.
     """
 
     mask: int
@@ -75,13 +76,13 @@ class Chain:
 
     @property
     def in_place(self) -> int:
-        """The number of `values` in the right lane."""
+        """The number of `values` that are in the lane that needs them."""
         lanes = [self.operand.lane(t) for t in range(self.operand.threads)]
         return sum(source == lane for lane in lanes for source, _ in self.sources[lane])
 
     @property
     def share(self) -> float:
-        """The share of the values in the right lane, over the warp."""
+        """The share of a warp's values that are in the lane that needs them."""
         stay = sum(s == lane for lane in range(WARP_LANES) for s, _ in self.sources[lane])
         return stay / sum(map(len, self.sources))
 
@@ -109,7 +110,7 @@ class Chain:
         return ChainCost(len(self.shuffles), selects, permutes, count if is_narrowed else 0)
 
     def _butterflies(self, mask: int) -> list[Shuffle]:
-        """Return the shuffles of one mask: the values each lane needs, a register at a time."""
+        """Return the shuffles of one mask: the values that each lane needs, one register at a time."""
         needed = [
             [(slot, v) for slot, (s, v) in enumerate(self.sources[lane]) if s == lane ^ mask]
             for lane in range(WARP_LANES)
@@ -125,7 +126,7 @@ class Chain:
     def _formed(self) -> list[set[tuple[int, ...]]]:
         """Return, for each operand register, the different registers that it is composed of.
 
-        Received values are numbered after the accumulator's, a register each shuffle.
+        Received values are numbered after those of the accumulator, one register for each shuffle.
         """
         packed = REGISTER_BITS // self.operand.bits
         accumulated = self.tiles * self.accumulator.values
@@ -152,7 +153,7 @@ class Chain:
 def chain(
     accumulator: Fragment, operand: Fragment, *, arrangement: Arrangement | None = None, allow_exchange: bool = True
 ) -> Chain:
-    """Return the values of an accumulator that are in the right lane for the next product's operand.
+    """Return the values of an accumulator that are in the lane that needs them for the next product's operand.
 
     ``operand`` is fragment A of the next product, whose rows are C's rows, or B, whose columns are C's columns (the
     transposed form, Sᵀ = K·Qᵀ).  ``arrangement`` is the arrangement of the groups in both products; by default all
@@ -212,8 +213,8 @@ def _kept_axis(accumulator: Fragment, operand: Fragment) -> Literal[0, 1]:
 def held(fragment: Fragment, where: Arrangement, tiles: int = 1, axis: int = 0) -> dict[tuple[int, int], Source]:
     """Return the lane and the value that hold each (row, column) of a warp's tiles, adjacent along an axis.
 
-    If several lanes have one element, the first of these lanes. Value v of tile t is number ``t * fragment.values +
-    v``.
+    If several lanes have an element, it is the first of these lanes. Value v of tile t is number ``t * fragment.values
+    + v``.
     """
     extent = where.tile(fragment)[axis]
     places: dict[tuple[int, int], Source] = {}

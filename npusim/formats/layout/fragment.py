@@ -88,7 +88,9 @@ class Fragment:
         return self.lanes(thread, group)
 
     def coordinate(self, lane: int, value: int) -> tuple[int, int]:
-        """Return (row, column) of a lane's value in the tile of its group; raise `LayoutError` if it does not exist."""
+        """Return (row, column) of a lane's value in the tile of its group; raise `LayoutError` if there is no such
+        value.
+        """
         if not 0 <= value < self.values:
             raise LayoutError(f"{self}: a lane holds values 0 to {self.values - 1}, not {value}")
         return self._element(self.thread(lane), value)
@@ -106,8 +108,8 @@ class Fragment:
     def butterflies(self) -> tuple[int, ...]:
         """Return the XOR masks of the shuffles that reduce a whole row of the tile.
 
-        A lane first reduces its own elements; every mask is one butterfly step.  Empty for m8n8k4 with f16
-        accumulators, (2,) with f32, (1, 2) for m16n8k16 (volta.md §1.1).
+        A lane first reduces its own elements; every mask is one butterfly step.  There are no masks for m8n8k4 with f16
+        accumulators; with f32 accumulators they are (2,), and for m16n8k16 (1, 2) (volta.md §1.1).
         """
         lanes = {self.holder(0, column)[0] for column in range(self.columns)}
         masks = {lane ^ min(lanes) for lane in lanes}
@@ -141,7 +143,8 @@ _QUAD = 4
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """``m`` groups down and ``n`` across, counted down the columns as wmma does (volta.md §1).
+    """The arrangement of a warp's groups: ``m`` down and ``n`` across, counted down the columns as in wmma (volta.md
+    §1).
 
     A is shared by the groups of one row, B by the groups of one column; ``m * n`` is the instruction's number of
     groups. ``row_order`` ``group``: a group's rows follow one another.  ``lane``: row = lane number, as in llama.cpp
@@ -183,10 +186,10 @@ class Arrangement:
     def repeats(
         self, fragment: Fragment, rows: int, columns: int, *, warps: tuple[int, int] = (1, 1)
     ) -> tuple[int, int]:
-        """Return how often each warp's tile fits its share of a block's tile, along rows and columns.
+        """Return, along rows and columns, the number of a warp's tiles that fill its share of a block's tile.
 
-        ``warps`` are the numbers along the rows and columns of the block.  Raises `LayoutError` for a tile that does
-        not divide it; the message names a size that does.
+        ``warps`` are the numbers of warps along the rows and columns of the block.  Raises `LayoutError` for a tile
+        that does not divide it; the message names a size that does.
         """
         height, width = self.tile(fragment)
         counts = []

@@ -27,7 +27,7 @@ INSTRUCTIONS = ("m8n8k4", "m16n8k8", "m16n8k16")
 
 #: Volta: lanes of a threadgroup, and rows of A and columns of B that it reads (volta.md §1, §5).
 _THREADGROUP = 4
-#: Volta: bits that a lane reads of A or B, and writes of D in a step (volta.md §1).
+#: Volta: bits of A or B that a lane reads, and bits of D that it writes in a step (volta.md §1).
 _PIECE_BITS = 64
 #: Ampere: rows and columns of the blocks that form operands (PTX ISA; volta.md §2).
 _BLOCK = 8
@@ -39,7 +39,7 @@ class MmaInstruction:
     """A matrix instruction of one warp, D = A·B + C, with the maps of its operands.
 
     ``steps`` are the machine's instructions (HMMA.884) in order, empty if they are not modelled: in step (row, column),
-    threadgroup g of a quad pair computes D from row ``4g + row`` and ``column`` on.
+    threadgroup g of a quad pair computes the part of D that begins at row ``4g + row`` and at ``column``.
     """
 
     name: str
@@ -72,7 +72,7 @@ class MmaInstruction:
 def instruction(name: str, *, acc: str = "f32", a: str = "row", b: str = "col") -> MmaInstruction:
     """Return one of `INSTRUCTIONS` by its shape; ``acc`` is the format of C and D, ``f16`` or ``f32``.
 
-    ``a`` and ``b``, ``row`` or ``col``, are the orders of A and B in memory: only m8n8k4 has a choice. Raises
+    ``a`` and ``b`` are the orders of A and B in memory, ``row`` or ``col``; only m8n8k4 offers a choice. Raises
     `LayoutError` if there is no such instruction, accumulator or order.
 
     Examples
@@ -105,7 +105,7 @@ def instruction(name: str, *, acc: str = "f32", a: str = "row", b: str = "col") 
 def _volta(acc: Accumulator, a: Order, b: Order) -> MmaInstruction:
     side, depth = 2 * _THREADGROUP, 4  # m8n8k4: m = n = 8, k = 4
     bits = 16 if acc == "f16" else 32
-    # Four lanes write 64 bits each, down the rows of one B half at a time.
+    # Four lanes write 64 bits each, down the rows, for one half of B at a time.
     rows_of_step = _PIECE_BITS // bits
     steps = tuple((row, _THREADGROUP * half) for half in (0, 1) for row in range(0, _THREADGROUP, rows_of_step))
     # Quad pair q: lanes 4q to 4q+3, and the same 16 lanes further on (PTX ISA; volta.md §1).
@@ -197,8 +197,8 @@ def _ampere(name: str, acc: Accumulator) -> MmaInstruction:
 def _blocks(rows: int, columns: int, *, is_transposed: bool) -> Layout:
     """Return (lane, value) -> row + rows · column of a matrix of 8 x 8 blocks.
 
-    Lane l holds elements 2(l % 4) and the next of row l // 4 of each block (of a column, if the block is transposed);
-    blocks follow one another down the columns (PTX ISA; volta.md §2).
+    Lane l holds element 2(l % 4) and the next one of row l // 4 of each block (of column l // 4, if the block is
+    transposed); blocks follow one another down the columns (PTX ISA; volta.md §2).
     """
 
     def element(index: int) -> int:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     #: Byte address of each lane, or None if the lane does not take part.
     Addresses: TypeAlias = Sequence[int | None]
-    #: (row, column) of a tile -> element.
+    #: Function from (row, column) of a tile to an element.
     Place: TypeAlias = Callable[[int, int], int]
 
 
@@ -39,8 +39,8 @@ class BankModel:
     """Banks of a shared memory, and the number of lanes that it serves at a time.
 
     Word w of ``bank_bytes`` bytes is in bank ``w % banks``.  ``phase_lanes`` maps bytes of a lane's access to the
-    neighbouring lanes served in one phase; ``pair_masks`` are the lane distances (XOR) at which equal addresses let two
-    returns share a cycle.
+    neighbouring lanes served in one phase; ``pair_masks`` are the distances (XOR) of lanes whose returns can share a
+    cycle if their addresses are equal.
     """
 
     banks: int
@@ -116,16 +116,19 @@ def _check(addresses: Addresses, width_bytes: int, model: BankModel, multiple: i
 
 
 def padded(rows: int, columns: int, *, padding: int) -> Place:
-    """Return (row, column) -> element of a tile by rows, ``padding`` elements after each row."""
+    """Return the function from (row, column) to an element for a tile that is stored row by row, with ``padding``
+    elements after each row.
+    """
     if padding < 0:
         raise LayoutError(f"padding of {padding} elements; must be at least 0")
     return Layout((rows, columns), (columns + padding, 1))
 
 
 def swizzled(rows: int, columns: int, *, element_bytes: int = 2) -> Place:
-    """Return (row, column) -> element of a tile by rows, its 16-byte chunks XORed by row mod 8.
+    """Return the function from (row, column) to an element for a tile that is stored row by row, with the positions of
+    16-byte chunks XORed with row mod 8.
 
-    Raises `LayoutError` if a row is not a power of two of chunks, or has fewer than 8 of them.
+    Raises `LayoutError` if the number of chunks of a row is not a power of two, or is below 8.
     """
     chunk, left = divmod(_CHUNK_BYTES, element_bytes)
     if left or columns & (columns - 1) or columns < chunk * _SWIZZLED_ROWS:
@@ -169,7 +172,7 @@ def fragment_addresses(
 
 
 def _run(fragment: Fragment, axis: int) -> int:
-    """Return how many of a lane's first values are adjacent along ``axis``."""
+    """Return the number of a lane's first values that are adjacent along ``axis``."""
     first = fragment.coordinate(0, 0)
     run = 1
     while run < fragment.values:

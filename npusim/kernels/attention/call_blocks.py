@@ -44,8 +44,8 @@ class AttentionTensors:
 def attention_tensors(problem: Problem, output: str, packed: int = 1) -> AttentionTensors:
     """Return Q, K, V and O of ``problem`` in its layout, the output in format ``output``.
 
-    ``packed`` query heads form one head with concatenated rows.  This is the order in memory, unless several rows of a
-    head are interleaved with rows of other heads (BSND).
+    ``packed`` query heads form one head with concatenated rows.  This is their order in memory, unless several rows of
+    a head are interleaved with rows of other heads (BSND).
     """
     p, fmt, mixed = problem, problem.dtype, problem.layout != "bnsd"
     heads, rows, apart = p.heads // packed, p.seq_q * packed, mixed and (packed == 1 or p.seq_q > 1)
@@ -64,7 +64,7 @@ def attention_tensors(problem: Problem, output: str, packed: int = 1) -> Attenti
 
 
 def of_sequences(problem: Problem, blocks: Callable[[Problem], tuple[WorkTile, ...]]) -> tuple[WorkTile, ...]:
-    """Return the blocks of a call; if sequences differ in length, the blocks of one sequence after the other."""
+    """Return the blocks of a call; if sequences differ in length, sequence by sequence."""
     if not problem.lengths:
         return blocks(problem)
     return tuple(
@@ -73,7 +73,9 @@ def of_sequences(problem: Problem, blocks: Callable[[Problem], tuple[WorkTile, .
 
 
 def grid(tensor: GlobalTensor, *axes: tuple[str, int]) -> tuple[WorkTile, ...]:
-    """Return the blocks of a tensor's heads, row by row: ``(axis, size)`` of rows, then of columns."""
+    """Return the blocks of a tensor's heads, row by row; each axis is given as ``(axis, size)``, rows first, then
+    columns.
+    """
     (row_axis, height), *rest = axes
     columns: list[tuple[tuple[str, int, int], ...]] = [
         ((axis, c, w),) for axis, width in rest for c, w in chunks(tensor.cols, width)
@@ -130,7 +132,7 @@ def attention_cells(
     after the last key that a query sees. A tile is masked if some row does not see all of its keys. Without
     ``is_trimmed``, blocks visit whole tiles. ``mask_block``: the kernel decides for squares of this number of queries
     and keys, and visits squares with a mask first (FlexAttention). ``is_placed``: blocks state the position of their
-    queries; default: if a mask or ALiBi depends on the position.
+    queries; by default they do if a mask or ALiBi depends on it.
     """
     seen = seen or problem.seen
     is_placed = depends_on_position(problem, seen) if is_placed is None else is_placed
@@ -168,13 +170,15 @@ def below_one_another(blocks: tuple[WorkTile, ...], group: int, queries: int) ->
 def depends_on_position(problem: Problem, seen: Seen) -> bool:
     """Return whether the keys that a query sees, or a term added to its scores, depend on the query's position.
 
-    A kernel may mask every tile, even a tile in which each query sees all keys: the tiles do not show this.
+    A kernel may mask every tile, even one in which each query sees all keys, so that the tiles do not show this.
     """
     return problem.alibi or not seen.shows_all
 
 
 def _cut(run: TileRun, block_kv: int) -> Iterator[TileRun]:
-    """Yield a run of tiles in tiles of ``block_kv`` keys; whole tiles are multiples of these."""
+    """Yield a run of tiles as runs of tiles of ``block_kv`` keys; the size of a whole tile is a multiple of
+    ``block_kv``.
+    """
     size = run.cols * run.count
     for col, cols in ((0, size // block_kv * block_kv), (size // block_kv * block_kv, size % block_kv)):
         if cols:
@@ -205,8 +209,9 @@ def _masked(runs: tuple[TileRun, ...]) -> tuple[TileRun, ...]:
     return tuple(masked)
 
 
-#: How blocks are distributed to core groups: in turn, in the given order; the longest first, with every other round
-#: backwards; or the longest first, each to the core group that is free first, as a persistent kernel's work list does.
+#: How blocks are distributed to core groups: in the given order, one to each group in turn; the longest first, in turn,
+#: with every other round in reverse order; or the longest first, each to the group that is free first, as from the work
+#: list of a persistent kernel.
 BlockOrder = Literal["round_robin", "balanced", "work_list"]
 
 
@@ -232,8 +237,8 @@ def dealt(
 
 
 def longest_first(blocks: Sequence[WorkTile], heads: int | None = None) -> list[WorkTile]:
-    """Return the blocks with the most keys first, for ``heads`` of the batch at a time, so that their K and V stay in
-    L2.
+    """Return the blocks with the most keys first, for this number of ``heads`` of the batch at a time, so that their K
+    and V stay in L2.
 
     FlashAttention-3 does so (``tile_scheduler.hpp``: heads in groups whose K and V fit 32 of 50 MiB).
     """
@@ -298,15 +303,15 @@ def kv_runs(
 
     Tiles form a grid from key 0 on. A tile that all queries see is whole, a tile that some queries see is masked, and a
     tile that no query sees is not visited. With trimming, the last tile ends with the last visible key. ``unseen``: the
-    result of queries that see no key; blocks of only such queries visit the first tile, and all tiles if the result is
-    the mean of V.
+    result of queries that see no key; blocks that have only such queries visit the first tile, or all tiles if the
+    result is the mean of V.
     """
     first, last = position, position + rows - 1
     shown = seen.union(first, last) or ((0, 1),)
     if unseen == "mean" and not all(seen.union(p, p) for p in range(first, last + 1)):
         shown = ((0, seq_kv),)
     end = shown[-1][1] if is_trimmed else min(seq_kv, round_up(shown[-1][1], block_kv))
-    # Numbers of tiles; the last tile may be shorter.
+    # Number of tiles; the last tile may be shorter.
     count = ceil_div(end, block_kv)
     clear = [(ceil_div(a, block_kv), count if b >= end else b // block_kv) for a, b in seen.common(first, last)]
     visited = joined((a // block_kv, min(count, ceil_div(b, block_kv))) for a, b in shown)

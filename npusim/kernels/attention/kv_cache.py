@@ -1,7 +1,7 @@
-"""K and V that are stored in fewer bits with scales: products read them in the format of Q, which rows convert to.
+"""K and V that are stored in fewer bits with scales: rows convert them to the format of Q, in which products read them.
 
-Attention converts tile by tile.  For other readers of K or V an earlier kernel converts them, which reads and writes
-them once more.
+Attention converts tile by tile.  For other kernels that read K or V, an earlier kernel converts them and thus reads and
+writes them once more.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ KEYS = 128
 
 @kernel(x="key col", scale="key")
 def dequantised(x: Value, scale: Value, fmt: str) -> Value:
-    """Stored values times their scale, via float16, which represents all of them and to which every core can
-    convert.
+    """Stored values, converted via float16 and multiplied by their scale; float16 represents all of them, and every
+    core can convert to it.
     """
     return (x.to("float16").to(scale.fmt) * scale).to(fmt)
 
 
-#: Dequantisation with a scale for each column.
+#: Dequantisation with one scale for each column.
 dequantised_columns = dequantised.wrapped(dequantised.function, (), {"scale": f"{ONE} col"})
 
 
@@ -71,9 +71,9 @@ def reading_cache(kernel: Kernel, operands: Mapping[str, GlobalTensor]) -> Kerne
     return _reading_cache(kernel, tuple(scales.items()), operands["q"].fmt) if scales else kernel
 
 
-@lru_cache(maxsize=64)  # one entry per kernel, because tables are stored by kernel
+@lru_cache(maxsize=64)  # one new kernel for each kernel, because tables are stored by kernel
 def _reading_cache(kernel: Kernel, scales: tuple[tuple[str, bool], ...], fmt: str) -> Kernel:
-    """Return the kernel for scales by name, and whether each channel has one."""
+    """Return the kernel for scales with this name, and whether each channel has its own scale."""
 
     def function(**arguments: Any) -> Any:
         for n, _ in scales:
@@ -87,7 +87,7 @@ def _reading_cache(kernel: Kernel, scales: tuple[tuple[str, bool], ...], fmt: st
 
 
 def dequantised_inputs(problem: Problem, phases: Sequence[Phase]) -> list[Phase]:
-    """Return the kernels that write converted K and V for phases that read them as without a cache."""
+    """Return the kernels that write converted K and V for phases that read them as if there were no cache."""
     read = {t for phase in phases for t in phase.all_tensors() if t.role == "workspace" and t.name in ("k", "v")}
     before = []
     for out in sorted(read, key=lambda t: t.name) if problem.cache is not None else ():

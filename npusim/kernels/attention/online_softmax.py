@@ -1,10 +1,11 @@
-"""FlashAttention-2 on one tile (Dao 2023, Algorithm 1), for any allocation of formats, and with P in E4M3 (P-Cast).
+"""FlashAttention-2 on one tile (Dao 2023, Algorithm 1), with any formats of its intermediates, and with P in E4M3
+(P-Cast).
 
 ``fresh``: P V of each tile starts at 0, is stored and added to O.  ``chained``: the matrix unit accumulates
 onto O itself, which is rescaled first; O then has the format in which products are stored.
 
 In FP8, P S is cast to E4M3 (saturating, as the conversion instructions do) and the row sum is computed before the cast.
-``fold`` moves S into the exponent instead: e^(s - m + ln S), so that the row sum contains S and S cancels in the end.
+With ``fold``, S is in the exponent instead: e^(s - m + ln S); the row sum then contains S, and S cancels in the end.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ if TYPE_CHECKING:
 Accumulate = Literal["fresh", "chained"]
 
 
-#: Where a learned score that belongs to no key is added to the row sum: softmax begins with it (m = s, l = 1: vLLM's
-#: Triton kernels, Hugging Face's column), or it is added after the last tile (FlashAttention-4, FlashMLA).
+#: Where a learned score that belongs to no key is added to the row sum: softmax either begins with it (m = s, l = 1:
+#: vLLM's Triton kernels, Hugging Face's column), or adds it after the last tile (FlashAttention-4, FlashMLA).
 Sink = Literal["start", "end"]
 
 
-#: Operand of the factor of scores: the scores, or Q before the product.
+#: Operand that is multiplied by the factor of scores: the scores, or Q before the product.
 ScaleIn = Literal["scores", "queries"]
 
 
@@ -67,7 +68,7 @@ class NamedFormats:
     intermediates: ClassVar[tuple[str, ...]]
 
     def formats(self) -> dict[str, str]:
-        """Return ``{intermediate: format}`` for reports, for the intermediates with a format of their own."""
+        """Return ``{intermediate: format}`` for reports, for those intermediates that have their own format."""
         return {n: fmt for n in self.intermediates if (fmt := getattr(self, n))}
 
 
@@ -78,44 +79,45 @@ class FlashPrecision(NamedFormats):
     ``input`` stands for the format of Q, K and V.
 
     operands
-        Q, K and V in the form that products read, if an earlier kernel converts them to another format.
+        Format in which products read Q, K and V, if an earlier kernel converts them.
     values
-        V, if the second product reads it in another format than ``operands``; ``operand`` is the format of P.
+        Format of V, if the second product reads it in a format other than ``operands``; ``operand`` is the format of P.
     scores
-        S as the matrix unit's output path stores it.
+        Format in which the matrix unit's output path stores S.
     softmax
-        S on the vector unit, the row maximum m and S - m.
+        Format of S on the vector unit, of the row maximum m, and of S - m.
     exponential
-        P before its cast, and the rescaling factor.
+        Format of P before its cast, and of the rescaling factor.
     operand
-        P as the second product reads it.
+        Format in which the second product reads P.
     running
-        The row sum l and the output O.
+        Format of the row sum l and of the output O.
     product
-        P V as the matrix unit's output path stores it.
+        Format in which the matrix unit's output path stores P V.
     output
-        The result.
+        Format of the result.
     exp_variant, div_variant, sum_order, rounding, multiply_add, accumulate, arithmetic
         Named choices: the exponential, the division by the row sum (empty: rounded once), the order of the row sum, the
         rounding of casts, the number of roundings of a multiplication followed only by an addition, the place where P V
-        accumulates, and the matrix arithmetic (empty: the device's).  A power-of-two exponential reads scores times
-        log2 e.
+        accumulates, and the matrix arithmetic (empty: the device's).  An exponential that computes powers of two reads
+        scores times log2 e.
     exponent
-        Rounding of s c - m c before the exponential: ``once``, by a multiply-add, or ``twice``, product and difference,
-        both with maxima of unscaled scores; or ``scaled``: maxima of scores times c.  Empty: as in the kernel that the
-        tiling names (FlashAttention-2 and -3: once), else scaled.
+        Rounding of s c - m c before the exponential: ``once``, by a multiply-add, or ``twice``, for product and
+        difference, both with maxima of unscaled scores; or ``scaled``, with maxima of scores times c.  Empty: as in the
+        kernel that the tiling names (FlashAttention-2 and -3: once); if it names none, ``scaled``.
     scale_rule, p_rule
-        Rule for the scales of operands in block formats, and of P; empty: the format's rule, and for P the operands'.
+        Rule for the scales of operands in block formats, and of P; empty: the format's rule for operands, and the
+        operands' rule for P.
     smooth
         Operands whose column means over all rows are subtracted first: ``k``, which does not change the softmax.
     p_scale
         Factor of P before its cast, applied within the exponent: the row sum has the same factor.
     scale_in
-        Where the problem's factor is applied: ``scores``, after the product, or ``queries``: an earlier kernel
-        multiplies Q by the factor, with Q, factor and product in the inputs' format.
+        Where the problem's factor is applied: ``scores``: after the product; ``queries``: an earlier kernel multiplies
+        Q by the factor, where Q, the factor and the product have the inputs' format.
     sink
-        Where the sink, a learned score that belongs to no key, is added to the row sum, in one block or in the merge of
-        splits.
+        Where the sink, a learned score that belongs to no key, is added to the row sum, either in one block or in the
+        merge of splits.
     kernel
         Published kernel that has these formats on Ascend and runs if the tiling names none; empty: CANN's.
     """
@@ -169,8 +171,8 @@ class Fp8Precision(NamedFormats):
     is_reverse
         Visit the keys from last to first.
     operand
-        Format in which the second product reads the cast P: E4M3, or a wider format where the
-        matrix unit has no FP8 (the values are the same).
+        Format in which the second product reads the cast P: E4M3, or a wider format if the matrix unit has no FP8 (the
+        values are the same).
     """
 
     name: str
@@ -213,7 +215,9 @@ def hidden(unseen: Unseen | None, fmt: str) -> float:
 
 
 def divisor(l: Value, unseen: Unseen | None) -> Value:
-    """Return the row sum by which O is divided. If the sum is 0 and O must be 0, the result is not 0."""
+    """Return the row sum by which O is divided.  If the sum is 0 and the quotient must be 0, the result is another
+    number than 0.
+    """
     return maximum(l, float(get_format(l.fmt).min_normal)) if unseen == "zero" else l
 
 
@@ -224,7 +228,8 @@ def check_scale(factor: float) -> None:
 
 
 def below(m: Value, factor: float, p: FlashPrecision | Fp8Precision, unit: float = 1.0) -> Value:
-    """Return the reference of scores whose exponentials have a factor: less than the maximum by the factor's log.
+    """Return the number that is subtracted from scores whose exponentials have a factor: the maximum minus the factor's
+    logarithm.
 
     ``unit``: the unit of the scores, as in `attend`.  Raises `TilingError` as `check_scale` does.
     """
@@ -247,7 +252,8 @@ def in_unit(s: Value, p: FlashPrecision | Fp8Precision, unit: float, less: Value
 def online_softmax(
     s: Value, m: Value, l: Value, p: FlashPrecision | Fp8Precision, narrow: Hook, factor: float = 1.0, unit: float = 1.0
 ) -> tuple[Value, Value, Value, Value]:
-    """Return the new row maximum and row sum, the factor that rescales earlier sums, and P as the product reads it.
+    """Return the new row maximum and row sum, the factor that rescales earlier sums, and P in the form that the product
+    reads.
 
     ``narrow(e)`` rounds P for the product, after the row sum is computed; both have the ``factor``.  With a ``unit``
     other than 1, scores are multiplied by ``unit`` right before the exponential.
@@ -290,10 +296,10 @@ def attend(
 ) -> tuple[Value, Value, Value]:
     """Return O before the division, the row maxima and the row sums (Dao 2023, Algorithm 1).
 
-    Scores times ``scale``, and so the row maxima, are in ``unit``, a factor applied right before the
-    exponential.  O and the sums have the ``factor`` of P.  A ``sink`` counts as a score before the first tile: every
-    tile's maximum includes it, which has an effect at the first tile, where the initial sum, ``factor``, is rescaled
-    from the sink.  ``unseen``: the result of a row whose scores are all hidden (`hidden`).
+    Scores times ``scale``, and thus the row maxima, are in units of ``unit``, a factor that is applied right before the
+    exponential.  O and the sums have the ``factor`` of P.  A ``sink`` counts as a score before the first tile: the
+    maximum of the first tile includes it, and the initial sum, ``factor``, is rescaled from the sink to this maximum.
+    ``unseen``: the result of a row whose scores are all hidden (`hidden`).
     """
     is_chained = p.accumulate == "chained"
     # Kernels scale and cast P in FP8 right before its product; a product that accumulates onto O waits until O is
@@ -304,7 +310,8 @@ def attend(
         raise TilingError("sink: start needs scores that are scaled first: use exponent=scaled, or sink=end")
     if unseen:  # a row that sees no key has only this maximum
         starts = -float(get_format(p.softmax).max_finite), starts[1]
-    if unit > 1 and mask is not None:  # the lowest number times the unit is -Inf, a hidden score against it NaN
+    # the lowest number times the unit is -Inf, relative to which a hidden score gives NaN
+    if unit > 1 and mask is not None:
         starts = -float(get_format(p.softmax).max_finite) / (4 * unit), starts[1]
     m, l = full("row", starts[0], p.softmax), full("row", starts[1] if first is None else factor, p.running)
     o = full("row value", 0.0, p.product if is_chained else p.running)
@@ -363,7 +370,8 @@ def attention_phase(
     tensors: AttentionTensors | None = None,
     **more: Any,
 ) -> Phase:
-    """Return a kernel of q, k, v and mask with blocks of ``sizes`` = (rows, keys); ``more`` has its other arguments.
+    """Return the phase of a kernel of q, k, v and mask with blocks of ``sizes`` = (rows, keys); ``more`` has the
+    kernel's other arguments.
 
     By default it has the problem's mask, visits its visible tiles in all blocks, and binds the call's tensors.
     """

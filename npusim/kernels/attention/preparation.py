@@ -1,4 +1,6 @@
-"""Kernels before an attention: Q, K and V in another format, means of columns, and kernels over all elements."""
+"""Kernels that run before an attention: conversion of Q, K and V to another format, means of columns, and kernels over
+all elements.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ def scaled(x: Value, mask: Value | None, scale: float, fill: float = -math.inf) 
 def converted(
     x: Value, fmt: str, through: str = "", scale: float = 1.0, axis: str = "", rule: str = ""
 ) -> Iterator[Value]:
-    """Conversion to another format, ``through`` a wider one if no instruction converts directly, times a scale.
+    """Conversion to another format and multiplication by a scale, ``through`` a wider format if no instruction converts
+    directly.
 
     ``axis``, ``rule``: axis and scale rule of a block format.
     """

@@ -1,7 +1,7 @@
-"""Kernels besides attention: a matrix product, a copy, and the operations between a layer's products.
+"""Kernels other than attention: a matrix product, a copy, and the operations between a layer's products.
 
-The last are norm with residual, rotary embedding and the FFN's activation, row by row; a norm's weights are part of the
-next product.
+The latter are a norm with residual, rotary embedding and the FFN's activation, row by row; a norm's weights are part of
+the next product.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def add_parts(parts: Value, fmt: str) -> Value:
 
 @kernel(results="y", x="row col")
 def copied(x: Value) -> Value:
-    """The tile unchanged."""
+    """Return the tile unchanged."""
     return x
 
 
@@ -94,10 +94,11 @@ def gemm_tiles(
     splits: int = 1,
     bands: tuple[int, bool] = (1, False),
 ) -> tuple[Phase, ...]:
-    """Return C = A B, or A B^T, by tiles of ``tile`` = (m, n, k) that add up in float32, k piece by piece.
+    """Return C = A B, or A B^T, in tiles of ``tile`` = (m, n, k), whose pieces along k are added up in float32.
 
     ``splits`` > 1: this number of blocks share a tile's k, and a further phase adds their results in float32.
-    ``bands``: number of rows of tiles that blocks process together, and whether they are columns of tiles (`in_bands`).
+    ``bands``: number of rows of tiles that blocks process together, and whether these are columns of tiles instead
+    (`in_bands`).
     """
     (m, n, k), (together, are_columns) = tile, bands
     whole = with_columns(in_bands(grid(c, ("m", m), ("n", n)), together, are_columns=are_columns), a.cols, k)

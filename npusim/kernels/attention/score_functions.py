@@ -1,4 +1,4 @@
-"""Functions of scaled scores before they are masked, as data of a problem: soft-cap and ALiBi; and learned sinks.
+"""Functions of scaled scores before they are masked, as data of a problem (soft-cap and ALiBi); and learned sinks.
 
 A kernel with the hook ``score`` applies these functions; a kernel without the hook does not compute such a problem.
 """
@@ -35,8 +35,8 @@ def exponent_factor(variant: str) -> float:
 class ProblemScore:
     """The hook of a problem: ``softcap tanh(s / softcap)``, a head's slope times the distance to a key, a bias.
 
-    ``unit``: the unit of the kernel's scores, slopes and results; with a soft-cap, multiples of the soft-cap, before
-    and after it.
+    ``unit``: the unit of the kernel's scores, slopes and results; with a soft-cap, scores are multiples of the soft-cap
+    before and after it.
     """
 
     softcap: float | None
@@ -130,10 +130,10 @@ _with_problem = lru_cache(maxsize=64)(with_score)
 
 @dataclass(frozen=True, slots=True)
 class HeadValues(ByIndices):
-    """The addend of each query head, computed from indices for every tile: no matrix is in memory.
+    """The addend of each query head, computed from indices for every tile, so that no matrix is in memory.
 
-    ``numbers`` of all query heads, ``packed`` of which are stacked: a number for each row, or, with columns, slopes
-    times (key - query).
+    ``numbers`` of all query heads, of which ``packed`` are stacked: each row has a number or, if there are columns, a
+    slope times (key - query).
     """
 
     numbers: tuple[float, ...]

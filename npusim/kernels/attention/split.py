@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Merge = Literal["sequential", "tree"]
 #: Number of partial outputs that one step of a merge order joins; None: all of them.
 FAN: Mapping[Merge, int | None] = MappingProxyType({"sequential": None, "tree": 2})
-#: Smallest number of rows of a merge: fewer rows have the same time (npusim, 910B2).
+#: Smallest number of rows of a merge; fewer rows take the same time (npusim, 910B2).
 FEWEST_ROWS = 8
 #: Log-sum-exps and weights of splits have the format that kernels use, independent of the formats of the attention.
 EXACT = "float32"
@@ -60,9 +60,9 @@ def split(
 ) -> tuple[Value, Value]:
     """FlashAttention-2 over a part of the keys, with its log-sum-exp, log l + m.
 
-    A part may show a row no key, or only scores of -Inf.  m then starts at the lowest number, relative to which a
-    hidden score of -Inf has no weight, and l at the smallest: the output is 0, and its log-sum-exp is below all others.
-    The first visible score removes both.
+    A part may have no key that a row sees, or only scores of -Inf.  m then starts at the lowest number, relative to
+    which a hidden score of -Inf has no weight, and l at the smallest: the output is 0, and its log-sum-exp is below all
+    others. The first visible score replaces both.
     """
     lowest, least = -float(get_format(p.softmax).max_finite), float(get_format(p.running).min_subnormal)
     starts = (-math.inf, 0.0) if mask is None else (lowest, least)
@@ -105,7 +105,7 @@ def merge_level(parts: Value, lses: Value, fmt: str, exp_variant: str, log_varia
 
 
 def tiles_of(block: WorkTile) -> int:
-    """Return how many tiles a block's loop visits."""
+    """Return the number of tiles that a block's loop visits."""
     return block.tile_count
 
 
@@ -162,10 +162,11 @@ def split_kv(
 ) -> tuple[Phase, ...]:
     """Return FlashAttention's phase with the tiles of each block in parts, and the merge's phases.
 
-    ``splits``: function that cuts a block, or a number of parts (at most the block's tiles), as even as possible.
-    If no block has two parts, the phase itself is returned.  A merge's rows are distributed over ``places``, or a block
-    has ``merge_rows``.  ``scored(kernel)``: the kernel with the changes to scores, and its arguments; default: scores
-    are scaled as in ``whole``.  ``sink``: a learned score of no key, which the last merge includes.
+    ``splits``: a function that divides a block, or the number of parts (at most the number of the block's tiles), which
+    are as even as possible. If no block has two parts, the phase itself is returned.  A merge's rows are distributed
+    over ``places``, or a block has ``merge_rows``.  ``scored(kernel)``: the kernel with the changes to scores, and its
+    arguments; default: scores are scaled as in ``whole``.  ``sink``: a learned score of no key, which the last merge
+    includes.
     """
     cut = (lambda block: even(tiles_of(block), splits)) if isinstance(splits, int) else splits
     count = max(len(cut(block)) for block in whole.cells)
@@ -262,15 +263,16 @@ def _variants(p: FlashPrecision) -> tuple[str, str]:
     return f"{base}.{variant if p.exponential == EXACT else 'correct'}", f"log{'2' if base == 'exp2' else ''}.correct"
 
 
-#: Number of packed rows up to which a block takes no longer than with one row, and number of tiles per place from which
-#: on more rows are worth it (npusim's times of llama2_70b with 8 heads and one KV head, and qwen2_7b with 28 and 4,
-#: with 2 to 64 causal queries on 8k keys, 910B2).
+#: Largest number of packed rows with which a block takes no longer than with one row; smallest number of tiles per
+#: place with which more rows save time (npusim's times of llama2_70b with 8 heads and one KV head, and qwen2_7b with 28
+#: and 4, with 2 to 64 causal queries on 8k keys, 910B2).
 PACKED_ROWS, PACKED_TILES = 32, 2
 
 
 def packs(rows: int, tiles: int, places: int) -> bool:
     """Return whether packing ``rows`` queries of the heads that share keys as rows of one block saves time.
 
-    The blocks visit ``tiles`` in all, on ``places``; more rows than `PACKED_ROWS` would otherwise leave too few blocks.
+    The blocks visit ``tiles`` tiles in all, on ``places`` places; more rows than `PACKED_ROWS` would otherwise leave
+    too few blocks.
     """
     return rows <= PACKED_ROWS or tiles >= PACKED_TILES * places

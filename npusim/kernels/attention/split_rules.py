@@ -1,4 +1,4 @@
-"""Splits of the keys of each sequence among blocks in other libraries' kernels: their published rules, as data.
+"""Published rules, as data, by which the kernels of other libraries split the keys of each sequence among blocks.
 
 A rule returns, for each sequence of a call, the number of key tiles of each part.  Part sizes determine bits; in all
 rules except ``vllm`` and a fixed size they depend on the other sequences and on the number of cores.
@@ -53,7 +53,9 @@ class SplitCall:
     alibi: bool = False
 
     def shortened(self, rows: int) -> SplitCall:
-        """Return the call with the keys that a kernel of a window counts: at most the window and ``rows`` keys."""
+        """Return the call with the number of keys that a kernel counts under a window: at most the window and ``rows``
+        keys.
+        """
         if not self.window:
             return self
         return replace(self, keys=tuple(min(n, self.window + rows) for n in self.keys))
@@ -91,7 +93,9 @@ def call_of(problem: Problem, block_q: int, block_kv: int, cores: int) -> SplitC
 
 
 def _counted(tiles: Iterable[int], splits: Iterable[int]) -> Parts:
-    """Return parts of ceil(tiles / splits) tiles each; if these fill fewer than ``splits`` parts, the rest is empty."""
+    """Return parts of ceil(tiles / splits) tiles each; if these are fewer than ``splits`` parts, the remaining parts
+    are empty.
+    """
     return tuple(sized(n, ceil_div(n, s)) for n, s in zip(tiles, splits, strict=True))
 
 
@@ -101,10 +105,11 @@ def _chunked(call: SplitCall, keys: int) -> Parts:
 
 
 def num_splits_heuristic(blocks: int, places: int, tiles: int, *, skips_equal: bool) -> int:
-    """Return FlashAttention's splits of ``blocks`` on ``places``: the fewest within 85 % of the best efficiency.
+    """Return FlashAttention's number of splits for ``blocks`` on ``places``: the smallest with at least 85 % of the
+    best efficiency.
 
-    Efficiency is the filled share of waves, in float32.  ``skips_equal`` (FlashAttention-2): a count is not considered
-    if its parts are as long as with one split less.
+    Efficiency is the filled share of waves, in float32.  ``skips_equal`` (FlashAttention-2): a number is not considered
+    if its parts are as long as those of the next smaller number.
     """
     # csrc/flash_attn/flash_api.cpp, num_splits_heuristic
     if blocks >= 0.8 * places:
@@ -121,7 +126,7 @@ def num_splits_heuristic(blocks: int, places: int, tiles: int, *, skips_equal: b
 
 
 def fa2(call: SplitCall) -> Parts:
-    """FlashAttention-2 (csrc/flash_attn, 2 blocks a multiprocessor): all sequences have parts of one length, which
+    """FlashAttention-2 (csrc/flash_attn, 2 blocks a multiprocessor): the parts of all sequences have one length, which
     follows from the longest sequence.
 
     With pages it is the interface of packed sequences, as vLLM calls it (flash_api.cpp, mha_varlen_fwd): keys are split
@@ -139,7 +144,7 @@ def fa2(call: SplitCall) -> Parts:
 
 
 def _fa3_count(call: SplitCall, sequences: int) -> int:
-    # Only keys within the window are counted; all keys are in memory.
+    # Only keys within the window are counted, although all keys are in memory.
     row_blocks, longest = ceil_div(call.rows, call.block_q), max(call.shortened(call.block_q).tiles)
     # hopper/heuristics.h: 50 MiB of L2
     blocks, l2 = sequences * call.kv_heads * row_blocks, 50 << 20
@@ -151,7 +156,7 @@ def _fa3_count(call: SplitCall, sequences: int) -> int:
 
 
 def fa3(call: SplitCall) -> Parts:
-    """FlashAttention-3 (hopper/heuristics.h), all sequences have one number of splits."""
+    """FlashAttention-3 (hopper/heuristics.h): all sequences have the same number of splits."""
     return _counted(call.shortened(call.block_q).tiles, [_fa3_count(call, len(call.keys))] * len(call.keys))
 
 
@@ -175,11 +180,13 @@ def fa4(call: SplitCall) -> Parts:
 
 
 def flashinfer(call: SplitCall) -> Parts:
-    """FlashInfer's prefill and tensor-core decode (scheduler.cuh): the shortest chunk of pages with which all fits."""
+    """FlashInfer's prefill and tensor-core decode (scheduler.cuh): the shortest chunk of pages with which all chunks
+    fit on the device.
+    """
     places, page = max(1, 2 * call.cores // call.kv_heads), call.page or 1
     # scheduler.cuh, FA2DetermineCtaTileQ
     rows = 128 if call.rows > 64 and call.head_dim < 256 else 64 if call.rows > 16 else 16
-    # As in FlashAttention-3, a window counts without the query's key.
+    # As in FlashAttention-3, the query's own key is not counted in a window.
     call = call.shortened(rows - 1)
     row_blocks, pages = ceil_div(call.rows, rows), [ceil_div(n, page) for n in call.keys]
     # scheduler.cuh: 128 tokens a chunk at least
@@ -193,7 +200,9 @@ def flashinfer(call: SplitCall) -> Parts:
 
 
 def flashmla(call: SplitCall) -> Parts:
-    """FlashMLA (tile scheduler): cores of one load each, sequence after sequence; a part costs 5 tiles more."""
+    """FlashMLA (tile scheduler): sequences are divided among the cores in order, so that each core has the same load; a
+    part costs 5 tiles in addition.
+    """
     # FlashMLA, get_mla_metadata.cu: 64 rows a block, 5 tiles for a part's start
     parts = max(call.cores // call.kv_heads // ceil_div(call.rows, 64), 1)
     load = ceil_div(sum(n + 5 for n in call.tiles), parts) + 5  # as there
@@ -210,8 +219,8 @@ def flashmla(call: SplitCall) -> Parts:
 
 
 def vllm(call: SplitCall) -> Parts:
-    """The Triton kernel of vLLM for decoding: 16 segments of a sequence, depending only on the sequence's length; one
-    segment if batches are large.
+    """The Triton kernel of vLLM for decoding: 16 segments, which depend only on the sequence's length; one segment if
+    batches are large.
     """
     # triton_unified_attention.py: 128 programs, 16 segments
     splits = call.queries == 1 and len(call.keys) <= 128 // call.kv_heads
@@ -233,7 +242,7 @@ def cann(call: SplitCall) -> Parts:
 
 
 def xqa(call: SplitCall) -> Parts:
-    """TensorRT-LLM's XQA: by the longest sequence and the number of blocks."""
+    """TensorRT-LLM's XQA: the longest sequence and the number of blocks determine the number of splits."""
     # decoderXQAImplJIT.cpp, computeMultiBlockCount
     batch, count = len(call.keys), max(call.keys) // 128
     count = max(min(count, round(sqrt(8 * count))), 1)  # as there
@@ -246,7 +255,7 @@ def seen_parts(rule: str, parts: tuple[int, ...], tiles: Sequence[int]) -> tuple
     """Return the tiles of each part of a block that visits ``tiles`` of its sequence, under a window.
 
     FlashAttention-3 and -4 cut the visited tiles into that number of parts, FlashInfer into parts of one length; the
-    other kernels cut the sequence, and a block visits the visible tiles of its part.
+    other kernels divide the sequence, and a block visits the visible tiles of its part.
     """
     if rule in ("fa3", "fa3_varlen", "fa4"):
         return sized(len(tiles), ceil_div(len(tiles), len(parts)))

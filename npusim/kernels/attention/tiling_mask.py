@@ -56,7 +56,7 @@ class TilingMask:
         return min(self.window or 2 * self.m, 2 * self.m)
 
     def tensor(self) -> GlobalTensor:
-        """Return the mask as a tensor of one byte an element."""
+        """Return the mask as a tensor of one byte per element."""
         rows = 2 * self.m if self.window is None else 4 * self.m
         return GlobalTensor("mask", 1, 1, rows, 2 * self.m, "int8", "constant")
 
@@ -117,7 +117,7 @@ class PackedMask:
     cols: int
 
     def tensor(self) -> GlobalTensor:
-        """Return the mask as a tensor of one byte an element."""
+        """Return the mask as a tensor of one byte per element."""
         return GlobalTensor("mask", 1, 1, self.rows + self.each, 2 * self.cols + self.each, "int8", "constant")
 
     def values(self) -> npt.NDArray[np.int8]:
@@ -140,7 +140,9 @@ MaskKind = Literal["cut", "computed", "loaded"]
 
 @dataclass(frozen=True, slots=True)
 class PartByPart:
-    """A matrix that is never whole: ``[batch, head]`` is a head's, ``[rows, columns]`` a part of that."""
+    """A matrix that is never built completely: ``[batch, head]`` selects a head, and ``[rows, columns]`` a part
+    of it.
+    """
 
     shape: tuple[int, int]
     part: Callable[[int, int, slice, slice], npt.NDArray[Any]]
@@ -156,8 +158,8 @@ class ByIndices:
     """A matrix of all ``rows`` and columns computed from their indices; each tile is a separate part.
 
     A block whose first query is at position ``offset`` of its sequence reads rows ``offset * rows`` to ``(offset + 1) *
-    rows``, so that sequences of different lengths have one tensor.  Rows repeat after ``each`` queries, for each
-    sequence or for all: rows of stacked heads.
+    rows``, so that sequences of different lengths share one tensor.  Rows repeat after ``each`` queries (one number for
+    each sequence, or one for all), because heads are stacked.
     """
 
     name: str
@@ -169,7 +171,7 @@ class ByIndices:
     each: tuple[int, ...]
 
     def tensor(self) -> GlobalTensor:
-        """Return the tensor that represents it."""
+        """Return the tensor that represents the matrix."""
         rows = (self.last_offset + 1) * self.rows
         return GlobalTensor(self.name, len(self.each), self.heads, rows, self.cols, self.fmt, "constant")
 
@@ -210,7 +212,9 @@ class SeenMask(ByIndices):
 
     @property
     def index_work(self) -> tuple[int, int]:
-        """Number of comparisons of indices that decide whether a key is seen, and of the numbers that they read."""
+        """Number of comparisons of indices that decide whether a query sees a key, and number of the operands that they
+        read.
+        """
         return self.seen[0].index_work
 
 
@@ -241,7 +245,9 @@ class Repeated:
 
     @property
     def index_work(self) -> tuple[int, int]:
-        """Number of comparisons of indices that decide whether a query sees a key, and of numbers that they read."""
+        """Number of comparisons of indices that decide whether a query sees a key, and number of the operands that they
+        read.
+        """
         work: tuple[int, int] = getattr(self.mask, "index_work", (0, 0))
         return work
 
@@ -273,7 +279,7 @@ def mask_of(
 ) -> Mask | None:
     """Return the mask of a problem, for blocks of ``sizes`` = (rows, keys); None if every query sees every key.
 
-    ``kind``: default: cut if a constant matrix suffices (causal masks and windows), else loaded.  The rows of
+    ``kind``: by default, cut if a constant matrix suffices (causal masks and windows), else loaded.  The rows of
     ``packed`` heads are concatenated.  Raises `TilingError` if no constant matrix suffices, or if none exists for such
     blocks.
     """

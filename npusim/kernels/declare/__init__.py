@@ -1,1 +1,1 @@
-"""Schedules: their declaration, their registry, and those outside the package."""
+"""Schedules: their declaration, their registry, and schedules from outside the package."""

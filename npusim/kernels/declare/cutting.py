@@ -111,7 +111,7 @@ def _packed_blocks(p: Problem, sizes: tuple[int, int], *, is_placed: bool) -> tu
 
 
 def may_pack(problem: Problem, height: int) -> bool:
-    """Return whether rows of several query heads of a KV head fit in a block of ``height`` rows."""
+    """Return whether rows of several query heads of one KV head fit in a block of ``height`` rows."""
     is_matrix = problem.seq_q == 1 or problem.layout == "bnsd"
     return problem.group_size > 1 and is_matrix and (min(problem.queries) == 1 or 2 * min(problem.queries) <= height)
 
@@ -120,19 +120,19 @@ def may_pack(problem: Problem, height: int) -> bool:
 
 
 # The rates of machines are fitted to npusim's cycles, not to devices: one query of qwen2_7b, llama2_70b and pangu_38b
-# on 512 to 32k keys, tiles of 32 to 1024 keys, heads of 64 and 128.  The errors of calls are 3 to 7 % (root mean
-# square; one call of the V100 has 42 %), which is enough to order splits.
-#: Time of two resident blocks relative to that of one (H200, 160 and 256 blocks on 132 multiprocessors).
+# on 512 to 32k keys, tiles of 32 to 1024 keys, heads of 64 and 128.  The root mean square error of calls is 3 to 7 %
+# (one call of the V100 has 42 %), which is accurate enough to order splits. Time of two resident blocks relative to
+# that of one (H200, 160 and 256 blocks on 132 multiprocessors).
 PAIR = 1.5
 
 
-#: Largest number of rows of a block with the time of one row; above it the time grows (1 to 128 rows, all four
-#: devices).
+#: Largest number of rows of a block that takes no longer than one row; with more rows the time grows (1 to 128 rows,
+#: all four devices).
 ROWS = 64
 
 
-#: For a core group's time t and its share s of the memory's time, their combination is (t^6 + s^6)^(1/6): the longer
-#: one dominates, and the result is larger if they are similar.
+#: For a core group's time t and its share s of the memory's time, the combined time is (t^6 + s^6)^(1/6): the longer
+#: time dominates, and similar times add to each other.
 POWER = 6
 
 
@@ -182,7 +182,7 @@ class _CallTime:
         return self._times_s(parts, longest, ceil_div(self.tiles, longest))
 
     def _times_s(self, parts: int, longest: int, splits: int) -> tuple[float, float]:
-        """Return the times of a call and of its cores; for an untimed device both are the cores' time."""
+        """Return the times of a call and of its cores; for a device without launch times, both are the cores' time."""
         blocks, mean = [parts], self.total / parts
         rounds, rest = divmod(parts, self.places)
         cycles = rounds * self._together(self.places, longest, mean) if rounds else 0.0
@@ -208,7 +208,7 @@ def best_splits(device: DeviceSpec, phase: Phase, fan: int | None) -> int:
 
 
 def best_parts(device: DeviceSpec, phase: Phase, fan: int | None) -> int:
-    """Return the largest number of tiles in a part, for blocks of various lengths, as in `best_splits`."""
+    """Return the largest number of tiles of a part for blocks of various lengths; otherwise as `best_splits`."""
     estimate = _CallTime(device, phase, fan)
     sizes = {ceil_div(estimate.tiles, splits): None for splits in range(1, min(MOST, estimate.tiles) + 1)}
     return min(sizes, key=estimate.times_of_parts_s)
@@ -349,13 +349,15 @@ def _visited(block: WorkTile, block_kv: int) -> list[int]:
 
 
 def _clipped(parts: tuple[int, ...], tiles: int, least: int) -> tuple[int, ...]:
-    """Return the first tiles of a sequence in its parts, those of ``least`` and more: a causal block sees no others."""
+    """Return, for each part, the number of a sequence's first tiles in it; parts with fewer than ``least`` are omitted.
+    A causal block sees no other tiles.
+    """
     seen = (min(end, tiles) - min(start, tiles) for start, end in pairwise(accumulate(parts, initial=0)))
     return tuple(count for count in seen if count >= least)
 
 
 def by_published_rule(problem: Problem, tiling: Any, p: FlashPrecision, machine: Any) -> Phases | None:
-    """Return the phases of a kernel that cuts keys or packs heads by its own rule; None if it does neither."""
+    """Return the phases of a kernel that divides keys or packs heads by its own rule; None if it does neither."""
     kernel, tile = find_kernel(PublishedKernel, getattr(tiling, "kernel", None)), (tiling.block_q, tiling.block_kv)
     if not isinstance(kernel, GpuKernel) or kernel.split_rule is None:
         return None

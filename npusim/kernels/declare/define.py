@@ -52,10 +52,10 @@ if TYPE_CHECKING:
     from npusim.kernels.declare.registry import Precision
     from npusim.program.ir.tile_program import TileProgram
 
-#: Number of queries whose keys are examined together in the search for a query that sees no key.
+#: Number of queries that are examined together in the search for a query that sees no key.
 LOOKED_AT = 512
 ValueType = TypeVar("ValueType")
-#: One phase, or a phase with the facts for its machine that the tiling fields do not state.
+#: One phase, or a phase with those facts for its machine that the tiling fields do not state.
 Phases = Sequence["Phase | tuple[Phase, Any]"]
 #: ``phases(problem, tiling, precision, machine)``
 PhasesFunction = Callable[[Any, Any, Any, Any], Phases]
@@ -98,7 +98,7 @@ def _machine(device: Itself) -> Any:
 
 
 def unread_keys(family: str) -> Mapping[str, str]:
-    """Return the keys of device files that change nothing on a core family, and the options that would read them."""
+    """Return the keys of device files that have no effect on a core family, each with the option that would read it."""
     return registered(family).unread
 
 
@@ -131,8 +131,8 @@ def schedule(
         or kind of processor (``npu``, ``gpu``, ``cpu``) if they differ.  A field that is `AS_FAMILY` has the value of
         the family's manifest.
     tiling
-        The kernel's fields, or a mapping as for ``precisions``; the machine uses the fields that it knows.  An
-        empty name has the fields for core families of installed packages.  None: the machine's fields alone.
+        The kernel's fields, or a mapping as for ``precisions``; the machine uses the fields that it knows.  The fields
+        under an empty name are those for core families of installed packages.  None: only the machine's fields.
     kind
         The kind of the kernel, for which a machine adds its fields (`CoreFamily.fields`); None if the kernel has no
         kind.  Without ``families`` the schedule is for all families that run the kind.
@@ -170,7 +170,7 @@ class _Declared:
     usual: Mapping[str, object]
 
     def on(self, family: str) -> dict[str, Any]:
-        """Return the attributes of `Schedule` that differ by family; fields are imported on first use."""
+        """Return the attributes of `Schedule` that depend on the family; fields are imported on first use."""
         listed = self._presets(registered(family))
         fields = cache(partial(self.fields, family))
         return {
@@ -287,7 +287,9 @@ def _origin(function: Callable[..., Any]) -> str:
 
 
 def _refuse_powers_of_two(called: str, variant: str, planned: Phases, natural: Phases) -> None:
-    """Raise `SpecError` for powers of two in place of powers of e: they would change only the exponential."""
+    """Raise `SpecError` if powers of two replace powers of e: only the exponential would change, not the factor of
+    scores.
+    """
     both = [[p[0] if isinstance(p, tuple) else p for p in listed] for listed in (planned, natural)]
     if any(r.opcode is Opcode.EXP for p in both[0] for s in p.stages for r in s.rows) and all(
         a.constants == b.constants and _shape(a) == _shape(b) and a.per_tile == b.per_tile
@@ -319,8 +321,8 @@ def attention(
 ) -> tuple[Schedule, ...]:
     """Return a schedule of a kernel of q, k, v and mask, for every core family; ``more`` as for :func:`schedule`.
 
-    The kernel receives ``p``, the precision, ``scale``, the factor of scores, and each of the following that is among
-    its parameters.
+    The kernel receives ``p``, the precision, ``scale``, the factor of scores, and those of the following arguments that
+    are among its parameters.
 
     score
         ``score(s)`` transforms scaled scores before the mask: a soft-cap; it may have ``operands`` as parameters.
@@ -371,7 +373,7 @@ class _Attention:
 
     def phases(self, problem: Problem, tiling: Any, p: Any, machine: Machine) -> Phases:
         """Return the attention, after the kernels that convert its operands to another format, or the parts into which
-        a rule splits it.
+        a rule divides it.
         """
         if (ruled := self.by_rule(problem, tiling, p, machine)) is not None:
             return ruled
@@ -413,7 +415,7 @@ class _Attention:
     def _scored(self, problem: Problem, p: Any) -> tuple[Kernel, Problem, dict[str, Any]]:
         """Return the kernel with all functions of scores, the remaining problem, and the kernel's arguments."""
         kernel = self.hooked
-        if kernel:  # hooks get unscaled scores; the factor log2 e is applied after them
+        if kernel:  # hooks receive unscaled scores; the factor log2 e is applied after them
             known: dict[str, Any] = {"scale": problem.scale, "score_factor": exponent_factor(p.exp_variant)}
         else:
             done = self.models.intersection(problem.score_changes)
@@ -435,7 +437,7 @@ class _Attention:
         """Return phases; raise `SpecError` for a changed field of the precision that neither they nor other functions
         read.
 
-        A function for further arguments (``given``) may read any field.
+        If a function computes further arguments (``given``), it may read any field.
         """
         takes = self.kernel.parameters
         read = _READ_BESIDE.union({"exponent"} if "unit" in takes else (), {"sink"} & takes)

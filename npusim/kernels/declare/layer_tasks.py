@@ -1,8 +1,8 @@
 """A decoder layer of npusim's own programs, a model of such layers, and layers whose K and V are on the host.
 
-A layer is norm, Q K V, rotary, cache, attention, projection, AllReduce, FFN, AllReduce; a model is such layers one
-after the other, some with K and V on the host, and the vocabulary's product.  Every model has root mean square norms
-and rotary embeddings here, even if the real model has others: they are a small part of a layer.
+A layer is norm, Q K V, rotary, cache, attention, projection, AllReduce, FFN, AllReduce; a model is a series of such
+layers, some with K and V on the host, and the vocabulary's product.  Every model has root mean square norms and rotary
+embeddings here, even if the real model has others: they are a small part of a layer.
 
 A mixture of experts is a router's product, the choice of each token's experts, a copy of the tokens in the order of
 experts, one grouped product for all chosen experts, and the sum of their results for each token.  Every device has
@@ -70,7 +70,7 @@ Strategy = Literal["none", "classic", "cooperative"]
 
 
 class LayerTiling(OverlapTiling):
-    """Row blocks of a layer, its attention, and where K and V are."""
+    """Fields of a layer: its row blocks, its attention, and the place of K and V."""
 
     blocks: int = Field(
         default=1,
@@ -158,7 +158,7 @@ def periods(
 
 
 def host_issue_s(tiling: LayerTiling, device: NodeDevice) -> float:
-    """Return the time that the host needs to issue a kernel; 0 if a graph issues it.
+    """Return the time in which the host issues a kernel; 0 if a graph issues it.
 
     Raises `TilingError` if the device's file does not state it.
     """
@@ -266,13 +266,14 @@ def _reduced(tasks: list[Task], comm: Communication | None, index: int, block: R
 
 
 def _before(p: ModelProblem) -> tuple[NodeKernel, ...]:
-    """Return the tasks before attention: norm, the products that give Q, K and V, rotary embedding, the cache's store.
+    """Return the tasks before attention: norm, the products that compute Q, K and V, rotary embedding, the cache's
+    store.
 
     A separate kernel stores the data that a call adds to the cache (vLLM's reshape_and_cache; in a layer of Llama-3-8B
     that torch.compile has compiled, a kernel copies V, and the rotation of K also stores it,
     measurements/h200_layer.csv).
     """
-    # All heads have the same rotated key of a latent.
+    # All heads share the rotated key of a latent.
     heads, size = (p.heads + p.kv_heads, p.head_dim) if p.latent is None else (p.heads + 1, p.latent.rope_head_dim)
     turned = RowsProblem(what="rotary", heads=heads, rows=p.rows, cols=size // 2, dtype=p.dtype)
     named = [x for x in p.projections() if x[0] != "kv" or not p.is_absorbed]
@@ -288,7 +289,7 @@ def _before(p: ModelProblem) -> tuple[NodeKernel, ...]:
 
 def _behind(p: ModelProblem, rows: int, *, is_fused: bool = False) -> tuple[NodeKernel, ...]:
     """Return the tasks after attention: the products that convert latents to values, if its results are latents, and
-    O's.
+    the projection of O.
     """
     projection = _product("projection", rows, p.hidden, p.width, p, is_fused=is_fused)
     if p.latent is None or not p.is_absorbed:
@@ -302,7 +303,8 @@ def _norm(p: ModelProblem, rows: int) -> NodeKernel:
 
 
 def _ffn(p: ModelProblem, rows: int, width: int, count: int = 1, of: str = "") -> tuple[NodeKernel, ...]:
-    """Return the FFN of some rows, or ``count`` of them: up, with its gate if it has one, activation, down.
+    """Return the FFN of some rows, or ``count`` FFNs: the up projection (with the gate, if there is one), the
+    activation, and the down projection.
 
     ``of`` precedes their names.
     """
@@ -334,7 +336,9 @@ def _experts(p: ModelProblem, rows: int) -> tuple[NodeKernel, ...]:
 
 
 def _head(p: ModelProblem, tiling: LayerTiling, device: NodeDevice) -> TileProgram:
-    """Return the last norm and the vocabulary's product for one token per sequence, with shared columns."""
+    """Return the last norm and the vocabulary's product for one token per sequence; the devices share the product's
+    columns.
+    """
     columns = -(-p.vocab // p.ranks)
     kernels = _norm(p, p.batch), _product("vocabulary", p.batch, columns, p.hidden, p)
     block = RowBlock(0, p.batch, _as_framework(p, tiling, device, kernels))
@@ -345,8 +349,8 @@ def _head(p: ModelProblem, tiling: LayerTiling, device: NodeDevice) -> TileProgr
 def _as_framework(
     p: ModelProblem, tiling: LayerTiling, device: NodeDevice, kernels: tuple[NodeKernel, ...]
 ) -> tuple[NodeKernel, ...]:
-    """Return the kernels that a framework runs in place of these: in eager PyTorch one per operator, and one for the
-    residual sum.
+    """Return the kernels that a framework runs instead of these: in eager PyTorch one for each operator, and one for
+    the residual sum.
 
     Raises `TilingError` for devices and models whose operators are not known.
     """
@@ -482,10 +486,10 @@ def _offload(
 
 def left_on_nodes(device: NodeDevice) -> frozenset[str]:
     """Return the fields that a search does not vary: requested fields, fields that follow from memory, and fields of a
-    missing host.
+    host that the node does not have.
 
-    The smallest number of layers is on the host with which the others fit on the device: with more layers the call is
-    slower, with fewer it is refused.
+    The number of layers on the host is the smallest with which the other layers fit on the device: with more layers on
+    the host the call is slower, with fewer it is refused.
     """
     asked = frozenset({"output", "gpu_layers", "cpu_layers"})
     return asked if device.node.pcie is not None else asked | {"offload"}

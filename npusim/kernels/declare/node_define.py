@@ -50,8 +50,8 @@ def node_schedule(
     hw: str = "ascend_910b2_x8",
     left: Callable[[NodeDevice], frozenset[str]] = lambda _device: frozenset(),
 ) -> Schedule:
-    """Return a schedule of a whole node; the first of ``precisions`` is the default; ``left``: fields that searches do
-    not vary.
+    """Return a schedule of a whole node; the first of ``precisions`` is the default; ``left``: fields that searches
+    leave unchanged.
     """
     return Schedule(
         name=name,
@@ -82,7 +82,8 @@ class CollectiveTiling(Tiling):
 class OverlapTiling(CollectiveTiling):
     """Row blocks whose collective overlaps with the next block's kernels."""
 
-    # A few large blocks: a collective has a start-up time, and kernels of small blocks do not fill the cores.
+    # The default is a few large blocks, because a collective has a start-up time, and kernels of small blocks do not
+    # fill the cores.
     blocks: int = Field(default=2, ge=1, description="number of blocks of rows; 1: no overlap")
     first_share: float | None = Field(
         default=None, gt=0, lt=1, description=("share of all rows in the first block; default: as in the other blocks")

@@ -1,4 +1,4 @@
-"""Conditions that plain kernels share."""
+"""A condition that all kernels of libraries share."""
 
 from __future__ import annotations
 

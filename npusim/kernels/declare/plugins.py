@@ -26,7 +26,7 @@ GROUP = "npusim.schedules"
 
 
 def offered() -> dict[str, str]:
-    """Return ``{name: where it is}`` of the schedules that installed packages offer."""
+    """Return ``{name: place}`` of the schedules that installed packages offer."""
     return installed(GROUP)
 
 

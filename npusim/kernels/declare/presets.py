@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 _preset = partial(FlashPrecision, exp_variant=AS_FAMILY, sum_order=AS_FAMILY, accumulate=cast("Accumulate", AS_FAMILY))
 FA2_FP32 = _preset("fa2_fp32", kernel="pto")
 ALL_HALF: Any = dict.fromkeys(FA2_FP32.formats(), "float16")
-#: SageAttention3 without Q's means: P has two levels of scales, up to 448 * 6 in the exponent, then blocks up to 6; the
-#: stored scale is the nearest E4M3 number, and elements are divided by the scale before its rounding (sageattn3,
-#: blackwell/softmax.h).
+#: SageAttention3 without Q's means: P has two levels of scales: the first, in the exponent, scales up to 448 * 6, and
+#: the second scales blocks up to 6.  The stored scale is the nearest E4M3 number, and elements are divided by the scale
+#: before it is rounded (sageattn3, blackwell/softmax.h).
 SAGE3 = replace(
     FA2_FP32,
     name="nvfp4",
@@ -49,7 +49,7 @@ ATTENTION_PRECISIONS = MappingProxyType(
             FA2_FP32,
             # PASA figure 2: S is not scaled before it leaves the matrix unit in float16, and overflows in this store.
             replace(FA2_FP32, name="fa16_32", scores="float16", kernel="tilelang"),
-            # PASA figure 3: float16 throughout, unscaled float16 S, then a float16 scale.
+            # PASA figure 3: everything is float16; S is stored unscaled, and then multiplied by a float16 scale.
             _preset("fa16", **ALL_HALF),
             *_narrow(_preset("")),
         ),

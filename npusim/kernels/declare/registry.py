@@ -1,6 +1,6 @@
-"""A schedule in the view of the rest of npusim: fields, presets of precision, and a builder; keyed by core family.
+"""A schedule as the rest of npusim sees it: fields, presets of precision, and a builder, for each core family.
 
-Defaults are reduced if a buffer overflows, and an error offers sizes that would fit.
+If a buffer overflows, sizes with default values are reduced; an error names sizes that would fit.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 REFERENCE = ("q", "k", "v", "problem", "row", "tiling")
 #: FlashAttention-2 (its README): "all head dimensions up to 256".
 LARGEST_HEAD = 256
-#: Number of tokens above which no tile grows: every field of a tiling is smaller.
+#: Number of tokens above which no tile grows: because every field of a tiling is smaller.
 LONG_ENOUGH = 8192
-#: Errors of a schedule that lacks what a problem needs (`Sizes.needs`).
+#: Errors for a schedule that lacks an ability that a problem needs (`Sizes.needs`).
 _LACKING: Mapping[str, str] = MappingProxyType(
     {
         "scales": "schedule {} does not apply the scales of float8 inputs; all of them must be 1",
@@ -87,7 +87,7 @@ InputHeads = Callable[[str, int, int], "NDArray[Any]"]
 
 
 class ExactResults(Protocol):
-    """The results of a kernel of plain tensors in float64, by the kernel itself."""
+    """The results of a kernel of plain tensors, computed in float64 by the kernel itself."""
 
     def rows(self, inputs: InputHeads, batch: int, head: int, row: int, rows: int) -> NDArray[np.float64]:
         """Return rows (rows, columns) of the output."""
@@ -95,7 +95,7 @@ class ExactResults(Protocol):
     def results(
         self, inputs: InputHeads, computed: Mapping[str, Mapping[tuple[int, int], tuple[int, int]]]
     ) -> Mapping[tuple[str, int, int], NDArray[Any]]:
-        """Return rows of all tensors that it stores, NaN where it stores nothing, by name, batch and head.
+        """Return rows of all tensors that the kernel stores, by name, batch and head; NaN where it stores nothing.
 
         ``computed``: first row and number of rows, by name, and by batch and head.
         """
@@ -149,21 +149,21 @@ class Schedule:
         Whether the schedule transforms scores by a function of the user.
     elsewhere
         ``elsewhere(family)`` returns the attributes of the schedule on a core family of an installed package, or None
-        if the schedule does not run there.  If the field is None, the schedule is only for its own family.
+        if the schedule does not run there.  If this attribute is None, the schedule runs only on its own family.
     takes_lengths, is_of_decoding
         Whether the sequences of a call may differ in length; whether each sequence has one query.
     models
         Features beyond plain attention that the schedule computes (``softcap``, ``window``, ...). Runs do not refuse
         them.
     sizes
-        Sizes of the problem by name, with the values for launches that do not state them (True and False: 1 and 0; 0:
-        no such size).
+        Sizes of the problem by name, with the values that they have in launches that do not state them (True and False:
+        1 and 0; 0: no such size).
     follows
         Functions ``(problem, inputs, batch, head)`` that compute inputs of plain tensors from other inputs, for calls
         that do not give these inputs.
     grows
         ``grows(problem, tiling)`` returns those of the sizes ``batch``, ``heads`` and ``tokens`` that may grow without
-        a change of the results for the existing batches, heads and tokens.
+        changing the results of the existing batches, heads and tokens.
     is_stated
         Whether unnamed fields of the tile have the values of the launch or of the recorded call (Triton's defaults if
         the launch states none). Runs choose no other values; ``explore`` and ``tune`` do.
@@ -199,7 +199,7 @@ class Schedule:
     #: compute in float64.
     exact: Callable[[Any, Any], ExactResults] | None = None
     follows: Mapping[str, Callable[[Any, Any, int, int], Any]] = field(default_factory=dict)
-    #: Shape and format of each tensor of a recorded launch, which has no sizes by name, under ``tensors``.
+    #: Shape and format of each tensor of a recorded launch, under ``tensors``; such a launch has no sizes by name.
     shapes: Mapping[str, Any] = field(default_factory=dict)
     grows: Callable[[Any, Any], Collection[str]] = lambda *_of: ()
     is_stated: bool = False
@@ -210,12 +210,14 @@ class Schedule:
         if self.reference is not None and "attention" in self.problem.features:
             _check_reference(self.name, self.reference)
         try:
-            file_name(self.name)  # runs are written to folders named after it
+            file_name(self.name)  # folders of runs are named after it
         except ValueError as error:
             raise SpecError(f"schedule {error}") from None
 
     def changed(self, **changes: object) -> Schedule:
-        """Return the schedule with other attributes; tiling fields that are imported on first use stay unimported."""
+        """Return the schedule with other attributes; this does not import tiling fields that are imported on
+        first use.
+        """
         return replace(self, **cast("dict[str, Any]", {"tiling": vars(self)["_tiling"], **changes}))
 
     def precision(self, text: str | None = None) -> Precision:
@@ -236,7 +238,7 @@ class Schedule:
             raise TilingError(why)
 
     def kernel_refusal(self, named: object) -> str:
-        """Return why the schedule has no published kernel of this name, and which cores and schedules have it.
+        """Return why the schedule has no published kernel of this name, with the cores and schedules that have it.
 
         Empty if the schedule has the kernel, for None, and for names of no packaged kernel, which the field itself
         refuses.
@@ -262,7 +264,7 @@ class Schedule:
 
     @property
     def against(self) -> str:
-        """Description of the reference for the errors of the bits."""
+        """Description of the reference against which errors are measured."""
         if self.reference is not None:
             return f"{getattr(self.reference, '__name__', 'its reference')}() in float64"
         if "attention" not in self.problem.features:
@@ -311,7 +313,9 @@ class Schedule:
         return smaller, replace(program, notes=(*program.notes, note))
 
     def _noted(self, program: TileProgram, problem: AnyProblem, device: DeviceSpec) -> TileProgram:
-        """Return the program, with notes if no kernel has its time, or if no published kernel has such heads."""
+        """Return the program, with notes if no real kernel has its time, or if no published kernel supports its head
+        size.
+        """
         notes = program.notes
         if self.study and (study := self.study(problem, device)):
             notes = (study, *notes)
@@ -359,8 +363,8 @@ class Schedule:
                 )
 
     def _few_blocks(self, problem: AnyProblem, device: DeviceSpec, precision: Precision) -> Build:
-        """Return a builder of a program with few of the tiles of ``problem``: the fit does not depend on their
-        number.
+        """Return a builder of a program with only a few of the tiles of ``problem``: whether it fits does not depend on
+        their number.
         """
         problem = problem.few(LONG_ENOUGH)
         return lambda tiling: self.build(problem, tiling, device, precision)
@@ -376,16 +380,16 @@ def _check_reference(called: str, reference: Callable[..., Any]) -> None:
             f"schedule {called}: reference: {name}{takes}, but npusim calls it with {len(REFERENCE)}: "
             f"{', '.join(REFERENCE)}"
         ) from None
-    except ValueError:  # a function without a signature, of C
+    except ValueError:  # this is a C function without a signature
         return
 
 
 # ---------------------------------------------------------------- sizes that fit
 
-#: Fields whose defaults may shrink, the cheapest first: fewer rows of a slice only mean more slices; with one slot,
-#: loads wait for work; with smaller blocks or pieces of rows, K and V are loaded more often.
+#: Fields whose defaults may shrink, in the order of the cost: with fewer rows of a slice there are only more slices;
+#: with one slot, loads wait for work; with smaller blocks or pieces of rows, K and V are loaded more often.
 SHRINKING = ("vector_rows", "buffers", "piece", "tile_q", "tile_kv", "block_kv", "block_q", "block")
-#: Note on fields that shrank.
+#: Note on the fields that shrank.
 SMALLER = "smaller than the default, which does not fit"
 #: Number of halvings of one field that are tried.
 _HALVINGS = 4
@@ -394,7 +398,7 @@ _TRIED = 1024
 
 
 def open_sizes(tiling: Tiling) -> list[str]:
-    """Return the sizes without a named value, which are halved if the tile does not fit."""
+    """Return the sizes without a named value, which may be halved if the tile does not fit."""
     return [f for f in SHRINKING if f in type(tiling).model_fields and f not in tiling.model_fields_set]
 
 
@@ -418,7 +422,7 @@ def fitted_defaults(build: Build, tiling: Tiling) -> Tiling | None:
 def largest_that_fit(build: Build, tiling: Tiling) -> str:
     """Return, for each block size and for slices, its largest value that fits with the current values of the others.
 
-    For a kernel whose source states its blocks: the stages of its loops.
+    For a kernel whose source states its blocks, these are the stages of its loops.
     """
     fitting_fields, fields = [], tiling_fields(type(tiling))
     has_blocks = any(f.name.startswith("block") for f in fields)
@@ -432,7 +436,7 @@ def largest_that_fit(build: Build, tiling: Tiling) -> str:
         def does_fit(value: int, name: str = one.name) -> bool:
             return _fits(build, tiling.model_copy(update={name: value}))
 
-        if len(values) > _TRIED:  # with so many values, a size is assumed to fit if a larger size does
+        if len(values) > _TRIED:  # with this many values, a size is assumed to fit if a larger size fits
             values = values[bisect_left(values, True, key=does_fit) :]
         fitting = next(filter(does_fit, values), now)
         if fitting and fitting < now:
@@ -455,7 +459,9 @@ def _fits(build: Build, tiling: Tiling) -> bool:
 
 
 def effective(tiling: Tiling, field: str) -> int | None:
-    """Return the number of a field, or the rows of a slice that an open field means; None for other fields."""
+    """Return the value of a field that is a number, or the rows of a slice for which an open field stands; None for
+    other fields.
+    """
     value, info = getattr(tiling, field, None), type(tiling).model_fields.get(field)
     extra = info.json_schema_extra if info is not None else None
     if value is None and isinstance(extra, dict) and isinstance(elements := extra.get("elements"), int):
@@ -526,12 +532,12 @@ def as_family(preset: PrecisionType, family: CoreFamily) -> PrecisionType:
 
 
 def changed_fields(precision: Precision) -> tuple[str, ...]:
-    """Return the fields of a preset that a text changed: its name lists them."""
+    """Return the fields of a preset that a text changed; the preset's name lists them."""
     return tuple(part.partition("=")[0] for part in precision.name.split(",")[1:])
 
 
 def for_inputs(precision: PrecisionType, fmt: str, kernel: PublishedKernel | None = None) -> PrecisionType:
-    """Return the same allocation with ``input`` replaced by the inputs' format, and with a ``kernel``'s decisions."""
+    """Return the preset with ``input`` replaced by the inputs' format, and with a ``kernel``'s decisions."""
     chosen: Any = {n: fmt for n, f in precision.formats().items() if f == "input"}
     if kernel is not None and kernel.output_of_8_bits and stored_format(fmt).bits == 8:
         chosen |= {"output": kernel.output_of_8_bits} if "output" in chosen else {}
@@ -555,8 +561,9 @@ def able_devices(fmt: str) -> str:
 def choose_precision(schedule: str, presets: Mapping[str, Precision], default: str, text: str) -> Precision:
     """Return the preset named in ``text`` with the changes that follow: ``name,field=value,...``.
 
-    Raises `SpecError`: unknown preset or field (lists the known ones), two presets, a field twice, or a text that is
-    not a value of the field; `FormatError`: a field is set to an unknown number format or matrix arithmetic.
+    Raises `SpecError` for an unknown preset or field (the message lists the known ones), for two presets, for a field
+    that is named twice, and for a text that is not a value of the field; `FormatError` for an unknown number format or
+    matrix arithmetic.
     """
     names, changes = list[str](), dict[str, str]()
     for part in text.split(","):
@@ -579,7 +586,7 @@ def choose_precision(schedule: str, presets: Mapping[str, Precision], default: s
 
 
 def precision_fields(preset: Precision) -> list[str]:
-    """Return the fields of a preset that a text may change, without the field of its published kernel."""
+    """Return the fields of a preset that a text may change, except the field of its published kernel."""
     return [f.name for f in fields(cast("Any", preset)) if f.name not in ("name", "kernel")]
 
 

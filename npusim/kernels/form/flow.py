@@ -1,4 +1,4 @@
-"""The place of each name of a phase, derived from the algorithm alone: its writer and its readers."""
+"""The place of each name of a phase, which follows only from the algorithm: from the name's writer and readers."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def flow(phase: Phase) -> dict[str, Place]:
 
 
 def _check_views(phase: Phase, places: Mapping[str, Place]) -> None:
-    """Raise `ProgramError` for a view that is written, or that is read in the phase that writes its tensor's owner:
-    blocks may run at the same time. A view to which writers add, as to its owner, may be written if no other tensor of
-    the phase has its place.
+    """Raise `ProgramError` for a view that the phase writes, or that it reads while it writes the tensor that owns the
+    view's memory: blocks may run at the same time. The phase may write a view if the phase's writers add to the view
+    and to its owner, and if no other tensor of the phase has its place.
     """
     bound = {n: tensor_of(t) for n, t in phase.tensors.items() if not isinstance(t, BySize)}
     written = {t.name for n, t in bound.items() if places[n] == "out"}
@@ -83,7 +83,8 @@ def _check_views(phase: Phase, places: Mapping[str, Place]) -> None:
 
 
 def summed(phase: Phase) -> tuple[Phase, frozenset[str]]:
-    """Return the phase for a machine whose accumulators contain sums of products for a whole block, and these sums.
+    """Return the phase for a machine whose accumulators hold sums of products for a whole block, and the names of these
+    sums.
 
     A state that starts at 0, and that only one product of the loop writes, is this product's result at the end of the
     block; a result that is a cast of such a sum is the sum itself, converted when it is stored.
@@ -135,7 +136,7 @@ def widest(phase: Phase, n: str) -> str:
 
 def views(phase: Phase, axis: str) -> dict[str, str]:
     """Return the right operands of products that are the first columns of another product's right operand, each with
-    that other operand: they need no load.
+    that other operand; they need no load.
 
     Only one product reads each of the two operands, in the loop along ``axis``: with latent heads V is a part of K.
     """
@@ -151,13 +152,13 @@ def views(phase: Phase, axis: str) -> dict[str, str]:
     }
 
 
-#: For each name, the names of other values that are alive at the same time, so that both need separate storage.
+#: For each name, the names of other values that are alive at the same time and therefore need separate storage.
 Conflicts = Mapping[str, Set[str]]
 
 
 class _Access(NamedTuple):
-    """The accesses of a row; as bits of names: the values whose life it ends, its sources, and the names that may share
-    their storage.
+    """The accesses of a row, as bits of names: the values whose life the row ends, its sources, and the names that may
+    share their storage.
     """
 
     dst: str
@@ -167,7 +168,7 @@ class _Access(NamedTuple):
 
 
 def conflicts(phase: Phase) -> Conflicts:
-    """Return, for each name, the names that are alive when it is written, which follows from the reads of later stages.
+    """Return, for each name, the names that are alive when it is written; these follow from the reads of later stages.
 
     A state is alive from its start to the last row that reads it, a result until it is stored.
     """
@@ -179,8 +180,8 @@ def conflicts(phase: Phase) -> Conflicts:
 
 
 def most_alive(phase: Phase, sizes: Mapping[str, float], roots: Mapping[str, str]) -> float:
-    """Return the largest size of the names alive at one time: ``sizes`` by name; names with one root share their
-    storage.
+    """Return the largest total size of the names that are alive at one time.  ``sizes`` are given by name; names with
+    the same root share their storage.
     """
     bits, most = _bits(phase), 0.0
     for alive in {alive | bits[access.dst] for access, alive in _moments(phase, bits)}:
@@ -202,7 +203,7 @@ def _moments(phase: Phase, bits: Mapping[str, int]) -> Iterator[tuple[_Access, i
         for loop in reversed((*phase.loops, TileLoop(phase.finish))):
             accesses = _accesses(phase, loop, bits, is_taken=is_taken)
             before = _alive_before(accesses, after)[0]
-            while loop.axis and before & ~after:  # names that the next tile reads are alive at the end of this one
+            while loop.axis and before & ~after:  # names that the next tile reads are alive at the end of this tile
                 after |= before
                 before = _alive_before(accesses, after)[0]
             yield from _alive_before(accesses, after)[1]
@@ -222,7 +223,9 @@ def _alive_before(accesses: list[_Access], alive: int) -> tuple[int, list[tuple[
 
 
 def _accesses(phase: Phase, loop: TileLoop, bits: Mapping[str, int], *, is_taken: bool) -> list[_Access]:
-    """Return a tile's loads, rows and stores; its rows with all that have a condition, or without them."""
+    """Return a tile's loads, rows and stores; its rows either include all rows that have a condition, or none
+    of them.
+    """
 
     def named(names: Iterable[str]) -> int:
         return reduce(or_, (bits.get(n, 0) for n in names), 0)
@@ -244,7 +247,7 @@ def _accesses(phase: Phase, loop: TileLoop, bits: Mapping[str, int], *, is_taken
 
 
 def _stands(stage: Stage) -> dict[str, str]:
-    """Return the names that represent another if their row is omitted because of its condition."""
+    """Return the names that stand for another name if the condition of their row omits the row."""
     stands: dict[str, str] = {}
     for r in stage.rows:
         if r.only and r.dst not in r.srcs:
@@ -255,9 +258,9 @@ def _stands(stage: Stage) -> dict[str, str]:
 def storage(phase: Phase, places: Mapping[str, Place], apart: Conflicts) -> dict[str, str]:
     """Return ``{name: name whose storage it shares}``.
 
-    Names that a cast between equal formats joins share one storage, named after the one that outlives the stage;
-    between two names that both outlive it, the cast remains, as a copy.  Another result of a stage uses the storage of
-    a source with its shape.  No name shares a storage that is still read after the name is written.
+    Names that a cast between equal formats joins share one storage, named after the name that outlives the stage.  If
+    both names outlive it, the cast remains, as a copy.  Any other result of a stage uses the storage of a source of the
+    same shape.  No name shares a storage that is still read after the name is written.
     """
     names = phase.names
     chosen = {n: n for n in names}

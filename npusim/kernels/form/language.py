@@ -77,7 +77,7 @@ WRITTEN: Mapping[Opcode, str] = MappingProxyType(
 
 
 def kernel_frame() -> FrameType:
-    """Return the innermost frame outside this module: the kernel's, or that of a function it calls."""
+    """Return the innermost frame outside this module: that of the kernel, or of a function that the kernel calls."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
@@ -100,8 +100,8 @@ def _checked(fmt: str) -> str:
 
 
 def _in_blocks(value: Value, fmt: str, axis: str, rule: str) -> Attributes:
-    """Return the conversion of a tile to a format in blocks; refuse a value that cannot be converted, or not along that
-    axis.
+    """Return the conversion of a tile to a format in blocks; refuse a value that cannot be converted, or that cannot be
+    converted along this axis.
     """
     try:
         stored_format(fmt)
@@ -131,8 +131,8 @@ def _refused(what: str, why: str) -> Callable[..., Any]:
 def _number_operator(
     symbol: str, function: Callable[[Any, Any], Any], *, swapped: bool = False
 ) -> Callable[[TileNumber, Any], TileNumber]:
-    """Return the method that combines a number of a tile with another such number or a plain one; ``swapped``: the
-    method of the right operand.
+    """Return the method that combines a number of a tile with another such number or with a plain number; ``swapped``:
+    the method of the right operand.
     """
 
     def method(self: TileNumber, other: TileNumber | float) -> TileNumber:
@@ -148,10 +148,12 @@ def _number_operator(
 
 
 class TileNumber:
-    """A number that differs between tiles (a tile's index, its size): known where the tile is bound to a core."""
+    """A number that differs between tiles (a tile's index, its size); it becomes known when the tile is bound to a
+    core.
+    """
 
     def __init__(self, of: Callable[[Visit], Any], text: str, key: tuple[object, ...]) -> None:
-        self.of, self.text, self.key = of, text, key  # numbers with one key are equal in every tile
+        self.of, self.text, self.key = of, text, key  # numbers with the same key are equal in every tile
 
     __add__ = __radd__ = _number_operator("+", operator.add)
     __sub__ = _number_operator("-", operator.sub)
@@ -209,7 +211,7 @@ class Value:
     first
         Operand with which a state starts.
     prepared
-        Value that products read in place of an operand, a function of the operand's tile.
+        Value that products read in place of an operand; it is a function of the operand's tile.
     """
 
     axes: tuple[str, ...]
@@ -322,8 +324,8 @@ class Value:
     def cumsum(self, order: str = "", *, every: int = 0, reverse: bool = False) -> Value:
         """Return the cumulative sums of each row, in a named order (default: the core's).
 
-        ``every``: number of columns after which the sums restart, so that a row may contain several chunks; 0: no
-        restart.  ``reverse``: from the last element of a row to the first.
+        ``every``: number of columns after which the sums restart, because a row may contain several chunks; 0: they do
+        not restart.  ``reverse``: from the last element of a row to the first.
         """
         if order and order not in SCAN_ORDERS:
             fail(f"{self}.cumsum({order!r}): unknown order; allowed: {', '.join(SCAN_ORDERS)}")
@@ -445,7 +447,7 @@ class Product:
         return total
 
     def onto(self, total: Value) -> Value:
-        """Return ``total`` plus the product, added by the matrix unit."""
+        """Return ``total`` plus the product; the matrix unit adds them."""
         if total.axes != self.axes:
             fail(f"{total} + a product of {' x '.join(self.axes)}: their axes differ")
         for t in self.terms:
@@ -538,7 +540,7 @@ def _rows(
 
 
 def full(axes: str, start: float, fmt: str) -> Value:
-    """Return a state that starts at a value: the last binding of its variable in the loop is its next value."""
+    """Return a state that starts at a value; the last binding of its variable in the loop is the state's next value."""
     if not isinstance(axes, str) or not isinstance(start, float | int):
         fail(f"full({axes!r}, {start!r}, {fmt!r}): its arguments are axes as text, a start value and a format")
     trace, state = TRACE.get(), Value(tuple(axes.split()), _checked(fmt), "state", start=start)
@@ -551,7 +553,7 @@ def full(axes: str, start: float, fmt: str) -> Value:
 def filled(axes: str, number: Source, fmt: str) -> Value:
     """Return a tile, or a row vector, whose elements all equal a number; its instruction reads no operand.
 
-    A vector in place of the number is broadcast, as in other operations.
+    If a vector is given instead of the number, it is broadcast, as in other operations.
     """
     made = tuple(axes.split())
     if isinstance(number, Value) and made != _joined(what := f"filled({axes!r}, {number})", [number, Value(made, fmt)]):
@@ -560,7 +562,9 @@ def filled(axes: str, number: Source, fmt: str) -> Value:
 
 
 def initial(operand: Value) -> Value:
-    """Return a state that starts as an operand: the last binding of its variable in the loop is its next value."""
+    """Return a state that starts as an operand; the last binding of its variable in the loop is the state's
+    next value.
+    """
     trace = TRACE.get()
     if not isinstance(operand, Value) or operand.kind != "operand":
         fail(f"initial({operand}): the argument must be an operand of the kernel; for a number use full(...)")
@@ -579,8 +583,8 @@ def exp(a: Value, variant: str = "") -> Value:
 
 @contextmanager
 def in_units_of(factor: float) -> Iterator[None]:
-    """Multiply the arguments of exponentials by a factor: its logarithm has base e where the precision's exponentials
-    are powers of two.
+    """Multiply the arguments of exponentials by a factor: the factor's logarithm has base e if the precision's
+    exponentials are powers of two.
     """
     trace = TRACE.get()
     trace.exponent_factor = factor
@@ -786,7 +790,7 @@ def where(mask: Value | tuple[Value, ...] | None, kept: Source, other: Source, f
 def tiles(*operands: Value, axis: str = "") -> Iterator[Any]:
     """Loop over operands tile by tile along the axis that they have in common; the body is traced once for all tiles.
 
-    ``axis`` names the axis if the operands have several in common, or the axis of a stack of matrices.
+    ``axis`` names the axis if the operands share several, or the axis of a stack of matrices.
     """
     trace, frame = TRACE.get(), sys._getframe(1)
     if not operands or not all(isinstance(x, Value) and x.kind == "operand" for x in operands):
@@ -814,7 +818,7 @@ def tiles(*operands: Value, axis: str = "") -> Iterator[Any]:
 
 @dataclass(eq=False, slots=True)
 class Event:
-    """One operation; ``loop``: the number of its loop, None outside of all."""
+    """One operation; ``loop``: the number of its loop; None outside all loops."""
 
     opcode: Opcode
     dst: Value
@@ -833,8 +837,8 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """A state's variable across a loop: its value at the beginning and end of a tile, the event after which the latter
-    is bound, and the place of the binding.
+    """A state's variable in a loop: its values at the beginning and at the end of a tile, the event after which the
+    latter is bound, and the place of the binding.
     """
 
     old: Value
@@ -864,8 +868,9 @@ class Trace:
     def __post_init__(self) -> None:
         self._walked: tuple[Value, ...] = ()
         self._views: set[Value] = set()
-        self._gone: set[Value] = set()  # tiles of finished loops, and the values of states before them
-        self._numbers: dict[str, object] = {}  # plain numbers of the loop's function at its beginning
+        self._gone: set[Value] = set()  # tiles of finished loops, and the values that states had before these loops
+        # plain numbers among the variables of the loop's function, when the loop begins
+        self._numbers: dict[str, object] = {}
         self.moved: dict[Value, Value] = {}  # the value of a state's variable after a loop, and its copy
         self._held: dict[str, Value] = {}
         self._bound: dict[tuple[int, str], Value] = {}
@@ -873,7 +878,9 @@ class Trace:
         self._line = 0  # line of the loop's function at the last event
 
     def name_variables(self, frame: FrameType) -> None:
-        """Name values after the variables that hold them; record when a variable changed from one value to another."""
+        """Name values after the variables that hold them; record the event at which a variable changes from one value
+        to another.
+        """
         for name, x in frame.f_locals.items():
             if isinstance(x, Value):
                 if x.name in ("", "_"):

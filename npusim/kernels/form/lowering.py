@@ -1,5 +1,5 @@
-"""From a kernel's recorded operations (`npusim.kernels.form.language`) to the tables of a phase: stages, names, storage
-and roles.
+"""Converts a kernel's recorded operations (`npusim.kernels.form.language`) to the tables of a phase: stages, names,
+storage and roles.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Bound = GlobalTensor | BySize | Stacked | Ends
 
 
 class OperandForm(NamedTuple):
-    """Properties of an operand, mask or result for the tables of a kernel, without its sizes."""
+    """Those properties of an operand, mask or result that the tables of a kernel need; its sizes are not among them."""
 
     name: str
     fmt: str
@@ -76,9 +76,9 @@ class Kernel:
         keeps_factors: bool = False,
         computes_factors: bool = False,
     ) -> None:
-        """``keeps_factors``: cores store values that rows compute from operands before a loop as a left factor in the
-        loop. ``computes_factors``: in a loop rows may compute a left factor from operands alone, tile by tile: then no
-        tile begins before the previous one ends.
+        """``keeps_factors``: cores can store values that rows compute from operands before a loop, and use them as a
+        left factor in the loop.  ``computes_factors``: in a loop, rows may compute a left factor from operands alone,
+        tile by tile; no tile then begins before the previous one ends.
         """
         self.finite_starts, self.walks, self.still = finite_starts, tuple(walks.split()), frozenset(still.split())
         self.keeps_factors, self.computes_factors = keeps_factors, computes_factors
@@ -94,8 +94,8 @@ class Kernel:
             )
 
     def wrapped(self, function: Callable[..., Any], parameters: Iterable[str], axes: Mapping[str, str]) -> Kernel:
-        """Return a kernel that calls ``function`` with this kernel; it has further ``parameters``, and operands with
-        ``axes``.
+        """Return a kernel that calls ``function`` with this kernel; the new kernel has further ``parameters``, and
+        further operands with ``axes``.
         """
         function.__name__ = self.__name__
         like = Kernel(
@@ -120,8 +120,8 @@ class Kernel:
         values: Mapping[str, Callable[[], Any]] | None = None,
         **bound: Any,
     ) -> Phase:
-        """Return the phase with the name ``label``: its blocks, the largest span of each axis, and the tensors of its
-        results.
+        """Return the phase with the name ``label``, from its blocks, the largest span of each axis, and the tensors of
+        its results.
 
         ``bound`` has a tensor for each operand, a value for each mask (a mask, several masks by name, or None), and a
         value for each other parameter of the function, which must be hashable (``p``, numbers, functions). Raises
@@ -229,13 +229,13 @@ def kernel(
 ) -> Callable[[Callable[..., Any]], Kernel]:
     """Declare a function as a kernel: the axes of each operand and mask, and the names of what it returns or yields.
 
-    ``finite_starts``: where a mask may hide all keys of a tile from a row, a state that the function starts at -Inf
-    starts at the lowest finite number (`npusim.kernels.form.phase.with_finite_starts`), and a note of the run says so.
-    Default: states start as written, and such a row is NaN, the result of -Inf - -Inf.
+    ``finite_starts``: if a mask may hide all keys of a tile from a row, a state that the function starts at -Inf starts
+    at the lowest finite number (`npusim.kernels.form.phase.with_finite_starts`), and a note of the run says so. By
+    default states start as written, and such a row is NaN, the result of -Inf - -Inf.
 
-    ``walks``: axes along which one loop runs at once, as ``"row token"``: the queries and the keys of one chunk.
-    Default: a loop runs along one axis.  ``still``: operands of which each tile, or block,
-    reads the first rows or columns of this axis, such as the decay within a chunk.
+    ``walks``: axes along which one loop advances together, such as ``"row token"``: the queries and the keys of one
+    chunk.  By default a loop runs along one axis.  ``still``: operands of which every tile, or block, reads the first
+    rows or columns along such an axis, for example the decay within a chunk.
     """
     return lambda function: Kernel(function, results, axes, finite_starts=finite_starts, walks=walks, still=still)
 
@@ -245,7 +245,7 @@ def _listed(outputs: Any, loop: int | None) -> list[tuple[Any, int | None]]:
 
 
 def _yielded(generator: Any, trace: Trace) -> list[tuple[Any, int | None]]:
-    """Return the values that a kernel yields, each with its loop, and its return value."""
+    """Return the values that a kernel yields, each with its loop, and the kernel's return value."""
     results: list[tuple[Any, int | None]] = []
     while True:
         try:
@@ -257,8 +257,8 @@ def _yielded(generator: Any, trace: Trace) -> list[tuple[Any, int | None]]:
 
 def _own_result(trace: Trace, x: Value, loop: int | None, others: Sequence[Value]) -> Value:
     """Return a result as a separate value: operands, states, and values that are read later or returned twice are
-    copied; so are products that rows read too, and values on the way to a state's next one, which are written in its
-    place.  A value that rows also compute for a product, which reads it once, is computed again.
+    copied; so are products that rows also read, and values that lead to a state's next value and are written in its
+    place.  If rows also compute the value for a product, which reads it once, the value is computed again.
     """
     made = x.event.loop if x.event else None
     is_product = x.kind == "product" and loop is not None
@@ -267,8 +267,8 @@ def _own_result(trace: Trace, x: Value, loop: int | None, others: Sequence[Value
     )
     is_step = any(c.loop == loop and c.new is not x and _leads_to(x, c.new, loop) for c in trace.carried)
     is_changed = x.event is not None and x.event.opcode is O.MATMUL and x.event.attributes.accumulate
-    # A matrix unit adds a product to a value in that value's storage: a value that is returned earlier must be stored
-    # before the addition.
+    # A matrix unit adds a product to a value in that value's storage: a value that is returned before the addition must
+    # be stored before it.
     added = [e for e in trace.events if e.loop == loop and _accumulates(e) and e.srcs[-1] is x]
     is_own = not (is_read_later or is_changed or added or is_step or _is_factor(trace, x))
     if x.kind in ("row", "product") and x.state is None and x not in others and is_own:
@@ -319,7 +319,7 @@ class PerTile:
         return {n: number.of(tile) for n, number in self.of}
 
 
-@lru_cache(maxsize=512)  # tables of kernels by formats and numbers; a search needs a few of them repeatedly
+@lru_cache(maxsize=512)  # tables of kernels, by formats and numbers; a search needs a few of them repeatedly
 def _tables(
     kernel: Kernel,
     label: str,
@@ -380,7 +380,7 @@ class _Lowering:
             kernel.computes_factors and any(map(self.is_of_operands, made))
         )
         _sink_tiles(self.events)
-        if not self.is_recurrent:  # otherwise a tile begins only when the previous one ends: no stage runs ahead
+        if not self.is_recurrent:  # otherwise a tile begins only when the previous one ends, and no stage runs ahead
             _gather(self.events, trace.carried)
             for c in trace.carried:
                 _sink(self.events, c)
@@ -404,7 +404,8 @@ class _Lowering:
         """Raise `ProgramError` for a state that is never written or read, and for a value that nothing uses."""
         versions = {v: {v, *(c.new for c in self.trace.carried if c.new.state is v)} for v in self.trace.states}
         used = set(self.results)
-        for e in reversed(self.events * 2):  # two passes: the operands of a state's next value come before or after it
+        # in two passes, because the operands of a state's next value come before or after it
+        for e in reversed(self.events * 2):
             if e.dst in used or (e.dst.root in versions and used & versions[e.dst.root]):
                 used.update(e.read)
         for v, of in versions.items():
@@ -475,15 +476,15 @@ class _Lowering:
         return bool(v.event.read) and all(map(self.is_of_operands, v.event.read))
 
     def _values(self) -> list[Value]:
-        """Return every value, in the order of computation: tiles of operands and states at their first use."""
+        """Return every value in the order of computation; tiles of operands and states come at their first use."""
         in_events = (x for e in self.events for s in (*e.read, e.dst) for x in (s, s.root))
         states = [c.old for c in self.trace.carried]
         values = list(dict.fromkeys((*in_events, *states)))
         return [*values, *dict.fromkeys(v.first for v in values if v.first is not None and v.first not in values)]
 
     def _cut(self) -> list[list[Event]]:
-        """Return the events of each stage: one product each; rows between products are divided where columns belong to
-        another axis.
+        """Return the events of each stage.  A stage has at most one product; rows between products are divided where
+        their columns belong to another axis.
         """
         groups: list[list[Event]] = []
         for e in self.events:
@@ -493,7 +494,7 @@ class _Lowering:
             if not last or O.MATMUL in (e.opcode, last[0].opcode) or is_apart:
                 groups.append([e])
             elif e.loop is not None and _column(e) and next(filter(None, map(_column, last)), _column(e)) != _column(e):
-                moved = [e]  # with the earlier vectors that only this operation reads
+                moved = [e]  # together with the earlier vectors that only this operation reads
                 while (
                     last
                     and len(last[-1].dst.axes) == 1
@@ -507,14 +508,16 @@ class _Lowering:
         return [g for g in groups if g]
 
     def _row_axis(self, e: Event) -> str:
-        """Return the axis of the rows that an event goes through: of a reduction of columns, its operands' rows."""
+        """Return the axis of the rows that an event processes; for a reduction of columns, the axis of its operands'
+        rows.
+        """
         axes = [x.axes[0] for x in (*(e.read if goes_down(e.opcode, e.attributes) else ()), e.dst)]
         return next((a for a in axes if a != ONE), self.trace.row_axis)
 
     # ---------------------------------------------------------------- tables
 
     def tables(self, label: str, operands: Mapping[str, OperandForm], outs: tuple[OperandForm, ...]) -> Tables:
-        """Return the tables; the phase names a single stage by its own label."""
+        """Return the tables; a single stage has the phase's label as its name."""
         self._name()
         called = [self._stage_name(g) for g in self.groups] if len(self.groups) > 1 else [label]
         called = [n if n not in called[:i] else f"{n} {called[: i + 1].count(n)}" for i, n in enumerate(called)]
@@ -570,7 +573,7 @@ class _Lowering:
         return called
 
     def _declared(self, operands: Mapping[str, OperandForm], outs: tuple[OperandForm, ...]) -> dict[str, Name]:
-        """Return names with their kinds: tiles before vectors, operands, masks and states first."""
+        """Return names with their kinds: operands, masks and states come first, and tiles before vectors."""
         ranks = {kind: i for i, kind in enumerate(("operand", "mask", "state"))}
         labels = {o.name: o.label for o in operands.values() if o.name == o.label}
         for o in (*operands.values(), *outs):  # if operands are parts of one tensor, one operand has the tensor's name
@@ -593,7 +596,7 @@ class _Lowering:
     # ---------------------------------------------------------------- names and storage
 
     def _name(self) -> None:
-        """Give every value a name; values with one name share their storage."""
+        """Give every value a name; values with the same name share their storage."""
         used = set(self.kernel.results)
 
         def unique(base: str) -> str:
@@ -604,7 +607,7 @@ class _Lowering:
         values = self._values()
         for v, n in zip(self.results, self.kernel.results, strict=True):
             one: Value | None = v
-            while one is not None and one.event is not None:  # and the tile that the mask cuts, in that tile's storage
+            while one is not None and one.event is not None:  # also the tile that the mask cuts, in that tile's storage
                 self.name_of[one] = n
                 one = _masked(one.event)
         for v in values:
@@ -634,7 +637,7 @@ class _Lowering:
                 self.name_of[e.dst] = unique(self._called_after(e.dst))
 
     def _called_after(self, v: Value) -> str:
-        """Return the name of a nameless value: that of the value for which it is used."""
+        """Return the name of a nameless value: the name of the value for which it is used."""
         end = ""
         while (reader := self.first_readers.get(v)) is not None:
             if reader.onto is v and not reader.name:  # the next term of a sum of products
@@ -684,7 +687,7 @@ def _masked(e: Event) -> Value | None:
 
 
 def _readers(v: Value, events: Sequence[Event]) -> list[Event]:
-    """Return the events that read a value, or a cast of it to its own format: machines keep these in one place."""
+    """Return the events that read a value, or a cast of it to its own format; machines store both in one place."""
     names, readers = {v}, []
     for e in events:
         if names.intersection(e.read):
@@ -711,7 +714,7 @@ def _fuse(events: list[Event], results: list[Value]) -> None:
 def _sink_tiles(events: list[Event]) -> None:
     """Move a tile whose first readers are rows after a product to those rows: only vectors are carried past a product.
 
-    A reader of the state is not moved: the state's next value is written in its storage.
+    A reader of a state is not moved, because the state's next value is written in the state's storage.
     """
     for e in [e for e in reversed(events) if e.loop is not None and e.opcode is not O.MATMUL]:
         at = events.index(e)
@@ -725,8 +728,8 @@ def _sink_tiles(events: list[Event]) -> None:
 def _gather(events: list[Event], carried: list[Carried]) -> None:
     """Move operations that a product neither computes nor needs, but that read an earlier tile, to that tile.
 
-    Readers of the old value of a state move as well if the state's next value is computed there.  Machines carry
-    vectors past a product, not tiles, and a state must be read and written on one side of it.
+    Readers of a state's old value are also moved if the state's next value is computed there.  Machines carry vectors
+    past a product, not tiles, and a state must be read and written on the same side of it.
     """
     for p in [e for e in events if e.loop is not None and e.opcode is O.MATMUL]:
         at = events.index(p)
@@ -751,7 +754,7 @@ def _gather(events: list[Event], carried: list[Carried]) -> None:
 
 
 def _is_kept(e: Event, moved: list[Event], later: list[Event], carried: list[Carried]) -> bool:
-    """Return whether rows that remain after a product would read a tile of the operations moved before it."""
+    """Return whether rows that remain after a product would read a tile of operations that were moved before it."""
     if any(c.new is e.dst or c.old in e.read for c in carried):
         return False
     stay = [f for f in later if f not in moved and f.opcode is not O.MATMUL]
@@ -800,7 +803,7 @@ def _carry(events: list[Event], c: Carried) -> None:
     last = max((at[e] for e in _readers(c.old, [e for e in events if e.loop == c.loop])), default=-1)
     if last <= at[new] and not new.only:
         step: Value | None = c.new
-        # and the steps that lead to it, back to the point where the old value is no longer needed
+        # also the steps that lead to it, back to the point where the old value is no longer needed
         while step is not None:
             step.onto = state
             e = step.event
@@ -816,7 +819,7 @@ def _carry(events: list[Event], c: Carried) -> None:
 
 
 def _is_step(s: Value, c: Carried, events: list[Event], at: Mapping[Event, int], last: int, reader: Event) -> bool:
-    """Return whether a value between a state's old value and its next may be written in the state's storage."""
+    """Return whether a value between a state's old value and its next value may be written in the state's storage."""
     return (
         s.event is not None
         and s.event.loop == c.loop

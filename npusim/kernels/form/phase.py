@@ -1,8 +1,8 @@
 """The form of an algorithm: phases of blocks, loops over tiles, named stages, names declared once.
 
-The computation on one tile is written once, a straight line of :class:`Instruction`, matrix products included, divided
-into named sequences (:class:`Stage`).  Names represent tiles; a machine binds each to storage whose format the
-precision chose. The same bound instructions are computed and costed.
+The computation on one tile is written once, as a straight sequence of :class:`Instruction` (matrix products included)
+that is divided into named stages (:class:`Stage`).  Names represent tiles; a machine binds each to storage whose format
+the precision chose. The same bound instructions give the values and the costs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Name:
     start
         Initial value of a state, which exists as long as its block.
     first
-        Operand whose values a state starts with, in the operand's format, if it does not start at a number.
+        Operand with whose values a state starts, in the operand's format; empty if the state starts at a number.
     label
         Label in traces and messages; the default is the name.
     """
@@ -62,7 +62,7 @@ class Instruction:
     """``dst = opcode(srcs)`` on names; ``only`` is the condition under which the instruction is executed; empty:
     always.
 
-    A condition is a constant of the phase (it is true if the constant is bound) or a condition of a run of tiles
+    A condition is either a constant of the phase (true if the constant is bound) or a condition of a run of tiles
     (``mask``: the tile needs a mask). ``line``: line number in the kernel, for messages.
     """
 
@@ -111,12 +111,12 @@ class Stage:
 
     @cached_property
     def written(self) -> tuple[str, ...]:
-        """Names that it writes, each once, in order."""
+        """Names that the stage writes, each once, in order."""
         return tuple(dict.fromkeys(r.dst for r in self.rows))
 
     @cached_property
     def read(self) -> tuple[str, ...]:
-        """Names and constants that it reads, each once, in order."""
+        """Names and constants that the stage reads, each once, in order."""
         return tuple(dict.fromkeys(s for r in self.rows for s in r.srcs))
 
 
@@ -135,7 +135,7 @@ class Visit:
 
     @property
     def shape(self) -> Hashable:
-        """Key of tiles with the same operations."""
+        """Key that tiles with the same operations share."""
         return self.cols, self.only
 
 
@@ -157,12 +157,12 @@ class TileRun:
 
     @property
     def first(self) -> int:
-        """Lowest coordinate of its tiles."""
+        """Lowest coordinate of the run's tiles."""
         return min(self.col, self.col + (self.count - 1) * self.step)
 
     @property
     def last(self) -> int:
-        """One past the highest coordinate of its tiles."""
+        """One past the highest coordinate of the run's tiles."""
         return max(self.col, self.col + (self.count - 1) * self.step) + self.cols
 
     @property
@@ -174,7 +174,7 @@ class TileRun:
         return [(col, col + self.cols) for col in places]
 
     def reversed(self) -> TileRun:
-        """Return the same tiles from last to first."""
+        """Return the same tiles, from the last to the first."""
         end = self.col + (self.count - 1) * self.step
         return TileRun(end, self.cols, self.count, -self.step, self.only)
 
@@ -270,14 +270,14 @@ SHAPE, FAMILY = attrgetter("shape"), attrgetter("family")
 
 @dataclass(frozen=True, slots=True)
 class TileLoop:
-    """Stages tile after tile along ``axis``; without an axis once a block."""
+    """Stages that run for each tile along ``axis``; without an axis, once per block."""
 
     stages: tuple[Stage, ...]
     axis: str = ""
 
 
 class Mask(Protocol):
-    """A mask that is cut from a constant tensor, tile by tile."""
+    """A mask; the mask of each tile is cut from a constant tensor."""
 
     def tensor(self) -> GlobalTensor:
         """Return the constant tensor, int8."""
@@ -291,7 +291,7 @@ class Mask(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BySize:
-    """A tensor for each size of a block along ``axis``. Example: the matrix M of PASA by number of keys."""
+    """A tensor for each size of a block along ``axis``; for example, the matrix M of PASA for each number of keys."""
 
     axis: str
     tensors: Mapping[int, GlobalTensor]
@@ -308,9 +308,9 @@ class Stacked:
     """A tensor of ``count`` matrices per head, one for each place along ``axis``: for example the partial results of
     splits.
 
-    The batch axis contains the matrices: matrix (b, place) is batch ``b * count + place`` of the tensor.
-    ``is_by_tile``: a loop reads the next matrix for each tile, or for every ``tiles`` tiles; the first matrix is the
-    one at the block's place along ``axis``. A loop also reads matrix after matrix if blocks have no such axis.
+    The matrices are along the batch axis: matrix (b, place) is batch ``b * count + place`` of the tensor.
+    ``is_by_tile``: a loop reads the next matrix for each tile, or for every ``tiles`` tiles; the first matrix is that
+    at the block's place along ``axis``. A loop also reads matrix after matrix if blocks do not have this axis.
     """
 
     axis: str
@@ -326,7 +326,7 @@ class Stacked:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """A one-row tensor of which a tile or block reads the last value of its part along ``axis``: a chunk's last sum."""
+    """A one-row tensor; a tile or block reads the last value of its part along ``axis``, such as a chunk's last sum."""
 
     axis: str
     tensor: GlobalTensor
@@ -369,8 +369,8 @@ class Phase:
     slice_elements
         Elements of the widest tile that a vector unit processes at a time; 0: the machine's default.
     pieces
-        Elements of an axis that the kernel copies at a time, on a GPU, of the operands of products that have this axis;
-        the whole axis, if it is not named. Operands that only rows read are loaded after these pieces.
+        On a GPU, number of elements along an axis that the kernel copies at a time from operands of products with this
+        axis; the whole axis, if it is not named. Operands that only rows read are loaded after these pieces.
     is_named
         Whether the names of the phase's rings begin with its name, because another phase has the program's main loop.
     operator
@@ -387,7 +387,7 @@ class Phase:
     walks
         Axes along which the loop advances together; empty: along the loop's axis.
     still
-        Operands with such an axis of which every tile, or block, uses the part at the first row or column.
+        Operands with such an axis, of which every tile, or block, uses the part at the first row or column.
     looked_up
         Operands whose places in memory are integers that the loop of a compiled kernel loads, tile by tile.
     """
@@ -426,8 +426,8 @@ class Phase:
 
     @cached_property
     def by_tile(self) -> frozenset[str]:
-        """Names bound to a stack of a matrix for each tile of its loop: declared so, or without an axis of the
-        phase.
+        """Names that are bound to a stack with one matrix for each tile of the loop: either declared so, or without an
+        axis of the phase.
         """
         stacks = {n: bound for n, bound in self.tensors.items() if isinstance(bound, Stacked) and self.loop_axis}
         axes = {*self.walked, *(a for a, *_ in self.cells[0].spans)}
@@ -435,7 +435,7 @@ class Phase:
 
     @cached_property
     def is_recurrent(self) -> bool:
-        """Whether a tile's products read results of the tile before: no operation runs ahead."""
+        """Whether a tile's products read results of the previous tile, so that no operation runs ahead."""
         states = {n for n, what in self.names.items() if what.start is not None and len(what.axes) > 1}
         rows = [r for loop in self.loops if loop.axis for s in loop.stages for r in s.rows]
         while more := {r.dst for r in rows if states.intersection(r.srcs)} - states:
@@ -444,8 +444,8 @@ class Phase:
 
     @cached_property
     def factors(self) -> frozenset[str]:
-        """Names that a product reads completely for each part of its rows: right factors, and transposed
-        left factors.
+        """Names that a product reads completely for each part of its rows: right factors and transposed left
+        factors.
         """
         rows = [s.rows[0] for s in self.stages if s.is_product]
         return frozenset((*(r.srcs[1] for r in rows), *(r.srcs[0] for r in rows if r.attributes.transpose_a)))
@@ -462,8 +462,8 @@ class Phase:
 
     @cached_property
     def row_grain(self) -> int:
-        """Number of rows that stay together: rows of a block with one scale, of a square that is inverted, and of a
-        tile that is reduced down its rows.
+        """Number of rows that must not be divided: rows of a block with one scale, of a square that is inverted, and of
+        a tile whose columns are reduced.
         """
         if whole := [self.names[r.dst].axes[1] for s in self.stages for r in s.rows if r.opcode is Opcode.INVERSE]:
             return max(self.sizes[a] for a in whole)
@@ -479,7 +479,9 @@ class Phase:
         return next((loop.axis for loop in self.loops if loop.axis), "")
 
     def product_axes(self, row: Instruction) -> tuple[str, str, str]:
-        """Return the axes of a product's rows, of its sum and of its columns, however its operands are stored."""
+        """Return the axes of a product's rows, of its sum and of its columns, independent of how its operands are
+        stored.
+        """
         a, b = (self.names[n].axes for n in row.srcs)
         (m, k), n = a[:: -1 if row.attributes.transpose_a else 1], b[0 if row.attributes.transpose_b else 1]
         return m, k, n
@@ -501,10 +503,11 @@ class Phase:
 
 
 def with_finite_starts(phase: Phase) -> Phase:
-    """Return the phase with states that start at the lowest number instead of -Inf, if a row may see nothing of a tile.
+    """Return the phase with states that start at the lowest number instead of -Inf, if a mask may hide a whole tile
+    from a row.
 
-    This applies only if its kernel has ``finite_starts``.  A tile may hide a row before another tile has given it a
-    maximum: relative to a finite maximum a score of -Inf has no weight; relative to -Inf the result is NaN.  All
+    This applies only if its kernel has ``finite_starts``.  A tile may hide all keys from a row before the row has a
+    maximum: relative to a finite maximum, a score of -Inf has no weight; relative to -Inf, the result is NaN.  All
     queries under a causal mask see key 0: if tiles begin with it, nothing changes.
     """
     shows_key_0 = all(getattr(mask, "shows_key_0", True) for mask in phase.masks.values())
@@ -520,7 +523,7 @@ def with_finite_starts(phase: Phase) -> Phase:
 
 
 def from_last(phase: Phase) -> Phase:
-    """Return the phase with each block's tiles visited from the last to the first."""
+    """Return the phase whose blocks visit their tiles from the last to the first."""
     cells = tuple(replace(b, runs=tuple(r.reversed() for r in b.runs[::-1])) for b in phase.cells)
     return with_finite_starts(replace(phase, cells=cells))
 
@@ -533,8 +536,8 @@ def choose(table: Table, choices: Mapping[Opcode, Attributes]) -> Table:
 def bind(table: Table, tiles: Mapping[str, Source], stage: str = "", first: int = 1) -> tuple[Step, ...]:
     """Return the table's rows as steps on the bound tiles.
 
-    An omitted row makes its destination another name for its first source.  A cast between a tile and itself is
-    omitted: the precision gave both names one format, and the machine one storage.  An unbound name raises
+    If a row is omitted, its destination becomes another name of its first source.  A cast between a tile and itself is
+    omitted: the precision assigned one format to both names, and the machine one storage.  An unbound name raises
     :class:`ProgramError`, which names the ``stage`` and the row, counted from ``first``.
     """
     steps = []

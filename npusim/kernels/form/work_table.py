@@ -31,10 +31,10 @@ class Visits(NamedTuple):
 
 
 class WorkTable(BlockColumns):
-    """Blocks with the same axes: a row of ``numbers`` each (batch, head, place, then start and size of each span).
+    """Blocks with the same axes, each a row of ``numbers`` (batch, head, place, then start and size of each span).
 
-    ``kinds`` lists the different visits, and ``which`` has the kind of each block.  Blocks are compared by content,
-    like tuples of blocks, and created once.
+    ``kinds`` lists the different visits, and ``which`` has the kind of each block.  Tables are compared by content,
+    like tuples of blocks; each block is created once.
     """
 
     def __init__(
@@ -45,7 +45,9 @@ class WorkTable(BlockColumns):
         which: Integers,
         sharing: Integers | None = None,
     ) -> None:
-        """``sharing``: blocks with one number have one object as their runs; default: blocks of one kind."""
+        """``sharing``: blocks with the same number share one object as their runs; by default, blocks of one kind
+        do.
+        """
         self.axes, self.numbers, self.kinds, self.which = axes, numbers, tuple(kinds), which
         self._sharing = sharing
         self._made: list[WorkTile | None] = [None] * len(numbers)
@@ -94,7 +96,7 @@ class WorkTable(BlockColumns):
 
     @property
     def tile_counts(self) -> Integers:
-        """Tiles that the loop of each block visits."""
+        """Number of tiles that the loop of each block visits."""
         return np.array([sum(run.count for run in kind.runs) for kind in self.kinds], np.int64)[self.which]
 
     def at(self, places: Integers) -> WorkTable:
@@ -110,7 +112,7 @@ class WorkTable(BlockColumns):
 
     @cached_property
     def _sized(self) -> list[Integers]:
-        """The same for blocks in any slot."""
+        """The same numbers, for blocks in any slot."""
         return _parts(np.column_stack([self.numbers[:, SPANS + 1 :: 2], self.which]))
 
     @property
@@ -125,10 +127,10 @@ class WorkTable(BlockColumns):
     def in_columns(
         self, chosen: Integers | None = None, apart: Integers | None = None
     ) -> Iterator[tuple[Integers, WorkTile]]:
-        """Yield the numbers of blocks that differ only in coordinates, and a block with arrays as coordinates.
+        """Yield the numbers of blocks that differ only in coordinates, and a block whose coordinates are arrays.
 
         The order of the numbers has no meaning.  ``chosen``: the numbers are indices of this list of blocks; ``apart``:
-        blocks with different numbers here are separate.
+        blocks with different numbers in this array are separate.
         """
         listed = self._sized
         if chosen is not None and apart is not None:
@@ -180,7 +182,9 @@ def _parts(rows: Integers) -> list[Integers]:
 
 
 def alike(blocks: Sequence[WorkTile]) -> Iterable[tuple[WorkTile, int]]:
-    """Return blocks that represent all, each with the number of blocks that differ from it only in coordinates."""
+    """Return blocks that represent all blocks, each with the number of those that differ from it only in
+    coordinates.
+    """
     return blocks.counted() if isinstance(blocks, WorkTable) else ((block, 1) for block in blocks)
 
 

@@ -16,7 +16,7 @@ _MOST_LETTERS, _LETTERS = 80, 64
 def launch_parts(schedule: str) -> tuple[str, str]:
     """Return the file and the launch of ``kernel.py::name[grid](arguments)``, or the number of ``calls.npz::k``.
 
-    The second is empty if the name has none.
+    The second text is empty if the name has no such part.
     """
     path, _, launch = schedule.partition(SIGN)
     return path, launch

@@ -1,7 +1,7 @@
-"""Atomic additions: a kernel that stores each program's part, and one that adds the parts to the tensor.
+"""Atomic additions as two kernels: one stores each program's part, and one adds the parts to the tensor.
 
 Parts share one place in memory, to which programs add in their order; on a chip this order is free.  The time includes
-one more launch than that of the single kernel.
+one launch more than that of the single kernel.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def atomics_apart(function: Function) -> list[Function]:
 
 
 def _with_effects(operations: Sequence[Op], kept: Sequence[Op]) -> tuple[list[Op], list[Op]]:
-    """Return the operations that only some effects need, and those among the effects that are in them."""
+    """Return the operations that only some effects need, and those of the effects that are inside them."""
     made, having = list[Op](), list[Op]()
     for op in operations:
         if op in kept:
@@ -109,7 +109,7 @@ def parts_apart(
     name, total = f"{root}_parts", f"{root}_sum"
     own = replace(view, is_workspace=True, storage=-1, described=(), described_by=())
     is_block = atomics[0].type.startswith("tensor")
-    sizes, by = (view.sizes, view.by) if is_block and not is_flat else ((span,), (1,))  # each number has one place
+    sizes, by = (view.sizes, view.by) if is_block and not is_flat else ((span,), (1,))  # each number has its own place
     sizes, by = ((count, *sizes), (span, *by)) if count > 1 else (sizes, by)
     given = {
         name: replace(own, name=name, sizes=sizes, by=by, parts=count),
@@ -152,7 +152,9 @@ def parts_apart(
 def _added_tensor(
     function: Function, arguments: Mapping[str, Any], every: Sequence[Op], atomics: Sequence[Op]
 ) -> tuple[str, View]:
-    """Return the tensor that atomic additions go to, and its name; raise `ProgramError` for other ones."""
+    """Return the tensor to which atomic additions add, and its name; raise `ProgramError` for other
+    atomic operations.
+    """
     read_names = {n for o in every for n in o.operands}
     if any(not o.text.startswith(_ADDS) or read_names.intersection(o.results) for o in atomics):
         why = "the only supported atomic is tl.atomic_add of floats, and no use of the old value that it returns"
@@ -172,9 +174,9 @@ def _added_tensor(
 def _into_parts(
     op: Op, pointer: str, names: tuple[str, str], fmt: str, span: int, made: Mapping[str, Op]
 ) -> tuple[list[Op], str]:
-    """Return the operations that give the addresses of a program's part, and their name.
+    """Return the operations that compute the addresses of a program's part, and the name of these addresses.
 
-    A pointer that a loop moves has no operations from which it is computed: its part is that of all of its addresses.
+    A pointer that a loop moves has no operations from which it is computed: its part consists of all of its addresses.
     """
     root, name = names
     text, own = f"npusim.part {{span = {span}}}", f"{name}@own"
@@ -219,7 +221,7 @@ def _adding(called: str, names: tuple[str, str], fmt: str, columns: int) -> Func
 
 
 def part_of(op: Op, base: Affine, pointer: Affine, view: View) -> Affine:
-    """Return where each program's part begins: of the programs that add to the same block, each has its own part."""
+    """Return the place at which each program's part begins; programs that add to the same block have separate parts."""
     addresses: Integers = np.broadcast_to(pointer.base, (len(pointer.base), pointer.base.shape[1]))
     every, kinds = np.unique(addresses, axis=0, return_inverse=True)
     if len(np.unique(every)) < sum(len(np.unique(each)) for each in every) and every.shape[1] > 1:

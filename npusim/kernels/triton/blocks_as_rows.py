@@ -37,20 +37,20 @@ FLATTENED = "npusim.flattened"
 #: Another operation that TTIR does not have: pointers of a row that follow a table, without the last entries, which a
 #: mask hides in every program.
 TRIMMED = "npusim.trimmed"
-#: Operations between the places of a sum of rows and of the sum of these sums.
+#: Operations that may be between a sum of rows and the sum of these sums.
 OF_SUMS = " and then "
 #: Operations that leave a block unchanged.
 _SAME = "ttg.convert_layout"
 #: Operations on blocks with special rules of axes, which no block here has.
 _OTHERS = ("tt.dot", "tt.trans", "tt.join", "tt.split", "tt.cat", "tt.scan", "tt.gather", "tt.descriptor", "tt.atomic")
 _RANK = 2
-#: Operations with regions, and the number of operands of a loop before the values that it carries.
+#: Operations with regions; and number of a loop's operands that precede the values that the loop carries.
 _REGIONS, _BOUNDS = ("tt.reduce", "scf.for", "scf.if"), 4
 
 
 def with_blocks_as_rows(function: Function) -> Function | None:
     """Return a kernel in which blocks that are summed along both axes are rows; None if there are no such blocks, or if
-    there are also other blocks.
+    there are others.
     """
     operations = [*function.operations, *inside(function.operations)]
     if any((o.body and o.name not in _REGIONS) or o.name.startswith(_OTHERS) for o in operations):
@@ -83,7 +83,9 @@ def _operand_type(op: Op) -> tuple[int, ...]:
 
 
 def _joins_axes(op: Op, made: dict[str, Op]) -> bool:
-    """Return whether an operation creates one axis of a block, or reduces one and a later operation the other axis."""
+    """Return whether an operation creates one axis of a block, or reduces one axis before a later operation reduces the
+    other.
+    """
     if op.name == "tt.reshape":
         return len(shape_of(op.type)[0]) == 1
     is_first = op.name == "tt.reduce" and len(op.operands) == 1 and len(_operand_type(op)) == _RANK
@@ -129,8 +131,8 @@ class _Rows(RegionRewriter):
         return is_float or (op.name != "tt.load" and any(map(self._is_float, op.operands)))
 
     def _vectors_read(self) -> set[str]:
-        """Return vectors of floats that operations other than those on blocks of rows and columns read; these have
-        their own.
+        """Return the vectors of floats that operations on vectors or numbers read; operations on blocks of rows and
+        columns read rows instead.
         """
         read = set[str]()
         for op in reversed(self.operations):
@@ -140,14 +142,14 @@ class _Rows(RegionRewriter):
         return read
 
     def _typed(self, text: str, axis: int | None = None) -> str:
-        """Return a text with the row's type in place of a block's type, or of the type of a vector along one of its
+        """Return a text with the row's type in place of the type of a block, or of a vector along one of the block's
         axes.
         """
         sizes = rf"(?:{self.rows}|1)x(?:{self.columns}|1)" if axis is None else f"{(self.rows, self.columns)[axis]}"
         return re.sub(rf"tensor<{sizes}x(?=!|[a-z])", f"tensor<{self.rows * self.columns}x", text)
 
     def _block(self, op: Op) -> None:
-        """Add an operation on a block of floats, as one on a row."""
+        """Add an operation on a block of floats as an operation on a row."""
         if any(
             n not in (1, whole) for n, whole in zip(self.shape(op.results[0]), (self.rows, self.columns), strict=True)
         ):
@@ -164,12 +166,14 @@ class _Rows(RegionRewriter):
         self.ordered.append(replace(op, name=_SAME, operands=[source], type=self._typed(op.type)))
 
     def _operand(self, name: str) -> str:
-        """Return a block's operand: a block of floats, which is a row, or integers as those of a row."""
+        """Return a block's operand: either a block of floats, which is a row, or integers in the form of those of a
+        row.
+        """
         is_block = len(self.shape(name)) == _RANK
         return self._flattened(name, -1) if is_block and not self._is_float(name) else name
 
     def _flattened(self, name: str, axis: int) -> str:
-        """Return integers of the block, or along an axis of it, as those of a row."""
+        """Return integers of the block, or along one of its axes, in the form of integers of a row."""
         if (name, axis) not in self.known:
             self.known[name, axis] = result = f"{name}@row{axis + 1}"
             text = f"{FLATTENED} rows = {self.rows}, columns = {self.columns}, axis = {axis}"
@@ -178,7 +182,7 @@ class _Rows(RegionRewriter):
         return self.known[name, axis]
 
     def _trimmed(self, op: Op, operands: list[str]) -> list[str]:
-        """Return a load's operands with a pointer that leads only to elements that its mask leaves."""
+        """Return a load's operands with a pointer that addresses only elements that the load's mask does not hide."""
         if op.name != "tt.load" or len(operands) < _RANK:
             return operands
         pointer, mask, *others = operands
@@ -202,7 +206,7 @@ class _Rows(RegionRewriter):
         return self.known[name, axis]
 
     def _reduce(self, op: Op) -> None:
-        """Add a reduction of a block along one axis and then the other, at the place of the second one."""
+        """Add a reduction of a block along one axis and then along the other, at the place of the second reduction."""
         before = self.made.get(op.operands[0])
         if len(op.operands) == 1 and len(_operand_type(op)) == 1:
             if before is None or before.name != "tt.reduce":
@@ -227,7 +231,7 @@ class _Rows(RegionRewriter):
 
 
 def flattened(op: Op, x: Known) -> Known:
-    """Return integers or a mask of a block as those of the row of its elements.
+    """Return a block's integers, or its mask, in the form of those of the row of its elements.
 
     A mask that hides columns has the row's elements as a table.
     """
@@ -254,7 +258,9 @@ def flattened(op: Op, x: Known) -> Known:
 
 
 def _rules_of(op: Op, x: Condition) -> Condition:
-    """Return comparisons of a block as those of a row: of rows as the elements before one, others if linear."""
+    """Return comparisons of a block in the form of comparisons of a row: a bound on rows becomes a bound on elements;
+    other comparisons must be linear.
+    """
     made = list[tuple[str, Affine]]()
     for rule in x.of:
         if (linear := _linear_rule(op, rule)) is None:
@@ -268,7 +274,9 @@ def _rules_of(op: Op, x: Condition) -> Condition:
 
 
 def _linear_rule(op: Op, rule: tuple[str, Affine]) -> tuple[str, Affine] | None:
-    """Return a comparison of a block as one of a row; None where it is not linear in the row's index."""
+    """Return a comparison of a block in the form of a comparison of a row; None if it is not linear in the
+    row's index.
+    """
     relation, d = rule
     (down, along), bound = d.shape, bound_of(d, relation)
     size = down * along
@@ -280,7 +288,9 @@ def _linear_rule(op: Op, rule: tuple[str, Affine]) -> tuple[str, Affine] | None:
 
 
 def _by_elements(op: Op, hides: Condition, within: Condition | None) -> ListedMask:
-    """Return a mask that hides columns as a table of the row's elements, of which alike iterations share entries."""
+    """Return a mask that hides columns as a table of the row's elements; equal iterations share entries of the
+    table.
+    """
     holds = truth(op, hides)
     n = holds.shape[2] * holds.shape[3]
     kinds, of_each = unlike_rows(holds.reshape(-1, n).astype(np.int64))
@@ -289,7 +299,7 @@ def _by_elements(op: Op, hides: Condition, within: Condition | None) -> ListedMa
 
 
 def _row_of(op: Op, x: Affine) -> Affine | Listed:
-    """Return integers of a block as those of a row, linear or by a table that all programs share."""
+    """Return integers of a block in the form of those of a row: linear, or by a table that all programs share."""
     (rows, columns), (down, along), (first, last) = x.shape, x.steps, x.limits()
     if last is not None and np.any(last < columns):
         raise op.fail(
@@ -305,7 +315,9 @@ def _row_of(op: Op, x: Affine) -> Affine | Listed:
 
 
 def trimmed(x: Known, mask: Known) -> Known:
-    """Return pointers by a table without the last entries that a mask hides in every program; others are unchanged."""
+    """Return pointers by a table without those last entries that a mask hides in every program; other pointers are
+    unchanged.
+    """
     bounds = [bound_of(d, relation) for relation, d in mask.of] if isinstance(mask, Condition) else []
     known = [int(bound[1].max()) for bound in bounds if bound is not None]
     return replace(x, table=x.table[: min(known)]) if isinstance(x, Listed) and known and min(known) else x

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 #: Version of the file.
 FORMAT = 1
-#: Formats of integers by the bytes of an element: their values are data of a call.
+#: Formats of integers by the bytes of an element; the values of such tensors are a part of a call.
 INTEGERS = MappingProxyType(
     {"bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8}
 )
-#: Programs of a launch: the addresses of each program are evaluated as one block.
+#: Largest number of programs of a launch; the addresses of each program are evaluated as one block.
 MOST_PROGRAMS = 1 << 20
-#: Letters of a name or path, and the largest distance between a tensor's integers: elements between them are stored
-#: here too.
+#: Largest number of letters of a name or path; largest distance between integers of a tensor, because the elements
+#: between them are also stored here.
 MOST_LETTERS, MOST_INTEGERS = 4096, 1 << 27
 
 
@@ -91,7 +91,7 @@ class CallConfiguration(NamedTuple):
 
 @dataclass(frozen=True)
 class Call:
-    """One launch: the kernel, the places of its definition and launch, its arguments, and its configurations.
+    """One launch: the kernel, the places at which it is defined and launched, its arguments, and its configurations.
 
     The launch has the first configuration; the others belong to its autotuner.  ``path``, ``line``: place of the
     kernel; ``where``: place of the launch.  ``triton``: the release that compiled the TTIR.  ``language``: the release
@@ -186,7 +186,9 @@ def call_of(schedule: str) -> Call:
 
 
 def numbered(schedule: str) -> list[str]:
-    """Return the names of the calls of a file that has several, if the schedule names only the file; otherwise none."""
+    """Return the names of a file's calls, if the schedule names only the file and the file has several calls; else
+    none.
+    """
     if not is_recorded(schedule) or launch_parts(schedule)[1]:
         return []
     calls = read_calls(Path(schedule))
@@ -216,7 +218,7 @@ def _read(path: str, _changed: int) -> Calls:
         return Calls(_call(i, each, texts, arrays, release) for i, each in enumerate(document["calls"]))
     except (TensorError, SpecError) as error:
         raise SpecError(str(error)) from None
-    except ValueError as error:  # of the checks below: name, value, allowed values
+    except ValueError as error:  # message of the checks below, from a name, a value and the allowed values
         raise SpecError(f"{why}: {error}") from None
     except KeyError as error:
         raise SpecError(f"{why} (the file has no entry named {error})") from None
@@ -379,5 +381,5 @@ def _kept(call: Call) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         fresh = path.with_suffix(f".{os.getpid()}")
         fresh.write_bytes(packed)
-        fresh.replace(path)  # no reader sees half of the file
+        fresh.replace(path)  # so that no reader sees an incomplete file
     return path

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _MMA_ROWS, _MMA_ROW_LANES = 16, 8
 _LAYOUT = re.compile(r"^(#\w+) = (#ttg\.\w+<\{.*\}>)$", re.MULTILINE)
 _REDUCTION = re.compile(r"\}\) : \(tensor<((?:\d+x)+)\w+(?:, (.*))?>\) -> ")
-#: Operations of reductions whose result has the same bits in any order.
+#: Operations of reductions whose results have the same bits in any order.
 _FREE = re.compile(r"= arith\.(?:max\w+|min\w+|addi|andi|ori|xori) ")
 _AXIS = re.compile(r'"tt\.(?:reduce|scan)"\((%\w+).*?axis = (\d+)')
 #: Operations after which the order of a block's elements differs from that of its indices.
@@ -42,9 +42,9 @@ def orders_of(ttgir: str, *, is_tree: bool = False) -> dict[str, str]:
     `npusim.kernels.triton.ttir_text.Locations.place` with the operand's shape.
 
     ``is_tree``: whether a thread adds its own elements as a tree.  Maxima and minima, whose order is free, are omitted.
-    ``?`` if the layout has no form of `npusim.formats.reductions`, or if two reductions of one place differ. A block
-    that becomes one axis with its elements in any order (``tl.sum(x)``) leaves them in their threads (PTX of Triton
-    3.6): its order is that of the block's layout.
+    ``?`` if the layout has no form of `npusim.formats.reductions`, or if two reductions of one place differ. If a block
+    becomes one axis with its elements in any order (``tl.sum(x)``), these stay in their threads (PTX of Triton 3.6), so
+    that the order is that of the block's layout.
     """
     layouts, where, orders, axis, is_sum = dict(_LAYOUT.findall(ttgir)), Locations(ttgir), dict[str, str](), -1, False
     blocks, of = dict[str, str](), ""
@@ -61,7 +61,8 @@ def orders_of(ttgir: str, *, is_tree: bool = False) -> dict[str, str]:
                 size = int(ended[1].split("x")[axis])
                 first, *others = (ended[2] or "").split(">, tensor<")
                 place, order = where.place(line) + operand_shape(line), _order(first, axis, layouts)
-                if any(re.match(r"(?:\d+x)+i\d", x) for x in others):  # a maximum with its index: in any order
+                # this is a maximum with its index, whose order is free
+                if any(re.match(r"(?:\d+x)+i\d", x) for x in others):
                     order = UNKNOWN
                 order = blocks.get(of, order)
                 order = normal_order(order, size)
@@ -97,8 +98,8 @@ def _numbers(layout: str) -> dict[str, list[int]]:
 
 
 def _order_by_rows(shape: Sequence[int], layout: str) -> str:
-    """Return the order of a sum of all elements of a block of rows whose threads have them row after row; otherwise
-    ``?``.
+    """Return the order of a sum of all elements of a block of rows, if its threads have these elements row after row;
+    otherwise ``?``.
 
     Neighbours, lanes, warps and then registers continue along a row before the next row begins.  After the last row
     lanes and warps repeat it.
@@ -126,8 +127,8 @@ def _order_by_rows(shape: Sequence[int], layout: str) -> str:
 
 #: A factor of a product that is converted before the product.
 _WIDENED = re.compile(r"tt\.fp_to_fp .*: tensor<[\dx]+x(f8\w+), #ttg\.dot_op<.* -> tensor<[\dx]+xf16, #ttg\.dot_op<")
-#: A product of FP8: whether warp groups compute it, the number of terms after which its sum is added to float32, and
-#: its depth.
+#: A product of FP8: whether warp groups compute it, its depth, and the number of terms after which their sum is added
+#: in float32.
 _EIGHT = re.compile(
     r"(tt\.dot|ttng\.warp_group_dot) (?:.*?maxNumImpreciseAcc = (\d+))?.*? "
     r": (?:tensor|!ttg\.memdesc)<\d+x(\d+)x(f8\w+),"
@@ -187,10 +188,11 @@ class _Arithmetic(NamedTuple):
 class Contraction(NamedTuple):
     """The contractions of compiled code: code with the same ``digest`` contracts the same operations of the source.
 
-    ``addends``: by the place of each addition that contracts a product, for all elements in the same way, the place of
-    the product to which it adds that one; empty if it adds no product. ``sums``: by the place of a product to which an
-    addition adds another, contracted one, the place of the addition; the other product may come from another lane.
-    ``further``: lines of the source, FILE:LINE, whose additions ptxas contracts and PTX does not.
+    ``addends``: for each addition that contracts a product (in the same way for all elements), by its place, the place
+    of the product to which it adds the contracted one; empty if it adds this to no product.  ``sums``: for each product
+    to which an addition adds another, contracted product, by its place, the place of the addition; the other product
+    may come from another lane. ``further``: lines of the source, FILE:LINE, whose additions ptxas contracts and PTX
+    does not.
     """
 
     digest: str
@@ -202,9 +204,9 @@ class Contraction(NamedTuple):
 def contraction_of(ptx: str, ttgir: str, assembled: Callable[[], Sequence[str]]) -> Contraction:
     """Return what compiled code contracts.
 
-    ``assembled``: the lines of machine code with ptxas's contraction and without it, requested if ptxas can contract
-    more; none if both codes are the same. If one operation of the source is contracted for some elements only, the
-    digest is that of all instructions.
+    ``assembled``: the lines of machine code with and without ptxas's contraction, requested if ptxas can contract more
+    operations; none if both codes are equal. If an operation of the source is contracted for only some elements, the
+    digest covers all instructions.
     """
     code, copies = _arithmetic(ptx)
     code = _placed(code, ptx, ttgir)
@@ -235,7 +237,7 @@ def _addends(forms: Iterable[str]) -> dict[str, str]:
 
 
 def _sums(forms: Iterable[str], code: Sequence[_Arithmetic]) -> dict[str, str]:
-    """Return `Contraction.sums`: for each product to which an addition adds another product, the addition's place.
+    """Return `Contraction.sums`: for each product to which an addition adds another product, the place of the addition.
 
     Lanes with one element each shuffle their rounded products, and each lane's addition contracts its own product
     again.
@@ -277,12 +279,12 @@ def _instructions(ptx: str) -> Iterator[tuple[str, str, list[str], str]]:
             yield match[1], first, rest, place
 
 
-# LLVM joins equal operations of one line to vectors, which have the place of the first one.  The loads from which its
-# factors come then show which product an instruction is.
+# LLVM joins equal operations of one line to vectors, which have the place of the first operation.  The loads from which
+# its factors come then identify the product of an instruction.
 
 _DEFINED = re.compile(r'^\s*(%\w+) = "?([\w.]+)"?\(?(.*)$')
 _VALUE = re.compile(r"%\w+")
-#: Operations of TTGIR through which loads are followed, and instructions at which this ends.
+#: Operations of TTGIR through which the origin of a value is followed to loads, and instructions at which this ends.
 _FOLLOWED = ("arith.", "math.", "tt.splat", "tt.broadcast", "tt.expand_dims", "tt.fp_to_fp", "ttg.convert_layout")
 _UNKNOWN_SOURCES = ("shfl", "ld.shared", "ldmatrix", "mma", "wgmma", "atom")
 
@@ -365,7 +367,7 @@ class _Registers:
 
 
 class _Sources:
-    """The products among the sources of a value: through copies and changes of sign."""
+    """The products among the sources of a value, also through copies and changes of sign."""
 
     def __init__(self, code: Sequence[_Arithmetic], sources: Mapping[str, Sequence[str | int]]) -> None:
         self._code, self._sources = code, sources
@@ -400,10 +402,10 @@ def _forms(each: _Arithmetic, sources: _Sources) -> Iterator[str]:
 
 
 def _product(match: re.Match[str]) -> str:
-    """Return a name of the arithmetic of a matrix instruction.
+    """Return a name for the arithmetic of a matrix instruction.
 
-    Products of 16 bits that are added in float32 have one arithmetic, with wgmma or without (Hopper; hardware vectors);
-    products of FP8 do not.
+    Products of 16 bits that are added in float32 have the same arithmetic with and without wgmma (Hopper; hardware
+    vectors); products of FP8 do not.
     """
     depth, formats = match.groups()
     return f"{depth}.{formats}" if formats else re.sub(r"\.m\d+n\d+", "", match[0])
@@ -420,7 +422,7 @@ def _is_uneven(forms: Mapping[str, int], additions: Mapping[str, int]) -> bool:
     by_place = dict[str, dict[str, int]]()
     for form, count in forms.items():
         place, _, rest = form.partition(" ")
-        if not rest.startswith("fused") or not rest.endswith(", "):  # a sum's further products have no such sibling
+        if not rest.startswith("fused") or not rest.endswith(", "):  # further products of a sum have no such sibling
             by_place.setdefault(place, {})[rest] = count
     for place, found in by_place.items():
         if len(found) > 1 and (additions.get(place) == 1 or len(set(found.values())) > 1):
@@ -429,8 +431,8 @@ def _is_uneven(forms: Mapping[str, int], additions: Mapping[str, int]) -> bool:
 
 
 def _further(assembled: Callable[[], Sequence[str]]) -> dict[str, str]:
-    """Return the share of additions that ptxas does not contract, by the lines of the source where it contracts
-    some.
+    """Return, for the lines of the source in which ptxas contracts additions, the share of additions that it does not
+    contract.
     """
     contracted, plain = map(_added, assembled() or ("", ""))
     shares = dict[str, str]()
@@ -442,7 +444,7 @@ def _further(assembled: Callable[[], Sequence[str]]) -> dict[str, str]:
 
 
 def _added(sass: str) -> Counter[str]:
-    """Return how many additions machine code has by the line of the source."""
+    """Return the number of additions in machine code for each line of the source."""
     line, counts = "", Counter[str]()
     for text in sass.splitlines():
         if match := re.search(r'//## File "(?:[^"]*/)?([^"/]*)", line (\d+)', text):

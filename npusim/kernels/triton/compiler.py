@@ -53,7 +53,7 @@ POINTERS = MappingProxyType(
 PLAIN = 90
 _ALIGNMENT = 16
 #: The operation bits of an instruction, the values for products of warp groups (float16 and tf32, then FP8, with the
-#: left operand in shared memory and in registers), and the value for the instructions that order them.
+#: left operand in shared memory and in registers), and the value for instructions that order such products.
 _OPERATION, _GROUP_PRODUCTS, _WARP_GROUP = 0xFFF, frozenset({0x9F0, 0xDF0, 0x9F3, 0xDF3}), 0x9C5
 
 
@@ -160,8 +160,8 @@ def compiled(
 ) -> Compiled:
     """Return Triton's result for a kernel and an architecture (by its number after ``_``; empty: only TTIR).
 
-    ``arguments``: for each parameter a format (a pointer's element), ``(number,)`` for a constant, or a number; the
-    compiler learns, as in a launch, whether it is 1 or a multiple of 16.  ``check``: called with the TTIR before code
+    ``arguments``: for each parameter a format (a pointer's element), ``(number,)`` for a constant, or a number; as in a
+    launch, the compiler is told whether a number is 1 or a multiple of 16.  ``check``: called with the TTIR before code
     is compiled, if no code is stored; it may refuse the kernel, since compilation of code takes ten times as long.
     Raises `SpecError`: Triton is missing, its release is untried, or it refuses the kernel.
     """
@@ -214,20 +214,20 @@ def _is_aligned(value: object) -> bool:
 
 
 #: Options of a launch that are not parameters of the kernel but change its code, with the values that are compiled: a
-#: block has at most 1,024 threads and a thread 255 registers (CUDA), a cluster 16 blocks, and a pipeline with more
-#: stages than fit into a multiprocessor's memory takes minutes to compile.
+#: block has at most 1,024 threads, a thread at most 255 registers, and a cluster at most 16 blocks (CUDA); a pipeline
+#: with more stages than fit in a multiprocessor's memory takes minutes to compile.
 OPTIONS: Mapping[str, Sequence[int]] = MappingProxyType(
     {"num_warps": (1, 2, 4, 8, 16, 32), "num_stages": range(1, 17), "num_ctas": (1, 2, 4, 8, 16)}
     | {"maxnreg": range(1, 256), "enable_fp_fusion": (0, 1)}
 )
-#: Values of options of a ``triton.Config`` if nobody names them, except warps and stages (triton 3.6).
+#: Values of options of a ``triton.Config`` that are not named, except warps and stages (triton 3.6).
 DEFAULTS: Mapping[str, Any] = MappingProxyType(
     {"num_ctas": 1, "maxnreg": None, "ir_override": None, "minRegAutoWS": None, "maxRegAutoWS": None}
 )
 
 
 def refused_option(options: Mapping[str, Any]) -> str:
-    """Return why options of a launch are not compiled; empty if they are."""
+    """Return why options of a launch are not compiled; empty if they are compiled."""
     for name, value in options.items():
         allowed = OPTIONS.get(name, ())
         if value not in allowed:
@@ -237,7 +237,8 @@ def refused_option(options: Mapping[str, Any]) -> str:
 
 
 _CHILD = Path(__file__).with_name("compiler_process.py")
-#: pytest's name of the running test: the compiler does not read it, and a new start for each test takes a second.
+#: pytest's name of the running test: the compiler does not read it, and would otherwise start again for each test,
+#: which takes a second.
 _RUNNING_TEST = "PYTEST_CURRENT_TEST"
 
 
@@ -274,7 +275,9 @@ class _Code(NamedTuple):
 
 
 def _code_of(ttir: str, architecture: str, options: Mapping[str, int]) -> _Code:
-    """Return the code of a text from any source; the compiler runs in a separate process, which it may end."""
+    """Return the code of a text from any source; the compiler runs in a separate process, because it may end its
+    process.
+    """
     at = next(iter(sorted(Locations(ttir).files())), "TTIR")
     with tempfile.TemporaryDirectory() as folder:
         text, out = Path(folder, "kernel.ttir"), Path(folder)
@@ -295,7 +298,7 @@ def _code_of(ttir: str, architecture: str, options: Mapping[str, int]) -> _Code:
 def _asked(call: Mapping[str, Any]) -> str:
     """Let a compiler's process compile a call; return how the process ended, empty if it continues.
 
-    A process serves one call at a time, in the environment that it was started with.
+    A process serves one call at a time, in the environment with which it was started.
     """
     idle, now = _idle(os.getpid()), {n: value for n, value in os.environ.items() if n != _RUNNING_TEST}
     process = idle.pop() if idle else _CompilerProcess(now)
@@ -476,7 +479,7 @@ def _tool(name: str, *words: str, cubin: bytes) -> str:
 
 
 def _disassembled(cubin: bytes) -> str:
-    """Return a cubin's instructions with their codes and lines of the source; branches name addresses."""
+    """Return a cubin's instructions with their codes and lines of the source; targets of branches are addresses."""
     text, at, names = _tool("nvdisasm", "-c", "-g", "-hex", "-ndf", cubin=cubin), dict[str, str](), list[str]()
     for label, address in re.findall(r"(?m)^(\.L_\w+):|^\s+/\*([0-9a-f]{4,})\*/", text):
         if label:
@@ -501,7 +504,8 @@ def _machine_code(cubin: bytes) -> dict[str, bytes]:
 
 
 def _is_serial(cubin: bytes) -> bool:
-    """Return whether warps wait for each of several products of warp groups, by the instructions before them.
+    """Return whether warps wait for each of several products of warp groups, according to the instructions before the
+    products.
 
     Operation of sm_90, the low 12 bits of an instruction: ``WARPGROUP``; without a number (``ARRIVE``) it begins
     consecutive products, and ptxas puts one before each product if it waits for each (nvdisasm 12.8).
@@ -527,7 +531,7 @@ def _moved(sass: str) -> int:
     """Return the number of spilled registers that a loop around products, to which a branch leads back, stores or
     loads.
 
-    An instruction of 64 or 128 bits accesses two or four.
+    An instruction of 64 or 128 bits accesses two or four registers.
     """
     line = r"/\*([0-9a-f]{4,})\*/ +(?:@!?U?P\w+ +)?(\w+)(?:\.(64|128)\b|\.\w+)*(?: +(?:!?U?P\w+, )?0x([0-9a-f]+) ;)?"
     found = re.findall(line, sass)
@@ -555,7 +559,9 @@ def _ttir(written: Any, target: Any, options: Mapping[str, int]) -> str:
 
 
 def _told(error: Exception, source: Source) -> str:
-    """Return a compiler's message, with the kernel's line if it names one, without names of Python's own errors."""
+    """Return a compiler's message, with the kernel's line if the message names one, and without the names of Python's
+    own errors.
+    """
     own = str(error) if isinstance(error, SpecError) else ""
     error = error.__cause__ if own and isinstance(error.__cause__, Exception) else error
     at = re.search(r"at (\d+):\d+", str(error))
@@ -587,8 +593,8 @@ def _turn() -> Any:
 
 @contextmanager
 def _bounded() -> Iterator[None]:
-    """Let Triton's front end refuse a kernel whose ``tl.static_range`` loops have more than `MOST_WRITTEN_OUT`
-    iterations together.
+    """Let Triton's front end refuse a kernel whose ``tl.static_range`` loops together have more than `MOST_WRITTEN_OUT`
+    iterations.
     """
     with _turn():
         yield from _counting()
@@ -647,7 +653,7 @@ def decorators_of(path: str, name: str, kind: str, architecture: str) -> list[An
     functions.
 
     In addition to the statements of `_module`, statements that the decorators need are executed, as if a GPU of the
-    architecture were present.  Raises `SpecError` where they cannot be evaluated.
+    architecture were present.  Raises `SpecError` if they cannot be evaluated.
     """
     release()
     file = Path(path)
@@ -677,7 +683,7 @@ def decorators_of(path: str, name: str, kind: str, architecture: str) -> list[An
 
 @contextmanager
 def _as_on(architecture: str) -> Iterator[None]:
-    """Let a file that asks Triton which GPU is active see one of the architecture."""
+    """If a file asks Triton which GPU is active, answer with a GPU of the architecture."""
     config: Any = import_module("triton.runtime").driver
     before = config._active
     config.set_active(SimpleNamespace(get_current_target=lambda: gpu_target(architecture)))
@@ -732,8 +738,8 @@ def _of_code(decorator: ast.expr) -> ast.expr:
 
 
 def _execute(node: ast.stmt, module: ModuleType, path: str) -> None:
-    """Execute an import, constant or kernel of a file; those that fail are omitted: a kernel that needs one
-    reports it.
+    """Execute an import, constant or kernel of a file.  Statements that fail are omitted; a kernel that needs one of
+    them reports it.
     """
     is_constant = isinstance(node, ast.Assign | ast.AnnAssign) and all(
         "constexpr" in ast.unparse(n.func) for n in ast.walk(node) if isinstance(n, ast.Call)

@@ -1,5 +1,5 @@
-"""A loop that stores tiles, and a store of one element after the loop that replaces an element of a tile: as a choice
-by element in the loop.
+"""A loop that stores tiles, followed by a store that replaces one element of a tile, as a loop that chooses this
+element.
 
 Losses store a row's gradient tile by tile, and then the gradient of the label, whose sum is rounded once.  With a
 barrier between the two, the second store is the last one; without a barrier their order is free, and the kernel is
@@ -15,8 +15,8 @@ from dataclasses import replace
 from npusim.kernels.triton.results_apart import LOADS, STORES, roots_of, sources_of
 from npusim.kernels.triton.ttir_text import Function, Op, makers, shape_of
 
-#: An operation that TTIR does not have: in every program one of the tiles has the element of the first mask, and the
-#: second mask does not hide that element.
+#: An operation that TTIR does not have: in every program, one of the tiles has the element of the first mask, and the
+#: second mask does not hide this element.
 MEETS = "npusim.meets"
 _BARRIERS = ("gpu.barrier", "ttg.barrier", "ttg.local_barrier")
 #: Operations that lead to an element's store in only some programs.
@@ -34,7 +34,7 @@ def with_elements_chosen(function: Function) -> Function:
 
 
 def _changed(function: Function, operations: list[Op]) -> list[Op] | None:
-    """Return operations with the first such element chosen in its loop; None if there is none."""
+    """Return operations with the first such element chosen in its loop; None if there is no such element."""
     made, sources = makers(operations), sources_of(operations)
     loops = [(i, o) for i, o in enumerate(operations) if o.name == "scf.for"]
     for at, loop in loops:

@@ -88,7 +88,7 @@ def chosen_elements(op: Op, mask: Known, a: Known, b: Known) -> Elements:
 
 
 def resized_elements(op: Op, x: Elements, bits: int, *, is_signed: bool) -> Elements:
-    """Return integers in a type of other bits."""
+    """Return integers in a type with another number of bits."""
     values = -x.values if is_signed and x.bits == 1 < bits else x.values
     if bits > x.bits and not is_signed and np.any(values < 0):
         raise op.fail("some integers of a block are negative, and the kernel treats them as unsigned")
@@ -98,7 +98,7 @@ def resized_elements(op: Op, x: Elements, bits: int, *, is_signed: bool) -> Elem
 def or_elements(linear: Callable[[], Known], by_elements: Callable[[], Elements]) -> Known:
     """Return integers that are linear or follow a list; integers along two axes of a block by their elements.
 
-    Raises the `ProgramError` of the first way unless the second way fails for the same reason.
+    Raises the `ProgramError` of the first way, unless the second way fails for the same reason.
     """
     try:
         return linear()

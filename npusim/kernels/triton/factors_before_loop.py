@@ -1,4 +1,4 @@
-"""Left factors that a kernel computes before its loop: a separate phase where cores cannot store the factors."""
+"""Left factors that a kernel computes before its loop; if cores cannot store them, a separate phase computes them."""
 
 from __future__ import annotations
 

@@ -23,13 +23,12 @@ _MAXIMA = ("arith.maxnumf", "arith.maximumf")
 _OF_NUMBERS: Mapping[str, Callable[[float, float], float]] = MappingProxyType(
     {"arith.addf": operator.add, "arith.subf": operator.sub, "arith.mulf": operator.mul} | dict.fromkeys(_MAXIMA, max)
 )
-#: Operations for which one number determines the result: with this number as one operand, the result is the other
-#: operand.
+#: Operations with a neutral number: with this number as one operand, the result is the other operand.
 _LEFT_AS_IT_IS = MappingProxyType({"arith.addf": 0.0, "arith.mulf": 1.0} | dict.fromkeys(_MAXIMA, -math.inf))
 
 
 class OtherFirstError(ProgramError):
-    """A choice in a loop's first tile that the start values do not decide."""
+    """Raised for a choice in a loop's first tile that the start values do not decide."""
 
 
 class FirstTile:

@@ -1,9 +1,9 @@
-"""Kernels on flat indices, whose quotients and remainders address tensors: written as the same TTIR on blocks of rows
-and columns.
+"""Kernels on flat indices, whose quotients and remainders address tensors, as the same TTIR on blocks of rows and
+columns.
 
 A block of B flat indices with ``i // n`` and ``i % n`` is B / n rows of n columns, on which both are linear.  If a
-block exceeds the end of a further quotient's group, or if n does not divide it, it is read as several smaller blocks:
-no value depends on that, since every operation is on single elements.
+block exceeds the end of a further quotient's group, or if n does not divide it, it is read as several smaller blocks.
+No value depends on this, because every operation is on single elements.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from npusim.kernels.triton.ttir_text import Function, Op, makers, shape_of
 
 #: An operation that TTIR does not have: flat indices as rows and columns, for a part of each program's block.
 FLAT = "npusim.flat_range"
-#: Smallest number of indices of a part of a block: with smaller parts there would be too many blocks, and the kernel is
-#: refused.
+#: Smallest number of indices of a part of a block: with smaller parts there would be too many blocks, so that the
+#: kernel is refused.
 LEAST = 16
 _DIVISIONS = ("arith.divsi", "arith.divui", "arith.remsi", "arith.remui")
-#: Operations that continue from flat indices to flat indices of the same scale.
+#: Operations whose results are flat indices of the same scale as their operands.
 _SAME = ("arith.addi", "arith.extsi", "arith.extui", "arith.index_cast")
 #: Operations that join elements of a block, or give it other axes.
 _OF_BLOCKS = ("tt.expand_dims", "tt.reduce", "tt.scan", "tt.dot", "tt.reshape", "tt.trans", "tt.join", "tt.split")
 
 
 class FlatBlock(NamedTuple):
-    """The way in which a block of flat indices is read: rows, columns (0: one axis only), and parts of each program's
+    """The way in which a block of flat indices is read: rows, columns (0: only one axis), and parts of each program's
     block.
     """
 
@@ -77,8 +77,8 @@ def on_rows_and_columns(function: Function, block: FlatBlock) -> Function:
 
 
 def _extents(operations: list[Op], indices: str, arguments: Mapping[str, Any]) -> tuple[list[int], list[int]]:
-    """Return the number of flat indices after which each quotient increases by one, and each remainder restarts; and
-    the number after which comparisons of such quotients and remainders with constants change.
+    """Return the numbers of flat indices after which quotients increase by one and remainders restart, and those at
+    which comparisons of quotients and remainders with constants change.
     """
     scales, extents, made = {indices: 1}, set[int](), makers(operations)
     parts, compared = set[str](), set[int]()

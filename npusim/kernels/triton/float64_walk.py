@@ -41,7 +41,7 @@ Array = NDArray[Any]
 F64 = "float64"
 #: Name of the first result in a program.
 RESULT = "o"
-#: Number of matrices that remain converted: Q, K, V of a head and those that belong to them.
+#: Number of converted matrices that are stored: Q, K and V of a head, and those that belong to them.
 MATRICES = 16
 _DTYPES: Mapping[str, Any] = MappingProxyType(
     {"i1": np.bool_, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64, "index": np.int64}
@@ -60,7 +60,7 @@ def _unsigned(function: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def _high_bits(a: Array, b: Array) -> Array:
-    """Return the upper halves of the bits of products of integers without a sign."""
+    """Return the upper halves of the bits of products of unsigned integers."""
     bits = a.dtype.itemsize * 8
     return np.asarray(whole_operation("mulhiui", a.astype(np.int64), b.astype(np.int64), bits), a.dtype)
 
@@ -108,7 +108,7 @@ class Pointer(NamedTuple):
     at: Array
 
 
-#: The values of a block or its addresses; a mask that hides nothing.
+#: The values of a block, or its addresses; or a mask that hides nothing.
 Elements = Array | Pointer
 ALL = np.asarray(True)
 
@@ -161,7 +161,7 @@ class LaunchMemory:
     results: Sequence[KeptResult]
     #: Parameters of a program at its beginning.
     values: Mapping[str, Any]
-    #: Tensors that each program stores to and loads from again.
+    #: Tensors to which each program stores, and from which it loads again.
     scratch: Collection[str]
     #: Requested rows of each result, by name, batch and head.
     stored: dict[tuple[str, int, int], Array] = field(default_factory=dict)
@@ -201,7 +201,8 @@ class LaunchMemory:
         """
         values = np.asarray(values)
         if values.dtype == np.int8 and getattr(self.arguments[pointer.of], "fmt", "") == "uint8":
-            values = values.astype(np.uint8)  # the same bits: operations know no sign of a tensor
+            # the bits are the same, because operations do not know whether a tensor is signed
+            values = values.astype(np.uint8)
         at, values = pointer.at[mask], values.astype(np.float64)[mask]
         kept = [x for x in self.results if x.parameter == pointer.of]
         if adds and kept:
@@ -236,8 +237,8 @@ class LaunchMemory:
 
 
 def _places(tensor: Tensor, offsets: Array) -> tuple[tuple[Array, Array], tuple[int, int], Array, Array, Array]:
-    """Return batch (with splits) and head of elements, a matrix's shape, row, column, and which elements are in the
-    matrix.
+    """Return batch (with splits) and head of elements, the shape of a matrix, row, column, and whether each element is
+    in its matrix.
     """
     offsets = tensor.own(offsets)
     batch, head, split, row, col = (np.broadcast_to(x, offsets.shape) for x in tensor.places(offsets))
@@ -253,7 +254,7 @@ def _matrices(batch: Array, head: Array, here: Array) -> Iterator[tuple[int, int
     batches, heads = batch[here], head[here]
     first, last = int(batches.min()), int(batches.max())
     low, high = int(heads.min()), int(heads.max())
-    if first == last and low == high:  # most blocks: nothing is sorted
+    if first == last and low == high:  # this is the case for most blocks, and needs no sorting
         yield first, low, here
         return
     for number in np.unique(batches * (high + 1) + heads).tolist():
@@ -349,7 +350,7 @@ class ExactProgram:
         return np.stack([a, b], -1)
 
     def _tt_ptr_to_int(self, _op: Op, pointer: Pointer) -> Array:
-        return np.ones_like(pointer.at)  # the reader lets it be compared with 0 alone
+        return np.ones_like(pointer.at)  # the reader allows only comparisons of it with 0
 
     def _tt_addptr(self, _op: Op, pointer: Pointer, offset: Array) -> Pointer:
         return pointer._replace(at=np.asarray(pointer.at + np.asarray(offset, np.int64)))
@@ -360,9 +361,10 @@ class ExactProgram:
     _arith_extsi = _arith_trunci = _arith_index_cast = _arith_sitofp = _converted
 
     def _tt_bitcast(self, op: Op, x: Array) -> Elements:
-        """Read bits as those of another type: of floats those of their format, to which they are rounded."""
+        """Read bits as those of another type; floats are first rounded to their format."""
         of, to = (shape_of(t)[1] for t in op.text.partition(" : ")[2].split(" -> "))
-        if of in FORMATS and to not in FORMATS and not of.startswith("f8"):  # bytes of FP8 are stored as its numbers
+        # bytes of FP8 are stored as the numbers that they represent
+        if of in FORMATS and to not in FORMATS and not of.startswith("f8"):
             return np.asarray(bits_of_floats(np.asarray(x), FORMATS[of], F64)).astype(_DTYPES[to])
         if to in FORMATS and of not in FORMATS:
             return floats_of_bits(np.asarray(x), FORMATS[to], F64)
@@ -414,8 +416,8 @@ class ExactProgram:
         return self._converted(op, np.clip(np.trunc(x), ends.min, ends.max))
 
     def _arith_fptoui(self, op: Op, x: Array) -> Array:
-        """Floats beyond the range of an unsigned integer become its limits; its bits are treated as those of a signed
-        one here.
+        """Floats beyond the range of an unsigned integer become its limits; the bits of such an integer are treated
+        here as those of a signed one.
         """
         kind = np.iinfo(_DTYPES[shape_of(op.type)[1]])
         whole = np.clip(np.trunc(x), 0, (1 << kind.bits) - 1)
@@ -449,7 +451,9 @@ class ExactProgram:
         return [np.moveaxis(each, -1, axis) for each in self._combined(op, [x, *others])]
 
     def _combined(self, op: Op, values: Sequence[Array]) -> list[Array]:
-        """Return the results of a function of two elements for all elements up to each one, along the last axis."""
+        """Return, for each element along the last axis, the result of a function of two elements applied to all
+        elements up to it.
+        """
         axis, is_reversed = op.number("axis"), "reverse = true" in op.text
         rows = [np.moveaxis(np.asarray(x), axis, -1) for x in np.broadcast_arrays(*values)]
         rows = [x[..., ::-1] for x in rows] if is_reversed else rows
@@ -506,7 +510,7 @@ class ExactProgram:
         return self._tt_load(op, pointer, inside, np.asarray(0.0))
 
     def _tt_descriptor_store(self, op: Op, x: DescribedBlock, *rest: Array) -> None:
-        is_first = np.ndim(rest[0]) > 0  # the value is before or after the indices
+        is_first = np.ndim(rest[0]) > 0  # the value precedes or follows the indices
         value, indices = (rest[0], rest[1:]) if is_first else (rest[-1], rest[:-1])
         pointer, inside = self._described(x, indices)
         self._tt_store(op, pointer, value, inside)
@@ -538,7 +542,7 @@ class ExactProgram:
 
 
 def values_of(function: Function, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a kernel's parameters where a program begins."""
+    """Return the values of a kernel's parameters at the start of a program."""
     values, parameters = dict[str, Any](), list(function.parameters.items())
     while parameters:
         name, kind = parameters.pop(0)
@@ -552,13 +556,13 @@ def values_of(function: Function, arguments: Mapping[str, Any]) -> dict[str, Any
         elif "ptr" in kind:
             values[name] = Pointer(name, np.asarray(0, np.int64))
         else:
-            number = np.float32(x) if kind in FORMATS else x  # as a launch passes it
+            number = np.float32(x) if kind in FORMATS else x  # in the form in which a launch passes it
             values[name] = np.asarray(number).astype(_DTYPES[kind])
     return values
 
 
 class ExactLaunch:
-    """The results of a launch in float64, by the programs that store them."""
+    """The results of a launch in float64, computed by the programs that store them."""
 
     def __init__(
         self,
@@ -568,9 +572,9 @@ class ExactLaunch:
         grids: Sequence[LaunchGrid],
         others: Callable[[], Sequence[LaunchGrid]],
     ) -> None:
-        """``function``: TTIR as it is; ``size``: programs along each axis; ``grids``: those of a launch, of which the
-        first says which programs store which rows; ``others``: the same with the axes that tensors have where a matrix
-        unit adds up all tiles of a product.
+        """``function``: the unchanged TTIR; ``size``: number of programs along each axis; ``grids``: the grids of a
+        launch, of which the first states the rows that each program stores; ``others``: the same grids, with the axes
+        that tensors have if a matrix unit adds up all tiles of a product.
         """
         self.function, self.arguments, self.size = with_maxima(function)[0], arguments, size
         self._others, self._inputs = others, dict[str, Any]()
@@ -579,8 +583,8 @@ class ExactLaunch:
         #: The latest inputs, and their matrices in float64.
         self._inputs_of: HeadSource | None = None
         self._matrix: Callable[[str, int, int], Array]
-        #: The latest rows: which rows and programs, and the values that the programs store; the next request may need
-        #: others of these values.
+        #: The latest rows and programs, and the values that the programs store; the next request may need other ones of
+        #: these values.
         self._latest: tuple[Any, dict[tuple[str, int, int], Array]] | None = None
         #: The latest results that were requested together: their rows, and all results.
         self._together: tuple[list[KeptResult], dict[tuple[str, int, int], Array]] | None = None
@@ -612,10 +616,10 @@ class ExactLaunch:
     def results(
         self, inputs: HeadSource, computed: Mapping[str, Mapping[tuple[int, int], Span]]
     ) -> Mapping[tuple[str, int, int], Array]:
-        """Return the computed rows of all results, NaN where no program of the launch stores, by name, batch and head.
+        """Return the computed rows of all results by name, batch and head; NaN where no program of the launch stores.
 
         ``computed``: first row and number of rows by the name of the program's tensor, and by batch, which counts
-        splits too, and head.  For a launch with atomic additions these are only the stored rows, by all programs.
+        splits too, and head.  For a launch with atomic additions, these are only the rows that programs store.
         """
         self._use(inputs)
         kept, programs = list[KeptResult](), set[tuple[int, ...]]()
@@ -639,7 +643,7 @@ class ExactLaunch:
         return self._together[1] if self._together else {}
 
     def _place(self, grids: Sequence[LaunchGrid]) -> None:
-        """Take the axes of tensors from the blocks of a launch."""
+        """Read the axes of tensors from the blocks of a launch."""
         self.grids, self.grid = grids, grids[0]
         self._inputs.clear()
         for grid in grids:
@@ -651,7 +655,7 @@ class ExactLaunch:
         known = self.function.parameters
         tensors = [x for placed in self._inputs.values() for x, _ in placed if x.role == "input" and x.name in known]
         for x in (x for x in tensors if not x.is_transposed):
-            with suppress(KeyError):  # a tensor that the program does without
+            with suppress(KeyError):  # the program does not need this tensor
                 if np.shape(inputs(x.name, 0, 0)) != (x.rows, x.cols):
                     return False
         return True

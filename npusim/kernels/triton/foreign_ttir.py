@@ -1,4 +1,4 @@
-"""Checks whether the TTIR of a file of recorded calls fits the call's arguments; the file may come from anyone."""
+"""Checks whether the TTIR of a file of recorded calls fits the call's arguments; the file may come from any source."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_arguments(function: Function, call: Call) -> None:
 
 
 def _unlike(kind: str, value: object) -> str:
-    """Return what an argument is if a parameter of the given type cannot be it; otherwise nothing."""
+    """Return a description of an argument that a parameter of the given type cannot accept; empty if it can."""
     block, element = shape_of(kind)
     if not kind.startswith(("!tt.ptr", "!tt.tensordesc")):
         is_number = isinstance(value, int) or (isinstance(value, float) and not re.fullmatch(r"i\d+", kind))

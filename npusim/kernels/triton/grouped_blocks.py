@@ -49,7 +49,7 @@ def _grouped(op: Op) -> tuple[int, tuple[int, int]] | None:
 
 
 class _Blocks:
-    """Which blocks of one axis of some size are grouped: the blocks that operations join with a reshaped one."""
+    """The blocks of one axis of some size that are grouped: those that operations join with a reshaped block."""
 
     def __init__(self, every: list[Op], size: int) -> None:
         self.grouped = set[str]()

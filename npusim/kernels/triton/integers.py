@@ -28,20 +28,20 @@ _TOP = np.int64(-(1 << (WIDE - 1)))
 
 
 class NonlinearError(ProgramError):
-    """Integers of a block that are neither linear along the block's axes nor a list along one of them."""
+    """Raised for integers of a block that are neither linear along the block's axes nor a list along one of them."""
 
 
 class WrapsError(NonlinearError):
-    """Integers of a block that wrap within it: linear up to there, and no addresses."""
+    """Raised for integers that wrap within a block: they are linear up to this point, and cannot be addresses."""
 
 
-#: Operations without a result for some second operands: 0, or the number of bits or more.
+#: Operations that have no result for some second operands: for 0, or for the number of bits or more.
 DIVISIONS, SHIFTS = ("divsi", "divui", "remsi", "remui"), ("shli", "shrsi", "shrui")
 
 
 def bits_of(type_: str) -> int:
-    """Return the number of bits of a type: of an integer, of a block's integers, or of what pointers point to; `WIDE`
-    for an index.
+    """Return the number of bits of a type: an integer, a block's integers, or the target of pointers; `WIDE` for an
+    index.
     """
     match = re.fullmatch(r"i(\d+)", shape_of(type_)[1])
     return int(match[1]) if match else WIDE
@@ -51,8 +51,8 @@ def integers(op: Op, a: Affine, b: Affine, *, begins: bool = True) -> tuple[Affi
     """Return an integer operation (``arith.addi``, ...) on two integers, and, for each program and iteration, whether
     it wraps.
 
-    None if no result can exceed its type.  ``begins``: a block's remainders are known up to where they restart. Raises
-    `ProgramError` for an operation that is not linear in a block's axes.
+    None if no result can exceed its type.  ``begins``: a block's remainders are known up to the point at which they
+    restart. Raises `ProgramError` for an operation that is not linear in a block's axes.
     """
     name, bits = op.name.partition(".")[2], WIDE if a.of else a.bits
     left = tuple(lesser(x, y) for x, y in zip(a.limits(), b.limits(), strict=True))
@@ -111,7 +111,7 @@ def _by_elements(op: Op, name: str, a: Affine, b: Affine, like: Affine) -> Affin
         return replace(like, base=computed(a.base, b.base))
     known = known_elements(op, like.left, like.shape)
     if not a.of and (made := affine(computed(elements(op, a), elements(op, b)), known)):
-        return replace(like, base=made.base, steps=made.steps)  # as if the block were within one group
+        return replace(like, base=made.base, steps=made.steps)  # computed as if the block were within one group
     raise _nonlinear(
         op, f"{op.name} of a block's indices is not supported; addresses must be linear along a block's axes"
     )
@@ -159,8 +159,8 @@ def _typed(
 
 
 def within(op: Op, x: Affine) -> Affine:
-    """Return integers that exceed their type in wrapped form; if a block wraps at one of its elements, the elements
-    before that one are known.
+    """Return integers that exceed their type in wrapped form; if a block wraps at one of its elements, only the
+    elements before it are known.
 
     Raises `ProgramError` if other elements wrap.
     """
@@ -184,8 +184,8 @@ def resized(op: Op, x: Affine, bits: int, *, is_signed: bool = True) -> Affine:
     """Return integers in a type with another number of bits: a narrower type has the last bits, and a wider type the
     same numbers.
 
-    ``is_signed``: a wider type repeats the sign.  Raises `ProgramError` for a block of numbers of both signs that
-    becomes wider without a sign.
+    ``is_signed``: a wider type repeats the sign.  Raises `ProgramError` if a block with numbers of both signs becomes
+    wider as unsigned numbers.
     """
     if bits <= x.bits:
         return within(op, replace(x, bits=bits))
@@ -208,8 +208,8 @@ def positive(x: Affine) -> Affine | None:
 def compared(op: Op, relation: str, a: Affine, b: Affine) -> Condition:
     """Return a comparison (``slt``, ``ult``, ``eq``, ...) of two integers of one type.
 
-    Raises `ProgramError` for a block of numbers of both signs that is compared without a sign, and for indices that
-    start again within a block.
+    Raises `ProgramError` if a block with numbers of both signs is compared as unsigned numbers, and if indices restart
+    within a block.
     """
     if any(x is not None for x in (*a.limits(), *b.limits())):
         raise op.fail(
@@ -230,7 +230,7 @@ def compared(op: Op, relation: str, a: Affine, b: Affine) -> Condition:
 
 
 def _difference(op: Op, a: Affine, b: Affine) -> Affine:
-    """Return a difference that is compared with 0, in any width; only its sign if 64 bits cannot represent it."""
+    """Return a difference that is compared with 0; if 64 bits cannot represent it, return only its sign."""
     steps = tuple(x - y for x, y in zip(a.steps, b.steps, strict=True))
     low, high = _reach(a, b, lambda x, y: x - y)
     shape = tuple(map(min, a.shape, b.shape))

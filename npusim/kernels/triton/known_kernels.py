@@ -1,7 +1,7 @@
-"""Kernels that compute integers alone, of integers that are known at launch: counters, histograms, sorted tokens.
+"""Kernels that compute only integers, from integers that are known at launch: counters, histograms, sorted tokens.
 
 Their programs are evaluated one after another, operation by operation; if the order of programs may change a result,
-the kernel is refused.  A kernel that only stores the results takes their place.
+the kernel is refused.  A kernel that only stores the results replaces them.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from npusim.kernels.triton.ttir_text import FORMATS, TYPES, Function, Line, Op, 
 from npusim.kernels.triton.values import AXES as TENSOR_AXES
 from npusim.kernels.triton.values import MOST_ELEMENTS, Booleans, Integers
 
-#: Number of operations of all programs that are evaluated individually, and number of elements of a block that one
+#: Largest number of operations of all programs that are evaluated individually; number of elements of a block that one
 #: program stores.
 MOST_OPERATIONS, MOST_BLOCK = 200_000, 1024
-#: No program, and several programs.
+#: Values that stand for no program, and for several programs.
 _NOBODY, _SEVERAL = -1, -2
 _ATOMIC = "tt.atomic_rmw"
 _ATOMICS: Mapping[str, Callable[..., Any]] = MappingProxyType(
@@ -37,11 +37,13 @@ _ATOMICS: Mapping[str, Callable[..., Any]] = MappingProxyType(
 
 
 class KnownKernelError(ProgramError):
-    """A kernel of integers alone accesses its tensors in a way that is not supported, as in an undefined order."""
+    """Raised if a kernel of only integers accesses its tensors in a way that is not supported, for example in an
+    undefined order.
+    """
 
 
 class KnownKernel(NamedTuple):
-    """A kernel that stores the integers which another kernel computes, with its arguments and its grid."""
+    """A kernel that stores the integers that another kernel computes, with its arguments and its grid."""
 
     function: Function
     arguments: dict[str, Any]
@@ -50,7 +52,7 @@ class KnownKernel(NamedTuple):
 
 @dataclass
 class _Cells:
-    """The elements of a tensor of integers, and who accessed each: `_NOBODY`, one program, or `_SEVERAL`.
+    """The elements of a tensor of integers, and the program that accessed each: `_NOBODY`, one program, or `_SEVERAL`.
 
     ``kinds``: for an element that atomic operations changed, the number of the operation, from 1; ``is_seen``: whether
     a program uses the value that such an operation returned.
@@ -70,7 +72,7 @@ class _Cells:
 
 
 def _is_others(who: Integers, program: int) -> Booleans:
-    """Return whether somebody else than a program is there."""
+    """Return whether any other program has accessed some elements."""
     return np.asarray((who != _NOBODY) & (who != program))
 
 
@@ -79,7 +81,7 @@ def _joined(who: Integers, program: int) -> Integers:
 
 
 class _KnownMemory:
-    """The tensors of a launch that computes integers alone."""
+    """The tensors of a launch that computes only integers."""
 
     def __init__(self, function: Function, arguments: Mapping[str, Any]) -> None:
         self.values = values_of(function, arguments)
@@ -88,7 +90,7 @@ class _KnownMemory:
         self.cells = {n: _Cells(x.data) for n, x in self.tensors.items()}
         self.stored = dict[str, None]()
         self.program, self.count, self.line = 0, 0, Line("", 0)
-        #: Values that some operation reads.
+        #: Names of the values that operations read.
         self.used = frozenset[str]()
 
     def fail(self, why: str) -> ProgramError:
@@ -112,7 +114,7 @@ class _KnownMemory:
         return np.asarray(cells.data[at])
 
     def store(self, pointer: Pointer, values: Array, mask: Array, *, adds: bool = False) -> None:
-        """Store elements; refuse elements that another program accesses, and two values at one place."""
+        """Store elements; refuse elements that another program accesses, and two values for one place."""
         assert not adds, "atomic operations of integers have a method of their own"
         (cells, at), given = self._at(pointer._replace(at=pointer.at[mask])), np.asarray(values)[mask]
         given = self._as_stored(pointer.of, given)
@@ -126,7 +128,7 @@ class _KnownMemory:
         self.stored[pointer.of] = None
 
     def _as_stored(self, of: str, values: Array) -> Any:
-        """Return integers as a tensor with or without signs has them."""
+        """Return integers in the form of a signed or unsigned tensor."""
         tensor, wide = self.tensors[of], values.astype(np.int64)
         unsigned = tensor.fmt.startswith("uint") and tensor.fmt != "uint64"
         return wide & ((1 << int(tensor.fmt.removeprefix("uint"))) - 1) if unsigned else wide
@@ -157,7 +159,7 @@ class _KnownMemory:
 
 
 class _KnownProgram(ExactProgram):
-    """One program, on integers."""
+    """One program, evaluated on integers."""
 
     memory: _KnownMemory  # type: ignore[assignment]
 
@@ -180,9 +182,9 @@ class _KnownProgram(ExactProgram):
 
 
 def known_kernels(function: Function, arguments: Mapping[str, Any], grid: Sequence[int]) -> list[KnownKernel]:
-    """Return kernels that store what a kernel of integers alone computes; none for a kernel of another kind.
+    """Return kernels that store the results of a kernel of only integers; none for a kernel of another kind.
 
-    Raises `ProgramError` where the order of programs may change a result.
+    Raises `ProgramError` if the order of programs may change a result.
     """
     every = [*function.operations, *inside(function.operations)]
     if not _is_of_integers(function, every, arguments):
@@ -196,7 +198,7 @@ def known_kernels(function: Function, arguments: Mapping[str, Any], grid: Sequen
 
 
 def _is_of_integers(function: Function, every: Sequence[Op], arguments: Mapping[str, Any]) -> bool:
-    """Return whether a kernel has integers alone, and those of its tensors are known."""
+    """Return whether a kernel has only integers, and whether those of its tensors are known."""
     kinds = [shape_of(t)[1] for o in every for t in TYPES.findall(o.type)]
     pointers = [n for n, t in function.parameters.items() if t.startswith("!tt.ptr")]
     tensors = [arguments[n] for n in pointers if arguments[n] is not None]

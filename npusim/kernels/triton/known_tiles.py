@@ -1,7 +1,7 @@
-"""Integers and masks of a loop's tiles that are known at launch: tiles of a tensor of their own, which is read.
+"""Integers and masks of a loop's tiles that are known at launch, as tiles of a separate tensor that the kernel reads.
 
-Where the loop goes on along the tiles, the tensor has rows by programs and columns by iterations; else each iteration
-has a block of its own.
+If the loop continues along the tiles, the rows of the tensor are programs, and its columns are iterations; otherwise
+each iteration has a separate block.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import numpy as np
 
 from npusim.kernels.triton.values import Affine, Booleans, Condition, Integers, one_hot
 
-#: Programs, and then axes of a block.
+#: Axes of programs, and then axes of a block.
 _AXES = 2
 
 
 class KnownTiles(NamedTuple):
-    """A tensor of known elements in the order of memory, its axes (sizes, strides), and the tiles of it.
+    """A tensor of known elements in the order of memory, its axes (sizes, strides), and its tiles.
 
-    ``mask``: which elements of a tile the tensor has; None for all.
+    ``mask``: the elements of a tile that the tensor has; None: all.
     """
 
     holds: Integers
@@ -39,12 +39,12 @@ def known_tiles(
     visited: int = 0,
     missing: int | None = None,
 ) -> KnownTiles | None:
-    """Return the elements of blocks, (program, iteration, *axes), as a tensor; None where programs are no whole grid.
+    """Return the elements of blocks, (program, iteration, *axes), as a tensor; None if the programs do not fill a grid.
 
-    ``ids``: of programs, (x, y, z); ``left``: elements along each axis that other tiles of the loop have, None for all;
-    ``is_along``: whether the loop goes on along the last axis; ``visited``: how many iterations some program has, 0 for
-    all.  ``missing``: the element of programs that are not
-    there, as where some return early; None: all programs of a grid must be there.
+    ``ids``: numbers of programs, (x, y, z); ``left``: number of elements along each axis that other tiles of the loop
+    have, None: all; ``is_along``: whether the loop continues along the last axis; ``visited``: largest number of
+    iterations of a program, 0: all.  ``missing``: the element for programs that are absent, for example because they
+    return early; None: all programs of a grid must be present.
     """
     grid = ids.max(0) + 1
     is_whole = len(ids) == np.prod(grid) or missing is not None
@@ -92,8 +92,8 @@ def known_tiles(
 
 
 def _without_equal(in_grid: Integers, ids: Integers) -> tuple[Integers, Integers]:
-    """Return the elements of programs in a grid, (z, y, x, ...), with one index for an axis along which all are equal;
-    and the programs' numbers among these.
+    """Return the elements of programs in a grid, (z, y, x, ...), with one index for an axis along which all elements
+    are equal; also return the places of the programs in this grid.
     """
     ids = ids.copy()
     is_there: Booleans = np.zeros(in_grid.shape[:3], bool)

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from npusim.kernels.triton.ttir_text import Line
 
 
-#: The reading of views in which nothing that a loop moves along is pages of rows (`matched`).
+#: The reading of views in which no axis along which a loop moves consists of pages of rows (`matched`).
 NO_PAGES = 4
 
 
 class UnplacedError(ProgramError):
-    """The axes of a tensor, ``of``, do not follow from the place to which a program stores."""
+    """Raised if the axes of a tensor, ``of``, do not follow from the place to which a program stores."""
 
     def __init__(self, message: str, of: str) -> None:
         super().__init__(message)
@@ -35,10 +35,10 @@ class UnplacedError(ProgramError):
 
 
 class TensorUse(NamedTuple):
-    """One access of a view: its blocks' first elements, where they are read, and the kernel's line.
+    """One access of a view: the first elements of its blocks, the places where these are read, and the kernel's line.
 
-    ``is_of_rows``, ``is_of_columns``: whether its blocks' rows, or columns, are the result's.  ``sizes``: those of its
-    blocks.
+    ``is_of_rows``, ``is_of_columns``: whether the rows, or columns, of its blocks are those of the result.  ``sizes``:
+    the sizes of its blocks.
     """
 
     base: Integers
@@ -51,7 +51,7 @@ class TensorUse(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Where each program stores: the view, and the first index along each of its axes."""
+    """The place to which each program stores: the view, and the first index along each of its axes."""
 
     view: View
     batch: Integers
@@ -65,13 +65,14 @@ class Result(NamedTuple):
 def readings(
     view: View, bases: Integers, *, is_row: bool, is_part: bool, rows: int, columns: int, is_ragged: bool = False
 ) -> Iterator[View]:
-    """Yield the result's view with all of its axes, in one way after another.
+    """Yield the view of the result with all of its axes assigned, one assignment after another.
 
-    ``bases``: where programs store; ``rows``, ``columns``: the largest number that one program stores; ``is_part``:
-    others store elsewhere in the same tensor; ``is_ragged``: an axis may be groups of which the last is shorter.
+    ``bases``: the places to which programs store; ``rows``, ``columns``: the largest numbers that one program stores;
+    ``is_part``: other stores write to other parts of the same tensor; ``is_ragged``: an axis may consist of groups, of
+    which the last is shorter.
     """
     view = view if is_row or view.groups[ROWS] else view.as_rows
-    # A row may continue along all axes around it, as flat indices of tensors with other axes do.
+    # A row may continue along all axes around it, like flat indices of tensors with other axes.
     wholes = [view, *[*view.ways()][1:][-1:]] if is_row else [*view.ways(), view.split(rows)]
     ragged = (view.split(rows, is_ragged=True), view.split(columns, COLUMNS, is_ragged=True)) if is_ragged else ()
     every = (*wholes, view.split(columns, COLUMNS), *ragged)
@@ -103,7 +104,7 @@ def _with_outer_axes(view: View, moved: Group) -> Iterator[View]:
 def _in_two(view: View, axes: Group) -> list[tuple[Group, Group]]:
     """Return axes as batch and heads, the likeliest first."""
     whole, joined = [(axes[:-1], axes[-1:])], view.joined(axes)
-    if len(axes) > 2:  # neither is one axis
+    if len(axes) > 2:  # neither group consists of one axis
         whole = [(joined[0], joined[1])] if len(joined) == 2 else []
         whole += [(axes[:i], axes[i:]) for i in range(len(axes) - 1, 0, -1)]
     if len(axes) == 2:
@@ -121,11 +122,12 @@ def matched(
     freedom: int,
     is_ragged: bool = False,
 ) -> View:
-    """Return a view with its axes as they follow from the result's; raise `ProgramError` if they do not.
+    """Return a view with the axes that follow from those of the result; raise `ProgramError` if none follow.
 
-    ``is_part``: of a tensor that is accessed elsewhere too.  ``freedom``: 1: axes that do not follow are splits, of
-    which each program has a separate place; 2: and axes of blocks are groups of these, where they can be; 3: or groups
-    of what a program goes through in its loop; 4: as 1, and no axis that a loop moves along is one of pages of rows.
+    ``is_part``: the kernel also accesses other parts of the tensor.  ``freedom`` states the allowed readings.  1: axes
+    that do not follow are splits, and each program has its own place along them; 2: in addition, axes of blocks may be
+    groups of these; 3: or groups of the indices that a program visits in its loop; 4: as 1, but no axis along which a
+    loop moves consists of pages of rows.
     """
     *outer, rows, columns = result.view.shape
     first: ProgramError | None = None
@@ -140,7 +142,7 @@ def matched(
     ragged = [view.split(n, role, is_ragged=True) for n, role in dict.fromkeys(inner)]
     ragged += [view.in_ragged_groups(i, n) for i in view.rest for n in dict.fromkeys((rows, columns))]
     last = [x for x in ragged if x is not None and is_ragged]
-    groups = [*last, *groups] if result.view.ragged else [*groups, *last]  # as the result's are
+    groups = [*last, *groups] if result.view.ragged else [*groups, *last]  # like those of the result
     orders = {2: chain(groups, view.ways()), 3: chain(_by_loops(view, uses, is_ragged=is_ragged), view.ways(), groups)}
     plain = chain(groups, view.ways()) if is_part else chain(view.ways(), groups)
     for one in orders.get(freedom, plain):
@@ -153,7 +155,9 @@ def matched(
 
 
 def _by_loops(view: View, uses: Sequence[TensorUse], *, is_ragged: bool) -> Iterator[View]:
-    """Yield a view with its rows, or columns, in groups of the number that a program visits in its loop."""
+    """Yield a view whose rows, or columns, are groups; the size of a group is the number that a program visits in its
+    loop.
+    """
     for u in uses:
         for role, size in zip((ROWS, COLUMNS), u.sizes, strict=True) if u.is_walked else ():
             at = view.index(view.groups[role], u.base)

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from npusim.kernels.triton.reader import Reader
     from npusim.kernels.triton.ttir_text import Function, Line, Op
 
-#: Names, for messages, of a place along each axis of a tensor.
+#: Words for a place along each axis of a tensor, for messages.
 SIDES = ("batch", "head", "split", "row", "column")
 #: Number of readings of views (`npusim.kernels.triton.launch_axes.matched`).
 MOST_FREEDOM = NO_PAGES
@@ -89,7 +89,8 @@ def kernel_of(written: Written) -> Kernel:
         if isinstance(node, ast.stmt | ast.expr | ast.arg):
             node.lineno = node.end_lineno = written.lines[min(node.lineno, len(written.lines)) - 1]
     names: dict[str, Any] = {**NUMBERS, **{n: getattr(language, n) for n in LANGUAGE}}
-    name = f"{written.name}_" if written.name in names else written.name  # a kernel may be called as a word is
+    # a kernel may have the name of a word of the language
+    name = f"{written.name}_" if written.name in names else written.name
     for node in tree.body:
         if isinstance(node, ast.FunctionDef):
             node.name = name
@@ -106,10 +107,10 @@ def is_part(reader: Reader, view: View) -> bool:
 
 
 def placed(reader: Reader, *, like: View | None = None) -> LaunchGrid:
-    """Return the blocks of a launch; other readings of a recorded result's axes are tried until all views agree.
+    """Return the blocks of a launch; the readings of a recorded result's axes are tried until all views agree.
 
-    ``like``: the parts that the result is the sum of, whose batch, heads and rows it has.  Raises `ProgramError` with
-    the message of the first reading where none fits.
+    ``like``: the parts of which the result is the sum; it has their batch, heads and rows.  Raises `ProgramError` with
+    the message of the first reading if none fits.
     """
     stored = reader.stored[0]
     view = reader.arguments[stored.pointer.of]
@@ -139,7 +140,7 @@ def placed(reader: Reader, *, like: View | None = None) -> LaunchGrid:
 
 
 def _hidden(reader: Reader) -> Booleans | None:
-    """Return the programs for which a mask hides a load completely that other programs read; None if there are none."""
+    """Return the programs for which a mask hides a complete load that other programs read; None if there are none."""
     for x in reader.loads.values():
         none = np.logical_or.reduce(np.broadcast_arrays(np.zeros((1, 1), bool), *(left <= 0 for left in x.left)))
         if not x.is_walked and none.shape[1] == 1 and np.any(none) and not np.all(none):
@@ -148,22 +149,22 @@ def _hidden(reader: Reader) -> Booleans | None:
 
 
 class LaunchGrid:
-    """The blocks of a launch, by the reads and writes of its programs."""
+    """The blocks of a launch, derived from the reads and writes of its programs."""
 
     def __init__(self, reader: Reader, result: View | None = None, *, freedom: int = 0) -> None:
         """``freedom``: as in `npusim.kernels.triton.launch_axes.matched`; 0: everything follows from the place to which
         a program stores.
         """
         self.freedom = freedom
-        #: Number of this kernel among several as which one kernel is read: from 2 on for each but the first, whose
-        #: tensors have the plain names.
+        #: If one kernel is read as several, the number of this one among them: 2 or more for all except the first,
+        #: whose tensors have the plain names.
         self.number = 0
         #: The kernel, with its arguments and grid, whose results in float64 these are; None: the launch's.
         self.known: tuple[Function, dict[str, Any], tuple[int, ...]] | None = None
         self.reader, self.stored, ids = reader, reader.stored[0], reader.ids
         #: Recorded views with all of their axes; the result's view is given.
         self._views: dict[str, View] = {} if result is None else {self.stored.pointer.of: result}
-        #: Which programs store anything: other programs determine nothing about the axes of tensors.
+        #: The programs that store anything; other programs do not determine axes of tensors.
         self.stores = _stores(reader)
         self.is_visited = _visited(reader, self.stores)
         self.is_summed = any(w.is_sum for w in reader.walks)
@@ -172,14 +173,15 @@ class LaunchGrid:
         places = self.out.places(
             np.broadcast_to(self.stored.pointer.base, (len(ids), self.stored.pointer.base.shape[1]))
         )
-        #: Where each program stores; for a row that is stored tile by tile, the place at which it begins.
+        #: The place to which each program stores; for a row that is stored tile by tile, the place at which the row
+        #: begins.
         self.batch, self.head, self.split, self.row, self.col = (x[:, :1] for x in places)
         self.names = self._names()
         self.sizes, self.shared, self.constant = dict[str, int](), set[str](), set[str]()
-        #: Where each program's part of an axis other than the stored rows and columns begins, and its size.
+        #: The start and the size of each program's part of an axis other than the stored rows and columns.
         self.parts: dict[str, tuple[Integers, Integers]] = {}
-        #: Places of loads along separate splits, in each program, and the number of tiles that advance them by one; 0:
-        #: none does.
+        #: Places of loads along separate splits, in each program, and the number of tiles after which they advance by
+        #: one; 0: they do not advance.
         self.stacks: dict[str, tuple[Integers, int]] = {}
         self.walk: tuple[Integers, Integers] | None = None
         self.walked, self.is_partial = "key", False
@@ -191,7 +193,7 @@ class LaunchGrid:
             self.splits, rows, cols = self._stacked(places, rows, cols)
         elif self.stored.is_walked:
             cols = np.where(self.is_visited, cols, 0).sum(1, keepdims=True)
-            self.col = _least(places[-1], self.is_visited)  # from the last tile to the first too
+            self.col = _least(places[-1], self.is_visited)  # also if tiles are visited from the last to the first
         for each in reader.stored:
             self._check_stored(each)
         self.rows, self.cols = (
@@ -246,7 +248,7 @@ class LaunchGrid:
         return np.where(self.is_visited, splits, -1), sizes[0][:, :1], sizes[1][:, :1]
 
     def _tensor(self, of: str) -> Tensor:
-        """Return an argument; if its single axis is that of the rows, it has these as its rows."""
+        """Return an argument; if its only axis is that of the rows, this axis is the rows of the argument."""
         tensor: Tensor = self._placed(of)
         vectors = [x.axes for x in self.reader.loads.values() if x.of == of]
         vectors += [x.value.axes for x in self.reader.stored if x.pointer.of == of]
@@ -280,7 +282,7 @@ class LaunchGrid:
         return self._views[of]
 
     def _has_rows(self, x: Load) -> bool:
-        """Return whether the rows of a load's blocks are the result's."""
+        """Return whether the rows of a load's blocks are those of the result."""
         root, dims = self.reader.root, x.dims[-len(x.axes) :] if x.axes else ()
         if self.is_row or not any(x.axes):
             return False
@@ -289,7 +291,7 @@ class LaunchGrid:
         return ROWS in dims and root(x.axes[dims.index(ROWS)]) == root(self.stored.value.axes[0])
 
     def _has_columns(self, x: Load) -> bool:
-        """Return whether the columns of a load's blocks are the result's, with no loop along them."""
+        """Return whether the columns of a load's blocks are those of the result, without a loop along them."""
         stored, root = self.stored, self.reader.root
         if (
             stored.is_walked
@@ -343,7 +345,7 @@ class LaunchGrid:
         return " ".join(["row"] * self.is_row + [self._name_of(a) for a in axes if a is not None])
 
     def _name_of(self, axis: str) -> str:
-        """Return the name of an axis; raises `ProgramError` for an axis that no load and no store has."""
+        """Return the name of an axis; raise `ProgramError` for an axis that neither a load nor a store has."""
         name = self.names.get(self.reader.root(axis))
         if name is None:
             why = "tl.where broadcasts a number along an axis that no load and no store has"
@@ -384,15 +386,15 @@ class LaunchGrid:
         places = tensor.places(base)
         follows = self.is_visited[:, 1:] & self.is_visited[:, :-1]
         moves = [d for d in (SPLIT, ROWS, COLUMNS) if np.any(np.diff(places[d]) * follows)]
-        if not follows.any():  # a second tile would begin where the first ends
+        if not follows.any():  # a second tile would begin at the end of the first
             by, sides = np.abs(base[:, 1] - base[:, 0]), zip(load.pointer.steps, load.pointer.shape, strict=True)
-            dims = load.dims[-len(load.pointer.shape) :]  # of a piece of a row the last alone
+            dims = load.dims[-len(load.pointer.shape) :]  # only the last piece of a row
             moves = [d for d, (step, size) in zip(dims, sides, strict=True) if np.all(by == step * size)]
             moves = [SPLIT] if tensor.is_split and np.all(by == tensor.steps[SPLIT]) else moves
             if not moves and isinstance(tensor, View) and sum(n > 1 for n in load.pointer.shape) < 2:
-                return SPLIT  # of an axis of one index there is nothing to see
+                return SPLIT  # an axis with one index needs no check
         elif not moves and isinstance(tensor, View) and ROWS in load.dims[-len(load.axes) :]:
-            return ROWS  # a table that names the same page again and again
+            return ROWS  # for a table that names the same page repeatedly
         if len(moves) != 1:
             which = "both" if moves else "neither"
             raise self._fault(
@@ -404,7 +406,7 @@ class LaunchGrid:
         return moves[0]
 
     def _place(self, load: Load) -> None:
-        """Compare a block with the tensor from which it is read, with the grid and with the other operands."""
+        """Check a block against the tensor from which it is read, against the grid, and against the other operands."""
         tensor = self._tensor(load.of)
         shape = self.is_visited.shape if load.is_walked else (len(self.reader.ids), 1)
         is_visited = self.is_visited if load.is_walked else self.stores
@@ -431,7 +433,8 @@ class LaunchGrid:
             is_own, is_free = not np.any((split != self.split)[is_visited]), self.freedom and isinstance(tensor, View)
             if not is_own and not is_free:
                 raise self._fault(load.line, f"{load.of}: a program reads a split other than its own")
-            if is_free and not (is_own and self.out.is_split):  # without splits of the result, its first one is a place
+            # if the result has no splits, the first split is a place
+            if is_free and not (is_own and self.out.is_split):
                 self._stack(load, split, is_visited, is_by_tile=False)
         sides = self._sides(load.pointer, load.axes, load.left, load.dims)
         if self.is_row and sides[0][0] is not None and sides[1][0] is None:
@@ -443,7 +446,7 @@ class LaunchGrid:
             count = np.minimum(np.broadcast_to(left, shape), size)
             called = self.names[self.reader.root(axis)] if axis is not None else ""
             self._check_inside(load, called or "element", (at, count, whole), is_read & (count > 0))
-            is_needed = is_visited & (self.rows > 0) & (self.cols > 0)  # by a program that stores
+            is_needed = is_visited & (self.rows > 0) & (self.cols > 0)  # in a program that stores
             if called != self.walked or not load.is_walked:
                 wanted = {"row": self.rows, "value": self.cols}.get(called, np.full_like(count, min(size, whole)))
                 count = self._with_filled(load, axis, count, size, wanted)
@@ -499,7 +502,7 @@ class LaunchGrid:
             if is_alone and np.ptp(self.row) and not at.any() and not np.any(self.rows != size):
                 self.constant.add(load.name)  # one matrix for all blocks
                 return
-            if self.out.is_workspace and not load.is_walked:  # rows that no program loads are not stored
+            if self.out.is_workspace and not load.is_walked:  # rows that no program loads are not stored either
                 self.is_partial |= bool(np.any(count < self.rows))
                 self.rows = np.minimum(self.rows, count)
                 self.sizes["row"] = int(self.rows.max())
@@ -508,7 +511,8 @@ class LaunchGrid:
                     f"{load.line}: {load.of}: the program must load all rows that it stores, and no others", load.of
                 )
         elif called == "value" and (self.is_cut or np.any(at[is_visited]) or min(size, whole) != self.sizes["value"]):
-            self.is_cut |= min(size, whole) > self.sizes["value"]  # columns that no program stores are not loaded
+            # columns that no program stores are not loaded either
+            self.is_cut |= min(size, whole) > self.sizes["value"]
             if np.any(((at != self.col) | (count < self.cols))[is_visited]):
                 raise self._fault(load.line, f"{load.of}: the program loads columns other than those that it stores")
         elif called:
@@ -525,7 +529,7 @@ class LaunchGrid:
             raise self._fault(load.line, f"{load.of}: the program loads rows other than those that it stores")
 
     def _is_of_pieces(self, load: Load, at: Integers) -> bool:
-        """Return whether programs read pieces of an axis without a loop along it, of which the last may be smaller."""
+        """Return whether programs read pieces of an axis without a loop along it; the last piece may be smaller."""
         return not load.is_walked and at.shape[1] == 1 and len(np.unique(at)) > 1
 
     def _is_shared(self, load: Load) -> bool:
@@ -548,7 +552,7 @@ class LaunchGrid:
         *at, row, column = self._tensor(of).places(other.pointer.base)
         is_of_loop = self.stored.is_walked and not self.is_stacked
         is_tile = axes == self.called(self.stored.value.axes) and other.is_walked is is_of_loop
-        if self.is_stacked and other.is_walked:  # of the loop's tiles, at the places of what it loads
+        if self.is_stacked and other.is_walked:  # for tiles of the loop: at the places of the tiles that it loads
             self._place(other)
             return
         if self._is_state(other, row, column):
@@ -556,11 +560,11 @@ class LaunchGrid:
         elif not is_tile and (axes != "row" or np.any(row != self.row)):
             why = "a second result must be a tile with the shape of the first, or one number for each stored row"
             raise self._fault(other.line, f"{of}: {why}")
-        if is_tile and other.is_walked:  # the tiles of a row one by one, as the first result's loop does
+        if is_tile and other.is_walked:  # tiles of a row are stored one by one, as in the loop of the first result
             self._place(other)
             at, row, column = [x[:, :1] for x in at], row[:, :1], _least(column, self.is_visited)
         matrix = list(zip(SIDES, at, (self.batch, self.head, self.split), strict=False))
-        if self.is_stacked and self._tensor(of).is_split:  # a program has one place of a result behind the loop
+        if self.is_stacked and self._tensor(of).is_split:  # of a result after the loop, a program has one place
             matrix = matrix[:SPLIT]
             self._stack(other, np.broadcast_to(at[SPLIT], (len(self.batch), 1)), self.rows > 0, is_by_tile=False)
         if apart := [side for side, x, y in matrix if np.any(x != y)]:
@@ -586,10 +590,10 @@ class LaunchGrid:
                 )
 
     def _check_numbers(self, other: Stored) -> None:
-        """Raise `ProgramError` for numbers of rows other than those for which a program stores its tile.
+        """Raise `ProgramError` if numbers belong to rows other than those of the program's stored tile.
 
-        After a loop over tiles, numbers of further rows of a stored block are omitted, with a note: rows of queries
-        that only fill a block.
+        After a loop over tiles, numbers for additional rows of a stored block are omitted, with a note: such rows of
+        queries only fill up a block.
         """
         of, stored = other.pointer.of, np.where(self.cols > 0, self.rows, 0).max(1, keepdims=True)
         count = np.minimum(other.left[0], other.pointer.shape[0]) if other.left else np.ones_like(stored)
@@ -607,8 +611,8 @@ class LaunchGrid:
             )
 
     def _is_state(self, other: Stored, row: Integers, column: Integers) -> bool:
-        """Return whether a result is a tile with the first result's rows, and all of an axis that the first does not
-        have.
+        """Return whether a result is a tile with the rows of the first result, and with a complete axis that the first
+        does not have.
         """
         if not self.is_stacked or other.is_walked or len(other.axes) < 2 or len(self.stored.value.axes) > 1:
             return False
@@ -626,7 +630,7 @@ class LaunchGrid:
         )
 
     def _check_added_rows(self) -> None:
-        """Raise `ProgramError` for a part of an atomic addition that may have other numbers than 0 in hidden rows."""
+        """Raise `ProgramError` if a part of an atomic addition may have numbers other than 0 in hidden rows."""
         if not self.is_partial or not isinstance(self.out, View) or not self.out.parts:
             return
         r, least = self.reader, self.rows
@@ -648,13 +652,13 @@ class LaunchGrid:
     def _check_parts(self) -> None:
         """Raise `ProgramError` for blocks at a constant distance in one tensor that have elements in common.
 
-        Elements by a list, in a tensor that is stored to, are examined where they are read.
+        Elements that are addressed by a list, in a tensor to which the kernel stores, are examined where they are read.
         """
         uses = [*self.reader.loads.values(), *self.reader.stored]
         views = [(v, x) for x in uses if isinstance(v := self._tensor(x.of), View) and not isinstance(v, GatheredView)]
         for (a, _), (b, x) in combinations(views, 2):
             is_stored = a.parameter in {y.pointer.of.partition(".")[0] for y in self.reader.stored}
-            is_one = (a.parameter, a.of) == (b.parameter, b.of)  # of a tensor before its store the values are others
+            is_one = (a.parameter, a.of) == (b.parameter, b.of)  # before its store, the tensor has other values
             if a.name != b.name and is_stored and is_one and not a.is_apart_from(b):
                 raise self._fault(
                     x.line, f"{a.parameter}: two accesses differ by a constant offset, and their blocks overlap"
@@ -674,7 +678,7 @@ class LaunchGrid:
                     why = "a mask hides elements that are loaded; load them with this mask, and with other=..."
                 raise self._fault(line, why)
         for axis, line in () if self.is_row else r.reduced_vectors:
-            if self.names.get(r.root(axis)) == "row":  # of each row's own number it would be the number
+            if self.names.get(r.root(axis)) == "row":  # for a separate number of each row, the sum would be the number
                 why = "a vector with a number for each stored row is reduced, which is not supported"
                 raise self._fault(line, f"{why}; store the sum or maximum in a separate kernel")
         for axis, line in () if self.stored.is_walked else (*r.reduced, *r.goes_down):
@@ -700,15 +704,17 @@ class LaunchGrid:
 
     @staticmethod
     def _ends(load: Load, ragged: Ragged) -> Integers:
-        """Return the index behind the last one that a load or store has along a ragged axis."""
+        """Return the index after the last one that a load or store has along a ragged axis."""
         pointer = load.pointer
         each = zip(pointer.steps, pointer.shape, load.left, strict=True)
         return ragged.ends(pointer.base, [(s, np.minimum(left, n)) for s, n, left in each])
 
     def _with_filled(self, load: Load, axis: str | None, count: Integers, size: int, needed: Integers) -> Integers:
-        """Return the number of elements of a load along an axis with those that its mask hides behind a ragged axis.
+        """Return the number of elements of a load along an axis, including those that its mask hides beyond the end of
+        a ragged axis.
 
-        They are the load's number there, in the tensor: as they are where it has enough, or hides others.
+        There the tensor has the load's number for hidden elements.  The number of elements is unchanged if the axis has
+        enough, or if the mask hides others.
         """
         tensor, number = self._tensor(load.of), self.reader.hidden.numbers.get(load.name)
         if not isinstance(tensor, View) or tensor.ragged is None or number is None or axis is None:
@@ -735,9 +741,10 @@ class LaunchGrid:
             raise self._fault(load.line, f"{load.of}: {why}; add mask=...")
 
     def _check_inside(self, load: Load, called: str, side: tuple[Integers, Any, int], is_read: Any) -> None:
-        """Raise `ProgramError` for a program that reads or stores beyond a tensor.
+        """Raise `ProgramError` for a program that reads or stores beyond the end of a tensor.
 
-        ``side``: where each program's elements along an axis begin, their number, and the number of the tensor.
+        ``side``: for an axis, the start and the number of each program's elements, and the number of elements of the
+        tensor.
         """
         at, count, whole = side
         end, does = np.where(is_read, at + count, 0), "stores" if isinstance(load, Stored) else "reads"
@@ -801,7 +808,7 @@ class LaunchGrid:
 
     @property
     def piece(self) -> int:
-        """Number of elements of a sum that a program loads at once; 0 if it does not only add up products."""
+        """Number of elements of a sum that a program loads at once; 0 if the program does more than add up products."""
         return int(self.walk[1].max()) if self.walk and self.is_summed else 0
 
     @property
@@ -835,7 +842,7 @@ class LaunchGrid:
         return Written(r.function.name, self.stored.line.file, source, tuple(axes.items()), numbers, " ".join(results))
 
     def _of_all(self, name: str) -> str:
-        """Return the name of all tiles of a walked operand, which no other operand has."""
+        """Return a unique name for all tiles of a walked operand."""
         whole = name.removesuffix("j")
         while whole in self.reader.loads:
             whole += "_"
@@ -866,7 +873,8 @@ class LaunchGrid:
     def phases(
         self, problem: AnyProblem, kind: MaskKind | None, p: object, *, keeps_factors: bool = True
     ) -> tuple[Phase, ...]:
-        """Return the phase, after one that computes a left factor of an operand if cores do not store such factors.
+        """Return the phase; it follows a phase that computes a left factor of an operand, if cores do not store such
+        factors.
 
         ``kind``: how tiles get their masks; ``p``: a precision, with the order of row sums.
         """
@@ -894,12 +902,12 @@ class LaunchGrid:
         for n, x in r.seen.items():
             known, shared = self._matrix(x), 1
             known = known.astype(get_format(fmt := r.choices.fmt(x.value.fmt)).dtype)
-            if known.shape[2] == 1 and not x.is_by_program:  # all rows share it
+            if known.shape[2] == 1 and not x.is_by_program:  # all rows share the mask
                 shared = self.out.shape[ROWS]
                 known = np.broadcast_to(known, (1, 1, shared, known.shape[-1]))
             role: Role = "input" if x.is_by_program else "constant"
             batch, heads, rows, columns = known.shape
-            called = f"{n}_{self.number}" if self.number else n  # of several kernels each has its own
+            called = f"{n}_{self.number}" if self.number else n  # each of several kernels has its own name
             bound[n] = GlobalTensor(called, batch, heads, rows, columns, fmt, role, shared_rows=shared)
             values[called] = partial(np.asarray, known)
         for (n, _), load in zip(written.axes, r.loads.values(), strict=False):
@@ -927,7 +935,9 @@ class LaunchGrid:
         return (before, phase) if prelude else (phase,)
 
     def _axes_of_mask(self, known: KnownBlock) -> str:
-        """Return the names of the axes of a mask that is read; a mask of columns has rows, which share it."""
+        """Return the names of the axes of a mask that is read; a mask of columns also has an axis of rows, which share
+        it.
+        """
         x = known.value
         last = x.axes[-1] if x.axes else None
         if known.is_by_program:
@@ -956,7 +966,7 @@ class LaunchGrid:
             raise self._fault(x.line, f"{what}; in an attention, q, k and v are inputs and o is the result")
 
     def _matrix_of_programs(self, known: KnownBlock) -> np.ndarray[Any, Any]:
-        """Return a mask that differs between programs, at the rows that each of them stores."""
+        """Return a mask that differs between programs, in the rows that each program stores."""
         called = self.called(known.value.axes).split()
         across = [n for n in called if n != "row"]
         why = "masks or indices outside of a loop that differ between programs are not supported"
@@ -994,7 +1004,8 @@ class LaunchGrid:
         t, is_stored = self._tensor(of), not load and any(of == x.pointer.of for x in self.reader.stored)
         b, h, splits, rows, cols = t.shape
         is_result = of == self.stored.pointer.of and not t.is_workspace and not load and not self.number
-        is_changed = is_stored and any(of == x.of for x in self.reader.loads.values())  # in place: two tensors here
+        # a kernel in place has two tensors here
+        is_changed = is_stored and any(of == x.of for x in self.reader.loads.values())
         is_other_o = t.name == "o" or (is_stored and t.name == "O" and len(self.stored.value.axes) > 1)
         name = "o" if is_result else f"{t.name}_" if is_changed or is_other_o else t.name
         name = f"{name}_{self.number}" if self.number and not t.is_workspace else name
@@ -1010,7 +1021,7 @@ class LaunchGrid:
         if (key := self._stack_of(of, load)) in self.stacks:
             tiles = self.stacks[key][1]
             return Stacked(f"{key} place", splits, tensor, is_by_tile=tiles > 0, tiles=max(1, tiles))
-        has_places = t.is_split and (splits > 1 or self.out.is_split)  # of one index there is one place
+        has_places = t.is_split and (splits > 1 or self.out.is_split)  # an axis with one index has one place
         return Stacked("split", splits, tensor) if has_places else tensor
 
     def _seen(self, problem: Problem) -> Seen:
@@ -1039,7 +1050,7 @@ class LaunchGrid:
         return seen_of(tuple(sorted(masks[0])), problem)
 
     def _cells(self, offsets: Sequence[int | None]) -> WorkTable:
-        """Return the blocks; raise `ProgramError` if programs write a row twice, or leave some unwritten."""
+        """Return the blocks; raise `ProgramError` if programs write a row twice, or do not write all rows."""
         chosen = np.flatnonzero((self.rows[:, 0] > 0) & (self.cols[:, 0] > 0))
         kinds, which = self._kinds(chosen, offsets)
         one = np.ones_like(self.split)
@@ -1052,7 +1063,7 @@ class LaunchGrid:
         columns = [self.batch, self.head, np.zeros_like(self.split), *chain(*((at, count) for _, at, count in spans))]
         numbers = np.column_stack([x[chosen, 0] for x in columns])
         times, edges = self._times(chosen)
-        times = np.where(self._exists(edges), times, 1)  # behind its end there is nothing to store
+        times = np.where(self._exists(edges), times, 1)  # there is nothing to store beyond its end
         if isinstance(self.out, View) and self.out.ragged is not None and not self.out.is_workspace:
             why = f"`output` has whole groups of {self.out.ragged.inner} along an axis of {self.out.ragged.size}"
             self.reader.notes.append(f"{self.stored.line}: {self.out.parameter}: {why}, NaN behind its end")
@@ -1066,7 +1077,7 @@ class LaunchGrid:
                 raise self._fault(
                     self.stored.line, f"{next(iter(results))}: {why}: correct the grid or the offsets{advice}"
                 )
-            # Rows left to another launch, or to programs of another kind.
+            # Rows that another launch writes, or programs of another kind.
             left = "by programs of this kind" if self.reader.choices.programs else "npusim returns NaN there"
             self.reader.notes.append(f"{self.stored.line}: {', '.join(results)}: {why}: {left}")
         return WorkTable(tuple(n for n, _, _ in spans), numbers, kinds, which)
@@ -1084,7 +1095,7 @@ class LaunchGrid:
         return list(kinds), np.array(renamed, np.int64)[which]
 
     def _times(self, chosen: Integers) -> tuple[Integers, list[Integers]]:
-        """Return the number of stores of each element of the result, and the edges between which elements are equal.
+        """Return how often each element of the result is stored, and the edges between which this number is constant.
 
         In order: batch, head, split, stretch of rows, stretch of columns.
         """
@@ -1101,7 +1112,7 @@ class LaunchGrid:
         return steps.cumsum(ROWS).cumsum(COLUMNS)[..., :-1, :-1], edges
 
     def _exists(self, edges: list[Integers]) -> Any:
-        """Return in which stretches of a result, as `_times` has them, its tensor has elements."""
+        """Return the stretches of a result, in the form of `_times`, in which its tensor has elements."""
         if not isinstance(self.out, View) or self.out.ragged is None:
             return True
         exists = self.out.exists.reshape(*np.take(self.out.shape, (0, 2, 1)), *self.out.shape[ROWS:]).swapaxes(1, 2)
@@ -1112,8 +1123,8 @@ class LaunchGrid:
         return exists
 
     def _written(self, times: Integers, edges: list[Integers]) -> str:
-        """Return the number of elements that are not written once, and the first; ``times``: the number of writes,
-        between ``edges``.
+        """Return the number of elements that are not written exactly once, and the first of them; ``times``: the number
+        of writes between ``edges``.
         """
         areas = np.multiply.outer(*map(np.diff, edges))[: times.shape[ROWS]]
         missing, is_twice = int((areas * (times == 0)).sum()), bool((times > 1).any())
@@ -1129,12 +1140,12 @@ class LaunchGrid:
         return f"{counted}, first {', '.join(first)}"
 
     def _spans(self) -> tuple[tuple[int, Integers, Integers], ...]:
-        """Return the numbers of rows and columns, and for each program the first ones and their number."""
+        """Return the numbers of rows and columns and, for each program, the first row and column and their numbers."""
         return (self.out.shape[ROWS], self.row, self.rows), (self.out.shape[COLUMNS], self.col, self.cols)
 
     @cached_property
     def _is_scattered(self) -> bool:
-        """Whether tiles are at different distances, as pages are: programs then share only the runs of neighbours."""
+        """Whether the distances of tiles differ, as for pages; programs then share only the runs of neighbours."""
         assert self.walk is not None
         starts = np.broadcast_to(self.walk[0], self.is_visited.shape)
         follows = self.is_visited[:, 1:] & self.is_visited[:, :-1]
@@ -1159,7 +1170,9 @@ class LaunchGrid:
 
 
 def _in_parts(t: Tensor, batch: int, heads: int, rows: int, cols: int) -> dict[str, Any]:
-    """Return the arrangement in memory of a tensor to which atomic additions add parts, or of the sums of these."""
+    """Return the arrangement in memory of a tensor to which atomic additions add parts, or of the tensor of the
+    sums.
+    """
     if not isinstance(t, View) or not (t.parts or t.sums):
         return {}
     if t.parts:
@@ -1187,7 +1200,7 @@ def _grouped(rows: Integers) -> tuple[list[int], Integers]:
 
 
 def _visited(reader: Reader, stores: Booleans) -> Booleans:
-    """Return the iterations of each program that stores, loop after loop, that read anything.
+    """Return, loop by loop, the iterations in which each program that stores reads anything.
 
     Raises `ProgramError` if a mask hides one tensor's tile completely while another tensor's is read.
     """
@@ -1206,7 +1219,9 @@ def _visited(reader: Reader, stores: Booleans) -> Booleans:
 
 
 def _least(at: Integers, is_visited: Booleans) -> Integers:
-    """Return the smallest place of a program's visited iterations; for programs without any, that of the first."""
+    """Return the smallest place of a program's visited iterations; for a program without such iterations, the place of
+    its first iteration.
+    """
     at = np.broadcast_to(at, is_visited.shape)
     least = np.where(is_visited, at, np.iinfo(np.int64).max).min(1, keepdims=True)
     return np.where(is_visited.any(1, keepdims=True), least, at[:, :1])
@@ -1221,9 +1236,11 @@ def _stores(reader: Reader) -> Booleans:
 
 
 def sunk(lines: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Return statements; each statement that binds a new name is moved directly before the first one that reads it.
+    """Return statements; each statement that binds a new name is moved to directly before the first statement that
+    reads the name.
 
-    Thus a product that is independent of a chain of others follows the rows of that chain, where nothing waits for it.
+    A product that is independent of a chain of others thus follows the rows of that chain, at a point where nothing
+    waits for it.
     """
     made = list[tuple[str, int]]()
     for text, number in reversed(lines):

@@ -2,8 +2,8 @@
 two loads.
 
 The rows and columns of a tile of values belong to different axes: in ``dot(a, trans(a))``, and in ``x[:, None] -
-x[None]``, the second operand is loaded again, and all values that depend on it are computed again.  The values do not
-change.
+x[None]``, the second operand is loaded again, and all values that depend on it are computed again.  This does not
+change values.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _VECTOR = 1
 def with_loads_again(function: Function, arguments: Mapping[str, Any]) -> tuple[Function, dict[str, Any]] | None:
     """Return a kernel with second loads of such blocks, and its arguments; None if there are no such blocks.
 
-    Vectors along rows and vectors along columns belong to one tensor that has two names, because each name has separate
+    Vectors along rows and vectors along columns belong to one tensor, which has two names because each name has its own
     axes.  A tensor that the kernel also stores to is not loaded again, because the second load may have another value.
     """
     every = [*function.operations, *inside(function.operations)]
@@ -54,7 +54,7 @@ class _Again:
         self.down = {of for o in down for of in self._tensors(self._loads(o.operands[0]))}
 
     def all_of(self, operations: Sequence[Op]) -> list[Op]:
-        """Return the operations of a region, each second load in front of its reader."""
+        """Return the operations of a region, with each second load before its reader."""
         ordered = list[Op]()
         for op in operations:
             body, otherwise = self.all_of(op.body), self.all_of(op.otherwise)
@@ -73,7 +73,7 @@ class _Again:
         return source is not None and not source.body and len(shape_of(source.type)[0]) == _VECTOR
 
     def _loads(self, name: str) -> Iterator[str]:
-        """Yield the loads from which a block is computed, without those before operations that are not repeated."""
+        """Yield the loads from which a block is computed; this stops at operations that are not repeated."""
         waiting, seen = [name], set[str]()
         while waiting:
             op = self.made.get(one := waiting.pop())
@@ -95,7 +95,7 @@ class _Again:
         return f"{tensor}_again"
 
     def _again(self, name: str, ordered: list[Op], known: dict[str, str] | None = None) -> str:
-        """Return a block that is computed again, from separate loads; the same block if that is impossible."""
+        """Return a block that is computed again from separate loads; if this is impossible, the same block."""
         loads = [*self._loads(name)]
         if any(roots_of(self.made[n].operands[0], self.sources) & self.written for n in loads):
             return name

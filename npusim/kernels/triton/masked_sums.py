@@ -1,5 +1,4 @@
-"""Sums and maxima of a loop in which a mask chooses the accumulator, rewritten so that each term is masked: otherwise
-the same TTIR.
+"""Sums and maxima of a loop in which a mask chooses the accumulator, as the same TTIR with masked terms.
 
 ``acc = where(mask, acc + x, acc)`` has the bits of ``acc = acc + where(mask, x, 0)`` if the sum begins with +0: no sum
 that begins with +0 is -0.  For a maximum the term is -inf.  Both factors of a product are masked, so that compiled code
@@ -21,7 +20,7 @@ _NEUTRAL: Mapping[str, float] = MappingProxyType(
     {"arith.addf": 0.0, "arith.maxnumf": -math.inf, "arith.maximumf": -math.inf}
     | {"arith.minnumf": math.inf, "arith.minimumf": math.inf}
 )
-#: The same for a selection by the comparison ``accumulator > term``, or by its negation.
+#: The same terms for a selection by the comparison ``accumulator > term``, or by its negation.
 _NEUTRAL_OF_CHOICE: Mapping[str, float] = MappingProxyType({"ogt": -math.inf, "olt": math.inf})
 
 
@@ -107,7 +106,7 @@ def _factors(product: Op | None, addition: Op, body: Sequence[Op]) -> tuple[str,
 
 
 def _choice(like: Op, mask: str, term: str, neutral: float) -> list[Op]:
-    """Return a term where a mask is true, and a number elsewhere."""
+    """Return the choice of a term where a mask is true, and of a number elsewhere."""
     name, other, type_ = f"{term}@masked{like.results[0]}", f"{term}@other{like.results[0]}", like.type
     is_block = "tensor" in type_
     type_ = f"tensor{type_.rpartition('tensor')[2]}" if is_block else type_

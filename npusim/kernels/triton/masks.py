@@ -1,5 +1,5 @@
-"""Masks of a launch on plain tensors: the elements that comparisons of rows and keys do not hide, by their indices in
-tensors.
+"""Masks of a launch on plain tensors: the elements, by their indices in tensors, that comparisons of rows and keys do
+not hide.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ class RuleMask(ByIndices):
 
     @property
     def index_work(self) -> tuple[int, int]:
-        """Number of comparisons of indices that decide whether a key is visible, and number of operands read
-        for that.
+        """Number of comparisons of indices that decide whether a key is visible, and number of the operands that they
+        read.
         """
         return len(self.rules[0].every), 0
 
 
 @dataclass(frozen=True, slots=True)
 class ElementMask(ByIndices):
-    """A mask that integers which are not linear decide; ``table``: a byte for each row and key, one kind of program
+    """A mask that depends on integers that are not linear; ``table``: a byte for each row and key, one kind of program
     after another.
 
 
@@ -83,8 +83,8 @@ class ElementMask(ByIndices):
 
     @property
     def index_work(self) -> tuple[int, int]:
-        """Number of operations on indices that decide whether a key is visible, and number of operands read for
-        that.
+        """Number of operations on indices that decide whether a key is visible, and number of the operands that they
+        read.
         """
         return self.work, 0
 
@@ -136,9 +136,9 @@ def _name(grid: LaunchGrid) -> str:
 
 
 def _rules_of_all(grid: LaunchGrid) -> list[JoinedRules] | None:
-    """Return the mask of all loops in each program; None where only its elements state it, or loops have unlike masks.
+    """Return the mask of all loops in each program; None if only elements state it, or if the masks of loops differ.
 
-    A program without a tile of a loop has the mask of the loop whose tiles it has.
+    If a program has no tile of a loop, its mask is that of the loop whose tiles it has.
     """
     at, listed = 0, list[list[JoinedRules]]()
     made = dict[int, JoinedRules]()
@@ -158,7 +158,7 @@ def _rules_of_all(grid: LaunchGrid) -> list[JoinedRules] | None:
 
 
 def _mask_of_elements(grid: LaunchGrid, kind: MaskKind | None) -> tuple[ElementMask, list[int | None]]:
-    """Return the mask of a loop by its elements, and the kind of each program.
+    """Return the mask of a loop, given by its elements, and the kind of each program.
 
     Programs that store the same rows and whose tables differ are of different kinds.
     """
@@ -214,7 +214,7 @@ def _mask_of_elements(grid: LaunchGrid, kind: MaskKind | None) -> tuple[ElementM
 
 
 def _moves(grid: LaunchGrid, mask: Condition, here: slice) -> bool:
-    """Return whether a comparison is another one of rows and keys in different tiles of one loop of a program."""
+    """Return whether a comparison of rows and keys differs between the tiles of a program's loop."""
     assert grid.walk is not None
     visited = grid.is_visited[:, here]
     for _, d in mask.every:
@@ -265,7 +265,7 @@ def _check_rows(grid: LaunchGrid, rules_of: Sequence[JoinedRules]) -> None:
             raise ProgramError(f"{grid.stored.line}: {why}")
         for relation, base, a, b in rules.of:
             is_strict, is_above = relation[-1] == "t", relation[-2] == "g"
-            if not b:  # a condition on rows alone
+            if not b:  # a condition only on rows
                 high = np.where(RELATIONS[relation](base + a * rows, 0), high, low - 1)
                 continue
             edge = -(base + a * rows) * b  # the keys with b k + edge above or below 0

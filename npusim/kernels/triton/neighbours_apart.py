@@ -1,4 +1,4 @@
-"""Blocks whose neighbouring elements are split, or joined: the same TTIR on the even and on the odd elements.
+"""Blocks whose neighbouring elements are split or joined, as the same TTIR on the even and on the odd elements.
 
 ``tl.split`` of pairs of a loaded block is two loads of every second element; a store of ``tl.interleave`` or of a
 joined and reshaped block is two such stores.
@@ -30,8 +30,8 @@ _WITH_BODIES, _LOOP = ("tt.reduce", "scf.if"), "scf.for"
 
 
 def with_neighbours_apart(function: Function) -> Function | None:
-    """Return a kernel without splits and joins of neighbours; None if there are no splits and joins, or if some are of
-    another kind.
+    """Return a kernel without splits and joins of neighbours; None if there are no such splits and joins, or if there
+    are others.
     """
     operations = list(_at_hand(function.operations))
     if not any(o.name in ("tt.split", "tt.join") for o in operations):
@@ -64,7 +64,7 @@ def _needed(operations: Sequence[Op]) -> list[Op]:
 
 
 def _is_other(op: Op) -> bool:
-    """Return whether an operation may have effects that are not examined, or splits or joins inside."""
+    """Return whether an operation may have effects that are not examined, or contains splits or joins."""
     if op.name in (_LOOP, "scf.yield"):
         return False
     inner = [o.name for o in inside([op])]
@@ -96,7 +96,7 @@ class _Halves(RegionRewriter):
             self.ordered.append(op)
 
     def _pairs(self, name: str) -> int:
-        """Return the number of elements of pairs along the last axis before that of the pairs."""
+        """Return the number of elements along the last axis before the axis of pairs."""
         shape = self.shape(name)
         if len(shape) < _PAIR or shape[-1] != _PAIR:
             raise OtherBlocksError
@@ -109,7 +109,7 @@ class _Halves(RegionRewriter):
         return op.name == "tt.join" or any(map(self._is_joined, op.operands))
 
     def _typed(self, text: str, size: int) -> str:
-        """Return a text with halves in place of blocks with this number of elements along the last axis, or of their
+        """Return a text in which halves replace blocks with this number of elements along the last axis, or their
         pairs.
         """
 

@@ -1,5 +1,5 @@
-"""Reductions by a comparison and a choice, the form in which torch.compile writes maxima: the same TTIR with maxima of
-two.
+"""Reductions by a comparison and a choice, the form in which torch.compile writes maxima, as the same TTIR with maxima
+of two values.
 
 ``a > b or a is NaN`` chooses a, otherwise b: the greater operand, or NaN if an operand is NaN.  For +0 and -0, which
 are equal, the result is the second operand, while a maximum is +0.
@@ -34,7 +34,7 @@ def with_maxima(function: Function) -> tuple[Function, list[Op]]:
 
 
 def _pair(body: list[Op]) -> list[str]:
-    """Return the two values from which a choice at the end of a reduction chooses."""
+    """Return the two values between which the choice at the end of a reduction selects."""
     return body[-2].operands[1:]
 
 

@@ -1,5 +1,4 @@
-"""Loops that store each state after its update, except the last state: as loops that store each state before its
-update.
+"""Loops that store each state, except the last one, after its update, as loops that store each state before its update.
 
 A kernel that passes states on stores the first state before its loop, at the first place.  In the loop it stores each
 computed state at the next place, except the last state, which it stores elsewhere.  The same TTIR stores each state
@@ -82,7 +81,9 @@ def _only_store(body: Sequence[Op]) -> Op | None:
 
 
 def _is_start(value: str, start: str, cast: Op | None, made: Mapping[str, Op]) -> bool:
-    """Return whether a value is the start of a state in the form of a cast: cast too, or a zero of its format."""
+    """Return whether a value is the start of a state after the same cast: it is cast too, or is a zero of the cast's
+    format.
+    """
     if cast is None or value == start:
         return value == start and cast is None
     one, other = made.get(value), made.get(start)

@@ -1,8 +1,8 @@
-"""Loops whose first or last tiles are separate and have their own mask, as one loop: otherwise the same TTIR.
+"""Loops whose first or last tiles are separate and have their own mask, as one loop in otherwise the same TTIR.
 
-A kernel processes all tiles but the last without a mask, and the last one in a second loop with a mask.  One loop over
-all tiles with the masked statements computes the same, since a mask that is true changes nothing; when the loop is
-read, a check shows that the mask is true in the tiles where the kernel has no mask (`HOLDS`).
+For example, a kernel processes all tiles except the last without a mask, and the last tile in a second loop with a
+mask.  One loop over all tiles with the masked statements computes the same, since a mask that is true changes nothing;
+when the loop is read, it is checked that the mask is true in the tiles for which the kernel has no mask (`HOLDS`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OF_INDICES = ("arith.cmpi", "arith.andi", "arith.ori", "tt.broadcast", "tt.expa
 _EFFECTS = ("tt.store", "tt.descriptor", "tt.atomic", "tt.load", "cf.", "scf.", "tt.return")
 #: Operations on integers by which bounds of loops are computed.
 _INTEGERS = tuple(f"arith.{name}" for name in ("addi", "subi", "muli", "divsi", "remsi", "minsi", "maxsi"))
-#: Additions, and the operation that gives one value to all lanes, which may be before or after an addition.
+#: Additions, and the operation that gives one value to all lanes, which may precede or follow an addition.
 _SUMS = ("tt.addptr", "arith.addi", "tt.splat")
 _SAME = ("arith.extsi", "arith.trunci", "arith.index_cast")
 
@@ -87,7 +87,9 @@ def _made(operations: Sequence[Op]) -> dict[str, Op]:
 
 
 def _whole(name: str, made: Mapping[str, Op], arguments: Mapping[str, Any]) -> int | None:
-    """Return an integer that is the same in all programs: from arguments and constants; None for another one."""
+    """Return an integer that is the same in all programs because it follows from arguments and constants; None for
+    other integers.
+    """
     op = made.get(name)
     if op is None:
         value = arguments.get(name)
@@ -109,7 +111,7 @@ def _whole(name: str, made: Mapping[str, Op], arguments: Mapping[str, Any]) -> i
 
 
 def _joined_once(operations: list[Op], arguments: Mapping[str, Any]) -> list[Op] | None:
-    """Return operations with the first such pair of loops as one; None if there is none."""
+    """Return operations with the first such pair of loops as one loop; None if there is no such pair."""
     made, at = _made(operations), [i for i, o in enumerate(operations) if o.name == "scf.for"]
     for i, j in pairwise(at):
         first, second, between = operations[i], operations[j], operations[i + 1 : j]
@@ -169,7 +171,9 @@ def _has_other_effects(loop: Op) -> bool:
 def _masked_as(
     loop: Op, stores: Sequence[Op], beside: Sequence[Op], table: _Forms
 ) -> tuple[list[Op], list[str], dict[int, Op]]:
-    """Return the operations of a tile's masks in a loop, these masks, and the loop's loads and stores with them."""
+    """Return the operations that compute a tile's masks in a loop, these masks, and the loop's loads and stores with
+    the masks.
+    """
     made = table.made
     own = {table.of(r): r for o in loop.body for r in o.results if o.name != "tt.reduce"}
     loads = [o for o in made.values() if o.name == "tt.load" and o not in loop.body]
@@ -206,8 +210,8 @@ def _masked_as(
 
 
 def _has_unlike_masks(loop: Op, table: _Forms) -> bool:
-    """Return whether a tile loads the same elements under two masks, or with two numbers, while its loop loads them
-    once.
+    """Return whether a tile loads the same elements under two masks, or with two numbers for hidden elements, while its
+    loop loads them once.
     """
     own = {table.of(o.results[0]) for o in loop.body if o.name == "tt.load"}
     masked = dict[int, set[tuple[str, ...]]]()
@@ -225,8 +229,8 @@ def _loop_with_tile(
     bounds: tuple[int, int, int, int],
     made: Mapping[str, Op],
 ) -> list[Op] | None:
-    """Return a loop with one additional iteration, whose number is ``value``, and its new bounds; None if it is another
-    iteration.
+    """Return a loop with one additional iteration, whose number is ``value``, and its new bounds; None if ``value``
+    does not extend the loop.
 
     ``beside``: the stores of that iteration; their masks, and the masks of its loads, become those of the loop.
     """
@@ -259,7 +263,7 @@ def _loop_with_tile(
 
 
 def _bounds(loop: Op, made: Mapping[str, Op], arguments: Mapping[str, Any]) -> tuple[int, int, int, int] | None:
-    """Return where a loop begins and ends, its step, and its number of iterations; None if they are not known."""
+    """Return the start, end, step and number of iterations of a loop; None if they are not known."""
     low, high, step = (_whole(n, made, arguments) for n in loop.operands[1:4])
     if low is None or high is None or step is None or step <= 0:
         return None
@@ -272,7 +276,7 @@ def _step(first: tuple[int, int, int, int], second: tuple[int, int, int, int]) -
 
 
 def _follows(first: Op, second: Op, made: Mapping[str, Op], arguments: Mapping[str, Any]) -> bool:
-    """Return whether a loop continues where another one ends, by the same steps."""
+    """Return whether a loop continues at the end of another one with the same steps."""
     one, other = (_bounds(loop, made, arguments) for loop in (first, second))
     if one is None or other is None or not one[3] or not other[3]:
         return False
@@ -282,7 +286,7 @@ def _follows(first: Op, second: Op, made: Mapping[str, Op], arguments: Mapping[s
 
 
 class _Forms:
-    """Numbers of values of loops, equal for values with equal computations where masks are true."""
+    """Numbers of values of loops; they are equal for values with equal computations, if masks are true."""
 
     def __init__(self, made: Mapping[str, Op]) -> None:
         self.made, self.known, self.masks = made, dict[object, int](), list[str]()
@@ -335,7 +339,9 @@ class _Forms:
         return [self.of(name)]
 
     def _without_zero(self, op: Op) -> str | None:
-        """Return the operand of a sum with 0, or of a difference minus 0; None for others."""
+        """Return the other operand of a sum with 0, or of a difference whose second operand is 0; None for other
+        values.
+        """
         zero = self.number(("arith.constant", f"arith.constant 0 : {op.type}", (), 0))
         one, other = op.operands
         if self.of(other) == zero:

@@ -129,7 +129,7 @@ def phases_of(call: Call, problem: Any, tiling: Any, p: TritonPrecision, machine
     options = dict(configuration.options)
     if takes_options(tiling):
         options |= {"num_warps": tiling.warps, "num_stages": tiling.stages}
-    with refusing(Line(call.path, call.line), call.name):  # before a compiler sees the text
+    with refusing(Line(call.path, call.line), call.name):  # before a compiler reads the text
         _check(configuration.ttir, call)
     launch = call.name, Line(call.path, call.line), *_launched(call, configuration, p), problem, tiling, p, machine
     made = _compiled(call, configuration.ttir, code_of(machine.device), options, lambda text: check_read(text, *launch))
@@ -145,8 +145,8 @@ def phases_of(call: Call, problem: Any, tiling: Any, p: TritonPrecision, machine
 
 
 def _check(ttir: str, call: Call) -> None:
-    """Raise `SpecError` if TTIR and arguments do not belong to one call, or if a launch reads memory that it
-    stored to.
+    """Raise `SpecError` if TTIR and arguments do not belong to one call, or if a launch reads memory to which it has
+    stored.
     """
     function = read(ttir)
     check_arguments(function, call)
@@ -182,7 +182,7 @@ def _exact(call: Call, _problem: object, tiling: Tiling) -> ExactLaunch:
 
 
 def unread(call: Call) -> str:
-    """Return why a recorded call cannot be read as a kernel of tiles, in one line; empty if it can.
+    """Return, in one line, why a recorded call cannot be read as a kernel of tiles; empty if it can.
 
     Its TTIR is read as for GPUs, for NPUs and in float64, in the first configuration; nothing is computed or timed.  A
     device may still refuse a call that can be read, because of a format or of the sizes of memories.

@@ -30,7 +30,7 @@ from npusim.machines.sm.core import code_architecture, shared_memory_bytes, warp
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
 
-#: Packages whose frames are between a program's launch and its record.
+#: Packages whose frames are between a program's launch and the function that records it.
 _LANGUAGES = ("npusim.kernels.", "triton.runtime", "tilelang")
 #: Lanes of a warp on every GPU of NVIDIA's (CUDA C++ Programming Guide).
 WARP = 32
@@ -96,7 +96,7 @@ class Recorder:
         # number of each storage, and a reference that prevents reuse of the address
         self._storages: dict[int, tuple[int, Any]] = {}
         self._texts: dict[Any, Any] = {}
-        self._chosen: Mapping[str, Any] | None = None  # options that a tuner chose, while it launches
+        self._chosen: Mapping[str, Any] | None = None  # the options that a tuner has chosen, while it launches
 
     def launch(self, function: Any, *args: Any, grid: Any, warmup: bool = False, **given: Any) -> Launched:
         """Record a launch; one that only compiles (``warmup``) is not a launch."""
@@ -123,7 +123,7 @@ class Recorder:
         try:
             recorded = {n: self.argument(n, x) for n, x in bound.items()} if tuning is None else {}
             text, refused = launched.ttir()
-        except UnreadFormatError as error:  # the launch is listed as not read
+        except UnreadFormatError as error:  # the launch is listed as one that npusim does not read
             recorded, text, refused = {}, "", str(error)
         constants = {n: _plain(x) for n, x in (self._chosen or {}).items() if n in bound}
         configuration = CallConfiguration(text, numbers, launched.options, constants, refused)
@@ -163,7 +163,7 @@ class Recorder:
         return ttir_of(function, given, options, self.target, self._texts)
 
     def argument(self, name: str, x: Any) -> Any:
-        """Return the record of an argument."""
+        """Return an argument in the form of a record."""
         x = x.value if type(x).__name__ == "constexpr" else x
         if type(x).__name__ == "TensorDescriptor":
             whole = self.argument(name, x.base)
@@ -372,7 +372,7 @@ def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _torch_on_cpu(torch: Any, device: DeviceSpec, capability: int) -> Iterator[None]:
-    """Use the CPU for every GPU that PyTorch is asked for, and answer as the device would."""
+    """Use the CPU for every GPU that a program requests from PyTorch, and answer as the device would."""
 
     def on_cpu(x: Any) -> Any:
         is_gpu = isinstance(x, str | torch.device) and re.match(r"(cuda|npu|xpu)\b", str(x))
@@ -386,7 +386,7 @@ def _torch_on_cpu(torch: Any, device: DeviceSpec, capability: int) -> Iterator[N
                 return True
             if function is torch.Tensor.get_device:
                 return 0
-            if function is torch.device and args and isinstance(args[0], int):  # the accelerator, by its number
+            if function is torch.device and args and isinstance(args[0], int):  # the accelerator is given by its number
                 return torch.device("cpu")
             return function(*map(on_cpu, args), **{k: on_cpu(x) for k, x in (kwargs or {}).items()})
 

@@ -9,13 +9,13 @@ from npusim.kernels.triton.ttir_text import TYPES, Op, shape_of
 
 
 class OtherBlocksError(Exception):
-    """A kernel has blocks that have no such form."""
+    """Raised if a kernel has blocks without this form."""
 
 
 class RegionRewriter(ABC):
-    """Operations in their new order; ``made``: the operation that makes each value, before the change.
+    """Operations in their new order; ``made``: the operation that computes each value before the change.
 
-    ``known``: results that operations of this region and of those around it share, by what they are.
+    ``known``: results that operations of this region and of enclosing regions share, by their content.
     """
 
     def __init__(self, operations: Sequence[Op], made: Mapping[str, Op]) -> None:
@@ -25,7 +25,7 @@ class RegionRewriter(ABC):
 
     @abstractmethod
     def rewrite(self, op: Op) -> None:
-        """Add the operations in place of one; raise `OtherBlocksError` if there are none."""
+        """Add the operations that replace an operation; raise `OtherBlocksError` if there are none."""
 
     def changed(self, operations: Sequence[Op]) -> list[Op]:
         """Return the operations of a region; raise `OtherBlocksError` if a block has no such form."""

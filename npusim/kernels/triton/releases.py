@@ -1,4 +1,4 @@
-"""Triton's releases: those that were tested, and where they differ.
+"""Triton's releases: those that were tested, and their differences.
 
 3.7: the assembler gets ``--regAllocOptLevel=2``.  3.8: a descriptor's type has no ``tensor``; a thread adds its own
 elements of a sum as a tree (other bits); an autotuner uses a single remaining configuration without a measurement. 3.9:
@@ -27,8 +27,8 @@ FIRST, NEWEST = (3, 6), (3, 9)
 TAKES_ONE = (3, 8)
 #: From this release on a descriptor's type names its block without ``tensor``.
 SHORT_DESCRIPTORS = (3, 8)
-#: From this release on a thread adds its own elements of a sum as a tree of neighbours; before, from the first to the
-#: last.
+#: From this release on a thread adds its own elements of a sum as a tree of neighbours; in earlier releases, from the
+#: first to the last.
 ADDS_IN_TREES = (3, 8)
 #: From this release on the assembler gets an option for its allocation of registers.
 ALLOCATES = (3, 7)
@@ -78,7 +78,7 @@ def adds_in_trees() -> bool:
 
 
 def compiled_by() -> tuple[str, ...]:
-    """Return the facts on which compiled code depends in addition to the kernel and its options: the release, and its
+    """Return the facts on which compiled code depends in addition to the kernel and its options: the release, and the
     user's default.
     """
     return release(), os.environ.get("TRITON_DEFAULT_FP_FUSION", "")
@@ -118,7 +118,7 @@ def _release_of(path: str) -> str:
 
 
 def as_first(ttir: str) -> str:
-    """Return TTIR in the form of the first of these releases.
+    """Return TTIR in the form of the first tested release.
 
     From 3.8 on a descriptor's type is ``tensordesc<64x64xf16>``, and its sizes and strides are ``%a.shape.0``.
     """
@@ -128,7 +128,7 @@ def as_first(ttir: str) -> str:
 
 
 def as_installed(ttir: str) -> str:
-    """Return TTIR of any of these releases in the form that the installed one reads."""
+    """Return TTIR of any tested release in the form that the installed release reads."""
     ttir = as_first(ttir)
     if _number(release()) < SHORT_DESCRIPTORS:
         return ttir

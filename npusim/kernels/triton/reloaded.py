@@ -1,7 +1,7 @@
-"""Loads of data that the program itself has stored: the stored value in place of the load.
+"""Loads of data that the program itself has stored, replaced by the stored value.
 
-A later loop over the same tiles computes the value again, from the values of the tensors before the launch; a tensor
-that is also loaded before its store is read under another name for that, with its values before the launch.
+A later loop over the same tiles computes the value again, from the values of the tensors before the launch; if a tensor
+is also loaded before its store, this load reads it under another name, with its values before the launch.
 """
 
 from __future__ import annotations
@@ -93,9 +93,7 @@ class _Reloads:
         return [o for made in every for o in made], kept, is_before
 
     def _blocks(self, op: Op) -> list[tuple[Op | None, list[Op]]]:
-        """Return the loop of the kernel's operations that contains an operation, if any, and the operations
-        around it.
-        """
+        """Return the loop that contains an operation (None if it is in no loop), and the operations around it."""
         if op in self.operations:
             return [(None, self.operations)]
         return [(o, o.body) for o in self.operations if o.name == "scf.for" and op in o.body] or [(op, [])]
@@ -107,8 +105,8 @@ class _Reloads:
         return all(map(self._is_alike, first.operands[1:4], loop.operands[1:4]))
 
     def _is_alike(self, one: str, other: str, renamed: Mapping[str, str] | None = None) -> bool:
-        """Return whether two values have equal computations; ``renamed``: values of the one loop by those of
-        the other.
+        """Return whether two values have equal computations; ``renamed``: maps values of one loop to those of the
+        other.
         """
         if renamed and one in renamed:
             return renamed[one] == other
@@ -168,7 +166,7 @@ class _Reloads:
         return [replace(load, name="arith.select", operands=operands, text=f"arith.select : {type_}", type=type_)]
 
     def _replaced(self, op: Op, new: Mapping[int, Sequence[Op]], *, is_before: bool) -> list[Op]:
-        """Return operations in place of one: other loads of the tensor read its values before the launch."""
+        """Return the operations that replace one: other loads of the tensor read its values before the launch."""
         if id(op) in new:
             return [one for o in new[id(op)] for one in self._replaced(o, {}, is_before=is_before)]
         if is_before and op.name == "tt.load" and self.tensor in self.roots.get(id(op), ()):

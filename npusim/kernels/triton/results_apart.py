@@ -1,4 +1,4 @@
-"""Makes several kernels of one whose results have different shapes, one for each tensor that the kernel stores.
+"""Divides a kernel whose results have different shapes into several kernels, one for each tensor that it stores.
 
 A store needs no other store's result, so that each result has the bits of the single kernel; the time is that of
 several kernels.
@@ -12,7 +12,7 @@ from dataclasses import replace
 from npusim.kernels.triton.ttir_text import TYPES, Function, Op
 
 STORES, LOADS = ("tt.store", "tt.descriptor_store"), ("tt.load", "tt.descriptor_load")
-#: Operations that remain if one of their inner operations does, and operations with other kinds of stores.
+#: Operations that remain if one of their inner operations remains, and operations with other kinds of stores.
 _CONTROL, _OTHERS = ("cf.", "block", "tt.return"), ("tt.atomic",)
 #: Operations that may have stores inside.
 _REPEATED = ("scf.for", "scf.if")
@@ -24,7 +24,7 @@ def results_apart(function: Function, *, by_store: bool = False) -> list[Functio
     only one tensor.
 
     ``by_store``: return a kernel for each store of a tensor that has several stores and is not loaded; an empty list if
-    there is no such tensor.  Each kernel has the loops and branches that contain an operation it needs.
+    there is no such tensor.  Each kernel has those loops and branches that contain an operation that it needs.
     """
     operations = function.operations
     every = [*operations, *inside(operations)]
@@ -63,8 +63,8 @@ def inside(operations: Sequence[Op]) -> Iterator[Op]:
 
 
 def sources_of(operations: Sequence[Op]) -> dict[str, list[str]]:
-    """Return the parameters to which each name may be a pointer: for a value that a loop carries, the parameters of its
-    start and of its end.
+    """Return the parameters to which each name may point; for a value that a loop carries, those of its start and of
+    its end.
     """
     sources = dict[str, list[str]]()
     for op in (*operations, *inside(operations)):
@@ -91,8 +91,8 @@ def roots_of(name: str, sources: dict[str, list[str]]) -> set[str]:
 
 
 def _with_states(loop: Op, needed: set[str], stores: Sequence[Op]) -> Op:
-    """Return a loop with some of its stores, and with only the states from which these, its needed results, or other
-    such states, are computed.
+    """Return a loop with some of its stores, and with only those states from which these stores, the loop's needed
+    results, or other such states are computed.
     """
     if not loop.results:
         return replace(loop, body=needed_by(loop.body, stores))

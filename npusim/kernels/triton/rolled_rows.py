@@ -1,7 +1,7 @@
 """Sums and maxima over the rows of a block, as loops over these rows: TTIR of the same kernel without the blocks.
 
-Partial results follow one another along an axis that is neither the rows nor the columns of a tile, as the results of
-split keys do: a block of all results is read as one tile after another, and sums run from the first to the last.
+Partial results follow one another along an axis that is neither the rows nor the columns of a tile, like the results of
+split keys: a block of all results is read as one tile after another, and sums run from the first to the last.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _reduces(op: Op, dims: Mapping[str, int]) -> bool:
 
 
 def _is_over_rows(operations: Sequence[Op], dims: Mapping[str, int]) -> bool:
-    """Return whether a sum or maximum along these dimensions leaves another one."""
+    """Return whether a dimension remains after a sum or maximum along these dimensions."""
     return any(
         _reduces(o, dims) and o.number("axis") < len(shape_of(o.type)[0]) and o.body[0].name in REDUCTIONS
         for o in operations
@@ -145,7 +145,8 @@ _MAXIMA = tuple(name for name, (word, *_) in REDUCTIONS.items() if word == "max"
 
 
 def with_scratch_kept(function: Function) -> tuple[list[Op], dict[str, Op]]:
-    """Return operations without values that each program stores and loads again at once; the omitted stores by tensor.
+    """Return operations without the values that each program stores and immediately loads again; also return the
+    omitted stores by tensor.
 
     A load of the same pointers under the same mask gives the value of the previous store; a tensor that has only such
     accesses needs neither load nor store.
@@ -169,7 +170,9 @@ def with_scratch_kept(function: Function) -> tuple[list[Op], dict[str, Op]]:
     starts = {n: o for o in every if o.name == "scf.for" for n in o.operands[4::2]}
 
     def roots(name: str) -> frozenset[str]:
-        """Return the tensors that a pointer may belong to; for a loop-carried pointer, of all its values."""
+        """Return the tensors to which a pointer may belong; for a pointer that a loop carries, those of all
+        its values.
+        """
         seen, open_ = set[str](), [name]
         while open_:
             if (n := open_.pop()) in seen:

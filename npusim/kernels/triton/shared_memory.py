@@ -1,4 +1,6 @@
-"""Arguments of a recorded call that are parts of one memory: each tensor is read with its values before the launch."""
+"""Arguments of a recorded call that are parts of one memory: a load of a tensor must have its values before
+the launch.
+"""
 
 from __future__ import annotations
 
@@ -123,8 +125,8 @@ def _bytes(x: Argument) -> int:
 
 
 def _range(x: Argument) -> tuple[int, int]:
-    """Return the first byte of an argument in its storage, and the byte after its last; both are equal without
-    elements.
+    """Return the first byte of an argument in its storage, and the byte after its last; both are equal if the argument
+    has no elements.
     """
     if 0 in x.shape:
         return 0, 0
@@ -157,12 +159,13 @@ def check_programs(readers: Sequence[Reader]) -> None:
 
 
 def _check_looked(reader: Reader, name: str, line: Line, of: Reader, stored: Load) -> None:
-    """Raise `ProgramError` where a program loads integers, which decide addresses or results, that another one stores.
+    """Raise `ProgramError` if a program loads integers that another one stores; such integers decide addresses or
+    results.
 
     A program's store comes after its loads, because programs of one kind are read in their order.
     """
     looked, parts = reader.looked_at.get(name), _bits(of, stored) // (width := _bits_of(reader, name))
-    are_many = any(len(np.unique(r.ids, axis=0)) < len(r.ids) for r in (reader, of))  # iterations of programs
+    are_many = any(len(np.unique(r.ids, axis=0)) < len(r.ids) for r in (reader, of))  # the iterations of programs
     why = f"{name}: some programs load these integers, and others store to them at {stored.line}"
     if looked is None or are_many or parts != 1:
         raise ProgramError(f"{line}: {why}; pass a copy to the kernel")
@@ -179,7 +182,7 @@ def _check_looked(reader: Reader, name: str, line: Line, of: Reader, stored: Loa
 def are_elements_own(reader: Reader, stored: Load, load: Load) -> bool:
     """Return whether no program loads an element that another program stores to, according to each element's address.
 
-    False where these are too many to look at.
+    False if there are too many addresses to examine.
     """
     if any(len(reader.ids) * x.pointer.base.shape[1] * prod(x.pointer.shape) > MOST_ELEMENTS for x in (stored, load)):
         return False
@@ -195,13 +198,13 @@ def are_elements_own(reader: Reader, stored: Load, load: Load) -> bool:
 
 
 def _is_cut(reader: Reader, of: str) -> bool:
-    """Return whether a tensor of a reader is the part of an argument that has some indices of an axis alone."""
+    """Return whether a tensor of a reader is a part of an argument that has only some indices of an axis."""
     view = reader.arguments[of]
     return isinstance(view, View) and view.cut is not None
 
 
 def _root(reader: Reader, of: str) -> Tensor:
-    """Return the argument that a tensor of a reader is, or of which it is a part."""
+    """Return the argument to which a tensor of a reader belongs, completely or as a part."""
     root: Tensor = reader.arguments[of.partition(".")[0]]
     return root
 
@@ -226,8 +229,8 @@ def _is_same(reader: Reader, x: Load, of: Reader, stored: Load) -> bool:
 
 
 def _check_pair(reader: Reader, x: Load, of: Reader, stored: Load) -> None:
-    """Raise `ProgramError` if a program accesses elements that another one stores; for two stores of one argument that
-    are read as separate kernels, also if one program stores an element twice.
+    """Raise `ProgramError` if a program accesses elements that another one stores; if two stores to one argument are
+    read as separate kernels, also raise it if one program stores an element twice.
     """
     is_twice = isinstance(x, Stored) and reader is not of and _root(reader, x.of).name == _root(of, stored.of).name
     if _memory(reader, x.of) != _memory(of, stored.of) or (not is_twice and _is_same(reader, x, of, stored)):
@@ -288,7 +291,9 @@ def _root_offset(reader: Reader, of: str) -> int:
 
 
 def _are_near(a: tuple[Integers, Integers], b: tuple[Integers, Integers]) -> bool:
-    """Return whether one of some ranges, by their first and last places, overlaps one of others."""
+    """Return whether a range of one list overlaps a range of another; ranges are given by their first and
+    last places.
+    """
     if not a[0].size or not b[0].size:
         return False
     order = np.argsort(b[0])

@@ -1,5 +1,5 @@
-"""Loops whose states begin with computed values: one kernel that stores these values, and one whose states begin as
-tensors.
+"""Loops whose states begin with computed values, as two kernels: one stores these values, and the states of the other
+begin as tensors.
 
 The first kernel stores each value where the launch stores a result of the same shape, but in a separate tensor; the
 second kernel loads it there.  The bits are those of the single kernel; the time includes the tensor's traffic and one

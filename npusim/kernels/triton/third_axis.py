@@ -1,4 +1,5 @@
-"""Blocks of three axes as blocks of two axes: the same TTIR for each index along one of the axes, in separate programs.
+"""Blocks of three axes as blocks of two axes: separate programs have the same TTIR for each index along one of the
+axes.
 
 No operation may join elements along that axis, so that no value depends on the division; times are those of this number
 of programs.
@@ -15,8 +16,8 @@ from npusim.kernels.triton.ttir_text import Function, Op, makers, shape_of
 
 #: An operation that TTIR does not have: the index along the omitted axis, for each part of a program.
 PART = "npusim.program_part"
-#: Operations whose operands and results have the same number of axes but different ones, or that join elements of a
-#: block.
+#: Operations whose operands and results have equally many axes, but different ones; and operations that join elements
+#: of a block.
 _OTHERS = ("tt.dot", "tt.reshape", "tt.trans", "tt.join", "tt.split", "tt.cat", "tt.scan", "tt.gather", "tt.atomic")
 #: Operations that each reader may execute separately.
 _COPIED = ("arith.constant", "tt.expand_dims", "tt.splat", "tt.broadcast")
@@ -107,7 +108,9 @@ def _types(text: str) -> list[tuple[tuple[int, ...], str]]:
 
 
 def _axes(operations: list[Op], axis: int) -> dict[str, int | None] | None:
-    """Return where each block has the axis, None if it does not; None if operations join elements along it."""
+    """Return the position of the axis in each block (None: the block does not have it); None if operations join
+    elements along the axis.
+    """
     ranks, known = dict[str, int](), dict[str, int | None]()
     for op in operations:
         ranks |= {r: len(shape_of(op.type.split(", ")[0])[0]) for r in op.results if not op.otherwise}
@@ -115,7 +118,7 @@ def _axes(operations: list[Op], axis: int) -> dict[str, int | None] | None:
         return None
 
     def note(name: str, at: int | None) -> bool:
-        """Return whether a block has an axis at the place that was stated before."""
+        """Return whether a block has an axis at the position that was determined before."""
         return known.setdefault(name, at) == at
 
     known |= {n: axis for n, rank in ranks.items() if rank == THREE}
@@ -131,7 +134,7 @@ def _axes(operations: list[Op], axis: int) -> dict[str, int | None] | None:
 
 
 def _like(op: Op, ranks: Mapping[str, int], known: Mapping[str, int | None]) -> Iterator[tuple[str, int | None]]:
-    """Yield where blocks of an operation have the axis, by its other blocks."""
+    """Yield the positions of the axis in blocks of an operation, derived from the operation's other blocks."""
     blocks = [n for n in (*op.operands, *op.results) if ranks.get(n)]
     if op.name in ("tt.expand_dims", "tt.reduce") and len(blocks) > 1:
         (small, large), new = (blocks if op.name == "tt.expand_dims" else blocks[::-1]), op.number("axis")
@@ -180,7 +183,7 @@ def _changed(op: Op, known: Mapping[str, int | None], size: int) -> Op:
 
 
 def _of_rank(op: Op, rank: int, known: Mapping[str, int | None]) -> int | None:
-    """Return where the blocks of an operation with some rank have the axis."""
+    """Return the position of the axis in those blocks of an operation that have some rank."""
     if op.name in ("tt.expand_dims", "tt.reduce"):
         operand, result = known.get(op.operands[0]), known.get(op.results[0])
         types = _types(op.text)

@@ -250,7 +250,8 @@ class Locations:
     def place(self, line: str) -> str:
         """Return the files, lines and columns that the last location of a line of text names, the innermost first.
 
-        Folders are omitted: TTIR and later stages give one place the same name, wherever the file is.
+        Folders are omitted: a place then has the same name in TTIR and in later stages, independent of the folder of
+        the file.
         """
         last = re.findall(r"loc\((#loc\w*)\)", line)
         if last and last[-1] not in self._named:

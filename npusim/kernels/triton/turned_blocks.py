@@ -1,9 +1,9 @@
 """Sums, maxima and scans down the rows of a block, as sums, maxima and scans along the rows of the block with exchanged
 axes.
 
-The same TTIR on blocks with exchanged axes.  The exchanged blocks are those that elementwise operations join with a
-block that is summed down its rows, or with a computed block whose transpose is the left factor of a product.  The
-elements, and the computations on them, are the same.
+The result is the same TTIR on blocks with exchanged axes.  The exchanged blocks are those that elementwise operations
+join with a block that is summed down its rows, or with a computed block whose transpose is the left factor of a
+product.  The elements, and the computations on them, are the same.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ _GIVEN = ("tt.load", "tt.descriptor_load", "tt.trans", "tt.dot", "scf.", "arith.
 _SAME = "ttg.convert_layout"
 
 
-#: Which blocks are turned: only those that are reduced down their rows alone; also those that are reduced along their
-#: rows too; or all.  Except in the way ``""``, reductions down rows that remain are computed as they are.
+#: The blocks that are turned: only blocks that are reduced down their rows and not along them; also blocks that are
+#: reduced along both; or all blocks.  Except in the way ``""``, reductions down rows that remain are computed as they
+#: are.
 ALONE, DOWN, TOO, ALL = WAYS = ("", "down", "too", "all")
 
 
 def with_turned_blocks(function: Function, way: str = ALONE) -> Function | None:
-    """Return a kernel that turns the blocks which are summed down their rows, or whose transpose is a left factor.
+    """Return a kernel with exchanged axes of blocks that are summed down their rows, or whose transpose is a left
+    factor.
 
-    ``way``: one of `WAYS`; a reduction along the rows of a turned block goes down the rows of the result.  None if
-    there is no such block.
+    ``way``: one of `WAYS`; a reduction along the rows of a turned block becomes one down the rows of the result.  None
+    if there is no such block.
     """
     every = _all(function.operations)
     if not any(o.name in _ALONG and _is_down(o) for o in every) and not _left_factors(every):
@@ -89,7 +91,7 @@ def _result_types(op: Op) -> list[str]:
 
 
 class _Components:
-    """Blocks by the component of elementwise operations that they belong to."""
+    """Blocks, grouped by the elementwise operations that connect them."""
 
     def __init__(self) -> None:
         self._roots: dict[str, str] = {}
@@ -154,7 +156,7 @@ def with_axes_exchanged(op: Op) -> Op:
 
 
 def _product(op: Op, turned: set[str]) -> list[Op]:
-    """Return a product of turned blocks, or with a turned result, and the transpositions that it needs."""
+    """Return a product of turned blocks, or with a turned result, and the transpositions that the product needs."""
     is_turned = op.results[0] in turned
     made, factors = list[Op](), list[str]()
     for name in op.operands[:2]:

@@ -1,7 +1,6 @@
-"""Integers that are values of tiles: data of int8 products, results of quantization, indices of maxima.
+"""Integers that are values of tiles: data of int8 products, results of quantisation, indices of maxima.
 
-These integers are whole numbers in a format of floats that represents them exactly: int8 itself, and float32 up to 2^24
-for wider ones.
+A format that represents them exactly stores these integers: int8 itself, or, for wider ones up to 2^24, float32.
 """
 
 from __future__ import annotations
@@ -50,7 +49,8 @@ MOST_EXACT = 1 << 24
 #: Operations that pass integers of a block on unchanged, and operations that turn them into values.
 _PASSING = ("tt.broadcast", "tt.expand_dims", "tt.splat", "tt.trans", "ttg.convert_layout", "tt.reshape", "arith.extsi")
 _OF_VALUES = ("arith.sitofp", "arith.uitofp", "tt.dot")
-#: Operations that read the integers of 16 bits that floats become first, if a kernel converts them to 8 bits.
+#: Operations that may read the 16-bit integers to which floats are first converted, if a kernel converts them to 8
+#: bits.
 _OF_WIDE = ("arith.sitofp", "arith.extsi", "arith.cmpi")
 #: Operations of integers that reduce a block.
 _REDUCED = ("addi", "muli", "maxsi", "minsi", "maxui", "minui", "andi", "ori", "xori")
@@ -154,7 +154,7 @@ class WholeNumbers(Arithmetic, ABC):
             self.notes.append(f"{op.line}: {of}: integers of {kind} are {WHOLE[kind]} here, exact up to 2^24")
 
     def _result_of(self, op: Op, of: str, kind: str) -> None:
-        """Convert a tensor of integers to one to which values of tiles are stored."""
+        """Convert a tensor of integers to a tensor to which values of tiles are stored."""
         tensor = self.arguments[of]
         is_bytes = kind.startswith("f8") and shape_of(self.function.parameters[of])[1] == "i8"
         if not isinstance(tensor, IntegerTensor):
@@ -178,14 +178,16 @@ class WholeNumbers(Arithmetic, ABC):
         self.arguments[of] = replace(view, storage=memory[0], offset=memory[1])
 
     def _as_block(self, op: Op, x: Affine, like: tuple[str | None, ...] = ()) -> Floats:
-        """Return indices as a block of numbers that is read; ``like``: axes of the block that they are read with."""
+        """Return indices as a block of numbers that is read; ``like``: axes of the block with which they are read."""
         values = elements(op, x)
         if self._walk is not None or np.abs(values).max() > MOST_EXACT:
             raise op.fail("indices as values of a tile in a loop, or beyond 2^24")
         return self._known_block(op, self._unique("indices"), values, f"i{x.bits}", like=like)
 
     def _indices_of_tiles(self, op: Op, x: Affine, axis: str | None) -> Floats:
-        """Return indices along an axis of a loop's tiles, the same ones in each, as a tensor that is read with them."""
+        """Return indices along an axis of a loop's tiles, which are the same in each tile, as a tensor that is read
+        with the tiles.
+        """
         of_axis = [
             (load, i)
             for load in self.loads.values()
@@ -217,7 +219,7 @@ class WholeNumbers(Arithmetic, ABC):
         return made
 
     def _fixed_choice(self, op: Op, mask: Condition | Elements, a: Known, b: Known) -> None:
-        """Write a choice by a mask of indices; in a loop, of one index in each program (a label's)."""
+        """Write a choice by a mask of indices; in a loop, the mask has one index in each program (that of a label)."""
         if self._walk is None or (made := self._is_at_index(op, mask)) is None:
             self._other_choice(op, mask, a, b)
             return
@@ -243,7 +245,7 @@ class WholeNumbers(Arithmetic, ABC):
             self._set(op, replace(made, most=max(1, *(x or 0 for x in known))))
 
     def _arith_select(self, op: Op, mask: Known, a: Known, b: Known) -> None:
-        """Read a choice of integers of which some are values of a tile, outside of loops, as one of such values."""
+        """Read a choice of integers outside loops, some of which are values of a tile, as a choice of such values."""
         is_of_values = (
             isinstance(a, Floats) != isinstance(b, Floats) and shape_of(op.type.rpartition(", ")[2])[1] in WHOLE
         )
@@ -252,9 +254,9 @@ class WholeNumbers(Arithmetic, ABC):
         super()._arith_select(op, mask, a, b)
 
     def _is_at_index(self, op: Op, mask: Condition | Elements) -> tuple[ValueComparison, str] | None:
-        """Return where a loop's tile has the one index that its program has, and how the mask compares with it.
+        """Return the place in a loop's tile of the one index of its program, and the comparison of the mask with it.
 
-        None for other masks: the indices must be neighbours along one axis, in tiles at one distance.
+        None for other masks: the indices must be neighbours along one axis, in tiles at equal distances.
         """
         if self._walk is None or isinstance(mask, Elements) or mask.either or len(mask.of) != 1 or not self._walk.loads:
             return None
@@ -280,7 +282,9 @@ class WholeNumbers(Arithmetic, ABC):
         return ValueComparison(Floats(text, self._joined(block, index), MASK)), relation
 
     def _stored_integers(self, op: Op, x: Affine | Listed | ListedMask | Elements | Condition, of: str) -> Known:
-        """Return integers that are known at launch as a block, or one number, to be stored; addresses as they are."""
+        """Return integers that are known at launch, for a store: as a block, or as one number; addresses
+        are unchanged.
+        """
         if (isinstance(x, Affine) and x.of) or (isinstance(x, Listed) and x.rest.of):
             return x
         is_signed = not self.arguments[of].fmt.startswith("uint")
@@ -291,7 +295,7 @@ class WholeNumbers(Arithmetic, ABC):
     def _known_integers(
         self, op: Op, x: Affine | Listed | ListedMask | Elements | Condition, *, is_signed: bool
     ) -> Floats:
-        """Return integers, or a mask, that are known at launch as a block of numbers that is read."""
+        """Return integers, or a mask, that are known at launch, as a block of numbers that the kernel reads."""
         x = self._as_loaded(op, x)[0] if isinstance(x, Affine | Listed) else x
         given = elements_in(op, x)
         values = given.values if is_signed else without_sign(given.values, given.bits).astype(np.int64)
@@ -374,7 +378,8 @@ class WholeNumbers(Arithmetic, ABC):
 
     def _arith_fptoui(self, op: Op, x: Known) -> None:
         """Read floats as unsigned integers of 8 bits: of 16 bits, 0 to 65535, of which a store writes the low 8."""
-        is_read = self.choices.converts_wide or self.choices.is_exact  # a reference reads what a device converts
+        # a reference reads the numbers that a device converts
+        is_read = self.choices.converts_wide or self.choices.is_exact
         if shape_of(op.type)[1] != "i8" or not isinstance(x, Floats) or not is_read:
             raise op.fail("converting floats to unsigned integers is supported only for blocks, to uint8, on GPUs")
         why = (
@@ -393,7 +398,7 @@ class WholeNumbers(Arithmetic, ABC):
         self._set(op, replace(self._named(op, low), wide=wide, is_seen=True))
 
     def _set_low_bits(self, op: Op, x: Floats) -> None:
-        """Set whole numbers as integers of 8 bits that are converted as ones of 16, with which the kernel continues."""
+        """Set whole numbers as 8-bit integers that are converted via 16-bit ones, with which the kernel continues."""
         why = (
             "floats are converted to integers of 16 bits (beyond the range to its limits, NaN to 0), of which a "
             "store writes the low 8 bits"
@@ -508,7 +513,7 @@ class WholeNumbers(Arithmetic, ABC):
         return is_hidden if is_along and not np.any(index.base != known.base) else None
 
     def _as_number(self, x: Affine, kind: str) -> Number | None:
-        """Return a state of integers that begins with one number, as whole numbers; None for another state."""
+        """Return, as whole numbers, a state of integers that begins with one number; None for another state."""
         is_one = x.is_uniform and not x.of and kind in WHOLE
         value = float(x.base.flat[0])
         return Number(value, literal(value), x.shape) if is_one and abs(value) <= MOST_EXACT else None
@@ -540,7 +545,7 @@ class WholeNumbers(Arithmetic, ABC):
         return Number(math.nan, f"({walked}.index * {float(step)!r} + {float(first)!r})", x.shape, is_known=False)
 
     def _as_value(self, op: Op, x: Known, like: tuple[str | None, ...] = ()) -> Floats | Number:
-        """Return an integer as a value of a tile: one that is there, one number, or indices; ``like`` as above."""
+        """Return an integer as a value of a tile: an existing one, one number, or indices; ``like`` as above."""
         if isinstance(x, Affine) and x.is_uniform:
             return _number(op, x, x.shape)
         if isinstance(x, Affine) and (number := self._of_loop(x)) is not None:
@@ -579,7 +584,7 @@ class WholeNumbers(Arithmetic, ABC):
         return max(int(np.abs(x).max(initial=0)) for x in known) if is_loaded else 1 << 7
 
     def _tt_reduce(self, op: Op, x: Known, *others: Known) -> None:
-        """Read a maximum with its index, the first of equal ones, next to other reductions."""
+        """Read a maximum with its index (of equal maxima, the first), possibly together with other reductions."""
         inner = {o.name for o in op.body}
         is_indexed = len(others) == 1 and isinstance(x, Floats) and isinstance(others[0], Affine)
         if not others and isinstance(x, Affine | Listed | Elements) and self._walk is None and of_integers(op):
@@ -661,7 +666,7 @@ class WholeNumbers(Arithmetic, ABC):
         self._set(op, replace(made, fmt="i32", most=most))
 
     def _place(self, op: Op, largest: Op, x: Floats, best: Floats, index: Affine) -> None:
-        """Set the index of a maximum, the first of equal ones, as a second maximum, of the negated indices."""
+        """Set the index of a maximum (of equal maxima, the first) as a second maximum, that of the negated indices."""
         at, axis = op.number("axis"), x.axes[op.number("axis")]
         is_of_tiles = self._walk is not None and index.base.size == 1
         block = self._indices_of_tiles(op, index, axis) if is_of_tiles else self._as_block(op, index, x.axes)
@@ -702,7 +707,9 @@ def _most_of(x: Known) -> int | None:
 
 
 def of_integers(op: Op) -> str:
-    """Return the one operation of integers by which a reduction joins elements (``addi``, ...); empty for others."""
+    """Return the only operation of integers with which a reduction joins elements (``addi``, ...); empty for other
+    reductions.
+    """
     inner = [o.name.partition(".")[2] for o in op.body]
     return inner[0] if len(inner) == 2 and inner[0] in _REDUCED else ""
 

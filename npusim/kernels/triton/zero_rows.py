@@ -1,4 +1,4 @@
-"""Values that are 0 in rows which the masks of loads hide: programs that add them to a tensor add nothing there."""
+"""Values that are 0 in rows that the masks of loads hide: programs that add them to a tensor add nothing there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from npusim.kernels.triton.ttir_text import Op
 
-#: Operations whose result is 0 where any operand is 0, where all are, and where the first is.
+#: Operations whose result is 0 where any operand is 0, where all operands are 0, and where the first operand is 0.
 _ANY, _ALL = ("arith.mulf",), ("arith.addf", "arith.subf", "arith.maxnumf", "arith.minnumf")
 _FIRST = ("arith.divf", "arith.extf", "arith.truncf", "tt.fp_to_fp", "ttg.convert_layout", "arith.negf")
 _SAME = ("tt.expand_dims", "tt.broadcast", "tt.splat")
@@ -21,12 +21,13 @@ _ZEROS = ("dense<0.000000e+00>", "constant 0.000000e+00")
 class ZeroRows:
     """The values of a kernel that are 0 in hidden rows if all others are finite.
 
-    ``made``: the operation of each value, of loops too; ``hides``: whether a load hides these rows by its mask.
+    ``made``: the operation that computes each value, also in loops; ``hides``: whether a load hides these rows by its
+    mask.
     """
 
     made: Mapping[str, Op]
     hides: Callable[[Op], bool]
-    #: What is known so far; values of loops are assumed to be 0 until the end of their loop says otherwise.
+    #: The results so far; values of loops are assumed to be 0 until the end of their loop disproves it.
     known: dict[str, bool] = field(default_factory=dict)
 
     def has(self, name: str) -> bool:

@@ -27,8 +27,8 @@ SLICE_ELEMENTS = ((128, 8 * 512), (32, 16 * 512), (0, 32 * 512))
 REGISTER_TILE: Mapping[str, object] = MappingProxyType({"block_q": 128, "block_kv": 128, "vector_rows": 64, "depth": 4})
 #: Layout of the code of the kernel's rows: one function per stage, transposed, in four chains.
 REGISTER_CODE: Mapping[str, Any] = MappingProxyType({"vector": "fused", "layout": "dn", "chains": CHAINS})
-#: Rows of a call with a mask are not transposed: its masks are stored row by row.  This is an assumption about CANN's
-#: kernel: with it the errors of the two long prefills, of which one is causal, are equal on each of the two boards
+#: A call with a mask does not transpose its rows, because masks are stored row by row.  This is an assumption about
+#: CANN's kernel: with it, the errors of the causal and the full long prefill are equal on each of the two boards
 #: (reports/ascend_950).
 MASKED_LAYOUT = "nd"
 

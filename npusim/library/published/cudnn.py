@@ -13,7 +13,7 @@ from itertools import groupby
 from npusim.kernel import Charge, DeviceSpec, GpuDecisions, GpuKernel, KernelUse, Phase, Problem, get_format, layout
 from npusim.machine import GradientKernel, gradient_charges, needs_tma, specialised_charges
 
-#: Head dims, and rows and keys of all tiles, as the kernels are called.
+#: Head dims, and rows and keys of all tiles, according to the kernels' names.
 HEAD_DIMS, TILE = (64, 128, 192, 256), (128, 128)
 #: Queries of a tile and keys of a block of the gradient kernel: 64 x 64 per warp group; a block has two adjacent groups
 #: (its name and grid in a profile, torch 2.11 with cuDNN 9.15: ..._bprop_wgmma_f16_knob_26_64x64x{64,128}_1x4x1, 384
@@ -34,7 +34,7 @@ def _charges(use: KernelUse) -> tuple[Charge, ...]:
 
 
 def _last_keys_first(phase: Phase) -> Phase:
-    """Return a phase in which the blocks of a head start with the last keys.
+    """Return a phase in which the blocks of a head's last keys start first.
 
     Among four orders and two ways to assign blocks, this combination has the smallest errors on 18 causal calls on an
     H200.
@@ -49,9 +49,10 @@ def _needs(device: DeviceSpec) -> str:
 
 
 def _is_torchs(problem: Problem) -> bool:
-    """Return whether PyTorch uses it: 16 bits, heads up to 128 in steps of 8, no mask but the causal one.
+    """Return whether PyTorch uses cuDNN: 16-bit formats, head dims up to 128 in steps of 8, and no mask other than a
+    causal one.
 
-    Source: pytorch/pytorch 001f694, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: it is the first choice on
+    Source: pytorch/pytorch 001f694, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: cuDNN is the first choice on
     compute capability 9 with cuDNN 9.15.1 or later (check_prefer_cudnn_attention; head dims:
     check_cudnn_tensor_shapes).
     """

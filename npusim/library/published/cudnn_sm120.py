@@ -1,4 +1,4 @@
-"""cuDNN's attention on sm_120 and sm_121: one warp copies for four or eight warps that multiply and store Q in
+"""cuDNN's attention on sm_120 and sm_121: one warp copies for four or eight warps that multiply; these hold Q in
 registers.
 
 The kernel copies complete tiles (TMA) and multiplies with instructions of single warps (mma.sync).  It is an assumption
@@ -14,14 +14,14 @@ from npusim.machine import Layouts
 
 #: Head dims with known layouts.
 HEAD_DIMS = 64, 128, 192, 256
-#: Rows of its blocks, and the number of warps that multiply; keys, fewer if K and V do not fit into a block
-#: (prefill_f16.py).
+#: Rows of its blocks, and the number of warps that multiply; keys of a tile, of which there are fewer if K and V do not
+#: fit into a block (prefill_f16.py).
 LARGE_ROWS, SMALL_ROWS, KEYS = (128, 8), (64, 4), (128, 64)
-#: Limits for the choice of the smaller number of rows: the number of blocks with the larger number of rows per
-#: multiprocessor, and the number of tiles of keys, which must be larger than this limit without a causal mask, and at
-#: least equal to it with one.  The smaller number is also chosen if each of twice as many blocks has its own
-#: multiprocessor.  Inferred from the test of tile_choice, in which 240 blocks on 188 multiprocessors have the smaller
-#: number of rows and 320 do not.
+#: Limits for the choice between two numbers of rows of a block.  The smaller number is chosen up to a number of blocks
+#: (with the larger number of rows) per multiprocessor, if the number of tiles of keys exceeds a limit (with a causal
+#: mask: at least reaches it).  The smaller number is also chosen if twice as many blocks still have a multiprocessor
+#: each.  Inferred from the test of tile_choice, in which 240 blocks on 188 multiprocessors have the smaller number of
+#: rows and 320 do not.
 FILLED, FEW_TILES = 1.5, 8
 
 

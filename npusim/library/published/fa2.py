@@ -42,8 +42,9 @@ SIZES = 1, 2, 4
 NONE: Layouts = MappingProxyType({})
 #: Tiles on sm_86 and sm_89: without a mask, and causal (as above).
 SMALL: tuple[Layouts, Layouts] = ({128: layout(128, 32, warps=4)}, dict.fromkeys((96, 128), layout(64, 64, warps=4)))
-#: As above, for heads of 256: the bytes of shared memory of a block of 128 rows, and the bytes of a multiprocessor with
-#: two blocks of 64 rows, which are chosen if they fit and the block of 128 rows does not.
+#: As above, for head dim 256: bytes of shared memory that a block of 128 rows needs, and bytes that two blocks of 64
+#: rows need together.  Blocks of 64 rows are chosen if two of them fit a multiprocessor and a block of 128 rows does
+#: not fit.
 ONE_BLOCK, TWO_BLOCKS, HALF_TILE = 2 * 256 * (128 + 128), 4 * 256 * (64 + 128), layout(64, 64, warps=4)
 #: For calls with split keys: rows and warps of a block, and its number of keys by head dim
 #: (flash_fwd_launch_template.h, run_mha_fwd_splitkv_dispatch).  Calls with a block table use these too (flash_api.cpp,
@@ -51,9 +52,9 @@ ONE_BLOCK, TWO_BLOCKS, HALF_TILE = 2 * 256 * (128 + 128), 4 * 256 * (64 + 128), 
 SPLIT_ROWS, SPLIT_WARPS, SPLIT_KEYS = 64, 4, ((64, 256), (128, 128), (256, 64))
 #: Rows of a block of the merge, for heads of 128 (flash_fwd_launch_template.h, run_flash_splitkv_fwd).
 MERGE_ROWS = 4
-#: Number of instructions of a kernel's loop by head dim and tile, and of the code around the loop: without a mask, with
-#: ragged rows or keys, causal, and both; 0: no such code (cuobjdump -sass of flash_fwd_kernel, below of
-#: flash_fwd_splitkv_kernel, for float16 and sm_90 in torch 2.11.0's libtorch_cuda.so; for head dims of 192 and more,
+#: Number of instructions by head dim and tile: of a kernel's loop, and of the code around the loop without a mask, with
+#: ragged rows or keys, with a causal mask, and with both; 0: no such code (cuobjdump -sass of flash_fwd_kernel, below
+#: of flash_fwd_splitkv_kernel, for float16 and sm_90 in torch 2.11.0's libtorch_cuda.so; for head dims of 192 and more,
 #: all numbers are for ragged sizes).
 INSTRUCTIONS: Mapping[tuple[int, int, int], tuple[int, int, int, int, int]] = MappingProxyType(
     {
@@ -119,14 +120,14 @@ def _by_head(phase: Phase) -> Phase:
 
 
 def instructions(head_dim: int, rows: int, keys: int, *, causal: bool, is_ragged: bool) -> tuple[int, int]:
-    """Return the number of instructions of the loop for a tile, and of the code around the loop; 0 if not known."""
+    """Return the numbers of instructions of a tile's loop and of the code around the loop; 0 if not known."""
     dim = min((d for d in TILES if d >= head_dim), default=0)
     loop, *around = INSTRUCTIONS.get((dim, rows, keys), (0, 0, 0, 0, 0))
     return loop, around[2 * causal + is_ragged]
 
 
 def code_charges(use: KernelUse) -> tuple[Charge, ...]:
-    """Return the part of a block's cost for the instructions around its loop during which the block waits.
+    """Return the charges for the time in which a block waits for the instructions around its loop.
 
     The time is 0 if the instruction cache next to the warps has space for all instructions, and if waves of equal
     blocks run through the code together. Blocks of different lengths are out of step: the code of one block evicts a
@@ -141,7 +142,7 @@ def code_charges(use: KernelUse) -> tuple[Charge, ...]:
         return ()
     near = Charge("WARPS.library.code.fetch_cycles", around, "block")
     counts = [sum(ceil_div(r.cols, use.keys) for r in b.runs) for b in phase.cells]
-    # Blocks of one wave start together, and parts of split keys skip some of the code.
+    # Blocks of one wave start together, and blocks of split keys skip some of the code.
     is_cut = (use.rows, use.keys) == (SPLIT_ROWS, _cut_keys(dim))
     if use.residents == 1 or len(counts) <= use.residents * use.device.group_count.value or is_cut:
         return (near,)

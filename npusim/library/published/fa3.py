@@ -26,8 +26,8 @@ from npusim.kernel import (
 )
 from npusim.machine import GradientKernel, KernelTile, Layouts, gradient_charges, needs_tma, specialised_charges
 
-#: Rows of a block, and its keys without a mask, with a causal mask and with any other mask (hopper/tile_size.h); the
-#: second table is for V with few columns.
+#: Rows of a block, and keys of a tile without a mask, with a causal mask and with any other mask (hopper/tile_size.h);
+#: the second table is for V with few columns.
 TILES_OF_16_BITS: Layouts = MappingProxyType(
     {
         64: layout(192, 192, 128),
@@ -39,7 +39,7 @@ TILES_OF_16_BITS: Layouts = MappingProxyType(
 )
 #: As above.
 NARROW: Layouts = MappingProxyType({192: layout(128, 128, 128, 96)})
-#: The tile of a single warp group that multiplies, and the number of rows of a KV head up to which one group is used
+#: The tile if a single warp group multiplies, and the largest number of rows of a KV head for which it does
 #: (hopper/heuristics.h, use_one_mma_wg, and tile_size.h, both as of 13d0fd9).
 ONE_GROUP: Layouts = MappingProxyType({128: layout(64, 176, 128)})
 #: As above.
@@ -54,7 +54,7 @@ DQ_BYTES = 4
 TURN_DIMS = MappingProxyType({2: (0, 128), 1: (128, 256)})
 #: Rows of a block of the merge, for heads of 128 (flash_fwd_combine_launch_template.h).
 MERGE_ROWS = 8
-#: Bytes of the heads whose K and V share L2: within these heads the longest blocks start first
+#: Bytes of K and V that are in L2 at one time: among the blocks of their heads, the longest start first
 #: (hopper/tile_scheduler.hpp).
 L2_BYTES = 32 << 20
 #: Queries of a tile and keys of a block of the gradient kernel, without and with a mask (flash_bwd_launch_template.h).
@@ -66,8 +66,8 @@ GRADIENT_TILES: Layouts = MappingProxyType(
         128: (KernelTile(80, 128, 8), KernelTile(64, 128, 8), KernelTile(64, 128, 8)),
     }
 )
-#: Bytes of the heads (a power of two of them) whose Q, dO and sums of dQ share L2: within these heads the first keys
-#: start first (hopper/tile_scheduler.hpp, SingleTileBwdLPTScheduler).
+#: Bytes of Q, dO and sums of dQ that are in L2 at one time (the number of their heads is a power of two): among the
+#: blocks of these heads, those of the first keys start first (hopper/tile_scheduler.hpp, SingleTileBwdLPTScheduler).
 GRADIENT_L2_BYTES = 40 << 20
 
 
@@ -78,28 +78,29 @@ def _variants(problem: Problem, _device: DeviceSpec) -> Layouts:
         is_one_group = problem.seq_q * problem.group_size <= ONE_GROUP_ROWS
         tiles = {**TILES_OF_16_BITS, **(NARROW if is_narrow else {}), **(ONE_GROUP if is_one_group else {})}
     dim = max(problem.head_dim, problem.value_head_dim)
-    # A causal mask hides nothing from a single query, but with pages, heads of 128 have the causal tile.
+    # A causal mask hides nothing from a single query; nevertheless, with pages, head dim 128 has the causal tile.
     if problem.seq_q > 1 or (problem.page and 64 < dim <= 128):  # hopper/flash_api.cpp
         return tiles
     return {n: (plain, plain, masked) for n, (plain, _causal, masked) in tiles.items()}
 
 
 def _packs(problem: Problem, rows: int) -> bool:
-    # hopper/heuristics.h, should_pack_gqa: if rows without packing are filled less than 0.9 times as well.
+    # hopper/heuristics.h, should_pack_gqa: heads are packed if, without packing, blocks are filled with less than 0.9
+    # times as many rows.
     alone, packed = (n / round_up(n, rows) for n in (problem.seq_q, problem.seq_q * problem.group_size))
     # As above.
     return problem.group_size > 1 and bool(alone < 0.9 * packed)
 
 
 def _longest_first(phase: Phase) -> Phase:
-    """Return a phase whose causal blocks start with the longest."""
+    """Return a phase in which the longest causal blocks start first."""
     if not phase.masks:
         return phase
     return replace(phase, cells=tuple(sorted(phase.cells, key=lambda b: (_section(phase, b), -b.tile_count))))
 
 
 def _section(phase: Phase, block: WorkTile) -> int:
-    """Return the section of a block: heads whose K and V are in L2 at the same time."""
+    """Return the section of a block; a section is the heads whose K and V are in L2 at one time."""
     tensors: list[Any] = [phase.tensors[n] for n in "kv"]
     head = sum(t.cols * t.rows * get_format(t.fmt).size_bytes for t in tensors)
     q: Any = phase.tensors["q"]
@@ -108,7 +109,9 @@ def _section(phase: Phase, block: WorkTile) -> int:
 
 
 def _first_keys_first(phase: Phase) -> Phase:
-    """Return a phase whose blocks under a causal mask start with the first keys of all heads of a section."""
+    """Return a phase in which, under a causal mask, the blocks of the first keys of all heads of a section
+    start first.
+    """
     if not phase.masks:
         return phase
     q, do = (phase.tensors[n] for n in ("q", "do"))

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from npusim.kernel import DeviceSpec, GpuDecisions, GpuKernel, Problem, layout
 from npusim.machine import Layouts
 
-#: Rows, keys and warps that multiply, of a block by head dim (interface.py).
+#: Rows, keys and multiplying warps of a block, by head dim (interface.py).
 TILES: Layouts = MappingProxyType({64: layout(128, 128, warps=4), 128: layout(128, 64, warps=4)})
 
 

@@ -1,9 +1,9 @@
 """FlashInfer's FlashAttention-2 prefill, and its decode on tensor cores: two blocks per multiprocessor if they fit.
 
-The rows of a block are the heads of a KV head, query by query. Here they are the queries of one head if these are more
-than half a block; such a block sees more masked keys, at most the number of a block's rows.  With blocks of 16 rows,
-each of the four warps has a quarter of the keys.  Blocks start in the order of FlashInfer's plan, in which a block of
-rows has a part of all keys, visible or not.  FlashInfer's decode without tensor cores
+The rows of a block are the heads of a KV head, query by query. Here they are the queries of one head if these fill more
+than half a block; such a block visits more masked keys, at most as many as it has rows.  With blocks of 16 rows, each
+of the four warps has a quarter of the keys.  Blocks start in the order of FlashInfer's plan, which divides all keys,
+visible or not, among the blocks of the same rows.  FlashInfer's decode without tensor cores
 (BatchDecodeWithPagedKVCacheKernel) is not described.
 
 Source: flashinfer-ai/flashinfer, include/flashinfer/utils.cuh (FA2DetermineCtaTileQ) and attention/prefill.cuh
@@ -34,15 +34,15 @@ from npusim.machine import Layouts, warps_of
 
 #: Head dims with known layouts.
 DIMS = 64, 128, 256
-#: Largest number of rows of a KV head for each number of rows of a block; beyond it, head dims below WIDE have blocks
-#: of 128 (utils.cuh, FA2DetermineCtaTileQ).
+#: For each number of rows of a block, the largest number of rows of a KV head; for more rows, head dims below WIDE have
+#: blocks of 128 (utils.cuh, FA2DetermineCtaTileQ).
 FEW, SOME, WIDE = 16, 64, 256
 #: Warps of a block (prefill.cuh, get_num_warps_q and get_num_warps_kv).
 WARPS = 4
-#: Keys of a matrix instruction's operand; the largest number of such operands that registers allow, relative to a
-#: warp's fragments of rows.
+#: Keys of a matrix instruction's operand; largest number of such operands that fit in registers, divided by the number
+#: of a warp's fragments of rows.
 KEYS, MOST = 16, 8
-#: The keys of a block are such a power of two times KEYS (DISPATCH_NUM_MMA_KV).
+#: The number of keys of a block is KEYS times one of these powers of two (DISPATCH_NUM_MMA_KV).
 COUNTS = (8, 4, 2, 1)
 #: Barriers of an iteration after the first: K has arrived, all warps have read K, V has arrived, all have read V
 #: (prefill.cuh, block.sync of BatchPrefillWithPagedKVCacheDevice).
@@ -79,7 +79,7 @@ def _layouts(packed: int, memory_bytes: int, size_bytes: int) -> Layouts:
     return {dim: layout(rows[dim], count, warps=WARPS) for dim, count in keys.items() if count}
 
 
-#: Layouts in which registers, not shared memory, limit the keys of a block.
+#: Layouts in which registers limit the number of keys of a block; in others shared memory does.
 TILES: Layouts = MappingProxyType(_layouts(sys.maxsize, sys.maxsize, 2))
 
 
@@ -97,7 +97,7 @@ def _charges(_use: KernelUse) -> tuple[Charge, ...]:
 def _launched(phase: Phase) -> Phase:
     """Return a phase with its blocks in launch order: by KV head, sequence, rows, and part of the keys.
 
-    The heads of a KV head have the same queries one after another, as the rows of one block in the kernel do.
+    The heads of a KV head have the same queries one after another, like the rows of one block of the kernel.
     """
     # scheduler.cuh, PrefillSplitQOKVIndptr, and prefill.cuh: blockIdx.z is the KV head
     group = _heads(phase, "q") // _heads(phase, "k")
@@ -126,7 +126,7 @@ FLASHINFER = GpuKernel(
     fields=lambda _device: {"stages": None},
     needs=_needs,
     split_rule=split_rules.flashinfer,
-    has_unseen_parts=True,  # scheduler.cuh: chunks of all keys for each block of rows
+    has_unseen_parts=True,  # scheduler.cuh: all keys are divided into chunks, for each block of rows
     order=_launched,
     charges=_charges,
     packs=lambda problem, _rows: problem.group_size > 1,  # prefill.cuh: rows are queries times the heads of a KV head

@@ -5,8 +5,8 @@ from __future__ import annotations
 from npusim.kernel import Charge, DeviceSpec, GpuDecisions, GpuKernel, KernelUse
 from npusim.machine import WarpMatrixEngine, warps_of
 
-#: Number of instructions for each score by which FlexAttention tests for the ends of rows and keys; it tests in every
-#: tile if any tile needs the test.
+#: Number of instructions for each score with which FlexAttention tests for the ends of rows and keys; if any tile needs
+#: the test, every tile has it.
 BOUNDS = Charge("ALU.ops.compare", 4.0, "score")
 #: An iteration reads the index of the next tile from a list in memory.
 LIST = Charge("WARPS.sharing.lookup_cycles")

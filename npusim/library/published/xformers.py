@@ -1,4 +1,5 @@
-"""xformers' memory-efficient attention before sm_80: operands are copied through registers, slice by slice of a sum.
+"""xformers' memory-efficient attention before sm_80: operands are copied through registers, one slice of a product's
+sum at a time.
 
 Source: facebookresearch/xformers, csrc/attention/cuda/fmha/kernel_forward.h (also CUTLASS's example 41, and PyTorch's
 memory-efficient attention).

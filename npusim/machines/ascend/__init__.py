@@ -29,7 +29,7 @@ SETTINGS: Settings = (
     ({"depth": 3},),
     ({"block_q": 64}, {"block_q": 128}, {"block_kv": 256}),
 )
-#: Tiles for the case that V is a part of K: L1 holds such a tile until both products have read it.
+#: Tiles for calls in which V is a part of K: L1 holds such a tile until both products have read it.
 LATENT_TILES: Sequence[Mapping[str, object]] = tuple({"block_kv": keys, "depth": 1} for keys in (64, 96, 128))
 
 ASCEND = CoreFamily(

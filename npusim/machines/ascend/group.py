@@ -42,7 +42,7 @@ SLICE_ELEMENTS = 8192
 
 @dataclass(frozen=True, slots=True)
 class VectorCore:
-    """One AIV by name: its queues, which load tiles from GM to UB, process them and store them, and its UB."""
+    """One AIV by name: its UB, and its queues, which load tiles from GM to UB, process them and store them."""
 
     index: int
     name: str
@@ -56,7 +56,7 @@ class VectorCore:
 class RowSlice:
     """``rows`` rows of a tile, from ``row`` on; they begin at ``at`` among the ``share`` rows of their vector core.
 
-    ``first`` and ``last`` of that share.
+    Whether the rows are the first and the last of that share.
     """
 
     row: int
@@ -105,17 +105,19 @@ class AscendGroup:
     # ---------------------------------------------------------------- rings
 
     def ring(self, space: str, name: str, size_bytes: int, depth: int, producer: str, consumer: str) -> Ring:
-        """Place a ring from one queue to another."""
+        """Allocate a ring from one queue to another."""
         return self.allocator.ring(space, name, size_bytes, depth, producers=[producer], consumers=[consumer])
 
     def ub_kept(self, core: VectorCore, name: str, size_bytes: int, depth: int) -> Ring:
-        """Place a ring from the vector unit to itself; the unit reads a slot some operations later."""
+        """Allocate a ring from the vector unit to itself; the unit reads a slot some operations after it has written
+        it.
+        """
         return self.ring(core.ub, name, size_bytes, depth, core.vector, core.vector)
 
     def is_direct(self, what: str, place: Place, route: Route | None = None) -> bool:
         """Return whether a name is transferred between AIC and AIVs by a direct route instead of through global memory.
 
-        Raises `TilingError` if the device has no route, or not the ``route`` that is named.
+        Raises `TilingError` if the device has no route, or lacks the ``route`` that is named.
         """
         ends = (AIC, "L0C", AIV, "UB") if place == "down" else (AIV, "UB", AIC, "L1")
         sender, source, reader, destination = ends
@@ -139,7 +141,7 @@ class AscendGroup:
 
     @property
     def fractal(self) -> int:
-        """Edge of the CUBE's step in float16; tiles are multiples of it."""
+        """Edge of the CUBE's step in float16; the edges of tiles are multiples of it."""
         return self.device.matrix_engine(AIC).fractals["float16"].m_elements.value
 
     def capacity_bytes(self, buffer: str) -> int:
@@ -148,7 +150,7 @@ class AscendGroup:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes that a vector core's reduction turns into one value before its next pass."""
+        """Number of bytes that a vector core's reduction combines into one value in a pass."""
         return self.vector_engine.block_bytes.value
 
     @property
@@ -159,8 +161,8 @@ class AscendGroup:
         return engine
 
     def share(self, core: VectorCore, rows: int, grain: int = 1) -> tuple[int, int]:
-        """Return the first row and the number of rows of a vector core's share of ``rows``, possibly none; ``grain``
-        rows stay together.
+        """Return the first row and the number of rows of a vector core's share of ``rows``, possibly none; groups of
+        ``grain`` rows are not divided.
         """
         each = self.largest_share(rows, grain)
         start, end = min(core.index * each, rows), min((core.index + 1) * each, rows)
@@ -194,7 +196,9 @@ class AscendGroup:
         return str(self.device.row_sum.value) if code.chains == CHAINS else "sequential"
 
     def arithmetic(self, operand: str, _result: str) -> str:
-        """Return the registry name of the CUBE's arithmetic for operands of a format, whatever the result's."""
+        """Return the registry name of the CUBE's arithmetic for operands of a format; the result may have any
+        format.
+        """
         return self.device.matrix_engine(AIC).arithmetic_of(operand)
 
 
@@ -215,5 +219,5 @@ def compute(label: str, queue: str, steps: Sequence[Step], work: VectorWork | No
 
 
 def pass_on(label: str, queue: str, *tiles: RingTile) -> TileOp:
-    """Return an operation that only acquires or releases slots: flags without work."""
+    """Return an operation that only acquires or releases slots, and does no work."""
     return TileOp(label, queue, queue, (), tiles)

@@ -3,8 +3,8 @@ flags.
 
 Each instruction has the cost that the device file states for its unit, bytes and elements.  A core issues its
 instructions in order; pipes execute them in order; waits, barriers and the scalar unit stop the units that the
-program's text states.  Therefore the number of tiles in progress, the interval of flags between cores, and buffers that
-several values share are those of the program.
+program's text states.  Therefore the program itself determines the number of tiles in progress, the interval of flags
+between cores, and the buffers that several values share.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _OPCODES = MappingProxyType(
     | {"leaky_relu": Opcode.FMA, "row_expand_mul": Opcode.MUL, "row_expand_sub": Opcode.SUB}
     | {"row_expand_div": Opcode.DIV}
 )
-#: Operands of an operation that is not a function of one operand.
+#: Number of operands of operations that do not have exactly one.
 _OPERANDS = MappingProxyType({Opcode.FMA: 3, Opcode.SELECT: 3}) | dict.fromkeys(
     (Opcode.ADD, Opcode.SUB, Opcode.MUL, Opcode.DIV, Opcode.MAX, Opcode.MIN), 2
 )
@@ -95,7 +95,7 @@ class IssuedInstruction(Protocol):
 
     @property
     def pipe(self) -> str:
-        """The pipe that executes it."""
+        """The pipe that executes the instruction."""
 
     @property
     def kind(self) -> str:
@@ -111,19 +111,19 @@ class IssuedInstruction(Protocol):
 
     @property
     def reads(self) -> Sequence[AccessedPart]:
-        """The parts that it reads."""
+        """The parts that the instruction reads."""
 
     @property
     def writes(self) -> Sequence[AccessedPart]:
-        """The parts that it writes."""
+        """The parts that the instruction writes."""
 
     @property
     def flag(self) -> Flag:
-        """The flag that it sets or waits for."""
+        """The flag that the instruction sets or waits for."""
 
     @property
     def product(self) -> tuple[int, int, int] | None:
-        """Rows, columns and depth of a product, or of the product for which it loads."""
+        """Rows, columns and depth of the product that the instruction computes, or for which it loads."""
 
 
 class IssuedByCores(Protocol):
@@ -138,7 +138,7 @@ class IssuedProgram:
     """Times walks of one program on an Ascend device; each core group has an equal share of L2.
 
     ``vector_in_order``: whether the vector pipe has barriers only where an instruction needs another's results; False:
-    it has them between all its instructions.
+    there are barriers between all its instructions.
     """
 
     def __init__(self, path: str, device: DeviceSpec, *, vector_in_order: bool) -> None:
@@ -147,7 +147,7 @@ class IssuedProgram:
     def time(self, walk: IssuedByCores) -> tuple[float, Mapping[tuple[str, str], float]]:
         """Return the cycles of a core group, and the cycles in which each pipe executes, by core and pipe.
 
-        Raises `SpecError` with a line if an instruction has no cost, or waits forever.
+        Raises `SpecError` with a line if an instruction has no cost, or if it waits forever.
         """
         run = _CoreGroupRun(walk, self._costs)
         return run.end(), run.busy
@@ -166,7 +166,7 @@ class _Costs:
         program = TileProgram("", group.queues(), (), {}, {}, self._tensors, (), 0)
         self._pricing = AscendPricing(program, device)
         self._work = VectorWork(decided)
-        self._room = group.capacity_bytes("L1")  # more than a buffer has
+        self._room = group.capacity_bytes("L1")  # more bytes than any buffer has
         self._places, self._known = dict[str, int](), dict[object, Cost]()
         clock, share = device.clock_hz.value, device.group_count.value
         #: Bytes per cycle of each link for one core group.
@@ -184,7 +184,7 @@ class _Costs:
         }
 
     def of(self, issued: Sequence[IssuedInstruction]) -> Cost:
-        """Return the cost of instructions that follow one another on a pipe without a flag between them."""
+        """Return the cost of consecutive instructions of a pipe that have no flag between them."""
         if issued[0].name == "product loads":
             self._factors[issued[0].core, issued[0].flag] = _format(issued[0].reads[0].fmt)
         key = tuple((x.pipe, x.name, x.product, tuple(map(_form, (*x.writes, *x.reads)))) for x in issued)
@@ -196,7 +196,7 @@ class _Costs:
         return self._known[key]
 
     def slices(self, x: IssuedInstruction) -> int:
-        """Return the slices of the depth of a product of tiles in L1: one slice fits half of L0."""
+        """Return the slices into which the depth of a product of tiles in L1 is divided; a slice fits in half of L0."""
         if x.pipe == "MTE1":
             m, n, k = _sizes(x)
             self._slices[x.core, x.flag] = max(1, ceil_div(max(m, n) * k * x.reads[0].width, self._half))
@@ -277,7 +277,9 @@ class _Costs:
         return Tile(f"{AIV}0.UB", at + first, rows, cols, pitch, _format(box.fmt))
 
     def _operand(self, box: AccessedPart, core: str, other: AccessedPart) -> Operand:
-        """Return an operand of a transfer; if its place is only known at run time, it has the other operand's size."""
+        """Return an operand of a transfer; if its place is known only at run time, its size is that of the other
+        operand.
+        """
         rows, cols, pitch = _matrix(box if box.is_exact else other)
         fmt = _format(box.fmt)
         if box.space != "GM":
@@ -292,8 +294,8 @@ class _Costs:
         return GlobalTile(tensor, 0, 0, 0, rows, 0, cols)
 
 
-#: Formats of costs: short names, and integers, whose transfers and instructions cost the same as those of floats with
-#: equal bytes.
+#: Formats for which costs are known, by their short names; and by integers, whose transfers and instructions cost the
+#: same as those of floats of equal size.
 _FORMATS = MappingProxyType(
     {"float": "float32", "uint8": "int8", "bool": "int8"}
     | dict.fromkeys(("int", "uint", "int32", "uint32"), "float32")
@@ -329,8 +331,8 @@ def _form(box: AccessedPart) -> object:
 
 @dataclass(slots=True)
 class _Pipe:
-    """A pipe of a core: its entries with the time at which each was issued, and the times at which it is free and has
-    ended all.
+    """A pipe of a core: its entries, each with the time of its issue; the time at which the pipe is free; and the time
+    at which all entries have ended.
     """
 
     core: str
@@ -367,7 +369,7 @@ class _CoreGroupRun:
         self._number = 0
 
     def end(self) -> float:
-        """Return the cycles until all instructions have ended; raise `SpecError` if some never do."""
+        """Return the cycles until all instructions have ended; raise `SpecError` if some never end."""
         for core in self.cores.values():
             self._wake(core, 0.0)
         while self._ready:
@@ -475,10 +477,10 @@ class _CoreGroupRun:
             self._happened(("emptied", pipe.core, pipe.name), pipe.free)
 
     def _product_start(self, pipe: _Pipe, x: IssuedInstruction, start: float) -> float | None:
-        """Return when the loads of a product for which L0 has space begin, or when the product begins, for its first
-        slice.
+        """Return the time at which, for the first slice, the loads of a product begin (when L0 has space for them), or
+        the product itself.
 
-        None: nothing is loaded yet.
+        None: nothing has been loaded yet.
         """
         if x.pipe == "MTE1":
             return max(start, self.slice_free[pipe.core])
@@ -488,7 +490,9 @@ class _CoreGroupRun:
         return max(start, self.slices[x.core, x.flag][0])
 
     def _product_end(self, x: IssuedInstruction, start: float, end: float) -> float:
-        """Return when the loads of a product or the product end; a product's last slice follows its loads."""
+        """Return the time at which the loads of a product, or the product itself, end; the product's last slice follows
+        its loads.
+        """
         count = self.costs.slices(x)
         if x.pipe == "MTE1":
             self.slices[x.core, x.flag] = start + (end - start) / count, end
@@ -500,7 +504,7 @@ class _CoreGroupRun:
         return end
 
     def _flag(self, core: str, flag: Flag, agent: _Core | _Pipe) -> float | None:
-        """Clear a flag and return when it was set; None if the agent waits for it."""
+        """Clear a flag and return the time at which it was set; None if the agent must wait for it."""
         sources = self._sources(core) if flag[:1] == ("cross",) else [core]
         keys = [(f"{s} to {core}", flag) for s in sources]
         for key in keys:

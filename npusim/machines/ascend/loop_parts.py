@@ -2,9 +2,9 @@
 
 `Parts` decides
 
-- where the loop is cut: before each product that reads results of rows (`cuts`);
-- the distance of each part from the first part, in tiles (``lags``), and whether the next block begins before the last
-  part ends;
+- the points at which the loop is cut, which are before each product that reads results of rows (`cuts`);
+- the distance of each part from the first part, in tiles (``lags``), and whether the next block begins before the
+  last part ends;
 - the number of tiles of a name that exist at a time (`generations`), and the states that outlive their tiles
   (`lasting`).
 
@@ -49,7 +49,9 @@ class Parts:
         return [tuple(part) for part in parts]
 
     def part_of(self, stage: Stage) -> int:
-        """Return the part of the pipeline that contains a stage; for a stage that is in no part, the last part."""
+        """Return the part of the pipeline that contains a stage; for a stage that is in no part, return the
+        last part.
+        """
         return next((i for i, cut in enumerate(self.cuts) if stage in cut), len(self.cuts) - 1)
 
     def between(self, n: str) -> int:
@@ -63,8 +65,8 @@ class Parts:
         return max(1, self.between(n)) * self.ahead + 1
 
     def _holds_for_one_part(self) -> bool:
-        """Return whether values that stay for a block are read in one part of the pipeline: otherwise blocks end
-        together.
+        """Return whether values that stay for a block are read in only one part of the pipeline; otherwise the parts of
+        a block end together.
         """
         products = [s for s in self.frame.stages if s.is_product]
         readers = ({self.part_of(s) for s in products if n in s.rows[0].srcs} for n in self.frame.held)
@@ -81,7 +83,9 @@ class Parts:
 
     @cached_property
     def lasting(self) -> dict[str, int]:
-        """The states that end before their block, and their numbers of copies, which limit the blocks in progress."""
+        """The states that end before their block does, with their numbers of copies, which limit the number of blocks
+        in progress.
+        """
         early = [n for n, part in self.of_states.items() if self.is_continuous and part < len(self.cuts) - 1]
         finish = self.frame.phase.finish
         return {n: self.lag + 2 for n in early if any(self._is_used(n, *s.read, *s.written) for s in finish)}
@@ -93,10 +97,10 @@ class Parts:
     # ---------------------------------------------------------------- checks
 
     def check(self) -> None:
-        """Raise `TilingError` if a part reads another tile's value, or if a unit reads a value after another unit has
-        read it.
+        """Raise `TilingError` if a part reads a value of another tile, or if a unit reads a value that another unit has
+        already read.
 
-        Also for stages outside of the only loop with products.
+        This also applies to stages outside the only loop with products.
         """
         phase = self.frame.phase
         if self.has_products and len(phase.loops) > 1:

@@ -1,8 +1,8 @@
 """A phase on an Ascend core group: its products and rows, emitted in the machine's order.
 
-`AscendPhase` decides the order alone.  With products: lasting operands are loaded, then the loop's stages run as a
-pipeline whose earlier parts run ``ahead`` tiles ahead, so that matrix and vector units work at the same time.  Without
-products each vector core processes its slices alone.  Other modules decide the rest:
+`AscendPhase` decides only the order.  In a phase with products, lasting operands are loaded first; then the loop's
+stages run as a pipeline whose earlier parts are ``ahead`` tiles ahead, so that matrix and vector units work at the same
+time.  In a phase without products, each vector core processes its own slices.  Other modules decide the rest:
 
 - `loop_parts.Parts`: the cuts of the loop, the distance of parts, the states that outlive a tile;
 - `slots.Slots`: the slots between products and rows, and the rings that products share;
@@ -58,11 +58,11 @@ class AscendPhase:
             for s in frame.stages
             if s.is_product
         }
-        # Row sums without an order get the vector unit's order, and casts without a rounding its rounding.
+        # Row sums that state no order have the vector unit's order, and casts that state no rounding have its rounding.
         rounding = group.device.rounding_choices.get("rounding")
         tables = frame.tables(group.row_sum(tiling.decided.code), "" if rounding is None else rounding.value)
         self.rows = {s: rows_stage(frame, s, table, group, tiling, slots.direct) for s, table in tables.items()}
-        #: The slot that the core acquires before it loads, and releases when the other cores are done.
+        #: The slot that the core acquires before it loads, and releases when the other cores have finished.
         self.turn = slots.turn()
         if self.products:
             slots.place(self.products, self.rows.values())
@@ -121,14 +121,16 @@ class AscendPhase:
     def _body_counts(self, blocks: Sequence[WorkTile]) -> Iterator[tuple[Hashable, Body, Sequence[int]]]:
         """Yield the work of blocks tile after tile, stage by stage, with the number of repetitions."""
         for number, stage in enumerate(self.parts_of_loop):
-            # Products run on the AIC, rows on the first vector core, which has the most.
+            # Products run on the AIC; rows run on the first vector core, which has the most of them.
             work = partial(self._stages, (stage,), self.vectors[:1], is_work=True)
             is_masked = stage in self.rows and bool(self.rows[stage].masks)
             for key, block, visit, counts in _visits(Itself(blocks), is_masked):
                 yield (number, key), body(work, block, visit), counts
 
     def _bits(self) -> Hashable:
-        """Return the properties that affect values: tables, blocks and cuts of sums; not slices, depths, or cores."""
+        """Return the properties that affect values: tables, blocks, and the division of sums, but not slices, depths,
+        or cores.
+        """
         sums = tuple((p.name, p.plan.k) for p in self.products.values())
         return self.frame.content, frozenset(self.phase.cells), sums
 
@@ -154,7 +156,7 @@ class AscendPhase:
         return self.frame.size(block, self.frame.row_axis, WHOLE)
 
     def _open(self, block: WorkTile, tile: Visit, part: int | None = None) -> Iterator[TileOp]:
-        """Yield the beginning of a block, or of one ``part`` of the pipeline if parts begin separately."""
+        """Yield the beginning of a block; if parts of the pipeline begin separately, of one ``part``."""
         for s, p in self.products.items():
             if part in (None, self.parts.part_of(s)):
                 yield from p.open(block, tile)
@@ -175,9 +177,9 @@ class AscendPhase:
     def _stages(
         self, stages: Sequence[Stage], cores: list[VectorShare], block: WorkTile, tile: Visit, *, is_work: bool = False
     ) -> Iterator[Item]:
-        """Yield stages of a tile: products on the AIC, rows on some of the vector cores.
+        """Yield stages of a tile: products run on the AIC, and rows on some of the vector cores.
 
-        ``is_work``: only their work, and neighbouring blocks with equal work once.
+        ``is_work``: yield only their work; neighbouring blocks with equal work are yielded once.
         """
         turn, loop = self.turn, self.parts_of_loop
         if self.parts.is_loopless:  # other blocks identify a block by its tiles
@@ -213,8 +215,9 @@ class AscendPhase:
         """Yield a block's tiles in the first part of the pipeline, and the work of later parts on it and on earlier
         blocks.
 
-        Step n runs tile n of the first part; a later part lags a fixed number of tiles and runs the core group's tiles
-        in sequence, across blocks.  A part's work on a block begins and ends with the block's tiles in the part.
+        Step n runs tile n of the first part.  A later part lags behind by a fixed number of tiles, and runs the core
+        group's tiles in sequence, across blocks.  A part's work on a block begins and ends with the block's tiles in
+        this part.
         """
         firsts = [*accumulate((b.tile_count for b in block.before), initial=0)]
         cells = [(at - firsts[-1], b) for at, b in zip(firsts, (*block.before, block), strict=True)]
@@ -230,7 +233,7 @@ class AscendPhase:
                 )
 
     def _alone(self, block: WorkTile) -> Iterator[Item]:
-        """Yield each vector core's slices: loops run inside a slice, no core waits for another."""
+        """Yield each vector core's slices: loops run inside a slice, and no core waits for another."""
         loops, finish, states = self.phase.loops, self.phase.finish, list(self.parts.of_states)
         height = next(iter(self.rows.values())).height
         for v in self.vectors:
@@ -246,16 +249,17 @@ class AscendPhase:
                     yield from v.items(self.rows[s], block, WHOLE, v.within(self.rows[s], one))
 
 
-@kept_by_blocks(lambda _frame, phase: len(phase.thing.cells))  # one entry for each order of their blocks
+@kept_by_blocks(lambda _frame, phase: len(phase.thing.cells))  # stored once for each order of the blocks
 def _frame(phase: Itself) -> tuple[Frame, frozenset[str]]:
-    """Return a phase as the machine sees it, and the sums that stay in L0C for a block."""
+    """Return a phase in the form that the machine uses, and the sums that stay in L0C for a block."""
     of, kept = summed(phase.thing)
     return Frame(of), kept
 
 
 @kept_by_blocks(lambda _shapes, blocks, _is_masked: len(blocks.thing))
 def _visits(blocks: Itself, is_masked: bool) -> list[tuple[Hashable, WorkTile, Visit, list[int]]]:
-    """Return the shapes of tiles: each with a tile in a block that has it, and the number of such tiles in each block.
+    """Return the shapes of tiles, each with an example (a tile and its block) and with the number of such tiles in each
+    block.
 
     Tiles that differ only in their masks have one shape unless ``is_masked``.
     """

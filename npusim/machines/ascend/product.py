@@ -45,8 +45,8 @@ class Corner:
 
 @dataclass(frozen=True, slots=True)
 class DepthPiece:
-    """One product's part of a sum: ``size`` of k from ``k`` on, ``at`` after the start of a stretch that is ``length``
-    long.
+    """One product's part of a sum: ``size`` elements of k, beginning at ``k``, which is ``at`` elements after the start
+    of a stretch of ``length`` elements.
 
     ``is_first`` and ``is_last``: whether it is the first, or the last, part of the complete sum.
     """
@@ -59,7 +59,9 @@ class DepthPiece:
     is_last: bool
 
     def loaded(self, load: int) -> tuple[int, int]:
-        """Return how much of k is loaded together, at most ``load``, and where the part begins in it."""
+        """Return the number of elements of k that are loaded together (at most ``load``), and the position of the part
+        among them.
+        """
         start = self.at // load * load
         return min(load, self.length - start), self.at - start
 
@@ -74,7 +76,7 @@ def _planned(frame: Frame, stage: Stage, group: AscendGroup, tiling: AscendTilin
 class CubeProduct:
     """One product stage of a phase: its plan, its rings in L1, and its operations."""
 
-    l0: CubeRings  #: the rings of all products, known once they are placed
+    l0: CubeRings  #: the rings of all products, which are known once they are allocated
 
     def __init__(
         self,
@@ -90,13 +92,13 @@ class CubeProduct:
         self.frame, self.name, self.group, self.direct, self.cross = frame, stage.name, group, direct, cross
         self.left, self.right = row.srcs
         self.dst = row.dst
-        #: Whether the product accumulates in L0C until the block ends, and where.
+        #: Whether the product accumulates in L0C until the block ends, and its place there.
         self.stays, self.total = row.dst in kept, cast("Ring | None", None)
-        #: The operand whose same tile a later product reads.
+        #: The operand of which a later product reads the same tile.
         self.ahead = ""
         products = [s for s in frame.stages if s.is_product]
         readers = {n: [s for s in products if n in s.rows[0].srcs] for n in row.srcs if frame.places[n] == "up"}
-        #: For a result of rows: whether this product is the first, and the last, that reads it.
+        #: For an operand that rows compute: whether this product reads it first, and whether it reads it last.
         self.turns = {n: (stage is of[0], stage is of[-1]) for n, of in readers.items()}
         self.plan = _planned(frame, stage, group, tiling)
         self.m_axis, self.k_axis, self.n_axis = frame.phase.product_axes(row)
@@ -123,7 +125,7 @@ class CubeProduct:
                 "UB",
                 "L0C",
             )
-        #: An operand that rows store in L1 is complete there.
+        #: Rows store an operand completely in L1.
         self.lifted = tuple(n for n in row.srcs if direct.get(n))
         planned = zip(row.srcs, (self.plan.left, self.plan.right), strict=True)
         self.modes: dict[str, Staging] = {n: "whole" if n in self.lifted else mode for n, mode in planned}
@@ -138,7 +140,8 @@ class CubeProduct:
         self.opened = list(self.held)
 
     def place(self, l1: dict[tuple[str, Staging, int, int, int], Ring], later: Collection[str] = ()) -> None:
-        """Place the rings of operands in L1, except operands placed ``later``; ``l1``: rings of earlier products.
+        """Allocate the rings of operands in L1, except for operands that are allocated ``later``; ``l1``: rings of
+        earlier products.
 
         An operand that several products load in equal tiles uses one ring; so do pieces of the results of rows.  A
         lasting operand is loaded once.
@@ -151,7 +154,7 @@ class CubeProduct:
             is_made = self.frame.places[n] == "up" and self.modes[n] == "piece"
             alike = "" if is_made else n, self.modes[n], rows, cols, depth
             if alike not in l1:
-                # the unit adds the product in another way
+                # then the unit adds the product in another way
                 other = f" of {self.name}" if any(n == m for m, *_ in l1) else ""
                 called = self.frame.prefix + self.frame.label(n) + other
                 size = self.frame.size_bytes(n, rows * cols)
@@ -161,7 +164,7 @@ class CubeProduct:
             self.rings[n] = l1[alike]
 
     def share(self, other: CubeProduct, ring: Ring) -> None:
-        """Load all of B into a ring from which a later product reads the same B, or its first columns."""
+        """Load B completely into a ring, from which a later product reads the same B, or its first columns."""
         self.rings[self.right] = other.rings[other.right] = ring
         self.ahead = self.right
         self.modes[self.right], other.modes[other.right] = "whole", "view"
@@ -197,7 +200,7 @@ class CubeProduct:
             yield compute(f"{self.name}.start", CUBE, (start,))
 
     def close(self, block: WorkTile, tile: Visit) -> Iterator[TileOp]:
-        """Yield the end of the loads of :meth:`open`, and the store of a sum that stayed."""
+        """Yield the releases of what :meth:`open` loaded, and the store of a sum that stayed in L0C."""
         for n in self.opened:
             yield pass_on(f"{self.frame.label(n)}.release", MTE1, self._whole(n, block, tile, last=True))
         if self.stays:
@@ -207,7 +210,7 @@ class CubeProduct:
                 yield from self._drains(block, tile, corner, corners)
 
     def _sum(self, block: WorkTile, tile: Visit, *, first: bool = False, last: bool = False) -> RingTile:
-        """Return a complete stored sum, in the form in which its products write it."""
+        """Return the place of a complete stored sum, in the form in which its products write it."""
         rows, cols = (self.frame.size(block, a, tile) for a in (self.m_axis, self.n_axis))
         assert self.total is not None
         return self.total.fill(rows, cols, self.how.accumulator_format, first=first, last=last)
@@ -219,9 +222,9 @@ class CubeProduct:
             yield from self._corner(block, tile, depth, corners, corner)
 
     def work(self, block: WorkTile, tile: Visit) -> Iterator[Item]:
-        """Yield the work of one tile: neighbouring corners of one size as one loop."""
+        """Yield the work of one tile; neighbouring corners of equal size are one loop."""
         depth, corners = self._parts(block, tile)
-        is_dealt = self.direct.get(self.dst)  # which core gets a corner depends on the position of the corner
+        is_dealt = self.direct.get(self.dst)  # the core that receives a corner depends on the corner's position
 
         def alike(c: Corner) -> Hashable:
             return c if is_dealt else (c.band[1], c.panel[1], c.band[0] == 0, c.is_first)
@@ -257,7 +260,7 @@ class CubeProduct:
             yield pass_on(f"{self.name}.give", FIXP, *fronts)
 
     def _handed(self, n: str, block: WorkTile, tile: Visit) -> tuple[int, int, str]:
-        """Return the request for a slot that rows fill: rows of the tile, its width and format."""
+        """Return the request for a slot that rows fill: the rows of the tile, its width and its format."""
         return self.frame.shape(n, block, tile)[0], self.frame.width(n), self.frame.fmt(n)
 
     def _parts(self, block: WorkTile, tile: Visit) -> tuple[int, list[Corner]]:
@@ -310,7 +313,9 @@ class CubeProduct:
 
     @cached_property
     def _sums(self) -> tuple[bool, bool]:
-        """Whether a later product adds to this one's accumulator, and whether this one adds to an earlier one's."""
+        """Whether a later product adds to the accumulator of this product, and whether this product adds to that of an
+        earlier one.
+        """
         at = [s for s in self.frame.stages if s.is_product and s.rows[0].dst == self.dst]
         if self.frame.places[self.dst] not in ("down", "out") or len(at) == 1:
             return False, self.how.accumulate
@@ -349,7 +354,9 @@ class CubeProduct:
     def _dropped(
         self, label: str, height: int, width: int, done: RingTile, corner: Corner, corners: list[Corner]
     ) -> Iterator[TileOp]:
-        """Yield moves of a corner into the UBs that have rows of it: one move for both if the parts are halves."""
+        """Yield the moves of a corner into the UBs that hold rows of it; one move serves both UBs if the parts are
+        halves.
+        """
         (m, rows), (c, cols), fmt = corner.band, corner.panel, self.frame.fmt(self.dst)
         parts: list[tuple[RingTile, Span]] = []
         for core, ring in zip(self.group.vector_cores, self.cross[self.dst], strict=True):
@@ -436,18 +443,18 @@ class CubeProduct:
 
     @property
     def rereads(self) -> bool:
-        """Whether every band of A reads all of B again."""
+        """Whether every band of A reads B completely again."""
         return self.plan.right == "piece" and not self.plan.panels_outside
 
 
 def _middle(body: partial[Iterator[TileOp]], size: int, index: int) -> Iterator[TileOp]:
-    """Return a piece between the first and the last: it is never compared, so that ``index`` may be opaque."""
+    """Return a piece between the first and the last one.  Its ``index`` is never compared, and may be opaque."""
     return body(index * size, size, starts=False, ends=False)
 
 
 @dataclass(frozen=True)
 class CubeRings:
-    """The rings every matrix product passes through."""
+    """The rings through which every matrix product passes."""
 
     left: Ring
     right: Ring
@@ -455,7 +462,7 @@ class CubeRings:
 
 
 def cube_rings(products: list[CubeProduct], group: AscendGroup, prefix: str, most: int = PING_PONG) -> CubeRings:
-    """Place rings through L0A, L0B and L0C that fit every product of a phase.
+    """Allocate rings in L0A, L0B and L0C that fit every product of a phase.
 
     Each ring has as many slots as fit, at most ``most``: two if the vendor's kernels use L0 in ping-pong.
     """

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 #: The part of an operand that is loaded into L1 at once.  ``held``: the whole operand, from the start of the block to
 #: its end; ``whole``: the whole operand, for one product; ``panel``: a piece of N over the complete depth; ``piece``:
-#: the part that one accumulation reads; ``view``: nothing, because another product holds an operand of which this one
-#: is a part.
+#: the part that one accumulation reads; ``view``: nothing, because this operand is a part of an operand that another
+#: product holds.
 Staging = Literal["held", "whole", "panel", "piece", "view"]
 
 
@@ -40,8 +40,8 @@ class ProductPlan:
     """Plan of one product: ``m`` x ``n`` x ``k`` at a time in L0, and the staging of its operands in L1.
 
     loads
-        Number of elements along k of A and of B that are loaded into L1 at a time: multiples of ``k``, and one number a
-        multiple of the other. 0: ``k``.
+        Number of elements along k of A and of B that are loaded into L1 at a time: both are multiples of ``k``, and one
+        is a multiple of the other. 0: ``k``.
     halves
         Number of parts of an accumulator. Each part is drained while the next part accumulates (unit flag).
     slots
@@ -67,13 +67,13 @@ class ProductPlan:
 
     @property
     def load_k(self) -> int:
-        """Elements of k that are loaded into L1 at once, for the operand with more of them."""
+        """Number of elements of k that are loaded into L1 at once, for the operand for which this number is larger."""
         return max(*self.loads, self.k)
 
 
 @dataclass(frozen=True, slots=True)
 class AscendTiling:
-    """Tiling of one phase on an Ascend device, in the form from which the machine builds.
+    """Tiling of one phase on an Ascend device, in the form that the machine needs to build it.
 
     plans
         Product plans by stage. A stage without an entry has the plan of :func:`default_plan`.
@@ -102,20 +102,23 @@ class AscendTiling:
 
     @property
     def key(self) -> Hashable:
-        """Key that is the same for equal tilings."""
+        """Key that equal tilings share."""
         most = self.elements, self.ahead, self.spilled, self.buffers, self.is_work_list, self.decided
         return tuple(self.plans.items()), most
 
 
 #: Blocks with a scale that the matrix unit reads together (MmadMx: K a multiple of 64).
 SCALED_K = 2
-#: Bytes of a row of A in one load of the vendor's products: four pieces of 64 in 16 bits (stepK 4 of the Ascend C
-#: guide's MDL template), of 128 in MXFP8 (pto-isa 3186c38, kernels/manual/a5/matmul_mxfp8_performance).
+#: Bytes of a row of A in one load of the vendor's products: four pieces of 64 elements of 16 bits (stepK 4 of the
+#: Ascend C guide's MDL template), or of 128 elements in MXFP8 (pto-isa 3186c38,
+#: kernels/manual/a5/matmul_mxfp8_performance).
 LOADED_BYTES = 512
 
 
 def loaded_k(m: int, n: int, k: int, fmt: str, group: AscendGroup) -> int:
-    """Return how much of k a product loads at once: full pieces of `LOADED_BYTES`, in ping-pong in L1."""
+    """Return the number of elements of k that a product loads at once: full pieces of `LOADED_BYTES`, in ping-pong in
+    L1.
+    """
     stored = stored_format(fmt)
     room = group.capacity_bytes("L1") // PING_PONG * stored.per_byte // stored.bytes_of((m + n) * stored.per_byte)
     return max(1, min(LOADED_BYTES * stored.per_byte // stored.size_bytes, room) // k) * k
@@ -162,8 +165,8 @@ def _goes_down_first(share: tuple[int, int], tile: tuple[int, int], held: tuple[
     """Return whether a core processes the rows of a panel of C before the next panel, as CANN's products do.
 
     ``share``, ``tile``: rows and columns of a core, and of one tile; ``held``: whether A and B are loaded completely.
-    The inner loop reads one operand again for each step of the outer loop: of the two orders a core uses the one that
-    reads fewer bytes, and processes rows first if both read the same number.  source: CANN's TBE,
+    The inner loop reads one operand again for each step of the outer loop: of the two orders, a core uses the one that
+    reads fewer bytes; if both read the same number, it processes rows first.  source: CANN's TBE,
     gemm_integrated_schedule_util, split_mn_block and reorder_l1_mn_axis.
     """
     rows, columns = share
@@ -225,7 +228,7 @@ def default_plan(frame: Frame, stage: Stage, group: AscendGroup) -> ProductPlan:
 
 
 def _streamed(phase: Phase, group: AscendGroup) -> list[str]:
-    """Return the factors in global memory that have two tiles in L1: the first ones in their order, as long as flags
+    """Return the factors in global memory that have two tiles in L1: the first factors, in their order, for which flags
     remain.
     """
     factors = list(dict.fromkeys(x for s in phase.stages if s.is_product for x in s.rows[0].srcs))
@@ -245,7 +248,9 @@ def piece_plan(frame: Frame, stage: Stage, group: AscendGroup, piece: int) -> Pr
 
 
 def _deepest(frame: Frame, stage: Stage, group: AscendGroup, m: int, n: int) -> int:
-    """Return the number of elements of k of which L0A and L0B hold two pieces, for m rows and n columns."""
+    """Return the largest number of elements of k such that L0A and L0B hold two pieces each, for m rows and
+    n columns.
+    """
     ends = zip(("L0A", "L0B"), stage.rows[0].srcs, (m, n), strict=True)
     return min(group.capacity_bytes(a) // PING_PONG // frame.size_bytes(x, size) for a, x, size in ends)
 
@@ -318,8 +323,8 @@ class GemmFields(Tiling):
 
 
 class RowsFields(Tiling):
-    """Number of elements that a vector core processes at a time, and slots or pieces of rows if UB does not hold two
-    such parts.
+    """Number of elements that a vector core processes at a time; number of slots, or pieces of rows, if UB does not
+    hold two such parts.
     """
 
     elements: int = Field(
@@ -376,7 +381,9 @@ class VectorFields(Tiling):
 
 
 class RegisterFields(VectorFields):
-    """The same fields, the way in which cores take turns, and the form of rows for a vector unit with registers."""
+    """The same fields; in addition, the way in which cores take turns, and the form of rows for a vector unit with
+    registers.
+    """
 
     order: StageOrder = Field(
         default="rolling",
@@ -421,7 +428,7 @@ class RegisterFields(VectorFields):
 
 
 class KernelFields(RegisterFields):
-    """The same fields, and the differences of published kernels."""
+    """The same fields, and fields in which published kernels differ."""
 
     kernel: KernelName | None = Field(
         default=None,

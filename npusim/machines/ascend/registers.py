@@ -1,9 +1,9 @@
 """The time of a rows stage on a vector unit with registers: vector functions of a few hardware loops.
 
-The interval of a loop is the largest demand of its instructions on the unit: issue, single issue, registers written,
-accesses to UB, long units, the latency of values carried around the loop, the minimum of an outer loop.  A function
-starts and ends once; values that its loops hold in registers are neither stored nor loaded again.  The rules are the
-vendor's, the latencies those of its cost models.
+The interval of a loop is the largest demand of its instructions on the unit: on issue, single issue, registers written,
+accesses to UB, or long units; or the latency of values that the loop carries; or the minimum of an outer loop.  A
+function starts and ends once; values that its loops hold in registers are neither stored nor loaded again.  The rules
+are those of the vendor, and the latencies are those of its cost models.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ INSTRUCTIONS: Mapping[Opcode, str] = MappingProxyType(
         Opcode.ROW_SUM: "add",
     }
 )
-#: Instructions of functions.  Ascend C's Tanh: x limited to where the result is not 1 yet, then (e^2x - 1) / (e^2x +
-#: 1).  Its Rsqrt is one instruction of the 910B, with an error of more than 1e-4 in float32: the manual recommends Sqrt
-#: and Div instead, which are used here. Its Erf: x limited to 3.92, x times a polynomial of x**2, divided by another
-#: polynomial (`formats.unary.ASCEND_ERF`).
+#: Instructions of functions.  Ascend C's Tanh limits x to the range where the result is below 1, and computes (e^2x -
+#: 1) / (e^2x + 1).  Its Rsqrt is one instruction of the 910B, with an error of more than 1e-4 in float32: the manual
+#: recommends Sqrt and Div instead, which are used here. Its Erf limits x to 3.92 and divides x times a polynomial of
+#: x**2 by another polynomial (`formats.unary.ASCEND_ERF`).
 MADE_OF: Mapping[Opcode, tuple[str, ...]] = MappingProxyType(
     {
         Opcode.TANH: ("max", "max", "mul", "exp", "add", "add", "div"),
@@ -93,15 +93,15 @@ GATHER = "gather"
 def along_tile(step: Step) -> list[tuple[str, int, int]]:
     """Return the passes of an operation along a tile, each an instruction with rows and columns of its result.
 
-    Cumulative sums run row after row of the transposed tile, with restarted sums side by side (Ascend C API reference,
-    ``CumSum``); an inverse subtracts a row times a column of numbers from all rows below, row after row.  Columns are
-    reduced by operations on whole rows.
+    Cumulative sums run row after row of the transposed tile; sums that restart are side by side (Ascend C API
+    reference, ``CumSum``); an inverse subtracts a row times a column of numbers from all rows below, row after row.
+    Columns are reduced by operations on whole rows.
     """
     rows, cols = step.dst.rows, step.dst.cols
     if step.opcode is Opcode.INVERSE:
         squares = [*[cols] * (rows // cols), rows % cols]
         return [("multiply_add", n - 1 - j, cols) for n in squares for j in range(n - 1)]
-    if step.opcode in (Opcode.FOLD, Opcode.SCAN, *WITHIN):  # one element after another: each operation of the function
+    if step.opcode in (Opcode.FOLD, Opcode.SCAN, *WITHIN):  # for each element in turn, every operation of the function
         is_down, tiles = goes_down(step.opcode, step.attributes), [s for s in step.srcs if not isinstance(s, float)]
         longest = max(s.rows if is_down else s.cols for s in tiles)
         work = 1.0 if step.opcode in WITHIN else combine_of(step.attributes.variant).work
@@ -117,7 +117,7 @@ WITHIN: Mapping[Opcode, str] = MappingProxyType({Opcode.ROW_MAX: "row_max", Opco
 PAIRS = MappingProxyType({("sub", "exp"): "exp_difference", ("mul", "add"): "multiply_add"})
 #: Accumulators of a row sum by its order.
 ACCUMULATORS = MappingProxyType({"sequential": 1, "four_chains": CHAINS})
-#: Number of plain instructions that are repeated on reloaded sources, if the alternative is to store the result.
+#: Largest number of plain instructions that are repeated with reloaded sources instead of storing the result.
 MOST_REPEATED = 2
 
 
@@ -134,7 +134,7 @@ class RegisterValue:
     chains: int = 1
     is_kept: bool = False  #: the value is stored in UB when its function ends
     is_narrowed: bool = False  #: a cast to fewer bytes
-    # the lanes that a reduction joins: the lanes of a row, or of each register
+    # the lanes that a reduction joins: those of a row, or of each register
     crosses: Literal["row", "register", ""] = "row"
     loop: int = 0
 
@@ -153,9 +153,7 @@ class LatencyPath(NamedTuple):
 
 @dataclass(slots=True)
 class HardwareLoop:
-    """A hardware loop over tiles of one shape: its values, and the number of times that each instruction runs in an
-    iteration.
-    """
+    """A hardware loop over tiles of one shape: its values, and how often each instruction runs in an iteration."""
 
     rows: int
     cols: int
@@ -169,14 +167,14 @@ class HardwareLoop:
 
 
 def function_cycles(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: VectorCode) -> tuple[int, Terms]:
-    """Return the cycles of a stage's steps, and the constants behind them.
+    """Return the cycles of a stage's steps, and the constants that determine them.
 
     ``key`` is the unit's key in its file.  Raises :class:`UnknownOpcodeError` for a step without an instruction.
     """
     terms: dict[str, float] = {}
     parts = list(functions(_values(steps, spec, key, code), code))
     for function, after in zip(parts, [*parts[1:], []], strict=False):
-        # The start of a next function hides late results of a function that it does not read.
+        # The start of the next function hides late results of a function, if the next one does not read them.
         left = {id(v) for v in function}
         is_waited_for = not after or any(id(s) in left for v in after for s in v.sources)
         for name, cycles in _VectorFunction(function, spec, key, code).terms(is_waited_for=is_waited_for):
@@ -193,7 +191,7 @@ def check_along(step: Step, key: str) -> None:
 
 
 def check_sum(step: Step, key: str) -> None:
-    """Raise `UnknownOpcodeError` for a sum of products, which vector units do not have as one instruction."""
+    """Raise `UnknownOpcodeError` for a sum of products, for which vector units have no single instruction."""
     if step.opcode is Opcode.ROW_SUM and len(step.srcs) > 1:
         raise UnknownOpcodeError(f"ROW_SUM of products has no cost on {key}: multiply first: (a * b).sum()")
 
@@ -260,11 +258,11 @@ def _values(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: V
 
 
 def _scales(cast: RegisterValue, block: int, crosses: Literal["register", ""]) -> list[RegisterValue]:
-    """Return the instructions before a cast to a format in blocks: exponents, the largest of a block, its scale,
-    quotients.
+    """Return the instructions before a cast to a block format: they compute exponents, the largest exponent of a block,
+    its scale, and quotients.
 
-    Exponents are extracted by a mask; their maximum is the scale's up to a constant, and limited to the smallest;
-    elements are multiplied by its inverse.  ``crosses``: whether a block exceeds a register.
+    Exponents are extracted by a mask.  Their maximum, limited to the smallest exponent, is that of the scale except for
+    a constant; elements are multiplied by the inverse of the scale.  ``crosses``: whether a block exceeds a register.
     """
     part = replace(cast, is_kept=False, is_narrowed=False)
     exponents = replace(part, name="and")
@@ -279,8 +277,8 @@ def _scales(cast: RegisterValue, block: int, crosses: Literal["register", ""]) -
 
 
 def _joined(values: list[RegisterValue], spec: RegisterVectorEngine, *, is_fused: bool) -> list[RegisterValue]:
-    """Return the values with each pair that one instruction replaces as one value; only fused code has
-    multiply-adds.
+    """Return the values, with one value for each pair that one instruction replaces; only fused code
+    has multiply-adds.
     """
     readers = Counter(id(s) for v in values for s in v.sources)
     gone: set[int] = set()
@@ -301,8 +299,8 @@ def _joined(values: list[RegisterValue], spec: RegisterVectorEngine, *, is_fused
 
 
 def functions(values: list[RegisterValue], code: VectorCode) -> Iterator[list[RegisterValue]]:
-    """Yield the content of each vector function: all instructions together, casts of results separately, or one
-    instruction at a time.
+    """Yield the content of each vector function: all instructions together, casts of results in separate functions, or
+    one instruction per function.
     """
     if code.functions == "fused" and values:
         yield values
@@ -319,7 +317,7 @@ def functions(values: list[RegisterValue], code: VectorCode) -> Iterator[list[Re
 
 
 class _VectorFunction:
-    """One vector function: its loops, and the constants behind their time."""
+    """One vector function: its loops, and the constants that determine their time."""
 
     def __init__(self, values: list[RegisterValue], spec: RegisterVectorEngine, key: str, code: VectorCode) -> None:
         self.values, self.spec, self.key, self.code = values, spec, key, code
@@ -334,7 +332,7 @@ class _VectorFunction:
         return isinstance(source, RegisterValue) and id(source) in self.within
 
     def _place(self, value: RegisterValue) -> None:
-        """Put a value into the first loop over its shape in which its sources exist."""
+        """Add a value to the first loop over its shape in which its sources exist."""
         first = 0
         for source in value.sources:
             if isinstance(source, RegisterValue) and self._is_made_here(source):
@@ -370,7 +368,7 @@ class _VectorFunction:
         elif any(v.reduction for v in loop.values) or any(self._is_spread(s, loop) for s in self._read(loop)):
             loop.trips = float(loop.rows)
             loop.is_nested = wide > 1 and self.code.functions != "fused"
-        else:  # without gaps: one register after another
+        else:  # the tile has no gaps: one register follows another
             loop.trips, wide = float(ceil_div(loop.rows * loop.cols, self._lanes(loop))), 1
         each, counts = wide * chains, loop.counts
         loop.each = each
@@ -391,7 +389,7 @@ class _VectorFunction:
                 counts[how] += 1 if self._is_spread(source, loop) else each
         for value in loop.values:
             if self._is_stored(value):
-                if value.reduction and is_down:  # after the last iteration
+                if value.reduction and is_down:  # the store comes after the last iteration
                     loop.stored += wide
                     continue
                 rows_of_fractals = self.code.blocks and value.is_narrowed and is_down
@@ -414,7 +412,7 @@ class _VectorFunction:
         """Count values of an earlier loop: vectors stay in registers, tiles are computed again or stored and loaded."""
         if source.is_vector:
             if loop.cols > 1 and not is_down:
-                # the operand has blocks: a load for each register
+                # the operand has blocks, so that each register needs a load
                 loop.counts["load"] += 1 if source.rows == loop.rows else loop.each
             return
         again = list(_chain(source))
@@ -488,7 +486,7 @@ class _VectorFunction:
         yield f"{key}.function.drain_cycles", float(spec.function.drain_cycles.value)
 
     def _exposed(self, at: int) -> LatencyPath:
-        """Return the longest chain of instructions after the last iteration for which later work waits."""
+        """Return the longest chain of instructions after the last iteration, if later work waits for it."""
         loop, paths = self.loops[at], dict[int, LatencyPath | None]()
         is_last = at == len(self.loops) - 1
         latency = {name: op.latency_cycles.value for name, op in self.spec.ops.items()}
@@ -514,7 +512,7 @@ class _VectorFunction:
     def _start(
         self, source: RegisterValue | Hashable, loop: HardwareLoop, paths: Mapping[int, LatencyPath | None]
     ) -> LatencyPath | None:
-        """Return the latency of a source from the start of the loop; None if the value exists before."""
+        """Return the latency of a source, counted from the start of the loop; None if the value already exists then."""
         if isinstance(source, RegisterValue) and self._is_made_here(source):
             return paths[id(source)] if id(source) in paths else LatencyPath()
         if loop.follows or not loop.counts["load"]:
@@ -522,7 +520,7 @@ class _VectorFunction:
         return LatencyPath(self._op("load").latency_cycles.value, ("load",))
 
     def _longer(self, path: LatencyPath, value: RegisterValue, latency: Mapping[str, float]) -> LatencyPath:
-        """Return a path with a value's instruction appended, and the instructions that join its accumulators."""
+        """Return a path extended by a value's instruction and by the instructions that join its accumulators."""
         names = [value.name] if value.name else []
         if value.reduction and self.code.layout == "dn":
             names += [value.name] * ceil(log2(value.chains))
@@ -541,8 +539,8 @@ def _chain(value: RegisterValue) -> Iterator[RegisterValue]:
 
 
 def looked_at(steps: Sequence[Step], code: VectorCode) -> tuple[Hashable, ...]:
-    """Return the key of :func:`function_cycles` for steps, in addition to shapes, formats and the equality
-    of operands.
+    """Return a part of the key under which results of :func:`function_cycles` are stored; the rest are shapes, formats
+    and the equality of operands.
     """
     return code, tuple(step.name in code.leaves for step in steps)
 

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 
 class Slots:
-    """The slots of one phase; `cross`: the slots between products and rows, of each vector core or of all cores."""
+    """The slots of one phase; `cross` has the slots between products and rows, which belong to each vector core or to
+    all cores.
+    """
 
     def __init__(self, frame: Frame, group: AscendGroup, tiling: AscendTiling, parts: Parts) -> None:
         self.frame, self.group, self.tiling, self.parts = frame, group, tiling, parts
@@ -41,7 +43,7 @@ class Slots:
         self.cross: dict[str, tuple[Ring, ...]] = {}
 
     def turn(self) -> Ring | None:
-        """Place the slot that a core acquires before its loads, and releases when the other cores are done."""
+        """Allocate the slot that a core acquires before its loads, and releases when the other cores have finished."""
         ends = [FIXP] if self.decided.slots == 1 else None
         if self.decided.order == "serial":
             ends = [v.vector for v in self.group.vector_cores]
@@ -53,8 +55,8 @@ class Slots:
     # ---------------------------------------------------------------- products
 
     def place(self, products: Mapping[Stage, CubeProduct], rows: Iterable[RowsStage]) -> None:
-        """Assign slots to the results and operands of products.  Views come last: they are loaded only once if L1 holds
-        their tiles until they are read.
+        """Assign slots to the results and operands of products.  Views are assigned last: they are loaded only once if
+        L1 holds their tiles until they are read.
         """
         listed = list(products.values())
         pairs = [*self.frame.views.items(), *((n, n) for n in self._read_twice(listed))]
@@ -76,7 +78,9 @@ class Slots:
             p.place(operands)
 
     def _read_twice(self, products: Sequence[CubeProduct]) -> list[str]:
-        """Return operands of the loop that two products read as their right factors and nothing else reads."""
+        """Return operands of the loop that exactly two products read, as their right factors, and that nothing else
+        reads.
+        """
         frame, rights = self.frame, [p.right for p in products]
         if frame.phase.is_recurrent:
             return []
@@ -85,9 +89,10 @@ class Slots:
         return [n for n in twice if frame.is_visited(n)]
 
     def _share(self, first: CubeProduct, second: CubeProduct, lag: int, later: int) -> None:
-        """Let two products read one ring, ``lag`` tiles apart, if there is space for its tiles, and a flag for each.
+        """Let two products read one ring, ``lag`` tiles apart, if there is space for its tiles and a flag for each
+        tile.
 
-        ``later``: number of flags that rings which are placed later need.
+        ``later``: number of flags that rings need that are allocated later.
         """
         allocator, flags, n = self.group.allocator, self.group.device.flags, first.right
         size = round_up(self.frame.row_bytes(n, self.frame.height(n)), allocator.spaces[L1].alignment_bytes)
@@ -103,8 +108,8 @@ class Slots:
     # ---------------------------------------------------------------- between products and rows
 
     def _place_cross(self, rows: Sequence[RowsStage]) -> None:
-        """Place the slots through which products and rows exchange tiles: in UB and L1 if the device has a route to
-        them.
+        """Allocate the slots through which products and rows exchange tiles: in UB and L1, if the device has routes to
+        these.
 
         Every slot is as wide as the largest tile.
         """
@@ -126,7 +131,9 @@ class Slots:
                     self.cross[n] = (self._ring(n, space, height, depth, stores, readers),)
 
     def _in_ub(self, n: str, core: VectorCore, readers: Sequence[RowsStage]) -> Ring:
-        """Place slots for a vector core's share of a product's result: in ping-pong if its readers continue."""
+        """Allocate slots for a vector core's share of a product's result: two (ping-pong) if the readers of the result
+        continue.
+        """
         reader = core.store if any(n in s.moved.values() for s in readers) else core.vector
         depth = self.parts.between(n) * self.tiling.ahead + (PING_PONG if any(s.outputs for s in readers) else 1)
         depth = max(depth, self.tiling.ahead + 1) if self.decided.order == "groups" else depth
@@ -136,7 +143,7 @@ class Slots:
     def _ring(
         self, n: str, space: str, rows: int, depth: int, producers: list[str], consumers: list[str], prefix: str = ""
     ) -> Ring:
-        """Place a ring of slots between AIC and AIVs, with counter flags."""
+        """Allocate a ring of slots between AIC and AIVs, with counter flags."""
         return self.group.allocator.ring(
             space,
             f"{self.frame.prefix}{prefix}{self.frame.label(n)} slots",

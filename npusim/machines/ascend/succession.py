@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Successive(Sequence[WorkTile]):
-    """Blocks that know the blocks in progress when they begin; computed for a core group on first use.
+    """Blocks, each with references to the blocks in progress when it begins; computed for a core group on first use.
 
     ``shares``: the numbers of each core group's blocks, in order; or the number of groups that receive blocks in turn.
     """
@@ -56,7 +56,7 @@ class Successive(Sequence[WorkTile]):
 def overlapping(
     blocks: Sequence[WorkTile], shares: Sequence[Sequence[int]] | int, lag: int
 ) -> tuple[Successive, dict[str, Any]]:
-    """Return blocks with references to one another, and the program's `Succession`; ``shares``: as in `Successive`.
+    """Return blocks that refer to one another, and the program's `Succession`; ``shares``: as in `Successive`.
 
     ``lag``: number of tiles of a block that are in progress when the next block begins.
     """
@@ -67,14 +67,14 @@ def overlapping(
 
 @kept_by_blocks(lambda blocks, *_: len(blocks))
 def _successive(blocks: Itself, shares: Sequence[Sequence[int]] | int, lag: int) -> Successive:
-    """Return blocks that know one another, one object for all tilings that have them."""
+    """Return blocks that refer to one another; all tilings with these blocks share one object."""
     return Successive(blocks.thing, shares, lag)
 
 
 def _under_way(blocks: tuple[WorkTile, ...], lag: int) -> tuple[WorkTile, ...]:
-    """Return the last of a core group's blocks, with the tiles that are less than ``lag`` back, and one more.
+    """Return the last blocks of a core group: those with tiles that are less than ``lag`` back, and one more.
 
-    That index distinguishes a block that has begun from a block that begins.
+    This index distinguishes a block that has already begun from one that begins.
     """
     left, count = lag, 0
     while count < len(blocks) and left > 0:
@@ -110,11 +110,13 @@ def _meets(lag: int, block: WorkTile) -> tuple[Hashable, Hashable]:
 
 
 def _family(lag: int, block: WorkTile) -> Hashable:
-    """Return the key of blocks that differ in the number of visited tiles, and meet and leave the same blocks."""
+    """Return a key that blocks share if they differ only in the number of visited tiles: at their beginnings and ends
+    the same blocks are in progress.
+    """
     return block.family, block.leaves_open, *_meets(lag, block)
 
 
 @cache
 def _linked(lag: int) -> tuple[Callable[[WorkTile], tuple[Hashable, Hashable]], Callable[[WorkTile], Hashable]]:
-    """Return the key of overlapping blocks: the blocks that they meet, and their families."""
+    """Return the key of overlapping blocks: the blocks that are in progress at the same time, and their families."""
     return partial(_meets, lag), partial(_family, lag)

@@ -1,4 +1,4 @@
-"""The buffers of a program's text: slots of rings and tiles of single units, each with its bytes and its name."""
+"""The buffers of a program's text: slots of rings, and tiles that one unit uses, each with its bytes and its name."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from npusim.machines.ascend.group import GM
 from npusim.machines.ascend.text_lines import Number, Slot, Sum, TextLine
 from npusim.program.ir.tile import GlobalTensor, GlobalTile, RingTile, Tile
 
-#: The word that allocates a buffer, by its memory.
+#: The word of the language that allocates a buffer, by its memory.
 _ALLOCATES = MappingProxyType(
     {"L1": "alloc_L1", "L0A": "alloc_L0A", "L0B": "alloc_L0B", "L0C": "alloc_L0C", "UB": "alloc_ub"}
 )
 #: Formats that the language has under the same names.
 _FORMATS = frozenset({"float16", "bfloat16", "float32", "int8"})
-#: TextNames that the text uses for other things.
+#: Names that the text uses for other purposes.
 RESERVED = ("T", "tilelang", "main", "cid", "vid", "task", "block", "tiles")
 
 
@@ -39,14 +39,14 @@ def identifier(text: str) -> str:
 
 
 class TextNames:
-    """TextNames that are each used for one thing."""
+    """Names, each of which is used for only one thing."""
 
     def __init__(self) -> None:
         self._of: dict[object, str] = {}
         self._taken = set(RESERVED)
 
     def of(self, key: object, wanted: str) -> str:
-        """Return the name of a thing: the wanted one if no other thing has it, else with a number."""
+        """Return a name for a thing: the requested one, with a number appended if another thing has it."""
         if key not in self._of:
             name, number = identifier(wanted), 1
             while (made := name if number == 1 else f"{name}_{number}") in self._taken:
@@ -58,10 +58,11 @@ class TextNames:
 
 @dataclass(slots=True)
 class TextBuffer:
-    """A buffer: ``slots`` matrices of ``rows`` x ``cols`` from a byte of a memory on, in the core or in global memory.
+    """A buffer: ``slots`` matrices of ``rows`` x ``cols`` that begin at a byte of a memory, either in the core or in
+    global memory.
 
-    ``pitch``: rows from one slot to the next, or 0 for one slot and in global memory, where a slot has the rows that
-    are used.  ``used``: the first row and the number of rows of each access.
+    ``pitch``: number of rows from one slot to the next.  It is 0 if there is one slot, and in global memory, where a
+    slot has only the rows that are used.  ``used``: the first row and the number of rows of each access.
     """
 
     name: str
@@ -76,7 +77,7 @@ class TextBuffer:
 
     @property
     def fold(self) -> int:
-        """Number of matrices of the rows that all accesses have for which a slot has room."""
+        """Number of matrices for which a slot has space, if all accesses use the same first rows; else 1."""
         (row, rows), *others = self.used
         return self.pitch // rows if self.pitch and not others and not row and self.pitch % rows == 0 else 1
 
@@ -116,21 +117,22 @@ def indexed(of: TextLine, axes: Sequence[TextLine]) -> TextLine:
 
 
 class Buffers:
-    """The buffers that a program's operands are in, by memory, place, form and format."""
+    """The buffers that contain a program's operands, by memory, place, form and format."""
 
     def __init__(self, names: TextNames) -> None:
         self.names, self._of = names, dict[tuple[object, ...], TextBuffer]()
         self.titles: dict[tuple[str, int], str] = {}
-        self.spans = dict[tuple[str, int], int]()  # by memory and first byte of a tile: the end of its bytes
+        # for each memory and first byte of a tile, the end of the tile's bytes
+        self.spans = dict[tuple[str, int], int]()
 
     def suggest(self, tile: Tile, name: str) -> None:
-        """Have a name for the buffer of a tile; the shortest one is used."""
+        """Offer a name for the buffer of a tile; the shortest one is used."""
         key = _memory(tile.space), tile.offset_bytes
         known = self.titles.get(key, name)
         self.titles[key] = min(known, name, key=len)
 
     def of_ring(self, tile: RingTile, *, is_turned: bool) -> TextBuffer:
-        """Return the buffer of a ring's slots; ``is_turned``: the slot has the transposed matrix."""
+        """Return the buffer of a ring's slots; ``is_turned``: the slot contains the transposed matrix."""
         ring, memory = tile.ring, _memory(tile.ring.space)
         row, col = self.place(tile)
         rows, cols = row + tile.rows, tile.stride
@@ -204,7 +206,7 @@ class Buffers:
         return [b for b in self._of.values() if b.memory == "GM"]
 
     def allocations(self) -> Iterator[TextLine]:
-        """Yield the lines that allocate the buffers of a core, and that state their bytes."""
+        """Yield the lines that allocate the buffers of a core and state their bytes."""
         own = [b for b in self._of.values() if b.memory != "GM"]
         for b in own:
             shape = ", ".join(map(str, b.shape))
@@ -274,8 +276,8 @@ def _range(start: Sum, count: int, whole: int) -> TextLine:
 
 
 def mixed_radix(values: Sequence[int], number: str) -> str | None:
-    """Return integers as the text of a function of their index: a multiple of ``number // p % q``; None if they are no
-    such function.
+    """Return the text of a function of the index that gives these integers: a multiple of ``number // p % q``; None if
+    there is no such function.
 
     >>> mixed_radix([0, 0, 128, 128, 0, 0, 128, 128], "block")
     'block // 2 % 2 * 128'

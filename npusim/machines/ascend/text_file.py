@@ -1,6 +1,4 @@
-"""The file of a TileLang-Ascend program: a comment that states where it is from, and a function that returns the
-kernel.
-"""
+"""The file of a TileLang-Ascend program: a comment that states its origin, and a function that returns the kernel."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.program.ir.tile_program import TileProgram
 
-#: Steps of a length, after the first step and the next, at which the text for all lengths is compared with the program.
+#: Numbers of steps, beyond the first two lengths, for which the text for all lengths is compared with the program.
 _COMPARED_AT = (2, 5)
 _UNSTATED = (
     "The text has the values, the order, the buffers and the flags of the program. It does not state the time: costs, "
@@ -33,7 +31,7 @@ Growing = tuple[str, int, int, Callable[[int], "TileProgram"]]
 def tilelang_file(
     program: TileProgram, device: DeviceSpec, growing: Growing | None = None
 ) -> tuple[str, tuple[str, ...]]:
-    """Return a program as the text of a file, and what the text does not state.
+    """Return a program as the text of a file, and a list of properties that the text does not state.
 
     The file has one function with the name of the program; with ``growing``, the length is its argument.  Raises
     `ProgramError` for parts that TileLang-Ascend cannot state.

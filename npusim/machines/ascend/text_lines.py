@@ -15,7 +15,7 @@ _INDENT = "    "
 
 
 class UnlikeError(ProgramError):
-    """Two texts that differ in more than numbers."""
+    """Raised if two texts differ in more than numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Sum:
         return cls(constant, tuple(sorted((name, n) for name, n in terms.items() if n)))
 
     def plus(self, other: Sum | int, times: int = 1) -> Sum:
-        """Return the sum with a multiple of another number."""
+        """Return this sum plus a multiple of another."""
         more = Sum(other) if isinstance(other, int) else other
         terms = dict(self.terms)
         for name, n in more.terms:
@@ -55,7 +55,7 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """``first`` plus the remainder of a number by a number of slots."""
+    """``first`` plus the remainder of dividing a number by a number of slots."""
 
     number: Sum
     slots: int
@@ -90,7 +90,7 @@ class TextLine:
 
 @dataclass(frozen=True, slots=True)
 class Indented:
-    """A line with the lines of its block."""
+    """A line, and the lines of the block that it begins."""
 
     head: TextLine
     body: tuple[Node, ...]
@@ -111,7 +111,7 @@ def lines_of(nodes: Sequence[Node], depth: int = 0) -> Iterator[str]:
 def as_one(
     first: Sequence[Node], second: Sequence[Node], variable: str, start: int = 0, steps: int = 1
 ) -> tuple[Node, ...]:
-    """Return the text that is ``first`` where a variable is ``start``, and ``second`` where it is ``steps`` more.
+    """Return the text that equals ``first`` if a variable is ``start``, and ``second`` if it is larger by ``steps``.
 
     Raises `UnlikeError` if the texts differ in more than numbers.
     """

@@ -13,14 +13,14 @@ from npusim.formats import stored_format
 if TYPE_CHECKING:
     from npusim.config.problem import GemmProblem
 
-#: Number of rows of a vector core, and of columns, that are rearranged at a time (VECTOR_D_BASE).
+#: Number of rows that a vector core rearranges at a time, and number of columns (VECTOR_D_BASE).
 ROWS_REARRANGED, COLUMNS_REARRANGED = 16, 2048
-#: Rows are rearranged if their size is not a multiple of the first and exceeds the second.
+#: Rows are rearranged if their size is not a multiple of the first number and exceeds the second.
 ALIGNED_BYTES, SHORT_BYTES = 256, 384
 
 
 def is_off(cols: int, fmt: str) -> bool:
-    """Return whether rows are not multiples of `ALIGNED_BYTES` and not short."""
+    """Return whether rows are rearranged: their size is not a multiple of `ALIGNED_BYTES`, and they are not short."""
     size = stored_format(fmt).row_bytes(cols)
     return size % ALIGNED_BYTES != 0 and size > SHORT_BYTES
 

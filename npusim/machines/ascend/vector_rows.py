@@ -1,4 +1,4 @@
-"""Rows stages on the vector cores: loads into UB, one operation for all steps of the table, stores.
+"""Rows stages on the vector cores: loads into UB, one operation for all steps of the table, and stores.
 
 A vector core processes its share of a tile's rows, slice by slice.  A product's results come from a slot in global
 memory, or are in UB; operands of a product are stored in a slot there or in L1.
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 class RowsStage:
     """A rows stage with its inputs and results, and the rows of its slices.
 
-    ``table`` has the machine's choices if the stage's rows make none; ``moved`` are the results if each equals an
-    input: no vector instruction processes them.
+    ``table`` has the machine's choices where the stage's rows make none.  ``moved`` has the results if each equals an
+    input, so that no vector instruction processes them.
     """
 
     stage: Stage
@@ -61,14 +61,17 @@ class RowsStage:
 def rows_stage(
     frame: Frame, stage: Stage, table: Table, group: AscendGroup, tiling: AscendTiling, direct: Mapping[str, bool]
 ) -> RowsStage:
-    """Return the needs of a stage; a slice has the elements of the tiling, at most a core's share of rows."""
+    """Return the needs of a stage; a slice has the number of elements that the tiling states, at most a core's share of
+    rows.
+    """
     grain = frame.phase.row_grain
     share = group.largest_share(frame.height(frame.led_by(stage)), grain)
     inputs = tuple(n for n in stage.read if frame.places.get(n) in ("down", "global"))
     outputs = tuple(n for n in stage.written if frame.places[n] in ("up", "out"))
     copies = (r for r in stage.rows if r.opcode is Opcode.COPY)
     moved = {r.dst: r.srcs[0] for r in copies if r.dst in outputs and r.srcs[0] in inputs}
-    if len({*moved.values()}) < len(stage.rows):  # vector instructions process the others, and these with them
+    # vector instructions process the other results, and these together with them
+    if len({*moved.values()}) < len(stage.rows):
         moved = {}
     names = tuple(dict.fromkeys(n for n in (*stage.written, *stage.read) if n in frame.phase.names))
     is_of_rows = frame.phase.is_recurrent or frame.axes(frame.led_by(stage))[0] == frame.row_axis
@@ -80,7 +83,7 @@ def rows_stage(
 
 
 def _code(frame: Frame, stage: Stage, code: VectorCode, direct: Mapping[str, bool]) -> VectorCode:
-    """Return the form of a stage's code: only tiles along the loop, which come from products, can be transposed."""
+    """Return the form of a stage's code: only tiles along the loop, which products write, can be transposed."""
     names = [n for n in (*stage.written, *stage.read) if n in frame.phase.names]
     has_products = any(s.is_product for s in frame.stages)
     along = has_products and any(frame.loop_axis in frame.axes(n)[1:] for n in names)
@@ -93,7 +96,7 @@ def _code(frame: Frame, stage: Stage, code: VectorCode, direct: Mapping[str, boo
 
 @dataclass(frozen=True, slots=True)
 class Spilled:
-    """A state outside UB: its place in global memory, the slots of its moves, rows of a slice."""
+    """A state outside UB: its place in global memory, the slots through which it is moved, and the rows of a slice."""
 
     memory: Ring
     slot: Ring
@@ -117,11 +120,11 @@ class VectorShare:
     ) -> None:
         self.frame, self.core, self.group = frame, core, group
         self.tiling, self.generations = tiling, generations
-        #: Slots between products and rows, and those slots in a core's UB that contain only the core's share.
+        #: Slots between products and rows, and those slots in the core's UB that contain only the core's own share.
         self.cross = {n: rings[core.index % len(rings)] for n, rings in cross.items()}
         self.dropped = {n for n, ring in self.cross.items() if ring.space == core.ub}
         self.is_alone = not any(s.is_product for s in frame.stages)
-        #: Slots if slice follows slice.
+        #: Number of slots if slice follows slice.
         self.depth = tiling.buffers if self.is_alone else 1 if tiling.decided.one_slot else PING_PONG
         self.ins: dict[str, Ring] = {}
         self.outs: dict[str, Ring] = {}
@@ -131,13 +134,13 @@ class VectorShare:
             self._place_ends(s, stages)
         for s in stages:
             for n in filter(frame.is_loaded, s.masks):
-                # One slot in phases with products: only the tiles on the diagonal need a mask.
+                # In phases with products there is one slot, because only the tiles on the diagonal need a mask.
                 depth = self.depth if self.is_alone else 1
                 ring = core.ub, frame.prefix + n, s.height * frame.width(n), depth, core.load, core.vector
                 if n not in self.masks:
                     self.masks[n] = group.ring(*ring)
         self.spilled = {n: self._place_spilled(n, stages) for n in tiling.spilled}
-        #: States that the end of a block reads while the next block's are in use.
+        #: States that the end of a block reads while those of the next block are already in use.
         self.lasting = {
             frame.storage[n]: group.ub_kept(core, n, frame.row_bytes(n, self.share(n)), depth)
             for n, depth in lasting.items()
@@ -161,7 +164,9 @@ class VectorShare:
         return {n for n in inputs if n not in twice[: max(0, spare)]}
 
     def _place_ends(self, s: RowsStage, stages: Sequence[RowsStage]) -> None:
-        """Place the rings of a stage's inputs and outputs, as large as the largest slice of ``stages`` needs."""
+        """Allocate the rings of a stage's inputs and outputs, with the size that the largest slice of
+        ``stages`` needs.
+        """
         frame, core, ring = self.frame, self.core, self.group.ring
         for n in s.inputs:
             if n in self.dropped:
@@ -172,7 +177,7 @@ class VectorShare:
             if n in s.moved.values():
                 self.ins[n] = ring(core.ub, self._ring(n), size, self.depth, core.load, core.store)
             elif n not in self.ins:
-                # Ping-pong if one slice follows another; one slot in an update (CATLASS).
+                # Two slots (ping-pong) if one slice follows another; one slot in an update (CATLASS).
                 depth = self.depth if self.is_alone or (s.outputs and n not in self.single) else 1
                 self.ins[n] = ring(core.ub, self._ring(n, "in"), size, depth, core.load, core.vector)
         for n in s.outputs:
@@ -184,7 +189,7 @@ class VectorShare:
                 self.outs[n] = ring(core.ub, self._ring(n, "out"), size, depth, core.vector, core.store)
 
     def _share_ring(self, rings: dict[str, Ring], n: str, size: int, together: Collection[str]) -> None:
-        """Let rows that compute products' operands use one ring: for K and V, and for their scales."""
+        """Let rows that compute operands of products share rings: one for K and V, and one for their scales."""
         axis, *cols = self.frame.axes(n)
         if axis != self.frame.row_axis and n not in rings and not self.frame.phase.is_recurrent:
             others = {m: self.frame.axes(m) for m in rings if m not in together}  # one operation needs all these names
@@ -193,9 +198,10 @@ class VectorShare:
                 rings[n] = ring
 
     def _place_spilled(self, n: str, stages: Sequence[RowsStage]) -> Spilled:
-        """Place a state in global memory, and the slots in UB that its slices pass through.
+        """Allocate a state in global memory, and the slots in UB through which its slices pass.
 
-        Two generations: slices of the next generation are stored while slices of this one are still loaded.
+        There are two generations, because slices of the next one are stored while slices of the current one are still
+        loaded.
         """
         core, ring, row_bytes = self.core, self.group.ring, self.frame.row_bytes
         height = min(s.height for s in stages if n in s.names)
@@ -217,7 +223,7 @@ class VectorShare:
         return self.group.ring(self.core.ub, f"{n} first", size, 1, self.core.load, self.core.vector), height
 
     def _place_kept(self, stages: Sequence[RowsStage], tiling: AscendTiling) -> None:
-        """Place states, work tiles and results of one stage for another, in the order of the names."""
+        """Allocate states, work tiles, and results of one stage for another, in the order of the names."""
         frame, ub, tile = self.frame, self.core.ub, self.group.allocator.tile
         tallest = max(s.height for s in stages)
         self.tiles: dict[str, Tile] = self._work_on_operands(stages)
@@ -249,7 +255,9 @@ class VectorShare:
         return n if len(self.frame.axes(n)) == 1 else f"{self.frame.prefix}{n} kept"
 
     def _work_on_operands(self, stages: Sequence[RowsStage]) -> dict[str, Tile]:
-        """Place the tiles of rows that compute products' operands: one stage after the other uses the same bytes."""
+        """Allocate the tiles of rows that compute operands of products; the stages use the same bytes, one after
+        another.
+        """
         frame, ub, ends, most = self.frame, self.core.ub, dict[str, tuple[int, int]](), 0
         for s in stages:
             end, written = 0, dict.fromkeys(frame.storage[n] for n in s.stage.written)
@@ -290,7 +298,7 @@ class VectorShare:
         return [RowSlice(mine.row + r, n, r, share, r == 0, r + height >= share) for r, n in chunks(share, height)]
 
     def start(self, states: Mapping[str, RowSlice | None], block: WorkTile) -> Iterator[TileOp]:
-        """Yield the fill of states with their starts, each with this core's share of its rows."""
+        """Yield the operations that set states to their starts, for this core's share of their rows."""
         names = self.frame.phase.names
         fills = [
             Step(Opcode.FILL, self._state(n, mine.rows), (start,))
@@ -312,7 +320,7 @@ class VectorShare:
                 yield self._spill(n, part)
 
     def _first(self, n: str, ring: Ring, block: WorkTile, part: RowSlice, state: Tile | RingTile) -> Iterator[TileOp]:
-        """Yield the load of some rows of a state's start, and the copy to its place."""
+        """Yield the load of some rows of a state's start, and the copy of these rows to the state."""
         first = self.frame.phase.names[n].first
         cut = self.frame.cut(first, block, WHOLE, (part.row, part.rows))
         yield move(f"{self.frame.label(first)}.load", self.core.load, ring.fill(cut.rows, cut.cols, cut.fmt), cut)
@@ -328,7 +336,7 @@ class VectorShare:
         return self.lasting[n].fill(self.share(n), width, fmt, first=first, last=last)
 
     def keep(self, mine: RowSlice | None, states: Sequence[str]) -> Iterator[TileOp]:
-        """Yield the end of the work on lasting states: nothing changes them before the block is finished."""
+        """Yield the end of the work on lasting states, which do not change until the block is finished."""
         if mine is not None:
             yield pass_on("state.keep", self.core.vector, *(self._lasts(n, last=True) for n in states))
 
@@ -341,7 +349,7 @@ class VectorShare:
             yield from self._slice(s, block, tile, part)
 
     def work(self, s: RowsStage, block: WorkTile, tile: Visit, mine: RowSlice | None) -> Iterator[Loop]:
-        """Yield the work of one stage; slices with equal costs are neighbours and form one loop."""
+        """Yield the work of one stage; neighbouring slices with equal costs form one loop."""
         alike: dict[Hashable, list[RowSlice]] = {}
         for part in self.slices(mine, s.height) if mine else ():
             alike.setdefault((part.rows, self._work(s, part)), []).append(part)
@@ -388,13 +396,13 @@ class VectorShare:
             yield move(f"{self.frame.label(n)}.store", self.core.store, target, done)
 
     def _work(self, s: RowsStage, part: RowSlice) -> VectorWork:
-        """Return a slice's work: the first slice of a tile for a product passes the tile on."""
+        """Return a slice's work; the first slice of a tile for a product passes the tile on."""
         up = (x for x in self.frame.stages if any(self.frame.places[n] == "up" for n in x.written))
         hands_on = part.first and s.stage is next(up, None)
         return VectorWork(self.tiling.decided, s.code, self.frame.phase.name if hands_on else "")
 
     def _steps(self, s: RowsStage, bound: dict[str, Source], again: Sequence[str], part: RowSlice) -> tuple[Step, ...]:
-        """Return a stage's rows as steps; from its first write on, a spilled state is in the place from which it is
+        """Return a stage's rows as steps; from its first write on, a spilled state is in the slot from which it is
         stored.
         """
         moved = next((n for n in again if n in s.stage.written), None)
@@ -474,8 +482,8 @@ class VectorShare:
         return self.carried[n].front(self.share(n), self.frame.width(n), self.frame.fmt(n), first=first, last=last)
 
     def _lasting(self, n: str, s: RowsStage, part: RowSlice) -> RingTile:
-        """Return a lasting state in the view of a stage: in its working place, or, for stages that finish a block, as
-        stored.
+        """Return the place of a lasting state for a stage: the working place, or, for stages that finish a block, the
+        place where it is stored.
         """
         finish, storage = self.frame.phase.finish, self.frame.storage
         if s.stage not in finish:

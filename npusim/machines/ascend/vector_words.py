@@ -27,7 +27,7 @@ _OF_TWO = MappingProxyType(
     {Opcode.ADD: "add", Opcode.SUB: "sub", Opcode.MUL: "mul", Opcode.DIV: "div", Opcode.MAX: "max", Opcode.MIN: "min"}
 )
 _OF_ONE = MappingProxyType({Opcode.EXP: "exp", Opcode.LOG: "ln", Opcode.SQRT: "sqrt", Opcode.RSQRT: "rsqrt"})
-#: Words of a tile and one number for each row.
+#: Words for operations on a tile and one number for each row.
 _OF_ROWS = MappingProxyType({Opcode.SUB: "row_expand_sub", Opcode.MUL: "row_expand_mul", Opcode.DIV: "row_expand_div"})
 _REDUCES = MappingProxyType({Opcode.ROW_MAX: "reduce_max", Opcode.ROW_SUM: "reduce_sum"})
 _EXCHANGEABLE = frozenset({Opcode.ADD, Opcode.MUL, Opcode.MAX, Opcode.MIN})
@@ -42,7 +42,7 @@ def called(word: str, *operands: TextLine) -> TextLine:
 
 
 def refuse_rounding(step: Step) -> None:
-    """Raise `ProgramError` for a cast that states how it rounds."""
+    """Raise `ProgramError` for a cast that states a rounding."""
     if step.attributes.rounding or step.attributes.overflow:
         raise ProgramError("a cast with a stated rounding or overflow has no TileLang-Ascend text")
 
@@ -76,7 +76,9 @@ def vector_line(step: Step, text: OperandText) -> TextLine:
 
 
 def _of_two(step: Step, text: OperandText, tiles: list[Operand]) -> TextLine:
-    """Return the line of a function of two operands, of which the second may be a number, or one for each row."""
+    """Return the line of a function of two operands, of which the second may be one number, or one number for
+    each row.
+    """
     opcode, dst, (a, b) = step.opcode, step.dst, step.srcs
     if opcode in _EXCHANGEABLE and (isinstance(a, float | int) or (len(tiles) == 2 and a.cols < dst.cols)):
         a, b = b, a

@@ -3,7 +3,7 @@
 The text follows from the program's operations: each core has the operations of its queues in program order, each slot
 of a ring a flag for each direction, and each ring in global memory a workspace and two flags between the cores.  A wait
 for a flag between cores stops the core's scalar unit, as on the devices of this language; program order is a legal
-order of execution, so that no core waits forever.  What the language does not state is refused.
+order of execution, so that no core waits forever.  A program that the language cannot state is refused.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 #: Pipes of the language by the engine of a queue.
 _PIPES = MappingProxyType({"MTE1": "MTE1", "MTE2": "MTE2", "MTE3": "MTE3", "CUBE": "M", "FIXP": "FIX", "VECTOR": "V"})
 _CORES = (AIC, f"{AIV}0", f"{AIV}1")
-#: Memories between which a copy has a word.
+#: Pairs of memories for which the language has a word for copies.
 _COPIES = frozenset({("GM", "L1"), ("GM", "UB"), ("UB", "GM"), ("L1", "L0A"), ("L1", "L0B"), ("L0C", "GM")})
-#: TextNames of a block's numbers on the axes of a tensor.
+#: Names of a block's numbers on the axes of a tensor.
 _AXES = ("batch", "head", "row", "column")
 Streams = Mapping[str, list[Node]]
 
@@ -59,7 +59,7 @@ class KernelText:
     notes: tuple[str, ...] = ()
 
     def with_growing(self, longer: KernelText, variable: str, start: int, steps: int) -> KernelText:
-        """Return the text whose numbers grow with a variable, from this text and that of ``steps`` steps more.
+        """Return the text whose numbers grow with a variable, from this text and the text for ``steps`` more steps.
 
         Raises `UnlikeError` if the two differ in more than numbers.
         """
@@ -75,7 +75,7 @@ def kernel_text(program: TileProgram, device: DeviceSpec, *, grows: bool = False
     """Return the text of a program on a device; ``grows``: it becomes part of a text for all
     lengths.
 
-    Raises `ProgramError` for what the language does not state, with the operation.
+    Raises `ProgramError`, which names the operation, for anything that the language cannot state.
     """
     if len(program.phases) != 1 or program.clears:
         raise ProgramError(f"{program.name}: several launches, which one kernel does not have")
@@ -110,7 +110,7 @@ class _KernelWriter:
         block = self._common_block()
         self._name_places(self._items_once(self.phase.body(block)))
         self._start({})
-        self._stream(block)  # finds the buffers, and how far each ring moves in a block
+        self._stream(block)  # this determines the buffers, and the distance by which each ring moves in a block
         moves, looped = dict(self.cursors), set(self.looped)
         begins, firsts = self._task_firsts(moves, looped)
         self._start(firsts)
@@ -143,7 +143,7 @@ class _KernelWriter:
         return KernelText(tuple(parameters), body, *places, tuple(self.notes))
 
     def _common_block(self) -> object:
-        """Return the block that all blocks are but for coordinates; raise `ProgramError` if they differ in more."""
+        """Return the common block; raise `ProgramError` if blocks differ in more than coordinates."""
         phase, blocks = self.phase, list(self.phase.blocks)
         if phase.dealt:
             raise ProgramError(f"{self.program.name}: its blocks are not assigned to the cores in turn")
@@ -164,7 +164,7 @@ class _KernelWriter:
             raise ProgramError(f"{self.program.name}: its blocks differ in more than coordinates") from None
 
     def _items_once(self, items: Iterable[Item]) -> list[TileOp]:
-        """Return the operations of items, each loop's body once."""
+        """Return the operations of items, with the body of each loop once."""
         made = list[TileOp]()
         for item in items:
             if isinstance(item, Loop):
@@ -182,8 +182,8 @@ class _KernelWriter:
         return self.names.of(symbol, symbol.name.rpartition(".")[2])
 
     def _name_places(self, ops: Iterable[TileOp]) -> None:
-        """Name tiles of single units by the shortest name that steps give to what they write there, and a block's
-        numbers by the axis of a tensor that they are on.
+        """Name each tile that one unit uses by the shortest name of the values that steps write there; name a block's
+        numbers by the tensor's axis to which they belong.
         """
         for step in (step for op in ops for step in op.steps):
             if isinstance(step.dst, Tile) and step.name:
@@ -203,8 +203,9 @@ class _KernelWriter:
     def _task_firsts(self, moves: Mapping[int, Sum], looped: set[int]) -> tuple[list[TextLine], dict[int, Sum]]:
         """Return the lines and the generations with which the slots of each ring begin in a task.
 
-        A ring within a core whose slots a loop fills begins each task at slot 0, whose flag is as good as another's; a
-        flag between cores counts slots in order, so that such a ring goes on with the next one.
+        A ring within a core whose slots a loop fills begins each task at slot 0, because all of its flags are
+        equivalent.  A flag between cores counts slots in order, so that a ring between cores continues with the next
+        slot.
         """
         lines, firsts, numbers = list[TextLine](), dict[int, Sum](), dict[Sum, Sum]()
         for e in self.walker.endpoints if self._has_tasks else ():
@@ -229,7 +230,8 @@ class _KernelWriter:
         number = "block" if self._has_tasks else "cid"
         every = {symbol: [int(v) for v in values] for symbol, values in self.symbols.items()}
         texts = {symbol: mixed_radix(values, number) for symbol, values in every.items()}
-        if None in texts.values():  # blocks that are alike: another order of them changes neither values nor the time
+        # the blocks are equal except for coordinates, so that their order changes neither values nor the time
+        if None in texts.values():
             order = sorted(range(count), key=lambda i: [values[i] for values in every.values()])
             texts = {symbol: mixed_radix([values[i] for i in order], number) for symbol, values in every.items()}
             self.notes.append("Blocks are all alike; core groups get them in the order of their place.")
@@ -371,7 +373,9 @@ class _KernelWriter:
             yield vector_line(step, text)
 
     def _refuse_choice(self, step: Step) -> None:
-        """Raise `ProgramError` for a function, order or arithmetic that the words of the text do not mean."""
+        """Raise `ProgramError` for a function, order or arithmetic that differs from the meaning of the text's
+        words.
+        """
         how, device = step.attributes, self.device
         chosen, own = how.variant, ""
         if step.opcode is Opcode.EXP:
@@ -415,7 +419,7 @@ class _KernelWriter:
         return TextLine(f'T.wait_flag("{source}", "{target}", {{}})', (slot,))
 
     def _set(self, e: Endpoint, generation: Sum) -> TextLine:
-        """Return the line that tells the other side of a ring that a slot is filled, or free."""
+        """Return the line that signals to the other side of a ring that a slot is filled, or free."""
         if e.is_cross_core:
             return TextLine(f'T.set_cross_flag("{_pipe(e.queue)}", {self._cross_id(e, is_ready=e.is_producer)})')
         source, target, slot = self._flag(e, generation, is_ready=e.is_producer)
@@ -450,7 +454,7 @@ def _pipe(queue: str) -> str:
 
 
 def _turned(ops: Sequence[TileOp]) -> set[int]:
-    """Return the steps that load the factor of a product which reads it transposed."""
+    """Return the steps that load the factor of a product that reads this factor transposed."""
     loads, found = dict[str, int](), set[int]()
     for op in ops:
         for step in op.steps:

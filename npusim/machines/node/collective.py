@@ -1,7 +1,7 @@
 """Collectives as programs: rounds of transfers between ranks, complete or cut into chunks.
 
 A message is cut into shards.  In a round every rank sends shards and receives shards; a received shard is added to the
-rank's (``adds``) or replaces it.  The ranks and the order of the additions alone decide the bits (``node.reduction``);
+rank's (``adds``) or replaces it.  Only the ranks and the order of the additions decide the bits (``node.reduction``);
 the bytes on each link decide the time (``node.simulate``): both use this one program. A driver transfers the bytes in
 the mode that its library estimates to be the fastest; without such estimates, in the fastest mode by the alpha-beta
 form.
@@ -29,13 +29,13 @@ Kind = Literal["allreduce", "reduce_scatter", "all_gather"]
 Algorithm = Literal["mesh", "ring", "halving_doubling"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
-#: Largest number of ranks, in a node or a group of nodes, for which collectives are meant.
+#: Largest number of ranks, in a node or a group of nodes, for which collectives are designed.
 MOST_RANKS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """``source`` sends its ``shards`` to ``target``, which adds them to its shards or replaces its shards by them."""
+    """``source`` sends its ``shards`` to ``target``, which adds them to its shards or replaces its shards with them."""
 
     source: int
     target: int
@@ -95,7 +95,7 @@ Parts = tuple[list[Round], list[Round], tuple[int, ...]]
 
 
 def _mesh(ranks: int) -> Parts:
-    """Return one round in which every rank sends every other its shard, and one back."""
+    """Return one round in which every rank sends each other rank its shard, and one round in the opposite direction."""
     # Model: peers are added in ascending order; without HCCL's deterministic mode it would be the order of arrival.
     pairs = [(target, source) for target in range(ranks) for source in range(ranks)]
     pairs = [(target, source) for target, source in pairs if target != source]
@@ -105,7 +105,7 @@ def _mesh(ranks: int) -> Parts:
 
 
 def _ring(order: tuple[int, ...]) -> Parts:
-    """Return p - 1 rounds around the ring that add, and p - 1 that pass on."""
+    """Return p - 1 rounds around the ring in which ranks add, and p - 1 rounds in which they pass sums on."""
     count = len(order)
 
     def around(step: int, shift: int, adds: bool) -> Round:
@@ -123,10 +123,10 @@ def _ring(order: tuple[int, ...]) -> Parts:
 
 
 def _halving_doubling(ranks: int) -> Parts:
-    """Return log2(p) rounds of halves of the remaining message, and back.
+    """Return log2(p) rounds, each with half of the remaining message, and the same rounds in reverse.
 
-    Beyond a power of two the last ranks first add their message to a partner's and get the result
-    at the end, as MPICH does.
+    If the number of ranks is not a power of two, the remaining ranks first add their messages to those of partners, and
+    receive the result at the end, as in MPICH.
     """
     power = 1 << (ranks.bit_length() - 1)
     every = tuple(range(power))
@@ -141,8 +141,8 @@ def _halving_doubling(ranks: int) -> Parts:
         halves, doubles = [], []
         for rank in range(power):
             partner = rank ^ distance
-            # The shards that a rank still has: those whose bits equal the rank's number in the positions that were
-            # halved.
+            # The shards that a rank still has: those whose numbers have the bits of the rank's number in the positions
+            # that were halved.
             kept = tuple(s for s in every if s // distance == partner // distance)
             doubled = tuple(s for s in every if s // distance == rank // distance)
             halves.append(Transfer(rank, partner, kept, True))
@@ -171,10 +171,10 @@ class CollectiveCall:
     algorithm: Algorithm
     driver: str
     size_bytes: int
-    #: The host joins two streams by events before it.
+    #: Before the collective, the host joins two streams by events.
     is_overlapped: bool = False
     servers: int = 1
-    #: Size that no transfer divides.
+    #: Size of pieces that no transfer divides.
     element_bytes: int = 1
 
     @property
@@ -185,7 +185,7 @@ class CollectiveCall:
 
 @dataclass(frozen=True, slots=True)
 class AlphaBeta:
-    """``alpha_s + size / bytes_per_s``: a collective's time when nothing else runs, in closed form."""
+    """``alpha_s + size / bytes_per_s``: a collective's time without other work, in closed form."""
 
     alpha_s: float
     bytes_per_s: float
@@ -286,7 +286,7 @@ def plan_collective(node: NodeSpec, topology: Topology, call: CollectiveCall) ->
 def _closed(
     node: NodeSpec, topology: Topology, call: CollectiveCall, chosen: Collective, mode: DriverMode
 ) -> AlphaBeta:
-    """Return the closed form within a server and, with several, of the ring between them."""
+    """Return the closed form within a server and, if there are several servers, that of the ring between them."""
     form = alpha_beta(chosen, topology, node.driver(call.driver), mode, call.size_bytes)
     if call.servers == 1 or node.between is None:
         return form
@@ -298,7 +298,7 @@ def _closed(
 def alpha_beta(
     chosen: Collective, topology: Topology, driver: DriverSpec, mode: DriverMode, size_bytes: int | None = None
 ) -> AlphaBeta:
-    """Return the closed form: starts and latencies of all rounds, and the busiest part of each.
+    """Return the closed form: the starts and latencies of all rounds, and the busiest part of each round.
 
     Rounds follow one another; the slowest link, engine or driver of a round decides its time.  A message of
     ``size_bytes`` per rank uses the engines that take part in it; all engines, if their number is not stated.

@@ -31,7 +31,7 @@ def stated_work(kernel: NodeKernel, node: NodeSpec, device: DeviceSpec, *, has_s
         return None
     if kernel.role == "attention" and table.attention is not None:
         if all(cast("Problem", c.problem).seq_q == 1 for c in kernel.children) and table.others is not None:
-            return _from_roof(kernel, table.others, device)  # one query has no block of rows
+            return _from_roof(kernel, table.others, device)  # a single query has no block of rows
         return _attention_from_table(kernel, table.attention, *_cores_and_host(node, device))
     if kernel.role == "linear" and table.linear is not None:
         return _linear_from_table(kernel, table.linear, *_cores_and_host(node, device))
@@ -48,7 +48,7 @@ def stated_work(kernel: NodeKernel, node: NodeSpec, device: DeviceSpec, *, has_s
 
 
 def _from_roof(kernel: NodeKernel, table: RoofTimes, device: DeviceSpec) -> KernelWork:
-    """Return the work of kernels without a schedule: the slower of memory and matrix units."""
+    """Return the work of kernels without a schedule: the time of the slower of memory and matrix units."""
     problems = [c.problem for c in kernel.children]
     memory = sum(p.bytes_moved() for p in problems) / device.link("hbm").rate
     reached = memory / float(table.memory_factor.value)
@@ -136,7 +136,7 @@ def _simulated_waves(child: SimulatedChild, core_count: int) -> Iterator[Waves]:
 
 
 def _between(result: TimingResult) -> float:
-    """Return the part of a stream's launches in which none of their kernels runs; 0 if a file states no such part."""
+    """Return the part of the launches of a stream during which no kernel runs; 0 if the file does not state it."""
     times = result.times_s
     return max(0.0, times["core"] + result.stream_s - times["kernel"]) if "kernel" in times else 0.0
 
@@ -154,7 +154,7 @@ def launch_of_graph(device: DeviceSpec) -> tuple[float, float]:
 
 
 def _launches(gap_s: float, device: DeviceSpec) -> int:
-    """Return the number of kernels that such gaps follow."""
+    """Return the number of kernels after which there is such a gap."""
     each = device.launch.gap_s if device.launch is not None else None
     return round(gap_s / float(each.value)) if each is not None and each.value and gap_s else 1
 
@@ -186,7 +186,7 @@ def _attention_from_table(kernel: NodeKernel, table: AttentionTimes, core_count:
         cut = blocks(split.block_rows_count.value)
         parts = num_splits_heuristic(cut, resident * core_count, tiles, skips_equal=True)
         if parts > 1:
-            # The longest part, in complete tiles, decides.
+            # The longest part, in complete tiles, determines the time.
             count, merge_s = parts * cut, float(split.merge_s.value)
             rate = float(split.flops_per_s.value) * tiles / (parts * ceil_div(tiles, parts))
     seconds = sum(p.flops() for p in problems) / count / rate
@@ -213,7 +213,8 @@ def _in_waves(kernel: NodeKernel, waves: Waves, issue_s: float) -> KernelWork:
         (waves,),
         terms=((f"node.kernels.{kernel.role}.flops_per_s", 1.0),),
         methods=("fitted kernels",),
-        bound_fs=waves.block_count * waves.block_fs // waves.core_count,  # with every core busy until the end
+        # every core is assumed to be busy until the end
+        bound_fs=waves.block_count * waves.block_fs // waves.core_count,
     )
 
 

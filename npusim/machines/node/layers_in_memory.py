@@ -1,4 +1,4 @@
-"""The layers whose K and V a device stores, given weights, KV, intermediates, vocabulary and a reserve; the host stores
+"""The layers whose K and V a device stores, after weights, KV, intermediates, vocabulary and a reserve; the host stores
 the K and V of the other layers.
 
 FastAttention appendix D, equations 32 to 37, corrected: the printed form omits the bytes per element of the vocabulary,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 FEMTOSECONDS = 10**15
 #: Sub-units of a byte on a link: about 2**-15 byte crosses in a femtosecond, so that 2**-40 rounds by 1e-7.
 LINK_BITS = 40
-#: A device that was idle for no longer than this wakes at once (`PcieSpec.wake_s`).
+#: A device that has been idle for no longer than this time wakes at once (`PcieSpec.wake_s`).
 AWAKE_S = 1e-3
 
 
@@ -61,7 +61,8 @@ class Device:
         self.claims: dict[str, float] = defaultdict(float)
         self._work = SharedLink(env, "work", 1.0, LINK_BITS)
         self._demand: tuple[tuple[str, float], ...] = ()
-        #: Cores with blocks of a kernel, cores that drive collectives, blocks that are not dispatched yet.
+        #: Numbers of cores with blocks of a kernel, of cores that drive collectives, and of blocks that are not
+        #: dispatched yet.
         self._busy_cores = self._held_cores = self._pending_blocks = 0
         self._claimed_count = 0  # collectives that were ready so far
         self._cores_left = env.event()
@@ -79,7 +80,7 @@ class Device:
             yield from self._run_blocks(waves)
 
     def _run_blocks(self, waves: Waves) -> Steps:
-        """Run the blocks of one launch on the cores that collectives leave."""
+        """Run the blocks of one launch on the cores that collectives do not use."""
         self._pending_blocks = waves.block_count
         # Collectives that already wait for cores get them before the first blocks start.
         yield self.env.timeout(0)
@@ -103,7 +104,7 @@ class Device:
         self._leave(more or cores)
 
     def _spend(self, work_fs: int) -> Steps:
-        """Pass the time of a core's blocks, longer while a collective runs concurrently."""
+        """Wait for the time of a core's blocks, which is longer while a collective runs concurrently."""
         while work_fs > 0:
             began, factor = int(self.env.now), self._beside_factor
             yield AnyOf(self.env, [self.env.timeout(ceil(work_fs * factor)), self._pace_changed])
@@ -170,7 +171,7 @@ class Device:
         to the next: one server represents all servers.
         """
         if self._between is None:
-            # One port a device, which chunks and collectives in flight share.
+            # One port for each device, which chunks and collectives in flight share.
             self._between = shared_link(self.env, "between", link.bytes_per_s.value)
         piece = ceil_div(size_bytes, plan.call.servers)
         for _ in range(plan.call.rounds_between):
@@ -179,8 +180,8 @@ class Device:
             yield self.env.timeout(femtoseconds(link.latency_s.value))
 
     def slow(self, plan: PlannedCollective, sign: int) -> None:
-        """Slow the blocks that run with a collective from the time when all devices have joined (1), or no
-        longer (-1).
+        """Begin (1) or end (-1) the slowdown of blocks that run concurrently with a collective; it begins when all
+        devices have joined.
         """
         beside = plan.driver.beside_factor
         if beside is not None:
@@ -289,7 +290,7 @@ def progress_rate(demand: tuple[tuple[str, float], ...], claims: dict[str, float
     The free part of a resource serves the work at ``left / demand`` of its speed; the scarcest resource decides.  Some
     part is always free: 1 % of a resource that is claimed completely.
     """
-    # Model: linear in the cores that remain; a pipeline that hides latency loses more when cores are missing.
+    # Model: linear in the cores that remain; a pipeline that hides latency would lose more if cores are missing.
     least = 0.01  # source: ours, so that work still ends if all resources are claimed
     rates = [max(least, 1.0 - claims.get(name, 0.0)) / used for name, used in demand if used > 0.0]
     return min([1.0, *rates])
@@ -323,7 +324,7 @@ class Host:
         """Copy over a device's link; both ends are pinned, so that kernels run concurrently."""
         pcie = self.pcie
         start = float(pcie.kv_start_s.value if call.is_bulk else pcie.start_s.value)
-        # Model: the longer a device waited for the host's attention, the later it is awake.
+        # Model: the longer a device has waited for the host's attention, the later it wakes.
         idle, self._worked_fs[rank] = self._worked_fs[rank] / FEMTOSECONDS, 0
         if idle > AWAKE_S:
             start += float(pcie.wake_s.value) * log2(idle / AWAKE_S)
@@ -374,7 +375,7 @@ def flow(env: Environment, link: SharedLink, size: int) -> Event:
 
 
 def _by_rank(rounds: Sequence[Sequence[Transfer]], ranks: int) -> list[list[list[int]]]:
-    """Return, for each round and rank, the transfers it sends or receives."""
+    """Return, for each round and rank, the transfers that the rank sends or receives."""
     of_rounds: list[list[list[int]]] = []
     for transfers in rounds:
         parts: list[list[int]] = [[] for _ in range(ranks)]

@@ -1,9 +1,10 @@
 """A node program: operations on the queues of every device, as a tile program.
 
-Core groups of the program are the node's devices.  A device has a queue for its cores, one for its collectives and,
-where a host takes part, for copies each way and its share of the host's cores.  Operations have no steps: a
-:class:`KernelOp` stands for a complete program of one device, a :class:`CollectiveOp` for one rank's part in a
-collective. Results go from queue to queue through rings, so that ``ir.check`` and the walker treat a node like a core.
+Core groups of the program are the node's devices.  A device has a queue for its cores and one for its collectives; if a
+host takes part, it also has queues for copies in each direction and for its share of the host's cores.  Operations have
+no steps: a :class:`KernelOp` stands for a complete program of one device, a :class:`CollectiveOp` for one rank's part
+in a collective. Results go from queue to queue through rings, so that ``ir.check`` and the walker treat a node like a
+core.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Child:
     """One program of one device inside a kernel: a schedule, its problem, its precision as text, tiling fields.
 
     ``is_named``: the caller named this schedule, so that no time of another schedule in a node's file replaces its own.
-    ``is_near``: the child reads the results of the kernels just before it, of which the part that fits is in L2.
+    ``is_near``: the child reads the results of the kernels directly before it; the part of these that fits is in L2.
     """
 
     schedule: str
@@ -87,8 +88,8 @@ class Waves:
     resident: int
     core_count: int
     alone_factor: float = 1.0
-    #: Work after the blocks: a kernel that joins their parts, or the rest of a simulated time beyond their equal
-    #: shares.
+    #: Work after the blocks: a kernel that joins their parts, or the part of a simulated time that exceeds the time of
+    #: equal blocks.
     merge_fs: int = 0
 
     def core_fs(self, blocks: int) -> int:
@@ -97,7 +98,7 @@ class Waves:
 
     @classmethod
     def of_time(cls, whole_fs: int, block_count: int, resident: int, core_count: int) -> Waves:
-        """Return equal blocks that take ``whole_fs`` with all cores to themselves.
+        """Return equal blocks that take ``whole_fs`` if they have all cores.
 
         Model: blocks of unequal lengths (causal) have their mean.
         """
@@ -107,7 +108,7 @@ class Waves:
 
     @property
     def whole_fs(self) -> int:
-        """Return the time with all cores to itself."""
+        """Return the time of the blocks if they have all cores."""
         full, rest = divmod(self.block_count, self.core_count * self.resident)
         each = ceil_div(rest, self.core_count)
         return full * self.core_fs(self.resident) + (self.core_fs(each) if each else 0) + self.merge_fs
@@ -248,7 +249,7 @@ def cut_rows(total: int, blocks: int, first_share: float | None) -> list[tuple[i
 
     Cuts are between attention blocks of 128 rows if each block then has some.
 
-    Raises `TilingError` for more blocks than rows, or a first block that leaves a block without a row.
+    Raises `TilingError` for more blocks than rows, or if the first block leaves another block without a row.
     """
     if blocks > total:
         raise TilingError(f"blocks: {blocks} blocks, but there are only {total} rows")
@@ -268,7 +269,7 @@ def node_program(name: str, ranks: int, blocks: Sequence[RowBlock], comm: Commun
     tasks: list[Task] = []
     for index, block in enumerate(blocks):
         tasks += block_tasks(index, block)
-        # Without kernels the data exist already: there is nothing to wait for.
+        # Without kernels the data already exist, and there is nothing to wait for.
         ready = (len(tasks) - 1,) if block.kernels else ()
         tasks.append(Task(comm.op(index, block, is_overlapped=len(blocks) > 1), ready, block.rows * comm.row_bytes))
     return task_program(name, ranks, tasks, flops, (COMPUTE, comm.queue))

@@ -1,4 +1,4 @@
-"""Results of a simulation of a node besides cycles: parts, exposed communication, closed form."""
+"""Results of a simulation of a node in addition to cycles: parts, exposed communication, closed form."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from npusim.program.timing.timing_result import OverlapRecord, QueueUse, TimingResult
 
-#: The line of a model's time that belongs to no kernel.
+#: The part of a model's time that belongs to no kernel.
 OVERHEAD = "framework overhead"
 
 

@@ -56,7 +56,9 @@ def simulate(
 
 @dataclass(slots=True)
 class _Entry:
-    """One operation in a queue: when the host has issued it, and which collective it joins."""
+    """One operation in a queue: the time at which the host has issued it, and the number of the collective in which it
+    takes part.
+    """
 
     resolved: ResolvedOp
     issued_fs: int
@@ -243,7 +245,7 @@ class _Simulation:
         return self._plan(op.call).terms() if isinstance(op, CollectiveOp) else ()
 
     def _cycles(self, fs: int) -> int:
-        """Return cycles of the device clock, rounded down: an edge is the same cycle for all readers."""
+        """Return cycles of the device clock, rounded down: a point in time is the same cycle for all users."""
         return fs * round(self.spec.clock_hz.value) // FEMTOSECONDS
 
     def _account(self, cycles: int) -> Account:

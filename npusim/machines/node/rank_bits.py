@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 #: Builds the tile program of a kernel's child on the node's device.
 ChildProgram = Callable[[Child], "TileProgram"]
-#: Largest size of shares of W_o that are stored; larger ones are computed again for each row block.
+#: Largest size of shares of W_o that are stored; larger shares are computed again for each row block.
 KEPT_BYTES = 1 << 28
 
 
@@ -75,7 +75,7 @@ class LayerInputs:
 
 @dataclass(frozen=True, slots=True)
 class LayerBits:
-    """Bits of a layer, the same sums in other orders, and the error of the additions alone.
+    """Bits of a layer, the same sums in other orders, and the error of only the additions.
 
     ``numerics.output`` is (batch, 1, seq_q, hidden).  ``orders`` are the results of other collectives and tilings for
     the same partial sums; ``sum_rmse`` is against the float64 sum of the partial sums.
@@ -111,7 +111,7 @@ class LayerEvaluation:
         self.programs: dict[Child, TileProgram] = {}
         self.program_of = program_of
         self.log = EventLog()
-        #: For the current row block: which rows are computed, and the attention and partial sums of each rank.
+        #: For the current row block: the rows that are computed, and the attention and partial sums of each rank.
         self.computed: Array = np.zeros(0, np.bool_)
         self.attended: list[Array] = []
         self.partial: list[Array] = []
@@ -202,7 +202,7 @@ class LayerEvaluation:
     # ---------------------------------------------------------------- collectives
 
     def _reduce(self, op: CollectiveOp) -> None:
-        """Add up the partial sums of the computed rows, in every other order too."""
+        """Add up the partial sums of the computed rows, also in every other order."""
         at = 0
         for is_computed, run in groupby(self.computed.tolist()):
             start, at = at, at + len(list(run))
@@ -293,7 +293,7 @@ def _pieces(kernel: NodeKernel) -> Iterator[tuple[int, Child]]:
 def _stretches(row: int, count: int, length: int, longest: int = 512) -> Iterator[tuple[int, int, int, int]]:
     """Yield (start, batch, first, rows) of rows over batch and sequence within one sequence.
 
-    At most ``longest`` rows each, so that float64 scores of long sequences fit in memory.
+    Each part has at most ``longest`` rows, so that float64 scores of long sequences fit in memory.
     """
     at = row
     while at < row + count:

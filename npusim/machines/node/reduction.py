@@ -51,13 +51,13 @@ def execute(
 
     ``edges`` are, for each chunk of the message, the first element of each shard and the end
     (`PlannedCollective.shard_edges`); by default the message is one chunk.  If the arrays are a part of a message,
-    edges are counted from the beginning of the part and may be outside of it: bits do not depend on the rest of a
-    shard.  ``watch`` is called for every addition.
+    edges are counted from the beginning of the part, and may be outside it; bits do not depend on the rest of a shard.
+    ``watch`` is called for every addition.
 
     Additions round to ``fmt`` one by one in the collective's order: the rank's own value first, then the arriving
     values in the order of rounds (or all values by rank, if ``is_ordered``).  After a reduce-scatter only the shard of
-    a rank is a sum; an all-gather copies each shard from its owner.  Rows of tiled calls are in other shards than rows
-    of an untiled call, so that bits are equal only if all shards are summed in one order.
+    a rank is a sum; an all-gather copies each shard from its owner.  Rows of tiled calls are in different shards than
+    those of an untiled call, so that bits are equal only if all shards are summed in the same order.
 
     Raises `TensorError` if the inputs are not one array of one shape for each rank.
     """
@@ -203,7 +203,7 @@ class Sums:
         return execute(plan.collective, terms, self.fmt, edges, watch)[0]
 
     def _in(self, order: Order, call: CollectiveCall, row: int, row_bytes: int, terms: Sequence[Array]) -> Array:
-        """Return the sum of the rows from ``row`` on in another order, whose messages are cut elsewhere."""
+        """Return the sum of the rows from ``row`` on in another order, in which the boundaries of messages differ."""
         columns = row_bytes // call.element_bytes
         end, sums = row + len(terms[0]) // columns, []
         for start, rows in order.blocks:

@@ -1,4 +1,4 @@
-"""Which links join a node's devices, as a networkx graph, and the path of each transfer."""
+"""The links between a node's devices, as a networkx graph, and the path of each transfer."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 #: A device by its number, or a switch by its name.
 Vertex = int | str
-#: Steps of the search for a ring, a fraction of a second: whether a graph has a ring of all devices is an NP-complete
-#: question.
+#: Number of steps of the search for a ring, which take a fraction of a second: whether a graph has a ring of all
+#: devices is an NP-complete question.
 RING_STEPS = 20_000
 
 
@@ -89,7 +89,7 @@ class Topology:
         return tuple(data["edge"] for _, _, data in self.graph.edges(data=True))
 
     def route(self, source: int, target: int) -> tuple[Edge, ...]:
-        """Return the links that a transfer crosses: of the fastest paths, the one with the fewest links."""
+        """Return the links that a transfer crosses: the path with the fewest links among the fastest ones."""
         key = (source, target)
         if key not in self._routes:
             import networkx as nx
@@ -133,7 +133,9 @@ class Topology:
         return None
 
     def _neighbours(self, device: int, used: Collection[int]) -> Iterator[int]:
-        """Yield the devices next to one: over fast links first, then devices with the fewest further neighbours."""
+        """Yield the neighbours of a device: those over fast links first, then those with the fewest
+        further neighbours.
+        """
 
         def rank(v: Vertex) -> tuple[float, int, int]:
             onward = sum(n not in used for n in self.graph.successors(v))

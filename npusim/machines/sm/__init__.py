@@ -35,8 +35,7 @@ def _tile(block_q: int, block_kv: int, warps: int, stages: int | None) -> Mappin
     return {"block_q": block_q, "block_kv": block_kv, "warps": warps, "stages": stages, **_LONGEST}
 
 
-#: Tiles whose best number of stages is known: the numbers of keys, and the numbers of keys for the rows that eight
-#: warps process.
+#: Tiles whose best number of stages is known: first other numbers of keys, then other rows and keys with their warps.
 _NEARBY: Settings = (
     ({"block_kv": 64}, {"block_kv": 128}, {"block_kv": 256}),
     (
@@ -70,8 +69,7 @@ STAGED: Settings = (
     (_tile(64, 64, 4, 1), _tile(64, 128, 4, 1), _tile(128, 128, 8, 1), _tile(64, 64, 4, None), _LONGEST),
     *_NEARBY,
 )
-#: Settings in Volta's lanes: with rows of a warp that two or four adjacent quad pairs share, more blocks can be
-#: resident.
+#: Settings in Volta's lanes: if two or four adjacent quad pairs share the rows of a warp, more blocks can be resident.
 LANES: Settings = (
     (
         {"block_q": 64, "warps": 4, "arrangement": "2x2", **_LONGEST},
@@ -117,14 +115,14 @@ NVIDIA = CoreFamily(
     unread=_UNREAD,
     cores=("sm",),
 )
-#: The cores of a host, which compute values only.
+#: The cores of a host, which compute only values.
 CPU = CoreFamily(
     name="cpu",
     machine="npusim.machines.sm.sm_machine:SmMachine",
     processor="cpu",
     decisions=GpuDecisions,
     fields={"attention": _ATTENTION, "compiled": _GROUPS},
-    presets={"sum_order": "tree_halves"},  # the order of the lanes
+    presets={"sum_order": "tree_halves"},  # sums have the order of the lanes
     unread=_UNREAD,
     cores=("sm",),
 )

@@ -1,10 +1,10 @@
 """Loops around products whose kernel was compiled: their time by machine code.
 
-A compiler decides what a table of steps cannot tell: which scores wait for a product and which run beside it, whether
-a scaled Q comes from shared memory in every tile, where masks are applied, which registers are spilled.  `loops_of`
-reads the code of each loop, and `LoopWalk` follows the warps of a core through it, instruction by instruction: once
-those of one block, which is the time of an iteration that has its core alone, and once those of all blocks that are
-resident together, which is the time that each of them takes from the others.
+A table of steps does not show decisions of a compiler: which scores wait for a product and which are computed
+concurrently with it, whether a scaled Q comes from shared memory in every tile, where masks are applied, and which
+registers are spilled.  `loops_of` reads the code of each loop, and `LoopWalk` follows the warps of a core through it,
+instruction by instruction: first the warps of one block, which gives the time of an iteration without other blocks;
+then the warps of all resident blocks, which gives the time that each block takes from the others.
 """
 
 from __future__ import annotations
@@ -38,47 +38,49 @@ HALF_RATE = NARROW - {"UMOV"} | {"IMAD"}
 #: Accesses of a warp to shared memory, copies to it, and accesses to registers that were spilled.
 SHARED = frozenset({"LDS", "STS", "LDSM", "STSM", "SHFL"})
 COPY, LOAD, LOCAL = "LDGSTS", "LDG", frozenset({"LDL", "STL"})
-#: A product of one warp, and an instruction that does nothing: it lets a warp wait for such a product.
+#: A product of one warp; and an instruction that has no effect, except that it lets a warp wait for such a product.
 WARP_PRODUCT, PAUSE = "HMMA", "NOP"
-#: What earlier loads of a loop have read of a load's places: nothing of their line; of their line, but not of the bytes
-#: that L2 reads from memory together; of these, but not of the bytes that L1 reads together; the places themselves.
+#: How much earlier loads of a loop have read near the places of a load: nothing of their line; other parts of the line,
+#: but not of the bytes that L2 reads from memory together; a part of these, but not of the bytes that L1 reads
+#: together; or the places themselves.
 BEYOND, IN_LINE, BESIDE, AGAIN = range(4)
-#: What makes a group of the copies before it, and what waits for such groups.
+#: The instruction that combines the previous copies into a group, and the instruction that waits for such groups.
 COMMIT, AWAIT = "LDGDEPBAR", "DEPBAR"
-#: In place of a warp's number: no warp.
+#: Used instead of a warp's number if there is no warp.
 NONE = -1
-#: All of these.
+#: All kinds of accesses.
 ACCESSES = SHARED | LOCAL | {COPY, LOAD}
-#: Whose operands are free when memory has them, where others' are read at once.
+#: Stores: their operands are free only when memory has them; other instructions read their operands at once.
 STORES = frozenset({"STS", "STL", "STSM"})
-#: Bytes of a lane in loads of rows, at least: a smaller one loads places.  Bytes that a load brings to L1, that L2
-#: reads from memory, and of a line of L1.  source: CUDA C++ Programming Guide, global memory (sectors);
-#: reports/silicon/decode_loops.json: a loop of SGLang's grouped decode waits for each load of 64 bytes of places, and
-#: for memory with each.
+#: Smallest number of bytes of a lane in loads of rows; smaller loads read places.  Number of bytes that a load brings
+#: to L1; number that L2 reads from memory at once; bytes of a line of L1.  source: CUDA C++ Programming Guide, global
+#: memory (sectors); reports/silicon/decode_loops.json: a loop of SGLang's grouped decode waits for each load of 64
+#: bytes of places, and for memory with each.
 ROW_BYTES, SECTOR_BYTES, READ_BYTES, LINE_BYTES = 16, 32, 64, 128
-#: Bytes along the sum of a product of one warp of `pipe_cycles` (PTX ISA, mma.m16n8k16 of 16 bits).
+#: Bytes along the sum of the product of one warp to which `pipe_cycles` refers (PTX ISA, mma.m16n8k16 of 16 bits).
 DEPTH_BYTES = 32
-#: Registers of a lane that an instruction writes at most.  source: PTX ISA, mma.m16n8k16, ldmatrix.x4 and loads of v4
+#: Largest number of registers of a lane that an instruction writes.  source: PTX ISA, mma.m16n8k16, ldmatrix.x4 and
+#: loads of v4
 MOST_RESULTS = 4
-#: Base of the numbers that a disassembler writes (nvdisasm, CUDA binary utilities).
+#: Base of the numbers in a disassembler's output (nvdisasm, CUDA binary utilities).
 HEXADECIMAL = 16
-#: Rounds of a loop, and those of them in which its scoreboards and products settle.
+#: Number of simulated rounds of a loop, and number of the first rounds, in which scoreboards and products settle.
 ROUNDS, SETTLING = 5, 2
-#: Bytes that a lane of a warp gives or takes in one of the matrices of LDSM and STSM (PTX ISA, ldmatrix).
+#: Bytes that a lane of a warp reads or writes for each matrix of LDSM and STSM (PTX ISA, ldmatrix).
 LANE_MATRIX_BYTES = 4
 
 
 class LoopCore(NamedTuple):
     """The properties of a multiprocessor that determine the time of warps in a loop.
 
-    ``memory_bytes``, ``local_bytes``, ``load_bytes``, ``fill_bytes``: bytes a cycle of shared memory, of spilled
-    registers, of loads from L2, and of what they occupy of shared memory's pipe; ``near``, ``hit``, ``far``,
-    ``copied``, ``shuffle``, ``function``, ``drain``: cycles until a result of shared memory, a load from L1, one from
-    L2, a copy from there, another lane, a special function and a product exists; ``product``, ``copy``, ``fence``:
-    cycles of a warp to issue a product or a copy, and to let products see what was stored; ``elements``: columns of a
-    product a cycle; ``warp_product``: cycles of a sub-core for a product of one warp; ``issue_beside``,
-    ``narrow_beside``, ``special_beside``: cycles that instructions take longer beside a product; ``product_delay``:
-    cycles by which each of them delays it. The other fields are those of
+    ``memory_bytes``, ``local_bytes``, ``load_bytes``, ``fill_bytes``: bytes per cycle of shared memory, of spilled
+    registers, of loads from L2, and of the part of shared memory's pipe that such loads occupy; ``near``, ``hit``,
+    ``far``, ``copied``, ``shuffle``, ``function``, ``drain``: cycles until there is a result from shared memory, from
+    L1, from L2, of a copy from L2, from another lane, of a special function, and of a product; ``product``, ``copy``,
+    ``fence``: cycles of a warp to issue a product or a copy, and to make stored data visible to products; ``elements``:
+    columns of a product per cycle; ``warp_product``: cycles of a sub-core for a product of one warp; ``issue_beside``,
+    ``narrow_beside``, ``special_beside``: additional cycles of instructions that run concurrently with a product;
+    ``product_delay``: cycles by which each of these delays the product. The other fields are those of
     `compiled_rows.RowCore`.
     """
 
@@ -111,9 +113,9 @@ class LoopCore(NamedTuple):
 
 
 class LoopInstruction(NamedTuple):
-    """An instruction of a loop: `compiled_rows.MachineInstruction`, and what `loops_of` says of it.
+    """An instruction of a loop: `compiled_rows.MachineInstruction`, with the properties that `loops_of` adds.
 
-    ``is_product``: whether it is a product of a warp group; ``is_of_warp``: whether it is one of a warp;
+    ``is_product``: whether it is a product of a warp group; ``is_of_warp``: whether it is a product of one warp;
     ``is_narrow``: whether its pipe has half the width.
     """
 
@@ -129,17 +131,17 @@ class LoopInstruction(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of a lane that an access moves; 0 for others."""
+        """Bytes of a lane that an access moves; 0 for other instructions."""
         return self.details[0] if self.details and self.name in ACCESSES else 0
 
     @property
     def is_place(self) -> bool:
-        """Whether it loads places of rows."""
+        """Whether the instruction loads places of rows."""
         return self.name == LOAD and self.size_bytes < ROW_BYTES
 
     @property
     def found(self) -> int:
-        """What earlier loads have read of its places, if it loads places."""
+        """How much earlier loads have read near its places, if it loads places."""
         return self.details[1] if self.is_place and len(self.details) > 1 else BEYOND
 
 
@@ -152,18 +154,20 @@ def _decoded(word: str) -> LoopInstruction:
 
 
 def has_loops(ptx: str) -> bool:
-    """Return whether `loops_of` may find loops around products, by the PTX that the code was assembled from."""
+    """Return whether, according to the PTX from which the code was assembled, `loops_of` may find loops around
+    products.
+    """
     return "wgmma" in ptx or "mma.sync" in ptx
 
 
 def loops_of(sass: str) -> list[str]:
     """Return the code of each innermost loop around products, in the order of the code.
 
-    A word an instruction, as `compiled_rows` has them.  Of a product of warp groups its columns, 1 if its left operand
-    is in shared memory, and 1 if it is the last of those that are waited for together; of one of a warp the bytes along
-    its sum; of a wait for products or copies how many groups may be left; of an access the bytes of a lane; of a load
-    of places what earlier ones have read of these.  Code with products of warps that are not of 16 bits or TF32 has no
-    loops.
+    There is a word for each instruction, as in `compiled_rows`.  It states, for a product of warp groups, the product's
+    columns, 1 if its left operand is in shared memory, and 1 if it is the last of the products for which warps wait
+    together; for a product of one warp, the bytes along its sum; for a wait for products or copies, the number of
+    groups that may remain; for an access, the bytes of a lane; for a load of places, how much earlier loads have read
+    near these.  Code with products of warps that are not of 16 bits or TF32 has no loops.
     """
     code = instructions_of(sass)
     targets = [(at, re.search(r"0x([0-9a-f]+)\s*$", rest)) for at, name, rest, _ in code if name == "BRA"]
@@ -184,10 +188,11 @@ def _word(instruction: tuple[int, str, str, int], found: int | None) -> str:
 
 
 def _found(code: Sequence[tuple[str, str]]) -> list[int | None]:
-    """Return what earlier loads have read of the places of each load of places; None for all others.
+    """Return, for each load of places, how much earlier loads have read near these places; None for all other
+    instructions.
 
-    Loads read the same bytes, or bytes next to one another, where they add to the same registers; tiles begin at the
-    begin of a line.
+    Loads whose addresses are sums with the same registers read equal or neighbouring bytes; tiles begin at the
+    beginning of a line.
     """
     sectors, found = set[tuple[str, int]](), list[int | None]()
     for name, rest in code:
@@ -206,7 +211,9 @@ def _found(code: Sequence[tuple[str, str]]) -> list[int | None]:
 
 
 def _written(name: str, rest: str) -> set[str]:
-    """Return the registers that an instruction may change an address in: its first operand's and the one before."""
+    """Return the registers in which an instruction may change an address: that of its first operand, and the one before
+    it.
+    """
     kind = rest.partition(" ")[0]
     first = re.match(r"[.\w]*\s+(?:!?U?P\w+,\s*)*R(\d+)\b(?!\S*\])", rest)
     if first is None or name in STORES or name == COPY:
@@ -217,7 +224,7 @@ def _written(name: str, rest: str) -> set[str]:
 
 
 def _depth_bytes(rest: str) -> int:
-    """Return the bytes along the sum of a product of a warp; 0 where they are unknown."""
+    """Return the bytes along the sum of a product of a warp; 0 if they are unknown."""
     if ".16816." in rest:
         return DEPTH_BYTES
     return (DEPTH_BYTES if "TF32" in rest else DEPTH_BYTES // 2) if ".1688." in rest else 0
@@ -248,29 +255,33 @@ def _details(name: str, rest: str) -> str:
 
 
 class _WarpState:
-    """The progress of a warp: its next instruction, when that may begin, scoreboards, copies and products."""
+    """The progress of a warp: its next instruction, the time at which this may begin, scoreboards, copies
+    and products.
+    """
 
     __slots__ = ("arrivals", "at", "committed", "ended", "now", "queue", "ready", "sent", "until")
 
     def __init__(self, now: float) -> None:
         self.now, self.at, self.ready = now, 0, [0.0] * SCOREBOARDS
-        #: Products that have not begun, groups of them that were issued, and when those that ended did.
+        #: Products that have not begun, groups of products that were issued, and the times at which groups ended.
         self.queue, self.sent, self.ended = deque[LoopInstruction](), 0, list[float]()
-        #: The group of products that it waits for; 0: none.
+        #: The group of products for which the warp waits; 0: none.
         self.until = 0
-        #: When the last copy arrives, and the last one of each group of copies that may be waited for.
+        #: The time at which the last copy arrives, and the time of the last copy in each group of copies for which a
+        #: warp may wait.
         self.arrivals, self.committed = 0.0, list[float]()
 
 
 class LoopWalk:
     """The warps of some blocks on a sub-core, in a loop, instruction by instruction.
 
-    Each block begins ``apart`` cycles behind the one before.  All sub-cores do the same, so that each has its share of
-    the pipe of shared memory.  A warp's instruction begins when the previous one's stall is over, its scoreboards are
-    ready, its sub-core issues no other and its pipe is free; who could begin first has precedence.  Products of several
-    warp groups alternate.  Beside a product instructions take longer, and delay it, as do accesses to the shared memory
-    that it reads.  Only several blocks wait for copies: those of a single one the engine simulates.  ``beyond``: cycles
-    that places take from memory beyond those from L2.
+    Each block begins ``apart`` cycles after the previous one.  All sub-cores do the same work, so that each has its
+    share of the pipe of shared memory.  A warp's instruction begins when the stall of the previous one is over, its
+    scoreboards are ready, its sub-core issues no other instruction, and its pipe is free; the warp that could begin
+    first has precedence.  Products of several warp groups alternate.  Instructions that run concurrently with a product
+    take longer and delay it, and so do accesses to the shared memory that it reads.  Waits for copies are counted only
+    for several blocks; for a single block the engine simulates them.  ``beyond``: additional cycles of places from
+    memory, compared with places from L2.
     """
 
     def __init__(
@@ -280,17 +291,19 @@ class LoopWalk:
         self.each = max(1, core.warps // core.subcores)
         self.warps = [_WarpState(0.0) for _ in range(blocks * self.each)]
         self.issue = self.narrow = self.tensor = self.special = self.memory = self.loads = 0.0
-        #: The warp whose product is in progress, the product, and when it ends.
+        #: The warp whose product is in progress, the product, and the time at which it ends.
         self.multiplies, self.product, self.end = NONE, code[0], 0.0
-        #: How much of its time it uses tensor cores, which share ports of registers with others, and shared memory.
+        #: The shares of the product's time in which it uses shared memory, and tensor cores, which share register ports
+        #: with other instructions.
         self.ports = self.share = 0.0
         self.turn = 0
         self.meeting: dict[int, list[tuple[float, int]]] = {}
         self.ends: list[list[float]] = [[] for _ in self.warps]
-        #: When the first copy of each round is issued; after loads of places the last one, as these delay it.
+        #: The time at which the first copy of each round is issued; if loads of places delay copies, the last copy.
         self.copied: list[float] = []
         self.delays = any(x.is_place and x.found != AGAIN for x in code)
-        #: When a warp may begin its next instruction, since when it could if nothing were in use, and its number.
+        #: The time at which a warp may begin its next instruction, the time at which it could if nothing were in use,
+        #: and the warp's number.
         self.events = [(apart * (i // self.each), 0.0, i) for i in range(len(self.warps))]
 
     def cycles(self) -> tuple[float, float]:
@@ -306,7 +319,7 @@ class LoopWalk:
         return whole, min(whole, max(0.0, before))
 
     def _step(self, now: float, since: float, i: int) -> None:
-        """Issue a warp's next instruction, or queue the warp again for when it may begin."""
+        """Issue a warp's next instruction, or queue the warp again for the time at which the instruction may begin."""
         warp, core = self.warps[i], self.core
         x = self.code[warp.at]
         begin = max(now, self.issue, self.narrow if x.is_narrow else 0.0, self.tensor if x.is_of_warp else 0.0)
@@ -358,7 +371,7 @@ class LoopWalk:
         heapq.heappush(self.events, (now, now, i))
 
     def _executed(self, x: LoopInstruction, warp: _WarpState, now: float, i: int) -> tuple[float, float]:
-        """Return when the warp may go on after an instruction, and when its result exists."""
+        """Return the times at which the warp may continue after an instruction, and at which its result exists."""
         core, name = self.core, x.name
         if x.is_product:
             return self._multiplied(x, warp, now), now + core.function
@@ -379,9 +392,9 @@ class LoopWalk:
         return now + (core.fence if name == "MEMBAR" else 0.0), now + core.function
 
     def _accessed(self, x: LoopInstruction, warp: _WarpState, now: float, i: int) -> tuple[float, float]:
-        """Return the same of an access to memory."""
+        """Return these times for an access to memory."""
         core, name = self.core, x.name
-        moved = WARP_LANES * x.size_bytes * core.subcores  # bytes, as all sub-cores do the same
+        moved = WARP_LANES * x.size_bytes * core.subcores  # bytes of all sub-cores, because all do the same work
         if name in SHARED:
             begin = self._through_memory(moved / core.memory_bytes, now)
             return now, begin + (core.shuffle if name == "SHFL" else core.near)
@@ -403,21 +416,23 @@ class LoopWalk:
         return now + core.copy, now + core.function
 
     def _through_memory(self, cycles: float, now: float) -> float:
-        """Occupy the pipe of shared memory, which delays a product that reads it; return when that begins."""
+        """Occupy the pipe of shared memory, which delays a product that reads shared memory; return the time at which
+        this begins.
+        """
         begin = max(now, self.memory)
         self.memory = begin + cycles * (1 + self.share)
         self.end += cycles * self.share
         return begin
 
     def _filled(self, cycles: float, now: float) -> None:
-        """Occupy the same pipe with what comes from L2, for which a product makes way."""
+        """Occupy the same pipe with data from L2, which have precedence over a product."""
         self.memory = max(now, self.memory) + cycles
         self.end += cycles * self.share
 
     # ---------------------------------------------------------------- products
 
     def _multiplied(self, x: LoopInstruction, warp: _WarpState, now: float) -> float:
-        """Queue a product; return when its warp goes on."""
+        """Queue a product; return the time at which its warp continues."""
         warp.queue.append(x)
         warp.sent += x.details[2]
         if self.multiplies == NONE:
@@ -425,7 +440,9 @@ class LoopWalk:
         return now + self.core.product
 
     def _waited(self, x: LoopInstruction, warp: _WarpState, now: float) -> float:
-        """Return when the products that a warp waits for have ended; if that is unknown, it goes on by then."""
+        """Return the time at which the products for which a warp waits have ended; if the time is unknown, the warp
+        continues at their end.
+        """
         group = warp.sent - x.details[0] if x.details else 0
         if group <= 0:
             return now
@@ -447,7 +464,7 @@ class LoopWalk:
                 return
 
     def _end_product(self, now: float) -> None:
-        """End a product, unless it was delayed, let its warp go on that waited for it, and begin the next one."""
+        """End a product, unless it was delayed; let a warp that waited for it continue, and begin the next product."""
         if self.end > now:
             heapq.heappush(self.events, (self.end, 0.0, NONE))
             return
@@ -473,31 +490,35 @@ def _warp_product_cycles(x: LoopInstruction, core: LoopCore) -> float:
 
 
 def _first_loaded(code: Sequence[LoopInstruction], core: LoopCore) -> float:
-    """Return the bytes that a block loads into registers for its first product: of two operands at most one's."""
+    """Return the bytes that a block loads into registers for its first product; they belong to at most one of the two
+    operands.
+    """
     first = next((i for i, x in enumerate(code) if x.is_product or x.is_of_warp), 0)
     loads = [(i, x.size_bytes) for i, x in enumerate(code) if x.name == LOAD]
     before, every = (sum(n for i, n in loads if i < until) for until in (first, len(code)))
     return WARP_LANES * core.warps * min(before, every / 2)
 
 
-@lru_cache(maxsize=256)  # a few entries a kernel
+@lru_cache(maxsize=256)  # a few entries for each kernel
 def loop_work(body: str, core: LoopCore, blocks: int, *, is_placed: bool = False, is_known: bool = False) -> LoopWork:
-    """Return the work of a block in an iteration of a loop, by its code, where so many blocks are resident.
+    """Return the work of a block in an iteration of a loop according to its code, if this number of blocks is resident.
 
-    ``is_placed``: whether its small loads are those of places of rows; ``is_known``: whether earlier blocks of the same
-    multiprocessor have read them, of which L1 has what follows the first load of each line.
+    ``is_placed``: whether its small loads read places of rows; ``is_known``: whether earlier blocks of the same
+    multiprocessor have read these places, so that L1 has all but the first load of each line.
     """
     code = [_decoded(word) for word in body.split()]
     if is_known:
-        # 9 tiles of LightLLM on an H200 (reports/tune/recorded.csv): 6.3 % off in the mean; by sectors alone 11.3.
+        # Mean error for 9 tiles of LightLLM on an H200 (reports/tune/recorded.csv): 6.3 %; with only sectors it is 11.3
+        # %.
         code = [x._replace(details=(x.size_bytes, AGAIN)) if x.is_place and x.found != BEYOND else x for x in code]
     each, names = core.warps / core.subcores, Counter(x.name for x in code)
     whole, before = held, _ = LoopWalk(code, core).cycles()
-    if blocks > 1:  # which are out of step: spread over an iteration; blocks of few warps lie beside one another
+    # blocks are out of step: they are distributed over an iteration; blocks of few warps are side by side
+    if blocks > 1:
         beside = max(1, round(blocks * min(1.0, each)))
         held = min(held, LoopWalk(code, core, beside, whole / beside).cycles()[0] / blocks)
     lookups = 0
-    if is_placed:  # that it waits for them the engine simulates, as for rows
+    if is_placed:  # the engine simulates that it waits for them, as it does for rows
         lookups = round((LoopWalk(code, core, beyond=core.far).cycles()[1] - before) / core.far)
         before, whole = before - lookups * core.far, whole - lookups * core.far
     if (loads := _first_loaded(code, core)) and not names[COPY]:
@@ -519,12 +540,12 @@ def loop_work(body: str, core: LoopCore, blocks: int, *, is_placed: bool = False
 
 
 def with_loops(tiling: SmTiling, loops: Sequence[str], phase: Phase, device: DeviceSpec) -> SmTiling:
-    """Return the tiling of a compiled kernel with the work of its loops by their code, where it is known.
+    """Return the tiling of a compiled kernel with the work of its loops according to their code, if the code is known.
 
-    Its products read what rows of the same tile compute, as in attention: loops of products alone, which continue from
-    one iteration to the next, are walked as 15 % too slow (17 products of the H100's sweep).  One loop is that of all
-    tiles; of two the longer one has the masks, and is that of masked tiles.  Any other tiling, and that of a device
-    without ``sharing.loops``, stays as it is.
+    This applies if products read results that rows of the same tile compute, as in attention.  (For loops of only
+    products, which continue from one iteration to the next, the walk is 15 % too slow: 17 products of the H100's
+    sweep.)  A single loop processes all tiles; of two loops, the longer one has the masks, and processes the masked
+    tiles.  Any other tiling, and that of a device without ``sharing.loops``, is unchanged.
     """
     decided, spec = tiling.decided, warp_issue(device).sharing.loops
     is_read = spec is not None and decided.roles == "alike" and decided.stages > 0
@@ -537,12 +558,12 @@ def with_loops(tiling: SmTiling, loops: Sequence[str], phase: Phase, device: Dev
     works = tuple(
         loop_work(body, core, tiling.residents, is_placed=bool(phase.looked_up), is_known=is_known) for body in bodies
     )
-    # The code says how often it waits for places that it loads.
+    # The code states how often it waits for places that it loads.
     return replace(tiling, decided=decided._replace(loops=works, awaits_places=False))
 
 
 def _reads_of_a_place(phase: Phase) -> float:
-    """Return how many blocks read each key of a batch's element, on average."""
+    """Return the average number of blocks that read each key of a sequence."""
     keys: dict[int, tuple[int, int]] = {}
     for cell in phase.cells:
         for run in cell.runs:
@@ -560,7 +581,7 @@ def _feeds_products(phase: Phase) -> bool:
 
 
 def _core_of(device: DeviceSpec, spec: LoopSpec, warps: int, generation: Generation) -> LoopCore:
-    """Return a device's multiprocessor with one block of so many warps."""
+    """Return a device's multiprocessor with one block of this number of warps."""
     issue, memory, copies = warp_issue(device), engine_of(device, LSU, SharedMemoryPipe), device.engine(SM, LDG)
     special, tensor = engine_of(device, MUFU, LanePipe), engine_of(device, TENSOR, GroupMatrixEngine)
     narrow = engine_of(device, ALU if ALU in device.core(SM).engines else FMA, LanePipe)

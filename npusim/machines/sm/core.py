@@ -1,4 +1,4 @@
-"""One streaming multiprocessor in the view of programs: pipes, memories, the number of blocks that it holds, and tiling
+"""One streaming multiprocessor as programs use it: pipes, memories, the number of blocks that it holds, and tiling
 fields.
 
 Source of the number of blocks: CUDA C++ Best Practices Guide, "Occupancy"; registers are allocated warp by warp, shared
@@ -46,12 +46,12 @@ RF, SMEM, FUSED = "sm.RF", "sm.SMEM", "sm.FUSED"
 TENSOR, FMA, MUFU, LSU, LDG, WARPS = "TENSOR", "FMA", "MUFU", "LSU", "LDG", "WARPS"
 #: From Turing on: comparisons and conversions have a pipe of half the width; spilled registers go to SPILL.
 ALU, SPILL = "ALU", "SPILL"
-#: Bytes of spilled registers for which L2 has no space: they use a link, not a pipe.
+#: Bytes of spilled registers for which L2 has no space; they use a link, not a pipe.
 BEYOND = "hbm"
-#: How fast a multiprocessor ends blocks.
+#: Key of the rate at which a multiprocessor ends blocks.
 RETIRE = "RETIRE"
 REGISTER_BYTES = REGISTER_BITS // 8
-#: Steps on the pipe of special functions, in any operation.
+#: Steps that use the pipe of special functions, in any operation.
 SPECIAL = frozenset({Opcode.EXP, Opcode.LOG, Opcode.RSQRT, Opcode.SQRT, Opcode.TANH, Opcode.ERF})
 #: The only root that is a single instruction; and the instructions of another root in addition to MUFU.RSQ: sqrt.rn.f32
 #: as ptxas of Triton 3.6 compiles it for sm_75 and sm_90 (IADD3 and ISETP, 2 FMUL, 2 FFMA), without its branch for
@@ -66,7 +66,7 @@ INSTRUCTION, LIBRARY = f"{WARPS}.sharing.warp_issue_cycles", f"{WARPS}.library"
 
 
 def priced_as(opcode: Opcode) -> str:
-    """Return the name of an operation in device files; integers are compared, added and shifted at one rate."""
+    """Return the name of an operation in device files; integers are compared, added and shifted at the same rate."""
     return "compare" if opcode is Opcode.INTEGER else opcode.name.lower()
 
 
@@ -77,8 +77,8 @@ def barriers(decided: GpuDecisions, count: int = 1) -> tuple[Charge, ...]:
 
 
 def special(step: Step) -> tuple[str, Mapping[str, int]]:
-    """Return a special function's instruction on MUFU, and the number of its other instructions, over both branches of
-    a library.
+    """Return the instruction of a special function on MUFU, and the number of its other instructions; if a library's
+    code branches, both branches count.
 
     MUFU.SQRT has the rate of MUFU.RSQ.
     """
@@ -89,7 +89,7 @@ def special(step: Step) -> tuple[str, Mapping[str, int]]:
 
 
 def listed_as(name: str, variant: str, *pipes: LanePipe) -> str:
-    """Return the name of an operation in a device file: with its variant if a pipe names that separately."""
+    """Return the name of an operation in a device file: with its variant, if a pipe has a separate entry for it."""
     apart = f"{name}_{variant}"
     return apart if any(apart in pipe.ops for pipe in pipes) else name
 
@@ -101,15 +101,15 @@ class SmTiling:
     residents
         Number of blocks that are resident on a multiprocessor at a time.
     lanes
-        The layout of a stage's tiles in the lanes, by the axis of its columns; none: tiles without a layout.
+        The layout of a stage's tiles in the lanes, by the axis of its columns; None: tiles have no layout.
     widths
-        Number of columns along each axis that a kernel computes even for a ragged tile; none: as many as the tile has.
+        Number of columns along each axis that a kernel computes even for a ragged tile; None: those of the tile.
     decided
         Decisions of its kernel.
     has_own_rows
         Whether each block reads rows that no other block reads.
     occupancy
-        The number of blocks that fit, and the limit, where registers are no tiles of a buffer.
+        The number of blocks that fit, and the limiting resource, if registers are not tiles of a buffer.
     """
 
     residents: int = 1
@@ -121,7 +121,7 @@ class SmTiling:
 
     @property
     def has_groups(self) -> bool:
-        """Whether warp groups execute the phase concurrently, whatever the lanes hold."""
+        """Whether warp groups execute the phase concurrently, independent of the layout in lanes."""
         return bool(self.decided.warps) and not self.lanes
 
     @property
@@ -154,7 +154,7 @@ class Tally:
             self.terms[constant] = self.terms.get(constant, 0.0) + cycles
 
     def take(self, pipe: str, cycles: float, constant: str) -> None:
-        """Let a pipe be busy for ``cycles`` more."""
+        """Let a pipe be busy for ``cycles`` further cycles."""
         self.pipes[pipe] = self.pipes.get(pipe, 0.0) + cycles
         self.add(constant, cycles)
 
@@ -188,8 +188,8 @@ class SmCore:
             spaces[FUSED] = AddressSpace(FUSED, work_bytes, 1, is_physical=False)
         self.passing = FUSED if self.has_warps else RF
         self.allocator = Allocator(spaces)
-        #: Order of row sums for kernels that name none: the device's order, or from left to right as in the flash
-        #: kernel of golden/README.md.
+        #: Order of row sums for kernels that name none: the device's order, or, as in the flash kernel of
+        #: golden/README.md, from left to right.
         self.row_sum = "sequential" if device.row_sum is None else device.row_sum.value
         unit = device.matrix_engine(SM).arithmetic["float16"].value
         self.along = Along("warps", "blocks", of_float32(unit))
@@ -216,7 +216,7 @@ _SAME_CODE = MappingProxyType({"sm_121": "sm_120"})
 
 
 def code_architecture(architecture: str) -> str:
-    """Return the architecture whose machine code a chip of ``architecture`` runs: the same for most."""
+    """Return the architecture whose machine code a chip of ``architecture`` runs: which is the same for most chips."""
     return _SAME_CODE.get(architecture, architecture)
 
 
@@ -234,8 +234,8 @@ def engine_of(device: DeviceSpec, name: str, kind: type[EngineType]) -> EngineTy
 
 
 def fill_passes(device: DeviceSpec) -> int:
-    """Return the number of passes through shared memory, which is one memory with the cache, in the time in which L2
-    fills the cache by the bytes of one pass.
+    """Return the number of passes through shared memory in the time in which L2 fills the cache with the bytes of one
+    pass; shared memory and the cache are one memory.
     """
     memory, copies = engine_of(device, LSU, SharedMemoryPipe), engine_of(device, LDG, DmaEngine)
     port = copies.route("GM", "RF")
@@ -272,10 +272,10 @@ def occupancy(
     shared: Mapping[str, int],
     spilled: int = 0,
 ) -> Occupancy:
-    """Return the number of blocks of ``warps`` warps that fit one multiprocessor with ``memory_bytes`` of shared
+    """Return the number of blocks of ``warps`` warps that fit in one multiprocessor with ``memory_bytes`` of shared
     memory.
 
-    ``registers``: registers of a thread, by tenant, without the overhead; ``shared``: bytes of a block, by tenant,
+    ``registers``: registers of a thread by their use, without the overhead; ``shared``: bytes of a block by their use;
     ``spilled``: a thread's registers in local memory.
 
     Raises
@@ -283,8 +283,8 @@ def occupancy(
     TilingError
         More warps than a block may have.
     BufferOverflowError
-        More registers than a thread can address or than exist, or too much shared memory: names every tenant and the
-        limit.
+        More registers than a thread can address or than exist, or too much shared memory: the message names every use
+        and the limit.
     """
     if warps > issue.block_warps_count.value:
         raise TilingError(f"warps: {warps} warps in a block; allowed: at most {issue.block_warps_count.value}")
@@ -327,7 +327,7 @@ def occupancy(
 
 # ---------------------------------------------------------------- tiling fields of attention
 
-#: Decisions of a compiler for a tile.
+#: Fields that state decisions of a compiler for a tile.
 COMPILED = frozenset({"registers", "spilled_registers", "spilled_accesses", "shared_bytes", "residents", "kernel"})
 #: Fields of lanes whose default is the best value, or a value that fits.
 CHOSEN = frozenset({"q", "padding", "access_bytes", "exchange"})

@@ -59,18 +59,20 @@ GROUP_ROWS, GROUP_WARPS = 64, 4
 #: Columns, in bytes, that one load of matrices (LDSM.x4) reads into a warp's registers, and that one product of a warp
 #: group uses of its operands.
 MATRIX_BYTES = 32
-#: Number of columns of a left operand whose rows compilers compute concurrently with a product that is awaited
+#: Number of columns of a left operand; compilers compute its rows concurrently with a product for which warps wait
 #: separately.
 GAP_COLUMNS = 16
 #: Bytes that a lane copies or loads at once.
 ACCESS_BYTES = 16
 #: Bytes of a lane's spilled register.
 LANE_BYTES = 4
-#: Accesses to shared memory of a reduction across warps, and its steps for rows of a lane (hopper.md sections 2, 3).
+#: Number of accesses to shared memory of a reduction across warps, and number of its steps for the rows of a lane
+#: (hopper.md sections 2, 3).
 CROSS_ACCESSES = 13
-#: Barriers of such a reduction: their warps use the path of accesses (9 BAR per iteration, hopper.md section 2).
+#: Number of barriers of such a reduction; its warps use the path of accesses (9 BAR per iteration, hopper.md section
+#: 2).
 CROSS_BARRIERS = 3
-#: As above: cost of the steps of a reduction, and cost for each row.
+#: Cost of the steps of such a reduction, and cost for each row.
 CROSS_STEPS, CROSS_ROW_STEPS = 2.0, 0.5
 #: Bytes that a warp loads at once.
 WARP_BYTES = WARP_LANES * ACCESS_BYTES
@@ -79,8 +81,8 @@ ROUNDS, ROW_LANES = 2, 4
 
 
 def shared(cycles: int, *, is_product: bool = False, **busy: float) -> Share:
-    """Return the share of work that takes ``cycles`` alone and uses parts of the core for the given numbers
-    of cycles.
+    """Return the share of work that, without other work, takes ``cycles``, and that uses parts of the core for the
+    given numbers of cycles.
     """
     return Share(is_product, cycles, **{part: round(taken / cycles * WHOLE) for part, taken in busy.items()})
 
@@ -90,7 +92,7 @@ BY_ELEMENT = frozenset({"element", "output", "score", "multiply_add"})
 
 
 def find_constant(device: DeviceSpec, key: str) -> Quantity | None:
-    """Return the number under a key below the core's engines, if the device file has it."""
+    """Return the number that the device file has under a key below the core's engines; None if there is none."""
     node: Any = device.core(SM).engines
     for part in key.split("."):
         node = node.get(part) if isinstance(node, Mapping) else getattr(node, part, None)
@@ -167,7 +169,8 @@ class GroupModel:
     def _looped(self, loop: LoopWork, work: GroupWork) -> Cost:
         """Return the cost of a part of an iteration by its machine code, of which each group of the block has a share.
 
-        The use of a core that blocks share is counted in issue slots, the one resource that all instructions need.
+        The use of a core that blocks share is counted in issue slots, because these are the one resource that all
+        instructions need.
         """
         groups, terms = work.decided.groups, ((f"{self.key}.{INSTRUCTION}", loop.before),)
         cycles = max(1, ceil(loop.before))
@@ -195,7 +198,7 @@ class GroupModel:
         return tally
 
     def _spilled(self, tally: Tally) -> Share:
-        """Account for spilled registers among instructions that wait for them: nothing overlaps."""
+        """Account for spilled registers among instructions that wait for them, so that nothing overlaps."""
         tally.cycles -= (cycles := tally.pipes[SPILL])
         return shared(ceil(cycles), issue=cycles)
 
@@ -229,8 +232,8 @@ class GroupModel:
         return shared(cycles, is_product=is_product, issue=issued * warps, memory=memory, tensor=tensor)
 
     def _left(self, work: GroupWork) -> tuple[float, float, float]:
-        """Return the cycles of the product that continues during other work, and of tensor cores and shared memory in
-        it.
+        """Return the cycles of a product that continues during other work, and the cycles in which it uses tensor cores
+        and shared memory.
         """
         if not work.behind or (spec := self.tensor.wgmma) is None:
             return 0.0, 0.0, 0.0
@@ -264,7 +267,8 @@ class GroupModel:
         return shared(max(1, ceil(lone)), is_product=True, issue=issued, tensor=busy, memory=memory)
 
     def _instructions(self, size: tuple[int, ...], work: GroupWork) -> tuple[int, float, float]:
-        """Return the instructions of a product of warp groups, and cycles of tensor cores and shared memory of each.
+        """Return the number of instructions of a product of warp groups, and the cycles of tensor cores and of shared
+        memory for each instruction.
 
         ``size``: rows and columns of the product's result, bytes of a row of its left operand, and whether the operand
         is in shared memory.
@@ -282,7 +286,9 @@ class GroupModel:
         return count, width / (spec.elements_per_cycle.value * self.tensor.rate), moved / self.memory_bytes
 
     def _of_groups(self, step: Step, a: Operand, work: GroupWork) -> tuple[float, float, float, float]:
-        """Return cycles of the tensor cores and of shared memory, of the product alone, and after it."""
+        """Return the cycles of tensor cores and of shared memory, the cycles of the product without other work, and the
+        cycles after it.
+        """
         spec, decided = self.tensor.wgmma, work.decided
         assert spec is not None
         row_bytes = stored_format(a.fmt).row_bytes(max(work.depth, step.depth))
@@ -301,7 +307,7 @@ class GroupModel:
             share = lone / (count * each)
         end = drain if work.is_awaited and not decided.is_serial else 0.0
         memory *= count * share
-        if work.loads_left:  # each warp group that has a part of the columns loads its rows
+        if work.loads_left:  # each warp group that has a part of the columns loads the rows itself
             memory += size[0] * row_bytes * max(work.across, work.repeats) / self.memory_bytes
             lone = max(lone, memory)
         return count * busy * share, memory, lone, end
@@ -309,7 +315,8 @@ class GroupModel:
     def _of_warps(
         self, step: Step, a: Operand, depth: int, cycles: float, work: GroupWork
     ) -> tuple[float, float, float, float, float]:
-        """Return the same for products of single warps, which load their operands first, and their instructions.
+        """Return the same for products of single warps, which load their operands first; also return their
+        instructions.
 
         ``cycles``: cycles of the pipe for one instruction.
         """
@@ -321,13 +328,13 @@ class GroupModel:
         pieces = ceil_div(stored_format(a.fmt).row_bytes(step.depth), MATRIX_BYTES)
         is_loaded = memory_of(a) == "SMEM" or across > 1
         if decided.sums_in_products and not is_loaded:
-            products *= 1 + 1 / columns  # columns of ones in an instruction
+            products *= 1 + 1 / columns  # number of columns of ones in an instruction
         loads = columns * pieces / 2 + (rows * pieces if is_loaded else 0)
         warps = self._warps(work)
         loads *= spec.lane_copies_count.value if spec.lane_copies_count else 1
         busy, memory = products * cycles * warps, loads * decided.warps * WARP_BYTES / self.memory_bytes
         lone = max(products * cycles * max(1.0, warps), memory, loads * spec.load_cycles.value)
-        # each product adds to the result of an earlier one, one step of the sum before
+        # each product adds to the result of the product one step earlier in the sum
         if spec.chain_cycles is not None:
             lone = max(lone, depth * spec.chain_cycles.value)
         issued = products * (spec.instructions_count.value if spec.instructions_count else 1) + loads
@@ -343,9 +350,9 @@ class GroupModel:
         return share
 
     def _whole(self, steps: list[Step], charges: tuple[Charge, ...], tally: Tally) -> Share:
-        """Account for a library's kernel, which keeps the core busy whatever else runs.
+        """Account for a library's kernel, which keeps the core busy, independent of other work.
 
-        A kernel of rows has the full clock, whatever the clock of the program's products is.
+        A kernel of rows runs at the full clock, independent of the clock of the program's products.
         """
         count, is_product = max(s.dst.rows * s.dst.cols for s in steps), steps[0].opcode is Opcode.MATMUL
         count *= steps[0].depth if is_product else 1
@@ -357,7 +364,7 @@ class GroupModel:
         return share
 
     def _lanes_alone(self, taken: float, tally: Tally) -> Share:
-        """Account for work that leaves no issue slot to others."""
+        """Account for work that leaves no issue slots for other work."""
         cycles = max(1, ceil(taken))
         tally.pipes[FMA] = float(cycles)
         return shared(cycles, issue=cycles)
@@ -457,7 +464,8 @@ class GroupModel:
             return
         values = elements(tile, work)
         name = listed_as(priced_as(step.opcode), step.attributes.variant, *self.lanes.values())
-        if memory_of(step.dst) == "SMEM":  # the results of rows for a product, on their way through shared memory
+        # the results that rows compute for a product, on their way through shared memory
+        if memory_of(step.dst) == "SMEM":
             size = values * get_format(step.dst.fmt).size_bytes
             count.issued += size / ACCESS_BYTES
             count.shared += size * WARP_LANES / self.memory_bytes
@@ -465,7 +473,7 @@ class GroupModel:
             values *= step.attributes.share
         if step.opcode in SPECIAL:
             self._special(step, values, count)
-        elif step.opcode in (Opcode.COPY, Opcode.BITS):  # another name for the same registers
+        elif step.opcode in (Opcode.COPY, Opcode.BITS):  # this is another name for the same registers
             pass
         elif step.opcode is Opcode.CAST:
             self._cast(step.dst.fmt, source.fmt if not isinstance(source, float) else "", values, count)
@@ -519,9 +527,10 @@ class GroupModel:
         count.special += values * each * WARP_LANES / self.lanes[MUFU].lanes_count.value
 
     def _cast(self, target: str, source: str, values: float, count: Count) -> None:
-        """Count conversions: two elements per instruction towards a narrower format.
+        """Count conversions: two elements per instruction if the result has a narrower format.
 
-        In blocks, the largest of each and its scale come first, and every element is multiplied by the scale.
+        For a block format, the largest element and the scale of each block are computed first, and every element is
+        multiplied by the scale.
         """
         formats = [stored_format(f or "float32") for f in (target, source)]
         sizes, block = [f.size_bytes for f in formats], formats[0].scale_block
@@ -533,7 +542,8 @@ class GroupModel:
             count.issued += ROUNDS * blocks
             count.shared += ROUNDS * blocks * self.shuffle_cycles
             count.latency += ROUNDS * self.shared.shuffle_latency_cycles.value
-        if sizes[0] == 1:  # pairs, at half the speed, then exchanged between lanes for the next product
+        # pairs are converted at half the speed, and then exchanged between lanes for the next product
+        if sizes[0] == 1:
             self._issue("cast", values / 2, "", count)
             count.compare += values / 2 * 2
             # PRMT and SEL, then SHFL: each a quarter of an instruction per element (hopper.md section 2).

@@ -5,12 +5,11 @@ multiplies while the other computes.  FlashAttention-3's groups alternate in iss
 issued before P V of the previous tile: its softmax overlaps with that P V.  Tensor cores process products in the order
 in which groups issue them (reports/silicon/groups.json).  `WarpTurns` decides
 
-- the stages that follow one another in a group before the next group's stages (`runs`), and the lags of some stages in
-tiles
+- the stages that one group executes before the next group's stages (`runs`), and the lags of some stages in tiles
   (`cuts`);
 - the waits of a group besides its operands: its turn, the others at a block's start, products in progress.
 
-The class adds waits to the operations of the block's loop and changes no step.  Turns, barriers, and products that
+The class only adds waits to the operations of the block's loop; it changes no step.  Turns, barriers, and products that
 overlap with warps are rings without bytes, so that time and the check of races see the same order. Sources: as in
 `specialised`.  Not modelled: lanes store their parts of row sums until the block ends; a sum here is one number per
 row.
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from npusim.program.ir.op import Step
     from npusim.program.ir.tile import RingTile
 
-#: The view of a ring without bytes.
+#: A view of a ring without bytes.
 SIGNAL = 1, 1, "int8"
 
 
@@ -49,7 +48,7 @@ class WarpTurns:
 
     def __init__(self, number: int, frame: Frame, core: SmCore, decided: GpuDecisions, warps: tuple[str, ...]) -> None:
         self.frame, self.decided, self.warps = frame, decided, warps
-        #: Work in an operation that only waits.
+        #: The work of an operation that only waits.
         self.usual = GroupWork(decided)
         loop, who, groups = frame.phase.loops[0].stages, f"{frame.prefix}B{number}", range(decided.groups)
         products = tuple(s for s in loop if s.is_product)
@@ -65,7 +64,7 @@ class WarpTurns:
             return core.allocator.ring(RF, f"{who} {name}", 1, 1, producers=[producer], consumers=consumers)
 
         pairs = {*pairwise(groups), *([(0, decided.groups - 1)] if decided.groups > 1 else [])}
-        #: Units that take turns: the products of one group after those of the other, or rows.
+        #: Units that take turns: the products of one group after those of the other; or, in the same way, rows.
         takers = self.mma if decided.turns == "products" else warps
         #: A turn goes from each group to the next, and from the last to the first.
         self.turn = {
@@ -131,7 +130,8 @@ class WarpTurns:
             yield replace(op, handshake=slots, work=work)
 
     def product(self, s: Stage, group: int, ops: Iterable[TileOp], *, alone: bool = False) -> Iterator[TileOp]:
-        """Yield a product: awaited, or overlapped with later stages; one turn covers Q K^T and the P V that follows it.
+        """Yield a product, for which the group waits at once or which overlaps with later stages; one turn covers Q K^T
+        and the P V that follows it.
 
         ``alone``: the first Q K^T, or the last P V. Tensor cores process products in the order of their issue.
         """
@@ -190,7 +190,9 @@ class WarpTurns:
         return TileOp(label, self.warps[group], WARPS, (), slots, work)
 
     def _cut(self, steps: tuple[Step, ...], tiles: Mapping[str, Tile]) -> int:
-        """Return the step with which exponentials begin, or the first one on operands of a running product."""
+        """Return the step with which exponentials begin, or the first step that works on operands of a
+        running product.
+        """
         if self.decided.ahead:
             (row,) = self.last.rows
             places = {tiles[self.frame.storage[n]].offset_bytes for n in (row.srcs[0], row.dst)}

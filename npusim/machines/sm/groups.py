@@ -1,4 +1,5 @@
-"""Warp groups of a block in a compiler's layout, its registers and shared memory, and the number that fits a core.
+"""Warp groups of a block in a compiler's layout, the registers and shared memory of the block, and the number of such
+blocks that fit on a core.
 
 The layout is that of Triton's code for attention (hopper.md section 2): 64 or more rows use products of warp groups,
 and fewer rows use adjacent products of single warps along the columns; eight warps on 64 rows compute S twice.
@@ -61,25 +62,25 @@ if TYPE_CHECKING:
     from npusim.kernels.form.phase import Instruction, Phase, WorkTile
 
 
-#: Levels of loads of operands at places that a loop loads: the places, and the operands.
+#: Number of levels of loads, if a loop loads the places of operands: first the places, then the operands.
 LEVELS = 2
-#: Registers of a lane above which a tile is refused, relative to the number that it can address: no measured tile has
-#: more.
+#: Largest number of registers of a lane, relative to the number that it can address; a tile that needs more is refused,
+#: because no measured tile does.
 MOST_REGISTERS = 8
 #: Registers of a lane in addition to accumulators if no compiler was run: addresses and operands.
 UNNAMED_REGISTERS = 64
-#: Ratio of the registers that an iteration stores to local memory and loads to the spilled registers, if no compiler
-#: was run: the median of the compiled kernels (hwconfigs/sm_90_registers.csv).
+#: Number of registers that an iteration stores to local memory and loads again, divided by the number of spilled
+#: registers, if no compiler was run: the median of the compiled kernels (hwconfigs/sm_90_registers.csv).
 SPILL_ACCESSES = 1.84
-#: Registers of a lane in a block that multiplies once, and for each that its operands or its result need: within 24 for
-#: six such kernels (reports/silicon/products.json), within 6 for most.
+#: Registers of a lane in a block that multiplies once: a constant, and a factor of the registers of its operands or its
+#: result; the error is at most 24 for six such kernels (reports/silicon/products.json), within 6 for most.
 ONE_SHOT_REGISTERS, ONE_SHOT_FACTOR = 22, 1.2
 #: Number of registers of a lane above which two accumulators do not fit together (hopper.md section 2).
 SERIAL_REGISTERS = 192
 #: Number of tiles in flight in an unrolled loop without products, and the registers of a lane that they may use.
 UNROLLED_TILES, UNROLLED_REGISTERS = 4, 64
-#: How operators of eager PyTorch access memory (library/operator.py): warps of a block, as in torch's kernels, and the
-#: cost of a thread's computation for each access, a key of a device file below `LIBRARY`.
+#: How operators of eager PyTorch access memory (library/operator.py): the warps of a block, as in torch's kernels, and
+#: the cost of a thread's computation for each access, as a device file's key below `LIBRARY`.
 ACCESSES: Mapping[str, tuple[int, str]] = MappingProxyType(
     {
         "vectors": (4, ""),
@@ -93,7 +94,7 @@ ACCESSES: Mapping[str, tuple[int, str]] = MappingProxyType(
 INDEX = "FMA.ops.mul"
 #: Costs of an index, keys of a device file.
 COMPUTED = "instructions_count", "wait_cycles"
-#: Number of elements of a row above which a block has this number of warps.  source: unsloth/kernels/utils.py,
+#: Numbers of elements of a row, and the number of warps that a block has above each.  source: unsloth/kernels/utils.py,
 #: calculate_settings
 ROWS_WARPS = ((32768, 32), (8192, 16), (2048, 8))
 
@@ -102,8 +103,8 @@ ROWS_WARPS = ((32768, 32), (8192, 16), (2048, 8))
 class BlockTile:
     """Properties that determine the block of an attention: sizes, formats, and the kernel, with its warps and stages.
 
-    ``is_awaited``: P V is used at once.  ``stages`` 0: a library's kernel.  ``stored_bytes``: bytes of an element of K
-    and V where products read another format; 0: the same format.  ``is_viewed``: V is a part of K's tile.
+    ``is_awaited``: the result of P V is used at once.  ``stages`` 0: a library's kernel.  ``stored_bytes``: bytes of an
+    element of K and V where products read another format; 0: the same format.  ``is_viewed``: V is a part of K's tile.
     """
 
     kernel: str
@@ -163,8 +164,8 @@ class BlockTile:
 
 @dataclass(frozen=True, slots=True)
 class Registers:
-    """Registers of a lane, spilled registers, shared memory of a block, and the source of these numbers; accesses of an
-    iteration to spills.
+    """Registers of a lane, spilled registers, shared memory of a block, and the source of these numbers; number of
+    accesses of an iteration to spilled registers.
     """
 
     count: int
@@ -175,13 +176,14 @@ class Registers:
 
     @classmethod
     def estimated(cls, count: int, most: int, shared_bytes: int) -> Registers:
-        """Return an estimate, limited to the number that a lane can address."""
+        """Return an estimate of registers, limited to the number that a lane can address."""
         spilled = max(0, count - most)
         return cls(min(most, count), spilled, shared_bytes, ESTIMATED, SPILL_ACCESSES * spilled)
 
 
 def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceSpec) -> tuple[SmTiling, str]:
-    """Return how warp groups execute a phase, and a note with the number of blocks that a core holds, and the reason.
+    """Return how warp groups execute a phase, and a note on the number of blocks that a core holds, with the limiting
+    resource.
 
     ``kernel`` is the name under which a compiler's registers are listed; ``fields.stages`` none: a library's kernel.
     Raises `TilingError` (or its ``BufferOverflowError``) if a block does not fit; the message states by how much.
@@ -225,8 +227,8 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
 
 
 def with_places(phase: Phase, fields: GroupFields) -> tuple[GroupFields, bool]:
-    """Return the fields with the stages that are left for operands at places that the loop loads, and whether their
-    loads wait for these places.
+    """Return the fields with the number of stages that remain for operands at places that the loop loads, and whether
+    the loads of operands wait for these places.
 
     Triton gives each level of loads an equal part of the stages beyond the first, and loads the places without a
     pipeline if no stage remains for them (AssignLatencies.cpp; TTGIR of SGLang's grouped decode with 1, 2 and 3
@@ -248,7 +250,9 @@ def usual_charges(use: KernelUse) -> tuple[Charge, ...]:
 
 
 def decisions_of(kernel: GpuKernel | None) -> GpuDecisions:
-    """Return the decisions of a published kernel; for None, the decisions of a kernel whose tile decides everything."""
+    """Return the decisions of a published kernel; for None, the decisions of a kernel that its tile determines
+    completely.
+    """
     return GpuDecisions() if kernel is None else kernel.decides
 
 
@@ -259,7 +263,7 @@ def _paying(tiling: SmTiling, *charges: Charge) -> SmTiling:
 
 
 def _live_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec) -> tuple[SmTiling, str]:
-    """Return the execution by warp groups of a loop with more products than an attention's, and a note.
+    """Return how warp groups execute a loop with more products than that of an attention, and a note.
 
     The values that are alive at one time determine registers, and thus whether ptxas waits for every product.
     """
@@ -270,7 +274,7 @@ def _live_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec) -> tuple
     fmt = phase.names[next(s for s in phase.stages if s.is_product).rows[0].srcs[0]].fmt
     tile = BlockTile("", fmt, rows, keys, 0, 0, bool(phase.masks), True, fmt, fields.warps, stages or 0)
     decided = layout_of(tile, engine, GpuDecisions())
-    if not stages:  # warps for which no fragment of rows is left are placed along the columns
+    if not stages:  # warps for which no fragment of rows remains are placed along the columns
         decided = decided._replace(across=fields.warps // min(fields.warps, max(1, rows // FRAGMENT_ROWS)))
     is_wgmma = decided.generation == "wgmma"
     live = live_registers(phase, fields.warps, decided)
@@ -292,10 +296,11 @@ def _live_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec) -> tuple
 def kernel_tiling(
     phase: Phase, fields: GroupFields, device: DeviceSpec, down: int = 0, called: str = ""
 ) -> tuple[SmTiling, str]:
-    """Return the execution by warps of a compiled phase other than attention, and a note: the blocks that a core holds.
+    """Return how warps execute a compiled phase other than attention, and a note on the number of blocks that a core
+    holds.
 
-    ``down``: warps down the rows of its product; 0: unknown, the same number as across. ``called``: the schedule under
-    which a compiler's registers are listed.  Raises errors as `group_tiling` does.
+    ``down``: number of warps down the rows of its product; if it is 0 (unknown), the same number as across. ``called``:
+    the schedule under which a compiler's registers are listed.  Raises errors as `group_tiling` does.
     """
     issue = warp_issue(device)
     product_stage = next((s.rows[0] for s in phase.stages if s.is_product), None)
@@ -313,7 +318,7 @@ def kernel_tiling(
             decided = decided._replace(groups=down // GROUP_WARPS, warps=GROUP_WARPS)
         elif is_wgmma:
             decided = decided._replace(across=fields.warps // down)
-        else:  # a warp of each sub-core: warps of other rows continue independently
+        else:  # one warp on each sub-core, because warps of other rows continue independently
             groups = max(1, min(down, fields.warps // GROUP_WARPS))
             decided = GpuDecisions(groups, fields.warps // groups, across=fields.warps // down, generation="mma")
         shared = (m + n) * stored_format(left.fmt).bytes_of(k) * max(1, stages - (not is_wgmma))
@@ -326,7 +331,7 @@ def kernel_tiling(
         registers = Registers(*listed, "from the compiler's table", SPILL_ACCESSES * listed[1])
     places = {x.axis for x in phase.tensors.values() if isinstance(x, Stacked)}  # axes that a tile does not have
     size = "x".join(str(phase.sizes[a]) for a in dict.fromkeys(a for a, *_ in phase.cells[0].spans) if a not in places)
-    if phase.loop_axis:  # without a loop nothing is loaded ahead
+    if phase.loop_axis:  # without a loop, nothing is loaded in advance
         decided = decided._replace(stages=stages, depth=max(1, stages - 1))
     tiling, room = _resident(phase, fields, device, registers, size, decided)
     note = f", {registers.spilled} spilled" if registers.spilled else ""
@@ -344,7 +349,7 @@ def _listed(called: str, phase: Phase, fields: GroupFields, architecture: str) -
 
 
 def rows_tiling(phase: Phase, fields: GpuRowsFields, device: DeviceSpec) -> tuple[SmTiling, str]:
-    """Return the execution by warps of rows without products, and a note: the blocks that a core holds."""
+    """Return how warps execute rows without products, and a note on the number of blocks that a core holds."""
     size = prod(phase.sizes.values())
     warps = fields.warps or next((n for least, n in ROWS_WARPS if size >= least), GROUP_WARPS)
     tiling, note = kernel_tiling(phase, GroupFields(warps=warps, stages=None), device)
@@ -377,7 +382,7 @@ def _resident(
     spilled_bytes, beyond = round(REGISTER_BYTES * registers.accesses * WARP_LANES * decided.warps), 0
     local, cores = device.core(SM).engines.get(SPILL), device.group_count.value
     if spilled_bytes and isinstance(local, LocalMemoryPipe):
-        # Values that an iteration stores and loads again are live in all resident blocks at once, in addition to their
+        # In all resident blocks, the values that an iteration stores and loads again are live at once, in addition to
         # keys and values.
         wave = phase.cells[: blocks * cores]
         live = spilled_bytes * decided.groups * len(wave) / 2 + _visited_bytes(phase, wave)
@@ -388,7 +393,7 @@ def _resident(
 
 
 def _visited_bytes(phase: Phase, blocks: Sequence[WorkTile]) -> int:
-    """Return the bytes that some blocks visit tile by tile, counting each head once."""
+    """Return the bytes that some blocks visit tile by tile; each head counts once."""
     visited = (t for n, t in phase.tensors.items() if n in phase.names and phase.loop_axis in phase.names[n].axes)
     found = [t for t in visited if isinstance(t, GlobalTensor)]
     most = max((t.heads for t in found), default=1)
@@ -403,7 +408,8 @@ def layout_of(tile: BlockTile, engine: GroupMatrixEngine, decided: GpuDecisions)
     warps = tile.warps
     depth = max(decided.depth, tile.depth)
     decided = decided._replace(warps=warps, rows=tile.rows, stages=tile.stages, depth=depth)
-    if not tile.stages and decided.roles == "copying" and not warps % GROUP_WARPS:  # these wait only for copies
+    # such decisions wait only for copies
+    if not tile.stages and decided.roles == "copying" and not warps % GROUP_WARPS:
         groups = warps // GROUP_WARPS
         rows = ceil_div(tile.rows, groups)
         return decided._replace(groups=groups, warps=GROUP_WARPS, rows=rows, generation="mma")
@@ -421,9 +427,9 @@ def layout_of(tile: BlockTile, engine: GroupMatrixEngine, decided: GpuDecisions)
 
 
 def _is_serial(tile: BlockTile, decided: GpuDecisions) -> bool:
-    """Return whether ptxas waits for every product: S and O do not fit together (hopper.md section 2)."""
+    """Return whether ptxas waits for every product, because S and O do not fit together (hopper.md section 2)."""
     scores, output = tile.elements(decided)
-    # Registers of 4 bytes, as hopper.md section 2 has the rule.
+    # The rule in hopper.md section 2 is stated in registers of 4 bytes.
     most, large, eight, wide = SERIAL_REGISTERS, 128, 8, 32
     if tile.is_awaited:
         return False
@@ -436,9 +442,10 @@ def _is_serial(tile: BlockTile, decided: GpuDecisions) -> bool:
 def registers_of(
     tile: BlockTile, fields: GroupFields, architecture: str, most: int, decided: GpuDecisions, shared: int
 ) -> Registers:
-    """Return registers, spills and shared memory: the values of the fields, of a compiler, or estimates (``shared``).
+    """Return registers, spills and shared memory: from the fields, from a compiler, or estimated (``shared``).
 
-    ``architecture`` is that for which a compiler's are listed, ``most`` the registers that a thread can address.
+    ``architecture`` is the one for which registers of a compiler are listed, and ``most`` the number of registers that
+    a thread can address.
     """
     shape = tile.dtype, tile.head_dim, tile.causal, tile.rows, tile.keys, tile.stages, tile.warps
     kernels = tile.kernel, f"{tile.kernel}_{'fresh' if tile.is_awaited else 'chained'}"
@@ -491,7 +498,7 @@ def estimated_shared(tile: BlockTile, decided: GpuDecisions) -> int:
     out_bytes = get_format(tile.output).size_bytes
     out = 0 if decided.stores_wide_at_once and out_bytes == REGISTER_BYTES else tile.rows * tile.value_dim * out_bytes
     is_wgmma = decided.generation == "wgmma"
-    if tile.stored_bytes:  # operands of products have a tile in addition to the copies, or are in fragments
+    if tile.stored_bytes:  # operands of products have a tile in addition to the copies, unless they are in fragments
         q += k + v if is_wgmma else 0
         k, v = (n * tile.stored_bytes for n in sizes[1:])
     q = 0 if decided.holds_in_registers else q
@@ -499,7 +506,7 @@ def estimated_shared(tile: BlockTile, decided: GpuDecisions) -> int:
         return max(q + (k + v) * decided.depth, out)
     if not tile.stages:
         return max(q + k * tile.depth + v, out)
-    # Fragments of S serve as fragments of P: if no other warp has columns of its rows, P stays in registers.
+    # Fragments of S are also fragments of P: if no other warp has columns of a warp's rows, P stays in registers.
     p = 0 if is_wgmma or decided.across == 1 else tile.bytes_of(tile.rows * tile.keys)
     if tile.stages == 1:
         return max(q + max(k, v) + p, out)
@@ -515,8 +522,8 @@ def sliced_shared(tile: BlockTile, elements: int) -> int:
 
 
 def plain_tiling(device: DeviceSpec) -> SmTiling:
-    """Return the tiling of a phase other than attention: blocks of one warp per sub-core, with half of a core's warps
-    in total.
+    """Return the tiling of a phase other than attention: blocks have one warp per sub-core, and together half of a
+    core's warps.
     """
     issue = warp_issue(device)
     decided = GpuDecisions(warps=issue.subcores_count.value)
@@ -525,8 +532,8 @@ def plain_tiling(device: DeviceSpec) -> SmTiling:
 
 
 def one_shot_tiling(phase: Phase, device: DeviceSpec) -> SmTiling:
-    """Return the tiling of blocks that load, multiply and store once: registers and memory limit the number of resident
-    blocks.
+    """Return the tiling of blocks that load, multiply and store once: registers and shared memory limit the number of
+    resident blocks.
     """
     plain, issue, names = plain_tiling(device), warp_issue(device), phase.names
     products = [s.rows[0] for s in phase.stages if s.is_product]
@@ -590,7 +597,7 @@ def _accessing(device: DeviceSpec, phase: Phase, access: str) -> SmTiling:
         if first is None:
             raise SpecError(f"{device.name}: cores.{SM}.engines.{keys[0]}: missing; operators of eager PyTorch need it")
         charges = Charge(INDEX, float(first.value), "score"), Charge(keys[-1], due="access")
-    if access == "rows":  # a vector is added before the next one is loaded
+    if access == "rows":  # a vector is added before the next vector is loaded
         decided, charges = decided._replace(loaded_tiles=1), (Charge(keys[0], due="element"),)
     room = occupancy(issue, device.core(SM).buffer("SMEM").capacity_bytes.value, warps, {}, {})
     blocks = min(room.blocks, ceil_div(len(phase.cells), device.group_count.value))
@@ -658,7 +665,7 @@ class GpuGemmFields(Tiling):
 def library_fields(
     sizes: tuple[int, int, int], fmt: str, heads: int, tiling: GpuGemmFields, device: DeviceSpec
 ) -> GpuGemmFields:
-    """Return the tiling with a library's choice of its open fields, which stay unnamed.
+    """Return the tiling with a library's choice of its open fields; these fields still count as unnamed.
 
     ``sizes``: m, n and k of each of ``heads`` products of operands in the format ``fmt``.
     """
@@ -669,7 +676,8 @@ def library_fields(
     k, stages = (given or own for given, own in zip((tiling.block_k, tiling.stages), of_library, strict=True))
     piece = stored_format(fmt).bytes_of(k)
     edges = issue.block_memory_bytes.value // (stages * piece)
-    # Two blocks: one multiplies while the other loads or stores; accumulators use half of the registers of each block.
+    # There are two blocks: one multiplies while the other loads or stores; accumulators use half of the registers of
+    # each block.
     area = issue.registers_count.value // 4 if is_staged else None
     given, cores = (tiling.block_m, tiling.block_n, tiling.splits), device.group_count.value
     m, n, splits = library_products.library_tile(rows, cols, depth, cores, given, heads, edges, area)
@@ -693,8 +701,8 @@ def library_tiling(
 ) -> SmTiling:
     """Return how warps execute a library's product in a tile, all of whose ``fields`` have values.
 
-    Separate warps copy, and one warp group multiplies for every 64 elements of the tile's shorter side, which are rows
-    of C, or of C^T.
+    Separate warps copy, and for every 64 elements of the tile's shorter side (rows of C, or of C^T) there is one warp
+    group that multiplies.
     """
     m, n, k, splits, stages = (getattr(fields, f) for f in ("block_m", "block_n", "block_k", "splits", "stages"))
     issue = warp_issue(device)

@@ -1,13 +1,14 @@
 """Costs of the steps of a GPU's warps: cycles of every pipe that they use, and of the warps themselves.
 
 All functions here are pure functions of shapes, formats, lane layouts and the device file.  One operation is executed
-by a group of warps in step, distributed over the sub-cores; pipes belong to the multiprocessor; for a pipe that each
-sub-core has, the cycles of one sub-core are counted.
+by a group of warps in step, distributed over the sub-cores; pipes belong to the multiprocessor; if each sub-core has
+its own pipe, the cycles of one sub-core are counted.
 
 The steps of an operation follow one another; each begins when the first results of the previous step exist
 (``latency_cycles``), because a warp issues in order.  Within a product, loads of B from shared memory and matrix
 instructions overlap; the longer of the two is the time of the warps.  This is the time of the warps alone; operations
-of other blocks delay them if both need one pipe, or issue slots: a scheduler issues one instruction per cycle.
+of other blocks delay them if both need the same pipe, or issue slots, because a scheduler issues one instruction per
+cycle.
 """
 
 from __future__ import annotations
@@ -54,11 +55,11 @@ if TYPE_CHECKING:
     from npusim.program.ir.op import Accumulator, Step, TileOp, WarpPlan
     from npusim.program.ir.tile import Operand
 
-    #: (row, column) -> element.
+    #: Function from (row, column) to an element.
     Addresses = Callable[[int, int], int]
 
 
-#: Prefix of the costs of operations, and the pipe that executes them; comparisons belong to FMA here.
+#: Prefix of the costs of operations, and the pipe that executes them; here FMA executes comparisons.
 _SHARED = ("compare", FMA), ("special", MUFU), ("tensor", TENSOR), ("memory", LSU)
 
 
@@ -77,7 +78,7 @@ class LaneModel:
         self.is_staged = issue.copies.value == "staged"
 
     def cost(self, op: TileOp) -> Cost:
-        """Return the cost of an operation of warps; the results exist when its first pipe, the main one, ends.
+        """Return the cost of an operation of warps; the results exist when its first pipe, which is the main one, ends.
 
         An operation without steps uses no pipe: warps without rows only stay in step.
         """
@@ -150,8 +151,7 @@ class LaneModel:
         loads = store_cycles(tile_of(step.dst), plan, self.banks) / self.shared.rate
         tally.take(LSU, loads, self._phase(plan))
         if self.is_staged:
-            # Stored data passed through the cache, which is one memory with shared memory, 16 bytes per thread at a
-            # time.
+            # Stored data pass through the cache (one memory with shared memory), 16 bytes per thread at a time.
             size = step.dst.payload_bytes
             accesses = ceil_div(size, ACCESS_BYTES * WARP_LANES * plan.warps)
             tally.take(LSU, size / (self.memory_bytes * self.shared.rate), f"{self.key}.{LSU}.bank_bytes")
@@ -200,7 +200,7 @@ class LaneModel:
             return
         values = ceil(lane_values(plan, source.rows, source.cols) * applied(step))
         self._lane_op(pipe, name, values, source.fmt, plan, tally)
-        # Butterflies within a quad pair, then between adjacent ones.
+        # Butterflies are first within a quad pair, then between adjacent quad pairs.
         rounds = len(accumulator(plan).butterflies()) + (arranged(plan).n - 1).bit_length()
         rows = lane_values(plan, step.dst.rows, step.dst.cols)
         for _ in range(rounds):
@@ -214,7 +214,7 @@ class LaneModel:
                 self._lane_op(FMA, name, ceil(passes.times * each), step.dst.fmt, plan, tally)
             self._shuffle(ceil(passes.times * passes.shuffles), plan, tally)
             tally.cycles += passes.times * passes.rounds * self.shared.shuffle_latency_cycles.value
-            # No tensor core multiplies float32: multiply-adds, distributed over a warp's lanes.
+            # No tensor core multiplies float32, so that multiply-adds are distributed over a warp's lanes.
             products = passes.times * passes.products * BLOCK**3 // WARP_LANES
             self._lane_op(FMA, "fma", products, step.dst.fmt, plan, tally)
 
@@ -267,7 +267,7 @@ def tile_of(operand: Operand) -> Tile:
 
 
 def addresses_of(tile: Tile, *, swizzle: bool) -> Addresses:
-    """Return the addresses of a tile's elements in shared memory, and the addresses of the slot beyond the tile."""
+    """Return the addresses of a tile's elements in shared memory, and those of the part of the slot beyond the tile."""
     rows = round_up(tile.rows, WARP_LANES)
     if swizzle:
         return swizzled(rows, tile.stride, element_bytes=get_format(tile.fmt).size_bytes)

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 MMA = "m8n8k4"
 #: Warps of a group: one on each sub-core (volta.md section 4.2).
 GROUP_WARPS = 4
-#: Keys of a step to try, the largest first: a multiple of the keys that every arrangement covers.
+#: Numbers of keys of a step that are tried, the largest first: multiples of the keys that every arrangement covers.
 _KEYS = (64, 32, 16)
 #: Fields of schedules that set the rows of a block along an axis.
 _ROWS = MappingProxyType({"row": ("block_q", "tile_q", "chunk"), "key": ("tile_kv", "block_key", "block_kv")})
@@ -113,11 +113,11 @@ class ChainTile:
     product: str
     is_chained: bool
     is_viewed: bool = False  # V is a part of K's tile
-    vectors: int = 4  # FlashAttention has four: the state m and l, the new maximum, the rescaling factor
+    vectors: int = 4  # FlashAttention has four: the states m and l, the new maximum, and the rescaling factor
 
     @classmethod
     def asked(cls, problem: Problem, p: Any) -> ChainTile:
-        """Return the tile of a problem in a precision, before there are blocks."""
+        """Return the tile of a problem in a precision; it needs no blocks."""
         return cls(
             problem.dtype,
             problem.head_dim,
@@ -132,7 +132,9 @@ class ChainTile:
 
     @classmethod
     def of(cls, phase: Phase) -> ChainTile | None:
-        """Return the chain of a phase: two products, the second of rows' results of the first; None for any other."""
+        """Return the chain of a phase with two products, where the second reads the results that rows compute from the
+        first; None for any other phase.
+        """
         products = attention_products(phase)
         if products is None or has_more(phase):
             return None
@@ -181,8 +183,8 @@ def fields_of(phase: Phase, tiling: Any) -> SmFields:
 
 
 def plain_lanes(phase: Phase, asked: Any, groups: int = 1) -> SmTiling:
-    """Return the layout in lanes of a phase other than attention, in ``groups`` of warps down its rows; ``asked``: the
-    schedule's tiling.
+    """Return the layout in lanes of a phase other than attention, with ``groups`` of warps down its rows; ``asked``:
+    the schedule's tiling.
     """
     fields, result = SmFields(), phase.names[phase.stages[-1].rows[-1].dst]
     plan = WarpPlan(GROUP_WARPS, quad_pairs(phase, asked, groups), _kind(result.fmt), access_bytes=fields.access_bytes)
@@ -191,14 +193,16 @@ def plain_lanes(phase: Phase, asked: Any, groups: int = 1) -> SmTiling:
 
 
 def _of_lanes(groups: int) -> GpuDecisions:
-    """Return the decisions of a block in lanes: its warps meet at the end of an iteration with products."""
+    """Return the decisions of a block in lanes, whose warps wait for one another at the end of an iteration with
+    products.
+    """
     decided = GpuDecisions(groups=groups, warps=GROUP_WARPS, generation="mma")
     return decided._replace(charges=(STEP, *barriers(decided)))
 
 
 def live_lanes(phase: Phase, fields: GroupFields, device: DeviceSpec) -> tuple[SmTiling, str]:
-    """Return the layout in lanes of a loop with more products than an attention's, and a note: the blocks that a core
-    holds.
+    """Return the layout in lanes of a loop with more products than that of an attention, and a note on the number of
+    blocks that a core holds.
 
     Registers hold the values that are alive at a time, and the tiles in transfer to shared memory.  Raises
     `TilingError` (or its ``BufferOverflowError``) if a block does not fit.
@@ -225,8 +229,8 @@ def live_lanes(phase: Phase, fields: GroupFields, device: DeviceSpec) -> tuple[S
 
 
 def fitted(tile: ChainTile, tiling: SmFields, device: DeviceSpec) -> tuple[SmFields, SmTiling, Occupancy]:
-    """Return the fields, with the open ones chosen, the machine's needs for these fields, and the number of blocks on a
-    core.
+    """Return the fields with values chosen for the open ones, the machine's needs for these fields, and the number of
+    blocks on a core.
 
     Raises `TilingError` if no choice fits.
     """
@@ -252,7 +256,8 @@ def fitted(tile: ChainTile, tiling: SmFields, device: DeviceSpec) -> tuple[SmFie
 
 
 def _for_rows(tiling: SmFields, tile: ChainTile) -> SmFields:
-    """Return the fields with the smallest block that contains a KV head's rows, if none of its sizes is chosen.
+    """Return the fields with the smallest block that contains the rows of a KV head, if the user has chosen none of the
+    block's sizes.
 
     Adjacent quad pairs cover fewer rows: a block of 128 would multiply padding for a decoding step.
     """

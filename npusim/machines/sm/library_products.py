@@ -12,18 +12,19 @@ from math import sqrt
 from npusim.machines.decisions import Charge
 from npusim.units import ceil_div
 
-#: Sides of a library's tiles, in either direction, and splits; the cost of a wave of tiles (hopper.md section 3.12):
-#: relative to the time of the tensor cores, and the cycles of a wave's start and end.
+#: Sides of a library's tiles, in either direction, and splits; the cost of a wave of tiles (hopper.md section 3.12): a
+#: factor of the tensor cores' time, and the cycles of a wave's start and end.
 SIDES, OTHER_SIDES, SPLITS = (64, 128), (32, 64, 128, 192, 256), (1, 2, 4, 8)
 WAVE_FACTOR, WAVE_CYCLES = 1.15, 5000.0  # hopper.md section 3.12
 #: Number of stages of cuBLAS's kernels if one block fills a core (nvjet's names, reports/silicon/products.json).
 MOST_STAGES = 16
-#: Cycles of a launch after another, and bytes per cycle of memory (hopper.md section 1: 3.1 us, 4.27 TB/s, 1.98 GHz).
+#: Cycles of a launch that follows another, and bytes per cycle of memory (hopper.md section 1: 3.1 us, 4.27 TB/s, 1.98
+#: GHz).
 SPLIT_CYCLES, PART_BYTES = 6100.0, 2157.0
 #: Alignment of rows that asynchronous copies move (CUDA C++ Programming Guide, asynchronous copies).
 ALIGNED_BYTES = 16
-#: Number of tiles along the shorter side of C from which on a band has this many adjacent tiles (CUTLASS 0046e366,
-#: gemm/kernel/tile_scheduler_params.h, get_log_swizzle_size).
+#: Numbers of tiles along the shorter side of C, and the number of adjacent tiles that a band has from each on (CUTLASS
+#: 0046e366, gemm/kernel/tile_scheduler_params.h, get_log_swizzle_size).
 BANDS = ((6, 8), (3, 4), (2, 2))
 #: Elements of a piece of k, and number of pieces in shared memory, for kernels before sm_80 and since (CUTLASS,
 #: default_gemm_configuration.h).
@@ -48,9 +49,9 @@ def library_tile(
     ``edges``: sum of the rows and columns that fit a core's shared memory; ``area``: elements that fit its registers;
     all choices are tried if a limit is None or no choice fits.  No tile has half of its area beyond C's edge, except
     along the shortest sides: cuBLAS puts the 64 rows of an instruction along the longer side of C
-    (reports/silicon/thin_products.json).  Of equal choices the tile with most elements is used, then the tile nearest
-    to a square, then a tile as long as a side of C, whose other operand is read once, then the tile that is longer
-    along the longer side.
+    (reports/silicon/thin_products.json).  Among equal choices, the tile with most elements has precedence; then the one
+    nearest to a square; then one that is as long as a side of C, so that the other operand is read once; then the one
+    that is longer along the longer side.
     """
     moved = heads * (m * k + k * n + m * n) * 2
 
@@ -62,7 +63,7 @@ def library_tile(
         busy = ceil_div(k, 16 * splits) * max(columns / 2 * rows / 64, (rows + columns) / 2)
         # Parts are written and read again, in float32, by an additional kernel.
         parts = SPLIT_CYCLES + heads * m * n * 4 * (splits + 1) / PART_BYTES if splits > 1 else 0.0
-        # No choice is faster than memory; blocks that leave cores free are assumed to get less of the memory's
+        # No choice is faster than memory; if blocks leave cores idle, they are assumed to use less of the memory's
         # bandwidth. If several choices are as fast as memory, nothing is split.
         reached = sqrt(min(1.0, blocks / cores))
         taken = max(waves * (busy * WAVE_FACTOR + WAVE_CYCLES), moved / PART_BYTES / reached) + parts
@@ -82,8 +83,8 @@ def library_tile(
 def tile_order(m: int, n: int, tile: tuple[int, int], band: int | None) -> tuple[int, bool]:
     """Return the number of adjacent tiles of C in a band (``band``: given), and whether they are columns of tiles.
 
-    A band runs along the side of C with fewer tiles, or along the shorter one if both are equal (CUTLASS, the same
-    file, get_rasterization_order), so that the operand of that side is the one that is read again.
+    A band runs along the side of C with fewer tiles, or along the shorter side if the numbers are equal (CUTLASS, the
+    same file, get_rasterization_order), so that the operand of that side is the one that is read again.
     """
     sides = ceil_div(m, tile[0]), ceil_div(n, tile[1])
     band = band or next((count for least, count in BANDS if min(sides) >= least), 1)

@@ -1,4 +1,6 @@
-"""Registers of a block whose loop has more products than an attention's, counted by the values alive at a time."""
+"""Registers of a block whose loop has more products than that of an attention, counted from the values that are alive
+at one time.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,13 @@ if TYPE_CHECKING:
 
 #: Registers of a lane in addition to the values that are alive: with products of warp groups, and with products of
 #: single warps, which hold parts of both operands.  Medians over tiles of dQ and of dK and dV that Triton 3.6 compiles
-#: without spills: 79 for sm_90 and 54 for sm_80; half of the tiles are within 9 and 19 of them (reports/recurrences).
+#: without spills: 79 for sm_90 and 54 for sm_80; half of the tiles are within 9 and 19 registers of these medians
+#: (reports/recurrences).
 BESIDE: Mapping[str, int] = MappingProxyType({"wgmma": 30, "mma": 84})
 
 
 def has_more(phase: Phase) -> bool:
-    """Return whether products of a loop have more results than S and O of an attention."""
+    """Return whether the products of a loop have more results than an attention, which has S and O."""
     return len({s.rows[0].dst for loop in phase.loops if loop.axis for s in loop.stages if s.is_product}) > len("SO")
 
 
@@ -34,7 +37,7 @@ def live_registers(phase: Phase, warps: int, decided: GpuDecisions) -> int:
     """Return the registers of a lane for the tiles, vectors and states that are alive at one time, in a block of
     ``warps`` warps.
 
-    Operands of products are in shared memory; for an operand of one row each lane has some columns.
+    Operands of products are in shared memory; of an operand with one row, each lane has some columns.
     """
     places, down = flow(phase), max(1, warps // (decided.across * decided.repeats))
     roots, sizes = storage(phase, places, conflicts(phase)), dict[str, float]()
@@ -56,8 +59,8 @@ def live_registers(phase: Phase, warps: int, decided: GpuDecisions) -> int:
 def staged_bytes(phase: Phase, tiles: int, *, leaves: bool) -> int:
     """Return the shared memory of a block: lasting operands, ``tiles`` visited operands, and complete results of rows.
 
-    ``leaves``: the results that rows compute for products are always in shared memory, because several warps share
-    their rows.
+    ``leaves``: the results that rows compute for products are always in shared memory, because several warps share the
+    rows.
     """
     places, total = flow(phase), 0
     read = {n: r.srcs for s in phase.stages if s.is_product for r in s.rows for n in r.srcs}

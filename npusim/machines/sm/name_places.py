@@ -1,13 +1,13 @@
-"""The places of a phase's names in a resident block, and their views for its stages.
+"""The places of a phase's names in a resident block, and the views of these places for the stages.
 
 `BlockPlaces` decides
 
 - the place of an operand: shared memory if products read it, else the loader's place (``near``); whether it
   is copied there or passes through registers (``loaded``); the number of tiles;
-- values that rows compute for a product from rows of no single block (``prepared``): a place in shared memory;
-- names that share registers (``tiles``), group by group;
-- the product that reads an operand's slot first, and the one that releases it (`ends`); rows do both at once
-  (`bindings`).
+- the place in shared memory of values that rows compute for a product only from a tile's operands (``prepared``);
+- the names that share registers (``tiles``), group by group;
+- the product that reads an operand's slot first, and the product that releases it (`ends`); rows do both in one
+  stage (`bindings`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _refuse_behind(frame: Frame) -> None:
 
 
 class BlockPlaces:
-    """Rings and tiles of the ``number``-th resident block, and the queues that fill and read them.
+    """Rings and tiles of the ``number``-th resident block, with the queues that fill and read them.
 
     ``how``: its products, with their execution by the tensor cores; ``readers``: queues that read loaded tiles.
     """
@@ -76,20 +76,20 @@ class BlockPlaces:
         loader, is_product = f"{SM}.B{number}{LDG}", decided.roles == "copying"
         #: Operands of the loop that are loaded.
         self.visited = tuple(n for n in frame.visited if n not in frame.views)
-        #: Whether slots in shared memory are released only at the end of an iteration, or of a block without any.
+        #: Whether slots in shared memory are released only at the end of an iteration (without a loop, of the block).
         self.keeps_operands = decided.stages > 1 or (tiling.has_groups and not frame.phase.loop_axis)
         is_pipelined = tiling.has_groups and decided.roles == "alike" and not decided.slice_elements
-        #: Whether warps wait for all copies of a tile at its begin, as compilers' loops of several stages do.
+        #: Whether warps wait for all copies of a tile when it begins, as in compiled loops of several stages.
         self.waits_at_once = decided.stages > 1 and is_pipelined
         #: Whether the phase is the pipelined loop of a recurrence, which stores a result for each tile.
         outs = (n for n, place in frame.places.items() if place == "out")
         self.leaves = self.waits_at_once and any(frame.is_visited(n) for n in outs)
         staged = (*frame.held, *self.visited) if decided.slice_elements else self.visited
-        #: Names that products read are in shared memory.  Other names are read where the loader places them.
+        #: Names that products read are in shared memory.  Other names are read where the loader stores them.
         self.shared = tuple(n for n in staged if any(n in s.read for s in how))
-        #: Also read by products: what rows compute from a tile's operands.
+        #: Products also read values that rows compute from a tile's operands.
         self.prepared = tuple(n for n in frame.places if frame.is_of_operands(n))
-        #: Operands of the loop that are copied to shared memory for rows alone, and released at the iteration's end.
+        #: Operands of the loop that are copied to shared memory only for rows, and released at the iteration's end.
         self.for_rows = tuple(n for n in self.visited if n not in self.shared and self.is_copied(n))
         self.for_rows = self.for_rows if self.leaves else ()
         #: The queue that loads each operand.  In a library's product the copies of A wait for no copy of B; in compiled
@@ -100,15 +100,15 @@ class BlockPlaces:
         if self.leaves:
             copied = {*self.shared, *self.for_rows}
             self.loaders |= {n: f"{loader}1" for n in self.visited if n not in copied}
-        #: Loaded once a block.
+        #: Operands that are loaded once per block.
         self.held = tuple(n for n in frame.held if n not in self.shared)
         who = f"{frame.prefix}B{number}"
         self._place_operands(who)
-        #: Stores for which warps do not wait: the queue, and the number of tiles of each group that wait in it, at most
-        #: two.
+        #: For stores for which warps do not wait: the queue, and the number of tiles (at most two) of each group that
+        #: wait in it.
         self.storer = f"{SM}.B{number}STG"
         self.left = self._left(who)
-        #: Operands that a block without a loop loads where a product begins, and the flag that it does.
+        #: Operands that a block without a loop loads when a product begins, and the flag for this.
         self.late = self._late()
         if self.late:
             self.begun = core.allocator.ring(RF, f"{who} begun", 1, 1, producers=warps, consumers=(loader,))
@@ -117,8 +117,8 @@ class BlockPlaces:
     # ---------------------------------------------------------------- operands
 
     def _tiles_under_way(self) -> int:
-        """Return how many tiles of the operands in registers are loaded before warps wait for one: as many as decided,
-        of many operands as many as there are flags for.
+        """Return the number of tiles of operands in registers that are loaded before warps wait for one: the number
+        that the kernel decides; for many operands, the number for which there are flags.
         """
         flags, direct = self.core.device.flags, [n for n in self.visited if n not in self.shared]
         direct = [n for n in direct if not self.is_copied(n)]
@@ -140,13 +140,13 @@ class BlockPlaces:
             if n not in self.shared and self.is_copied(n):
                 self.loaded[n] = self._ring(name, n, SMEM, decided.depth, loader)
             elif n not in self.shared:
-                # Without products nothing covers a load but the rows before it.
+                # Without products, only the rows before a load can hide it.
                 self.loaded[n] = self._ring(name, n, RF, 1 if self.how else under_way, loader)
             elif is_staged:
-                # The load of the next operand may wait for this one.
+                # The load of the next operand may wait for this load.
                 others = loader if decided.stages == 1 and n != self.shared[-1] and not decided.slice_elements else ()
                 self.loaded[n] = self._ring(f"{name} loaded", n, RF, 1, loader, (*self.readers, *others))
-        # the same registers for one product after another: a load waits for the previous load
+        # successive products use the same registers, so that a load waits for the previous one
         if decided.slice_elements:
             rights = [s.rows[0].srcs[1] for s in self.how]
             self.loaded |= dict.fromkeys(rights, self.loaded[rights[0]])
@@ -157,21 +157,21 @@ class BlockPlaces:
             self.near[n] = self._ring(f"{who} {label(n)}", n, SMEM, depth, writers)
             self.loaded.setdefault(n, self.near[n])
         called = {label(n) for n in self.near}
-        for n in self.prepared:  # a result with the same name as its operand has a ring next to the operand's ring
+        for n in self.prepared:  # a result with the name of its operand has a ring next to that of the operand
             name = f"{who} {label(n)}{' made' if label(n) in called else ''}"
             self.near[n] = self._ring(name, n, SMEM, 1, self.warps)
         self.near |= {n: self.near[whole] for n, whole in frame.views.items()}
 
     def _left(self, who: str) -> dict[tuple[str, int], Ring]:
-        """Place results with a queue that stores them: of compiled rows all, of alternating groups, and of recurrences,
-        those of tiles, which pass shared memory.
+        """Assign places to results that a separate queue stores: all results of compiled rows, those of alternating
+        groups, and, in recurrences, results of tiles, which pass through shared memory.
         """
         frame, decided = self.frame, self.decided
         left: dict[tuple[str, int], Ring] = {}
         for n, g in product((n for n, place in frame.places.items() if place == "out"), range(decided.groups)):
             if decided.code or ((decided.alternates or self.leaves) and frame.is_visited(n)):
                 size = frame.size_bytes(n, frame.height(n) * frame.width(n)) // decided.groups
-                name, slots = f"{who}W{g} {frame.label(n)} stored", 2 if decided.code else 1
+                name, slots = f"{who}W{g} {frame.label(n)} stored", 2 if decided.code or decided.state_loop else 1
                 warps, storer = self.warps[g : g + 1], (self.storer,)
                 left[n, g] = self.core.allocator.ring(RF, name, size, slots, producers=warps, consumers=storer)
         return left
@@ -202,8 +202,8 @@ class BlockPlaces:
     def _ring(
         self, name: str, n: str, space: str, depth: int, producers: tuple[str, ...], consumers: tuple[str, ...] = ()
     ) -> Ring:
-        """Place a ring of tiles of an operand, or of slices of them; ``consumers``: by default the queues that read
-        operands.
+        """Allocate a ring for tiles of an operand, or for slices of them; ``consumers``: by default the queues that
+        read operands.
         """
         frame, readers, edge = self.frame, self.readers, self.decided.slice_elements
         (axis, *across), rows, pitch = frame.axes(n), frame.height(n), self.pitch(n, space)
@@ -227,14 +227,12 @@ class BlockPlaces:
         return n in self.shared or (makes and not (self.core.is_staged or self.decided.stages == 1))
 
     def stored_for(self, s: Stage) -> list[str]:
-        """Return the operand that warps store to shared memory for a product first, from registers that it is loaded
-        to.
-        """
+        """Return the operand that is loaded to registers and that warps store to shared memory before a product."""
         by_warps = (n for n in s.rows[0].srcs if n in self.shared and self.loaded[n] is not self.near[n])
         return [n for n in by_warps if self.ends(n, s)[0]]
 
     def pitch(self, n: str, space: str) -> int:
-        """Return the elements from a row of an operand to the next."""
+        """Return the number of elements from one row of an operand to the next."""
         return self.frame.width(self.frame.views.get(n, n)) + (self.decided.padding if space == SMEM else 0)
 
     # ---------------------------------------------------------------- registers
@@ -242,8 +240,8 @@ class BlockPlaces:
     def _place_tiles(self, who: str) -> dict[str, Tile]:
         """Return a warp group's tiles by name.
 
-        If registers are counted, the results that rows compute for a product use the place of a product's results for
-        rows, and a result uses the place of a state that is no longer read and has the same size.
+        If registers are counted, results that rows compute for a product are in the place of a product's results for
+        rows, and a result is in the place of a state of the same size that is no longer read.
         """
         frame, core = self.frame, self.core
         tiles: dict[str, Tile] = {}
@@ -261,7 +259,7 @@ class BlockPlaces:
             is_stored = self.decided.stores and frame.places[n] == "up"
             space, served[n] = SMEM if is_stored else RF if is_kept else core.passing, [n]
             tiles[n] = core.allocator.tile(space, f"{who} {frame.label(n)}", rows, frame.width(n), frame.fmt(n))
-        for s, how in self.how.items():  # a product that is stored in another format than its accumulator's
+        for s, how in self.how.items():  # a product that is stored in a format other than that of its accumulator
             n, name, fmt = s.rows[0].dst, accumulator(s), how.accumulator_format
             if fmt != frame.fmt(n):
                 rows = frame.phase.sizes[frame.row_axis] // self.decided.groups
@@ -269,10 +267,12 @@ class BlockPlaces:
         return tiles
 
     def _below(self, n: str, served: dict[str, list[str]]) -> str | None:
-        """Return the name whose registers another can take: of a product's tile, or for a result a state."""
+        """Return the name whose registers another name can use: that of a product's tile or, for a result, that of a
+        state.
+        """
         frame, size = self.frame, self.frame.size_bytes(n, 1)
         if frame.places[n] == "up" and (self.decided.ahead or self.decided.stores):
-            return None  # P's product runs while the next scores come, or P is in shared memory
+            return None  # P's product runs while the next scores are computed, or P is in shared memory
         wanted = "down" if frame.places[n] == "up" else "state"
         return next(
             (
@@ -286,7 +286,7 @@ class BlockPlaces:
             None,
         )
 
-    # ---------------------------------------------------------------- as stages see them
+    # ---------------------------------------------------------------- views for stages
 
     def part(self, group: int, n: str, rows: int, cols: int) -> Tile:
         """Return a group's part of a name in registers."""
@@ -300,7 +300,7 @@ class BlockPlaces:
         return ring.front(*shape, first=first, last=last, stride=pitch)
 
     def released(self, names: tuple[str, ...], block: WorkTile, tile: Visit) -> Handshake:
-        """Return the slots of operands in shared memory, as who releases them alone hands them on."""
+        """Return the slots of operands in shared memory, as views that only release them."""
         return tuple(self.slot(self.near[n], n, block, tile, first=False) for n in names)
 
     def operands_of(self, stages: tuple[Stage, ...]) -> tuple[str, ...]:
@@ -329,14 +329,14 @@ class BlockPlaces:
         return is_first, s is readers[-1] and not self.keeps_operands
 
     def awaited(self, s: Stage, block: WorkTile, tile: Visit) -> Handshake:
-        """Return the tile's other operands, where a product is the first that waits for its copies."""
+        """Return the other operands of the tile, if a product is the first that waits for the tile's copies."""
         if s not in self.leading:
             return ()
         others = [n for n in self.operands_of(self._loop_of(s)) if n in self.visited and n not in s.rows[0].srcs]
         return tuple(self.slot(self.near[n], n, block, tile, last=False) for n in others)
 
     def operand(self, n: str, s: Stage, block: WorkTile, tile: Visit, group: int, share: Span) -> Operand:
-        """Return an operand of a product; of the left operand, the rows of the group."""
+        """Return an operand of a product; of the left operand, return the rows of the group."""
         frame, (row, rows) = self.frame, share
         if n not in self.near:
             return self.part(group, n, rows, frame.cols(n, block, tile))
@@ -401,5 +401,5 @@ class BlockPlaces:
 
 
 def accumulator(s: Stage) -> str:
-    """Return the name of a product's accumulator, where its result is stored in another format."""
+    """Return the name of a product's accumulator, if its result is stored in another format."""
     return f"{s.name} accumulator"

@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 #: Operations along a tile, and the order in which warps do them.
 ALONG: Mapping[Opcode, str] = MappingProxyType({Opcode.CUMSUM: "warps", Opcode.INVERSE: "blocks", Opcode.SCAN: ""})
-#: Instructions of a row of the substitution in a block of 16, of which a lane has 8 elements: the additions of two sums
-#: over rows and of the two results, 8 products (4 multiplications and 4 multiply-adds), the selections of the row and
-#: by column, and comparisons.
+#: Instructions of a row of the substitution in a block of 16, in which each lane has 8 elements: the additions of two
+#: sums over rows and of the two results, 8 products (4 multiplications and 4 multiply-adds), the selections of the row
+#: and by column, and comparisons.
 ROW: Mapping[str, int] = MappingProxyType({"add": 32, "mul": 4, "fma": 4, "permute": 26, "compare": 14})
 #: Exchanges between lanes for such a row: four columns of the row are summed over 8 lanes one after the other and sent
 #: to other lanes, and four of its products at the same time; and the number of exchanges for which a warp waits, since
 #: it issues in order.
 ROW_SHUFFLES, ROW_ROUNDS = 4 * 3 + 4 + 4 * 3, 4 * 3 + 1 + 3
-#: Rows that begin as they are.
+#: Rows that need no substitution.
 FIRST_ROWS = 2
-#: Doublings in a warp.
+#: Number of doublings in a warp.
 DOUBLINGS = WARP.bit_length() - 1
 #: Cost of a block in a step that brings a state from lanes to a product: 8 elements of a lane, for two operands.
 PRODUCT_SHUFFLES = 8
@@ -39,8 +39,8 @@ PRODUCT_SHUFFLES = 8
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """Steps that wait for one another: their number, and for each step the instructions and shuffles of a warp, and the
-    rounds that run in turn.
+    """Steps that wait for one another: their number and, for each step, the instructions and shuffles of a warp, and
+    the rounds that follow one another.
 
     ``products``: the products of blocks of 16 in each step.
     """
@@ -53,7 +53,9 @@ class Passes:
 
 
 def applied(step: Step) -> float:
-    """Return the operations that combine two elements of a reduction or scan by a function; 1 of other steps."""
+    """Return the number of operations with which a function combines two elements of a reduction or scan; 1 for other
+    steps.
+    """
     return combine_of(step.attributes.variant).work if step.opcode in (Opcode.FOLD, Opcode.SCAN) else 1.0
 
 
@@ -76,7 +78,7 @@ def along_passes(step: Step, values: float, key: str) -> list[Passes]:
         return [within, *([Passes(1, {"add": (runs - 1) * values}, (runs - 1) * values, runs - 1)] if runs > 1 else [])]
     squares, count = ceil_div(step.dst.rows, step.dst.cols), ceil_div(step.dst.cols, BLOCK)
     listed = [Passes(squares * count * (BLOCK - FIRST_ROWS), ROW, ROW_SHUFFLES, ROW_ROUNDS)]
-    for apart in range(1, count):  # blocks at this distance below the diagonal follow nearer blocks
+    for apart in range(1, count):  # blocks at this distance below the diagonal are computed after nearer blocks
         products = (count - apart) * (apart + 1)
         listed.append(Passes(squares, {"mul": 8 * (count - apart)}, PRODUCT_SHUFFLES * products, 2, products))
     return listed

@@ -1,6 +1,6 @@
-"""The specialised warp groups of a published kernel (Hopper) in a block; `turns` has their waits.
+"""The specialised warp groups of a published kernel (Hopper) in a block; `group_turns` has their waits.
 
-A persistent block processes one work tile after another, with its copies ahead.
+A persistent block processes one work tile after another, whose copies run ahead.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ if TYPE_CHECKING:
 #: Registers of a thread by the number of groups that compute (setmaxnreg of FlashAttention-3), and the registers for
 #: addresses.
 REGISTERS, ADDRESS_REGISTERS = MappingProxyType({1: 240, 2: 240, 3: 160}), 24
-#: Largest number of columns of B in one product; keys are a multiple of the number that P V adds at once (PTX ISA,
-#: wgmma).
+#: Largest number of columns of B in one product; the number of keys is a multiple of the number that P V adds at once
+#: (PTX ISA, wgmma).
 MOST_COLUMNS, KEYS_MULTIPLE = 256, 16
 
 
 def check_layout(called: str, rows: int, keys: int, dim: int) -> None:
-    """Raise `TilingError` where groups have no layout for a tile: rows of full groups, scores and O in registers."""
+    """Raise `TilingError` if groups have no layout for a tile: rows must fill groups, and scores and O must fit in
+    registers.
+    """
     groups = rows // GROUP_ROWS
     if rows % GROUP_ROWS or groups not in REGISTERS:
         allowed = ", ".join(str(GROUP_ROWS * n) for n in REGISTERS)
@@ -55,19 +57,21 @@ def _registers(keys: int, dim: int) -> int:
 
 
 def _fits_registers(groups: int, keys: int, dim: int, size_bytes: int) -> bool:
-    """Return whether P has registers beside the next scores and O; else it goes through shared memory.
+    """Return whether there are registers for P in addition to the next scores and O; otherwise P passes through shared
+    memory.
 
-    Source: MmaPV_is_RS in FlashAttention-3's hopper/tile_size.h, which this agrees with for all its tiles of 16 bits.
+    Source: MmaPV_is_RS in FlashAttention-3's hopper/tile_size.h, with which this rule agrees for all its tiles of 16
+    bits.
     """
     p = keys * size_bytes // (REGISTER_BYTES * 2)
     return _registers(keys, dim) + p <= REGISTERS[groups]
 
 
 def specialised_tiling(kernel: GpuKernel, phase: Phase, device: DeviceSpec) -> tuple[SmTiling, str]:
-    """Return the execution of attention by a kernel's warps, and a note: a block's use of a core.
+    """Return how a kernel's warps execute attention, and a note on a block's use of a core.
 
-    Raises `TilingError` where a tensor is added to scores and the kernel has no room for its tiles during a running
-    product, ``BufferOverflowError`` where its buffers do not fit shared memory.
+    Raises `TilingError` if a tensor is added to scores and the kernel has no space for its tiles during a running
+    product; ``BufferOverflowError`` if the buffers do not fit in shared memory.
     """
     decided, called, sizes, names = kernel.decides, kernel.name, phase.sizes, phase.names
     if decided.ahead and (added := [n for n in phase.values if names[n].axes == ("row", phase.loop_axis)]):
@@ -111,9 +115,9 @@ def specialised_tiling(kernel: GpuKernel, phase: Phase, device: DeviceSpec) -> t
 
 
 def specialised_gradients(kernel: GpuKernel, phase: Phase, device: DeviceSpec) -> tuple[SmTiling, str]:
-    """Return the execution of a loop with more products than an attention's by a kernel's warps, and a note.
+    """Return how a kernel's warps execute a loop with more products than that of an attention, and a note.
 
-    Raises `TilingError` where keys are no rows of full groups, ``BufferOverflowError`` where a block does not fit.
+    Raises `TilingError` if the keys do not fill the rows of groups; ``BufferOverflowError`` if a block does not fit.
     """
     decided, called, sizes = kernel.decides, kernel.name, phase.sizes
     rows, columns = sizes[phase.row_axis], sizes[phase.loop_axis]

@@ -1,5 +1,5 @@
-"""The attention kernel that PyTorch's scaled_dot_product_attention selects on a GPU, which a layer runs if no kernel is
-named.
+"""The attention kernel that PyTorch's scaled_dot_product_attention selects on a GPU, which a layer runs if the user
+names no kernel.
 """
 
 from __future__ import annotations

@@ -76,24 +76,24 @@ class Ring:
     def fill(
         self, rows: int, cols: int, fmt: str, *, first: bool = True, last: bool = True, stride: int | None = None
     ) -> RingTile:
-        """Return the producer's view of its current slot; an operation with ``first`` waits, with ``last`` it commits
-        the slot.
+        """Return the producer's view of its current slot; an operation with ``first`` waits for the slot, and one with
+        ``last`` commits it.
         """
         return self._tile(True, rows, cols, fmt, stride, first, last)
 
     def front(
         self, rows: int, cols: int, fmt: str, *, first: bool = True, last: bool = True, stride: int | None = None
     ) -> RingTile:
-        """Return a consumer's view of its front slot; an operation with ``first`` waits, with ``last`` it releases the
-        slot.
+        """Return a consumer's view of its front slot; an operation with ``first`` waits for the slot, and one with
+        ``last`` releases it.
         """
         return self._tile(False, rows, cols, fmt, stride, first, last)
 
     def peek(
         self, rows: int, cols: int, fmt: str, *, first: bool = True, last: bool = True, stride: int | None = None
     ) -> RingTile:
-        """Return a consumer's view of a slot that it releases later; with ``first`` it waits, with ``last`` it
-        advances.
+        """Return a consumer's view of a slot that it releases later; an operation with ``first`` waits for the slot,
+        and one with ``last`` advances the view.
         """
         return replace(self._tile(False, rows, cols, fmt, stride, first, last), is_peek=True)
 
@@ -129,7 +129,7 @@ class Allocator:
         self.tenants = defaultdict(list)
 
     def tile(self, space: str, name: str, rows: int, cols: int, fmt: str) -> Tile:
-        """Place a tile of a single engine (running state)."""
+        """Allocate a tile that a single engine uses (running state)."""
         size = stored_format(fmt).bytes_of(rows * cols)
         return Tile(space, self._place(space, name, size, 1), rows, cols, cols, fmt)
 
@@ -146,7 +146,7 @@ class Allocator:
         period: int = 1,
         peeks: Sequence[str] = (),
     ) -> Ring:
-        """Place a ring of ``depth`` slots."""
+        """Allocate a ring of ``depth`` slots."""
         slot = round_up(slot_bytes, self._space(space).alignment_bytes)
         name = self.prefix + name
         offset = self._place(space, name, slot, depth)

@@ -31,7 +31,7 @@ class BlockColumns(ABC, Sequence[Any]):
     @property
     @abstractmethod
     def place_count(self) -> int:
-        """Slots of a core that blocks use."""
+        """The slots of a core that blocks use."""
 
     @abstractmethod
     def twin(self, numbers: Integers, name: str, made: Callable[[str, Sequence[int]], Any]) -> Any:
@@ -42,7 +42,7 @@ class Touches(NamedTuple):
     """A region of a tensor for each of some blocks; each block reads it at most ``times`` times, or writes it
     (``times`` 0).
 
-    ``steps``: the times, counted in steps of all core groups; ``order``: the order of the accesses of one step.
+    ``steps``: the times, counted in steps of all core groups; ``order``: the position of each access within its step.
     ``name``: the index of the operand or result in the phase; ``tile``: the index of the region among those regions of
     the operand that a block accesses.  ``corner``: batch, head, row and column, each a number, or one number per
     region; ``read_bytes``: the sum of all reads.
@@ -72,13 +72,13 @@ class ColumnScan(ABC):
         """
 
 
-#: Limit of the numbers of rows.
+#: Upper limit of the numbers that `numbered` gives to rows.
 MOST_NUMBERS = 1 << 62
 
 
 def numbered(rows: Integers) -> Integers | None:
-    """Return a number for each row, equal for equal rows and ascending in the order of rows; None if 64 bits are too
-    few.
+    """Return a number for each row, which is equal for equal rows and ascends in the order of rows; None if 64 bits are
+    too few.
     """
     numbers, count = np.zeros(len(rows), np.int64), 1
     for column in rows.T:
@@ -91,13 +91,13 @@ def numbered(rows: Integers) -> Integers | None:
 
 
 def distinct(rows: Integers) -> tuple[Integers, Integers]:
-    """Return the different rows, and for each row the index of its equal among them."""
+    """Return the different rows, and, for each row, the index of the equal one among them."""
     if not len(rows):
         return rows, np.zeros(0, np.int64)
     varying = rows[:, (rows != rows[0]).any(0)]
     if not varying.shape[1]:
         return rows[:1], np.zeros(len(rows), np.int64)
-    if (codes := numbered(varying)) is not None:  # many times faster
+    if (codes := numbered(varying)) is not None:  # many times faster than a comparison of rows
         _, first, which = np.unique(codes, return_index=True, return_inverse=True)
     else:
         _, first, which = np.unique(varying, axis=0, return_index=True, return_inverse=True)

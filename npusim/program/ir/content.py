@@ -74,8 +74,8 @@ _SIMPLE = frozenset((int, str))
 
 
 def exact(value: object) -> Hashable:
-    """Return a key that also distinguishes values for which ``==`` is true: 1, True and 1.0 are three values, 0.0 and
-    -0.0 two.
+    """Return a key that also distinguishes values that ``==`` calls equal: 1, True and 1.0 are three values, and 0.0
+    and -0.0 are two.
     """
     kind: type = type(value)
     if kind is int or kind is str:
@@ -105,7 +105,7 @@ def _compared(kind: type) -> tuple[str, ...] | None:
 def uncollected() -> Iterator[None]:
     """Pause the garbage collector's search for cycles.
 
-    Code that builds structures uses all of them until it ends: repeated searches took half of its time.
+    Code that builds structures frees none of them before it ends; repeated searches took half of its time.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -141,7 +141,7 @@ def kept_by_blocks(count: Callable[..., int]) -> Callable[[Callable[Arguments, V
                 entry = value, count(value, *args)
             with lock:
                 total += entry[1] - values.pop(key, (None, 0))[1]
-                values[key] = entry  # the most recently used is the last
+                values[key] = entry  # the most recently used entry is the last
                 while total > MOST_BLOCKS and len(values) > LEAST_PHASES:
                     total -= values.pop(next(iter(values)))[1]
             return entry[0]

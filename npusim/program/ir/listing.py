@@ -36,8 +36,8 @@ class ListedRing:
 
 @dataclass(frozen=True, slots=True)
 class ListedOp:
-    """An operation: ``computes`` are its opcodes with the size of the first result, ``regions`` the accessed parts of
-    global tensors.
+    """An operation: ``computes`` are its opcodes with the size of the first result; ``regions`` are the parts of global
+    tensors that it accesses.
 
     ``waits`` and ``gives`` name states of rings: ``K ready`` means a filled slot, ``K free`` an empty one.
     """

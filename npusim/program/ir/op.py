@@ -50,7 +50,7 @@ class Opcode(Enum):
     ERF a: the error function of a, in the approximation that ``variant`` names
     ROW_MAX a: (rows, 1), the maximum of each row; NaN as for MAX
     ROW_SUM a: (rows, 1), the sum of each row in the named order; with a second operand b the sum of each row of a b,
-        where a lane adds each product without rounding it first (fma)
+        to which a lane adds each product without rounding it first (fma)
     CUMSUM a: the cumulative sums of each row in the named order; the sums restart after ``every`` columns; with variant
         ``reverse`` from the last element to the first
     FOLD a, ...: (rows, 1), one result of a reduction of each row by the function of two elements ``variant``
@@ -61,7 +61,7 @@ class Opcode(Enum):
     INVERSE a: for each square of a (the squares are stacked), the inverse of I + L in the named order; L is the
         strictly lower triangle of the square
     INTEGER a, b: an operation of integers (``addi.32`` in ``variant``: LLVM's name and the bits in which it wraps),
-        signed or unsigned, as the name states
+        signed or unsigned according to the name
     BITS a: the bits of floats as integers (``bits.float32``), or the floats of these bits (``floats.float32``)
     SELECT mask, a, b: a where the mask (int8) is not zero, else b, bit for bit; a and b may be constants.
         ``variant`` ``compared``: the mask is a result of COMPARE; else it is a mask of positions
@@ -96,7 +96,7 @@ class Opcode(Enum):
     BITS = "bits"
     SELECT = "select"
 
-    #: Compared by identity, not by name, because it is a part of many keys.
+    #: Members are compared by identity, not by name, because they are parts of many keys.
     __hash__ = object.__hash__
 
     def __repr__(self) -> str:
@@ -143,7 +143,8 @@ class Attributes:
     # share of the cases that take time on a GPU; share of the powers of two that a polynomial computes
     share: float = 1.0
     comparisons: int = 0  #: indices that determine the mask of a SELECT
-    lookups: int = 0  #: number of reads of one number per row and per column
+    lookups: int = 0  #: number of reads, per row and per column, of one number
+    memory_waits: int = 0  #: waits of a load for memory, one after the other, in which all blocks are in step
     warp: WarpPlan | None = None  #: layout of the tiles in the lanes of a GPU's warps
 
     @property
@@ -224,8 +225,8 @@ class TileOp:
     label
         Name in traces and errors.
     handshake
-        Slots of rings for which the entry waits, or that it releases, without access to their bytes (a core without
-        rows of a ragged tile must wait and release as the other cores do).
+        Slots of rings for which the entry waits, or that it releases, without accessing their bytes (a core that has no
+        rows of a ragged tile must wait and release like the other cores).
     work
         Work in addition to the steps. None: no such work.
     """
@@ -266,11 +267,11 @@ class WarpPlan:
     arrangement
         The arrangement of the quad pairs in a warp, rows by lane, as `npusim.formats.layout.fragment` reads it.
     accumulator
-        Format of the accumulators whose fragment C the tile in registers has.
+        Format of the accumulators in whose fragment C the tile is, in registers.
     access_bytes
         Bytes of one lane's access to shared memory.
     swizzle
-        Whether tiles in shared memory have their 16-byte chunks XORed by row mod 8.
+        Whether the positions of 16-byte chunks of tiles in shared memory are XORed with row mod 8.
     exchange
         The step converts accumulators to the A operand of the next product, across lanes.
     """

@@ -9,7 +9,7 @@ value.  A body that compares, converts, copies or prints a coordinate, or reads 
 if the body catches the error. For ``isinstance`` and ``match`` a coordinate has the type of the number that it
 represents (the result of `varying` is a float).  Python does not let an object detect ``type(i)``, ``i is 0``,
 ``id(i)``, or a C function that accepts only an ``int``; and a body that counts its own calls needs no index. Such
-bodies violate the rule without detection.
+bodies violate the rule, and npusim does not detect it.
 """
 
 from __future__ import annotations
@@ -121,9 +121,9 @@ class Coordinate:
         return -self + other
 
     def _unknown(self, other: object) -> Any:
-        """Return a coordinate of which only the symbols are known."""
+        """Return a coordinate whose symbols are known, but not its value."""
         if not isinstance(other, (Coordinate, numbers.Number)):
-            return NotImplemented  # so that a list times a coordinate converts it to a number, which is refused
+            return NotImplemented  # so that a list multiplied by a coordinate asks for a number, which is refused
         is_whole = self.kind is int and isinstance(other, int)
         return Coordinate(_symbols(self, other), is_affine=False, kind=int if is_whole else float)
 
@@ -179,7 +179,9 @@ class Coordinate:
 
 
 def _is_python(frame: FrameType) -> bool:
-    """Return whether a frame belongs to the standard library: ``copy`` reads the coordinate because a body calls it."""
+    """Return whether a frame belongs to the standard library: if ``copy`` reads the coordinate, then because a body
+    calls ``copy``.
+    """
     return frame.f_globals.get("__name__", "").partition(".")[0] in sys.stdlib_module_names
 
 
@@ -236,12 +238,12 @@ def at_lane(value: object, number: int) -> Any:
 def varying(function: Callable[..., Value], *values: object) -> Value:
     """Return ``function(*values)``, or an opaque value if one of ``values`` is opaque.
 
-    For constants, and for coordinates of tensors that nobody writes, if they are not sums of products: the shifted
-    corner of a mask, or a factor that depends on the tile's number.
+    Used for constants, and for coordinates of tensors that no operation writes, if they are not sums of products: the
+    shifted corner of a mask, or a factor that depends on the tile's number.
     """
     several: Lanes | None = None
     is_opaque = False
-    for v in values:  # no generators: every block calls this function
+    for v in values:  # without generators, because every block calls this function
         if type(v) is Lanes:
             several = v
         elif isinstance(v, Coordinate):

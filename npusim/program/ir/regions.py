@@ -74,7 +74,9 @@ def check_regions(program: TileProgram, phase: ProgramPhase, shapes: Sequence[Sh
 def _accesses(
     parts: Sequence[Part], values: Mapping[Symbol, object], ranges: Ranges, silent: dict[int, bool]
 ) -> Iterator[tuple[Operation, RegionAccess]]:
-    """Yield the accesses of operations, at the coordinates of this call; ``silent`` stores bodies without accesses."""
+    """Yield the accesses of operations, at the coordinates of this call; ``silent`` collects the bodies that have no
+    accesses.
+    """
     for part in parts:
         if isinstance(part, Piece):
             for operation in part.operations:
@@ -133,7 +135,7 @@ def _by_block(shape: Shape) -> dict[Symbol, Any]:
 
 
 def _named(terms: Iterable[Iterable[tuple[Symbol, int]]], ranges: Ranges) -> object:
-    """Return terms in which this shape's symbols replace another shape's, where loops have equal lengths."""
+    """Return terms in which this shape's symbols replace another shape's, if their loops have equal lengths."""
     return tuple(tuple((s.name, ranges.get(s), f) for s, f in axis) for axis in terms)
 
 
@@ -142,8 +144,8 @@ def _extents(r: GlobalTile) -> tuple[int, ...]:
 
 
 def _meets_itself(uses: Mapping[tuple[Any, ...], Sequence[GlobalTile]], ranges: Ranges, places: Places) -> bool:
-    """Return whether two queues access the same bytes and one of them writes: hulls are compared first, then single
-    regions.
+    """Return whether two queues access the same bytes and one of them writes: the hulls of regions are compared first,
+    then the regions themselves.
     """
     groups = [(key, _hull(regions), regions) for key, regions in uses.items()]
     for i, (a, hull, regions) in enumerate(groups):
@@ -169,7 +171,9 @@ def _any_meet(regions: Sequence[GlobalTile], others: Sequence[GlobalTile], range
 
 
 def _hull(regions: Sequence[GlobalTile]) -> GlobalTile:
-    """Return one region around all regions, which differ by constants; rows and columns only if heads agree."""
+    """Return the smallest region that contains all regions, which differ by constants; its rows and columns are limited
+    only if the heads agree.
+    """
     first = regions[0]
     same = len({(constant_of(r.batch), constant_of(r.head)) for r in regions}) == 1
     row, rows = _span([(r.row, r.rows) for r in regions])
@@ -238,7 +242,7 @@ def _terms(r: GlobalTile) -> object:
 
 
 def _check_blocks(program: TileProgram, phase: ProgramPhase, touched: Sequence[Touched], ranges: Ranges) -> None:
-    """Raise `ProgramError` if a region exceeds its head, because overlaps there are not examined.
+    """Raise `ProgramError` if a region exceeds its head: overlaps beyond a head are not examined.
 
     Raise `RaceError` if two blocks access the same bytes.  The hulls of a block's accesses are examined first, then
     region by region.
@@ -312,8 +316,8 @@ def _first_meeting(
 ) -> tuple[int, int] | None:
     """Return two boxes of different owners that overlap, one of them written; None if no two overlap.
 
-    Boxes are divided, by sorting, into runs that do not overlap along one axis after the other, until no axis separates
-    any; the remaining boxes are compared pair by pair.
+    Sorting divides boxes into groups that do not overlap along one axis; this is repeated along each axis until none
+    separates any boxes.  The remaining boxes are compared pair by pair.
     """
     waiting = [(np.arange(len(boxes)), 0, 0)]
     while waiting:

@@ -1,9 +1,9 @@
 """The bytes that come from L2, and the bytes that come from the memory beyond it: a property of the program, not of the
 order of events.
 
-Core groups are assumed to work in step: the r-th blocks of all groups run together and access memory in the same
-order, so that a region which several of them read is fetched once.  A region is still in L2 (least recently used) if
-the cache holds all bytes that are accessed between two of its accesses.
+Core groups are assumed to work in step: the r-th blocks of all groups run together and access memory in the same order,
+so that a region that several of them read is fetched once.  A region is still in L2 (least recently used) if the cache
+holds all bytes that are accessed between two of its accesses.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
     Scan = Callable[[Sequence[Any]], Iterable[Touch]]
 
-#: Number of blocks above which the computation by columns is faster than block after block.
+#: Number of blocks above which it is faster to compute by columns than block by block.
 LEAST_BLOCKS = 1024
 #: A region of a head: tensor, batch, head, first row and column, number of columns (the number of rows may grow).
 Key = tuple[str, int, int, int, int, int]
-#: Shares of L2, for device files that do not state them: the bytes up to which all inputs stay from one launch to the
-#: next, and the bytes from which on no input stays. With random placement, the probability that a line stays is 1 - 2 x
-#: to first order, where x is the excess over the first share; no line stays if the excess is half of that share.
+#: Shares of L2 for device files that do not state them: up to the first share, all inputs stay from one launch to the
+#: next; from the second on, no input stays. With random placement, the probability that a line stays is 1 - 2 x to
+#: first order, where x is the excess over the first share; no line stays if the excess is half of that share.
 STAYING = 0.885, 1.3275
 #: Share of a row that has been evicted at a second pass, if as many bytes as L2 holds are read and written between the
 #: two passes (fitted on the 48 two-pass loops of reports/silicon/passes.json, in place and not, rows of 16 to 256 KiB
@@ -72,7 +72,7 @@ class Residency:
 
     @classmethod
     def without_misses(cls, tensors: Iterable[str]) -> Residency:
-        """Return the residency in which all accesses to these tensors hit L2."""
+        """Return the residency of a program all of whose accesses to these tensors hit L2."""
         none = dict.fromkeys(tensors, 0.0)
         return cls(none, none, 0, none, none, none, none, none)
 
@@ -95,8 +95,8 @@ def residency(
     L2 is full of other data when the program starts, and this number of bytes must still be written back; None: L2 is
     empty. ``in_a_stream``: launches like it have left L2 full of lines, of which the share that was written is still to
     be written back (H200, reports/silicon/turnover.json: copies of a row of 64 KiB a multiprocessor read for 6,700
-    cycles, of which 4,900 are the bytes read), and the next one evicts what this one leaves. ``staying``: the shares of
-    L2 up to which launches on the same bytes find all inputs in it, and from which they find none.
+    cycles, of which 4,900 are the bytes read), and the next one evicts what this one leaves. ``staying``: two shares of
+    L2; launches on the same bytes find all inputs in L2 up to the first share, and none from the second on.
     """
     slots = program.used_bytes.get("gm", 0) * group_count
     inputs = sum(t.size_bytes for t in program.tensors.values() if t.role == "input" and t.of is None)
@@ -107,7 +107,7 @@ def residency(
     warm_bytes = inputs if program.l2 == "warm" else None
     size = sum(t.size_bytes for t in program.tensors.values())
     left = _left(size, capacity, staying) if program.l2 == "repeated" else 0.0
-    if sum(len(phase.blocks) for phase in program.phases) <= MOST_BLOCKS:  # with more, regions are not stored
+    if sum(len(phase.blocks) for phase in program.phases) <= MOST_BLOCKS:  # with more blocks, regions are not stored
         touched = sum(_touched_bytes(phase, group_count) for phase in phases)
         most = touched + sum(size for _, _, size in tensors) + (warm_bytes or 0)
         if most <= capacity:  # a cache that holds all bytes is equivalent to any larger cache, and evicts nothing
@@ -188,8 +188,8 @@ class _Traffic:
 
 
 class _WriteBack(NamedTuple):
-    """A write-back L2, in bytes: the size up to which written lines stay, and its free part; other data that must still
-    be written back; the largest number of a program's output bytes that nothing evicts.
+    """A write-back L2, in bytes: the size up to which written lines stay, and the free part of it; other data that must
+    still be written back; the largest number of output bytes of a program that are never evicted.
     """
 
     capacity_bytes: int
@@ -198,7 +198,7 @@ class _WriteBack(NamedTuple):
     staying_bytes: int
 
 
-#: Rows, step and largest number of rows of a region that nothing has accessed.
+#: Rows, step and largest number of rows of a region that has not been accessed.
 _NEVER = (0, 0, 0)
 
 
@@ -219,7 +219,7 @@ class _Cache:
         # (rows, step) of the last access, and the rows accessed so far
         self._last: dict[Key, tuple[int, int, int]] = {}
         self._step_bytes: list[int] = []  # bytes whose last access was in that step
-        self._kept_from = self._kept_bytes = 0  # number of bytes in L2 that were accessed in that step or later
+        self._kept_from = self._kept_bytes = 0  # number of bytes in L2 whose last access was in that step or later
         self._new_bytes = 0  # bytes of regions that are not inputs
         self._begun: dict[str, int] = {}  # step of a tensor's first access
 
@@ -240,7 +240,7 @@ class _Cache:
             rows, at, furthest = last.get(key, _NEVER)
             last[key] = height, now, max(height, furthest)
             begun = self._begun.setdefault(key[0], now)
-            # Regions that another phase cuts differently are in L2 if the complete tensor is.
+            # If another phase divides a tensor into other regions, these are in L2 if the complete tensor is.
             is_cut = not rows and role == "workspace" and begun < now
             is_kept = (rows > 0 and at >= kept_from) or (is_cut and begun >= kept_from)
             step_bytes[at] -= rows * row_bytes
@@ -252,7 +252,7 @@ class _Cache:
             known = height if is_cut else min(rows, height)
             if read_bytes := use.read_bytes:
                 traffic.read += read_bytes * count
-                if read_bytes > size * use.times:  # other groups read it, too
+                if read_bytes > size * use.times:  # other groups also read it
                     traffic.met = _added(traffic.met, read_bytes * (use.readers - 1), count)
             if use.is_write:
                 traffic.written += size * count
@@ -264,16 +264,16 @@ class _Cache:
                 if role == "output":
                     traffic.put_out += new * count
                 continue
-            # the share of rows that nothing has accessed yet, also of a region that grows
+            # the share of rows that have not been accessed yet, also for a region that grows
             warm = self.warm_share(role) if new else 0.0
             if role == "input" and new:
                 self.compulsory += ceil(new * (1 - warm)) * count
             hit_bytes = (known * row_bytes if is_kept else 0) + int(warm * new)
-            # A region that is too large to stay is fetched again by every pass over it, like the data that others evict
-            # in the meantime.
+            # Every pass over a region fetches it again if it is too large to stay, as it does data that others evict in
+            # the meantime.
             passes = use.times if size > capacity else 1
             absent = (size - hit_bytes) * passes
-            if passes < use.times and use.readers == 1:  # other blocks access in the meantime what they also read
+            if passes < use.times and use.readers == 1:  # in the meantime, other blocks access data that they also read
                 gone = self._gone(touched, residents) if gone < 0 else gone
                 absent += int((use.times - 1) * size * gone)
             if absent:
@@ -298,14 +298,14 @@ class _Cache:
 
     def warm_share(self, role: str) -> float:
         """Return the share of a region with that role that was in L2 before the start and is still there, if the region
-        was not accessed yet.
+        has not been accessed.
         """
         if role != "input" or self.warm_bytes is None:
             return self.left if role == "input" else 0.0
         return float(self.warm_bytes + self._new_bytes <= self.capacity)
 
     def _cleaned(self, key: Key) -> float:
-        """Return the share of a region that was written back or never written."""
+        """Return the share of a region that has been written back, or was never written."""
         at = self._written_at.get(key)
         return 1.0 if at is None else -expm1((at - self._passed) / self._back_capacity)
 
@@ -329,9 +329,10 @@ class _Cache:
             self.traffic[name].write_pushes += pushed * count / new
 
     def _keep(self, kept: int) -> None:
-        """Advance the first step whose bytes are in L2, of which there are ``kept``, until they are no more than fit.
+        """Advance the first step whose bytes are in L2, until these bytes (``kept``) are no more than fit.
 
-        If blocks scan in step, a byte is accessed again after every other region that was accessed since.
+        If blocks scan in step, all regions that were accessed since a byte's last access are accessed again before the
+        byte is.
         """
         step_bytes, first = self._step_bytes, self._kept_from
         while kept > self.capacity:
@@ -366,7 +367,7 @@ class _Use:
 
 def _added(total: float, value: float, count: int) -> float:
     """Return ``total`` with ``value`` added ``count`` times, rounded each time."""
-    if count == 1 or (float(total).is_integer() and float(value).is_integer()):  # exact, or processed once
+    if count == 1 or (float(total).is_integer() and float(value).is_integer()):  # either exact, or processed once
         return total + value * count
     for _ in range(count):
         total += value

@@ -24,8 +24,8 @@ class ProgramContent:
 
     Equal programs have the same queues, rings, tensors, blocks and shares of core groups, access the same regions of
     global memory, and run the same operations on the same bytes with the same waits.  The name of a program, its notes,
-    constants and roles are not compared.  The compared operations are those of one block of each form and of the first
-    iteration of each loop; blocks that overlap are compared without the overlap, and by the keys of the blocks that
+    constants and roles are not compared.  Of the operations, those of one block of each form and of the first iteration
+    of each loop are compared.  Blocks that overlap are compared without the overlap, and by the keys of the blocks that
     they overlap.  The hash needs no operation, so that bodies run only where two hashes are equal.
     """
 
@@ -33,7 +33,7 @@ class ProgramContent:
         self.program, phases = program, program.phases
         shares = tuple([(p.name, len(p.blocks), tuple(map(tuple, p.dealt)), p.serves, p.is_joined) for p in phases])
         memory = tuple(program.used_bytes.items()), tuple(program.occupied.items()), tuple(program.tensors.values())
-        kind = program.has_own_rows, program.goes_on, program.is_attention
+        kind = program.has_own_rows, program.goes_on, program.is_in_step, program.is_attention
         counts = program.flops, program.consumers, program.clears, *kind
         self.outline = program.queues, program.rings, memory, shares, counts, program.l2, program.pricing
         self._hash = hash(self.outline)
@@ -54,7 +54,9 @@ class ProgramContent:
 
     @cached_property
     def operations(self) -> list[Any]:
-        """The operations of blocks of each form, phase by phase: operations and waits, the body of each loop once."""
+        """The operations of blocks of each form, phase by phase: operations and waits, with the body of each
+        loop once.
+        """
         listed, bodies = list[Any](), dict["Template", int]()
         for phase in self.program.phases:
             # the forms of the phase's blocks without overlap

@@ -59,26 +59,26 @@ class Arranged(Protocol):
 
     @property
     def argument(self) -> tuple[int, ...]:
-        """The shape of the argument that the parameter has."""
+        """The shape of the argument for the kernel's parameter."""
 
     def array(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return values as (batch, heads, rows, cols)."""
 
     def drawn(self, values: NDArray[Any], head: tuple[int, int]) -> NDArray[Any]:
-        """Return drawn values of a (batch, head), (rows, cols); rows that share one place in memory have
-        equal values.
-        """
+        """Return drawn values of a (batch, head), (rows, cols); rows that share a place in memory have equal values."""
 
     def of_no_element(self, head: tuple[int, int]) -> NDArray[Any] | None:
-        """Return which places of a (batch, head), (rows, cols), are of no element of the argument; None for none."""
+        """Return a mask of a (batch, head), (rows, cols): the places that no element of the argument has; None if there
+        are none.
+        """
 
     def piece(self, rows: int, cols: int) -> int:
-        """Return the number of successive elements in memory of a part of a matrix."""
+        """Return the number of elements of a part of a matrix that are contiguous in memory."""
 
 
 def in_a_row(count: int, rows: int, pitch: int) -> int:
-    """Return the number of successive elements in memory of ``rows`` rows of ``count`` elements that begin ``pitch``
-    elements apart.
+    """Return the number of elements that are contiguous in memory, for ``rows`` rows of ``count`` elements whose starts
+    are ``pitch`` elements apart.
     """
     return count * rows if rows == 1 or pitch == count else count
 
@@ -95,7 +95,7 @@ class GlobalTensor:
     lengths
         Rows of each batch, if they differ; ``rows`` is then the largest number.
     stretch_rows
-        Number of contiguous rows of a head, if not all rows are contiguous. A transfer moves one stretch at a time.
+        Number of rows of a head that are contiguous, if not all are. A transfer moves one stretch at a time.
     shared_rows
         Number of rows that share one row in memory, such as a scale for a block of tokens.
     column
@@ -108,8 +108,8 @@ class GlobalTensor:
         Tensor that owns the memory of this tensor. If its ``added`` is not 0, this tensor contains the sums of its
         batches.
     added
-        Number of batches that share one place in memory, which is first set to 0 and to which writers then add. 0:
-        batches do not share places. The values are added in the order of the writes.
+        Number of batches that share one place in memory; this is first set to 0, and then writers add to it. 0: batches
+        do not share places. The values are added in the order of the writes.
     parameter
         Name of the kernel's parameter, if a launch passes the tensor as a parameter.
     """
@@ -211,7 +211,8 @@ class GlobalTile:
         return stored_format(self.tensor.fmt).bytes_of(ceil_div(self.rows, self.tensor.shared_rows) * self.cols)
 
     def is_part_of_lines(self, line_bytes: int) -> bool:
-        """Return whether the tile has less than a line of each row, and other tiles as wide have the rest.
+        """Return whether the tile has less than a line of each row, while other tiles of the same width have the rest
+        of the line.
 
         False for fractals, rows that share one place, interleaved rows, and ragged edges.
         """
@@ -223,12 +224,12 @@ class GlobalTile:
 
     @property
     def goes_down(self) -> bool:
-        """Whether successive elements in memory are elements of a column."""
+        """Whether elements that follow one another in memory belong to one column."""
         return self._piece != self.cols
 
     @property
     def _piece(self) -> int:
-        """Elements of the tile that follow one another in memory."""
+        """Number of elements of the tile that follow one another in memory."""
         whole = self.tensor
         if whole.view is not None:
             return whole.view.piece(self.rows, self.cols)

@@ -3,8 +3,8 @@
 Program order is itself a legal order of execution: ``numerics`` walks it and computes values. ``timing`` distributes
 the same operations to queues, and obeys only queues, engines, flags and links.
 
-Costs are plain data: `timing` gets them from the program's own pricing, adds them up, and knows neither opcodes nor
-core families. They are rounded to whole cycles once, where they are computed (`npusim.machines`).
+Costs are plain data: `timing` receives them from the program's own pricing and adds them up; it knows neither opcodes
+nor core families. Costs are rounded to whole cycles once, where they are computed (`npusim.machines`).
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Body:
     """A loop's body that several loops share: ``function(static, at, index)``.
 
     ``static`` determines its operations, and is hashable; ``at`` holds coordinates: integers, in tuples or dataclasses,
-    which ``function`` may use only as it uses the index.  Thus loops with one ``key`` in one phase have, by
-    construction, one body apart from coordinates and constants.
+    which ``function`` may use only in the way in which it may use the index.  Thus loops with one ``key`` in one phase
+    have, by construction, one body apart from coordinates and constants.
     """
 
     function: Callable[[Any, Any, Any], Iterable[Item]]
@@ -82,7 +82,7 @@ def repeated(times: int, items: Callable[[], Iterable[Item]]) -> Loop:
 
 
 Item = TileOp | Loop
-#: A block is a value that a phase's body understands: frozen, with its coordinates.
+#: A block is an immutable value that a phase's body understands; it has the block's coordinates.
 Block = Any
 Serves = Literal["rows", "kv_head", "none"]
 
@@ -107,7 +107,7 @@ class Queue:
 
 @record
 class Touch:
-    """A region of a global tensor that blocks read, at most ``times`` each, or write (``times`` 0).
+    """A region of a global tensor that blocks read, each at most ``times`` times, or write (``times`` 0).
 
     ``read_bytes`` is the sum of the bytes of all reads; ``None``: one block reads the region ``times`` times. ``turn``:
     the index of the part of the tensor, for a block that processes its parts one after another.
@@ -129,7 +129,7 @@ class Succession(NamedTuple):
 
     ``alone``: the block without overlap, from which its values are computed.  ``meets``: keys of the blocks that run
     when the block begins, and when it ends; a block follows only blocks at whose ends the blocks of its beginning run.
-    ``blocks`` are the blocks of the phase without overlap, from which the assignment and ``meets`` follow.
+    ``blocks`` are the blocks of the phase without overlap; the assignment and ``meets`` follow from them.
     """
 
     alone: Callable[[Block], Block]
@@ -152,7 +152,8 @@ class ProgramPhase:
     footprint
         Function that yields the regions of global tensors that blocks read and write while they run in step.
     serves
-        Rows of the output that need a block's result: the rows that it covers, or all rows of the heads on its KV head.
+        Rows of the output that need a block's result: those that the block covers, or all rows of the heads that share
+        its KV head.
     dealt
         Numbers of the blocks of each core group, if the blocks are not assigned round robin.
     roles
@@ -214,7 +215,8 @@ Terms = tuple[tuple[str, float], ...]
 
 
 class Share(NamedTuple):
-    """Work of a warp group that runs concurrently with the other groups of its core; all work of a kind has one speed.
+    """Work of a warp group that runs concurrently with the other groups of its core; all work of the same kind has the
+    same speed.
 
     ``is_product``: whether it is work of the tensor cores or arithmetic.  Without other groups it takes ``cycles``; the
     other numbers are the fractions of this time in which units are busy, in 2^-20: the issue slots, the fuller of the
@@ -306,7 +308,7 @@ class Occupancy:
 
     @property
     def limit(self) -> str:
-        """The resource that limits the number of blocks (the first of several)."""
+        """The resource that limits the number of blocks; the first one, if several do."""
         return min(self.limits, key=lambda name: self.limits[name])
 
     def __str__(self) -> str:
@@ -339,10 +341,12 @@ class TileProgram:
         Whether each block reads rows that no other block reads.
     goes_on
         Whether a program of a launch continues with the work of further programs.
+    is_in_step
+        Whether blocks wait for memory together in each iteration, and load nothing ahead.
     is_attention
         Whether the first launch is the vendor's fused attention.
     occupied
-        Used and total bytes of memories that contain more than tiles (registers), in place of the bytes of the tiles.
+        Used and total bytes of memories that contain more than tiles (registers); they replace the bytes of the tiles.
     occupancy
         Resident blocks per core in the last phase that has resident blocks.
     """
@@ -363,6 +367,7 @@ class TileProgram:
     clears: int = 0
     has_own_rows: bool = False
     goes_on: bool = False
+    is_in_step: bool = False
     is_attention: bool = False
     occupied: dict[str, tuple[int, int]] = field(default_factory=dict)
     occupancy: Occupancy | None = None

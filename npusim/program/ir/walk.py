@@ -50,7 +50,7 @@ class Endpoint:
     ring: str
     queue: str
     is_producer: bool
-    peers: tuple[int, ...]  #: endpoints of the other side, without the endpoints of the same queue
+    peers: tuple[int, ...]  #: endpoints of the other side, except those of the same queue
     lag: int  #: a consumer waits for generation + 1, a producer for generation + 1 - depth
     period: int  #: a producer sees releases only in multiples of this number
     is_cross_core: bool
@@ -92,7 +92,7 @@ def list_endpoints(program: TileProgram) -> tuple[Endpoint, ...]:
 
 
 def producers_of(endpoints: Iterable[Endpoint]) -> dict[str, dict[str, tuple[str, ...]]]:
-    """Return, for each queue and each flag that it waits for (``S ready``), the queues that set the flag."""
+    """Return the queues that set each flag (``S ready``), by the flag and the queue that waits for it."""
     listed, producers = list(endpoints), dict[str, dict[str, tuple[str, ...]]]()
     for e in listed:
         if e.peers:
@@ -182,7 +182,7 @@ def _side(endpoint: Endpoint) -> tuple[str, str, bool, bool]:
 
 
 def required_count(endpoint: Endpoint, generation: int) -> int:
-    """Return the count that peers must have reached for ``generation``; 0 or less means no wait."""
+    """Return the count that peers must have reached for ``generation``; if it is 0 or less, there is no wait."""
     return -(-(generation + endpoint.lag) // endpoint.period) * endpoint.period
 
 
@@ -214,7 +214,7 @@ class OpTemplate:
 
 @dataclass(slots=True)
 class LoopTemplate:
-    """``count`` repetitions of ``body``, for ``indices`` in a block of the shape that it was compiled for.
+    """``count`` repetitions of ``body``, with these ``indices`` in a block of the shape for which it was compiled.
 
     ``start`` is the advance from the template's start to the loop.
     """
@@ -365,7 +365,7 @@ class Templates:
         return self._forms[phase.name]
 
     def forms_of(self, phase: ProgramPhase, numbers: Ints) -> list[Form]:
-        """Return some blocks of a phase likewise; the templates of other blocks are not compiled."""
+        """Return some blocks of a phase in the same way; the templates of other blocks are not compiled."""
         families = families_of(phase) if len(numbers) > FEW_BLOCKS else None
         if families is None:
             return [self._form_of_shape(phase, np.array(alike)) for alike in shapes_of(phase, numbers.tolist())]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NumericEvent:
-    """``overflow`` (finite inputs, Inf result) or ``nan`` (from numbers) in one operation of one block.
+    """``overflow`` (an Inf from finite inputs) or ``nan`` (a NaN from numbers) in one operation of one block.
 
     ``path`` contains the iteration of each loop around it, ``row`` and ``col`` the first element within the operation's
     tile, ``count`` the number of such elements in it; ``position`` counts the block's previous operations. ``cause``:
@@ -91,8 +91,8 @@ class Diagnosis:
     score_max: float | None = None
     underflow_percent: float | None = None  #: visible pairs whose P is zero in the second product
     zeroed_mass_percent: float | None = None  #: mean softmax mass of those pairs: the actual loss
-    #: P-Cast's "effective information loss": fraction zeroed times mass, both without the sinks.  It overstates the
-    #: loss, since the zeroed pairs are the smallest (reports/pcast_numerics, table 1).
+    #: P-Cast's "effective information loss": the fraction of zeroed pairs times their mass, both without the sinks.  It
+    #: overstates the loss, since the zeroed pairs are the smallest (reports/pcast_numerics, table 1).
     product_mass_percent: float | None = None
     clipped_mass_percent: float | None = None  #: mean share of a row's sum that is lost because P saturates
     saturated_count: float | None = None  #: probabilities that the cast limited to the largest finite value
@@ -104,8 +104,8 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceCounts:
-    """The number of choices of the first of two values: the number of all elements and of elements with that choice,
-    and the number of all tiles of blocks and of tiles with such an element.
+    """How often the first of two values was chosen: numbers of all elements and of elements with this choice; numbers
+    of all tiles and of tiles with such an element.
     """
 
     count: int
@@ -124,7 +124,7 @@ class NumericRecord(ErrorSummary):
 
     ``overflow_counts`` and ``nan_counts`` count elements per operation, ``first_events`` has the first of each kind.
     ``arithmetic`` names the matrix units' arithmetic and its evidence, ``row_sums`` the orders of row sums and their
-    basis, ``against`` describes the reference of the errors, ``choices`` counts the values chosen by other values,
+    basis, ``against`` describes the reference of the errors, ``choices`` counts values that other values select,
     ``others`` contains the errors of results other than the output, by tensor, over the computed elements; None: there
     are no others.
     """

@@ -1,8 +1,8 @@
 """Diagnosis of an execution: ranges, resonance, underflow and saturation, as plain figures.
 
 The roles of the steps' destinations select the values to examine: a ``score``, an exponential that is a ``weight`` (P)
-and its casts, exponentials that are ``decay`` or ``gain`` (which rescale earlier tiles and this one), additions to the
-``sum`` (the tile ends) and the ``output`` divided by it; keys are selected by their name, ``k``.
+and its casts, exponentials that are ``decay`` or ``gain`` (they rescale the earlier tiles and the current one),
+additions to the ``sum`` (the tile ends) and the ``output`` divided by it; keys are selected by their name, ``k``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Doubles = NDArray[np.float64]
 
 
 class Range:
-    """Smallest and largest finite value seen."""
+    """The smallest and the largest finite value so far."""
 
     def __init__(self) -> None:
         self.low, self.high = np.inf, -np.inf
@@ -49,7 +49,7 @@ class Range:
 
     @property
     def ends(self) -> tuple[float, float] | tuple[None, None]:
-        """The range, or None twice if no value was added."""
+        """The range; both ends are None if no value was added."""
         return (self.low, self.high) if self.low <= self.high else (None, None)
 
 
@@ -129,11 +129,11 @@ class Probe:
 class Underflow:
     """Counts probabilities that become zero, and sums the softmax mass that they represent.
 
-    ``zeroed`` and ``visible`` count visible (query, key) pairs, ``zeroed_others`` and ``visible_others`` pairs with a
-    key after the first ``sinks``; ``lost_mass`` sums, over ``rows`` finished query rows, the part of the row sum that
-    zeroed pairs represent, ``clipped_mass`` the part that saturation cut; ``saturated`` counts values that a saturating
-    cast cut to the largest finite one.  A row whose sum is not finite, or is 0 without a loss, has no mass and is not
-    in ``rows``.
+    ``zeroed`` and ``visible`` count (query, key) pairs; ``zeroed_others`` and ``visible_others`` count those pairs
+    whose key is after the first ``sinks``.  Over ``rows`` finished query rows, ``lost_mass`` is the sum of the parts of
+    row sums that zeroed pairs represent, and ``clipped_mass`` the sum of the parts that saturation cut; ``saturated``
+    counts values that a saturating cast cut to the largest finite one.  A row whose sum is not finite, or is 0 without
+    a loss, has no mass and is not in ``rows``.
     """
 
     def __init__(self, sinks: int = 0) -> None:
@@ -145,7 +145,7 @@ class Underflow:
         self._blocks: Sequence[Any] = ()
         #: By memory: sums of zeroed pairs, and of the parts that saturation cut from other pairs, (2, lanes, rows).
         self._lost: dict[str, Doubles] = {}
-        #: A tile whose sum is computed: P may be cast before or after the sum, so that the tile counts when the next
+        #: A tile whose sum is computed: P may be cast before or after the sum, so that a tile is counted when the next
         #: one begins.
         self._summed: tuple[Operand, Any, Any, Any, Any, int] | None = None
         self._gone: NDArray[np.bool_] | None = None
@@ -210,7 +210,7 @@ class Underflow:
         }
 
     def _settle(self) -> None:
-        """Rescale the losses of the rows so far, and add the losses of the tile that is being summed."""
+        """Rescale the losses of the rows so far, and add those of the current tile."""
         if self._summed is None or self._gone is None:
             return
         row_sum, exact, mask, tile_factor, old_factor, others = self._summed
@@ -241,7 +241,7 @@ class Underflow:
 
     def _lost_rows(self, row_sum: Operand) -> Doubles:
         """Return the lost sums of some rows, (2, lanes, rows), stored by the place of the row sum ``l``."""
-        assert isinstance(row_sum, Tile | RingTile)  # in a ring if a core continues with its next block
+        assert isinstance(row_sum, Tile | RingTile)  # the sum is in a ring if a core continues with its next block
         space = row_sum.space if isinstance(row_sum, Tile) else row_sum.ring.space
         first = row_sum.offset_bytes // get_format(row_sum.fmt).size_bytes
         end, lanes = first + row_sum.rows, len(self._blocks)
@@ -301,7 +301,8 @@ def measure(q: Array, k: Array, seen: NDArray[np.bool_] | None = None) -> Resona
     reach = np.full((len(queries), len(keys)), True) if seen is None else np.asarray(seen)
     pairs = max(1, int(reach.sum()))
     turns = 2 * np.pi / d * (np.outer(np.arange(d), np.arange(d // 2 + 1)) % d)
-    basis = np.vectorize(math.cos)(turns), np.vectorize(math.sin)(turns)  # numpy's functions depend on the CPU
+    # results of numpy's functions depend on the CPU
+    basis = np.vectorize(math.cos)(turns), np.vectorize(math.sin)(turns)
     (a, b), (x, y) = ([multiplied(rows, wave) for wave in basis] for rows in (queries, _sums(keys, reach)))
     real, lag = (summed(part.T) / pairs / d for part in (a * x + b * y, a * y - b * x))
     # Frequencies strictly between 0 and d/2 represent two frequencies of the full transform.

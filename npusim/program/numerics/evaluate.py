@@ -105,15 +105,17 @@ Blocks = Mapping[str, Sequence[Any]]
 Choice = str | int | Sequence[int]
 #: A number or a range in a text of indices; a number with more digits is not an index.
 _PART = re.compile(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?", re.ASCII)
-#: Number of elements of K that a sample may read: it limits the memory and time of the default sample.
+#: Number of elements of K that a sample may read: this limits the memory and the time of the default sample.
 SAMPLE_ELEMENTS = 1 << 25
 #: Number of rows of a head in the default sample, whatever the tile, so that tilings are compared on the same rows;
 #: fewer if these are long (`sample_rows`).
 SAMPLE_ROWS, LEAST_ROWS, SAMPLE_OUTPUTS = 128, 8, 1 << 17
-#: Rows on which variants and presets are compared.  Measured for presets of six schedules and devices, the relative
-#: standard error of a ratio of errors is 0.25 / sqrt(rows), here 3 %: the second digit is known to a unit or two.
+#: Rows on which variants and presets are compared.  For presets of six schedules and devices, the measured relative
+#: standard error of a ratio of errors is 0.25 / sqrt(rows), here 3 %: the second digit is uncertain by one or two
+#: units.
 COMPARED_ROWS = 64
-#: Number of rows of a block per requested row from which on the requested rows are executed in separate pieces.
+#: If a block has at least this number of rows for each requested row, the requested rows are executed in separate
+#: pieces.
 SPARSE = 4
 
 
@@ -141,8 +143,8 @@ def evaluate(
     underflow and saturation; ``progress`` receives the completed share of all blocks, with ``exact_rows_of`` of blocks
     and of their exact results.  ``reference`` computes the float64 result for errors; ``exact`` stores it;
     ``exact_rows_of(batch, head, row, rows)`` returns it for schedules other than attention, and ``exact_results``
-    returns the computed rows of all tensors that a kernel stores. ``variants`` are programs that compute
-    `compared_rows` too; ``observers`` are called after every step.
+    returns the computed rows of all tensors that a kernel stores. ``variants`` are programs that also compute
+    `compared_rows`; ``observers`` are called after every step.
     """
     rows = chosen("rows", rows, problem.seq_q)
     wanted = chosen_heads(problem, heads)
@@ -150,7 +152,7 @@ def evaluate(
     probe = Probe(attention_of) if diagnose else None
     needed = needed_blocks(program, rows, wanted)
     is_whole = exact_results is not None and rows == "all" and len(wanted) == problem.heads
-    if is_whole:  # blocks of other results too, which the output's blocks do not need
+    if is_whole:  # also blocks of other results, which the output's blocks do not need
         needed |= {p.name: list(p.blocks) for p in program.phases if p.serves == "rows"}
     among, cols = _Alternatives(program, needed, wanted, variants or {}), problem.output_cols
     watching: Sequence[Observer] = (probe, *observers) if probe else observers
@@ -196,7 +198,7 @@ def _other_errors(
     """Return the errors of results other than the output, by tensor, over their computed elements; None if there are
     none.
 
-    ``is_whole``: all blocks are computed, so that an element that only the reference has counts as missing.
+    ``is_whole``: all blocks are computed, so that an element that only the reference has is counted as missing.
     """
     results = {n: t for n, t in program.tensors.items() if t.role == "output" and t.of is None}
     if not results.keys() - {"o"}:
@@ -218,14 +220,14 @@ def _other_errors(
 
 
 def _stored_in_parts(program: TileProgram) -> set[str]:
-    """Return the results that are parts of one tensor: the elements that one does not store are those of another."""
+    """Return the results that are parts of one tensor: elements that one of them does not store belong to another."""
     results = [t for t in program.tensors.values() if t.role == "output" and t.of is None]
     count = Counter(t.parameter for t in results if t.parameter)
     return {t.name for t in results if count[t.parameter] > 1}
 
 
 def _own_error(program: TileProgram, computed: list[Array], references: list[Array]) -> ErrorSummary:
-    """Return the error of the output's blocks; of a part of a tensor that of the elements that it stores.
+    """Return the error of the output's blocks; for a part of a tensor, the error of the elements that it stores.
 
     An integer of which all bits are set counts as not stored.
     """
@@ -241,7 +243,7 @@ def _own_error(program: TileProgram, computed: list[Array], references: list[Arr
 
 
 def _is_stored(values: Array) -> NDArray[np.bool_]:
-    """Return which elements of a matrix of results have other bits than before the first store."""
+    """Return the elements of a matrix of results whose bits differ from those before the first store."""
     raw = np.ascontiguousarray(values).view(np.uint8).reshape(*values.shape, -1)
     return np.asarray((raw != POISON).any(-1))
 
@@ -300,8 +302,8 @@ class _Alternatives:
             return
         rows = _counts(program, needed, heads)
         (batch, head, _), self.count = compared_rows(rows)
-        # All rows of the block are computed, so that its lanes have the shape of the main program's lanes and share its
-        # steps.
+        # All rows of the block are computed, so that these lanes have the shape of the main program's lanes and share
+        # their steps.
         self.at = _, _, row = max(at for at in rows if at[:2] == (batch, head))
         self.last = row + rows[self.at] - 1
         blocks = needed_blocks(program, [self.last], {head}, batches={batch}, most=rows[self.at])
@@ -386,7 +388,8 @@ def _written(
     stored, written, ends = tensors.written(tensor), dict[BlockRows, Array](), dict[tuple[int, int], int]()
     for (_, head, row), (of, count, at) in sorted(outputs.items(), key=lambda x: (x[0][1:], -x[1][1])):
         for batch in sorted(b for b, h in stored if h == of):
-            skipped = max(0, ends.get((batch, head), 0) - row)  # rows of a block of another batch, which has more rows
+            # these rows belong to a block of another batch that has more rows
+            skipped = max(0, ends.get((batch, head), 0) - row)
             rows = stored[batch, of][at + skipped : at + count]
             if np.any(np.ascontiguousarray(rows).view(np.uint8) != POISON):
                 written[batch, head, row + skipped] = rows
@@ -427,7 +430,7 @@ def needed_blocks(
     """Return, by phase, the blocks that the chosen rows of ``output`` need.
 
     ``most``: only this number of rows at the end of the output's blocks (`sample_rows` for a sample); ``since``: only
-    the rows of each head in a block from this row on, and the rows between the heads.  No operation reads one row for
+    the rows of each head from this row on, and the rows between these heads in a block.  No operation reads one row for
     the result of another row. A stacked output needs all blocks for any ``batches``.
     """
     tensor = program.tensors[output]
@@ -452,8 +455,8 @@ def _from_row(block: OutputBlock, output: GlobalTensor, row: int, heads: Contain
 
 
 def _cut(block: OutputBlock, wanted: Sequence[tuple[int, int]], *, may_split: bool) -> list[Any]:
-    """Return a block cut to ranges of rows, sorted by their starts: one piece with the rows between them, or, with
-    ``may_split`` and if most rows are between them, a piece each.
+    """Return a block cut to ranges of rows, sorted by their starts: one piece that includes the rows between them; with
+    ``may_split``, if most rows are between the ranges, a piece for each range.
     """
     ranges = [[*wanted[0]]]
     for first, last in wanted[1:]:
@@ -609,7 +612,7 @@ def _describe(problem: Output, heads: set[int], written: dict[tuple[int, int, in
 
 
 def named_choices(program: TileProgram) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return ``{matrix arithmetic: evidence}`` of the program's products, and its orders of row sums."""
+    """Return ``{matrix arithmetic: evidence}`` of the program's products, and the orders of its row sums."""
     if not program.named:
         program.named.append(_named_choices(program))
     return program.named[0]

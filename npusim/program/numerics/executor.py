@@ -37,7 +37,7 @@ Array = NDArray[Any]
 #: Number of lanes that run together: enough to distribute the overhead of a step, few enough for the caches.  Blocks
 #: with few rows run in more lanes, up to `LANE_ROWS` rows and `MOST_LANES` lanes.
 LANES, MOST_LANES, LANE_ROWS = 16, 128, 1024
-#: Number of events that are stored in addition to their counts: more would fill a trace with one message.
+#: Number of events that are stored in addition to their counts; with more, a trace would contain little else.
 EVENTS_KEPT = 10_000
 
 
@@ -73,8 +73,8 @@ class EventLog:
     ) -> None:
         """Record where ``result``, broadcast to ``shape``, is Inf or NaN although the step's sources were not.
 
-        A written Inf (a mask, the start of a maximum) and its consequences are not events: only elements whose sources
-        are all finite count as overflow, and only NaN from sources without NaN as a new NaN.
+        A written Inf (a mask, the start of a maximum) and its consequences are not events: an Inf counts as an overflow
+        only if all of its sources are finite, and a NaN is new only if none of its sources is NaN.
         """
         if formats.is_all_finite(result):
             return
@@ -153,7 +153,7 @@ def _finite_and_number(sources: Sequence[Array], shape: tuple[int, ...], is_matm
         ok: Any = np.isfinite(values)
         number: Any = ~np.isnan(values)
         if is_matmul or source.shape[-1] != shape[-1] != 1 != source.shape[-1]:
-            # Each element depends on complete rows and columns: the lane is treated as one element.
+            # Each element depends on complete rows and columns, so that the lane is treated as one element.
             ok = ok.all(axis=(-2, -1), keepdims=True)
             number = number.all(axis=(-2, -1), keepdims=True)
         elif shape[-1] == 1 != source.shape[-1]:
@@ -214,7 +214,7 @@ class Alternative(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """One block that runs in step with others: the position of its tensors, and its own attributes.
+    """One block that runs in step with others: the places of its tensors, and its own attributes.
 
     Lanes of one program are contiguous.
     """
@@ -235,7 +235,7 @@ def execute(
     is_counted: bool = True,
     memories: dict[str, Array] | None = None,
 ) -> Execution:
-    """Execute ``blocks`` of each phase (all where not named) and return tensors and events.
+    """Execute ``blocks`` of each phase (all blocks of phases that are not named) and return tensors and events.
 
     ``inputs(name, batch, head)`` gives one head's matrix of an input tensor in its own dtype; ``observers`` are called
     after every step, ``progress`` with the share of blocks that are done; without ``is_counted`` events are not
@@ -309,7 +309,7 @@ def _differ_in_attributes(
 ) -> bool:
     """Return whether steps differ at most in attributes, and each attributes in one way; add them to ``changes``.
 
-    ``mine``: the steps of the first program, each with what it does.
+    ``mine``: the steps of the first program, each with its opcode and operands.
     """
     for (own, does), other in zip_longest(mine, its, fillvalue=(None, None)):
         if not isinstance(own, Step) or not isinstance(other, Step):
@@ -364,7 +364,7 @@ class Lockstep:
         self._unshared: set[tuple[str, int]] = set()
         #: The number of each block; variants may run equal blocks.
         self._distinct = {block: n for n, block in enumerate(dict.fromkeys(lane.block for lane in lanes))}
-        #: For each lane its tensors and the number of its block: hashing a block takes long.
+        #: For each lane its tensors and the number of its block, because it takes long to hash a block.
         self._numbered = [(lane.tensors, self._distinct[lane.block]) for lane in lanes]
 
     def run(self) -> None:
@@ -427,8 +427,8 @@ class Lockstep:
     def _is_shared(self, resolved: ResolvedOp, index: int, step: Step) -> bool:
         """Execute a step whose tile several lanes share, and return whether it is such a step.
 
-        The operation is a load whose memory has no copies until another step requests them, or a product with such a
-        tile as its right operand, which is prepared once for all these lanes.
+        Such a step is a load, of which no copies are made in memory until another step requests them; or a product with
+        such a tile as its right operand, which is prepared once for all of these lanes.
         """
         if isinstance(step.dst, GlobalTile):
             return False
@@ -493,8 +493,8 @@ class Lockstep:
         return self._view(resolved, source)
 
     def _cuts(self, tiles: Sequence[Any]) -> Iterator[Array]:
-        """Yield the part of a tensor that each lane reads or writes; ``tiles`` are one for all lanes or one
-        per block.
+        """Yield the part of a tensor that each lane reads or writes; ``tiles`` has one tile for all lanes, or one per
+        block.
         """
         if len(tiles) > 1:
             for tensors, number in self._numbered:
@@ -567,13 +567,14 @@ def _span(key: ViewKey) -> tuple[int, int]:
 
 
 def _pages(size: int) -> NDArray[np.uint8]:
-    """Return so many bytes, of which those pages alone cost time and memory that are used.
+    """Return an array of this number of bytes, of which only the pages that are used cost time and memory.
 
-    Lanes of few rows use a few pages of each memory; pages of 2 MiB, which numpy asks for, would have them all.
+    Lanes of few rows use a few pages of each memory; with pages of 2 MiB, which numpy requests, all of the memory would
+    be used.
     """
     pages = mmap.mmap(-1, max(1, size))
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        with suppress(OSError):  # a kernel without such pages
+        with suppress(OSError):  # this operating system has no such pages
             pages.madvise(mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(pages, np.uint8, size)
 
@@ -622,7 +623,7 @@ class BufferStore:
         return np.ndarray((self.lanes, rows, cols), fmt.dtype, memory, offset, (memory.strides[0], pitch, size))
 
     def _poison(self, space: str, offset: int, shape: tuple[int, int], pitch: int) -> None:
-        """Poison the bytes of a view that no earlier view has: many programs use a small part of a memory."""
+        """Poison the bytes of a view that no earlier view has: many programs use only a small part of a memory."""
         memory = self._bytes[space]
         known = np.ndarray(shape, np.bool_, self._viewed[space], offset, (pitch, 1))
         fresh = np.ndarray((self.lanes, *shape), np.uint8, memory, offset, (memory.strides[0], pitch, 1))
@@ -665,7 +666,8 @@ class TensorStore:
     def __init__(self, program: TileProgram, inputs: HeadSource) -> None:
         self._inputs, self._constants = inputs, program.constants
         self._heads: dict[tuple[str, int, int], Array] = {}
-        #: The bytes of large matrices that start as NaN, and which rows nobody has asked for, by the matrix' identity.
+        #: By the identity of a large matrix, its bytes that start as NaN, and the rows that have not been requested
+        #: yet.
         self._fresh: dict[int, tuple[NDArray[np.uint8], NDArray[np.bool_]]] = {}
 
     def head(self, tensor: GlobalTensor, batch: int, head: int) -> Array:
@@ -730,7 +732,7 @@ class TensorStore:
         return matrix[row : row + tile.rows, col : col + tile.cols]
 
     def leave_out(self, program: TileProgram) -> None:
-        """Undo stores to places that are of no element of a result's argument: lanes that the mask of a store hides."""
+        """Undo stores to places that no element of a result's argument has: a store's mask hides these lanes."""
         for name, batch, head in list(self._heads):
             tensor = program.tensors[name]
             here = None

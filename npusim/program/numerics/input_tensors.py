@@ -60,7 +60,8 @@ def recipe_source(problem: Problem, seed: int | None = None) -> HeadSource:
     return source
 
 
-#: Number of drawn heads that are stored for further runs on the same inputs, and elements up to which a head is.
+#: Number of drawn heads that are stored for further runs on the same inputs, and largest number of elements of such a
+#: head.
 KEPT_HEADS, KEPT_ELEMENTS = 128, 1 << 16
 
 
@@ -70,7 +71,8 @@ def _kept_head(
 ) -> Array:
     """Return a drawn head divided by ``unit`` in a format, read-only.
 
-    ``what``: the recipe as text, in which all numbers are told apart, the tensor, seeds, shape and scale of the scores.
+    ``what``: the recipe as a text that distinguishes all numbers; the tensor; seeds; shape; and the scale of the
+    scores.
     """
     _, name, seeds, shape, scale = what
     drawn = _draw(recipe, name, np.random.default_rng(seeds), shape, scale)
@@ -247,7 +249,7 @@ def _resonance(recipe: ResonanceData, name: str, rng: np.random.Generator, shape
     angle: Array = 2 * np.pi * recipe.frequency * np.arange(shape[1]) / shape[1]
     if name == "k":
         angle -= np.deg2rad(recipe.phase_degrees)
-    wave = np.array([math.cos(x) for x in angle])  # numpy's function depends on the CPU
+    wave = np.array([math.cos(x) for x in angle])  # the result of numpy's function depends on the CPU
     return (recipe.query_amplitude if name == "q" else recipe.key_amplitude) * wave + recipe.deviation * values
 
 
@@ -288,7 +290,7 @@ def kernel_source(inputs: Sequence[GlobalTensor], seed: int, given: Mapping[str,
 def with_followers(
     source: HeadSource, inputs: Sequence[GlobalTensor], follows: Mapping[str, Callable[[HeadSource, int, int], Array]]
 ) -> HeadSource:
-    """Return the source with inputs that are functions of the others in float64, by batch and head."""
+    """Return the source with those inputs that are float64 functions of the others, by batch and head."""
     fmt = {t.name: t.fmt for t in inputs}
 
     def wide(name: str, batch: int, head: int) -> Array:
@@ -327,11 +329,12 @@ def without_padding(source: HeadSource, problem: Problem) -> HeadSource:
 
 
 def with_filled_heads(source: HeadSource, problem: Problem) -> HeadSource:
-    """Return the source with zeros in the columns that head sizes are padded with."""
+    """Return the source with zeros in the columns that pad head sizes."""
 
     def read(name: str, batch: int, head: int) -> Array:
         values, count = source(name, batch, head), problem.filled[name[0] == "v"]
-        return values if values.shape[1] == 1 else np.pad(values, ((0, 0), (0, count)))  # one column: scales
+        # a tensor with one column has scales
+        return values if values.shape[1] == 1 else np.pad(values, ((0, 0), (0, count)))
 
     return read if any(problem.filled) else source
 

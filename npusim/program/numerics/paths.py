@@ -79,7 +79,7 @@ class _Together:
 
 
 class RowPath:
-    """The steps of a row in program order, block by block; each is an object when it is asked for.
+    """The steps of a row in program order, block by block; each is created as an object when it is requested.
 
     The class observes an execution, and stores the first row of each step's result, only for the first slice of a tile.
     ``order``: the position of each block by phase and identity.

@@ -54,7 +54,8 @@ def attention_scores(
 
     ``q`` (rows, d), ``k`` (keys, d) as stored, in any format; scales of float8 inputs are applied.
     """
-    scores = np.ascontiguousarray(multiplied(k, np.asarray(q).T).T)  # k, the larger matrix, is read in its memory order
+    # k is the larger matrix, and is read in its memory order
+    scores = np.ascontiguousarray(multiplied(k, np.asarray(q).T).T)
     scores *= problem.score_scale
     position = problem.causal_offset + row
     if problem.softcap is not None:
@@ -133,7 +134,7 @@ def summarise_errors(outputs: list[Array], references: list[NDArray[np.float64]]
 
 
 def _compared(output: Array, reference: NDArray[np.float64]) -> tuple[Array, NDArray[np.float64]]:
-    """Return both with 0 where both are NaN, which is then correct."""
+    """Return both with 0 where both are NaN: such a NaN is correct."""
     are_nan = np.isnan(reference) & np.isnan(output.astype(np.float64).reshape(reference.shape))
     if not are_nan.any():
         return output, reference

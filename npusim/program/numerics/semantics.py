@@ -42,7 +42,7 @@ def _copy(sources: Sequence[Array], before: Array, _fmt: str, _attributes: Attri
 
 def _cast(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
     overflow: Any = attributes.overflow or None
-    if formats.stored_format(fmt).scale_block:  # the edge of a tile is filled with zeros, as in a product
+    if formats.stored_format(fmt).scale_block:  # the end of a tile is filled up with zeros, as in a product
         padded = replace(formats.BLOCK_FORMATS[fmt], pads=True)
         return formats.quantize(sources[0], padded, rule=attributes.variant or None, axis=attributes.axis).stored()
     return formats.cast(sources[0], fmt, rounding=attributes.rounding or "nearest_even", overflow=overflow)
@@ -53,8 +53,8 @@ def _matmul(sources: Sequence[Array], before: Array, _fmt: str, attributes: Attr
 
 
 def product(a: Array, b: Array, before: Array, attributes: Attributes, b_of: NDArray[np.int64] | None = None) -> Array:
-    """Return the product of two operands of all lanes; ``b_of``: the number of each lane's ``b``, where they share
-    some.
+    """Return the product of two operands of all lanes; ``b_of``: the number of each lane's ``b``, if lanes share
+    operands.
     """
     if attributes.transpose_a:
         a = a.swapaxes(-1, -2)

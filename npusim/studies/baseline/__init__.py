@@ -30,13 +30,14 @@ def check_baselines(
     """Run every case below ``folder`` (or the one file that it names) and return the outcomes.
 
     ``tolerance`` is the allowed relative difference of a kernel's cycles, and of a pipe's busy cycles, from the
-    accepted ones; and the allowed slowdown of an accepted winner against the current one.  With ``update`` the result
-    of a case is written into its file together with ``reason``; without a reason no accepted result is replaced.
-    ``update`` is refused in CI (where the environment variable ``CI`` is set).  ``on_case`` gets each outcome as soon
-    as it is known, and the number of cases.
+    accepted ones.  It is also the share by which an accepted winner may be slower than the current one.  With
+    ``update`` the result of a case is written into its file together with ``reason``; without a reason no accepted
+    result is replaced. ``update`` is refused in CI (where the environment variable ``CI`` is set).  ``on_case`` gets
+    each outcome as soon as it is known, and the number of cases.
 
-    Raises `SpecError` if there is no case, if a case is faulty or was edited by hand, or for ``update`` in CI.  All
-    files are read before any case runs.  Raises `OutputError` if a file cannot be written; the file is then unchanged.
+    Raises `SpecError` if there is no case, if a case is faulty or was edited by hand, or if ``update`` is set in CI.
+    All files are read before any case runs.  Raises `OutputError` if a file cannot be written; the file is then
+    unchanged.
     """
     if update and os.environ.get("CI", "").lower() not in ("", "0", "false"):
         raise SpecError(

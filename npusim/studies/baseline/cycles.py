@@ -1,4 +1,5 @@
-"""Cases and their outcomes; and cycles compared with accepted ones: which pipe, operation and wait changed.
+"""Cases and their outcomes; comparison of cycles with accepted ones, which states the pipes, operations and waits that
+changed.
 
 Numbers of cycles are integers and deterministic, so any difference counts unless a tolerance is given.
 """
@@ -91,7 +92,8 @@ class Update:
         accepted_reason = None if old.accepted is None else old.accepted.reason
         is_equal = new.model_copy(update={"device_digest": old.device_digest, "accepted": old.accepted}) == old
         if is_equal and new.device_digest != old.device_digest:
-            self._write(new, accepted_reason or FIRST)  # nothing else changed: the file now names the current device
+            # nothing else changed, and the file now names the current device
+            self._write(new, accepted_reason or FIRST)
         elif not is_equal and self.reason:
             self._write(new, self.reason)
             return "updated" if status == "changed" else status
@@ -192,9 +194,7 @@ def _compared(
 
 
 def why_of(old: ExpectedCycles, result: RunData) -> str:
-    """Return a sentence on the cause of a longer or shorter time than the accepted one; empty if there is no
-    difference.
-    """
+    """Return a sentence on the cause of the difference from the accepted time; empty if there is none."""
     today = sheet_of(result, "today")
     if old.cycles == today.cycles or not old.units:
         return ""

@@ -70,7 +70,7 @@ class Decision(NamedTuple):
 
     @property
     def winner(self) -> CandidateOutcome:
-        """The candidate whose best point needs the least time; the first of equals."""
+        """The candidate whose best point needs the least time; the first one, if several are equal."""
         return min(self.candidates, key=lambda f: _time(f.best))
 
     def expected(self) -> ExpectedDecision:
@@ -168,7 +168,7 @@ def _of_candidate(was: ExpectedChoice, candidate: CandidateOutcome, tolerance: f
 
 
 def _why_tile(was: ExpectedChoice, candidate: CandidateOutcome, then: PointOutcome, best: PointOutcome) -> str:
-    """Return the changes in both points' cycles, and the unit on which one of them is cheaper now."""
+    """Return the changes in both points' cycles, and the unit on which one of them now needs less time."""
     cycles = [
         f"{_at(o.point)}: {was.cycles[o.index]:,} -> {o.cycles:,} cycles"
         for o in (then, best)
@@ -178,7 +178,7 @@ def _why_tile(was: ExpectedChoice, candidate: CandidateOutcome, then: PointOutco
 
 
 def _why(old: CandidateOutcome, then: PointOutcome, new: CandidateOutcome, best: PointOutcome) -> str:
-    """Return the units on which the new winner is cheaper than the old one would be now."""
+    """Return the units on which the new winner needs less time than the old one would need now."""
     runs = [run_request(c.found.setting.variants.request_of(o.point)) for c, o in ((old, then), (new, best))]
     latency = compare(*runs).latency
     return "" if latency is None else f"today {reason(latency, 1)}"

@@ -83,7 +83,7 @@ def _shape_of(t: GlobalTensor) -> Shape:
 
 
 def four_axes(shape: Sequence[int]) -> Shape:
-    """Return a shape as batches, heads, rows and columns; axes before the last four are joined with the first of these.
+    """Return a shape as batches, heads, rows and columns; axes before the last four are merged with the first of these.
 
     >>> four_axes((5, 2, 3, 4, 8)), four_axes((8,))
     ((10, 3, 4, 8), (1, 1, 1, 8))
@@ -93,7 +93,7 @@ def four_axes(shape: Sequence[int]) -> Shape:
 
 
 def store(plan: Plan, program: TileProgram, source: HeadSource, output: JudgedOutput, file: str) -> None:
-    """Store the chosen rows of an output in ``file``, and which rows these are."""
+    """Store the chosen rows of an output in ``file``, with their indices."""
     parts = [(t, *_computed_rows(plan, program, source, t, own)) for t, own in output.parts]
     _, values, has = parts[0]
     if output.is_argument:
@@ -120,7 +120,7 @@ def _not_a_number(output: JudgedOutput) -> Any:
 def _computed_rows(
     plan: Plan, program: TileProgram, source: HeadSource, t: GlobalTensor, own: Output
 ) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """Return the bits of a tensor's chosen rows, (batch, heads, rows, columns), and which rows these are."""
+    """Return the bits of a tensor's chosen rows, (batch, heads, rows, columns), and the indices of these rows."""
     rows = chosen("rows", plan.request.rows, own.seq_q)
     written = rows_alone(program, source, rows, chosen_heads(own, plan.request.heads), output=t.name)
     shape = own.batch, own.heads, own.seq_q, own.output_cols

@@ -48,7 +48,7 @@ class Question:
 
 
 def answer(question: Question) -> dict[str, Any]:
-    """Return the answer to a question: facts, or under ``error`` the reason why there are no facts, with its ``kind``.
+    """Return the answer to a question: facts, or the reason why there are none under ``error``, with its ``kind``.
 
     ``kind``: a ``race``, a ``crash``, ``inputs`` of the question that do not fit the kernel, or ``refused``.
     """
@@ -172,7 +172,7 @@ def _in_sequence(times: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         **longest,
         "us": sum(each["us"] for each in times),
-        "is_ranked": False,  # the order of such sums was not compared with a measured order
+        "is_ranked": False,  # no measured order has been compared with the order of such sums
         "key": "+".join(each["key"] for each in times) if all(each["key"] for each in times) else "",
         "registers": max(registers, default=None),
         "spilled": max(each["spilled"] for each in times),

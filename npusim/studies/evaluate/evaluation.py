@@ -304,7 +304,7 @@ class Batch:
         for number, case in enumerate(referee.cases()):
             answer = self._computed(process, candidate, case, f"out{number}.npz", tile)
             if "error" in answer:
-                # A recorded view may be a part of a tensor, so that a kernel may read the memory around it.
+                # A recorded view may be a part of a tensor, and a kernel may then read the memory around it.
                 is_view = is_recorded(request.schedule) or is_wrapper(request.schedule)
                 known = of_refusal(str(answer["error"])) if case.is_given and not is_view else ""
                 if known or answer["kind"] not in ("refused", "inputs"):
@@ -425,7 +425,7 @@ _OWN = frozenset(("schedule", "tiling", *LAUNCH, "progress"))
 
 
 def _referee(choice: RefereeChoice, named: object) -> Referee | None:
-    """Return the referee of a choice, the same for all batches of its call; ``named``: the reference's content."""
+    """Return the referee for a choice; all batches of one call share it.  ``named``: the content of the reference."""
     call = {name: value for name, value in vars(choice.request).items() if name not in _OWN}
     shared = _shared(repr((call, named)))
     if not shared:
@@ -450,7 +450,7 @@ def _findings(record: Mapping[str, Any]) -> Findings:
 
 
 def _integers(schedule: str) -> Mapping[str, NDArray[Any]]:
-    """Return the arguments of integers of a recorded call, which are data of it, with four axes or more."""
+    """Return a recorded call's integer arguments, with at least four axes each; they are a part of the call."""
     tensors = call_of(schedule).tensors.items() if is_recorded(schedule) else ()
     known = {name: x.data for name, x in tensors if x.is_integer and x.data is not None}
     return {name: x.reshape((1,) * (4 - x.ndim) + x.shape) for name, x in known.items()}

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from npusim.config.problem import AnyProblem, Problem
 
-#: Sizes of the calls that do not divide by a tile: queries and keys; and the numbers of keys of the other small calls.
+#: Sizes that no tile divides, of queries and keys; numbers of keys of the other small calls.
 ODD, SMALL = (67, 131), 64
 #: Largest size of a product's other calls.
 LARGEST = 256
@@ -23,7 +23,7 @@ OF_ATTENTION: Mapping[str, Mapping[str, float]] = MappingProxyType(
         "scores far apart": {"logit_std": 4.0},
         "a late key with the largest score": {"late": 16.0},
         "scores moved": {"logit_mean": 32.0},
-        # this tests a maximum that begins with 0: weights in float16 are then 0
+        # this tests a maximum that begins with 0, with which weights in float16 are 0
         "scores moved below 0": {"logit_mean": -32.0},
         "large values": {"values": 32.0},
         "queries of zeros": {"zero": 1.0},
@@ -58,9 +58,7 @@ class JudgedCase:
 
     @property
     def has_given_values(self) -> bool:
-        """Whether the case has the sizes of the given call, and neither other sizes nor extreme inputs; its values may
-        differ.
-        """
+        """Whether the case has the sizes of the given call, and no extreme inputs; its values may differ."""
         return not self.sizes and not self.point
 
 

@@ -22,8 +22,8 @@ FULL = 0.5
 class LastingProcess:
     """The process for questions about packaged kernels.
 
-    Each answer has at least the time of ``limits`` and half of its memory.  A new process replaces a process that has
-    used more memory, that has ended, or that failed in an answer.
+    For each answer, the process has at least the time of ``limits`` and half of its memory.  A new process replaces a
+    process that has used more memory, that has ended, or that failed in an answer.
     """
 
     def __init__(self, limits: Limits) -> None:

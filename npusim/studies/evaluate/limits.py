@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: Bytes that a candidate may write to a file.
 FILE_BYTES = 1 << 28
-#: The arguments of an event of Python that are paths which the event changes.
+#: Those arguments of a Python event that are paths that the event changes.
 CHANGES: Mapping[str, slice] = MappingProxyType(
     {
         **dict.fromkeys(
@@ -97,7 +97,8 @@ def confine(limits: Limits, *, may_start: bool) -> None:
 def guard(folders: tuple[Path, ...]) -> None:
     """Refuse to open files for writing, to remove or to rename them outside of some folders.
 
-    Python code gets an error with the file's name.  If the kernel has Landlock, it refuses all other code too.
+    Python code gets an error with the file's name.  An operating system with Landlock also refuses such changes to all
+    other code.
     """
     _restrict(folders)
     inside = tuple(f"{os.path.realpath(folder)}{os.sep}" for folder in folders)
@@ -126,7 +127,9 @@ def landlock_version() -> int:
 
 
 def _restrict(folders: tuple[Path, ...]) -> None:
-    """Let the kernel refuse changes of files outside of some folders, to this process and those that it starts."""
+    """Let the operating system refuse changes of files outside some folders, for this process and those that
+    it starts.
+    """
     version = landlock_version()
     if not version:
         return

@@ -1,9 +1,9 @@
 """A process that has imported npusim and runs no foreign code: processes that answer questions are forked from it.
 
 Run as a program, ``python -m npusim.studies.evaluate.nursery CONTROL``.  On the socket ``CONTROL`` its parent sends
-lines of JSON, each with a command, and reads one line as the answer.  A process that answers questions gets the ends of
-two pipes with such a line: one pipe transfers pickled questions, and the other transfers each answer as a line of JSON.
-Text that a candidate prints is discarded, and no process unpickles the bytes that a candidate writes.
+lines of JSON, each with a command, and reads one line as the answer.  With such a line, a process that answers
+questions receives the ends of two pipes: one transfers pickled questions, the other each answer as a line of JSON. Text
+that a candidate prints is discarded, and no process unpickles the bytes that a candidate writes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A process that answers questions within limits, as its parent sees it: its end is an answer too."""
+"""A process that answers questions within limits, as its parent sees it; if the process ends, that is an answer too."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from npusim.studies.evaluate.child import Question
     from npusim.studies.evaluate.limits import Limits
 
-#: Bytes of the longest answer, and of one read.
+#: Number of bytes of the longest answer, and of one read operation.
 LONGEST, PIECE = 1 << 24, 1 << 16
 #: Variables of the environment that a candidate's process has.
 PASSED = ("PATH", "HOME", "LANG", "XDG_CACHE_HOME", "NPUSIM_CACHE", "NUMBA_CACHE_DIR", "CUDA_HOME", "LD_LIBRARY_PATH")

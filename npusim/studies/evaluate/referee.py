@@ -1,4 +1,4 @@
-"""Referees: the inputs of a call, its float64 result, and the errors of correct kernels, all independent of the
+"""Referees: the inputs of a call, its float64 result, and the errors of correct kernels; none of these depends on the
 candidate.
 """
 
@@ -50,14 +50,14 @@ if TYPE_CHECKING:
     from npusim.studies.validate.judge import Judgement
 
 Arrays = dict[str, "NDArray[Any]"]
-#: The packaged attention whose variants are correct kernels, by whether its inputs have 8 bits.
+#: The packaged attention whose variants are correct kernels: for inputs of 8 bits, and for others.
 ATTENTION = MappingProxyType({False: "flash", True: "fp8_attention"})
 #: Number of correct kernels that are drawn for a function.
 DRAWN = 24
 
 
 class UnjudgedCaseError(SpecError):
-    """No result at a point of stress is in the range of the output's format: each exceeds it, or rounds to 0."""
+    """At a point of stress no result is in the range of the output's format: each result exceeds it, or rounds to 0."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ class KernelReferee(Referee):
 
 @dataclass(kw_only=True)
 class FunctionReferee(Referee):
-    """A function on numpy arrays in float64; correct kernels are the same function of inputs that are rounded again.
+    """A function on numpy arrays in float64; correct kernels are the same function with inputs that are rounded again.
 
     ``by_order``: the function receives the problem and then the inputs in their order, independent of their names in a
     candidate. A row of its result depends only on the same row of the first input, so that it is computed for the
@@ -225,10 +225,10 @@ class FunctionReferee(Referee):
     A function returns one array, or arrays by the names of all outputs.  For a recorded call the function may also
     receive the integer arguments.
 
-    A correct kernel rounds its inputs, values of their size, and its result once each to the coarsest format of its
-    tensors.  Its error is therefore the error of the function on inputs that differ by half a step of that format, with
-    a result that differs by as much; `DRAWN` draws have such errors.  The kernel's operations are in float32, or in the
-    output's format if that is wider, and may differ by one step of that format (`_computed`).
+    A correct kernel rounds its inputs, values of their size, and its result, each once, to the coarsest format of its
+    tensors.  Its error is therefore that of the function with inputs that differ by half a step of that format, and
+    with a result that differs by half a step; `DRAWN` draws have such errors.  The kernel's operations are in float32,
+    or in the output's format if that is wider, and may differ by one step of that format (`_computed`).
     """
 
     function: Callable[..., Any]
@@ -372,7 +372,7 @@ def _gathered(source: Callable[[int, int], NDArray[Any]], batches: int, heads: i
 
 
 def _moved(x: NDArray[np.float64], step: float, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Return float64 values, each off by a random part of half a ``step`` of its size."""
+    """Return float64 values, each changed by a random part of half a ``step`` at its size."""
     by = rng.random(x.shape, np.float32)  # in float32 the draws cost half as much, and 24 bits of an error are enough
     by -= np.float32(0.5)
     by *= np.float32(step)
@@ -382,11 +382,13 @@ def _moved(x: NDArray[np.float64], step: float, rng: np.random.Generator) -> NDA
 
 
 def _computed(x: NDArray[np.float64], step: float, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Return float64 values, each off by parts of a ``step`` of its size: one part of its own, and one of its row.
+    """Return float64 values, each changed by two parts of a ``step`` at its size: one is its own, and one belongs to
+    its row.
 
     The operations of a kernel have these errors even on inputs that are not rounded, such as zeros: a root and a
-    division are off by a unit in the last place.  All elements that are computed from the same numbers are off by the
-    same share, so that equal values remain equal; a number of a row, such as its norm, has one error in the whole row.
+    division have an error of a unit in the last place.  All elements that are computed from the same numbers have the
+    same relative error, so that equal values remain equal; a number of a row, such as its norm, has one error in the
+    whole row.
     """
     factor = np.uint64(rng.integers(2**63) | 1)
     # a hash of each element

@@ -2,7 +2,7 @@
 
 The name of a wrapper is ``FILE.py::function(arguments)``: a launch without a grid, with the same names of arguments.
 Arguments are arrays, PyTorch's if the file imports PyTorch, else NumPy's.  Kernels do not run while they are recorded,
-so that values which the function itself computes from their results are unknown; such a candidate is refused.
+so that values that the function itself computes from their results are unknown; such a candidate is refused.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ class _Execution:
         """Return memory after all launches, evidence of arithmetic, notes, and storages that a launch loads before it
         stores.
 
-        ``computes``: whether values are computed; if not, only the stored elements are known.
+        ``computes``: whether values are computed; if not, only the positions of stored elements are known.
         """
         memory, evidence, notes, loaded = Storages(self.made.calls, 0), dict[str, str](), list[str](), set[int]()
         for number, call in enumerate(self.made.calls):
@@ -252,7 +252,8 @@ class _Execution:
         """Return the results by name: the results that the function returned, else the arguments that launches store
         to.
 
-        Arguments that they also load are results only if all are: the kernel works in place.
+        Arguments that launches also load are results only if all results are such arguments: the kernel then works in
+        place.
         """
         stored = {n: x for n, x in self.made.inputs.items() if x.storage in memory.writers}
         alone = {n: x for n, x in stored.items() if x.storage not in loaded}
@@ -267,7 +268,7 @@ class _Execution:
 
 
 def _is_computed(x: Argument, memory: Storages, made: Recorded) -> bool:
-    """Return whether an argument contains NaN of the recording where no earlier launch has stored."""
+    """Return whether an argument has NaN from the recording at elements that no earlier launch has stored."""
     if x.data is None or x.storage in {given.storage for given in made.inputs.values()}:
         return False
     is_lost = np.isnan(np.asarray(x.data).astype(np.float32))

@@ -30,11 +30,12 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
 
 
-#: Number of core groups that are bounded separately: the groups with the most work.
+#: Number of core groups with their own bounds: those with the most work.
 GROUPS = 1
-#: Number of operations up to which a search for repetitions takes longer than a simulation of all operations.
+#: Largest number of operations whose simulation takes less time than a search for repetitions.
 FEW_OPERATIONS = 500_000
-#: Largest number of operations of a body whose waits are computed: in longer bodies they cost more than they save.
+#: Largest number of operations of a body whose waits are computed; in longer bodies, computing them takes more time
+#: than it saves.
 MOST_ENTRIES = 512
 
 
@@ -84,7 +85,7 @@ def _of_phase(phase: ProgramPhase, works: _Works, groups: int, cutoff: float) ->
     """Return the work of the busiest engine by core group, and a lower bound of the phase's cycles."""
     bodies, of_classes, class_counts = _bodies_of(phase, groups)
     runs = class_counts @ of_classes.T
-    if not works.is_dealt:  # the work if distributed evenly, and the block with the most work
+    if not works.is_dealt:  # the work of each group if it were distributed evenly, and the block with the most work
         present = of_classes[:, class_counts.any(axis=0)].T
         runs = np.concatenate([present, runs.sum(axis=0, keepdims=True)])
     cycles = np.zeros((len(runs), works.columns), np.int64)
@@ -192,7 +193,7 @@ class _Works:
         shared = _SHARED if is_sharing else shared_pipes(program, device)
         self._numbers = {name: number for number, name in enumerate((*names, *shared))}
         self.columns, self._queues = len(self._numbers), len(names)
-        #: For each column, its number of units per cycle.
+        #: For each column, the number of its units per cycle.
         self.scale = np.array([1] * len(names) + [ONE if is_sharing else 1] * len(shared), np.int64)
         self._depths = waited_for(program.rings) if waits else None
         self._bodies: dict[Hashable, tuple[dict[int, int], list[QueueEntry]]] = {}

@@ -56,7 +56,7 @@ def front(outcomes: Iterable[PointOutcome]) -> list[PointOutcome]:
 
 
 def best_of(outcomes: Iterable[PointOutcome]) -> PointOutcome | None:
-    """Return the fastest simulated point; the first of equals."""
+    """Return the fastest simulated point; the first one, if several are equal."""
     return min((o for o in outcomes if o.status == "ok"), key=_order, default=None)
 
 
@@ -106,9 +106,9 @@ class Exploration:
         return cls(done.setting, outcomes, done.options, done.checked, done.unseen, done.undecided())
 
     def to_pandas(self) -> Any:
-        """Return the points as a `pandas.DataFrame`: a row a point, its axes and figures as columns.
+        """Return the points as a `pandas.DataFrame`: with a row for each point, and its axes and figures as columns.
 
-        Raises `NpusimError` where pandas is not installed.
+        Raises `NpusimError` if pandas is not installed.
         """
         return frame(outcome.row() for outcome in self.outcomes)
 
@@ -146,7 +146,7 @@ class Exploration:
         return tuple(front(self.outcomes))
 
     def counts(self) -> dict[str, int]:
-        """Return how many points were simulated, pruned, infeasible, merged, ... by status."""
+        """Return, by status, the number of points that were simulated, pruned, infeasible, merged, ..."""
         return dict(Counter(o.status for o in self.outcomes))
 
     def tiling(self, outcome: PointOutcome) -> dict[str, object]:
@@ -242,17 +242,17 @@ def explore(
     auto
         Search the fields that the schedules declare, with doublings between their limits.
     studies
-        With ``auto``, rank studies too: schedules that no real kernel runs (FP8 attention without an FP8 matrix unit).
-        A study that ``schedule`` names is searched in any case, with a note.
+        With ``auto``, also rank studies, that is, schedules that no real kernel runs (FP8 attention without an FP8
+        matrix unit). A study that ``schedule`` names is searched in any case, with a note.
     exhaustive
         Simulate every point; otherwise points are pruned if their lower bound proves that they cannot win.
     check_all
-        Check all pruned points for races; else a subset that covers every value of every axis.
+        Check all pruned points for races; otherwise a subset that covers every value of every axis is checked.
     pareto, max_rmse, finite
         Compute bits, once for all points whose bits cannot differ: for the front of latency and relative RMSE, to
         reject points beyond an error, or to reject points whose output is not finite.
     jobs
-        Number of processes; above 1, a script must call under ``if __name__ == "__main__":``.
+        Number of processes; if it is above 1, a script must make the call under ``if __name__ == "__main__":``.
     cluster
         Scheduler of a Dask cluster that replaces local processes (``tcp://host:8786``; needs ``npusim[cluster]``), or
         ``local``: a cluster of ``jobs`` processes.  The rows equal the rows of one process.

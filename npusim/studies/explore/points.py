@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from npusim.simulation.run_result import RunData
     from npusim.studies.explore.space import Point
 
-#: Seconds of core time above which the host hides no launch.
+#: Seconds of core time above which the host no longer hides the launch.
 LONG_S = 1.0
 #: Methods that simulate a program's blocks in compiled code: with them, the time of a core group alone is a bound.
 _COMPILED = ("auto", "block", "fold", "steady")
@@ -46,7 +46,7 @@ _COMPILED = ("auto", "block", "fold", "steady")
 class PointTask:
     """One point by number; the point must be faster than ``cutoff_us`` to win.
 
-    ``heavier``: the other values of the family that the point represents (`PointFamily`); None: the point represents
+    ``heavier``: the other values in the family that the point represents (`PointFamily`); None: the point represents
     only itself.
     """
 
@@ -76,8 +76,8 @@ class Surveyed(NamedTuple):
     """A point that fits: a lower bound of its latency in us, an earlier point with its program, the key of its bits.
 
     ``groups``: core groups whose simulation alone gives a better bound; empty if it gives no better bound, or was
-    already done.  ``work``: the work of the loop bodies of the family's program, which its points share.  Open fields
-    are not chosen yet, and the bound is the minimum over all their tiles.
+    already done.  ``work``: the work of the loop bodies in the family's program, which all points of the family share.
+    Open fields are not chosen yet, and the bound is the minimum over all their tiles.
     """
 
     bound_us: float
@@ -93,7 +93,7 @@ def _variants(pickled: bytes) -> Variants:
 
 
 def _built(job: Job, task: PointTask) -> BuiltPlan:
-    """Return a point's program; raise `TilingError` where it does not fit."""
+    """Return a point's program; raise `TilingError` if it does not fit."""
     return _variants(job.variants).built(tuple(task.point.items()))
 
 
@@ -147,7 +147,7 @@ def survey(job: Job) -> list[tuple[int, Surveyed | str]]:
         bounds = [_bound(task, built, known if is_one else None) for built in candidates]
         latency = min(latency_us(built, bound.cycles) for built, bound in zip(candidates, bounds, strict=True))
         same = task.index
-        if is_one and latency <= task.cutoff_us:  # the other points lose, also if they equal another point
+        if is_one and latency <= task.cutoff_us:  # the other points lose, even if they equal another point
             device, content = candidates[0].plan.device, ProgramContent(candidates[0].program)
             same = first.setdefault((Itself(device), bounds[0], content), same)
         bits = _bits_hang_on(job, task, candidates) if job.needs_bits else ""
@@ -163,13 +163,15 @@ def _bodies_of(built: BuiltPlan) -> Hashable:
 
 
 def _bits_hang_on(job: Job, task: PointTask, candidates: Sequence[BuiltPlan]) -> str:
-    """Return the key that points with equal bits share; where the bits depend on an open field, it is chosen first."""
+    """Return the key that points with equal bits share; if the bits depend on an open field, the field is
+    chosen first.
+    """
     keys = {bits_key(built) for built in candidates}
     return (keys.pop() if len(keys) == 1 else bits_key(_built(job, task))) or f"point {task.index}"
 
 
 def _bound(task: PointTask, built: BuiltPlan, known: dict[Hashable, Ints] | None = None) -> Bound:
-    """Return a lower bound of a program's time by its work; counting ends at the latency that its point must beat.
+    """Return a lower bound of a program's time by its work; it stops at the latency that its point must beat.
 
     ``known``: the work of the program of its family, or an empty mapping that receives it.
     """
@@ -183,7 +185,7 @@ def _bound(task: PointTask, built: BuiltPlan, known: dict[Hashable, Ints] | None
 
 
 def narrow(job: Job) -> list[tuple[int, float]]:
-    """Return a better bound of each point's latency in us: the time of only its busiest core groups."""
+    """Return a better bound of each point's latency in us: the time of its busiest core groups, without the others."""
     bounds = []
     for task in job.tasks:
         assert task.surveyed is not None
@@ -278,7 +280,7 @@ def _busiest(timing: TimingResult) -> tuple[str, float]:
 class Bits(NamedTuple):
     """Relative RMSE of the points that share one key of bits; None where an output is not finite.
 
-    ``sampling_error``: its standard error, where some of the rows were computed.
+    ``sampling_error``: its standard error, if only some rows were computed.
     """
 
     relative_rmse: float | None

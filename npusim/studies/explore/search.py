@@ -45,16 +45,15 @@ from npusim.studies.workers.tasks import Executor, Lost
 Result = TypeVar("Result")
 #: Number of points of each group that are simulated before any bound is compared.
 SEEDS = 4
-#: Number of points of a space above which a walk from point to point comes first, and the largest number of its
-#: simulations.
+#: In a space with more points than this, a walk from point to point comes first; largest number of its simulations.
 LARGE, STEPS = 2048, 96
 #: Number of points of a batch, of one of its tasks, and number of points whose bounds are narrowed for each simulated
 #: point.
 BATCH, TASK, NARROWED = 64, 8, 16
 #: Stages whose time is estimated: the bounds of families, and the simulation of points that may win.
 BOUNDS, SIMULATION = "bounds", "simulation"
-#: Number of families that are opened at a time, and of pruned points that are checked for races for a value that no
-#: simulated point has.
+#: Number of families that are opened at a time, and number of pruned points that are checked for races for each value
+#: that no simulated point has.
 OPENED, TRIED = 16, 8
 #: Number of points with a value among which one is chosen for the check of this and other values.
 LOOKED_AT = 64
@@ -66,8 +65,8 @@ FAMILY_S, POINT_S, BITS_S, RUN_S = 20e-3, 0.6e-3, 0.15, 0.06
 class Progress(NamedTuple):
     """The progress of a search: points with a verdict, the best latency so far, and the current stage.
 
-    ``remaining_us``: no point without a verdict is faster than this; None if points have no bound yet.
-    ``remaining_s``: the estimated rest of the stage, by its rate so far; None where it is unknown.
+    ``remaining_us``: no point without a verdict is faster than this; None if points have no bound yet. ``remaining_s``:
+    the estimated rest of the stage, from its rate so far; None if it is unknown.
     """
 
     stage: str
@@ -117,7 +116,7 @@ class Options:
 
     @property
     def limits(self) -> list[object]:
-        """The options on which verdicts on points depend, in addition to their bits and times."""
+        """The options on which, in addition to bits and times, the verdicts on points depend."""
         return [self.pareto, self.max_rmse, self.finite]
 
     @property
@@ -138,7 +137,7 @@ class Search:
     bits: dict[int, Bits] = field(default_factory=dict)
     narrowed: set[int] = field(default_factory=set)
     checked: int = 0
-    #: Values that no point that is checked for races has, as ``name=value``.
+    #: Values that no point has that is checked for races, as ``name=value``.
     unseen: tuple[str, ...] = ()
     store: Store | None = None
 
@@ -280,7 +279,9 @@ class Search:
         parts: Sequence[Sequence[int]],
         families: Mapping[int, PointFamily] | None = None,
     ) -> Iterator[tuple[Sequence[int], list[Result]]]:
-        """Yield the results of jobs; a job that loses its worker is repeated point by point, without failing points."""
+        """Yield the results of jobs; a job that loses its worker is repeated point by point, and points that fail again
+        are left out.
+        """
         jobs, lost = [self.job(part, families) for part in parts], []
         homes = [self._homes.get(part[0], ()) for part in parts]
         for number, results in workers.run(function, jobs, homes):
@@ -340,7 +341,8 @@ class Search:
             by_group[self.groups[index], point.get("schedule"), apart].append((self.setting.distance(point), index))
         count = 1 if self.options.needs_bits else SEEDS
         nearest = [sorted(near)[:count] for near in by_group.values()]
-        for some in _parts([near[0][1] for near in nearest], self.options.jobs):  # soon a point of one part has a time
+        # so that soon a point of one part has a time
+        for some in _parts([near[0][1] for near in nearest], self.options.jobs):
             if self.options.needs_bits:
                 self._compute_bits(workers, [(i,) for i in self._looked_at(workers, some)])
             self._evaluate(workers, some)
@@ -361,7 +363,7 @@ class Search:
         Points that do not fit, or whose bound proves that they lose, are not simulated.
         """
         axes = self.setting.spaces[str(self.points[at].get("schedule", self.setting.schedules[0]))]
-        strides, stride = dict[str, int](), 1  # from a point to the point with the next value of an axis
+        strides, stride = dict[str, int](), 1  # the steps from a point to the point with the next value of an axis
         for name, values in reversed([*axes.items()]):
             strides[name], stride = stride, stride * len(values)
         steps, most = max(map(len, axes.values())) // 2, len(self.outcomes) + STEPS
@@ -588,9 +590,9 @@ class Search:
                 candidates.setdefault(value, []).append(index)
         for attempt in range(TRIED):
             # If many points have a value, candidates are chosen from the middle on, because the first points have the
-            # first values of the other axes.  Among these the point with the most unchecked values is chosen, the
-            # rarest value first; among equals the point with the lowest bound, which is the most likely to be run and
-            # has fewer operations to check.
+            # first values of the other axes.  Among these, the point with the most unchecked values is chosen, the
+            # rarest value first; if several are equal, the one with the lowest bound, because it is the most likely to
+            # be run and has fewer operations to check.
             chosen, covered = list[int](), set(seen)
             for value, indices in sorted(candidates.items(), key=lambda item: len(item[1])):
                 if value not in covered:

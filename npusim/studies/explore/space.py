@@ -1,4 +1,4 @@
-"""The subject of a search: its request with files read, the axes of each schedule, and their points.
+"""The subject of a search: its request, with its files read; the axes of each schedule; and the points.
 
 People write an axis as ``block_kv=128,256:512:64``.
 """
@@ -61,7 +61,7 @@ Axes = Mapping[str, tuple[Value, ...]]
 
 
 def checked_axes(axes: Mapping[str, Iterable[Value]], known: Sequence[str]) -> Axes:
-    """Return axes that are all ``known``, each value once.
+    """Return axes, all of which are ``known``, with each value once.
 
     Raises `TilingError` if an axis is unknown (with the nearest name), has no values, or if there are too many points;
     a value outside its field's limits gives an infeasible point, not an error.
@@ -179,7 +179,7 @@ class SearchRequest:
     def auto_space(self, fields: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
         """Return ``fields``, the axes that schedules declare, and notes on the axes that are fixed to limit the points.
 
-        Axes that no plain run chooses are fixed, the longest first, at the values of plain runs.
+        Axes that no plain run chooses are fixed at the values of plain runs, the longest axis first.
         """
         axes: dict[str, Any] = {**self.auto_axes(fields), **fields}
         chosen = set().union(*(listed_fields(s, self.device) for s in self.found.values()))
@@ -286,7 +286,7 @@ class SearchRequest:
         return tuple(ranked), tuple(notes)
 
     def _check(self, name: str, axes: Axes, keys: tuple[str, ...]) -> None:
-        """Raise a fault that all points of a schedule have, or all points with one value of its precision."""
+        """Raise a fault that all points of a schedule share, or all of its points with one value of the precision."""
         r, schedule = self.of(name), self.found[name]
         device = r.machine()
         for field in axes.keys() & set(_fields(schedule)[1]):
@@ -332,7 +332,7 @@ class SearchSpec(SearchRequest):
 
     @cached_property
     def model_fields(self) -> frozenset[str]:
-        """Axes that are parameters of a schedule's model: each value computes something else."""
+        """Axes that are parameters of a schedule's model: each value computes another result."""
         fields = (f for schedule in self.found.values() for f in tiling_fields(schedule.tiling))
         return frozenset(f.name for f in fields if f.kind == "model" and f.name in self.axes)
 
@@ -495,7 +495,7 @@ def _accepts(schedule: Schedule, name: str, values: Sequence[Value]) -> bool:
 
 
 def _plain(values: Sequence[Value], value: Any) -> Value:
-    """Return a plain run's value of a field in the form of its axis."""
+    """Return the value that a plain run has in a field, in the form of the field's axis."""
     return next((v for v in values if _word(v) == _word(value)), value)
 
 

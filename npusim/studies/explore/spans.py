@@ -3,7 +3,7 @@
 The operations of a body follow one another in each queue.  Some of them wait for operations of the same body on other
 queues: a slot must be filled before it is read, and read before it is filled again.  The longest chain of such waits
 from a queue's first operation to its last one is a bound in every run of the body.  It does not depend on earlier
-operations: everything that does not follow the first operation is assumed to have ended long before.
+operations, because everything that does not follow the first operation is assumed to have ended long before.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LONG_BEFORE = -(1 << 62)
 
 
 class QueueEntry(NamedTuple):
-    """An operation: the cycles of its queue, the further cycles until its results are ready, and its sides of rings.
+    """An operation: the cycles of its queue, the additional cycles until its results are ready, and its sides of rings.
 
     Flags of a side: whether it waits for a slot, and whether it passes a slot on.
     """
@@ -92,10 +92,10 @@ def spans(entries: Sequence[QueueEntry], depths: Mapping[str, int], queues: int)
 
 def _rings(entries: Iterable[QueueEntry], depths: Mapping[str, int]) -> dict[str, _Slots]:
     """Return the rings of which both sides wait for each slot and pass it on, and the numbers of slots that may be full
-    before.
+    at the beginning.
 
-    Program order is legal: an operation is listed after the operations that it waits for.  That limits the slots that
-    are full.
+    Program order is legal: an operation is listed after the operations that it waits for.  This limits the number of
+    full slots.
     """
     holds: dict[Side, bool] = {}
     refused: set[str] = set()

@@ -2,7 +2,7 @@
 
 A table contains the request once (``about``: ``config``, JSON); rows contain their point, under a ``key`` (a digest of
 both, of the hardware and of the workload), and their outcome.  An interrupted search resumes from its rows.
-`open_store` writes and `read_store` reads; other tools need nothing else.
+`open_store` writes and `read_store` reads; other tools need no other functions.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _outcome(number: int, point: str, outcome: str) -> PointOutcome:
 
 @contextmanager
 def _sqlite_errors(path: Path) -> Iterator[None]:
-    """Raise `SpecError` where SQLite finds a file damaged, `OutputError` for its other errors."""
+    """Raise `SpecError` if SQLite reports that a file is damaged, and `OutputError` for its other errors."""
     try:
         yield
     except sqlite3.Error as error:
@@ -194,7 +194,7 @@ def _locked(path: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise SpecError(f"{path}: another search is writing to it; choose another file with --out") from None
-        except (ImportError, OSError):  # Windows, or a file system without locks
+        except (ImportError, OSError):  # this is Windows, or a file system without locks
             pass
         yield
 

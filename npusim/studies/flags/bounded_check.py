@@ -1,5 +1,5 @@
-"""The bounded check of an expert program: its core groups and the outcomes of its conditions, faults, corrections,
-redundant barriers.
+"""The bounded check of an expert program: the core groups and outcomes of conditions that are examined, faults,
+corrections, and redundant barriers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class FlagReport:
 
     ``redundant``: lines of barriers, each of which can be removed alone without a fault; ``removable``: such lines that
     can be removed together.  Both are empty if there are faults.  ``bounds``: the examined part of the program;
-    ``notes``: the assumptions.  ``proof``: what is known of longer programs, if it was requested.
+    ``notes``: the assumptions.  ``proof``: the facts about longer programs, if they were requested.
     """
 
     program: str

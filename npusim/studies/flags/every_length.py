@@ -1,9 +1,9 @@
 """Proves that a program without faults at one length has no faults at any longer one.
 
-The program runs for one length after another.  Its conditions say which iterations of a loop have the same instructions
-(`lengths`).  If the states after two such iterations are equal (`stepped_cores`), the iterations between the first and
-the last ones can be repeated any number of times, so that the longer program has no fault either.  Nothing is assumed
-about lengths that did not run.
+The program runs for one length after another.  Its conditions determine which iterations of a loop have the same
+instructions (`lengths`).  If the states after two such iterations are equal (`stepped_cores`), the iterations between
+the first and the last ones can be repeated any number of times, so that the longer program has no fault either.
+Nothing is assumed about lengths that did not run.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 #: Numbers of periods that run between the first and the last iterations, tried in this order: states need some periods
 #: until they repeat.
 SETTLING = (6, 12, 24)
-#: Most instructions of a core group.
+#: Largest number of instructions of a core group.
 MOST_INSTRUCTIONS = 200_000
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What is known of the lengths ``first + step * k`` of a program.
+    """The facts that are known about a program's lengths ``first + step * k``.
 
     ``groups``: the core groups that ran.  ``last``: the longest length that ran.  ``period``: the number of iterations
     after which states repeat.  ``fault``: a length that has a fault, and the fault in words; None if no fault was seen.
@@ -73,7 +73,7 @@ class _Run:
 
 
 def prove(path: Path, name: str, arguments: Mapping[str, object], length: str, step: int) -> Proof:
-    """Return what is known of a program for each value of an argument, from its present value on in steps.
+    """Return the facts about a program for each value of an argument: its present value, and larger ones in steps.
 
     Raises `SpecError` if the argument has no integer value.
     """
@@ -88,7 +88,7 @@ def prove(path: Path, name: str, arguments: Mapping[str, object], length: str, s
         growth = Growth(str(path), length, step, k)
         try:
             made = _run(path, name, {**arguments, length: Growing(growth, first + step * k, 0, step)}, growth)
-        except SpecError as error:  # the program does something that is not defined for an integer that grows
+        except SpecError as error:  # the program contains an operation that is not defined for an integer that grows
             growth.reasons[one_line(error)] = None
             made = _Run(growth, ({},), (0,))
         groups.add(made.groups)
@@ -167,9 +167,9 @@ def _run(path: Path, name: str, arguments: Mapping[str, object], growth: Growth)
 
 
 def _repeats(executed: SteppedCores, growth: Growth) -> bool:
-    """Return whether each loop has two states that are equal and a period apart, away from its ends.
+    """Return whether each loop has two equal states that are a period apart and not near its ends.
 
-    A core group may have fewer tasks than another one, and none of the loops of the others.
+    A core group may have fewer tasks than others, and may not execute any of their loops.
     """
     period, states = growth.period, executed.states
     own = {part for part, _ in states}

@@ -1,4 +1,4 @@
-"""The order in which flags, barriers and pipes put the instructions of a core group, and the remaining faults.
+"""The order of a core group's instructions that follows from flags, barriers and pipes, and the remaining faults.
 
 An instruction precedes another if every execution ends it before the other starts.  Pipes execute in order; a wait
 follows its set; a barrier follows everything that its core issued before it and precedes everything later; an
@@ -60,7 +60,7 @@ class Overlaps:
 
 
 class HappensBefore:
-    """The instructions of all cores with the instructions that directly precede each."""
+    """The instructions of all cores, each with those that directly precede it."""
 
     def __init__(self, cores: Cores, overlaps: Overlaps | None = None, *, vector_in_order: bool = True) -> None:
         self.cores, self.vector_in_order = cores, vector_in_order
@@ -94,7 +94,7 @@ class HappensBefore:
             before += [last[x.pipe]] if x.pipe in last else []
             if x.pipe == "V" and x.kind != "wait" and not self.vector_in_order:
                 before += opened
-                # a set follows all earlier operations of the pipe, and later ones do not wait for the set
+                # a set follows all earlier operations of its pipe; later ones do not wait for the set
                 if x.kind != "barrier":
                     before += [last["sets of V"]] if "sets of V" in last else []
                     last["sets of V"] = i
@@ -118,7 +118,9 @@ class HappensBefore:
             self._missing(flag, a, b, "")
 
     def _cross_flags(self) -> None:
-        """Join cross-core flags: C's set is for both vector cores, C's wait is for a set of each of them."""
+        """Join cross-core flags: a set by C reaches both vector cores, and a wait by C needs a set from each of
+        them.
+        """
         sets, waits = (defaultdict[tuple[str, tuple[object, ...]], list[int]](list) for _ in range(2))
         for i, x in enumerate(self.all):
             if x.kind in ("cross set", "cross wait"):

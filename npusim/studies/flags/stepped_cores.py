@@ -1,9 +1,9 @@
 """Executes the instructions of a core group in step and compares the states after iterations.
 
-A state is what each pipe knows of the others: for every pipe, the last instruction that has surely ended.  Pipes
-execute in order, so that one number for each pipe states this.  An access is a fault unless the instruction knows that
-the earlier accesses to the same bytes have ended; flags are checked in the same way.  Equal states have equal futures
-if the instructions that follow are the same.
+A state is the knowledge that each pipe has of the others: for every pipe, the last instruction that has certainly
+ended.  Since pipes execute in order, this is one number for each pipe.  An access is a fault unless its instruction
+knows that the earlier accesses to the same bytes have ended; flags are checked in the same way.  Equal states have
+equal futures if the instructions that follow are the same.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Clock = dict[str, int]
 Turn = tuple[int, int]
 State = tuple[object, ...]
 
-#: Number of iterations of which each access to a moving part of a tensor is stored; of earlier iterations only the last
-#: access is.
+#: Number of iterations of which each access to a moving part of a tensor is stored; of earlier iterations, only the
+#: last access is stored.
 NEAR = 4
 
 
@@ -43,7 +43,9 @@ class _Moving:
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """Accesses of a pipe to a place: in one iteration ``at`` of part ``part`` of the program, or in all before it."""
+    """Accesses of a pipe to a place: in one iteration ``at`` of part ``part`` of the program, or in all earlier
+    iterations.
+    """
 
     place: Box | _Moving
     at: int | None
@@ -64,7 +66,8 @@ class _Flag:
 
 @dataclass(slots=True)
 class _Core:
-    """A core: its instructions, how many it has issued, the queues of its pipes, and what precedes all later ones.
+    """A core: its instructions, the number of those that it has issued, the queues of its pipes, and the instructions
+    that precede all later ones.
 
     ``stop``: the number of the instruction that must end before the next one is issued.
     """
@@ -91,9 +94,11 @@ class SteppedCores:
     def __init__(self, cores: Cores) -> None:
         self.cores = [_Core(name, tuple(issued)) for name, issued in cores.items()]
         self.fault, self.states = "", dict[Turn, State]()
-        #: The first iteration of which a core still has to execute something; -1: of an earlier part of the program.
+        #: The first iteration that some core has not completely executed; -1: it belongs to an earlier part of the
+        #: program.
         self.begun = dict[Turn, int]()
-        self._clocks: dict[str, Clock] = {}  # by pipe: what its last instruction knew, and the instruction itself
+        # by pipe: the knowledge of its last instruction, and the instruction itself
+        self._clocks: dict[str, Clock] = {}
         self._numbers = defaultdict[str, int](int)
         self._flags: dict[tuple[object, ...], _Flag] = {}
         self._products: dict[tuple[str, Flag], Clock] = {}
@@ -135,7 +140,7 @@ class SteppedCores:
         return is_any
 
     def _execute(self, core: _Core, pipe: str) -> bool:
-        """Execute the first instruction of a pipe's queue, if it need not wait."""
+        """Execute the first instruction of a pipe's queue, if it does not have to wait."""
         queue = core.queues[pipe]
         if not queue or self.fault:
             return False
@@ -197,7 +202,9 @@ class SteppedCores:
     # ------------------------------------------------------------ memory
 
     def _access(self, x: Issued, known: Clock, pipe: str) -> None:
-        """Record the accesses of an instruction; a fault if one to common bytes is not known to have ended."""
+        """Record the accesses of an instruction; it is a fault if an earlier access to common bytes is not known to
+        have ended.
+        """
         made = list[tuple[Box, _Use]]()
         for is_write, boxes in ((False, x.reads), (True, x.writes)):
             for box in boxes:
@@ -219,7 +226,7 @@ class SteppedCores:
             self._uses[box.space, box.core][use] = self._numbers[pipe] + 1
 
     def _may_meet(self, one: _Use, other: _Use) -> bool:
-        """Return whether two uses may have a byte in common; an answer is the same in all iterations of a loop."""
+        """Return whether two uses may have a byte in common; the answer is the same in all iterations of a loop."""
         a, b = one.place, other.place
         if isinstance(a, Box) and isinstance(b, Box):
             return _overlap(a, b)
@@ -230,7 +237,7 @@ class SteppedCores:
                 continue  # the two accesses may have bytes in common
             if move and other.at is None and one.part != self._turn[0]:
                 continue
-            # the other access is in all iterations that are more than `NEAR` before this turn
+            # the other access occurs in all iterations that are more than `NEAR` before this turn
             if move and other.at is None:
                 last = self._turn[1] - NEAR - 1 - (one.at or 0)
                 if end + move * last <= low if move > 0 else start + move * last >= high:
@@ -259,7 +266,9 @@ class SteppedCores:
         return min((x.turn[1] if x.turn[0] == part else -1 for x in left if x.turn[0] <= part), default=iteration + 1)
 
     def _state(self) -> State:
-        """Return what decides the future; instructions are numbered by their order, iterations from the present one."""
+        """Return everything that determines later states; instructions are numbered by their order, and iterations from
+        the present one.
+        """
         marks = defaultdict[str, set[int]](set)
         for uses in self._uses.values():
             for use, number in uses.items():
@@ -323,7 +332,9 @@ def _joined(clocks: Iterable[Mapping[str, int]]) -> Clock:
 
 
 def _placed(box: Box, iteration: int) -> Box | _Moving:
-    """Return the place of a box; one that moves is that of iteration 0, and an axis without a place has none."""
+    """Return the place of a box; the place of a box that moves is that in iteration 0, and an axis without a place has
+    none.
+    """
     if not box.moves:
         return box
     ranges = tuple(

@@ -1,4 +1,6 @@
-"""The paths through an expert program that are examined: the first two core groups and the last one, all answers."""
+"""The paths through an expert program that are examined: those of the first two core groups and the last one, for all
+answers to conditions.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ class PathWalk(NamedTuple):
 
     @property
     def form(self) -> object:
-        """Key by which walks have the same instructions; walks of another group may differ in the offsets
+        """Key that walks with the same instructions share; walks of another group may differ in the offsets
         of tensors.
         """
         return tuple((x.core, x.line, x.kind, x.flag, x.turn) for issued in self.walk.cores.values() for x in issued)

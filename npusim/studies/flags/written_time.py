@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from npusim.config.device import DeviceSpec
 
-#: Largest number of iterations of an outermost loop that are walked first, and twice that number afterwards; fewer if
-#: iterations are long.
+#: Largest number of iterations of an outermost loop that are walked first; then twice that number are walked.  It is
+#: smaller if iterations are long.
 MOST_WALKED, LONG = 4, 12_000
 #: Largest number of instructions of a walk.
 MOST_INSTRUCTIONS = 400_000
@@ -99,7 +99,7 @@ class _Timed:
         self.walked = max(1, min(MOST_WALKED, LONG // max(1, size)))
 
     def walk(self, group: int, most: int) -> GroupWalk:
-        """Return the instructions of a core group; of outermost loops only the first iterations."""
+        """Return the instructions of a core group; of an outermost loop, only the first iterations."""
         decisions = Decisions()
         walk = walk_program(self.kernel, self.language, group, decisions, self.scalars, most)
         if decisions.path:

@@ -33,8 +33,8 @@ SHARED = ("kv_heads", "groups")
 class VariedCall:
     """A varied call, and the position of its sequence in the batch.
 
-    ``is_last_query``: the call has other queries too, so that only the last query's row is compared.  ``is_longer``:
-    further tokens follow, which add steps only to other rows.
+    ``is_last_query``: the call also has other queries, so that only the last query's row is compared.  ``is_longer``:
+    further tokens follow; they add steps only to other rows.
     """
 
     what: str
@@ -121,7 +121,7 @@ def plain_calls(sizes: Mapping[str, int], grows: Collection[str]) -> dict[str, l
 
 
 def shares(sizes: Mapping[str, int], sequence: int = 0) -> Iterator[VariedCall]:
-    """Yield shares of the heads: complete groups, or a part of a group where several ranks share the group."""
+    """Yield shares of the heads: complete groups, or, if several ranks share a group, a part of it."""
     of_groups = next((name for name in SHARED if sizes.get(name)), "heads")
     all_heads, all_groups = sizes["heads"], sizes[of_groups]
     for ranks in RANKS:
@@ -178,7 +178,7 @@ def inputs_of(source: HeadSource, sequence: int, problem: Problem) -> HeadSource
 
 @dataclass(frozen=True)
 class _OfFirst:
-    """Values of a constant tensor, by batch and head: each sequence has the ``each`` batches of the first one."""
+    """Values of a constant tensor, by batch and head: each sequence has the same ``each`` batches as the first one."""
 
     values: Callable[[], Any]
     each: int

@@ -84,7 +84,7 @@ SPLITS = (1, 2, 8)
 BLOCKS = (*("block_kv", "block_q", "block", "tile_q", "tile_kv"), *("chunk", "block_value", "block_key", "block_sums"))
 #: Fields that name the order in which partial results are merged, and the kernel that adds them.
 MERGING = ("merge", "method")
-#: Number of keys of all KV heads whose bits are compared: it limits the time of a variant.
+#: Number of keys of all KV heads whose bits are compared: this limits the time of a variant.
 KEYS = 1 << 16
 Part = TypeVar("Part")
 #: ``cannot``: the bits are the same by structure, for any inputs; ``same class``: the bits are the same by structure
@@ -148,7 +148,7 @@ class Finding:
 
     @property
     def first(self) -> Tried | None:
-        """The first variation that changed the bits, or else the intermediate values."""
+        """The first variation that changed the bits; if none did, the first that changed intermediate values."""
         seen = [t for t in self.tried if t.difference] or [t for t in self.tried if t.parted]
         return seen[0] if seen else None
 
@@ -280,8 +280,8 @@ class _AsAsked(Generic[Part]):
             yield self._known[number]
 
 
-#: The bits of the examined rows: the bits of one group's heads, and those of the other heads, which are not needed if
-#: the first ones differ.
+#: The bits of the examined rows: the bits of one group's heads, and those of the other heads; the latter are not needed
+#: if the former differ.
 _Bits = _AsAsked[Computed]
 
 
@@ -398,7 +398,7 @@ class _Examination:
             if half >= (known[name].minimum or 1) and half % (known[name].multiple_of or 1) == 0:
                 values["tile"].append((name, half))
         if "pack" in known and getattr(self.problem, "group_size", 1) > 1:
-            # Packed: rows of several query heads are rows of one block.
+            # In a packed tensor, rows of several query heads are rows of one block.
             values["packing"] = [("pack", "off" if self.base.program.tensors["o"].packed > 1 else "on")]
         return {
             aspect: [VariedCall(f"{n}={value}", Variant(tiling={n: value}), self.sequence) for n, value in listed]
@@ -641,7 +641,7 @@ def _cost(costs: list[tuple[float, str]]) -> dict[str, Any]:
 
 
 def _against(finding: Finding, latency: float | None, times: list[tuple[float, str]]) -> Finding:
-    """Return the finding with the cost of the unchanged call, compared with the fastest of the others."""
+    """Return the finding, with the cost of the unchanged call compared with the fastest of the other calls."""
     if latency is None:
         return finding
     best, what = min(times, default=(latency, ""))

@@ -76,7 +76,7 @@ def widths(fractions: range) -> dict[str, Change]:
 
 
 def products_in(tree: Tree) -> dict[str, Change]:
-    """Return the ways in which products may enter exact additions if they have more bits than the accumulator."""
+    """Return the ways in which products with more bits than the accumulator may enter exact additions."""
     plain = trees.bare(tree)
     rounded = trees.with_leaves(plain, lambda k: k if k == C else (k,))
     products = {
@@ -91,7 +91,8 @@ def kinds(tree: Tree, modes: Mapping[str, Change], *, more: bool = False) -> Ite
     """Yield the variants of a tree that a search tries: each rounding of ``modes``, and the roundings of sums of sums
     if there are any.
 
-    ``more``: instead each variant alone, with the ways in which products enter such sums, and with flushed subnormals.
+    ``more``: instead, the tree with each way in which products enter such sums, and the tree with flushed subnormals,
+    each alone.
     """
     has_sums = trees.has_sums(trees.bare(tree))
     if not more:
@@ -352,8 +353,8 @@ class _Unit:
         yield "overflow", of("overflow"), OVERFLOW
 
     def _widths(self) -> tuple[Array, dict[str, Change]]:
-        """Return the probes where small terms vanish, and the alignments near the distance at which the last one is
-        visible.
+        """Return the probes where small terms vanish, and the alignments near the distance at which the last small term
+        is visible.
         """
         p, tree, where = self.p, self.unit.tree, self.p.of("width", "width_c")
         if self.unit.fraction is None:
@@ -504,7 +505,7 @@ def _looked_at(d: Array) -> tuple[Array, Array]:
 
 
 def _as_asked(p: Probes, d: Array) -> tuple[Array, tuple[str, ...], bool]:
-    """Return D in the requested orientation, remarks on it, and whether it is a product of A, B and C at all.
+    """Return D in the requested orientation, remarks on it, and whether D is a product of A, B and C at all.
 
     Random rows decide this, by results that are right within a 64th of their terms' size: swapped operands give D's
     transpose, or have each other's formats; C may be missing.
@@ -547,7 +548,9 @@ def _as_asked(p: Probes, d: Array) -> tuple[Array, tuple[str, ...], bool]:
 
 
 def goes_on(one: Identified, p: Probes, d: Array) -> Answer:
-    """Return how a product that is four times as long continues: as the unit's steps, or split by a library along K."""
+    """Return how a product of four times the length continues: with further steps of the unit, or split along K by a
+    library.
+    """
     assert one.unit is not None
     diagonal = d[np.arange(len(d)), np.arange(len(d)) % d.shape[1]]
     scores = {}

@@ -95,8 +95,8 @@ def folder_contents(names: Sequence[str], device: str = "") -> dict[str, bytes]:
 
 
 def others_files(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
-    """Return existing files with the names of ``contents`` that npusim did not write: they are neither equal to these
-    nor probes.
+    """Return those existing files with names in ``contents`` that npusim did not write: they neither have these
+    contents nor are probes.
     """
     existing = [folder / name for name in contents if os.path.lexists(folder / name)]
     return [f for f in existing if not (f.is_file() and (f.read_bytes() == contents[f.name] or _is_probes(f)))]

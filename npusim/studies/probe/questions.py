@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from npusim.formats.cast import Array
     from npusim.formats.float_format import FloatFormat
 
-#: Products of a probe: two steps of the deepest known unit; and products of a probe that shows how a library splits K.
+#: Number of products of a probe: two steps of the deepest known unit; and of a probe that shows how a library splits K.
 K, LONG_K = 64, 256
 #: Probes are the diagonals of square tiles; their number is a multiple of the largest such tile.
 TILE = 64
@@ -172,7 +172,7 @@ class _Builder:
         return x * 2.0 ** (e - eb), y * 2.0**eb
 
     def weights(self) -> list[tuple[int, int, int]]:
-        """Return the weight of each leaf and its two factors, the last for c.
+        """Return, for each leaf, its weight and the weight's two factors; c is the last leaf.
 
         Weights within a step differ, and so do the sums of steps.
         """
@@ -239,7 +239,7 @@ def _structure(p: _Builder) -> None:
 
 
 def _split(p: _Builder) -> None:
-    """The same over four times as many products, for some pairs: they show how products follow one another."""
+    """The same probes for some pairs, with four times as many products: they show how products follow one another."""
     leaves = LONG_K + p.case.has_c
     pairs = [(i, j) for i, step in ((0, 1), (100, 2)) for j in range(0, leaves, step) if i != j]
     is_light = p.case.out.mantissa_bits < 10
@@ -261,7 +261,7 @@ def _pairs(p: _Builder, question: str, pairs: Iterable[tuple[int, int]], weights
 
 
 def _width(p: _Builder) -> None:
-    """M, -M and a small term of one step: the distance at which the term is lost, and how it is cut."""
+    """Add M, -M and a small term in one step: this shows the distance at which the term is lost, and how it is cut."""
     hi, is_half = p.high, p.acc.name == "float16"
     for s in range(max(4, hi - 14 if p.is_seen and p.case.out.exponent_bits == 5 else 0), min(60, hi - p.low - 2) + 1):
         for x in (3, -3, 5):  # 1.5, -1.5 and 1.25 times 2**-s
@@ -279,7 +279,9 @@ def _width(p: _Builder) -> None:
 
 
 def _inputs(p: _Builder) -> None:
-    """1 + x 2**-s less 1, of each operand: bits of float32 operands that a switch to TF32 or HF32 cuts."""
+    """Add 1 + x 2**-s, minus 1, for each operand: this shows the bits of float32 operands that a switch to TF32 or HF32
+    cuts.
+    """
     if p.fa.name == p.fb.name == "float32":
         for s in range(3, 24):
             for x in (1, 3):
@@ -320,7 +322,7 @@ def _split_power(e: int) -> tuple[float, float]:
 
 
 def _subnormal(p: _Builder) -> None:
-    """Subnormal operands, results and C, and the smallest exponent to which terms are aligned."""
+    """Add subnormal operands, results and C, and terms that show the smallest exponent to which terms are aligned."""
     fa, fb, acc = p.fa, p.fb, p.acc
     for x in (1, 3):
         p.add("subnormal_in", (0, x), {0: (x * fa.min_subnormal, 2.0 ** min(_top(fb), 100))})
@@ -343,7 +345,7 @@ def _subnormal(p: _Builder) -> None:
 
 
 def _special(p: _Builder) -> None:
-    """Overflow, Inf and NaN: at the first products, and of C."""
+    """Add overflow, Inf and NaN in the first products and in C."""
     top = _top(p.acc)
     x, y = p.term(min(p.high, top - 1))
     for sign in (1, -1):
@@ -363,7 +365,9 @@ def _special(p: _Builder) -> None:
 
 
 def _random(p: _Builder, kind: str, count: int, rng: np.random.Generator) -> None:
-    """Dense random rows: normal, with many magnitudes, with terms that cancel, and with tiny terms."""
+    """Add dense random rows: normal ones, and ones with many magnitudes, with terms that cancel, and with tiny
+    terms.
+    """
 
     def values(shape: tuple[int, ...], f: FloatFormat) -> Array:
         x = rng.standard_normal(shape)

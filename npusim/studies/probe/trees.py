@@ -245,7 +245,7 @@ def families(depth: int) -> Iterator[Tree]:
 
 
 def as_chains(tree: Tree) -> tuple[int, int, int, str] | None:
-    """Return the arguments of `chains` that give a tree; None if no arguments give it."""
+    """Return the arguments of `chains` that give a tree; None if no arguments give this tree."""
     depth, wanted = leaf_count(tree), normal(bare(tree))
     return next((x for x in all_chains(depth) if normal(bare(chains(depth, *x))) == wanted), None)
 
@@ -274,7 +274,7 @@ def in_words(tree: Tree) -> str:
 
 
 def continued(step: Tree, depth: int) -> dict[str, Tree]:
-    """Return by description the trees of ``depth`` products that a unit with this step, or its library, may form."""
+    """Return, by description, the trees of ``depth`` products that a unit with this step, or its library, may form."""
     size, inner, trees = leaf_count(step), products_of(step), dict[str, Tree]()
     if C in leaves_of(step):
         trees[f"steps of {size} go on"] = repeated(step, depth)

@@ -94,7 +94,7 @@ def tie_probes(target: str) -> Array:
     """
     f = get_format(target)
     codes = np.arange(f.max_code, dtype=f.bits_dtype)
-    # for a 16-bit format every 53rd code, and the codes at the subnormals and at the largest numbers
+    # for a 16-bit format, every 53rd code and the codes near the subnormals and near the largest numbers
     if len(codes) > 1 << 12:
         codes = np.unique(np.concatenate([codes[::53], codes[1:64], codes[-64:]]))
     low = widen(codes.view(f.dtype)).astype(np.float64)
@@ -113,8 +113,8 @@ def tie_probes(target: str) -> Array:
 
 @dataclass(frozen=True)
 class OperationResult:
-    """The explanation of an operation's results: the ``answers`` that all results have in common, and the number of
-    results that are ``explained``, of those ``asked``.
+    """The explanation of an operation's results: the ``answers`` that all results have in common, and the numbers of
+    results that are ``explained`` and ``asked``.
 
     ``answers`` is empty where nothing explains all; ``best`` is the answer that explains most, ``note`` a remark.
     """
@@ -168,7 +168,7 @@ def _multiply_adds(fmt: str) -> Ways:
     }
 
 
-#: By operation its question, and the ways to compute it in a format.
+#: For each operation, its question and the ways to compute it in a format.
 OPTIONS: Mapping[str, tuple[str, Callable[[str], Ways]]] = MappingProxyType(
     {
         "sum": ("order of a row's sum", _sums),
@@ -196,8 +196,8 @@ def ways_of(case: VectorCase) -> Ways:
 def identify_operation(key: str, case: VectorCase, operands: tuple[Array, ...], result: Array) -> OperationResult:
     """Return which of npusim's ways to compute an operation explain all its results (bit patterns).
 
-    NaN equals any NaN, except in casts, whose NaN rule is probed: there only if no rule explains all results.  For
-    maxima all zeros are equal.
+    NaN equals any NaN, except in casts, whose NaN rule is probed: in casts this holds only if no rule explains all
+    results.  For maxima all zeros are equal.
     """
     f, asked = get_format(case.out), len(result)
     question = f"{OPTIONS[case.operation][0]}{' ' if case.operation == 'cast' else ', '}{case.out}"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 #: Aspects that differ from the base by name: a point of the search.
 Point = Mapping[str, float]
-#: Number of values of a range that are tried one by one.
+#: Number of values of a range that are tried, one after another.
 LEVELS = 4
 #: ``tokens``: one key in this number is an outlier; ``sinks``: number of first keys (P-Cast has four).
 OUTLIERS, SINKS = 64, 4
@@ -108,10 +108,10 @@ ASPECTS: Mapping[str, Aspect] = MappingProxyType(
         )
     }
 )
-#: The aspect that multiplies all inputs, by kind of subject.
+#: The aspect that multiplies all inputs, for each kind of subject.
 AMPLITUDE: Mapping[str, str] = MappingProxyType({"attention": "logit_std", "plain": "scale"})
-#: Aspects of judged calls only, which no search tries: no input of a kernel of plain tensors is above 0, and a number
-#: is added to all inputs.
+#: Aspects that only judged calls have, and that no search tries: inputs of a kernel of plain tensors that are not above
+#: 0, and a number that is added to all inputs.
 NEGATIVE, MOVED = "negative", "moved"
 #: Aspects by the name of a group.
 GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(

@@ -102,7 +102,7 @@ def _described(moment: Moment, lost: NDArray[np.bool_], result: NDArray[Any], ex
 
 
 def _exact(moment: Moment, wide: list[Any]) -> Any:
-    """Return the step's result in float64 from its operands; of a product without its accumulator."""
+    """Return the step's result in float64 from its operands; for a product, without its accumulator."""
     step, how = moment.step, moment.step.attributes
     if step.opcode is Opcode.CAST:
         return wide[0]
@@ -127,7 +127,9 @@ def _element(fmt: str) -> str:
 
 
 def _step(result: NDArray[Any], name: str, exact: NDArray[np.float64]) -> tuple[Any, Any]:
-    """Return the step of a format at each value, and the value of its element 1 (for formats in blocks, a scale)."""
+    """Return the step of a format at each value, and the value of an element 1 there (in block formats this is the
+    scale).
+    """
     fmt = get_format(_element(name))
     unit = scale_values(result["scale"]).astype(np.float64) if result.dtype.names else 1.0
     exponent = np.frexp(np.abs(exact) / unit)[1] - 1
@@ -135,8 +137,8 @@ def _step(result: NDArray[Any], name: str, exact: NDArray[np.float64]) -> tuple[
 
 
 def coarsest_step(program: TileProgram) -> float:
-    """Return the largest relative step of the formats that a program's steps write; for formats in blocks, an
-    element's.
+    """Return the largest relative step of the formats that a program's steps write; for block formats, that of an
+    element.
     """
     written = {
         _element(step.dst.fmt)

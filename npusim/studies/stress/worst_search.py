@@ -55,11 +55,11 @@ STEPS = 4
 CALM, CALM_KEYS = {"logit_std": 0.5}, 256
 #: Number of aspects whose worst values are tried in pairs, and number of points that are tried near the worst one.
 JOINED, AROUND = 4, 16
-#: Powers of two by which inputs grow, or shrink, for the margin.
+#: Powers of two by which inputs are multiplied for the margin.
 GROWN, SHRUNK = 6, 4
 #: Amplitudes beyond the default bounds if finite outputs are required: each factor is the square of the previous one.
 GROWTH = (2.0, *(2.0**2**n for n in range(1, 8)))
-#: Shares of the budget that are spent when the search for the worst input ends, and when everything else ends.
+#: Shares of the budget after which the search for the worst input ends, and after which everything else ends.
 SEARCHED, ENDED = 0.55, 0.95
 
 
@@ -127,7 +127,7 @@ class StressedRun:
             return self.outcome(plan, program, CALM)
 
     def at(self, point: Point) -> tuple[Plan, TileProgram]:
-        """Return the plan and program for a point: the request's, without its tail of keys."""
+        """Return the plan and program for a point: those of the request, without the point's tail of keys."""
         plan, tail = self.base[0], int(point.get("tail", 0))
         if tail and tail not in self._tails:
             p = cast("Problem", plan.problem.attention)
@@ -158,7 +158,7 @@ class StressedRun:
         results: dict[str, Any] = {"exact": {} if exact is None else exact, "exact_results": {}}
         plan = replace(plan, sources={subject: self.source(plan, subject, point)}, **results)
         p = subject.attention
-        if rows == "sample" and p is not None and not p.lengths:  # also if a block has fewer rows
+        if rows == "sample" and p is not None and not p.lengths:  # this holds even if a block has fewer rows
             rows = range(max(0, p.seq_q - SAMPLE_ROWS), p.seq_q)
         return bits_of(plan, program, rows=rows, heads=self.heads(subject), **how)
 
@@ -189,7 +189,7 @@ class StressedRun:
         return subject.read_heads(chosen_heads(subject.output, self.heads(subject)))
 
     def room(self, point: Point) -> Literal["more", "last", "none"]:
-        """Return whether amplitudes may grow beyond those of a point; otherwise they must end there or earlier.
+        """Return whether amplitudes may grow beyond those of a point; otherwise they end there.
 
         The amplitudes end where an input reaches the largest number of its format, and before the sum of an input's
         squares exceeds float32, the widest format in which matrix units add.
@@ -373,7 +373,7 @@ class _Search:
     def run(self, workers: Executor) -> None:
         """Test the base, each aspect alone, the worst ones in pairs, and points near the worst.
 
-        The ends of all aspects come first, then larger amplitudes: the budget may end before the rest.
+        The ends of all aspects come first, then larger amplitudes, because the budget may end before the rest.
         """
         each = [[v for v in (*a.values[-1:], *a.values[:-1]) if v != a.neutral] for a in self.aspects]
         names = [a.name for a in self.aspects]
@@ -448,7 +448,7 @@ class _Search:
         plain = subject.plain
 
         def lying(name: str, values: NDArray[Any]) -> NDArray[Any]:
-            """Return a matrix of plain tensors in the form of memory: rows that share one row are stored once."""
+            """Return a matrix of plain tensors as memory stores it: rows that share one row are stored once."""
             t = plain.get(name)
             turned = values.T if t and t.is_transposed else values
             return turned[: ceil_div(t.rows, t.shared_rows)] if t else turned
@@ -536,7 +536,7 @@ def _share(found: Diagnosis | None, name: str) -> float | None:
 
 
 def _alternatives(plan: Plan, program: TileProgram) -> Iterator[tuple[str, Callable[[], Plan]]]:
-    """Yield by name presets, single changes of a plan's precision, and other schedules with their usual one."""
+    """Yield, by name, presets, single changes of a plan's precision, and other schedules with their usual precision."""
 
     def changed(of: Plan, text: str) -> Plan:
         return replace(of, precision=of.schedule.precision(text))

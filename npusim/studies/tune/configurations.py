@@ -47,7 +47,8 @@ def configurations_of(request: Request, axes: Mapping[str, Iterable[Any]]) -> li
             Configuration(
                 {"config": i, **c.values},
                 replace(request, tiling={**named, "config": i}),
-                repr(dict(c.constants)) if call.language else written(c.values),  # TileLang's are mappings
+                # configurations of TileLang are mappings
+                repr(dict(c.constants)) if call.language else written(c.values),
             )
             for i, c in enumerate(recorded)
         ]

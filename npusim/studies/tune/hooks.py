@@ -45,8 +45,8 @@ class Pruner:
     hw
         A device of `npusim hw list`; None: the GPU that torch sees.
     top
-        Number of configurations that remain, those with the smallest predicted times; at least 1, and a single one is
-        not measured.
+        Number of configurations that remain, those with the smallest predicted times.  It is at least 1; a single one
+        is not measured.
     bits
         ``any``, or ``same``: all remaining configurations give the same bits for finite inputs, which is proved from
         the structure.
@@ -164,8 +164,8 @@ def _device_name() -> str:
 def _configuration(
     kernel: Any, config: Any, named: dict[str, Any], rest: dict[str, Any], hw: str
 ) -> Configuration | str:
-    """Return a live call with one configuration as the request of a launch, or the reason why the call cannot be
-    written as text.
+    """Return a live call with one configuration as the request of a launch, or the reason why no text states
+    the call.
     """
     values = {**named, **rest, **config.all_kwargs()}
     if (count := getattr(config, "num_ctas", 1) or 1) != 1 or getattr(config, "maxnreg", None) is not None:

@@ -1,4 +1,4 @@
-"""Bias of an output: the parts of its error that cancel over rows if rounding is correct, compared with those of
+"""Bias of an output: those parts of its error that cancel over rows if rounding is correct, compared with those of
 correct kernels.
 """
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     Doubles = NDArray[np.float64]
 
-#: Allowed bias in standard errors: over all outputs, and over one head of many.
+#: Allowed bias, in standard errors: over all outputs, and over a single head of many.
 ALL, EACH = 5.0, 7.0
-#: Numbers of rows below which there is no standard error: of all outputs, and of a head.
+#: Smallest numbers of rows for which there is a standard error: of all outputs, and of a head.
 LEAST, LEAST_OF_HEAD = 16, 32
 
 
@@ -54,7 +54,8 @@ class BiasCheck:
     drawn: Sequence[Mapping[BlockRows, NDArray[Any]]]
 
     def measures(self, rows: Mapping[BlockRows, NDArray[Any]]) -> Iterator[Measure]:
-        """Yield the biases of an output: its slope and its mean error, of all heads and of each, and its rows' slopes.
+        """Yield the biases of an output: the slope and the mean error of all heads and of each head, and the slopes of
+        rows.
 
         Each bias is compared with the mean of the correct kernels' biases, within some of their standard errors.
         """
@@ -116,7 +117,9 @@ class BiasCheck:
         return ErrorComponent(value / norm, error / norm)
 
     def _slopes(self, errors: Doubles) -> tuple[float, float]:
-        """Return the mean square of each row's slope, and its standard error: rows whose sum is wrong by a factor."""
+        """Return the mean square of each row's slope, and its standard error: they are large if the sums of rows are
+        wrong by a factor.
+        """
         weights = self._weights.get("the slope", np.zeros_like(errors))
         square = (weights * weights).sum(axis=1)
         slopes = np.divide((errors * weights).sum(axis=1), square, out=np.zeros_like(square), where=square > 0) ** 2

@@ -32,7 +32,7 @@ UNCERTAIN = ("assumed", "derived", "fitted")
 #: Times of one request that differ by more than this are not explained by noise.
 CONTRADICTION = 0.25
 FEWEST = 4
-#: Number of times that constants are selected, each time around the values to which the earlier ones were fitted.
+#: Number of rounds in which constants are selected; each round starts from the values fitted in the previous ones.
 ROUNDS = 2
 #: Smallest number of cycles at which a constant in cycles, an integer, is fitted.
 FINE_CYCLES = 100
@@ -42,7 +42,8 @@ FINE_CYCLES = 100
 class Constant:
     """A fitted constant: its value before and after, and the ends of its 90 % interval.
 
-    ``with_it`` are the keys that these measurements cannot distinguish from this one: one factor changed all of them.
+    ``with_it`` are the keys that these measurements cannot distinguish from this one: all of them were changed by one
+    factor.
     """
 
     key: str
@@ -122,11 +123,11 @@ def calibrate(
 ) -> Calibration:
     """Fit a device's uncertain constants to the times of a file of measurements.
 
-    ``hw``: the device, if it is not that of the cases; ``constants``: patterns of keys that may be fitted.  A complete
-    key may name a measured constant; a pattern may too if the cases belong to another device, since a number that was
-    measured on one chip is an assumption for another.  The fit chooses constants that reduce the error of left-out
-    groups most and that the data can distinguish; times are simulated again, never interpolated.  A range counts as its
-    geometric middle.
+    ``hw``: the device, if it differs from that of the cases; ``constants``: patterns of keys that may be fitted.  A
+    complete key may name a measured constant; a pattern may too if the cases belong to another device, since a number
+    that was measured on one chip is an assumption for another.  The fit chooses constants that reduce the error of
+    left-out groups most and that the data can distinguish; times are simulated again, never interpolated.  A range is
+    represented by its geometric mean.
 
     Raises `SpecError` if cases belong to several devices, contradict one another or are too few, if the device has no
     constant to fit, or if scipy is missing.
@@ -310,7 +311,7 @@ class _Fit:
         return self.known[known]
 
     def _along(self, chosen: Array) -> least_squares.Predict:
-        """Return the same for logarithms of factors on bundles."""
+        """Return the same result from logarithms of factors on bundles."""
         return lambda x: self.predict(chosen @ x)
 
 

@@ -46,11 +46,11 @@ if TYPE_CHECKING:
     from npusim.simulation.run_result import RunData
     from npusim.simulation.simulate import BuiltPlan
 
-#: Number of nearest single changes that are tried in pairs with all others, and the excess of equal outputs over chance
-#: that they need, in square roots of the number of outputs.
+#: Number of nearest single changes that are tried in pairs with all others, and the number of equal outputs by which
+#: they must exceed chance, in square roots of the number of outputs.
 NEAREST, CHANCE = 3, 4.0
-#: Smallest share of the differing outputs that a change must make equal to be named as the nearest: a change that
-#: explains nothing makes by chance as many outputs equal as unequal, and the best of some hundred changes a few more.
+#: Smallest share of the differing outputs that a change must make equal to be named as the nearest: by chance, a change
+#: that explains nothing makes as many outputs equal as unequal, and the best of some hundred such changes a few more.
 CLOSES = 0.5
 #: Tried formats of an intermediate, scales of an FP8 P, keys of a tile, and splits.
 FORMATS = ("float32", "float16", "bfloat16")

@@ -304,7 +304,7 @@ class Predictor:
         return other
 
     def fitted(self, name: str) -> frozenset[str]:
-        """Return the names of the cases and groups that numbers of a device's file were fitted on."""
+        """Return the names of the cases and groups on which numbers of a device's file were fitted."""
         if name not in self._fitted:
             facts = self.machine(name).facts()
             self._fitted[name] = frozenset(case for _, fact in facts for case in fact.fitted_on or ())
@@ -357,7 +357,7 @@ class Predictor:
         return times[case.kind] * MICROSECONDS
 
     def is_floor(self, case: MeasurementCase, quantity: str) -> bool:
-        """Whether the host limits a latency, not the device, judged by its floor."""
+        """Whether the host, and not the device, limits a latency; its floor shows this."""
         if quantity != "latency_us" or case.kind not in ("back_to_back", "call"):
             return False
         timing = self.timing(case)
@@ -382,7 +382,7 @@ class Predictor:
         return f"{board} {case.schedule} {launch} {case.precision} {chosen} {case.workload!r} {case.start}"
 
     def tile(self, case: MeasurementCase) -> str:
-        """Return the fields of the tile that a case's attention uses, if the case leaves them open or names none."""
+        """Return the fields of the tile that a case's attention uses, if the case does not state them."""
         plan, run = self.plan(case), self.result(case)
         if (case.tiling and not plan.is_open) or "attention" not in run.problem.features or plan.machine.node:
             return ""
@@ -426,19 +426,21 @@ class Predictor:
         )
         if case.is_open:
             return plan_of(request)
-        # The tile of a measured kernel is its author's: fields that are not stated have their declared values, not the
-        # fastest ones.
+        # The author of a measured kernel chose its tile: fields that a case does not state have their declared values,
+        # not the fastest ones.
         if case.tiling:
             schedule, device, _ = target_of(request, has_bits=False)
             named = schedule.tiled(_tiling(case)), schedule.precision(request.precision)
             follows = machine_of(device).by_tile(*named)
-            # A preset names the kernel of the schedules that have this kernel; other schedules have their own kernels.
+            # A preset's kernel applies to the schedules that have it; other schedules have their own kernels.
             if not schedule.kernel_refusal(follows.get("kernel")):
                 request = replace(request, tiling={**_tiling(case), **follows})
         return replace(plan_of(request), is_open=False)
 
     def _what(self, case: MeasurementCase) -> dict[str, Any]:
-        """Return the problem of a request: a workload by name, one that is written out, or sizes of another kernel."""
+        """Return the problem of a request: a workload by name, a workload that the case itself describes, or sizes of
+        another kernel.
+        """
         w = case.workload
         if w.name is not None:
             return {"workload": self.beside(w.name), **w.of_name()}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from npusim.config.cases import MeasurementCase
     from npusim.simulation.run_result import RunData
 
-#: Distance between two values of a field of the tiling, or of a mask: the distance of a doubled size.
+#: Distance between two different values of a tiling field, or of a mask: as large as that of a doubled size.
 OTHER = 1.0
 SHOWN = 3
 
@@ -40,7 +40,7 @@ class MeasuredNeighbour:
 def nearest(run: RunData, path: Path, method: str = "auto") -> tuple[MeasuredNeighbour, ...]:
     """Return the measured cases of a file that are nearest to a run, of its device and schedule.
 
-    Raises `SpecError` if there is no case with a latency that the device decides.
+    Raises `SpecError` if the file has no case whose latency the device determines.
     """
     who = Predictor(method, folder=path.parent)
     cases = [c for c in load_measurements(path).cases if c.schedule == run.schedule and c.measured.latency_us]

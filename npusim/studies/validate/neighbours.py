@@ -1,4 +1,4 @@
-"""Problems next to the requested one, which a kernel may compute by mistake: distinguished in float64."""
+"""Problems similar to the requested one, which a kernel may compute by mistake; float64 results distinguish them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ if TYPE_CHECKING:
     Rows = NDArray[Any]
 
 #: Number of compared rows, fewer if they have many keys, and the largest share of the distance that a neighbour may
-#: have: rounding does not depend on the difference of two problems, and brings no neighbour this much nearer.
+#: have: rounding does not depend on the difference between two problems, and so does not reduce a distance by this
+#: much.
 ROWS, SCORES, NEARER = 64, 1 << 19, 0.75
 #: A neighbour counts if its error is at most this multiple of the schedule's error on the neighbour's problem.
 ROUNDING = 4.0
 #: Features other than scale and mask that a kernel may omit: visible keys, and functions of scores.
 SEEN = ("window", "sinks", "prefix", "chunk", "documents")
 SCORED = ("softcap", "alibi", "bias", "sink_logits")
-#: A kernel's soft-cap is searched among powers of two times the largest score, then between two of these.
+#: A kernel's soft-cap is sought among powers of two times the largest score, then between two of these.
 CAPS, REFINED = range(-6, 7), 24
 
 
@@ -63,7 +64,7 @@ def nearest_problem(
     such neighbour.
 
     ``predicted``: the same rows of the schedule; ``predict`` returns the schedule's rows of another problem, from
-    ``place`` on.  The nearest neighbour counts if its distance is no more than rounding.
+    ``place`` on.  The nearest neighbour is returned if rounding can cause its distance.
     """
     if not _wide(out).any() and _wide(predicted).any():
         return Neighbour("zeros", 0.0, 1.0)
@@ -185,7 +186,7 @@ def _masks(p: Problem) -> Iterator[tuple[str, object]]:
     """Yield fields of the mask with other values: causal or not, windows and offsets one key off."""
     yield "causal", not p.causal
     if isinstance(p.window, tuple):
-        before, after = p.window  # a side of -1 has no end
+        before, after = p.window  # a side with -1 has no end
         yield from (("window", (n, after)) for n in (before - 1, before + 1) if before >= 0 <= n)
         yield from (("window", (before, n)) for n in (after - 1, after + 1) if after >= 0 <= n)
     elif p.window:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from npusim.config.cases import KernelRule, MappingFile
 
-#: The profilers' columns of a quantity: the columns of a pipe, and the columns of the cores.
+#: The profilers' columns of a quantity: first those of a pipe, then those of the cores.
 _QUANTITIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         **{name: profiled_times(name) for name in MEASURED_PIPES},
@@ -172,7 +172,7 @@ def _case_of(launch: KernelLaunch, rules: MappingFile, file: Path | None) -> dic
 
 
 def _sizes(launch: KernelLaunch, rule: KernelRule, where: str) -> dict[str, object]:
-    """Return sizes by name from the shapes of inputs and the grid; one name means one size."""
+    """Return sizes by name from the shapes of inputs and the grid; the same name always means the same size."""
     shapes = [(f"inputs.{n}", axes, launch.inputs[n : n + 1]) for n, axes in enumerate(rule.inputs)]
     shapes += [("grid", rule.grid, (launch.grid,))] if rule.grid else []
     sizes: dict[str, object] = {}
@@ -199,7 +199,7 @@ def _measured(number: int, case: dict[str, Any], launches: Sequence[KernelLaunch
     return {"name": f"{word}_{number}", **case}
 
 
-# ---------------------------------------------------------------- one reader a profiler
+# ---------------------------------------------------------------- one reader for each profiler
 
 
 def _rows(path: Path, patterns: Sequence[str], *needed: str) -> Iterator[tuple[Path, str, dict[str, str]]]:
@@ -244,7 +244,7 @@ def _cann(path: Path, patterns: Sequence[str] = ("op_summary*.csv", "kernel_deta
 
 
 def _decimal_mark(texts: Iterable[str], path: Path) -> str:
-    """Return the decimal mark that the numbers with only one reading show; empty if there is none.
+    """Return the decimal mark that follows from numbers with only one possible reading; empty if there are none.
 
     Nsight Compute writes numbers by the locale: 151,360 or 151.360.
     """
@@ -263,14 +263,14 @@ _LOCALE = "export it again with LC_ALL=C"
 
 def _ncu(path: Path) -> Iterator[KernelLaunch]:
     columns, listed = read_csv(path, "ID", "Kernel Name", start="ID")
-    if "Metric Name" in columns:  # each row has one metric
+    if "Metric Name" in columns:  # in this form, each row has one metric
         rows: dict[str, dict[str, str]] = defaultdict(dict)
         units: dict[str, str] = {}
         for row in listed:
             rows[row["ID"]] |= {**row, row["Metric Name"]: row["Metric Value"]}
             units[row["Metric Name"]] = row["Metric Unit"]
         launches = list(rows.values())
-    else:  # each column has one metric, and the first row has the units
+    else:  # in this form, each column has one metric, and the first row has the units
         units, *launches = listed or [{}]
     name = next((n for n in _DURATION if n in units), None)
     if name is None or (unit := _UNIT.fullmatch(units[name])) is None:

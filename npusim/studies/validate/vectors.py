@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from npusim.formats.mma_arithmetic import MmaArithmetic
 
 _ROLES = ("A", "B", "C", "D")
-#: Number of cases with one output each that are computed in one product.
+#: Number of cases, with one output each, that are computed as one product.
 TOGETHER = 16
 
 
@@ -107,7 +107,7 @@ def _vectors(path: Path, name: str, arrays: Mapping[str, Array]) -> MmaVectors:
 
 
 def check_vectors(path: str | Path, only: str = "*") -> dict[str, VectorReport]:
-    """Return for the names that ``only`` (a glob) selects how many outputs of :func:`matmul` have the same bits.
+    """Return, for each name that ``only`` (a glob) selects, the number of outputs of :func:`matmul` with equal bits.
 
     NaN and signed zero are compared as bits too.
 

@@ -1,8 +1,8 @@
-"""Tasks of a search on many machines, by Dask: ``--cluster tcp://scheduler:8786``, or ``local`` for this machine alone.
+"""Tasks of a search on many machines, by Dask: ``--cluster tcp://scheduler:8786``, or ``local`` for only this machine.
 
 Every worker runs the same files of npusim with the same numpy and ml_dtypes: a task contains a digest of these, and a
-worker with a different digest refuses the task.  If a worker dies, only its tasks are affected: Dask gives them to
-other workers, a few times.
+worker with a different digest refuses the task.  If a worker dies, only its tasks are affected: Dask then gives them to
+other workers, up to a few times.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from npusim.studies.workers.tasks import TRIES, Argument, Done, Executor, Lost
 _PACKAGES = ("numpy", "ml_dtypes", "numba")
 #: Seconds to wait for a scheduler that a user names.
 CONNECT_S = 10
-#: Settings of a local cluster.  Dask restarts a worker that ended, but dismisses one that is missing for 15 s: on a
+#: Settings of a local cluster.  Dask restarts a worker that ended, but dismisses one that is missing for 15 s.  On a
 #: loaded machine a restart takes longer, and a cluster without workers never finishes its tasks.
 _LOCAL: Mapping[str, str] = MappingProxyType({"distributed.deploy.lost-worker-timeout": "1000 days"})
 
@@ -33,9 +33,9 @@ _LOCAL: Mapping[str, str] = MappingProxyType({"distributed.deploy.lost-worker-ti
 class ClusterExecutor(Executor):
     """Evaluates tasks on the workers of a Dask cluster; it must be possible to pickle function, tasks and results.
 
-    ``address`` is a scheduler's, or ``local``: ``jobs`` processes of this machine.  Files that tasks name (schedules
-    and devices of a user) must be at the same path on every worker.  Raises `NpusimError` if Dask is missing or no
-    scheduler answers.
+    ``address`` is that of a scheduler, or ``local``, which means ``jobs`` processes of this machine.  Files that tasks
+    name (schedules and devices of a user) must be at the same path on every worker.  Raises `NpusimError` if Dask is
+    missing or no scheduler answers.
     """
 
     def __init__(self, address: str, jobs: int) -> None:
@@ -53,7 +53,7 @@ class ClusterExecutor(Executor):
                 try:
                     with dask.config.set(settings):
                         local = distributed.LocalCluster(n_workers=jobs, **how)  # type: ignore[no-untyped-call]
-                except (RuntimeError, OSError) as error:  # a timeout is an OSError
+                except (RuntimeError, OSError) as error:  # a timeout raises an OSError
                     raise NpusimError(
                         f"--cluster local: a worker process ended while it started ({error}): out of memory, or your "
                         'own script calls this without `if __name__ == "__main__":`'
@@ -74,8 +74,8 @@ class ClusterExecutor(Executor):
     ) -> Iterator[tuple[int, Done | Lost]]:
         """Yield the result of each task as it is done.
 
-        Dask counts the death of a worker for every task that waits there.  A task with too many deaths is therefore run
-        once more alone, and is `Lost` only if its worker ends again.
+        Dask counts the death of a worker for every task that waits on this worker.  A task with too many deaths is
+        therefore run once more alone, and is `Lost` only if its worker ends again.
         """
         from distributed import KilledWorker, as_completed
 

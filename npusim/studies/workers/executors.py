@@ -69,8 +69,8 @@ def results(
 ) -> list[Done]:
     """Return the result of each task, in their order, computed by `executor`.
 
-    ``lost`` returns the result of a task whose worker ended with it, from the reason; ``advance`` receives the number
-    of finished tasks, and the number of all tasks.
+    ``lost`` returns, from the reason, the result of a task whose worker ended during the task; ``advance`` receives the
+    number of finished tasks, and the number of all tasks.
     """
     outcomes: dict[int, Done] = {}
     with executor(min(jobs, max(1, len(tasks))), cluster) as workers:
@@ -107,7 +107,7 @@ class ProcessExecutor(Executor):
         self._running: list[_Worker] = []
         self._owners: dict[Hashable, _Worker] = {}
         self._has_done = False
-        if is_single():  # now, before any thread is started
+        if is_single():  # this is done now, before any thread is started
             self._start()
 
     def run(
@@ -176,7 +176,7 @@ class ProcessExecutor(Executor):
             self._running.append(_Worker())
 
     def _end(self, workers: Sequence[_Worker]) -> None:
-        """End processes at once, and release them."""
+        """End processes at once, and release their resources."""
         for worker in workers:
             worker.process.terminate()
         for worker in workers:
@@ -198,7 +198,7 @@ class _Worker:
         self.pipe, theirs = multiprocessing.Pipe()
         kind = multiprocessing.get_context("fork") if is_single() else multiprocessing.get_context("spawn")
         if kind.get_start_method() == "spawn" and sys.platform != "win32":
-            resource_tracker.ensure_running()  # the tracker allows interrupts when it begins
+            resource_tracker.ensure_running()  # the tracker allows interrupts again when it begins
         with _interrupts_blocked():
             self.process = kind.Process(target=_work, args=(theirs,), daemon=True)
             self.process.start()

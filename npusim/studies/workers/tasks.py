@@ -9,13 +9,13 @@ from npusim.late_methods import dataclass
 
 Argument = TypeVar("Argument")
 Done = TypeVar("Done")
-#: Number of workers that may end during one task.
+#: Number of workers that may end during one task before it is lost.
 TRIES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A task whose worker ended each time that it was tried."""
+    """A task during which the worker ended each time."""
 
     reason: str
 
