@@ -1,7 +1,7 @@
 """Statements of warp groups (``T.ws``) that barriers of the program order, in the order of the text.
 
-The text is one order in which the groups may run.  All other orders give the same values if no wait can end at another
-phase than in the text, and if the barriers order any two accesses of an element, one of which is a write.  Both
+The text is one order in which the groups may run.  All other orders give the same values if no wait can end at a phase
+other than that in the text, and if the barriers order any two accesses of an element, one of which is a write.  Both
 conditions are checked on all statements, with all iterations of loops, by clocks: a clock states which statements a
 group, or an asynchronous copy, is known to follow.
 """
@@ -76,7 +76,7 @@ def _plain(body: Iterable[Statement]) -> Body:
 
 @dataclass(slots=True)
 class _Part:
-    """An access: which group makes it and when, and the part of a buffer by its first element and its length along each
+    """An access: the group, the time, and the part of a buffer, given by its first element and its length along each
     axis.
     """
 
@@ -101,7 +101,9 @@ Clock = dict[str, int]
 
 @dataclass(slots=True)
 class _Barrier:
-    """A barrier: its phases so far, each by what comes before its end, and the waits for the last one."""
+    """A barrier: for each phase so far, the clock of the statements before its end; and the waits for the last
+    phase.
+    """
 
     count: int
     arrived: int = 0
