@@ -321,7 +321,7 @@ def backward(
     )
     cells = query_cells(problem, tile.tile_kv, tile.tile_q)
     last = keys_values.phase("dkdv", cells, results=[t.dk, t.dv], **of_keys)
-    of_rows: dict[str, Any] = {"do": _read_once(t.do), "forward": t.forward, "p": p, "results": [t.delta]}
+    of_rows: dict[str, Any] = {"do": t.do.under("do_rows"), "forward": t.forward, "p": p, "results": [t.delta]}
     delta = row_sums.phase("delta", grid(t.do, ("row", tile.rows)), {**widths, "row": tile.rows}, **of_rows)
     of_queries = replace(of_queries, is_named=True, flops=_operations(problem, "key_dim", "value", "key_dim"))
     flops = _operations(problem, "key_dim", "value", "value", "key_dim")
@@ -347,22 +347,24 @@ def _in_memory(
     turns, group = ceil_div(ceil_div(problem.seq_kv, tile.tile_kv), sums), problem.group_size
     parts = replace(t.q, name="parts", batch=problem.batch * sums * turns, fmt=F32, role="workspace", added=turns)
     stack, size = Stacked("part", sums * turns, parts), f"{format_bytes(parts.size_bytes)} of float32"
+    # zeros under another name: parts are added to lines of which L2 holds more than of the lines that are cleared
+    cleared = replace(stack, tensor=parts.under("zeros"))
     rows, sizes = grid(t.do, ("row", tile.rows)), {**of_keys["sizes"], "row": tile.rows}
     places = [replace(b, spans=(*b.spans, (stack.axis, n * turns, 1))) for n in range(sums) for b in rows]
-    of_rows: dict[str, Any] = {"do": _read_once(t.do), "forward": t.forward, "p": p}
+    of_rows: dict[str, Any] = {"do": t.do.under("do_rows"), "forward": t.forward, "p": p}
     if is_series:
         note = (
             f"deterministic: {sums} sums of dQ, {size}; each is added in the order of keys, then the sums one "
             "after the other"
         )
-        yield zeros.phase("clear", tuple(places), sizes, [stack])
+        yield zeros.phase("clear", tuple(places), sizes, [cleared])
         yield row_sums.phase("delta", rows, sizes, [t.delta], **of_rows)
     else:
         note = (
             f"added: one sum of dQ, {size}, in the order of keys; atomic additions on hardware have no fixed "
             "order, so that bits of dQ vary"
         )
-        yield row_sums_and_zeros.phase("delta", tuple(places), sizes, [t.delta, stack], **of_rows)
+        yield row_sums_and_zeros.phase("delta", tuple(places), sizes, [t.delta, cleared], **of_rows)
     results: list[GlobalTensor | Stacked] = [stack, t.dk, t.dv]
     if group > 1:
         of_heads = (replace(x, name=f"{n}_heads", role="workspace") for n, x in (("dk", t.dk), ("dv", t.dv)))
@@ -376,13 +378,6 @@ def _in_memory(
     for name, gradient, of_members in zip(("sum_dk", "sum_dv"), (t.dk, t.dv), results[1:], strict=True):
         if isinstance(of_members, Stacked):
             yield _summed(name, gradient, replace(of_members, axis="place"), 1.0, tile.rows, p)
-
-
-def _read_once(tensor: GlobalTensor) -> GlobalTensor:
-    """Return a tensor under another name, for a kernel of rows: it finds less of its data in L2 than a kernel of tiles
-    does.
-    """
-    return replace(tensor, name=f"{tensor.name}_rows", of=tensor)
 
 
 def _operations(problem: Problem, *channels: str) -> int:

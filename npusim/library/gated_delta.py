@@ -197,10 +197,11 @@ def gated_delta(problem: KernelProblem, tiling: Any, p: StatePrecision, machine:
         rows = min(of.tokens, max(1, GATES_SLICE // of.key) * machine.row_cores)
         sized = {"row": rows, "key": of.key}
         phases.append(normalised.phase("unit", grid(k, ("row", rows)), sized, [k], k=tokens["k"], p=p))
-    a = one("a", role="input")
-    phases.append(decay_sums(decays, of, tiling.block_sums, [g], a=a))
+    a, published = one("a", role="input"), tiling.published
+    as_pto = published is not None
+    by_rows = as_pto and published.of_phase("decays").sums == "rows"
+    phases.append(decay_sums(decays, of, of.of_all_heads if by_rows else tiling.block_sums, [g], a=a))
     blocks = of.blocks(of.value)
-    as_pto = tiling.published is not None
 
     def phase(
         kernel: Kernel,
@@ -222,12 +223,14 @@ def gated_delta(problem: KernelProblem, tiling: Any, p: StatePrecision, machine:
         phase(solved, "solve", blocks, wide, [t], a=whole)
     else:
         phase(kkt_inverse, "kkt", blocks, wide, [t], **met)
-    phase(wy, "wy", blocks, wide, [made["w"], made["u"]], t=t, k=k, v=tokens["v"], beta=beta, g=g)
+    # one name of K for each kernel: a later one finds another share of K in L2
+    of_wy, of_states, of_outputs = (k.under(f"{k.name}_{n}") for n in ("wy", "states", "outputs"))
+    phase(wy, "wy", blocks, wide, [made["w"], made["u"]], t=t, k=of_wy, v=tokens["v"], beta=beta, g=g)
     last, first = state("last", role="output"), state("first", role="input")
-    walk = {"k": k, "w": made["w"], "u": made["u"], "g": g, "end": Ends("row", g), "first": first, "as_pto": as_pto}
-    phase(delta_states, "states", of.panels(), of.spans(), [h, made["x"], last], **walk)
+    walk = {"k": of_states, "w": made["w"], "u": made["u"], "g": g, "end": Ends("row", g)}
+    phase(delta_states, "states", of.panels(), of.spans(), [h, made["x"], last], first=first, as_pto=as_pto, **walk)
     seen = replace(below, name="seen")
-    read = {"q": tokens["q"], "k": k, "v": made["x"], "h": h, "below": seen, "g": g, "gt": g, "as_pto": as_pto}
+    read = {"q": tokens["q"], "k": of_outputs, "v": made["x"], "h": h, "below": seen, "g": g, "gt": g, "as_pto": as_pto}
     spans = of.spans()
     phase(gated_outputs, "outputs", of.blocks(), spans, [o], **read)
     # FLA's list of configurations pairs BK with BV (fla/ops/common/chunk_o.py, _O_CONFIGS).

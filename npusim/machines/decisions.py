@@ -60,13 +60,16 @@ class AscendDecisions(NamedTuple):
     expands
         Whether a separate instruction per row first expands a row vector or a column vector to a tile.
     one_slot
-        Whether each operand of a phase with products has a single slot in L1 and in UB.
+        Whether each operand has a single slot in L1 and in UB.
     handed
         Least number of slots of a ring between two cores.
     period
         Number of releases of such a ring that one flag acknowledges.
     until_left
         Whether the slot of an operand that vector stages compute is released when its product has left L0C.
+    sums
+        Form of cumulative sums. ``transposed``: Ascend C's ``CumSum``, which adds rows of the transposed tile.
+        ``rows``: a row is added to a row of sums, which is then copied to the result, with a barrier after each.
     order
         Order of the stages. ``rolling``: each stage runs some tiles ahead of the next stage. ``groups``: each stage
         processes several tiles, then the next stage does. ``serial``: one tile after another; a tile begins when all
@@ -93,6 +96,7 @@ class AscendDecisions(NamedTuple):
     handed: int = 1
     period: int = 1
     until_left: bool = False
+    sums: Literal["transposed", "rows"] = "transposed"
     order: StageOrder = "rolling"
     pipeline: Literal["block", "core"] = "block"
     slots: int = 2
@@ -171,6 +175,19 @@ class CodeWork(NamedTuple):
     local: int = 0
     is_ahead: bool = False
     goes_on: bool = False
+
+
+class StateLoop(NamedTuple):
+    """A compiled loop without products that stores a result for each tile and loads no tile ahead.
+
+    waits
+        How often its warps wait, one time after the other, for what a tile is loaded from, by machine code.
+    barriers
+        Barriers of an iteration.
+    """
+
+    waits: int = 1
+    barriers: int = 0
 
 
 class LoopWork(NamedTuple):
@@ -283,6 +300,8 @@ class GpuDecisions(NamedTuple):
     code
         Work of a warp for a block according to its machine code, for compiled rows. None: the work follows from the
         steps.
+    state_loop
+        The loop over tiles according to its machine code, if it stores a state in each iteration. None: other loops.
     loops
         Work of a block in an iteration according to its machine code, for a compiled loop around products: one value
         for all tiles, or one for tiles without masks and one for masked tiles. Empty: the work follows from the steps.
@@ -320,6 +339,7 @@ class GpuDecisions(NamedTuple):
     mask_block: int = 0
     charges: tuple[Charge, ...] = ()
     code: CodeWork | None = None
+    state_loop: StateLoop | None = None
     loops: tuple[LoopWork, ...] = ()
 
     @property

@@ -84,9 +84,11 @@ def _rows(file: str) -> list[dict[str, str]]:
         return list(csv.DictReader(read))
 
 
-def _sizes(shape: str) -> dict[str, int]:
+def _sizes(schedule: str, shape: str) -> dict[str, int]:
+    """Return the sizes of a call; FLA's calls of the gated delta rule have no kernel that normalises K."""
     batch, tokens, heads, width = map(int, shape.split("x"))
-    return {"batch": batch, "heads": heads, "tokens": tokens, "key": width, "value": width}
+    unit = {"unit": 0} if schedule == "gated_delta" else {}
+    return {"batch": batch, "heads": heads, "tokens": tokens, "key": width, "value": width, **unit}
 
 
 def _fields(kernel: str, row: dict[str, str]) -> dict[str, int]:
@@ -129,7 +131,7 @@ def _times(program: Any, device: Any) -> dict[str, float]:
 def _choices(kernel: str, shape: str) -> Iterator[Choice]:
     """Yield configurations without spills whose tiles are no wider than a head, which npusim has none of."""
     schedule, phase = KERNELS[kernel]
-    sizes = _sizes(shape)
+    sizes = _sizes(schedule, shape)
     for row in _rows("configurations.csv"):
         is_meant = (row["kernel"], row["shape"], row["spilled"]) == (kernel, shape, "0")
         if is_meant and int(row["bv"] or 0) <= sizes["value"]:
@@ -152,14 +154,14 @@ def _on_h100() -> Section:
         for kernel, (schedule, phase) in KERNELS.items():
             ranked = sorted(_choices(kernel, shape), key=lambda c: c.us)
             first, best = ranked[0], min(ranked, key=lambda c: c.measured)
-            us = _times_of(schedule, phase, _sizes(shape), first.fields, alone=False)
+            us = _times_of(schedule, phase, _sizes(schedule, shape), first.fields, alone=False)
             total = [total[0] + us, total[1] + first.measured]
             off, regret = us / first.measured - 1, first.measured / best.measured - 1
             cells = str(first), f"{us:.1f}", f"{first.measured:.1f}", percent(off), str(best), f"{best.measured:.1f}"
             rows.append([where, f"`{kernel}`", *cells, percent(regret), f"{ranked.index(best) + 1} of {len(ranked)}"])
             for at, c in enumerate(ranked, 1):
                 listed.append([where, f"`{kernel}`", str(at), str(c), f"{c.us:.1f}", f"{c.measured:.1f}"])
-            sizes = {**_sizes(shape), "dtype": "bfloat16"}
+            sizes = {**_sizes(schedule, shape), "dtype": "bfloat16"}
             commands.append(
                 f"* {shape}, `{kernel}`: phase `{phase}` of {_command(schedule, 'h100', sizes, first.fields)}"
             )

@@ -440,14 +440,19 @@ def _times_of(hw: str, sizes: dict[str, int], fields: dict[str, Any]) -> dict[st
 
 
 def test_gradients_of_cudnn_on_an_h200() -> None:
-    """Of 32 calls that no constant was fitted on, every fifth: all are within 7 %, the other kernels within 30 %."""
+    """Of 32 calls that no constant was fitted on, every fifth: all are within 8 %, delta's kernel too, and that of dQ
+    within 30 %.
+
+    Delta's kernel also clears the sums of dQ; a causal mask, with which fewer parts are added, does not change its
+    time.
+    """
     for row in _of_cudnn()[1::5]:
         sizes = {n: int(row[n]) for n in ("batch", "heads", "kv_heads", "tokens", "causal")}
         sizes |= {"key": int(row["width"]), "value": int(row["width"])}
         found = _times_of("h200", sizes, {"kernel": "cudnn"})
         assert abs(found["dkdvdq"] / float(row["bprop"]) - 1) < 0.08, row
         assert abs(found["scaled"] / float(row["convert_dq"]) - 1) < 0.3, row
-        assert abs(found["delta"] / float(row["dot_do_o"]) - 1) < 0.3, row
+        assert abs(found["delta"] / float(row["dot_do_o"]) - 1) < 0.08, row
 
 
 #: TFLOP/s of FlashAttention-3's backward pass on an H100, no mask, 16,384 tokens and 2,048 channels in all, by head

@@ -214,6 +214,13 @@ class Chunks:
         """Number of chunks of a sequence."""
         return ceil_div(self.tokens, self.chunk)
 
+    @property
+    def of_all_heads(self) -> int:
+        """Tokens of a head in a block that has as many sums as a chunk of all heads, so that a sequence has about as
+        many blocks as chunks.
+        """
+        return ceil_div(self.count, max(1, round(self.count / self.heads))) * self.chunk
+
     @cached_property
     def runs(self) -> tuple[TileRun, ...]:
         """The walk over chunks."""

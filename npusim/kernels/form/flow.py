@@ -67,13 +67,17 @@ def flow(phase: Phase) -> dict[str, Place]:
 
 
 def _check_views(phase: Phase, places: Mapping[str, Place]) -> None:
-    """Raise `ProgramError` for a view that the phase writes, or that it reads together with the tensor that owns the
-    memory: blocks may run at the same time.
+    """Raise `ProgramError` for a view that the phase writes, or that it reads while it writes the tensor that owns the
+    view's memory: blocks may run at the same time. The phase may write a view if the phase's writers add to the view
+    and to its owner, and if no other tensor of the phase has its place.
     """
     bound = {n: tensor_of(t) for n, t in phase.tensors.items() if not isinstance(t, BySize)}
     written = {t.name for n, t in bound.items() if places[n] == "out"}
+    shared = Counter(t.place for t in bound.values())
     for n, t in bound.items():
-        if t.of is not None and (places[n] == "out" or t.of.name in written):
+        if t.of is None or (t.added and t.added == t.of.added and shared[t.place] == 1):
+            continue
+        if places[n] == "out" or t.of.name in written:
             why = "is written" if places[n] == "out" else f"is read while the phase writes {t.of.name}"
             raise ProgramError(f"{phase.name}: {n}, a view of {t.of.name}, {why}; do it in a separate phase")
 

@@ -72,6 +72,17 @@ WAYS = frozenset(
 )
 
 
+class LaneReading(NamedTuple):
+    """Blocks that are read lane by lane: those of at most so many ``axes``.
+
+    ``is_along``: whether the lanes of a loop's iterations follow one another along its axis, or each iteration's are at
+    a place of their own.
+    """
+
+    axes: int
+    is_along: bool
+
+
 @dataclass(frozen=True)
 class Choices:
     """Choices that TTIR leaves open: fresh products in place of chained ones, contraction, and functions' forms.
@@ -105,7 +116,7 @@ class Choices:
     ``ragged``: an axis of a tensor may be groups of which the last is shorter.
     ``loads_again``: what is combined with itself along its other axis, and vectors along rows and along columns of one
     tensor, are separate loads.
-    ``lanes``: a loop's blocks of one axis are read lane by lane, as `npusim.kernels.triton.whole_lanes` has it.
+    ``lanes``: blocks that are read lane by lane, as `npusim.kernels.triton.whole_lanes` has it; None: none.
     ``unrolls``: a loop of few iterations, as many in every program, is its iterations one after another,
     if a mask of its loads has a lower bound.
     ``converts_wide``: floats become integers of 8 bits as ones of 16, of which a store has the low 8 (PTX).
@@ -138,7 +149,7 @@ class Choices:
     converts_wide: bool = False
     turns: str = ""
     knows_tiles: bool = False
-    lanes: str = ""
+    lanes: LaneReading | None = None
     unrolls: bool = False
     loads_again: bool = False
     ragged: bool = False

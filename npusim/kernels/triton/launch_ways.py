@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from npusim.errors import ProgramError
 from npusim.kernels.triton.added_parts import PartsApart, PartsError, atomics_apart, has_atomics, parts_apart
-from npusim.kernels.triton.kernel_draft import Choices, UnlikeProgramsError
+from npusim.kernels.triton.kernel_draft import Choices, LaneReading, UnlikeProgramsError
 from npusim.kernels.triton.known_kernels import KnownKernelError, known_kernels
 from npusim.kernels.triton.launch_axes import UnplacedError
 from npusim.kernels.triton.launch_phases import LaunchGrid, placed
@@ -28,8 +28,7 @@ from npusim.kernels.triton.results_apart import inside, results_apart
 from npusim.kernels.triton.shared_memory import check_programs
 from npusim.kernels.triton.start_values import starts_apart
 from npusim.kernels.triton.tensor_axes import View
-from npusim.kernels.triton.ttir_text import Function, Op
-from npusim.kernels.triton.whole_lanes import ALONG, APART
+from npusim.kernels.triton.ttir_text import TYPES, Function, Op, shape_of
 
 #: Kinds of programs that one launch may have, and what is said of the times of several kernels.
 MOST_KINDS, _LAUNCHES = 4, "the time is that of {} launches, not of the one kernel"
@@ -100,6 +99,12 @@ class _Tries:
         """Whether the kernel has remainders, or quotients, of the indices of a block."""
         names = ("arith.remsi", "arith.remui", "arith.divsi", "arith.divui")
         return any(o.name in names and "tensor" in o.type for o in self._every)
+
+    @cached_property
+    def has_two_axes(self) -> bool:
+        """Whether the kernel loads or stores a block of two axes."""
+        accessed = [t for o in self._every if o.name in ("tt.load", "tt.store") for t in TYPES.findall(o.text)]
+        return any(len(shape_of(t)[0]) > 1 for t in accessed)
 
     @property
     def _every(self) -> list[Any]:
@@ -254,6 +259,14 @@ def _has_loops(tries: _Tries) -> bool:
     return tries.has_loops
 
 
+def _has_two_axes(tries: _Tries) -> bool:
+    return tries.has_two_axes
+
+
+def _has_two_axes_and_loops(tries: _Tries) -> bool:
+    return tries.has_two_axes and tries.has_loops
+
+
 def _has_remainders(tries: _Tries) -> bool:
     return tries.has_remainders
 
@@ -363,7 +376,7 @@ def _kernels(tries: _Tries) -> list[LaunchGrid]:
     return _added(tries) if has_atomics(tries.function) else _first_read(WAYS, tries)
 
 
-def _of_floats(tries: _Tries, *, knows_tiles: bool = False, lanes: str = "") -> list[LaunchGrid]:
+def _of_floats(tries: _Tries, *, knows_tiles: bool = False, lanes: LaneReading | None = None) -> list[LaunchGrid]:
     """Read a launch operation by operation."""
     function, arguments, choices = tries.prepared.function, tries.prepared.arguments, tries.choices
     how = replace(choices, knows_tiles=knows_tiles, lanes=lanes, lists_remainders=bool(lanes))
@@ -396,11 +409,24 @@ def _of_integers(tries: _Tries) -> list[LaunchGrid]:
     return made
 
 
+def _by_lanes(axes: int, *when: Callable[[_Tries], bool]) -> list[Way]:
+    """Return the ways to read blocks of at most so many axes lane by lane: along a loop's axis, and apart."""
+    return [
+        Way(
+            f"lane by lane, {axes} axes, {'along' if is_along else 'apart'}",
+            partial(_of_floats, knows_tiles=True, lanes=LaneReading(axes, is_along)),
+            asked,
+            is_reported=False,
+        )
+        for is_along, asked in zip((True, False), when, strict=True)
+    ]
+
+
 OF_LAUNCHES = (
     Way("operation by operation", _of_floats),
     Way("with known tiles of integers and masks", partial(_of_floats, knows_tiles=True), _has_loops, is_reported=False),
-    Way("lane by lane", partial(_of_floats, knows_tiles=True, lanes=ALONG), is_reported=False),
-    Way("lane by lane, apart", partial(_of_floats, knows_tiles=True, lanes=APART), _has_loops, is_reported=False),
+    *_by_lanes(1, _always, _has_loops),
+    *_by_lanes(2, _has_two_axes, _has_two_axes_and_loops),
     Way("integers alone", _of_integers),
 )
 

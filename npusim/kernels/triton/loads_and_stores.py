@@ -45,10 +45,12 @@ from npusim.kernels.triton.values import (
     Listed,
     ListedMask,
     Number,
+    Pointers,
     Tensor,
     ValueComparison,
     affine,
     answers,
+    argument_of,
     bound_of,
     elements,
     known_elements,
@@ -643,9 +645,9 @@ class Memory(ExactIntegers):
         assert isinstance(made, Floats)
         return ValueComparison(made, x.within)
 
-    def _element_of(self, pointer: Affine | Listed) -> str:
+    def _element_of(self, pointer: Pointers) -> str:
         """Return the element type of the tensor that a pointer is into, as TTIR calls it."""
-        of = (pointer.rest.of if isinstance(pointer, Listed) else pointer.of).partition(".")[0]
+        of = argument_of(pointer).partition(".")[0]
         return shape_of(self.function.parameters[of])[1]
 
     def _in_rows(
@@ -774,11 +776,7 @@ class Memory(ExactIntegers):
         self, op: Op, tensor: IntegerTensor, pointer: Affine | Listed, mask: Known | None, other: Known | None
     ) -> Affine | Listed | Condition:
         """Return integers that a recorded call has as data; for a block, the elements that the mask leaves."""
-        of = pointer.rest.of if isinstance(pointer, Listed) else pointer.of
-        if tensor.data is None:
-            raise op.fail(
-                f"the integers of {of} are not recorded, because they are reinterpreted or loaded through a descriptor"
-            )
+        of, data = argument_of(pointer), self._data_of(op, tensor, pointer)
         places, condition = elements_of(op, pointer), None
         if isinstance(mask, ListedMask):
             axis, count = first_ones(op, mask, self.is_read(mask.at.base.shape[1]))
@@ -796,13 +794,8 @@ class Memory(ExactIntegers):
         is_read = self.is_read(known.shape[1])
         known = known & is_read.reshape(*is_read.shape, *(1 for _ in pointer.shape))
         places = np.broadcast_to(places, known.shape)
-        if np.any(is_beyond := known & ((places < 0) | (places >= len(tensor.data)))):
-            program, at = int(np.argwhere(is_beyond)[0, 0]), int(places[is_beyond][0])
-            program = program if len(places) > 1 else 0
-            why = f"{self.program(program)} reads element {at} of {len(tensor.data)}, and no mask prevents it"
-            raise op.fail(f"{of}: {why}{self._looked(op, program, 0)}")
-        self._note_looked(of, places, known, op.line)
-        values = wrapped(tensor.data[np.where(known, places, 0)], bits := bits_of(op.type))
+        self._check_looked(op, of, data, places, known)
+        values = wrapped(data[np.where(known, places, 0)], bits := bits_of(op.type))
         is_whole = all(x is None for x in limits)
         if (
             is_whole
@@ -816,11 +809,30 @@ class Memory(ExactIntegers):
         ends = tuple(x if np.any(x < n) else None for x, n in zip(left, pointer.shape, strict=True))
         if (made := affine(values, known)) is None:
             rest = Affine(np.zeros((1, 1), np.int64), (0,) * len(pointer.shape), pointer.shape, bits=bits)
-            is_used = np.zeros(len(tensor.data), bool)
+            is_used = np.zeros(len(data), bool)
             is_used[places[known]] = True
-            table = np.where(is_used, wrapped(tensor.data, bits), 0)
+            table = np.where(is_used, wrapped(data, bits), 0)
             return Listed(rest, table, replace(pointer, left=ends), _number_of(other))
         return replace(made, left=ends, bits=bits)
+
+    @staticmethod
+    def _data_of(op: Op, tensor: IntegerTensor, pointer: Pointers) -> Integers:
+        """Return the elements of a tensor of integers in the order of memory; refuse those that are not recorded."""
+        if tensor.data is None:
+            of = argument_of(pointer)
+            raise op.fail(
+                f"the integers of {of} are not recorded, because they are reinterpreted or loaded through a descriptor"
+            )
+        return np.asarray(tensor.data)
+
+    def _check_looked(self, op: Op, of: str, data: Integers, places: Integers, known: Booleans) -> None:
+        """Note which integers programs load, those of ``known`` places; refuse places beyond the tensor."""
+        if np.any(is_beyond := known & ((places < 0) | (places >= len(data)))):
+            program, at = int(np.argwhere(is_beyond)[0, 0]), int(places[is_beyond][0])
+            program = program if len(places) > 1 else 0
+            why = f"{self.program(program)} reads element {at} of {len(data)}, and no mask prevents it"
+            raise op.fail(f"{of}: {why}{self._looked(op, program, 0)}")
+        self._note_looked(of, places, known, op.line)
 
     def _note_looked(self, of: str, places: Integers, known: Booleans, line: Line) -> None:
         """Note which integers of a tensor each program loads; of a loop over tiles, or of many, they are not known."""
@@ -1029,6 +1041,11 @@ class Memory(ExactIntegers):
             left[bound[0]] = np.minimum(left[bound[0]], bound[1])
         return left
 
+    def _stored_at(self, op: Op, pointer: Pointers, mask: Known | None) -> tuple[Affine | Listed, Known | None]:
+        """Return pointers and the mask of a store to a tensor that is there."""
+        assert not isinstance(pointer, Elements), "pointers that are not linear along two axes"
+        return self._of_held(op, pointer, mask) if isinstance(pointer, Affine) else (pointer, mask)
+
     def _of_held(self, op: Op, pointer: Affine, mask: Known | None) -> tuple[Affine, Known | None]:
         """Return pointers of a store and bounds of its mask, where what else this asks of indices goes along one axis.
 
@@ -1048,25 +1065,22 @@ class Memory(ExactIntegers):
         return made, bounds
 
     def _tt_store(self, op: Op, pointer: Known, value: Known, mask: Known | None = None) -> None:
-        if isinstance(value, Affine | Listed | ListedMask | Elements | Condition) and isinstance(
-            pointer, Affine | Listed
-        ):
-            value = self._stored_integers(op, value, pointer.rest.of if isinstance(pointer, Listed) else pointer.of)
-        if isinstance(value, Number) and isinstance(pointer, Affine | Listed):  # of all elements
+        if isinstance(value, Affine | Listed | ListedMask | Elements | Condition) and isinstance(pointer, Pointers):
+            value = self._stored_integers(op, value, argument_of(pointer))
+        if isinstance(value, Number) and isinstance(pointer, Pointers):  # of all elements
             fmt = self._element_of(pointer)
             fmt = "i8" if fmt == MASK and value.value in (0.0, 1.0) else fmt  # one byte of 0 or 1, as Triton stores it
             if fmt not in FORMATS and fmt not in WHOLE:
                 raise op.fail(f"a store of a number to a tensor of {fmt}; allowed: {', '.join((*FORMATS, *WHOLE))}")
             text = f"filled('@', {value.text}, {self.choices.fmt(fmt)!r})"
             value = self._named(op, Floats(text, (None,) * len(pointer.shape), fmt), "value")
-        if not isinstance(pointer, Affine | Listed) or not isinstance(value, Floats):
+        if not isinstance(pointer, Pointers) or not isinstance(value, Floats):
             raise op.fail("tl.store supports blocks of floats only here, not integers or masks")
-        of = pointer.rest.of if isinstance(pointer, Listed) else pointer.of
+        of = argument_of(pointer)
         value = self._without_sign(op, of, value)
         self._result_of(op, of, value.fmt)
         self.text(value)  # refuses a transposed one
-        if isinstance(pointer, Affine):
-            pointer, mask = self._of_held(op, pointer, mask)
+        pointer, mask = self._stored_at(op, pointer, mask)
         if isinstance(mask, ListedMask) and not mask.at.of and len(pointer.shape) == 1 and self._is_scattered(op, mask):
             raise op.fail(
                 "a tl.store has a mask that hides columns of a block that is summed along both of its axes, which is "

@@ -586,6 +586,9 @@ class Reader(WholeLanes):
             self._branch(op, op.otherwise)
         elif op.results and op.otherwise and not has_effects:
             self._chosen_by_program(op, every)
+        elif not op.results and not op.otherwise and self._stores_lanes_alone([*_within(op)]):
+            with self._taken_where(op, every):
+                self._branch(op, op.body)
         else:
             why = "an if whose condition differs between programs may only be an early return, a skipped tile, or a"
             raise self.unlike(op, f"{why} choice of integers; use the grid or tl.where instead", every)

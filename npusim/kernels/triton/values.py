@@ -251,13 +251,15 @@ class Elements:
     """Integers, or a mask (of one bit), along two axes of a block: a value for each element, (program, iteration,
     *axes).
 
-    ``work``: number of operations for an element; ``why``: why they are not linear.
+    ``work``: number of operations for an element; ``why``: why they are not linear; ``of``: the argument that they are
+    pointers into.
     """
 
     values: Integers
     bits: int
     work: int
     why: str = ""
+    of: str = ""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -360,8 +362,15 @@ class Identity:
 
 _OfIndices = Affine | Listed | Condition | ListedMask | Elements | Masking | Descriptor
 Known = _OfIndices | Number | Floats | ValueComparison | Identity
+#: Pointers of a block into one argument.
+Pointers = Affine | Listed | Elements
 #: Number of elements of integers that are examined one by one: 8 bytes each.
 MOST_ELEMENTS = 1 << 26
+
+
+def argument_of(pointer: Pointers) -> str:
+    """Return the name of the argument that pointers are into."""
+    return pointer.rest.of if isinstance(pointer, Listed) else pointer.of
 
 
 def constant(value: int, shape: tuple[int, ...] = (), bits: int = 64) -> Affine:

@@ -1,4 +1,4 @@
-"""Blocks of one axis, whatever their masks leave: the lanes of all programs and iterations as tensors of their own.
+"""Blocks, whatever their masks leave: the lanes of all programs and iterations as tensors of their own.
 
 A tile of such a tensor has every lane of its block: one that a mask hides has the number of ``other=``, and is of no
 element where it is stored.  So masks of unlike lanes, lengths that differ between programs, and sums over hidden lanes
@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from abc import ABC
 from dataclasses import replace
+from functools import cached_property
 from math import prod
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
 from npusim.kernels.triton.element_wise import elements_in
+from npusim.kernels.triton.kernel_draft import LaneReading
 from npusim.kernels.triton.known_tiles import known_tiles
-from npusim.kernels.triton.listed import MOST_LISTED, elements_of
-from npusim.kernels.triton.loads_and_stores import Memory
+from npusim.kernels.triton.lane_elements import LaneElements
+from npusim.kernels.triton.listed import MOST_LISTED
 from npusim.kernels.triton.tensor_axes import GatheredView, View, gathered
 from npusim.kernels.triton.ttir_text import FORMATS, Op, shape_of
 from npusim.kernels.triton.values import (
@@ -30,29 +32,68 @@ from npusim.kernels.triton.values import (
     Listed,
     ListedMask,
     Number,
+    Pointers,
     ValueComparison,
     answers,
+    argument_of,
 )
 
-#: How the lanes of iterations follow one another: along the loop's axis, or each at a place of its own.
-ALONG, APART = "along", "apart"
+_LOADS, _STORES = ("tt.load", "tt.descriptor_load"), ("tt.store", "tt.descriptor_store")
+_ACCESSES = (*_LOADS, *_STORES)
+#: Programs and iterations, before the axes of a block.
+_OUTER = 2
 _OF_INDICES = Condition | ListedMask | Elements
 
 
-class WholeLanes(Memory, ABC):
-    """Loads, stores and choices of blocks of one axis, lane by lane, where the choices ask for it."""
+class _Accessed(NamedTuple):
+    """Elements that a load or a store accesses, each with its program and its iteration of a loop, by number from 1.
 
-    def _is_by_lanes(self, shape: tuple[int, ...]) -> bool:
-        """Return whether a block is one of those that are read lane by lane."""
-        return len(shape) == 1 and bool(self.choices.way("lanes"))
+    ``is_walked``: whether the iterations differ.
+    """
+
+    is_store: bool
+    loop: int
+    places: Integers
+    programs: Integers
+    times: Integers
+    is_walked: bool
+
+    def is_before(self, later: _Accessed) -> bool:
+        """Return whether no load of one, here or further down in the text, is of an element stored before it."""
+        if not self.is_store and not later.is_store:
+            return True
+        order = np.argsort(self.places, kind="stable")
+        known = self.places[order]
+        first, end = (np.searchsorted(known, later.places, side) for side in ("left", "right"))
+        if self.is_store and later.is_store:
+            return bool(np.all(first == end))
+        counts = end - first
+        at = np.repeat(first - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts) + np.arange(counts.sum())
+        one, other = order[at], np.repeat(np.arange(len(counts)), counts)
+        is_own = self.programs[one] == later.programs[other]
+        if not self.loop or self.loop != later.loop:  # all of one comes before the other
+            return bool(np.all(is_own & (not self.is_store)))
+        if not (self.is_walked and later.is_walked):
+            return not len(one)
+        times = self.times[one], later.times[other]
+        return bool(np.all(is_own & (times[1] < times[0] if self.is_store else times[0] <= times[1])))
+
+
+class WholeLanes(LaneElements, ABC):
+    """Loads, stores and choices of blocks, lane by lane, where the choices ask for it."""
+
+    @cached_property
+    def _accessed(self) -> dict[str, list[_Accessed]]:
+        """What loads and stores access of tensors that the kernel stores to, by tensor."""
+        return {}
 
     def _tt_load(self, op: Op, pointer: Known, mask: Known | None = None, other: Known | None = None) -> None:
         shape, fmt = shape_of(op.type)
-        is_of_floats = fmt in FORMATS and isinstance(pointer, Affine | Listed)
+        is_of_floats = fmt in FORMATS and isinstance(pointer, Pointers)
         if not is_of_floats or not self._is_by_lanes(shape):
             super()._tt_load(op, pointer, mask, other)
             return
-        assert isinstance(pointer, Affine | Listed)
+        assert isinstance(pointer, Pointers)
         within, by_value = mask, None
         if isinstance(mask, ValueComparison):
             within, by_value = mask.within, replace(mask, within=None)
@@ -71,31 +112,29 @@ class WholeLanes(Memory, ABC):
             loaded = self._named(op, cast("Floats", self.values[op.results[0]]))
             self._by_value(op, by_value, loaded, number)
 
-    def _tt_store(self, op: Op, pointer: Known, value: Known, mask: Known | None = None) -> None:
-        if isinstance(pointer, Affine | Listed) and self._is_by_lanes(pointer.shape):
-            if isinstance(mask, ValueComparison):
-                raise op.fail("a tl.store with a mask of compared values is not supported")
-            pointer, mask = self._lanes_of(op, pointer, mask, "stores", None), None
-        super()._tt_store(op, pointer, value, mask)
+    def _stored_at(self, op: Op, pointer: Pointers, mask: Known | None) -> tuple[Affine | Listed, Known | None]:
+        if not self._is_by_lanes(pointer.shape):
+            return super()._stored_at(op, pointer, mask)
+        if isinstance(mask, ValueComparison):
+            raise op.fail("a tl.store with a mask of compared values is not supported")
+        return self._lanes_of(op, pointer, mask, "stores", None), None
 
-    def _lanes_of(
-        self, op: Op, pointer: Affine | Listed, mask: Known | None, does: str, hidden: float | None
-    ) -> Affine:
+    def _lanes_of(self, op: Op, pointer: Pointers, mask: Known | None, does: str, hidden: float | None) -> Affine:
         """Return pointers into a tensor of the lanes of all iterations; ``hidden``: of those that a mask hides."""
-        of = pointer.rest.of if isinstance(pointer, Listed) else pointer.of
+        of = argument_of(pointer)
         source = self.arguments[of]
         if not isinstance(source, View) or isinstance(source, GatheredView) or of not in self.function.parameters:
             raise op.fail(f"{of}: npusim reads the lanes of blocks one by one in recorded calls only; record the call")
-        stores = [name for name in self._stores if of in self._made_of(name)]
-        if len(stores) > (does == "stores") or (does == "stores" and not self._loads_nothing_of(of)):
-            raise op.fail(f"{of} is stored to and also accessed elsewhere; pass another tensor")
         places = self._places_of_lanes(op, pointer, mask, source)
         if does == "stores":
             self._check_once(op, of, places)
-        along, visited = self.choices.way("lanes") == ALONG, 0
+        self._check_order(op, of, places, is_store=does == "stores")
+        along, visited = self._goes_along(), 0
         if self._walk is not None and places.shape[1] > 1:
             visited = max(1, int(self._walk.counts.max()))
-        tiles = known_tiles(of, self.ids, places, (None,), is_along=along, visited=visited, missing=-1)
+        is_one = places.ndim == _OUTER  # a number is a block of one lane
+        blocks = places[..., None] if is_one else places
+        tiles = known_tiles(of, self.ids, blocks, (None,), is_along=along, visited=visited, missing=-1)
         if tiles is None:
             raise op.fail("lanes of blocks in programs that are parts of one program are not supported")
         view = self._view_of_lanes(of, source, tiles.holds, hidden)
@@ -109,7 +148,8 @@ class WholeLanes(Memory, ABC):
                 why = "lanes that the mask hides are of the result here; their values are of no element of the tensor"
                 self.notes.append(f"{op.line}: {of}: {why}")
         base, steps = tiles.pointer.base * view.by_row, tuple(s * view.by_row for s in tiles.pointer.steps)
-        return replace(tiles.pointer, base=base, steps=steps, of=view.name)
+        shape = () if is_one else tiles.pointer.shape
+        return replace(tiles.pointer, base=base, steps=steps[: len(shape)], shape=shape, of=view.name)
 
     def _with_numbers_as_rows(self) -> None:
         """Store a program's single numbers beside its first result, a column of rows, as columns that are alike.
@@ -140,27 +180,35 @@ class WholeLanes(Memory, ABC):
             why = "a number that a program stores beside a column is stored for each of its rows here"
             self.notes.append(f"{x.line}: {x.of.partition('.')[0]}: {why}; the time includes these")
 
-    def _loads_nothing_of(self, of: str) -> bool:
-        """Return whether the kernel loads nothing of a tensor that it stores to."""
-        return not any(o.name.startswith("tt.load") and of in self._made_of(o.operands[0]) for o in self._made)
+    def _check_order(self, op: Op, of: str, places: Integers, *, is_store: bool) -> None:
+        """Note the elements that an operation accesses; refuse a load of what a program has stored there before.
 
-    def _places_of_lanes(self, op: Op, pointer: Affine | Listed, mask: Known | None, source: View) -> Integers:
+        A tensor of loaded lanes has the elements as they are before the launch.
+        """
+        every = [o for o in self._made if o.name in _ACCESSES and of in self._made_of(o.operands[0])]
+        if all(o.name in _LOADS for o in every):
+            return
+        why = f"{of} is stored to and also accessed elsewhere; pass another tensor"
+        if not all(self._is_by_lanes(shape_of(o.type or o.text)[0]) for o in every):
+            raise op.fail(why)
+        held = places.reshape(*places.shape[:2], -1)
+        program, time, _ = np.nonzero(held >= 0)
+        own = self.ids @ np.array([1, self.grid[0], self.grid[0] * self.grid[1]])
+        now = _Accessed(is_store, self._loop, held[held >= 0], own[program], time, places.shape[1] > 1)
+        for before in self._accessed.setdefault(of, []):
+            if before.is_before(now):
+                continue
+            raise op.fail(why)
+        self._accessed[of].append(now)
+
+    def _places_of_lanes(self, op: Op, pointer: Pointers, mask: Known | None, source: View) -> Integers:
         """Return the offset of each lane in its tensor, (programs, iterations, lanes); -1 of a hidden one."""
-        at = elements_of(op, pointer)
-        held = np.ones((1, 1, 1), bool) if mask is None else elements_in(op, mask).values != 0
-        times = np.broadcast_shapes(at.shape, held.shape)[1]
-        count, most, n = len(self.ids), 1 if times == 1 or self._walk is None else self._walk.most, pointer.shape[0]
-        if count * most * n > MOST_LISTED:
-            raise op.fail(f"the blocks of the programs have {count * most * n:,} lanes; allowed: {MOST_LISTED:,}")
-        at = np.broadcast_to(at, (count, most, n))
-        limits = (pointer.at if isinstance(pointer, Listed) else pointer).limits()
-        if any(x is not None for x in limits):
-            raise op.fail("a block of which the addresses of some lanes alone are known is not supported")
-        is_read = np.asarray(self.is_read(most))[..., None]
-        held = np.broadcast_to(held & is_read, at.shape)
+        at, held = self._held_lanes(op, pointer, mask)
+        if at.size > MOST_LISTED:
+            raise op.fail(f"the blocks of the programs have {at.size:,} lanes; allowed: {MOST_LISTED:,}")
         if np.any(beyond := held & ((at < 0) | (at >= source.extent))):
-            program, time, lane = (int(i) for i in np.argwhere(beyond)[0])
-            where = f"{self.program(program)} accesses element {int(at[program, time, lane])}"
+            first = tuple(np.argwhere(beyond)[0].tolist())
+            where = f"{self.program(first[0])} accesses element {int(at[first])}"
             raise op.fail(f"{source.parameter}: {where}, beyond the tensor, and no mask prevents it")
         gaps = np.zeros(at.shape, bool)
         if prod(source.sizes) != source.extent:  # elements between those of a view are of no axis
@@ -205,7 +253,8 @@ class WholeLanes(Memory, ABC):
         self._fixed_choice(op, rules, a, b)
 
     def _goes_along(self) -> bool:
-        return self.choices.way("lanes") == ALONG if self.choices.way("lanes") else super()._goes_along()
+        lanes: LaneReading | None = self.choices.way("lanes")
+        return super()._goes_along() if lanes is None else lanes.is_along
 
     def _left_like(self, size: int, *, is_walked: bool) -> Integers | None:
         return None if self.choices.way("lanes") else super()._left_like(size, is_walked=is_walked)

@@ -1,6 +1,7 @@
 """PTO's kernels of the gated delta rule, chunk by chunk.
 
-Source: huawei-csl/megagdn-pto, kernels/pto (scaled_dot_kkt, wy_fast, chunk_h, chunk_o: flags, slots and barriers);
+Source: huawei-csl/megagdn-pto, kernels/pto (chunk_cumsum, scaled_dot_kkt, wy_fast, chunk_h, chunk_o: flags, slots and
+barriers);
 pto-isa, include/pto/npu/a2a3 (TROWEXPAND, TCOLEXPAND).
 """
 
@@ -13,11 +14,12 @@ CHUNKS = AscendDecisions(barriers="needed", expands=True, one_slot=True)
 
 PTO_CHUNKS = AscendKernel(
     name="pto_chunks",
-    whose="PTO's, for chunks of the gated delta rule",
+    whose="PTO's, for chunks of the gated delta rule; a block sums decays of all heads, and block_sums is not read",
     computes=("gated_delta",),
     of="recurrence",
     decides=CHUNKS,
     by_phase={
+        "decays": AscendDecisions(one_slot=True, sums="rows"),
         "kkt": CHUNKS._replace(handed=2),
         "wy": CHUNKS._replace(until_left=True),
         "outputs": CHUNKS._replace(order="serial"),

@@ -223,7 +223,7 @@ class AscendMachine(Machine):
             if hasattr(tiling, "block_k") and any(s.is_product for s in phase.stages):
                 return gemm_tiling(phase, tiling, self.group), ""
             elements = phase.slice_elements or SLICE_ELEMENTS
-            buffers = tiling.buffers if isinstance(tiling, RowsFields) else PING_PONG
+            buffers = tiling.buffers if isinstance(tiling, RowsFields) else 1 if decided.one_slot else PING_PONG
             return AscendTiling(elements=elements, buffers=buffers, decided=decided), ""
         share, width = self.group.largest_share(phase.sizes[phase.row_axis]), phase.sizes[phase.loop_axis]
         elements = phase.slice_elements or SLICE_ELEMENTS
@@ -299,7 +299,8 @@ class AscendMachine(Machine):
         """Return the decisions of a phase's kernel; in an attention the tiling's fields replace them."""
         kernel: AscendKernel | None = tiling.published
         decided, is_attention = AscendDecisions(code=self._code(t, phase)), _is_attention(phase)
-        if kernel is not None and decided.code is None and any(s.is_product for s in phase.stages):
+        has_product = any(s.is_product for s in phase.stages)
+        if kernel is not None and decided.code is None and (has_product or phase.name in kernel.by_phase):
             decided = kernel.of_phase(phase.name) if is_attention or kernel.of == "recurrence" else decided
         if not is_attention:
             return decided

@@ -272,7 +272,8 @@ def vector_cycles(
         registers.check_sum(step, key)
         if decided.expands:
             run.expand(step)
-        for name, count in row(step, spec):
+        is_by_rows = step.opcode is Opcode.CUMSUM and decided.sums == "rows"
+        for name, count in _summed_rows(step, spec) if is_by_rows else row(step, spec):
             op = entry(spec.ops, name, f"{key}.ops: unknown vector op {name!r}; allowed: ")
             run.add(step, name, count, _slope(step, op, banks), joins=is_joined)
     run.end()
@@ -536,6 +537,16 @@ def _along(step: Step, spec: VectorEngine) -> Instructions:
         blocks = spec.repeat_bytes.value // spec.block_bytes.value
         listed += [("broadcast", ceil_div(rows, blocks)), ("binary", count)]
     return [*turns, *listed] or [("copy", 1)]
+
+
+def _summed_rows(step: Step, spec: VectorEngine) -> Instructions:
+    """Return the instructions of sums of rows that memory stores one after the other: each row is added to a row of
+    sums, which is copied to the result.
+    """
+    registers.check_along(step, "this vector unit")
+    rows = [count for name, count in _along(step, spec) if name == "binary"]
+    first = [("copy", rows[0] if rows else 1)] * 2
+    return [*first, *(each for count in rows for each in (("binary", count), ("copy", count)))]
 
 
 #: Instructions of the vector unit for each primitive operation, by name in the device file.

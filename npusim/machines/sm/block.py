@@ -25,6 +25,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import pairwise, takewhile
+from math import prod
 from typing import TYPE_CHECKING
 
 from npusim.errors import TilingError
@@ -96,6 +97,9 @@ class ResidentBlock:
         #: How often loads wait for places of their rows, and a block's first tile if that has waits of its own: its
         #: loads come before the loop, where all places are read together.
         self.lookups = self.decided.loops[0].lookups if self.decided.loops else int(self.decided.awaits_places)
+        #: The operand of the loop with the most bytes.
+        sizes = {n: frame.size_bytes(n, prod(frame.phase.sizes[a] for a in frame.axes(n))) for n in self.places.visited}
+        self.widest = max(sizes, key=lambda n: sizes[n], default="")
         self.firsts = (
             {loop: partial(self._coded_tile, loop.stages, lookups=1) for loop in frame.phase.loops}
             if self.decided.loops and self.lookups > 1
@@ -407,7 +411,8 @@ class ResidentBlock:
         shape = (source.rows * source.cols, 1) if len(self.frame.axes(n)) == 1 else (source.rows, source.cols)
         slot = ring.fill(*shape, source.fmt, stride=self.places.pitch(n, ring.space))
         waits = (self.lookups if lookups is None else lookups) if n in self.frame.phase.looked_up else 0
-        step = Step(Opcode.COPY, slot, (source,), Attributes(lookups=waits), name=n)
+        together = self.decided.state_loop.waits if self.decided.state_loop and n == self.widest else 0
+        step = Step(Opcode.COPY, slot, (source,), Attributes(lookups=waits, memory_waits=together), name=n)
         return TileOp(f"{self.frame.label(n)}.load", self.places.loaders[n], LDG, (step,), handshake)
 
     def _in_pieces(self, n: str, block: WorkTile, tile: Visit, lookups: int | None) -> Iterator[TileOp]:

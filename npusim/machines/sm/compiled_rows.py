@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from npusim.config.core_units import DmaEngine, LanePipe, SharedMemoryPipe
 from npusim.formats import stored_format
 from npusim.formats.layout.fragment import WARP_LANES
-from npusim.machines.decisions import Charge, CodeWork
+from npusim.machines.decisions import Charge, CodeWork, StateLoop
 from npusim.machines.sm.core import (
     ALU,
     FMA,
@@ -309,6 +309,9 @@ def with_code(
     if not body or any(s.is_product for s in phase.stages):
         return tiling
     if phase.loop_axis:
+        if (state := _state_loop(body, phase, tiling.decided)) is not None:
+            decided = tiling.decided._replace(loaded_tiles=1, state_loop=state)
+            return replace(tiling, decided=decided, has_own_rows=True)
         loaded, is_ahead = _tiles_under_way(body, phase, tiling.decided)
         # A loop that loads no tile ahead loads the places of a tile's rows just before the rows.
         waits = bool(phase.looked_up) and not is_ahead
@@ -351,6 +354,39 @@ def loads_at_once(body: str) -> tuple[int, bool, int] | None:
     return max(most, issued), is_ahead, max(x.size_bytes for x in loads)
 
 
+def _state_loop(body: str, phase: Phase, decided: GpuDecisions) -> StateLoop | None:
+    """Return the loop of a body that stores a result for each tile and loads none ahead; None for any other.
+
+    A compiler moves no load before a store that may access the same address, and where registers are few loads wait for
+    the results of earlier loads: the waits of an iteration are counted as if each load took one unit of time.
+    """
+    is_loop, code = _read(body)
+    names = Counter(x.name for x in code)
+    if not is_loop or not names["LDG"] or not names["STG"] or names["LDGSTS"]:
+        return None
+    ready, now, begin = [0] * SCOREBOARDS, 0, 0
+    for _ in range(ROUNDS):
+        begin = now
+        for x in code:
+            now = max([now, *(ready[k] for k in range(SCOREBOARDS) if x.waits >> k & 1)])
+            if x.name == "LDG" and x.result < SCOREBOARDS:
+                ready[x.result] = now + 1
+    is_ahead = max(ready) > now
+    if is_ahead or now == begin:
+        return None
+    each = max(1, names["LDG"] // _loads_of_tile(phase, decided, max(x.size_bytes for x in code if x.name == "LDG")))
+    return StateLoop(max(1, (now - begin) // each), names["BAR"] // each)
+
+
+def _loads_of_tile(phase: Phase, decided: GpuDecisions, width: int) -> int:
+    """Return how many loads of a lane a tile of a loop takes, where the widest has so many bytes."""
+    each = WARP_LANES * decided.warps * decided.groups * width
+    read = {n for loop in phase.loops if loop.axis for s in loop.stages for n in s.read if n in phase.tensors}
+    tiles = [phase.names[n] for n in read]
+    sizes = [stored_format(tile.fmt).bytes_of(prod(phase.sizes[a] for a in tile.axes)) for tile in tiles]
+    return max(1, sum(ceil_div(size, each) for size in sizes))
+
+
 def _tiles_under_way(body: str, phase: Phase, decided: GpuDecisions) -> tuple[int, bool]:
     """Return how many tiles of a loop without products are loaded before its warps wait for one of them, and whether
     it loads some of them an iteration ahead.
@@ -358,11 +394,7 @@ def _tiles_under_way(body: str, phase: Phase, decided: GpuDecisions) -> tuple[in
     if (loads := loads_at_once(body)) is None:
         return decided.loaded_tiles, "LDGSTS" in body  # copies to shared memory belong to a pipeline
     count, is_ahead, width = loads
-    each = WARP_LANES * decided.warps * decided.groups * width
-    read = {n for loop in phase.loops if loop.axis for s in loop.stages for n in s.read if n in phase.tensors}
-    tiles = [phase.names[n] for n in read]
-    sizes = [stored_format(tile.fmt).bytes_of(prod(phase.sizes[a] for a in tile.axes)) for tile in tiles]
-    return max(1, count // max(1, sum(ceil_div(size, each) for size in sizes))) + is_ahead, is_ahead
+    return max(1, count // _loads_of_tile(phase, decided, width)) + is_ahead, is_ahead
 
 
 def _core_of(device: DeviceSpec, warps: int) -> RowCore:

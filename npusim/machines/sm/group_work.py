@@ -160,6 +160,8 @@ class Works:
         """Return the work of passing a result to the warp that stores it: through shared memory if that is another
         warp.
         """
+        if self.decided.state_loop:  # lanes store what they have, or exchange it among themselves
+            return self.usual._replace(barriers=self.decided.state_loop.barriers)
         return self.usual if self.decided.code else self.usual._replace(barriers=1, is_fenced=True)
 
     def spills(self) -> list[GroupWork]:

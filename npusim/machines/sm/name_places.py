@@ -171,7 +171,7 @@ class BlockPlaces:
         for n, g in product((n for n, place in frame.places.items() if place == "out"), range(decided.groups)):
             if decided.code or ((decided.alternates or self.leaves) and frame.is_visited(n)):
                 size = frame.size_bytes(n, frame.height(n) * frame.width(n)) // decided.groups
-                name, slots = f"{who}W{g} {frame.label(n)} stored", 2 if decided.code else 1
+                name, slots = f"{who}W{g} {frame.label(n)} stored", 2 if decided.code or decided.state_loop else 1
                 warps, storer = self.warps[g : g + 1], (self.storer,)
                 left[n, g] = self.core.allocator.ring(RF, name, size, slots, producers=warps, consumers=storer)
         return left

@@ -342,6 +342,7 @@ class SmMachine(Machine):
             "clears": sum(t.decided.clears(is_masked=bool(phase.masks)) for phase, t in listed),
             "has_own_rows": all(t.decided.code is not None or t.has_own_rows for _, t in listed),
             "goes_on": all(t.decided.code is not None and t.decided.code.goes_on for _, t in listed),
+            "is_in_step": all(t.decided.state_loop is not None for _, t in listed),
             "occupied": {n: max(of.get(n, (0, 0)) for of in occupied) for of in occupied for n in of},
             "occupancy": rooms[-1] if rooms else None,
         }

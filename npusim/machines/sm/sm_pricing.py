@@ -15,6 +15,7 @@ from npusim.machines.sm.lane_cost import LaneModel
 from npusim.machines.transfers import Transfers
 from npusim.program.ir.tile import GlobalTile
 from npusim.program.ir.tile_program import Cost
+from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from npusim.config.core_units import RouteSpec
@@ -55,9 +56,47 @@ class SmPricing(Transfers):
             beyond = self._miss_share(source.tensor.name) * missed.value
             wait = step.attributes.lookups * (self.sharing.lookup_cycles.value + beyond)
             moved = moved._replace(latency_cycles=moved.latency_cycles + ceil(wait))
+        if step.attributes.memory_waits:
+            return self._in_step(step, moved)
         share = self.device.clock_share  # L2's clock does not change when the clock of products falls
         port, latency = ceil(moved.occupancy_cycles * share), ceil(moved.latency_cycles * share)
         return moved._replace(occupancy_cycles=port, latency_cycles=latency, pipe_cycles=((f"{SM}.{op.engine}", port),))
+
+    def _in_step(self, step: Step, moved: Cost) -> Cost:
+        """Return the cost of a load for which all blocks of the device wait together.
+
+        They queue for memory until it has served all of them: as long as it takes for the first one, or longer.  Only
+        the way from L2 comes after that, once for each wait.  Loads of other blocks use the pipe meanwhile.
+        """
+        (source,), memory, count = step.srcs, self.device.memory, step.attributes.memory_waits
+        assert isinstance(source, GlobalTile)
+        lines = max(1.0, source.payload_bytes / memory.gm.alignment_bytes.value)
+        missed = min(1.0, lines * self.residency.read_misses[source.tensor.name])  # lanes wait for a tile's last line
+        near, far = self.sharing.lookup_cycles.value, moved.latency_cycles
+        far -= ceil(self._miss_share(source.tensor.name) * memory.l2.miss_extra_latency_cycles.value)
+        first = count * missed * memory.l2.miss_extra_latency_cycles.value
+        share = self.device.clock_share
+        port = ceil(moved.occupancy_cycles * share)
+        return moved._replace(
+            occupancy_cycles=max(port, ceil(first * share), ceil(missed * self._cycles_of_all)),
+            latency_cycles=ceil(count * (near + missed * max(0.0, far - near)) * share),
+            pipe_cycles=((f"{SM}.LDG", port),),
+        )
+
+    @cached_property
+    def _cycles_of_all(self) -> float:
+        """Cycles that memory takes for one iteration of the blocks that the device has at a time, on average."""
+        if not self.is_placed or "hbm" not in self.device.links:
+            return 0.0
+        held, moved = self.residency, 0.0
+        for name, tensor in self._program.tensors.items():
+            read = held.read_misses.get(name, 0.0) + held.read_pushes.get(name, 0.0)
+            moved += tensor.size_bytes * (read + held.write_misses.get(name, 0.0) + held.write_pushes.get(name, 0.0))
+        (phase,) = self._program.phases[:1]
+        together = len(phase.blocks) / ceil_div(len(phase.blocks), phase.place_count * self.device.group_count.value)
+        of_block = moved / sum(max(1, block.tile_count) for block in phase.blocks)
+        seconds: float = together * of_block / self.device.link("hbm").rate
+        return seconds * self.device.clock_hz.value
 
     def _miss_share(self, tensor: str) -> float:
         misses = self.residency.read_misses[tensor]

@@ -63,6 +63,14 @@ class Node:
     successors: dict[int, int] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class _Position:
+    """A point of the walk: the cursor of every endpoint, and the number of their state."""
+
+    cursors: list[int]
+    state: int
+
+
 EMPTY = Piece(())
 #: The value if a loop ends before its states repeat, in place of the iteration from which they repeat.
 NO_CYCLE = 1 << 62
@@ -109,6 +117,11 @@ class Automaton:
         self.nodes: list[Node] = []
         self.ranges: dict[Symbol, tuple[int, int]] = {}
         self._known: dict[object, int] = {}
+        #: States by number, and numbers of states: a walk compares numbers, because a state has an entry per endpoint.
+        self._states: list[State] = []
+        self._numbers: dict[State, int] = {}
+        #: For each node, the endpoints that it moves with the distances, and the number of the state after it.
+        self._moves: list[tuple[tuple[tuple[int, int], ...], int]] = []
         #: For each loop with an opaque count, by its id: its count in the current block, and the iteration from which
         #: its states repeat, with the cycle.
         self._counts: dict[int, int] = {}
@@ -138,7 +151,8 @@ class Automaton:
             state, under_way = waiting.pop()
             if (state, under_way) in begun:
                 continue
-            begun[state, under_way] = start = self._node(EMPTY, list(state), (), {})
+            begins = _Position(list(state), self._numbered(state))
+            begun[state, under_way] = start = self._node(EMPTY, begins, (), {})
             for shape, loops, rows in counted:
                 left = rows if shape.meets[0] == under_way else rows[:0]
                 while len(left):
@@ -146,9 +160,9 @@ class Automaton:
                     # states.
                     self._counts = dict(zip(loops, left[-1].tolist(), strict=True))
                     self._turns = {}
-                    cursors = list(state)
-                    tails = self._follow(shape.parts, [(start, NEXT)], cursors, (), {})
-                    end = self._state(cursors), shape.meets[1]
+                    at = _Position(list(state), begins.state)
+                    tails = self._follow(shape.parts, [(start, NEXT)], at, (), {})
+                    end = self._states[at.state], shape.meets[1]
                     finished += [(tail, end) for tail, _ in tails]
                     waiting.append(end)
                     left = self._others(loops, left)
@@ -175,21 +189,20 @@ class Automaton:
 
     # ---------------------------------------------------------------- following items
 
-    def _follow(
-        self, parts: Iterable[Part], tails: Tails, cursors: list[int], path: LoopPath, outer: Environment
-    ) -> Tails:
-        """Follow ``parts`` from ``tails`` and advance ``cursors``; return the tails at the end."""
+    def _follow(self, parts: Iterable[Part], tails: Tails, at: _Position, path: LoopPath, outer: Environment) -> Tails:
+        """Follow ``parts`` from ``tails`` and advance ``at``; return the tails at the end."""
         for part in parts:
             if isinstance(part, LoopPart):
-                tails = self._loop(part, tails, cursors, path, outer)
+                tails = self._loop(part, tails, at, path, outer)
                 continue
-            node = self._node(part, cursors, path, outer)
+            node = self._node(part, at, path, outer)
             for tail, hop in tails:
                 successors = self.nodes[tail].successors
                 successors[node] = min(hop, successors.get(node, hop))
             tails = [(node, NEXT)]
-            for endpoint, moved in enumerate(self.nodes[node].advance):
-                cursors[endpoint] += moved
+            moves, at.state = self._moves[node]
+            for endpoint, moved in moves:
+                at.cursors[endpoint] += moved
         return tails
 
     def _turn(self, loop: LoopPart, since: int, cycle: int) -> None:
@@ -201,7 +214,7 @@ class Automaton:
             since, cycle = max(since, before[0]), lcm(cycle, before[1])
         self._turns[id(loop)] = since, cycle
 
-    def _loop(self, loop: LoopPart, tails: Tails, cursors: list[int], path: LoopPath, outer: Environment) -> Tails:
+    def _loop(self, loop: LoopPart, tails: Tails, at: _Position, path: LoopPath, outer: Environment) -> Tails:
         """Follow a loop until a state of the rings repeats, then one more cycle, and jump to the loop's end."""
         count = self._counts[id(loop)] if isinstance(loop.indices, OpaqueRange) else len(loop.indices)
         number, turn = 0, (NO_CYCLE, 1)
@@ -209,19 +222,19 @@ class Automaton:
         if count > 1:
             step = 1 if isinstance(loop.indices, OpaqueRange) else loop.indices[1] - loop.indices[0]
         inside = loop.values(outer, self.ranges) if self.contested else outer
-        seen: dict[State, tuple[int, list[int]]] = {}
+        seen: dict[int, tuple[int, list[int]]] = {}
         end_of_cycle = -1
         if count == 1:
             here = (*path, (loop.name, loop.indices[0], step)) if loop.name else path
-            return self._follow(loop.parts, tails, cursors, here, inside)
+            return self._follow(loop.parts, tails, at, here, inside)
         while number < count:
-            state = self._state(cursors)
+            state, cursors = at.state, at.cursors
             if number == end_of_cycle:
                 before, then = seen[state]
                 cycle = number - before
                 turn = number, cycle
-                for endpoint, at in enumerate(then):
-                    cursors[endpoint] += (count - number) // cycle * (cursors[endpoint] - at)
+                times = (count - number) // cycle  # the state after them is the one before them
+                at.cursors = [now + times * (now - was) for now, was in zip(cursors, then, strict=True)]
                 number, end_of_cycle = count - (count - number) % cycle, -1
                 continue
             if state in seen and end_of_cycle < 0:
@@ -230,12 +243,12 @@ class Automaton:
             here = (*path, (loop.name, loop.indices[number], step)) if loop.name else path
             if number:
                 tails = [(tail, LAP if loop.name else hop) for tail, hop in tails]
-            tails = self._follow(loop.parts, tails, cursors, here, inside)
+            tails = self._follow(loop.parts, tails, at, here, inside)
             number += 1
         self._turn(loop, *turn)
         return tails
 
-    def _node(self, piece: Piece, cursors: list[int], path: LoopPath, values: Environment) -> int:
+    def _node(self, piece: Piece, at: _Position, path: LoopPath, values: Environment) -> int:
         same = self._interned.get(id(piece))
         if same is None:
             same = self._interned[id(piece)] = self._pieces.setdefault(self.alike(piece), piece)
@@ -245,15 +258,27 @@ class Automaton:
                 tuple(a.placed(values) for a in o.regions if a.region.tensor.name in self.contested)
                 for o in piece.operations
             )
-        state, region_keys = self._state(cursors), tuple(tuple((a.key, a.is_write) for a in r) for r in regions)
-        key = (id(same), state, region_keys)
+        key = (id(same), at.state, tuple([tuple([(a.key, a.is_write) for a in r]) for r in regions]))
         number = self._known.get(key)
         if number is None:
             advance = self._advance(same)
-            node = Node(same, state, tuple(cursors), advance, path, regions)
+            node = Node(same, self._states[at.state], tuple(at.cursors), advance, path, regions)
             number = self._known[key] = len(self.nodes)
             self.nodes.append(node)
+            moves = tuple([(endpoint, moved) for endpoint, moved in enumerate(advance) if moved])
+            then = self._numbered(self._state([c + moved for c, moved in zip(at.cursors, advance, strict=True)]))
+            self._moves.append((moves, then))
             self._check_order(node)
+        return number
+
+    def state_after(self, node: int) -> int:
+        """Return the number of the rings' state after a node."""
+        return self._moves[node][1]
+
+    def _numbered(self, state: State) -> int:
+        number = self._numbers.setdefault(state, len(self._states))
+        if number == len(self._states):
+            self._states.append(state)
         return number
 
     def _advance(self, piece: Piece) -> tuple[int, ...]:

@@ -55,11 +55,7 @@ class Witness(NamedTuple):
     blocks: int
 
     def beyond(self, hop: int) -> Witness:
-        """Return the witness after the step from one node to the next, which may be the next iteration of a loop, the
-        next block, or neither.
-        """
-        if hop == NEXT:
-            return self
+        """Return the witness after the step from one node to the next iteration of a loop, or to the next block."""
         return self._replace(laps=0 if hop == BLOCK else self.laps + 1, blocks=self.blocks + (hop == BLOCK))
 
 
@@ -85,7 +81,12 @@ class Learning(dict[int, int]):
         self.each = each
 
     def __missing__(self, some: int) -> int:
-        known = self[some] = reduce(or_, [self.each[agent] for agent in _bits(some)])
+        known, left = 0, some
+        while left:
+            lowest = left & -left
+            known |= self.each[lowest.bit_length() - 1]
+            left ^= lowest
+        self[some] = known
         return known
 
 
@@ -112,14 +113,14 @@ class Passage(NamedTuple):
     known: dict[int, int]
 
     def after(self, agents: int) -> int:
-        """Return the agents that have, after the piece, the knowledge that ``agents`` have before it."""
-        known = self.known.get(agents)
-        if known is None:
-            known = 0
-            for learning, some in zip(self.learn, agents.to_bytes(len(self.learn), "little"), strict=True):
-                if some:
-                    known |= learning[some]
-            self.known[agents] = known
+        """Return the agents that have, after the piece, the knowledge that ``agents`` have before it; `known` has the
+        result from then on.
+        """
+        known = 0
+        for learning, some in zip(self.learn, agents.to_bytes(len(self.learn), "little"), strict=True):
+            if some:
+                known |= learning[some]
+        self.known[agents] = known
         return known
 
 
@@ -152,6 +153,8 @@ class _Facts:
         #: For each node, its passage, and the agents that are relevant after it.
         self._nodes: dict[int, tuple[Passage, int]] = {}
         self._passages: dict[Hashable, Passage] = {}
+        #: For each state of the rings after a node, by number, the agents that are relevant then.
+        self._relevant: dict[int, int] = {}
         self._used: dict[int, list[int]] = {}
         #: For each place, the queues that may conflict with an access to it, as bits.
         self._dangers = [reduce(or_, (1 << q for q in queues), 0) for queues in self.places.dangers]
@@ -175,7 +178,10 @@ class _Facts:
             key = id(node.piece), tuple([node.state[e] for e in used]), regions
             if key not in self._passages:
                 self._passages[key] = self._passage(node)
-            self._nodes[number] = self._passages[key], self._agents(node)
+            after = self.automaton.state_after(number)
+            if after not in self._relevant:  # it depends on the rings' state alone
+                self._relevant[after] = self._agents(node)
+            self._nodes[number] = self._passages[key], self._relevant[after]
         return self._nodes[number]
 
     def _resolve(self, node: Node) -> list[Resolved]:
@@ -271,7 +277,7 @@ class _Facts:
                             break
                     else:
                         listed.append(agents)
-                        fresh[fact] = witness.beyond(hop)
+                        fresh[fact] = witness if hop == NEXT else witness.beyond(hop)
                 if fresh:
                     heappush(waiting, (sweep + (successor <= number), successor))
 
@@ -281,6 +287,7 @@ class _Facts:
         """
         passage, relevant = self._passed(number)
         meets, replaced, renamed, dangers = passage.meets, passage.replaced, passage.renamed, self._dangers
+        known = passage.known
         if passage.races:
             raise self._race(number, facts)
         left: dict[Fact, Witness] = {}
@@ -289,7 +296,9 @@ class _Facts:
                 if not agents & seen:
                     raise self._race(number, facts)
             if place not in replaced:
-                after = passage.after(agents)
+                after = known.get(agents)
+                if after is None:
+                    after = passage.after(agents)
                 if dangers[place] & ~after:
                     left[renamed[place], after & relevant] = witness
         # A node's accesses create the same facts at every visit, so that they are new only once.
@@ -345,13 +354,6 @@ def _transposed(rows: Sequence[int], width: int) -> list[int]:
     columns = np.packbits(bits.T, axis=1, bitorder="little")
     packed, size = columns.tobytes(), columns.shape[1]
     return [int.from_bytes(packed[n * size : (n + 1) * size], "little") for n in range(width)]
-
-
-def _bits(mask: int) -> Iterator[int]:
-    while mask:
-        lowest = mask & -mask
-        yield lowest.bit_length() - 1
-        mask ^= lowest
 
 
 def _verb(use: Use) -> str:

@@ -33,7 +33,7 @@ class ProgramContent:
         self.program, phases = program, program.phases
         shares = tuple([(p.name, len(p.blocks), tuple(map(tuple, p.dealt)), p.serves, p.is_joined) for p in phases])
         memory = tuple(program.used_bytes.items()), tuple(program.occupied.items()), tuple(program.tensors.values())
-        kind = program.has_own_rows, program.goes_on, program.is_attention
+        kind = program.has_own_rows, program.goes_on, program.is_in_step, program.is_attention
         counts = program.flops, program.consumers, program.clears, *kind
         self.outline = program.queues, program.rings, memory, shares, counts, program.l2, program.pricing
         self._hash = hash(self.outline)

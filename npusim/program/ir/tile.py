@@ -7,7 +7,7 @@ memory are addressed by :class:`GlobalTile` instead, since all groups share them
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import field, replace
 from math import gcd
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -137,6 +137,12 @@ class GlobalTensor:
     def place(self) -> str:
         """Name of the tensor that owns the memory."""
         return self.name if self.of is None else self.of.name
+
+    def under(self, name: str) -> GlobalTensor:
+        """Return the same tensor under another name, for one phase of several: the shares of a tensor's bytes that are
+        in L2 are those of a name, and averages over the phases that use the name.
+        """
+        return replace(self, name=name, of=self.of or self)
 
     @property
     def size_bytes(self) -> int:

@@ -341,6 +341,8 @@ class TileProgram:
         Whether each block reads rows that no other block reads.
     goes_on
         Whether a program of a launch continues with the work of further programs.
+    is_in_step
+        Whether blocks wait for memory together in each iteration, and load nothing ahead.
     is_attention
         Whether the first launch is the vendor's fused attention.
     occupied
@@ -365,6 +367,7 @@ class TileProgram:
     clears: int = 0
     has_own_rows: bool = False
     goes_on: bool = False
+    is_in_step: bool = False
     is_attention: bool = False
     occupied: dict[str, tuple[int, int]] = field(default_factory=dict)
     occupancy: Occupancy | None = None

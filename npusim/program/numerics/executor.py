@@ -689,13 +689,15 @@ class TensorStore:
         key = (tensor.name, batch, head)
         matrix = self._heads.get(key)
         if matrix is None:
-            made = self._viewed(tensor.of, batch, head) if tensor.of else self._make(tensor, batch, head)
+            made = self._viewed(tensor, tensor.of, batch, head) if tensor.of else self._make(tensor, batch, head)
             matrix = self._heads[key] = made
         return matrix
 
-    def _viewed(self, of: GlobalTensor, batch: int, head: int) -> Array:
-        """Return a head's matrix of another tensor, or the sum that writers have added so far to its batches."""
-        if not of.added:
+    def _viewed(self, tensor: GlobalTensor, of: GlobalTensor, batch: int, head: int) -> Array:
+        """Return a head's matrix of another tensor, or the sum that writers have added so far to its batches, unless
+        the tensor's batches share the same places.
+        """
+        if tensor.added == of.added:
             return self._matrix(of, batch, head)
         first, *rest = (self.head(of, batch * of.added + part, head) for part in range(of.added))
         return reduce(add, rest, first)

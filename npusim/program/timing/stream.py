@@ -103,6 +103,7 @@ class Streams:
         begin = self.device.timed_launch().block_dispatch_cycles.value
         turns = {queue.issuer: queue.turn for queue in self.program.queues}
         takes_turns = any(turns.values()) and (has_loops(phase) or self._replaces_rows(phase))
+        takes_turns = takes_turns and not self.program.is_in_step
         late = turn_cycles(self.program, self.device) if takes_turns else 0
         return tuple(begin + late * turns[issuer] for issuer in self.issuers)
 
@@ -122,6 +123,8 @@ class Streams:
         with further rows stay in step; if a core holds one of them, the link writes back while all of them work.
         """
         known = {link: catch_up(self.device, link) for link in self.device.links}
+        if self.program.is_in_step:
+            return [NO_CATCH_UP] * len(known)
         if self.program.goes_on:
             is_alone = self._held(phase) == self.device.group_count.value and self._replaces_rows(phase)
             most = {link: self._evicted_cycles(phase, link) if is_alone else 0 for link in known}

@@ -1,0 +1,187 @@
+"""Addresses, masks and loaded integers of blocks of two axes, whatever they are: an integer for each lane.
+
+Where blocks of two axes are read lane by lane, no address has to be linear along both axes, and a mask that is known at
+launch may be joined with one of compared values.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from npusim.formats.whole import wrapped
+from npusim.kernels.triton.arithmetic import MASK
+from npusim.kernels.triton.element_wise import computed_elements, elements_in
+from npusim.kernels.triton.integers import NonlinearError, bits_of
+from npusim.kernels.triton.listed import elements_of, known_of
+from npusim.kernels.triton.loads_and_stores import Memory
+from npusim.kernels.triton.tensor_axes import IntegerTensor
+from npusim.kernels.triton.ttir_text import FORMATS, Op, shape_of
+from npusim.kernels.triton.values import (
+    Booleans,
+    Elements,
+    Floats,
+    Integers,
+    Known,
+    ListedMask,
+    Pointers,
+    ValueComparison,
+    argument_of,
+    refuse_many,
+)
+
+if TYPE_CHECKING:
+    from npusim.kernels.triton.kernel_draft import LaneReading
+
+#: Pointers are integers of so many bits.
+_WIDE = 64
+
+
+class LaneElements(Memory, ABC):
+    """Integers and masks of blocks of two axes, element by element, where the choices ask for it."""
+
+    def _is_by_lanes(self, shape: tuple[int, ...]) -> bool:
+        """Return whether a block is one of those that are read lane by lane."""
+        lanes: LaneReading | None = self.choices.way("lanes")
+        return lanes is not None and (1 if lanes.axes == 1 else 0) <= len(shape) <= lanes.axes
+
+    @cached_property
+    def _where_taken(self) -> list[Booleans]:
+        """In which programs and iterations the branches at hand are taken, (programs, iterations) each."""
+        return []
+
+    def _stores_lanes_alone(self, operations: Sequence[Op]) -> bool:
+        """Return whether operations store lanes of blocks, and no loop is among them: they may be done under a mask."""
+        lanes: LaneReading | None = self.choices.way("lanes")
+        stores = [o for o in operations if o.name in ("tt.store", "tt.descriptor_store")]
+        is_plain = not any(o.name in ("scf.for", "scf.while") for o in operations)
+        return lanes is not None and lanes.axes > 1 and is_plain and all(map(self._is_stored_by_lanes, stores))
+
+    def _is_stored_by_lanes(self, op: Op) -> bool:
+        """Return whether the block that an operation stores is one of those that are stored lane by lane."""
+        return self._is_by_lanes(shape_of(op.text)[0])
+
+    @contextmanager
+    def _taken_where(self, op: Op, every: Booleans) -> Iterator[None]:
+        """Hide what is loaded and stored meanwhile where a branch is not taken: all programs go through it."""
+        why = "an if differs between programs or iterations: all of them go through it here, and its stores are masked"
+        self.notes.append(f"{op.line}: {why}; the time includes them")
+        self._where_taken.append(np.asarray(every))
+        yield
+        self._where_taken.pop()
+
+    def _is_by_elements(self, shape: tuple[int, ...]) -> bool:
+        """Return whether integers of a block are read element by element: of one of two axes."""
+        return len(shape) > 1 and self._is_by_lanes(shape)
+
+    def _integer(self, op: Op, a: Known, b: Known) -> None:
+        if not self._is_by_elements(shape_of(op.type)[0]):
+            super()._integer(op, a, b)
+        elif op.name == "tt.addptr":
+            self._set(op, self._pointers(op, a, b))
+        else:
+            is_of_values = any(isinstance(x, ValueComparison) for x in (a, b))
+            super()._integer(op, *(self._as_block_of(op, x) if is_of_values else x for x in (a, b)))
+
+    def _pointers(self, op: Op, pointer: Known, offset: Known) -> Known:
+        """Return addresses, linear ones or by a list where they are so."""
+        if not isinstance(pointer, Pointers) or not isinstance(offset, Pointers):
+            raise op.fail("an address that the kernel computes from values is not supported; load it as an integer")
+        if not isinstance(pointer, Elements) and not isinstance(offset, Elements):
+            try:
+                super()._integer(op, pointer, offset)
+                return self.values.pop(op.results[0])
+            except NonlinearError:
+                pass
+        each = [self._elements_at(op, x) for x in (pointer, offset)]
+        if not all(np.all(known) for _, known in each):
+            raise op.fail("integers of a block of which some are not known are not supported as addresses")
+        at = np.add(*(values for values, _ in each))
+        return Elements(at, _WIDE, 1, of=argument_of(pointer))
+
+    def _elements_at(self, op: Op, x: Pointers) -> tuple[Integers, Booleans]:
+        """Return addresses or integers of a block, (program, iteration, *axes), and which of these are known."""
+        if isinstance(x, Elements):
+            return x.values, np.ones((1, 1), bool).reshape(1, 1, *(1 for _ in x.shape))
+        known = known_of(op, x)
+        return elements_of(op, x), np.asarray(True if known is None else known)
+
+    def _of_masks(self, op: Op, name: str, a: Known, b: Known) -> Known:
+        is_of_values = any(isinstance(x, ValueComparison) for x in (a, b))
+        is_known = not is_of_values and op.name != "arith.cmpi" and self._is_by_elements(shape_of(op.type)[0])
+        if not is_known:
+            return super()._of_masks(op, name, a, b)
+        made = self._of_tables(op, name, a, b)
+        return computed_elements(replace(op, name=f"arith.{name}"), a, b) if made is None else made
+
+    def _of_table(self, op: Op, x: ListedMask) -> ValueComparison:
+        if not self._is_by_elements(x.shape):
+            return super()._of_table(op, x)
+        made = self._as_block_of(op, x)
+        assert isinstance(made, ValueComparison)
+        return made
+
+    def _as_block_of(self, op: Op, x: Known) -> Known:
+        """Return a mask that is known at launch as one of values that the kernel reads; other values as they are."""
+        if not isinstance(x, ListedMask | Elements):
+            return x
+        block = self._known_block(op, self._unique("held"), elements_in(op, x).values, "f32")
+        return ValueComparison(Floats(f"compare({block.text}, 0.0, 'une')", block.axes, MASK))
+
+    def _tt_load(self, op: Op, pointer: Known, mask: Known | None = None, other: Known | None = None) -> None:
+        shape, kind = shape_of(op.type)
+        if kind in FORMATS or not isinstance(pointer, Pointers) or not self._is_by_elements(shape):
+            super()._tt_load(op, pointer, mask, other)
+            return
+        tensor = self.arguments[argument_of(pointer)]
+        if not isinstance(tensor, IntegerTensor) or isinstance(mask, ValueComparison):
+            super()._tt_load(op, pointer, mask, other)
+            return
+        self.looked.setdefault(tensor.name, op.line)
+        self._set(op, self._integers_of_lanes(op, tensor, pointer, mask, other))
+
+    def _integers_of_lanes(
+        self, op: Op, tensor: IntegerTensor, pointer: Pointers, mask: Known | None, other: Known | None
+    ) -> Elements:
+        """Return integers that a recorded call has as data, lane by lane; hidden ones are ``other``, or 0."""
+        data, bits = self._data_of(op, tensor, pointer), bits_of(op.type)
+        at, held = self._held_lanes(op, pointer, mask)
+        self._check_looked(op, tensor.name, data, at, held)
+        values = wrapped(data[np.where(held, at, 0)], bits)
+        hidden: Integers = np.zeros((1, 1), np.int64).reshape(1, 1, *(1 for _ in pointer.shape))
+        if other is not None:
+            hidden = elements_in(op, other).values
+        elif mask is not None:
+            self.notes.append(
+                f"{op.line}: a masked load without other=...: hidden integers are 0 here, as in compiled code for GPUs"
+            )
+        return Elements(np.where(held, values, hidden), bits, 1, f"{tensor.name}: integers that the kernel loads")
+
+    def _held_lanes(self, op: Op, pointer: Pointers, mask: Known | None) -> tuple[Integers, Booleans]:
+        """Return the address of each lane of a block, (program, iteration, *axes), and which of these are accessed."""
+        at, known = self._elements_at(op, pointer)
+        held = np.ones((1, 1, *(1 for _ in pointer.shape)), bool)
+        if mask is not None:
+            held = elements_in(op, mask).values != 0
+        for axis, n in enumerate(pointer.shape, 2):
+            first = np.take(held, [0], axis)
+            if held.shape[axis] > n and np.all(held == first):  # what is alike for all rows of a loop over them
+                held = first
+        taken = np.logical_and.reduce(np.broadcast_arrays(np.ones((1, 1), bool), *self._where_taken))
+        held = held & taken.reshape(*taken.shape, *(1 for _ in pointer.shape))
+        times = max(at.shape[1], held.shape[1])
+        times = times if times == 1 or self._walk is None else self._walk.most
+        is_read = np.asarray(self.is_read(times))
+        held = held & is_read.reshape(*is_read.shape, *(1 for _ in pointer.shape))
+        shape = len(self.ids), times, *pointer.shape
+        refuse_many(op, int(np.prod(shape)))
+        held, known = np.broadcast_to(held, shape), np.broadcast_to(known, shape)
+        if np.any(held & ~known):
+            raise op.fail("a block of which the addresses of some lanes alone are known is not supported")
+        return np.broadcast_to(at, shape), held

@@ -1,0 +1,29 @@
+"""Loops that store a state in each iteration, as the passes of states between chunks do."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def chain(x, out, count, stride, block: tl.constexpr):
+    """Load a tile, add it to a state, and store this state: `reports.silicon.passes.chain`."""
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    state = tl.zeros([block], tl.float32)
+    for _ in range(count):
+        state = state * 0.5 + tl.load(x + at)
+        tl.store(out + at, state)
+        x += stride
+        out += stride
+
+
+@triton.jit
+def decayed(x, g, out, count, stride, size, block: tl.constexpr):
+    """The same with a decay of each iteration, and a mask: loads of a lane wait for one another."""
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    state = tl.zeros([block], tl.float32)
+    for c in range(count):
+        new = tl.load(x + at, mask=at < size, other=0.0)
+        state = state * tl.exp(tl.load(g + c)) + new
+        tl.store(out + at, state.to(tl.bfloat16), mask=at < size)
+        x += stride
+        out += stride

@@ -1,0 +1,77 @@
+"""Loops that store a state in each iteration, beside times of an H200 (reports/silicon/passes.json)."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import npusim
+from npusim.program.timing import METHODS
+from npusim.simulation.chosen_tile import program_of
+from npusim.simulation.plan import plan_of
+from npusim.simulation.request import Request
+from ttir.test_loop_times import flat
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
+PASSES = Path(__file__).parents[2] / "reports/silicon/passes.json"
+COUNT = 32
+#: Blocks and elements of a block: all in L2, and beyond it with few and with as many blocks as there is room for.
+SIZES = [(132, 128), (528, 256), (528, 512), (2112, 128), (2112, 512)]
+
+
+def measured(rows: int, block: int) -> float:
+    cases = json.loads(PASSES.read_text("utf-8"))["rows"]
+    own = (rows, block, 4)
+    return next(float(c["us"]) for c in cases if c["kernel"] == "chain" and (c["rows"], c["block"], c["warps"]) == own)
+
+
+def chained(rows: int, block: int) -> Any:
+    from ttir.state_kernels import chain
+
+    x, out = (np.empty((COUNT, rows * block), np.float32) for _ in range(2))
+    with npusim.record() as calls:
+        chain[(rows,)](x, out, COUNT, rows * block, block=block, num_warps=4)
+    return calls[0]
+
+
+def decayed(rows: int, block: int) -> Any:
+    from ttir.state_kernels import decayed as kernel
+
+    size = rows * block
+    x, g, out = np.empty((COUNT, size), np.float32), np.empty(COUNT, np.float32), np.empty((COUNT, size), BFLOAT16)
+    with npusim.record() as calls:
+        kernel[(rows,)](x, g, out, COUNT, size, size, block=block, num_warps=4)
+    return calls[0]
+
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+@pytest.mark.parametrize(("rows", "block"), SIZES)
+def test_a_state_loop_waits_for_memory_with_all_other_blocks(rows: int, block: int) -> None:
+    timing = npusim.run(chained(rows, block), hw="h200", l2="repeated", numerics=False).timing
+    assert timing.core_us + timing.stream_s * 1e6 == pytest.approx(measured(rows, block), rel=0.1)
+
+
+def test_all_methods_agree() -> None:
+    plan, program = program_of(plan_of(Request(chained(528, 512), hw="h200", numerics=False, l2="repeated")))
+    assert program.is_in_step
+    assert len({METHODS[name](program, plan.device).cycles for name in ("des", "block", "steady")}) == 1
+
+
+def test_loads_that_wait_for_one_another_are_counted_in_the_code() -> None:
+    """16 elements of a lane are loaded in parts, of which later ones have the registers of earlier ones."""
+    works = {}
+    for block in (512, 2048):
+        _, program = program_of(plan_of(Request(decayed(264, block), hw="h200", numerics=False, l2="repeated")))
+        (phase,) = program.phases
+        listed = flat(phase.body(phase.blocks[0]))
+        works[block] = max(step.attributes.memory_waits for op in listed for step in op.steps)
+    assert works[512] == 1
+    assert works[2048] > 1
