@@ -98,7 +98,7 @@ class StaysSpec(SpecModel):
     @model_validator(mode="after")
     def _whole_is_less(self) -> Self:
         if self.whole_factor.value >= self.none_factor.value:
-            raise fault_at("none_factor", f"at most whole_factor, {self.whole_factor.value}; it is larger")
+            raise fault_at("none_factor", f"not above whole_factor, {self.whole_factor.value}; must be larger")
         return self
 
     @property

@@ -576,7 +576,7 @@ class _CoreWalk:
         growth = next(x.growth for x in (high, low) if isinstance(x, Growing))
         is_regular = isinstance(high, Growing) and not isinstance(low, Growing | Scalar) and not step
         if not is_regular or self.turn[0] % 2:
-            growth.refuse("a loop that starts at an integer that grows, or stands in another loop that grows")
+            growth.refuse("a loop that starts at an integer that grows, or is inside another loop that grows")
             yield from range(plain(low), plain(high))
             return
         assert isinstance(high, Growing)

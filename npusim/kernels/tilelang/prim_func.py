@@ -384,7 +384,7 @@ class _PrimFuncReader:
         pairs = [ends.get("ge"), ends.get("lt")]
         numbers = [p[1] for p in pairs if p is not None and p[0] == self.thread and isinstance(p[1], Literal)]
         if len(both) != 2 or len(numbers) != 2 or s.else_case is not None:
-            raise self.refuse("a warp group of other threads than from one number to another is not supported")
+            raise self.refuse("a warp group whose threads are not a range of numbers is not supported")
         first, end = (int(n.value) for n in numbers)
         return f"{first}:{end}"
 
