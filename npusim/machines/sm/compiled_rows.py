@@ -323,7 +323,6 @@ def with_code(
         waits = bool(phase.looked_up) and not is_ahead
         decided = tiling.decided._replace(loaded_tiles=loaded, awaits_places=waits)
         return replace(tiling, decided=decided, has_own_rows=True)
-    sharing = warp_issue(device).sharing
     work = code_work(body, _core_of(device, tiling.decided.warps * tiling.decided.groups))
     has_turnover = counts_turnover(device) and not is_persistent
     loaded = tiling.decided.loaded_tiles if work.is_ahead else 1
@@ -336,7 +335,7 @@ def with_code(
 
 
 def _ends(device: DeviceSpec, returned: int, phase: Phase) -> tuple[Charge, ...]:
-    """Return the cost of a block's end, after which another one begins in its place; ``returned``: as of `with_code`."""
+    """Return the cost of a block's end, after which another one begins in its place (``returned``: see `with_code`)."""
     of_each = 1 + returned / max(len(phase.cells), device.group_count.value)
     end = Charge(f"{RETIRE}.block_cycles", of_each, due="end")
     if warp_issue(device).sharing.turnover_cycles is None:
