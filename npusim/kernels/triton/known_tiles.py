@@ -100,7 +100,8 @@ def _with_parts(ids: Integers) -> Integers:
     order = np.argsort(of_each.reshape(-1), kind="stable")
     part = np.empty(len(ids), np.int64)
     part[order] = np.arange(len(ids)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.asarray(ids * np.array([1, 1, most]) + part[:, None] * np.array([0, 0, 1]))
+    with_parts: Integers = ids * np.array([1, 1, most]) + part[:, None] * np.array([0, 0, 1])
+    return with_parts
 
 
 def _without_equal(in_grid: Integers, ids: Integers) -> tuple[Integers, Integers]:

@@ -28,7 +28,8 @@ from npusim.kernels.triton.results_apart import inside, results_apart
 from npusim.kernels.triton.shared_memory import check_programs
 from npusim.kernels.triton.start_values import starts_apart
 from npusim.kernels.triton.tensor_axes import View
-from npusim.kernels.triton.ttir_text import Function, Op
+from npusim.kernels.triton.ttir_text import Function, Op, shape_of
+from npusim.kernels.triton.turned_blocks import ALL, reduces_down
 
 #: Kinds of programs that one launch may have, and what is said of the times of several kernels.
 MOST_KINDS, _LAUNCHES = 4, "the time is that of {} launches, not of the one kernel"
@@ -257,6 +258,12 @@ def _has_remainders(tries: _Tries) -> bool:
     return tries.has_remainders
 
 
+def _stores_one_column(tries: _Tries) -> bool:
+    """Return whether a loop stores blocks of one column, and a block is reduced down its rows."""
+    stored = [shape_of(o.type)[0] for o in inside(tries.function.operations) if o.name == "tt.store"]
+    return reduces_down(tries.function) and any(len(shape) == 2 and shape[0] > shape[1] == 1 for shape in stored)
+
+
 def _added(tries: _Tries) -> list[LaunchGrid]:
     """Read a kernel with atomic additions: one that adds the parts, and those that make them."""
     function, arguments = tries.function, tries.arguments
@@ -349,6 +356,7 @@ WAYS = (
     *_with("hidden elements of a list", "", lists_elements=True, hides_elements=True),
     *_with("hidden elements of a list", "", when=_has_remainders, lists_remainders=True, hides_elements=True),
     *_with("hidden elements of a list, and iterations one after another", "", hides_elements=True, unrolls=True),
+    *_with("blocks of one column as rows", "", when=_stores_one_column, turns=ALL),
     *_with("groups of which the last is shorter", "", "tensor", "store", ragged=True),
     *_with("such groups, and vectors of rows and of columns as separate loads", "", ragged=True, loads_again=True),
     *_with("such groups, and a list's hidden elements", "", ragged=True, hides_elements=True, unrolls=True),
@@ -368,6 +376,8 @@ def _of_floats(tries: _Tries, *, knows_tiles: bool = False, lanes: LaneReading |
     how = replace(choices, knows_tiles=knows_tiles, lanes=lanes, lists_remainders=bool(lanes))
     made = _kernels(tries.of(function, arguments, how))
     check_programs([each.reader for each in made])
+    for blocks in made:
+        blocks.check_written()
     for each in tries.prepared.maxima:
         why = (
             "a reduction that chooses the greater of two numbers, or NaN, is computed as a maximum: the maximum "
