@@ -100,7 +100,7 @@ def test_a_function_of_other_words_is_refused() -> None:
     x = np.ones((1, 4), np.float32)
     with pytest.raises(FormatError, match="is not a function of two elements"):
         folded([x], "float32", "a0 + b0", "sequential")
-    with pytest.raises(FormatError, match="no function of two elements has it"):
+    with pytest.raises(FormatError, match="a function of two elements cannot call it"):
         folded([x], "float32", combine_text("print(a0)", take=0, size=4, pads=(0.0,)), "sequential")
     with pytest.raises(FormatError, match="order 'four_chains'"):
         folded([x], "float32", combine_text("(a0 + b0)", take=0, size=4, pads=(0.0,)), "four_chains")

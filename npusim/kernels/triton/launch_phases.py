@@ -279,7 +279,7 @@ class LaunchGrid:
                     is_read = np.broadcast_to(is_read, (len(self.reader.ids), is_read.shape[1]))
                     base = np.broadcast_to(base, (len(self.reader.ids), base.shape[1]))
                     sides = [size for _, size, _ in self._sides(x.pointer, x.axes, x.left, x.dims)]
-                    own = self._has_rows(x), self._has_columns(x)
+                    own = self._has_rows(x), self._has_columns(x), self._has_columns(x, ROWS)
                     uses.append(TensorUse(base, is_read, x.is_walked, *own, x.line, tuple(sides)))
             is_vector = not tensor.groups[ROWS] and all(u.is_of_rows for u in uses)
             where = Result(result, self.batch, self.head, self.split, self.row, self.col, self.is_row)
@@ -298,8 +298,10 @@ class LaunchGrid:
             return self._is_of_rows(x.axes)
         return ROWS in dims and root(x.axes[dims.index(ROWS)]) == root(self.stored.value.axes[0])
 
-    def _has_columns(self, x: Load) -> bool:
-        """Return whether the columns of a load's blocks are those of the result, without a loop along them."""
+    def _has_columns(self, x: Load, along: int = COLUMNS) -> bool:
+        """Return whether the columns of a load's blocks (or ``along`` rows: the rows) are those of the result, without
+        a loop along them.
+        """
         stored, root = self.stored, self.reader.root
         if (
             stored.is_walked
@@ -309,7 +311,9 @@ class LaunchGrid:
         ):
             return False
         dims = x.dims[-len(x.axes) :]
-        return COLUMNS in dims and root(x.axes[dims.index(COLUMNS)]) == root(stored.value.axes[-1]) is not None
+        if along == ROWS and len(dims) == 1:
+            return False  # a vector of columns, of which each is a row
+        return along in dims and root(x.axes[dims.index(along)]) == root(stored.value.axes[-1]) is not None
 
     def _is_of_rows(self, axes: tuple[str | None, ...]) -> bool:
         root = self.reader.root
@@ -678,9 +682,11 @@ class LaunchGrid:
         """
         r, stored = self.reader, {"row": self.rows, "value": self.cols}
         is_stored = (self.rows > 0) & (self.cols > 0)
-        for axis, most, line in r.bounds:
+        of_walks = [(r.hides_loaded(w, axis, most), axis, most, line) for w in r.walks for axis, most, line in w.bounds]
+        for hides, axis, most, line in (*((None, *each) for each in r.bounds), *of_walks):
             called = self.names.get(r.root(axis), "")
-            if np.any((stored.get(called, self.sizes.get(called, 0)) > most) & is_stored):
+            is_stored_so = (stored.get(called, self.sizes.get(called, 0)) > most) & is_stored
+            if np.any(is_stored_so) if hides is None else hides:
                 why = "a mask hides elements that are stored; load and store them with the same mask"
                 if r.root(axis) not in map(r.root, self.stored.value.axes):
                     why = "a mask hides elements that are loaded; load them with this mask, and with other=..."

@@ -147,13 +147,13 @@ class _Region:
         """Return an addition that contracts a product, as compiled code does: the first product; empty if none is
         contracted.
         """
-        ways, stays = [(0, 1, "minus"), (1, 0, "from")], self.choices.addends.get(op.place)
-        if not self.choices.fuses:
+        ways, stays = [(0, 1, "minus"), (1, 0, "from")], self.choices.of_code("addends").get(op.place)
+        if not self.choices.of_code("fuses"):
             return ""
         if stays and x[0].place == stays:
             ways.reverse()
         # ptxas creates the product of a division: only that product is contracted.
-        is_further = f"{PurePath(op.line.file).name}:{op.line.number}" in self.choices.further
+        is_further = f"{PurePath(op.line.file).name}:{op.line.number}" in self.choices.of_code("further")
         for one, other, form in ways:
             if (factors := x[one].factors) is not None and (is_further or not x[one].is_quotient):
                 how = f", {form!r}" if op.name == "arith.subf" else ""

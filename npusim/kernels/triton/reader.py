@@ -221,7 +221,7 @@ def _read(
             if reader.is_misread:
                 raise ProgramError(f"{operations[0].line}: {function.name}: npusim swaps a tensor's rows and columns")
             break
-    if "fuses" in how and choices.fuses:
+    if "fuses" in how and choices.of_code("fuses"):
         why = "compiled code fuses multiplications and additions in the loop without a mask; here no loop does"
         reader.notes.append(f"{function.name}: {why}")
     if scratch:

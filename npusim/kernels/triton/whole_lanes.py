@@ -91,6 +91,8 @@ class WholeLanes(OwnElements, ABC):
         source = self.arguments[of]
         if not isinstance(source, View) or isinstance(source, GatheredView) or of not in self.function.parameters:
             raise op.fail(f"{of}: npusim reads the lanes of blocks one by one in recorded calls only; record the call")
+        if source.is_workspace or source.parts or source.sums:
+            raise op.fail(f"{of}: lanes of the parts of an atomic addition, one by one, are not supported")
         places = self._places_of_lanes(op, pointer, mask, source)
         if does == "stores":
             places = self._stored_once(op, of, places, is_own=self._is_own(of))
@@ -101,7 +103,7 @@ class WholeLanes(OwnElements, ABC):
         blocks = places[..., None] if is_one else places
         tiles = known_tiles(of, self.ids, blocks, (None,), is_along=along, visited=visited, missing=-1)
         if tiles is None:
-            raise op.fail("lanes of blocks in programs that are parts of one program are not supported")
+            raise op.fail("lanes of blocks along three axes are not supported")
         view = self._view_of_lanes(of, source, tiles.holds, hidden, is_new=does == "stores" and self._is_own(of))
         self._note_access(op, of, places, view.name if does == "stores" else "", is_store=does == "stores")
         by = tuple(step * view.by_row for step in tiles.by)
