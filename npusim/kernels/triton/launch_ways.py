@@ -374,7 +374,11 @@ def _of_floats(tries: _Tries, *, knows_tiles: bool = False, lanes: LaneReading |
     """Read a launch operation by operation."""
     function, arguments, choices = tries.prepared.function, tries.prepared.arguments, tries.choices
     how = replace(choices, knows_tiles=knows_tiles, lanes=lanes, lists_remainders=bool(lanes))
-    made = _kernels(tries.of(function, arguments, how))
+    return _checked(tries, _kernels(tries.of(function, arguments, how)))
+
+
+def _checked(tries: _Tries, made: list[LaunchGrid]) -> list[LaunchGrid]:
+    """Return the blocks of a launch, numbered; refuse accesses of its programs, or kernels, whose order is free."""
     check_programs([each.reader for each in made])
     for blocks in made:
         blocks.check_written()
@@ -405,6 +409,18 @@ def _of_integers(tries: _Tries) -> list[LaunchGrid]:
     return made
 
 
+def _each_in_its_way(tries: _Tries) -> list[LaunchGrid]:
+    """Read a kernel for each tensor, each of them in the first way that reads it."""
+    made = list[LaunchGrid]()
+    parts = results_apart(tries.prepared.function)
+    for part in parts:
+        made += _first_read(OF_PARTS, tries.of(part, tries.prepared.arguments))
+    if made:
+        why = f"npusim reads the kernel as {len(made)} kernels, each in its own way; `output` is the first one's result"
+        made[0].reader.notes.append(f"{tries.function.name}: {why}; {_LAUNCHES.format(len(made))}")
+    return _checked(tries, made) if made else []
+
+
 def _by_lanes(axes: int) -> list[Way]:
     """Return the ways to read blocks of at most so many axes lane by lane: along a loop's axis, and apart."""
     return [
@@ -418,12 +434,17 @@ def _by_lanes(axes: int) -> list[Way]:
     ]
 
 
-OF_LAUNCHES = (
+#: The ways to read each of the kernels as which a launch is read.
+OF_PARTS = (
     Way("operation by operation", _of_floats),
     Way("with known tiles of integers and masks", partial(_of_floats, knows_tiles=True), _has_loops, is_reported=False),
     *_by_lanes(1),
     *_by_lanes(2),
+)
+OF_LAUNCHES = (
+    *OF_PARTS,
     Way("integers alone", _of_integers),
+    Way("each tensor in a way of its own", _each_in_its_way, is_reported=False),
 )
 
 
