@@ -163,7 +163,7 @@ def _filled(values: Sequence[Array], how: Combine, target: FloatFormat) -> Rows:
     shape = np.broadcast_shapes(*(np.shape(x) for x in values))
     missing = how.size - shape[-1]
     if missing < 0 or len(how.pads) != len(values):
-        raise FormatError(f"{shape[-1]} elements of {len(values)} rows, of a function of {how.size} of {len(how.pads)}")
+        raise FormatError(f"{shape[-1]} elements of {len(values)} rows; the function has {how.size} of {len(how.pads)}")
     rows = Rows()
     for x, pad in zip(values, how.pads, strict=True):
         whole = np.broadcast_to(np.asarray(x, target.dtype), shape)
@@ -265,7 +265,7 @@ def _value(node: ast.expr, names: Mapping[str, Array], target: FloatFormat, shap
             args = [of(x) for x in node.args if not (isinstance(x, ast.Constant) and isinstance(x.value, str))]
             nan = next((x.value.value for x in node.keywords if isinstance(x.value, ast.Constant)), "number")
             return _called(name, args, words, str(nan), target)
-    raise FormatError(f"{ast.unparse(node)}: no expression of a function of two elements")
+    raise FormatError(f"{ast.unparse(node)}: is not an expression of a function of two elements")
 
 
 def _called(name: str, args: list[Array], words: list[str], nan: str, target: FloatFormat) -> Array:
@@ -289,5 +289,5 @@ def _called(name: str, args: list[Array], words: list[str], nan: str, target: Fl
         return np.where(mask, x, y)
     function, _, variant = (form or f"{name}.correct").partition(".")
     if function not in _FUNCTIONS:
-        raise FormatError(f"{name}: no function of two elements has it")
+        raise FormatError(f"{name}: a function of two elements cannot call it")
     return _FUNCTIONS[function](args[0], target, variant=variant)

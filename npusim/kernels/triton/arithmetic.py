@@ -54,7 +54,7 @@ from npusim.kernels.triton.listed import (
     lowest_bit,
     operated,
 )
-from npusim.kernels.triton.own_combines import MOST_ROWS, Functions, combined_text
+from npusim.kernels.triton.own_combines import MOST_ROWS, Functions, combined_text, is_exact
 from npusim.kernels.triton.rolled_rows import REDUCTIONS
 from npusim.kernels.triton.ttir_text import FORMATS, Op, shape_of
 from npusim.kernels.triton.values import (
@@ -558,7 +558,7 @@ class Arithmetic(Draft, ABC):
         form, fused = self.choices.form(op.name, shape_of(op.type)[1], ""), self._fused(op)
         lines = {f"{PurePath(x.line.file).name}:{x.line.number}" for x in self._readers(op)}
         is_known = not isinstance(divisor, Number) or divisor.is_known
-        return bool(form and fused and all(fused) and is_known and lines.issubset(self.choices.further))
+        return bool(form and fused and all(fused) and is_known and lines.issubset(self.choices.of_code("further")))
 
     def _constant_inverse(self, op: Op, divisor: Known) -> float:
         """Return the inverse, rounded once, by which ptxas multiplies in place of a division by a constant; else 0.
@@ -645,7 +645,7 @@ class Arithmetic(Draft, ABC):
         fuses = [
             reader.name in ("arith.addf", "arith.subf")
             or (reader.name == "tt.reduce" and self._sums_products(reader, op.place))
-            for reader in (self._readers(op) if self.choices.fuses else ())
+            for reader in (self._readers(op) if self.choices.of_code("fuses") else ())
         ]
         return fuses if any(fuses) else []
 
@@ -665,12 +665,12 @@ class Arithmetic(Draft, ABC):
         """Return the text of an operation; an addition takes in the product that the compiled code's does, else the
         first.
         """
-        ways, stays = [(a, b, ", 'minus'"), (b, a, ", 'from'")], self.choices.addends.get(op.place)
+        ways, stays = [(a, b, ", 'minus'"), (b, a, ", 'from'")], self.choices.of_code("addends").get(op.place)
         # Of two equal products, one in compiled code, the first is taken in: its place may be that of either.
         are_equal = isinstance(a, Floats) and isinstance(b, Floats) and _have_same_factors(a, b)
         if stays and isinstance(a, Floats) and a.place == stays and not are_equal:
             ways.reverse()
-        for one, other, form in ways if how in "+-" and self.choices.fuses else ():
+        for one, other, form in ways if how in "+-" and self.choices.of_code("fuses") else ():
             if isinstance(one, Floats) and one.factors and (one.fmt in ("f32", "f16") or stays is not None):
                 return f"fma({', '.join(one.factors)}, {self.text(other)}{form if how == '-' else ''})"
         if how == "/" and (form := self.choices.form(op.name, shape_of(op.type)[1], "")):
@@ -967,7 +967,7 @@ class Arithmetic(Draft, ABC):
 
     def _sums_products(self, reduction: Op, place: str) -> bool:
         """Return whether compiled code contracts products of a ``place`` with the additions of a sum of theirs."""
-        added = self.choices.sums.get(place) if self.choices.fuses and place else None
+        added = self.choices.of_code("sums").get(place) if self.choices.of_code("fuses") and place else None
         body = reduction.body[0] if reduction.body else None
         return bool(added and body and body.place.split(" at ")[0] == added.split(" at ")[0])
 
@@ -979,7 +979,7 @@ class Arithmetic(Draft, ABC):
             self._set(op, x)  # of one element it is the element
             return
         is_reversed = "reverse = true" in op.text
-        order = self.choices.orders.get(op.place, UNKNOWN) if self.choices.orders else ""
+        order = self._order_of(op)
         lanes = re.match(r"(?:lanes|trees)_1x(\d+)", order)
         has_one = bool(lanes and int(lanes[1]) >= min(WARP, shape_of(op.type)[0][-1]))  # element a lane
         is_wide = isinstance(x, Floats) and x.fmt == "f32" and order not in ("", UNKNOWN) and not has_one
@@ -1007,8 +1007,9 @@ class Arithmetic(Draft, ABC):
         what = "a tl.associative_scan" if is_scan else "a tl.reduce"
         if not floats or not all(isinstance(x, Floats | Number) for x in blocks) or len(blocks) > MOST_ROWS:
             raise op.fail(f"{what} by an own function supports one to {MOST_ROWS} blocks of floats; use tl.sum, tl.max")
-        if any(x.fmt != "f32" for x in floats):
-            raise op.fail(f"{what} by an own function of {floats[0].fmt} is not supported; convert it to tl.float32")
+        fmt = floats[0].fmt
+        if any(x.fmt != fmt for x in floats) or (fmt != "f32" and (is_scan or not is_exact(op))):
+            raise op.fail(f"{what} by an own function of {fmt} is not supported; convert it to tl.float32")
         if op.number("axis") != rank - 1 or floats[0].axes[-1:] == (None,):
             raise op.fail(f"{what} by an own function is supported along the last axis only, of several elements")
         axes = self._joined(*floats)
@@ -1032,15 +1033,16 @@ class Arithmetic(Draft, ABC):
         literals = {n: x.value for n, x in self.values.items() if isinstance(x, Number) and n in self._literals}
         body, pads = combined_text(op, self.choices, forms, numbers, literals), [x or 0.0 for x in hidden]
         order = self._order_of_function(op, shape[-1], is_scan=is_scan)
-        if not is_scan and self.choices.orders:
+        if not is_scan and self.choices.of_code("orders"):
             self._note_other_lanes(op, body, len(blocks), order)
         named = [self._named(op, x) for x in blocks]
-        values = ", ".join(self.text(x) for x in named)
+        wide, back = ("", "") if fmt == "f32" else (f".to({self.choices.fmt(x)!r})" for x in ("f32", fmt))
+        values = ", ".join(self.text(x) + wide * isinstance(x, Floats) for x in named)
         for i, result in enumerate(op.results):
             if not self._uses.get(result):
                 continue
             how = combine_text(body, take=i, size=shape[-1], pads=pads, is_reversed="reverse = true" in op.text)
-            made = Floats(f"{word}(({values},), {how!r}, {order!r})", axes if is_scan else axes[:-1], "f32")
+            made = Floats(f"{word}(({values},), {how!r}, {order!r}){back}", axes if is_scan else axes[:-1], fmt)
             self._bind(replace(op, results=[result]), made)
 
     def _known_beyond(self, x: Floats) -> float | None:
@@ -1061,9 +1063,15 @@ class Arithmetic(Draft, ABC):
         number = found.pop() if len(found) == 1 else None
         return number if ends is None or number is None else ends[not number]
 
+    def _order_of(self, op: Op) -> str:
+        """Return the order of a reduction or scan in compiled code; empty where none is known."""
+        orders = self.choices.of_code("orders")
+        order: str = orders.get(op.place, UNKNOWN) if orders else ""
+        return order
+
     def _order_of_function(self, op: Op, size: int, *, is_scan: bool) -> str:
         """Return the order of a reduction or scan by an own function, and say where it is assumed."""
-        order = self.choices.orders.get(op.place, UNKNOWN) if self.choices.orders else ""
+        order = self._order_of(op)
         if order in ("", UNKNOWN) or (is_scan and "_" in order.partition("_")[2]):
             assumed = "sequential" if not self.choices.order else f"lanes_1x{min(WARP, size)}x1"
             self.notes.append(
@@ -1106,7 +1114,8 @@ class Arithmetic(Draft, ABC):
 
     def _order(self, op: Op) -> str:
         """Return the order of a sum, the usual one where the compiled code's is not known."""
-        known = [self.choices.orders.get(at, UNKNOWN if self.choices.orders else "") for at in op.place.split(OF_SUMS)]
+        orders = self.choices.of_code("orders")
+        known = [orders.get(at, UNKNOWN if orders else "") for at in op.place.split(OF_SUMS)]
         if UNKNOWN in known:
             self.notes.append(f"{op.line}: the compiled code's order of this sum is unknown: {self.choices.order}")
             return self.choices.order

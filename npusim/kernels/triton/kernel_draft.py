@@ -71,9 +71,12 @@ WAYS = frozenset(
     | {"fills_rows", "hides_elements", "adds_tiles", "knows_tiles", "unrolls", "loads_again", "ragged", "lanes"}
 )
 
+#: Choices that compiled code decides.
+OF_CODE = frozenset({"fuses", "orders", "addends", "sums", "further"})
+
 
 class LaneReading(NamedTuple):
-    """Blocks that are read lane by lane: those of at most so many ``axes``.
+    """Blocks that are read lane by lane: those of at most so many ``axes``, with two also numbers.
 
     ``is_along``: whether the lanes of a loop's iterations follow one another along its axis, or each iteration's are at
     a place of their own.
@@ -120,7 +123,8 @@ class Choices:
     ``unrolls``: a loop of few iterations, as many in every program, is its iterations one after another,
     if a mask of its loads has a lower bound.
     ``converts_wide``: floats become integers of 8 bits as ones of 16, of which a store has the low 8 (PTX).
-    ``asked``: choices among `WAYS` that a reading asked for.
+    ``asked``: choices among `WAYS` that a reading asked for; ``asked_of_code``: those among `OF_CODE` that any reading
+    of the launch asked for.
     """
 
     is_fresh: bool
@@ -154,6 +158,13 @@ class Choices:
     loads_again: bool = False
     ragged: bool = False
     asked: set[str] = field(default_factory=set, compare=False)
+    asked_of_code: set[str] = field(default_factory=set, compare=False)
+
+    def of_code(self, name: str) -> Any:
+        """Return one of the choices that compiled code decides (`OF_CODE`), and note that a reading asked for it."""
+        assert name in OF_CODE, name
+        self.asked_of_code.add(name)
+        return getattr(self, name)
 
     def way(self, name: str) -> Any:
         """Return one of the choices in which ways of reading differ (`WAYS`), and note that a reading asked for it."""
