@@ -431,7 +431,7 @@ class ExactProgram:
         if len(others) == 1 and np.asarray(others[0]).dtype.kind == "i":
             return self._with_index(op, x, *others)
         if function is None:
-            return [each[..., -1] for each in self._combined(op, [x, *others])]
+            return self._halved(op, [x, *others])
         return np.asarray(function(np.ascontiguousarray(np.moveaxis(x, op.number("axis"), -1))))
 
     @staticmethod
@@ -462,12 +462,26 @@ class ExactProgram:
         rows = [x[..., ::-1] for x in rows] if is_reversed else rows
         made = [[np.asarray(x[..., 0]) for x in rows]]
         for i in range(1, rows[0].shape[-1]):
-            self.env |= dict(zip(op.arguments, [*made[-1], *(x[..., i] for x in rows)], strict=True))
-            *inner, end = op.body
-            self._run(inner)
-            made.append([np.asarray(self.env[n]) for n in end.operands])
+            made.append(self._function_of(op, made[-1], [x[..., i] for x in rows]))
         whole = [np.stack(x, -1) for x in zip(*made, strict=True)]
         return [x[..., ::-1] for x in whole] if is_reversed else whole
+
+    def _halved(self, op: Op, values: Sequence[Array]) -> list[Array]:
+        """Return the result of a function of two elements applied to all elements along an axis: of neighbours, then of
+        neighbouring results, as a reduction may be computed.
+        """
+        rows = [np.moveaxis(np.asarray(x), op.number("axis"), -1) for x in np.broadcast_arrays(*values)]
+        while (n := rows[0].shape[-1]) > 1:
+            pairs = self._function_of(op, *([x[..., i : n - n % 2 : 2] for x in rows] for i in range(2)))
+            rows = [np.concatenate((x, y[..., n - n % 2 :]), -1) for x, y in zip(pairs, rows, strict=True)]
+        return [x[..., 0] for x in rows]
+
+    def _function_of(self, op: Op, first: Sequence[Array], second: Sequence[Array]) -> list[Array]:
+        """Return what the function of a reduction or scan makes of elements, the first ones and the second ones."""
+        self.env |= dict(zip(op.arguments, [*first, *second], strict=True))
+        *inner, end = op.body
+        self._run(inner)
+        return [np.broadcast_to(np.asarray(self.env[n]), np.shape(first[0])) for n in end.operands]
 
     def _tt_dot(self, _op: Op, a: Array, b: Array, c: Array) -> Array:
         kind = np.asarray(c).dtype
