@@ -578,11 +578,11 @@ def _widened(run: Sequence[Operation]) -> Iterator[Operation]:
         joined: dict[int, TileAccess] = {}
         for t, memory in tiles:
             at = memory, id(t.where)
-            tile = of_tiles.get(at)
-            if tile is None:
-                tile = TileAccess(t.space, spans[memory][t.where], t.is_write)
-                tile = of_tiles[at] = one.setdefault(tile, tile)
-            joined[id(tile)] = tile
+            whole = of_tiles.get(at)
+            if whole is None:
+                whole = TileAccess(t.space, spans[memory][t.where], t.is_write)
+                whole = of_tiles[at] = one.setdefault(whole, whole)
+            joined[id(whole)] = whole
         accesses = tuple(wide.values()), tuple(joined.values())
         yield Operation(op.label, op.queue, op.uses, *accesses, op.regions, op.source)
 
