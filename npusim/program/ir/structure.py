@@ -1,9 +1,9 @@
 """The structure of a phase: the operations that all of its blocks have in common, whatever the lengths of their loops.
 
 Each shape of block is built once, with opaque coordinates (``ir.opaque``) in place of the differences between its
-blocks, and each loop's body once, with an opaque index.  Since a body can only use them to place its tiles of global
-memory, the result holds for all blocks and iterations.  Straight runs of operations may be condensed to short loops
-(`condensed`).
+blocks, and each loop's body once, with an opaque index.  Since a body can use these coordinates only for the places of
+its tiles in global memory, the result holds for all blocks and iterations.  Straight runs of operations may be
+condensed to short loops (`condensed`).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Bytes:
 
 @record
 class RingAccess:
-    """Bytes of the slot at which an operation's side of a ring is."""
+    """The bytes of the slot that an operation's side of a ring has reached."""
 
     ring: int
     endpoint: int
@@ -112,7 +112,7 @@ class RegionAccess:
 
     @property
     def key(self) -> Hashable:
-        """The common key of regions with the same bytes, for any loop over the same indices."""
+        """A key that regions with the same bytes share, in any loop over the same indices."""
         r = self.region
         corner = [(constant_of(v), *((s.name, f) for s, f in terms_of(v).items())) for v in r.corner]
         return r.tensor.name, r.rows, r.cols, *corner
@@ -167,7 +167,7 @@ class LoopPart:
     def values(self, outer: Mapping[Symbol, object], ranges: dict[Symbol, tuple[int, int]]) -> dict[Symbol, object]:
         """Return the values of its body's symbols if the enclosing symbols have the values ``outer``.
 
-        ``ranges`` collects the ends of its index.
+        ``ranges`` collects the first and last values of its index.
         """
         if isinstance(self.indices, OpaqueRange):
             (first, _), (_, end) = hull_of(self.indices.start), hull_of(self.indices.end)
@@ -349,7 +349,7 @@ class Builder:
             raise
 
     def _unseen(self, items: Iterable[Item], symbols: Iterable[Symbol]) -> tuple[Part, ...]:
-        """Return parts whose bodies did not read ``symbols``: a refusal counts whether or not the body caught it."""
+        """Return parts whose bodies did not read ``symbols``; a refusal counts even if the body caught it."""
         parts = tuple(self._parts(items))
         for symbol in symbols:
             if symbol.refusal:
@@ -495,19 +495,20 @@ def source_line(iterator: Iterator[Any]) -> str:
 
 # ---------------------------------------------------------------- straight runs as short loops
 
-#: Largest number of operations of a slice: loads with masks, the work, stores; pieces of a product have as many
-#: operations.
+#: Largest number of operations of a slice: loads with masks, the work, and stores; pieces of a product have the same
+#: number of operations.
 LONGEST = 12
-#: Number of repetitions from which on a loop is smaller than the operations it replaces: the automaton visits it twice.
+#: Smallest number of repetitions for which a loop is smaller than the operations that it replaces; the automaton visits
+#: a loop twice.
 FEWEST = 3
 
 
 def condensed(run: Sequence[Operation]) -> Iterator[Part]:
     """Yield operations as pieces and short loops of pieces: slices with equal operations.
 
-    The accesses of an operation are widened to all accesses of its queue to that slot, of that memory, while the queue
-    owns it: then slices of a tile are one repeated operation.  More bytes can only add races and never hide one. A
-    phase that passes in this form is therefore proved; otherwise it is examined again in full (``ir.check``).
+    The accesses of an operation are widened to all accesses that its queue makes to the same slot, or memory, while the
+    queue owns it: slices of a tile then become one repeated operation.  More bytes can only add races and never hide
+    one. A phase that passes in this form is therefore proved; otherwise it is examined again in full (``ir.check``).
     """
     wide = list(_widened(run))
     numbers: dict[Hashable, int] = {}
@@ -529,7 +530,7 @@ def condensed(run: Sequence[Operation]) -> Iterator[Part]:
 
 
 def _repeated(ids: Sequence[int], at: int) -> tuple[int, int]:
-    """Return the period with the most repetitions from ``at`` on, and their number."""
+    """Return the period that repeats most often from ``at`` on, and its number of repetitions."""
     best = (1, 1)
     for period in range(1, min(LONGEST, (len(ids) - at) // FEWEST) + 1):
         end = at + period
