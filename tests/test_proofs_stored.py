@@ -54,7 +54,7 @@ def test_a_program_is_proved_once_until_a_file_of_the_package_changes(
     for _ in range(2):
         built().check()
     assert checked() == 1
-    monkeypatch.setattr(cache, "package_stamp", lambda: "another")
+    monkeypatch.setattr(cache, "package_digest", lambda: b"another")
     built().check()
     assert checked() == 2
 

@@ -329,18 +329,17 @@ def _one_device(device: Itself) -> Itself:
     """Return the same object for all devices with equal content, because each run creates a new device for changed
     numbers.
     """
-    return _of_content(_text_of(device)).setdefault("first", device)
+    return _of_content(_content_of(device)).setdefault("first", device)
 
 
 @lru_cache(maxsize=64)
-def _text_of(device: Itself) -> str:
-    """Return the content of a device."""
-    text: str = device.thing.model_dump_json()
-    return text
+def _content_of(device: Itself) -> bytes:
+    """Return the digest of a device's content."""
+    return cache.digest(device.thing.model_dump_json())
 
 
 @lru_cache(maxsize=64)
-def _of_content(_content: str) -> dict[str, Itself]:
+def _of_content(_content: bytes) -> dict[str, Itself]:
     return {}
 
 
@@ -392,7 +391,7 @@ def remembered(
     ):
         return make()
     can_compile = _has_numba(), os.environ.get("NUMBA_DISABLE_JIT")
-    content = schedule.name, files, _text_of(Itself(device)), *words
+    content = schedule.name, files, _content_of(Itself(device)), *words
     stamp = cache.digest(cache.package_digest(), can_compile, *content)
     name = f"{stamp.hex()[:3]}.{kind}"  # at most 4096 files: a later value replaces an earlier one
     if (kept := cache.load(name, stamp)) is not None:
