@@ -41,10 +41,12 @@ from npusim.kernels.triton.integers import (
     positive,
     resized,
 )
-from npusim.kernels.triton.kernel_draft import Draft, KnownBlock, Load, plain_name
+from npusim.kernels.triton.kernel_draft import Draft, KnownBlock, plain_name
 from npusim.kernels.triton.listed import (
+    as_condition,
     by_elements,
     chosen_by_table,
+    compared_as_stairs,
     compared_by_table,
     inverted,
     joined_masks,
@@ -52,7 +54,7 @@ from npusim.kernels.triton.listed import (
     lowest_bit,
     operated,
 )
-from npusim.kernels.triton.own_combines import MOST_ROWS, Functions, combined_text
+from npusim.kernels.triton.own_combines import MOST_ROWS, Functions, combined_text, is_exact
 from npusim.kernels.triton.rolled_rows import REDUCTIONS
 from npusim.kernels.triton.ttir_text import FORMATS, Op, shape_of
 from npusim.kernels.triton.values import (
@@ -140,6 +142,7 @@ UNARY: Mapping[str, tuple[str, Callable[[float], float]]] = MappingProxyType(
         "math.exp": ("exp({}, 'exp.correct')", partial(_power, base=math.e)),
         "math.log2": ("log({}, 'log2.correct')", lambda x: _log(x) / math.log(2)),
         "math.log": ("log({})", _log),
+        "math.log1p": ("log({}, 'log1p.correct')", lambda x: math.log1p(x) if x > -1 else _log(1 + x)),
         "math.rsqrt": ("rsqrt({})", _inverse_root),
         "tt.precise_sqrt": ("sqrt({})", _root),
         "math.sqrt": ("sqrt({})", _root),
@@ -177,6 +180,7 @@ _OF_SIGN = ("math.absf", "arith.negf")
 LIBDEVICE: Mapping[str, str] = MappingProxyType(
     {"__nv_expf": "math.exp", "__nv_exp2f": "math.exp2", "__nv_logf": "math.log", "__nv_log2f": "math.log2"}
     | {
+        "__nv_log1pf": "math.log1p",
         "__nv_rsqrtf": "math.rsqrt",
         "__nv_fabsf": "math.absf",
         "__nv_erff": "math.erf",
@@ -346,8 +350,11 @@ class Arithmetic(Draft, ABC):
 
         return linear() if a.of or b.of else or_elements(linear, lambda: computed_elements(op, a, b))
 
-    def _of_tables(self, op: Op, name: str, a: Known, b: Known) -> ListedMask | None:
-        """Return two masks joined by their table; None where they are not of one table, or one is of values."""
+    def _of_tables(self, op: Op, name: str, a: Known, b: Known) -> ListedMask | Condition | None:
+        """Return two masks joined by their table; None where they are not of one table, or one is of values.
+
+        A mask that keeps a block's first rows is a comparison where it is joined with one of rows and columns.
+        """
         if isinstance(a, ValueComparison) or isinstance(b, ValueComparison):
             return None
         one, other = (a, b) if isinstance(a, ListedMask) else (b, a)
@@ -355,6 +362,14 @@ class Arithmetic(Draft, ABC):
         is_opposite = name == "xori" and one.within is None and isinstance(other, Affine | Condition)
         if is_opposite and np.all(answers(self._condition(op, other))[0]):
             return inverted(one)
+        if (
+            name == "andi"
+            and isinstance(other, Condition)
+            and any(len(d.shape) - d.steps.count(0) > 1 for _, d in other.every)
+        ):
+            rows = as_condition(op, one, self.is_read(one.at.base.shape[1]))
+            if rows is not None:
+                return rows & other
         return joined_masks(op, name, one, other if isinstance(other, ListedMask) else self._condition(op, other))
 
     def _of_masks(self, op: Op, name: str, a: Known, b: Known) -> Known:
@@ -412,6 +427,9 @@ class Arithmetic(Draft, ABC):
             return
         a, b = self._as_integers(a), self._as_integers(b)
         if isinstance(a, Affine | Listed) and isinstance(b, Affine | Listed) and Listed in (type(a), type(b)):
+            if (stairs := compared_as_stairs(op, relation, a, b)) is not None:
+                self._set(op, stairs)
+                return
             how, pair = partial(compared_by_table, op, relation, a, b), (a, b)
             self._set(op, or_elements(how, lambda: compared_elements(op, relation, *self._as_loaded(op, *pair))))
             return
@@ -708,6 +726,8 @@ class Arithmetic(Draft, ABC):
         if symbol in _LOG2_UNIT and self.choices.forms.get(symbol):
             why = "only the error of lg2.approx is documented; npusim computes a correctly rounded logarithm"
             self.notes.append(f"{op.line}: {why}")
+        if LIBDEVICE.get(symbol) == "math.log1p":
+            self.notes.append(f"{op.line}: log1p: the time is that of a logarithm, which has fewer instructions")
         if symbol not in LIBDEVICE:
             raise op.fail(f"the libdevice function {symbol} is not supported; allowed: {', '.join(sorted(LIBDEVICE))}")
         if (name := LIBDEVICE[symbol]) in TO_WHOLE:
@@ -759,6 +779,11 @@ class Arithmetic(Draft, ABC):
             if of.bits == 1:
                 self._set(op, self._known_block(op, self._unique("holds"), of.values, shape_of(op.type)[1]))
                 return
+        if isinstance(x, Condition):  # in a loop: ones, of which the mask hides some
+            shape, fmt = shape_of(op.type)
+            ones = self._spread(Floats("1.0", (None,) * len(shape), fmt), shape)
+            self._arith_select(op, x, replace(ones, pad=1.0), Number(0.0, "0.0", shape))
+            return
         if not isinstance(x, Affine) or (made := positive(x)) is None:
             raise op.fail("converting a mask or computed values to floats as unsigned integers is not supported")
         self._arith_sitofp(op, made)
@@ -982,8 +1007,9 @@ class Arithmetic(Draft, ABC):
         what = "a tl.associative_scan" if is_scan else "a tl.reduce"
         if not floats or not all(isinstance(x, Floats | Number) for x in blocks) or len(blocks) > MOST_ROWS:
             raise op.fail(f"{what} by an own function supports one to {MOST_ROWS} blocks of floats; use tl.sum, tl.max")
-        if any(x.fmt != "f32" for x in floats):
-            raise op.fail(f"{what} by an own function of {floats[0].fmt} is not supported; convert it to tl.float32")
+        fmt = floats[0].fmt
+        if any(x.fmt != fmt for x in floats) or (fmt != "f32" and (is_scan or not is_exact(op))):
+            raise op.fail(f"{what} by an own function of {fmt} is not supported; convert it to tl.float32")
         if op.number("axis") != rank - 1 or floats[0].axes[-1:] == (None,):
             raise op.fail(f"{what} by an own function is supported along the last axis only, of several elements")
         axes = self._joined(*floats)
@@ -1010,12 +1036,13 @@ class Arithmetic(Draft, ABC):
         if not is_scan and self.choices.of_code("orders"):
             self._note_other_lanes(op, body, len(blocks), order)
         named = [self._named(op, x) for x in blocks]
-        values = ", ".join(self.text(x) for x in named)
+        wide, back = ("", "") if fmt == "f32" else (f".to({self.choices.fmt(x)!r})" for x in ("f32", fmt))
+        values = ", ".join(self.text(x) + wide * isinstance(x, Floats) for x in named)
         for i, result in enumerate(op.results):
             if not self._uses.get(result):
                 continue
             how = combine_text(body, take=i, size=shape[-1], pads=pads, is_reversed="reverse = true" in op.text)
-            made = Floats(f"{word}(({values},), {how!r}, {order!r})", axes if is_scan else axes[:-1], "f32")
+            made = Floats(f"{word}(({values},), {how!r}, {order!r}){back}", axes if is_scan else axes[:-1], fmt)
             self._bind(replace(op, results=[result]), made)
 
     def _known_beyond(self, x: Floats) -> float | None:
@@ -1448,19 +1475,11 @@ class Arithmetic(Draft, ABC):
         How much there is of other axes is known where all is stored: `npusim.kernels.triton.launch_phases` looks at
         these masks there.
         """
-        walk, known = self._walk, list[Load]()
-        if walk is not None:
-            known = [self.loads[n] for n in walk.loads if self.root(axis) in map(self.root, self.loads[n].axes)]
-        if walk is None or not known:
-            self.bounds.append((axis, most, op.line))
-            return True
-        is_visited = np.arange(walk.most)[None] < walk.counts
-        for load in known:
-            at = [self.root(a) for a in load.axes].index(self.root(axis))
-            left = np.minimum(load.left[at], load.pointer.shape[at])[:, -walk.most :]  # of two loops the second
-            if np.any((left > most) & is_visited):
-                return False
-        return True
+        walk = self._walk
+        hides = None if walk is None else self.hides_loaded(walk, axis, most)
+        if hides is None:
+            (self.bounds if walk is None else walk.bounds).append((axis, most, op.line))
+        return not hides
 
     def _leaves_unread(self, axis: str | None, most: Integers) -> bool:
         """Return whether a mask leaves more elements along an axis than some load of a block along it reads."""

@@ -159,6 +159,7 @@ FUNCTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "__nv_fast_logf": f"(log({{}}, 'log2.correct') * {LN_2!r})",
             "math.log": "log({}, 'log.libdevice')",
             "math.log2": "log({}, 'log2.libdevice')",
+            "math.log1p": "log({}, 'log1p.libdevice')",
             "math.rsqrt": "rsqrt({}, 'rsqrt.hopper_approx')",
             "math.sqrt": f"sqrt({{}}, {APPROXIMATE_ROOT!r})",
             "math.erf": "erf({}, 'erf.libdevice')",

@@ -37,8 +37,8 @@ class UnplacedError(ProgramError):
 class TensorUse(NamedTuple):
     """One access of a view: the first elements of its blocks, the places where these are read, and the kernel's line.
 
-    ``is_of_rows``, ``is_of_columns``: whether the rows, or columns, of its blocks are those of the result.  ``sizes``:
-    the sizes of its blocks.
+    ``is_of_rows``, ``is_of_columns``: whether the rows, or columns, of its blocks are those of the result.
+    ``is_turned``: whether the rows of its blocks are the columns of the result.  ``sizes``: the sizes of its blocks.
     """
 
     base: Integers
@@ -46,6 +46,7 @@ class TensorUse(NamedTuple):
     is_walked: bool
     is_of_rows: bool
     is_of_columns: bool
+    is_turned: bool
     line: Line
     sizes: tuple[int, ...]
 
@@ -205,7 +206,8 @@ def _followed(
     for u in uses:
         if u.is_of_rows and np.any((view.index(view.groups[ROWS], u.base) != result.row) & u.is_read):
             raise UnplacedError(f"{u.line}: {of}: the program loads rows other than those that it stores", of)
-        if u.is_of_columns and np.any((view.index(view.groups[COLUMNS], u.base) != result.column) & u.is_read):
+        columns = view.groups[COLUMNS if u.is_of_columns else ROWS]
+        if (u.is_of_columns or u.is_turned) and np.any((view.index(columns, u.base) != result.column) & u.is_read):
             raise UnplacedError(f"{u.line}: {of}: the program loads columns other than those that it stores", of)
     return _with_fixed(of, view, uses, is_strict=is_strict)
 
