@@ -65,7 +65,8 @@ class _Again:
                 is_down = bool(self.down & self._tensors(self._loads(operands[0])))
                 second = {n: self.name_of(n) for n in self.pointers}
                 operands[0] = self._again(operands[0], ordered, second) if is_down else operands[0]
-            ordered.append(replace(op, operands=operands, body=body, otherwise=otherwise))
+            is_same = operands == op.operands and not body and not otherwise
+            ordered.append(op if is_same else replace(op, operands=operands, body=body, otherwise=otherwise))
         return ordered
 
     def _is_vector(self, op: Op) -> bool:

@@ -22,6 +22,8 @@ def with_maxima(function: Function) -> tuple[Function, list[Op]]:
 
     def changed(op: Op) -> Op:
         word = _word(op) if op.name == "tt.reduce" and len(op.operands) == 1 else ""
+        if not word and not op.body and not op.otherwise:
+            return op
         if not word:
             return replace(op, body=[*map(changed, op.body)], otherwise=[*map(changed, op.otherwise)])
         found.append(op)

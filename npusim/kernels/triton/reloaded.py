@@ -33,11 +33,13 @@ def with_values_kept(
     """
     operations, given, kept = function.operations, dict(arguments), dict[str, Op]()
     parameters, scratch = dict(function.parameters), with_scratch_kept(function)[1]
+    accesses = _Accesses(operations)
     for tensor in [n for n, kind in function.parameters.items() if "ptr" in kind and isinstance(given.get(n), View)]:
-        made = _Reloads(operations, tensor, function.parameters).changed()
+        made = _Reloads(accesses, tensor, function.parameters).changed()
         if made is None or tensor in scratch or (made[2] and tensor + BEFORE in parameters):
             continue
         operations, loads, is_before = made
+        accesses = _Accesses(operations)
         kept[tensor] = loads[0]
         if is_before:
             parameters[tensor + BEFORE] = parameters[tensor]
@@ -45,18 +47,27 @@ def with_values_kept(
     return function._replace(operations=operations, parameters=parameters), given, kept
 
 
+class _Accesses:
+    """The accesses of a kernel to all tensors; ``roots``: the tensors of each, by the identity of the operation."""
+
+    def __init__(self, operations: list[Op]) -> None:
+        self.operations = operations
+        self.every = [*operations, *inside(operations)]
+        self.made, sources = makers(self.every), sources_of(operations)
+        self.roots = {id(o): roots_of(o.operands[0], sources) for o in self.every if o.name in (*LOADS, *STORES)}
+        self.stored = {n for o in self.every if o.name in STORES for n in self.roots[id(o)]}
+        self.has_others = any(o.name.startswith(("tt.atomic", "scf.if", "cf.", "scf.while")) for o in self.every)
+
+
 class _Reloads:
     """The accesses of a kernel to one tensor."""
 
-    def __init__(self, operations: list[Op], tensor: str, parameters: Mapping[str, str]) -> None:
-        self.operations, self.tensor, self.parameters = operations, tensor, parameters
-        every = [*operations, *inside(operations)]
-        self.made, sources = makers(every), sources_of(operations)
-        self.roots = {id(o): roots_of(o.operands[0], sources) for o in every if o.name in (*LOADS, *STORES)}
-        own = [o for o in every if tensor in self.roots.get(id(o), ())]
+    def __init__(self, accesses: _Accesses, tensor: str, parameters: Mapping[str, str]) -> None:
+        self.operations, self.tensor, self.parameters = accesses.operations, tensor, parameters
+        self.made, self.roots = dict(accesses.made), dict(accesses.roots)  # new operations are added
+        own = [o for o in accesses.every if tensor in self.roots.get(id(o), ())]
         self.stores, self.loads = ([o for o in own if o.name in names] for names in (STORES, LOADS))
-        self.stored = {n for o in every if o.name in STORES for n in self.roots[id(o)]}
-        self.has_others = any(o.name.startswith(("tt.atomic", "scf.if", "cf.", "scf.while")) for o in every)
+        self.stored, self.has_others = accesses.stored, accesses.has_others
 
     def changed(self) -> tuple[list[Op], list[Op], bool] | None:
         """Return the operations without the loads after the only store, those loads, and whether other loads read the

@@ -167,6 +167,8 @@ def with_scratch_kept(function: Function) -> tuple[list[Op], dict[str, Op]]:
                 pairs += [op, last]
                 stores += [last] if last not in stores else []
 
+    if not pairs:
+        return operations, {}
     starts = {n: o for o in every if o.name == "scf.for" for n in o.operands[4::2]}
 
     def roots(name: str) -> frozenset[str]:

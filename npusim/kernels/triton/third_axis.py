@@ -54,8 +54,10 @@ def without_axis_of_one(function: Function) -> Function:
     every = [*function.operations, *inside(function.operations)]
     shapes = [shape for o in every for shape, _ in _types(o.text) if len(shape) >= THREE]
     axes = [i for i in range(THREE) if shapes and all(len(shape) == THREE and shape[i] == 1 for shape in shapes)]
+    if not axes:
+        return function
     of_three = [o for o in every if any(len(shape) == THREE for shape, _ in _types(o.text))]
-    if not axes or any(o.name.startswith((*_OTHERS, "tt.reduce", "scf.for", "scf.while")) for o in of_three):
+    if any(o.name.startswith((*_OTHERS, "tt.reduce", "scf.for", "scf.while")) for o in of_three):
         return function
 
     def thinner(match: re.Match[str]) -> str:
