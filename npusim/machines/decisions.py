@@ -182,11 +182,14 @@ class StateLoop(NamedTuple):
 
     waits
         How often its warps wait, one time after the other, for what a tile is loaded from, by machine code.
+    near_waits
+        How often they wait besides for a number that L2 has.
     barriers
         Barriers of an iteration.
     """
 
     waits: int = 1
+    near_waits: int = 0
     barriers: int = 0
 
 
