@@ -186,11 +186,14 @@ class StateLoop(NamedTuple):
     waits
         How often its warps wait, one time after the other, for the places from which a tile is loaded, by machine
         code.
+    near_waits
+        How often they also wait for a number that L2 has.
     barriers
         Number of barriers of an iteration.
     """
 
     waits: int = 1
+    near_waits: int = 0
     barriers: int = 0
 
 

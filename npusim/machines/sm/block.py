@@ -417,8 +417,10 @@ class ResidentBlock:
         shape = (source.rows * source.cols, 1) if len(self.frame.axes(n)) == 1 else (source.rows, source.cols)
         slot = ring.fill(*shape, source.fmt, stride=self.places.pitch(n, ring.space))
         waits = (self.lookups if lookups is None else lookups) if n in self.frame.phase.looked_up else 0
-        together = self.decided.state_loop.waits if self.decided.state_loop and n == self.widest else 0
-        step = Step(Opcode.COPY, slot, (source,), Attributes(lookups=waits, memory_waits=together), name=n)
+        how, state = Attributes(lookups=waits), self.decided.state_loop
+        if state is not None and n == self.widest:
+            how = replace(how, memory_waits=state.waits, near_waits=state.near_waits)
+        step = Step(Opcode.COPY, slot, (source,), how, name=n)
         return TileOp(f"{self.frame.label(n)}.load", self.places.loaders[n], LDG, (step,), handshake)
 
     def _in_pieces(self, n: str, block: WorkTile, tile: Visit, lookups: int | None) -> Iterator[TileOp]:

@@ -41,6 +41,8 @@ from npusim.machines.sm.core import (
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from npusim.config.device import DeviceSpec
     from npusim.kernels.form.phase import Phase
     from npusim.machines.decisions import GpuDecisions
@@ -60,6 +62,8 @@ SHARED, LOCAL = frozenset({"LDS", "STS", "SHFL"}), frozenset({"LDL", "STL"})
 #: Cycles of a read of global memory in the walk: an arbitrary number far above all others, because the engine simulates
 #: this wait.
 FAR = float(1 << 14)
+#: Time of a load from L2, where one from memory takes 1, in a walk that counts waits: small, to tell them apart.
+NEAR = 1 / 64
 #: Rounds in which a loop's scoreboards reach a steady state.
 ROUNDS = 3
 #: Where the fields begin in the upper half of an instruction.  source: as above.
@@ -370,24 +374,34 @@ def _state_loop(body: str, phase: Phase, decided: GpuDecisions) -> StateLoop | N
     """Return the loop of a body that stores a result for each tile and loads none ahead; None for any other.
 
     A compiler moves no load before a store that may access the same address, and where registers are few loads wait for
-    the results of earlier loads: the waits of an iteration are counted as if each load took one unit of time.
+    the results of earlier loads.  Loads of fewer bytes than the widest are those of a row's number, whose line earlier
+    iterations have read.
     """
     is_loop, code = _read(body)
     names = Counter(x.name for x in code)
     if not is_loop or not names["LDG"] or not names["STG"] or names["LDGSTS"]:
         return None
-    ready, now, begin = [0] * SCOREBOARDS, 0, 0
+    width = max(x.size_bytes for x in code if x.name == "LDG")
+    cycles, is_ahead = _waited(code, width, 1.0, 0.0)
+    near = (_waited(code, width, 1.0, NEAR)[0] - cycles) / NEAR
+    if is_ahead or not cycles:
+        return None
+    each = max(1, names["LDG"] // _loads_of_tile(phase, decided, width))
+    return StateLoop(max(1, round(cycles / each)), round(near / each), names["BAR"] // each)
+
+
+def _waited(code: Sequence[MachineInstruction], width: int, far: float, near: float) -> tuple[float, bool]:
+    """Return the time of a warp in the last of some rounds of a loop, if it passes only while the warp waits for loads,
+    and whether loads of a later round are under way then; ``far``, ``near``: times of the widest loads and of others.
+    """
+    ready, now, begin = [0.0] * SCOREBOARDS, 0.0, 0.0
     for _ in range(ROUNDS):
         begin = now
         for x in code:
             now = max([now, *(ready[k] for k in range(SCOREBOARDS) if x.waits >> k & 1)])
             if x.name == "LDG" and x.result < SCOREBOARDS:
-                ready[x.result] = now + 1
-    is_ahead = max(ready) > now
-    if is_ahead or now == begin:
-        return None
-    each = max(1, names["LDG"] // _loads_of_tile(phase, decided, max(x.size_bytes for x in code if x.name == "LDG")))
-    return StateLoop(max(1, (now - begin) // each), names["BAR"] // each)
+                ready[x.result] = max(ready[x.result], now + (far if x.size_bytes == width else near))
+    return now - begin, max(ready) > now
 
 
 def _loads_of_tile(phase: Phase, decided: GpuDecisions, width: int) -> int:

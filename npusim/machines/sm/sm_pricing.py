@@ -81,37 +81,39 @@ class SmPricing(Transfers):
         The blocks queue for memory until it has served all of them, which takes as long as the first load, or longer.
         Only the transfer from L2 comes after that, once for each wait.  Meanwhile loads of other blocks use the pipe.
         """
-        (source,), memory, count = step.srcs, self.device.memory, step.attributes.memory_waits
+        (source,), memory = step.srcs, self.device.memory
+        count, hits = step.attributes.memory_waits, step.attributes.near_waits
         assert isinstance(source, GlobalTile)
         lines = max(1.0, source.payload_bytes / memory.gm.alignment_bytes.value)
         missed = min(1.0, lines * self.residency.read_misses[source.tensor.name])  # lanes wait for a tile's last line
         near, far = self.sharing.lookup_cycles.value, moved.latency_cycles
         far -= ceil(self._miss_share(source.tensor.name) * memory.l2.miss_extra_latency_cycles.value)
-        first = count * missed * memory.l2.miss_extra_latency_cycles.value
+        first, read, written = memory.l2.miss_extra_latency_cycles.value, *self._cycles_of_all
+        queued = max(first, written + read / count) + (count - 1) * max(first, read / count)
         share = self.device.clock_share
         port = ceil(moved.occupancy_cycles * share)
         return moved._replace(
-            occupancy_cycles=max(port, ceil(first * share), ceil(missed * self._cycles_of_all)),
-            latency_cycles=ceil(count * (near + missed * max(0.0, far - near)) * share),
+            occupancy_cycles=max(port, ceil(missed * queued * share)),
+            latency_cycles=ceil((count * (near + missed * max(0.0, far - near)) + hits * near) * share),
             pipe_cycles=((f"{SM}.LDG", port),),
         )
 
     @cached_property
-    def _cycles_of_all(self) -> float:
-        """Average number of cycles that memory takes for one iteration of all blocks that are on the device at
-        a time.
+    def _cycles_of_all(self) -> tuple[float, float]:
+        """Average numbers of cycles that memory takes for what one iteration of all blocks that are on the device at a
+        time reads, and for what it stores.
         """
         if not self.is_placed or "hbm" not in self.device.links:
-            return 0.0
-        held, moved = self.residency, 0.0
+            return 0.0, 0.0
+        held, read, written = self.residency, 0.0, 0.0
         for name, tensor in self._program.tensors.items():
-            read = held.read_misses.get(name, 0.0) + held.read_pushes.get(name, 0.0)
-            moved += tensor.size_bytes * (read + held.write_misses.get(name, 0.0) + held.write_pushes.get(name, 0.0))
+            read += tensor.size_bytes * (held.read_misses.get(name, 0.0) + held.read_pushes.get(name, 0.0))
+            written += tensor.size_bytes * (held.write_misses.get(name, 0.0) + held.write_pushes.get(name, 0.0))
         (phase,) = self._program.phases[:1]
         together = len(phase.blocks) / ceil_div(len(phase.blocks), phase.place_count * self.device.group_count.value)
-        of_block = moved / sum(max(1, block.tile_count) for block in phase.blocks)
-        seconds: float = together * of_block / self.device.link("hbm").rate
-        return seconds * self.device.clock_hz.value
+        share = together / sum(max(1, block.tile_count) for block in phase.blocks)
+        each = share / self.device.link("hbm").rate * self.device.clock_hz.value
+        return read * each, written * each
 
     def _miss_share(self, tensor: str) -> float:
         misses = self.residency.read_misses[tensor]

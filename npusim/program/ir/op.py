@@ -145,6 +145,7 @@ class Attributes:
     comparisons: int = 0  #: indices that determine the mask of a SELECT
     lookups: int = 0  #: number of reads, per row and per column, of one number
     memory_waits: int = 0  #: waits of a load for memory, one after the other, in which all blocks are in step
+    near_waits: int = 0  #: its waits besides for what L2 has
     warp: WarpPlan | None = None  #: layout of the tiles in the lanes of a GPU's warps
 
     @property
